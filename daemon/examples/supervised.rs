@@ -17,10 +17,17 @@ const LIMIT: Duration = Duration::from_millis(500);
 const LIFE: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     log_panics();
     let way = std::env::args().nth(1).unwrap_or_default();
-    let started = Builder::new_multi_thread().worker_threads(2).enable_all().build().map(|runtime| runtime.block_on(run(&way)));
+    let started = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map(|runtime| runtime.block_on(run(&way)));
     match started {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {

@@ -29,7 +29,10 @@ fn log(panic: &PanicHookInfo<'_>) {
     let task = NAME.try_with(|name| *name).unwrap_or_default();
     let thread = std::thread::current();
     let payload = panic.payload();
-    let message = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let message = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let at = panic.location().map(ToString::to_string).unwrap_or_default();
     error!(task, thread = thread.name(), at, message, "panic");
 }

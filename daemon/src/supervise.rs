@@ -47,7 +47,10 @@ impl Tasks {
     pub async fn ended(&mut self) -> Ended {
         match self.running.join_next_with_id().await {
             Some(Ok((id, ()))) => Ended::Returned { name: self.name(id) },
-            Some(Err(source)) => Ended::Failed { name: self.name(source.id()), source },
+            Some(Err(source)) => Ended::Failed {
+                name: self.name(source.id()),
+                source,
+            },
             None => std::future::pending().await,
         }
     }
@@ -80,11 +83,19 @@ mod tests {
         let waited = tokio::time::timeout(Duration::from_secs(3600), tasks.ended()).await;
         assert!(waited.is_err(), "{waited:?}");
         tasks.spawn("returns", async {});
-        assert_eq!(tasks.ended().await.to_string(), "task \"returns\" has ended, and the process with it");
+        assert_eq!(
+            tasks.ended().await.to_string(),
+            "task \"returns\" has ended, and the process with it"
+        );
         tasks.spawn("panics", async { panic!("by intent") });
         let ended = tasks.ended().await;
-        assert_eq!(ended.to_string(), "task \"panics\" has failed, and the process with it");
-        let Ended::Failed { source, .. } = ended else { panic!("{ended:?}") };
+        assert_eq!(
+            ended.to_string(),
+            "task \"panics\" has failed, and the process with it"
+        );
+        let Ended::Failed { source, .. } = ended else {
+            panic!("{ended:?}")
+        };
         assert!(source.is_panic());
         tasks.abort_all();
         tasks.all_ended().await;
@@ -92,6 +103,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_task_never_ends() {
-        assert!(tokio::time::timeout(Duration::from_secs(3600), Tasks::default().ended()).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_secs(3600), Tasks::default().ended())
+                .await
+                .is_err()
+        );
     }
 }

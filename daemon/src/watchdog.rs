@@ -31,7 +31,9 @@ pub struct Probe {
 
 impl fmt::Debug for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Probe").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Probe")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,7 +49,11 @@ impl Probe {
                 answer.store(number, Ordering::Release);
             });
         };
-        Self { name: "runtime", ask: Box::new(ask), answered }
+        Self {
+            name: "runtime",
+            ask: Box::new(ask),
+            answered,
+        }
     }
 
     /// Answers if `take` returns, such as a function that takes a lock and releases it. It runs on a thread of its own.
@@ -58,17 +64,23 @@ impl Probe {
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
         let (send, asked) = mpsc::channel();
-        thread::Builder::new().name("watchdog-lock".to_owned()).spawn(move || {
-            for number in asked {
-                take();
-                answer.store(number, Ordering::Release);
-            }
-        })?;
+        thread::Builder::new()
+            .name("watchdog-lock".to_owned())
+            .spawn(move || {
+                for number in asked {
+                    take();
+                    answer.store(number, Ordering::Release);
+                }
+            })?;
         let ask = move |number| {
             // The thread ends with this sender, and with nothing else.
             let _ = send.send(number);
         };
-        Ok(Self { name, ask: Box::new(ask), answered })
+        Ok(Self {
+            name,
+            ask: Box::new(ask),
+            answered,
+        })
     }
 }
 
@@ -98,26 +110,46 @@ impl Watched {
 /// # Errors
 /// If the thread cannot be started.
 pub fn watch(limit: Duration, probes: Vec<Probe>) -> io::Result<()> {
-    let mut watched: Vec<Watched> = probes.into_iter().map(|probe| Watched { probe, asked: 0, missed: 0 }).collect();
-    thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
-        loop {
-            thread::sleep(limit / LOOKS);
-            if let Some(hung) = watched.iter_mut().find_map(|watched| watched.has_hung().then_some(watched.probe.name)) {
-                abort(hung, limit);
+    let mut watched: Vec<Watched> = probes
+        .into_iter()
+        .map(|probe| Watched {
+            probe,
+            asked: 0,
+            missed: 0,
+        })
+        .collect();
+    thread::Builder::new()
+        .name("watchdog".to_owned())
+        .spawn(move || {
+            loop {
+                thread::sleep(limit / LOOKS);
+                if let Some(hung) = watched
+                    .iter_mut()
+                    .find_map(|watched| watched.has_hung().then_some(watched.probe.name))
+                {
+                    abort(hung, limit);
+                }
             }
-        }
-    })?;
+        })?;
     Ok(())
 }
 
 fn abort(hung: &'static str, limit: Duration) {
     let (logged, is_logged) = mpsc::channel();
     let log = move || {
-        error!(hangs = hung, ?limit, "the process hangs and ends itself, see --hang-timeout");
+        error!(
+            hangs = hung,
+            ?limit,
+            "the process hangs and ends itself, see --hang-timeout"
+        );
         // The receiver is gone after LOG_TIMEOUT.
         let _ = logged.send(());
     };
-    if thread::Builder::new().name("watchdog-log".to_owned()).spawn(log).is_ok() {
+    if thread::Builder::new()
+        .name("watchdog-log".to_owned())
+        .spawn(log)
+        .is_ok()
+    {
         let _ = is_logged.recv_timeout(LOG_TIMEOUT);
     }
     std::process::abort();
@@ -130,8 +162,19 @@ mod tests {
     /// A probe that answers when the test says so.
     fn probe() -> (Watched, Arc<AtomicU64>) {
         let answered = Arc::new(AtomicU64::new(0));
-        let probe = Probe { name: "test", ask: Box::new(drop), answered: Arc::clone(&answered) };
-        (Watched { probe, asked: 0, missed: 0 }, answered)
+        let probe = Probe {
+            name: "test",
+            ask: Box::new(drop),
+            answered: Arc::clone(&answered),
+        };
+        (
+            Watched {
+                probe,
+                asked: 0,
+                missed: 0,
+            },
+            answered,
+        )
     }
 
     #[test]
@@ -140,7 +183,10 @@ mod tests {
         for number in 1..100 {
             assert!(!watched.has_hung());
             assert_eq!(watched.asked, number);
-            assert!((1..LOOKS).all(|_| !watched.has_hung()), "one look less than the limit");
+            assert!(
+                (1..LOOKS).all(|_| !watched.has_hung()),
+                "one look less than the limit"
+            );
             answered.store(number, Ordering::Release);
         }
     }

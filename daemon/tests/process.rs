@@ -1,6 +1,10 @@
 //! Processes whose tasks go wrong, built in release mode as the daemons are.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on should end")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should end"
+)]
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -18,15 +22,34 @@ fn program() -> &'static PathBuf {
     PROGRAM.get_or_init(|| {
         let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("release-example");
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "--release", "--package", "daemon", "--example", "supervised", "--target-dir"]);
-        let built = cargo.arg(&target).current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+        cargo.args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--release",
+            "--package",
+            "daemon",
+            "--example",
+            "supervised",
+            "--target-dir",
+        ]);
+        let built = cargo
+            .arg(&target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
         assert!(built.success(), "{built}");
         target.join("release/examples/supervised")
     })
 }
 
 fn start(way: &str) -> Child {
-    Command::new(program()).arg(way).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    Command::new(program())
+        .arg(way)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 /// Waits for the end; returns the exit status and the log.
@@ -68,7 +91,15 @@ fn what_goes_wrong_ends_the_process(#[case] way: &str, #[case] status: &str, #[c
 #[test]
 fn a_stop_is_no_hang() {
     let child = start("goes-on");
-    let signal = |name: &str| assert!(Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status().unwrap().success());
+    let signal = |name: &str| {
+        assert!(
+            Command::new("sh")
+                .args(["-c", &format!("kill -{name} {}", child.id())])
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
     for _ in 0..3 {
         signal("STOP");
         let stopped = Instant::now();
@@ -78,5 +109,8 @@ fn a_stop_is_no_hang() {
         signal("CONT");
     }
     let (ended, log) = end_of(child);
-    assert!(ended.starts_with("exit status: 0") && log.is_empty(), "{ended}: {log}");
+    assert!(
+        ended.starts_with("exit status: 0") && log.is_empty(),
+        "{ended}: {log}"
+    );
 }

@@ -41,12 +41,25 @@ pub struct Due {
 
 /// The gpushare pods that have their devices and are not marked.
 pub fn due(pods: &Pods, ledger: &Ledger) -> Vec<Due> {
-    let is_unmarked =
-        |pod: &&NodePod| pod.placement.as_ref().is_ok_and(|placement| placement.gpushare.is_some() && !placement.is_assigned());
+    let is_unmarked = |pod: &&NodePod| {
+        pod.placement
+            .as_ref()
+            .is_ok_and(|placement| placement.gpushare.is_some() && !placement.is_assigned())
+    };
     // kubelet starts no container before all of a pod's devices are allocated, and until then it is a guess whose they are.
-    let has_devices = |pod: &&NodePod| pod.stage == Stage::Running || (pod.stage != Stage::Terminal && ledger.is_confirmed(&pod.uid));
-    let due = |pod: &NodePod| Due { uid: pod.uid.clone(), namespace: pod.namespace.clone(), name: pod.name.clone() };
-    pods.iter().filter(is_unmarked).filter(has_devices).map(due).collect()
+    let has_devices = |pod: &&NodePod| {
+        pod.stage == Stage::Running || (pod.stage != Stage::Terminal && ledger.is_confirmed(&pod.uid))
+    };
+    let due = |pod: &NodePod| Due {
+        uid: pod.uid.clone(),
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+    };
+    pods.iter()
+        .filter(is_unmarked)
+        .filter(has_devices)
+        .map(due)
+        .collect()
 }
 
 /// Brings the books up to date with the pods before they are read.
@@ -64,7 +77,8 @@ pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
     let mut backoff = contact.backoff(PAUSES);
     loop {
         let due = observe(&pods.borrow_and_update(), &mut node.ledger());
-        let (seen_late, due): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|pod| marked.contains(&pod.uid));
+        let (seen_late, due): (Vec<Due>, Vec<Due>) =
+            due.into_iter().partition(|pod| marked.contains(&pod.uid));
         marked = seen_late.into_iter().map(|pod| pod.uid).collect();
         let mut has_failed = false;
         for pod in due {
@@ -98,13 +112,22 @@ async fn mark(client: &Client, pod: &Due) -> anyhow::Result<()> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let patch = json!({"metadata": {"uid": pod.uid.as_str(), "annotations": {MEM_ASSIGNED: "true"}}});
     let params = PatchParams::default();
-    match timeout(REQUEST_LIMIT, api.patch(&pod.name, &params, &Patch::Merge(&patch))).await? {
+    match timeout(
+        REQUEST_LIMIT,
+        api.patch(&pod.name, &params, &Patch::Merge(&patch)),
+    )
+    .await?
+    {
         Ok(_) => {
             info!(pod = format!("{}/{}", pod.namespace, pod.name), "marked assigned");
             Ok(())
         }
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Ok(()),
+        Err(kube::Error::Api(status))
+            if status.code == 409 && status.message.to_lowercase().contains("uid") =>
+        {
+            Ok(())
+        }
         Err(error) => Err(error.into()),
     }
 }

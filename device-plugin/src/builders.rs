@@ -16,27 +16,47 @@ use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, 
 
 /// An app container that asks for nothing.
 fn container(name: String) -> ContainerRequest {
-    ContainerRequest { name, kind: ContainerKind::App, memory_units: 0, shared: 0, whole: 0, rdma: 0, fpga: 0 }
+    ContainerRequest {
+        name,
+        kind: ContainerKind::App,
+        memory_units: 0,
+        shared: 0,
+        whole: 0,
+        rdma: 0,
+        fpga: 0,
+    }
 }
 
 /// A container that asks for memory units.
 pub(crate) fn units(n: u64) -> ContainerRequest {
-    ContainerRequest { memory_units: n, ..container(format!("u{n}")) }
+    ContainerRequest {
+        memory_units: n,
+        ..container(format!("u{n}"))
+    }
 }
 
 /// A container that asks for shares.
 pub(crate) fn shares(n: u64) -> ContainerRequest {
-    ContainerRequest { shared: n, ..container(format!("s{n}")) }
+    ContainerRequest {
+        shared: n,
+        ..container(format!("s{n}"))
+    }
 }
 
 /// A container that asks for whole GPUs.
 pub(crate) fn whole(n: u64) -> ContainerRequest {
-    ContainerRequest { whole: n, ..container(format!("w{n}")) }
+    ContainerRequest {
+        whole: n,
+        ..container(format!("w{n}"))
+    }
 }
 
 /// A container that asks for percent of network adapters.
 pub(crate) fn rdma(percent: u64) -> ContainerRequest {
-    ContainerRequest { rdma: percent, ..container(format!("r{percent}")) }
+    ContainerRequest {
+        rdma: percent,
+        ..container(format!("r{percent}"))
+    }
 }
 
 /// The network adapter of this minor.
@@ -57,12 +77,20 @@ pub(crate) fn adapter(minor: u32) -> OtherDevice {
 
 /// The same container as an ordinary init container.
 pub(crate) fn init(container: ContainerRequest) -> ContainerRequest {
-    ContainerRequest { kind: ContainerKind::Init, ..container }
+    ContainerRequest {
+        kind: ContainerKind::Init,
+        ..container
+    }
 }
 
 /// A bound gpushare pod on GPU 0, assumed at `assumed_at`.
 pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<ContainerRequest>>) -> NodePod {
-    let gpushare = GpushareRecord { idx: 0, pod_units: 0, device_units: 0, assigned: false };
+    let gpushare = GpushareRecord {
+        idx: 0,
+        pod_units: 0,
+        device_units: 0,
+        assigned: false,
+    };
     NodePod {
         uid: PodUid::from(name),
         namespace: "default".to_owned(),
@@ -107,7 +135,9 @@ pub(crate) fn pods(all: impl IntoIterator<Item = NodePod>) -> Pods {
 /// The GPU of this minor, of 16 GiB.
 pub(crate) fn gpu(minor: u32) -> Gpu {
     Gpu {
-        uuid: format!("GPU-{minor:08x}-aaaa-bbbb-cccc-{minor:012x}").parse().unwrap(),
+        uuid: format!("GPU-{minor:08x}-aaaa-bbbb-cccc-{minor:012x}")
+            .parse()
+            .unwrap(),
         minor,
         index: minor,
         memory_bytes: 16 << 30,
@@ -125,5 +155,13 @@ pub(crate) fn fleet(n_gpus: u32) -> Fleet {
     let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
     let driver_version = Some("550.54.15".to_owned());
-    Fleet::new(Inventory { gpus, driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() }, ids)
+    Fleet::new(
+        Inventory {
+            gpus,
+            driver_version,
+            vendor: "nvidia".to_owned(),
+            ..Inventory::default()
+        },
+        ids,
+    )
 }

@@ -65,7 +65,10 @@ pub struct Ward {
 impl Ward {
     /// A ward that has seen no device; `evicts` says whether pods of sick devices are to go.
     pub fn new(evicts: bool) -> Self {
-        Self { evicts, ..Self::default() }
+        Self {
+            evicts,
+            ..Self::default()
+        }
     }
 
     /// Takes in how devices and pods are now.
@@ -74,12 +77,20 @@ impl Ward {
         self.admit(fleet, now, &mut deeds);
         self.asked.retain(|uid, _| pods.get(uid).is_some());
         for ((device_type, id), bed) in self.beds.iter_mut().flatten() {
-            let Some((problem, since)) = &bed.sick else { continue };
-            let affected = pods.iter().filter(|pod| pod.stage != Stage::Terminal && holds(pod, device_type, &bed.key));
+            let Some((problem, since)) = &bed.sick else {
+                continue;
+            };
+            let affected = pods
+                .iter()
+                .filter(|pod| pod.stage != Stage::Terminal && holds(pod, device_type, &bed.key));
             for pod in affected {
                 let device = format!("{} {id}", type_name(device_type));
                 if bed.told.insert(pod.uid.clone()) {
-                    deeds.push(Deed::TellPod(pod.uid.clone(), "GPUUnhealthy", format!("{device}, which this pod holds: {problem}")));
+                    deeds.push(Deed::TellPod(
+                        pod.uid.clone(),
+                        "GPUUnhealthy",
+                        format!("{device}, which this pod holds: {problem}"),
+                    ));
                 }
                 let is_asked = self.asked.get(&pod.uid).is_some_and(|asked| *asked + AGAIN > now);
                 if self.evicts && !pod.deleting && now >= *since + GRACE && !is_asked {
@@ -104,21 +115,55 @@ impl Ward {
             let news = match (&before, &sick) {
                 (None, None) if is_first => None,
                 (None, None) => Some((Weight::Normal, "GPUAdded", format!("{device} has come"))),
-                (Some(Some(_)), None) => Some((Weight::Normal, "GPUHealthy", format!("{device} is healthy again: {message}"))),
-                (before, Some(problem)) if before.as_ref().and_then(|before| before.as_ref()).map(|(text, _)| text) != Some(problem) => {
-                    Some((Weight::Warning, "GPUUnhealthy", format!("{device} is unhealthy: {problem}")))
+                (Some(Some(_)), None) => Some((
+                    Weight::Normal,
+                    "GPUHealthy",
+                    format!("{device} is healthy again: {message}"),
+                )),
+                (before, Some(problem))
+                    if before
+                        .as_ref()
+                        .and_then(|before| before.as_ref())
+                        .map(|(text, _)| text)
+                        != Some(problem) =>
+                {
+                    Some((
+                        Weight::Warning,
+                        "GPUUnhealthy",
+                        format!("{device} is unhealthy: {problem}"),
+                    ))
                 }
                 _ => None,
             };
             let is_news = news.is_some();
             deeds.extend(news.map(|(weight, reason, text)| Deed::TellNode(weight, reason, text)));
             let since = before.flatten().map_or(now, |(_, since)| since);
-            let told = if is_news { BTreeSet::new() } else { beds.remove(&id).map(|bed| bed.told).unwrap_or_default() };
-            beds.insert(id, Bed { key, sick: sick.map(|problem| (problem, since)), told });
+            let told = if is_news {
+                BTreeSet::new()
+            } else {
+                beds.remove(&id).map(|bed| bed.told).unwrap_or_default()
+            };
+            beds.insert(
+                id,
+                Bed {
+                    key,
+                    sick: sick.map(|problem| (problem, since)),
+                    told,
+                },
+            );
         }
         for id in gone {
-            let Some(bed) = beds.get_mut(&id).filter(|bed| bed.sick.as_ref().is_none_or(|(problem, _)| problem != GONE)) else { continue };
-            deeds.push(Deed::TellNode(Weight::Warning, "GPUGone", format!("{} {} {GONE}", type_name(&id.0), id.1)));
+            let Some(bed) = beds
+                .get_mut(&id)
+                .filter(|bed| bed.sick.as_ref().is_none_or(|(problem, _)| problem != GONE))
+            else {
+                continue;
+            };
+            deeds.push(Deed::TellNode(
+                Weight::Warning,
+                "GPUGone",
+                format!("{} {} {GONE}", type_name(&id.0), id.1),
+            ));
             let since = bed.sick.take().map_or(now, |(_, since)| since);
             bed.sick = Some((GONE.to_owned(), since));
             bed.told.clear();
@@ -134,13 +179,19 @@ impl Ward {
 
     /// What pods are told of a fault that leaves the device in order.
     pub fn fault(fault: &Fault, pods: &Pods, fleet: &Fleet) -> Vec<Deed> {
-        let Some(entry) = fleet.gpus.iter().find(|entry| entry.gpu.uuid == fault.uuid) else { return Vec::new() };
+        let Some(entry) = fleet.gpus.iter().find(|entry| entry.gpu.uuid == fault.uuid) else {
+            return Vec::new();
+        };
         let (key, Fault { uuid, xid }) = (DeviceKey::from(&entry.gpu), fault);
-        let affected = pods.iter().filter(|pod| pod.stage == Stage::Running && holds(pod, TYPE_GPU, &key));
+        let affected = pods
+            .iter()
+            .filter(|pod| pod.stage == Stage::Running && holds(pod, TYPE_GPU, &key));
         let text = format!(
             "the driver reported XID {xid} on GPU {uuid}, which an application causes by a fault of its own: this pod, or another one on that GPU"
         );
-        affected.map(|pod| Deed::TellPod(pod.uid.clone(), "GPUApplicationFault", text.clone())).collect()
+        affected
+            .map(|pod| Deed::TellPod(pod.uid.clone(), "GPUApplicationFault", text.clone()))
+            .collect()
     }
 }
 
@@ -149,18 +200,38 @@ const GONE: &str = "is no longer on this node";
 
 /// Every device with its state and what is said of it.
 fn all(fleet: &Fleet) -> impl Iterator<Item = (Id, DeviceKey, bool, &str)> {
-    let gpus = fleet.gpus.iter().map(|entry| (TYPE_GPU.to_owned(), DeviceKey::from(&entry.gpu), entry.is_healthy, entry.message.as_str()));
+    let gpus = fleet.gpus.iter().map(|entry| {
+        (
+            TYPE_GPU.to_owned(),
+            DeviceKey::from(&entry.gpu),
+            entry.is_healthy,
+            entry.message.as_str(),
+        )
+    });
     let others = fleet.others.iter().map(|entry| {
         let device = &entry.device;
-        (device.device_type.clone(), DeviceKey::from(device), entry.is_healthy, entry.message.as_str())
+        (
+            device.device_type.clone(),
+            DeviceKey::from(device),
+            entry.is_healthy,
+            entry.message.as_str(),
+        )
     });
-    gpus.chain(others).map(|(device_type, key, is_healthy, message)| ((device_type, key.id.to_string()), key, is_healthy, message))
+    gpus.chain(others).map(|(device_type, key, is_healthy, message)| {
+        ((device_type, key.id.to_string()), key, is_healthy, message)
+    })
 }
 
 fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
-    let Ok(placement) = &pod.placement else { return false };
-    let resources = [Served::Whole, Served::Rdma, Served::Fpga].into_iter().filter(|resource| resource.device_type() == device_type);
-    resources.flat_map(|resource| placement.names(resource)).any(|name| name.is(key))
+    let Ok(placement) = &pod.placement else {
+        return false;
+    };
+    let resources = [Served::Whole, Served::Rdma, Served::Fpga]
+        .into_iter()
+        .filter(|resource| resource.device_type() == device_type);
+    resources
+        .flat_map(|resource| placement.names(resource))
+        .any(|name| name.is(key))
 }
 
 /// Where it is learned what devices and pods do, and who is told.
@@ -178,7 +249,12 @@ pub struct Sources {
 
 /// Tells and evicts until the task is dropped.
 pub async fn look_after(client: Client, sources: Sources, evicts: bool) {
-    let Sources { mut fleet, mut pods, mut faults, recorder } = sources;
+    let Sources {
+        mut fleet,
+        mut pods,
+        mut faults,
+        recorder,
+    } = sources;
     let mut ward = Ward::new(evicts);
     if pods.wait_for(Pods::is_synced).await.is_err() {
         return std::future::pending().await;
@@ -210,8 +286,15 @@ async fn carry_out(client: &Client, recorder: &Recorder, pods: &watch::Receiver<
             Deed::Evict(uid) => {
                 let Some(pod) = pod(&uid) else { continue };
                 match evict(client, &pod).await {
-                    Ok(()) => info!(pod = pod.display_name(), "evicted, as a device that it holds is sick"),
-                    Err(error) => warn!(pod = pod.display_name(), error = one_line(&error), "a pod stays on a sick device"),
+                    Ok(()) => info!(
+                        pod = pod.display_name(),
+                        "evicted, as a device that it holds is sick"
+                    ),
+                    Err(error) => warn!(
+                        pod = pod.display_name(),
+                        error = one_line(&error),
+                        "a pod stays on a sick device"
+                    ),
                 }
             }
         }

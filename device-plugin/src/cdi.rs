@@ -45,7 +45,9 @@ pub fn name_of(qualified: &str) -> Option<&str> {
 
 /// FNV-1a with 64 bits: the same in every version of this program.
 pub fn fnv1a(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -56,7 +58,11 @@ mod tests {
     fn each_answer_has_a_name_of_its_own() {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let device = container_device(Served::Memory, &ids(&["a-1", "a-2"]), 17);
-        assert_eq!(device, container_device(Served::Memory, &ids(&["a-2", "a-1"]), 17), "the order of IDs does not matter");
+        assert_eq!(
+            device,
+            container_device(Served::Memory, &ids(&["a-2", "a-1"]), 17),
+            "the order of IDs does not matter"
+        );
         for other in [
             container_device(Served::Memory, &ids(&["a-1", "a-2"]), 18),
             container_device(Served::Shared, &ids(&["a-1", "a-2"]), 17),

@@ -29,7 +29,8 @@ use crate::served::ServedNames;
 use crate::uninstall::When;
 
 use values::{
-    DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory, VariableName, duration, limit,
+    DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory,
+    VariableName, duration, limit,
 };
 
 pub use dra_drivers::DraDrivers;
@@ -41,7 +42,10 @@ pub use vendor_resource::{VendorResource, VendorServer};
 /// Advertises shares and memory units of each GPU to kubelet, gives each container the GPU that
 /// gpushare-scheduler chose for its pod, and reports devices and their health to the cluster.
 #[derive(Clone, Debug, Parser)]
-#[expect(clippy::struct_excessive_bools, reason = "one for each flag without a value, independent of the others")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "one for each flag without a value, independent of the others"
+)]
 #[command(name = "gpushare-device-plugin", version, max_term_width = 120)]
 pub struct Args {
     /// Name of the node this runs on
@@ -53,15 +57,30 @@ pub struct Args {
     pod_uid: Option<String>,
 
     /// kubelet's device plugin directory
-    #[arg(long, env = "GPUSHARE_DEVICE_PLUGIN_DIR", default_value = "/var/lib/kubelet/device-plugins", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "GPUSHARE_DEVICE_PLUGIN_DIR",
+        default_value = "/var/lib/kubelet/device-plugins",
+        value_name = "DIR"
+    )]
     device_plugin_dir: PathBuf,
 
     /// Where the devices come from: nvml (GPUs by NVML, others by sysfs), or a file of simulated ones
-    #[arg(long, env = "GPUSHARE_INVENTORY", default_value = "nvml", value_name = "nvml|file:PATH")]
+    #[arg(
+        long,
+        env = "GPUSHARE_INVENTORY",
+        default_value = "nvml",
+        value_name = "nvml|file:PATH"
+    )]
     inventory: InventoryKind,
 
     /// NVIDIA's management library: a path, or a name for the dynamic loader
-    #[arg(long, env = "GPUSHARE_NVML_LIBRARY", default_value = "libnvidia-ml.so.1", value_name = "LIBRARY")]
+    #[arg(
+        long,
+        env = "GPUSHARE_NVML_LIBRARY",
+        default_value = "libnvidia-ml.so.1",
+        value_name = "LIBRARY"
+    )]
     nvml_library: PathBuf,
 
     /// Where sysfs is mounted, which tells where in the machine devices sit, and of RDMA adapters and FPGAs
@@ -69,11 +88,24 @@ pub struct Args {
     sysfs_root: PathBuf,
 
     /// The types of devices that are looked for in this machine
-    #[arg(long, env = "GPUSHARE_LOOK_FOR", default_value = "gpu,rdma,fpga", value_delimiter = ',', value_enum, value_name = "TYPES")]
+    #[arg(
+        long,
+        env = "GPUSHARE_LOOK_FOR",
+        default_value = "gpu,rdma,fpga",
+        value_delimiter = ',',
+        value_enum,
+        value_name = "TYPES"
+    )]
     look_for: Vec<DeviceKind>,
 
     /// PCI vendors whose processing accelerators are FPGAs, besides the FPGAs that the kernel's own drivers manage
-    #[arg(long, env = "GPUSHARE_FPGA_VENDORS", default_value = "10ee,1172", value_delimiter = ',', value_name = "VENDORS")]
+    #[arg(
+        long,
+        env = "GPUSHARE_FPGA_VENDORS",
+        default_value = "10ee,1172",
+        value_delimiter = ',',
+        value_name = "VENDORS"
+    )]
     fpga_vendors: Vec<PciVendor>,
 
     /// A file with labels of devices and of virtual functions, by which pods choose them; may be missing, and may change
@@ -105,7 +137,12 @@ pub struct Args {
     slots: NonZeroU32,
 
     /// The GPUs that pods may share: all, or UUIDs and minor numbers separated by commas; the others are left to whole-GPU pods
-    #[arg(long, env = "GPUSHARE_SHARED_DEVICES", default_value = "all", value_name = "all|GPUS")]
+    #[arg(
+        long,
+        env = "GPUSHARE_SHARED_DEVICES",
+        default_value = "all",
+        value_name = "all|GPUS"
+    )]
     shared_devices: SharedDevices,
 
     /// Who serves a vendor's resource on this node: the vendor's plugin (its pods are watched), this one, or nobody; may be repeated
@@ -119,7 +156,12 @@ pub struct Args {
     vendor_resources: Vec<VendorResource>,
 
     /// The DRA drivers whose devices are GPUs of this node, separated by commas, or none: GPUs that their claims have are not shared
-    #[arg(long, env = "GPUSHARE_DRA_DRIVERS", default_value = "gpu.nvidia.com", value_name = "none|DRIVERS")]
+    #[arg(
+        long,
+        env = "GPUSHARE_DRA_DRIVERS",
+        default_value = "gpu.nvidia.com",
+        value_name = "none|DRIVERS"
+    )]
     dra_drivers: DraDrivers,
 
     /// kubelet's pod-resources socket; without this, pod-resources/kubelet.sock beside the device plugin directory
@@ -131,11 +173,21 @@ pub struct Args {
     memory_resource: MemoryResource,
 
     /// How much one memory unit is: MiB, GiB, or a quantity such as 256Mi
-    #[arg(long, env = "GPUSHARE_MEMORY_UNIT", default_value = "GiB", value_name = "UNIT")]
+    #[arg(
+        long,
+        env = "GPUSHARE_MEMORY_UNIT",
+        default_value = "GiB",
+        value_name = "UNIT"
+    )]
     memory_unit: MemoryUnit,
 
     /// The variable that tells the container runtime which GPUs a container sees
-    #[arg(long, env = "GPUSHARE_VISIBLE_DEVICES_ENV", default_value = "NVIDIA_VISIBLE_DEVICES", value_name = "VARIABLE")]
+    #[arg(
+        long,
+        env = "GPUSHARE_VISIBLE_DEVICES_ENV",
+        default_value = "NVIDIA_VISIBLE_DEVICES",
+        value_name = "VARIABLE"
+    )]
     visible_devices_env: VariableName,
 
     /// How long a call of kubelet waits for its pod to show up in the watch
@@ -155,11 +207,22 @@ pub struct Args {
     numa_hints: bool,
 
     /// Where CDI specs are written; the container runtime must look there
-    #[arg(long, env = "GPUSHARE_CDI_DIR", default_value = "/var/run/cdi", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "GPUSHARE_CDI_DIR",
+        default_value = "/var/run/cdi",
+        value_name = "DIR"
+    )]
     cdi_dir: PathBuf,
 
     /// Where NVIDIA's CDI specs are looked for, separated by commas
-    #[arg(long, env = "GPUSHARE_CDI_SPEC_DIRS", default_value = "/etc/cdi,/var/run/cdi", value_delimiter = ',', value_name = "DIRS")]
+    #[arg(
+        long,
+        env = "GPUSHARE_CDI_SPEC_DIRS",
+        default_value = "/etc/cdi,/var/run/cdi",
+        value_delimiter = ',',
+        value_name = "DIRS"
+    )]
     cdi_spec_dirs: Vec<PathBuf>,
 
     /// Hand over device nodes in answers to kubelet too, for runtimes that are not NVIDIA's
@@ -186,11 +249,22 @@ pub struct Args {
     unrestricted_namespaces: Vec<String>,
 
     /// Where the node's root directory is seen from here, for device nodes
-    #[arg(long, alias = "device-root", env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
+    #[arg(
+        long,
+        alias = "device-root",
+        env = "GPUSHARE_HOST_ROOT",
+        default_value = "/",
+        value_name = "DIR"
+    )]
     host_root: PathBuf,
 
     /// Directories of the node that may hold the driver, as seen from here; NVML comes from the first that has it
-    #[arg(long = "driver-root", env = "GPUSHARE_DRIVER_ROOT", value_delimiter = ',', value_name = "DIRS")]
+    #[arg(
+        long = "driver-root",
+        env = "GPUSHARE_DRIVER_ROOT",
+        value_delimiter = ',',
+        value_name = "DIRS"
+    )]
     driver_roots: Vec<PathBuf>,
 
     /// The `RuntimeClass` of this plugin's own pod, if it has one: the runtime then acts on the vendor's variable in such pods alone
@@ -257,7 +331,12 @@ pub struct Args {
     log_format: LogFormat,
 
     /// What is logged: error, warn, info, debug, trace, or directives such as info,kube=debug
-    #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    #[arg(
+        long,
+        env = "GPUSHARE_LOG_LEVEL",
+        default_value = "info",
+        value_name = "LEVEL"
+    )]
     log_level: LogLevel,
 }
 
@@ -329,7 +408,10 @@ pub struct Config {
 impl Config {
     /// The resources that this server serves.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
-        let theirs = self.vendor_resources.iter().filter(move |resource| resource.server == server);
+        let theirs = self
+            .vendor_resources
+            .iter()
+            .filter(move |resource| resource.server == server);
         theirs.map(|resource| resource.name.as_str())
     }
 
@@ -343,7 +425,11 @@ impl Args {
     fn source(&self) -> Source {
         let interval = self.probe_interval;
         if let InventoryKind::File(path) = &self.inventory {
-            return Source::File(FileSource { path: path.clone(), node: self.node_name.to_string(), interval });
+            return Source::File(FileSource {
+                path: path.clone(),
+                node: self.node_name.to_string(),
+                interval,
+            });
         }
         let looks_for = |kind| self.look_for.contains(&kind);
         let (library, sysfs) = (self.nvml_library.clone(), self.sysfs_root.clone());
@@ -363,13 +449,20 @@ impl Args {
             has_fpga: looks_for(DeviceKind::Fpga),
             fpga_vendors: self.fpga_vendors.clone(),
         };
-        Source::Machine(MachineSource { gpus: looks_for(DeviceKind::Gpu).then(nvml), others })
+        Source::Machine(MachineSource {
+            gpus: looks_for(DeviceKind::Gpu).then(nvml),
+            others,
+        })
     }
 }
 
 /// The value of a variable in this process. NVIDIA's runtime appends its own value and leaves the first one there.
 fn own_variable(name: &str) -> Option<String> {
-    let values = || std::env::vars_os().filter(|(own, _)| own == name).filter_map(|(_, value)| value.into_string().ok());
+    let values = || {
+        std::env::vars_os()
+            .filter(|(own, _)| own == name)
+            .filter_map(|(_, value)| value.into_string().ok())
+    };
     values().find(|value| value == VOID).or_else(|| values().next())
 }
 
@@ -377,16 +470,28 @@ impl From<Args> for Config {
     fn from(args: Args) -> Self {
         let source = args.source();
         let vendor_resources = vendor_resource::distinct(args.vendor_resources);
-        let whole = vendor_resources.iter().find(|resource| resource.server == VendorServer::Ours).map(|resource| resource.name.clone());
+        let whole = vendor_resources
+            .iter()
+            .find(|resource| resource.server == VendorServer::Ours)
+            .map(|resource| resource.name.clone());
         let visible_devices = own_variable(&args.visible_devices_env.0);
         let settings = Settings {
-            names: ServedNames { cluster: ResourceNames { memory: args.memory_resource.0 }, whole },
+            names: ServedNames {
+                cluster: ResourceNames {
+                    memory: args.memory_resource.0,
+                },
+                whole,
+            },
             memory_unit: args.memory_unit,
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
             injection: InjectionSettings {
                 // Without the check before each start nothing writes specs.
-                mode: if args.identity == Identity::Timestamp { Some(Mode::Envvar) } else { args.inject.mode() },
+                mode: if args.identity == Identity::Timestamp {
+                    Some(Mode::Envvar)
+                } else {
+                    args.inject.mode()
+                },
                 specs: SpecDir::new(args.cdi_dir),
                 vendor_specs: VendorSpecs::of(args.cdi_spec_dirs),
                 pass_device_specs: args.pass_device_specs,
@@ -394,9 +499,18 @@ impl From<Args> for Config {
             },
             allows_all_devices: args.allow_all_devices,
         };
-        let beside = || args.device_plugin_dir.parent().unwrap_or(&args.device_plugin_dir).join("pod-resources/kubelet.sock");
+        let beside = || {
+            args.device_plugin_dir
+                .parent()
+                .unwrap_or(&args.device_plugin_dir)
+                .join("pod-resources/kubelet.sock")
+        };
         let pod_resources_socket = args.pod_resources_socket.clone().unwrap_or_else(beside);
-        let starts = gate::Policy { pod_resources: pod_resources_socket.clone(), on_mismatch: args.on_mismatch, unplaced: args.unplaced };
+        let starts = gate::Policy {
+            pod_resources: pod_resources_socket.clone(),
+            on_mismatch: args.on_mismatch,
+            unplaced: args.unplaced,
+        };
         Self {
             visible_devices,
             driver_roots: args.driver_roots,
@@ -408,7 +522,10 @@ impl From<Args> for Config {
             pod_uid: args.pod_uid.filter(|uid| !uid.is_empty()),
             device_plugin_dir: args.device_plugin_dir,
             source,
-            additions: Files { labels: args.device_labels, partitions: args.gpu_partitions },
+            additions: Files {
+                labels: args.device_labels,
+                partitions: args.gpu_partitions,
+            },
             partition_policy: args.gpu_partition_policy.map(GpuPartitionPolicy::from),
             no_gpu: args.no_gpu,
             slots: args.slots,

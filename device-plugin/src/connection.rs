@@ -44,14 +44,19 @@ pub struct Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("contact", &self.contact).finish_non_exhaustive()
+        f.debug_struct("Connection")
+            .field("contact", &self.contact)
+            .finish_non_exhaustive()
     }
 }
 
 /// A client whose answers end no pauses.
 impl From<Client> for Connection {
     fn from(client: Client) -> Self {
-        Self { client, contact: Contact::default() }
+        Self {
+            client,
+            contact: Contact::default(),
+        }
     }
 }
 
@@ -65,9 +70,12 @@ impl Connection {
             Some(path) => {
                 let unreadable = || format!("cannot use the kubeconfig {}", path.display());
                 let kubeconfig = Kubeconfig::read_from(path).with_context(unreadable)?;
-                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(unreadable)?
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+                    .await
+                    .with_context(unreadable)?
             }
-            None => kube::Config::incluster().context("this does not run in a pod with a service account; name a --kubeconfig")?,
+            None => kube::Config::incluster()
+                .context("this does not run in a pod with a service account; name a --kubeconfig")?,
         };
         // Each request has a limit and a retry of its own; watches must be allowed to stay silent.
         found.default_retry = false;
@@ -77,8 +85,13 @@ impl Connection {
         let noted = contact.clone();
         // Only the beginning of an answer is waited for: a watch may be silent after that.
         let builder = builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT));
-        let builder = builder.with_layer(&MapResultLayer::new(move |result: Result<Response<_>, BoxError>| noted.observe(result)));
-        Ok(Self { client: builder.build(), contact })
+        let builder = builder.with_layer(&MapResultLayer::new(
+            move |result: Result<Response<_>, BoxError>| noted.observe(result),
+        ));
+        Ok(Self {
+            client: builder.build(),
+            contact,
+        })
     }
 }
 
@@ -95,7 +108,10 @@ struct State {
 
 impl Default for Contact {
     fn default() -> Self {
-        Self(Arc::new(State { is_lost: AtomicBool::new(false), regained: watch::Sender::new(()) }))
+        Self(Arc::new(State {
+            is_lost: AtomicBool::new(false),
+            regained: watch::Sender::new(()),
+        }))
     }
 }
 
@@ -104,8 +120,16 @@ impl Contact {
     ///
     /// An error of the API server itself (500) is an answer; those of a load balancer without an API server behind it are none.
     fn observe<B, E>(&self, result: Result<Response<B>, E>) -> Result<Response<B>, E> {
-        const NO_SERVER: [StatusCode; 3] = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
-        self.note(result.as_ref().is_ok_and(|response| !NO_SERVER.contains(&response.status())));
+        const NO_SERVER: [StatusCode; 3] = [
+            StatusCode::BAD_GATEWAY,
+            StatusCode::SERVICE_UNAVAILABLE,
+            StatusCode::GATEWAY_TIMEOUT,
+        ];
+        self.note(
+            result
+                .as_ref()
+                .is_ok_and(|response| !NO_SERVER.contains(&response.status())),
+        );
         result
     }
 
@@ -123,7 +147,12 @@ impl Contact {
 
     /// Pauses from `shortest`, doubled after each failure, to `longest`.
     pub fn backoff(&self, (shortest, longest): (Duration, Duration)) -> Backoff {
-        Backoff { shortest, longest, next: shortest, regained: self.regained() }
+        Backoff {
+            shortest,
+            longest,
+            next: shortest,
+            regained: self.regained(),
+        }
     }
 }
 
@@ -206,8 +235,14 @@ mod tests {
             backoff.pause().await;
             pauses.push(began.elapsed().as_secs_f64());
         }
-        for (pause, expected) in pauses.iter().zip([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]) {
-            assert!((expected..=expected * (1.0 + JITTER) + 0.002).contains(pause), "{pauses:?}");
+        for (pause, expected) in pauses
+            .iter()
+            .zip([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0])
+        {
+            assert!(
+                (expected..=expected * (1.0 + JITTER) + 0.002).contains(pause),
+                "{pauses:?}"
+            );
         }
         backoff.reset();
         assert_eq!(backoff.next(), PAUSES.0);
@@ -217,7 +252,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_ends_all_pauses_within_a_second() {
         let contact = Contact::default();
-        let mut backoffs = [contact.backoff((PAUSES.1, PAUSES.1)), contact.backoff((PAUSES.1, PAUSES.1))];
+        let mut backoffs = [
+            contact.backoff((PAUSES.1, PAUSES.1)),
+            contact.backoff((PAUSES.1, PAUSES.1)),
+        ];
         let [one, other] = &mut backoffs;
         let pauses = async { tokio::join!(one.pause(), other.pause()) };
         let mut pauses = std::pin::pin!(pauses);
@@ -227,7 +265,11 @@ mod tests {
         let began = Instant::now();
         contact.note(true);
         pauses.await;
-        assert!(began.elapsed() <= SPREAD + Duration::from_millis(2), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() <= SPREAD + Duration::from_millis(2),
+            "{:?}",
+            began.elapsed()
+        );
     }
 
     /// An answer that came between the failure and the pause is not missed.
@@ -239,7 +281,11 @@ mod tests {
         contact.note(true);
         let began = Instant::now();
         backoff.pause().await;
-        assert!(began.elapsed() <= SPREAD + Duration::from_millis(2), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() <= SPREAD + Duration::from_millis(2),
+            "{:?}",
+            began.elapsed()
+        );
         backoff.pause().await;
         assert!(began.elapsed() >= PAUSES.1, "it ends one pause");
     }

@@ -84,7 +84,19 @@ pub struct Writer {
 pub fn recorder(connection: &Connection, node: String) -> (Recorder, Writer) {
     let (sender, events) = mpsc::channel(CAPACITY);
     let (client, backoff) = (connection.client.clone(), connection.contact.backoff(PAUSES));
-    (Recorder { node: node.clone(), events: sender }, Writer { client, node, events, waiting: VecDeque::new(), backoff })
+    (
+        Recorder {
+            node: node.clone(),
+            events: sender,
+        },
+        Writer {
+            client,
+            node,
+            events,
+            waiting: VecDeque::new(),
+            backoff,
+        },
+    )
 }
 
 impl Recorder {
@@ -96,13 +108,29 @@ impl Recorder {
     /// Something about a pod that a person should look at.
     pub fn warn(&self, pod: &NodePod, reason: &'static str, message: String) {
         let (name, uid) = (pod.name.clone(), pod.uid.as_str().to_owned());
-        self.send(Event { kind: "Pod", namespace: Some(pod.namespace.clone()), name, uid, weight: Weight::Warning, reason, message });
+        self.send(Event {
+            kind: "Pod",
+            namespace: Some(pod.namespace.clone()),
+            name,
+            uid,
+            weight: Weight::Warning,
+            reason,
+            message,
+        });
     }
 
     /// Something about this node. Its name stands for its UID, as in kubelet's own events.
     pub fn node(&self, weight: Weight, reason: &'static str, message: String) {
         let (name, uid) = (self.node.clone(), self.node.clone());
-        self.send(Event { kind: "Node", namespace: None, name, uid, weight, reason, message });
+        self.send(Event {
+            kind: "Node",
+            namespace: None,
+            name,
+            uid,
+            weight,
+            reason,
+            message,
+        });
     }
 
     fn send(&self, event: Event) {
@@ -160,15 +188,23 @@ impl Writer {
     /// One event per object and message: what happens again is counted in the one that is there.
     async fn write(&self, waiting: &Waiting) -> kube::Result<()> {
         let event = &waiting.event;
-        let api: Api<k8s_openapi::api::core::v1::Event> =
-            Api::namespaced(self.client.clone(), event.namespace.as_deref().unwrap_or(NAMESPACE_OF_NODES));
-        let name = format!("{}.{:016x}", event.name, fnv1a(&format!("{}\n{}\n{}", event.uid, event.reason, event.message)));
+        let api: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(
+            self.client.clone(),
+            event.namespace.as_deref().unwrap_or(NAMESPACE_OF_NODES),
+        );
+        let name = format!(
+            "{}.{:016x}",
+            event.name,
+            fnv1a(&format!("{}\n{}\n{}", event.uid, event.reason, event.message))
+        );
         let object = serde_json::from_value(self.object(waiting, &name)).map_err(kube::Error::SerdeError)?;
         match api.create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 // The source again, by which the admission policy knows whose event this is.
                 let patch = json!({"lastTimestamp": text(waiting.last_at), "source": self.source()});
-                api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop)
+                api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                    .await
+                    .map(drop)
             }
             created => created.map(drop),
         }
@@ -207,7 +243,12 @@ fn take_in(waiting: &mut VecDeque<Waiting>, event: Event) {
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
         known.last_at = now;
     } else if waiting.len() < CAPACITY {
-        waiting.push_back(Waiting { event, since: Instant::now(), first_at: now, last_at: now });
+        waiting.push_back(Waiting {
+            event,
+            since: Instant::now(),
+            first_at: now,
+            last_at: now,
+        });
     } else {
         debug!(object = event.name, reason = event.reason, "an event is dropped");
     }
@@ -244,11 +285,22 @@ mod tests {
     /// The reason and message of the next event, which is answered so.
     async fn next(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16) -> String {
         let (request, response) = requests.next_request().await.unwrap();
-        let body: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
-        let status = json!({"kind": "Status", "status": "Failure", "reason": "Broken", "code": code, "message": "no"});
+        let body: Value =
+            serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
+        let status =
+            json!({"kind": "Status", "status": "Failure", "reason": "Broken", "code": code, "message": "no"});
         let answer = if code == 201 { &body } else { &status };
-        response.send_response(Response::builder().status(code).body(Body::from(answer.to_string().into_bytes())).unwrap());
-        format!("{} {}", body["reason"].as_str().unwrap(), body["message"].as_str().unwrap())
+        response.send_response(
+            Response::builder()
+                .status(code)
+                .body(Body::from(answer.to_string().into_bytes()))
+                .unwrap(),
+        );
+        format!(
+            "{} {}",
+            body["reason"].as_str().unwrap(),
+            body["message"].as_str().unwrap()
+        )
     }
 
     #[tokio::test(start_paused = true)]
@@ -268,7 +320,10 @@ mod tests {
         for _ in 0..3 {
             written.push(next(&mut requests, 201).await);
         }
-        assert_eq!(written, ["GPUUnhealthy first", "GPUNotReady again", "GPUHealthy last"]);
+        assert_eq!(
+            written,
+            ["GPUUnhealthy first", "GPUNotReady again", "GPUHealthy last"]
+        );
     }
 
     #[tokio::test(start_paused = true)]

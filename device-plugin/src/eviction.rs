@@ -48,7 +48,10 @@ pub async fn evict(client: &Client, pod: &NodePod) -> Result<(), EvictionFailed>
     match timeout(LIMIT, posted).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
-        Ok(Err(source)) => Err(EvictionFailed::Refused { pod: pod.display_name(), source: Box::new(source) }),
+        Ok(Err(source)) => Err(EvictionFailed::Refused {
+            pod: pod.display_name(),
+            source: Box::new(source),
+        }),
         Err(_) => Err(EvictionFailed::Slow(pod.display_name())),
     }
 }

@@ -61,7 +61,9 @@ pub enum ExchangeFailed {
     #[error("no answer about the Device object {0} within {REQUEST_LIMIT:?}")]
     Slow(String),
     /// There was no answer a moment ago.
-    #[error("the API server has just not answered about the Device object {0}; it is asked again in a few seconds")]
+    #[error(
+        "the API server has just not answered about the Device object {0}; it is asked again in a few seconds"
+    )]
     Resting(String),
     /// It has not been made.
     #[error("there is no Device object {0} yet, in which pods' records are exchanged")]
@@ -96,7 +98,16 @@ impl Exchange {
     /// Nothing has been read yet.
     pub fn new(connection: &Connection, node_name: String, pods: watch::Sender<Pods>) -> Self {
         let (devices, regained) = (Api::all(connection.client.clone()), connection.contact.regained());
-        Self { devices, node_name, pods, version: None, is_loaded: false, in_doubt: BTreeSet::new(), rest_until: None, regained }
+        Self {
+            devices,
+            node_name,
+            pods,
+            version: None,
+            is_loaded: false,
+            in_doubt: BTreeSet::new(),
+            rest_until: None,
+            regained,
+        }
     }
 
     /// Reads what has been exchanged, unless it is known for this pod. What is not known of others is not read for it.
@@ -118,13 +129,19 @@ impl Exchange {
         }
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
         let found = self.limited("read", devices.get_opt(&name)).await?;
-        let read = exchange::read(found.as_ref().and_then(|device| device.metadata.annotations.as_ref()));
+        let read = exchange::read(
+            found
+                .as_ref()
+                .and_then(|device| device.metadata.annotations.as_ref()),
+        );
         let exchanged = read.unwrap_or_else(|error| {
             warn!(node = self.node_name, %error, "no pod of this node is taken to have exchanged its record");
             Exchanged::new()
         });
-        let exchanged: BTreeMap<PodUid, DeviceAllocations> =
-            exchanged.into_iter().map(|(uid, record)| (PodUid::from(uid.as_str()), record)).collect();
+        let exchanged: BTreeMap<PodUid, DeviceAllocations> = exchanged
+            .into_iter()
+            .map(|(uid, record)| (PodUid::from(uid.as_str()), record))
+            .collect();
         self.version = found.and_then(|device| device.resource_version());
         self.in_doubt.clear();
         self.pods.send_if_modified(|pods| {
@@ -142,12 +159,19 @@ impl Exchange {
     ///
     /// # Errors
     /// It was not done, or nobody knows.
-    pub async fn swap(&mut self, node: &NodeState, pair: (&PodUid, &PodUid), beside: &[(PodUid, PodUid)]) -> Result<usize, ExchangeFailed> {
+    pub async fn swap(
+        &mut self,
+        node: &NodeState,
+        pair: (&PodUid, &PodUid),
+        beside: &[(PodUid, PodUid)],
+    ) -> Result<usize, ExchangeFailed> {
         let (wanted, swaps) = {
             let pods = self.pods.borrow();
             let beside = beside.iter().map(|(one, other)| (one, other));
             let swaps: Vec<(&PodUid, &PodUid)> = std::iter::once(pair).chain(beside).collect();
-            let Some((wanted, n_swaps)) = exchanged(&pods, &swaps, node.settings.memory_unit) else { return Ok(0) };
+            let Some((wanted, n_swaps)) = exchanged(&pods, &swaps, node.settings.memory_unit) else {
+                return Ok(0);
+            };
             let swaps: Vec<_> = swaps.into_iter().take(n_swaps).collect();
             let mut ledger = node.ledger();
             for (one, other) in &swaps {
@@ -198,7 +222,9 @@ impl Exchange {
         for _ in 0..TRIES {
             let (devices, name) = (self.devices.clone(), self.node_name.clone());
             // It is made again by whoever publishes the devices.
-            let Some(device) = self.limited("read", devices.get_opt(&name)).await? else { return Ok(false) };
+            let Some(device) = self.limited("read", devices.get_opt(&name)).await? else {
+                return Ok(false);
+            };
             let read = exchange::read(device.metadata.annotations.as_ref());
             if read.is_ok_and(|there| known.keys().all(|uid| there.contains_key(uid.as_str()))) {
                 return Ok(false);
@@ -241,17 +267,26 @@ impl Exchange {
 
     /// Writes the annotation over this version of the object; false if there is another one by now.
     async fn patch(&mut self, version: &str, text: &str) -> Result<bool, ExchangeFailed> {
-        let patch = json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch =
+            json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
-        match self.limited("write", devices.patch(&name, &params, &Patch::Merge(&patch))).await {
+        match self
+            .limited("write", devices.patch(&name, &params, &Patch::Merge(&patch)))
+            .await
+        {
             Ok(device) => {
                 self.version = device.resource_version();
                 self.is_loaded = true;
                 self.in_doubt.clear();
                 Ok(true)
             }
-            Err(ExchangeFailed::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => Ok(false),
+            Err(ExchangeFailed::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => {
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }
@@ -269,7 +304,11 @@ impl Exchange {
         Ok(())
     }
 
-    async fn limited<T>(&mut self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, ExchangeFailed> {
+    async fn limited<T>(
+        &mut self,
+        what: &'static str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, ExchangeFailed> {
         if self.regained.has_changed().unwrap_or(false) {
             self.regained.mark_unchanged();
             self.rest_until = None;
@@ -282,7 +321,11 @@ impl Exchange {
             return Err(ExchangeFailed::Slow(self.node_name.clone()));
         };
         self.rest_until = None;
-        answer.map_err(|source| ExchangeFailed::Request { what, name: self.node_name.clone(), source: Box::new(source) })
+        answer.map_err(|source| ExchangeFailed::Request {
+            what,
+            name: self.node_name.clone(),
+            source: Box::new(source),
+        })
     }
 }
 
@@ -291,10 +334,16 @@ impl Exchange {
 ///
 /// Entries outlive their pods for a while, but not where they leave no room for others: a pod that is gone uses no device,
 /// whichever of two records it is still counted by.
-fn exchanged(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Option<(BTreeMap<PodUid, DeviceAllocations>, usize)> {
+fn exchanged(
+    pods: &Pods,
+    swaps: &[(&PodUid, &PodUid)],
+    unit: MemoryUnit,
+) -> Option<(BTreeMap<PodUid, DeviceAllocations>, usize)> {
     let record = |uid: &PodUid| Some(pods.get(uid)?.placement.as_ref().ok()?.to_allocations(unit));
-    let pairs: Option<Vec<_>> =
-        swaps.iter().map(|(one, other)| Some([((*one).clone(), record(other)?), ((*other).clone(), record(one)?)])).collect();
+    let pairs: Option<Vec<_>> = swaps
+        .iter()
+        .map(|(one, other)| Some([((*one).clone(), record(other)?), ((*other).clone(), record(one)?)]))
+        .collect();
     let pairs = pairs?;
     let mut n_swaps = pairs.len();
     loop {
@@ -312,17 +361,31 @@ fn exchanged(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Opt
 
 /// The annotation that says this.
 fn text_of(exchanged: &BTreeMap<PodUid, DeviceAllocations>) -> Result<String, ExchangeError> {
-    exchange::write(&exchanged.iter().map(|(uid, record)| (uid.as_str().to_owned(), record.clone())).collect())
+    exchange::write(
+        &exchanged
+            .iter()
+            .map(|(uid, record)| (uid.as_str().to_owned(), record.clone()))
+            .collect(),
+    )
 }
 
 /// The pods of which the two say different things.
-fn differing(known: Option<&BTreeMap<PodUid, DeviceAllocations>>, wanted: &BTreeMap<PodUid, DeviceAllocations>) -> BTreeSet<PodUid> {
+fn differing(
+    known: Option<&BTreeMap<PodUid, DeviceAllocations>>,
+    wanted: &BTreeMap<PodUid, DeviceAllocations>,
+) -> BTreeSet<PodUid> {
     let uids = known.into_iter().flatten().chain(wanted).map(|(uid, _)| uid);
-    uids.filter(|uid| known.and_then(|known| known.get(*uid)) != wanted.get(*uid)).cloned().collect()
+    uids.filter(|uid| known.and_then(|known| known.get(*uid)) != wanted.get(*uid))
+        .cloned()
+        .collect()
 }
 
 /// Lets pods' annotations follow, and drops entries of pods that are long gone, until the task is dropped.
-pub async fn follow(connection: Connection, node: Arc<NodeState>, exchange: Arc<tokio::sync::Mutex<Exchange>>) {
+pub async fn follow(
+    connection: Connection,
+    node: Arc<NodeState>,
+    exchange: Arc<tokio::sync::Mutex<Exchange>>,
+) {
     let Connection { client, contact } = connection;
     let mut pods = node.pods.clone();
     let mut gone_since = BTreeMap::new();
@@ -352,9 +415,19 @@ async fn follow_once(
     exchange.lock().await.load().await?;
     let (behind, gone) = {
         let pods = node.pods.borrow();
-        let behind: Vec<_> = pods.behind().map(|(pod, record)| (pod.clone(), record.clone())).collect();
+        let behind: Vec<_> = pods
+            .behind()
+            .map(|(pod, record)| (pod.clone(), record.clone()))
+            .collect();
         let is_gone = |uid: &&PodUid| pods.is_current() && pods.get(uid).is_none();
-        let gone: BTreeSet<PodUid> = pods.exchanged().into_iter().flatten().map(|(uid, _)| uid).filter(is_gone).cloned().collect();
+        let gone: BTreeSet<PodUid> = pods
+            .exchanged()
+            .into_iter()
+            .flatten()
+            .map(|(uid, _)| uid)
+            .filter(is_gone)
+            .cloned()
+            .collect();
         (behind, gone)
     };
     gone_since.retain(|uid, _| gone.contains(uid));
@@ -364,7 +437,11 @@ async fn follow_once(
     for (pod, record) in behind {
         annotate(client, &pod, &annotations(node, &pod, &record)).await?;
     }
-    let overdue: BTreeSet<PodUid> = gone_since.iter().filter(|(_, since)| since.elapsed() >= LINGER).map(|(uid, _)| uid.clone()).collect();
+    let overdue: BTreeSet<PodUid> = gone_since
+        .iter()
+        .filter(|(_, since)| since.elapsed() >= LINGER)
+        .map(|(uid, _)| uid.clone())
+        .collect();
     if !overdue.is_empty() {
         exchange.lock().await.forget(&overdue).await?;
         gone_since.retain(|uid, _| !overdue.contains(uid));
@@ -377,13 +454,22 @@ fn annotations(node: &NodeState, pod: &NodePod, allocations: &DeviceAllocations)
     let placement = pod.placement.as_ref().ok();
     let fleet = node.fleet.borrow();
     let gpu = placement.and_then(|placement| placement.gpus.first());
-    let gpu = gpu.and_then(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu))).map(|entry| &entry.gpu);
-    let gpushare = placement.and_then(|placement| placement.gpushare).zip(gpu).map(|(record, gpu)| GpushareRecord {
-        idx: gpu.minor,
-        device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
-        ..record
-    });
-    let record = Record { allocations: allocations.clone(), assumed_at: placement.map(|placement| placement.assumed_at), gpushare };
+    let gpu = gpu
+        .and_then(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu)))
+        .map(|entry| &entry.gpu);
+    let gpushare = placement
+        .and_then(|placement| placement.gpushare)
+        .zip(gpu)
+        .map(|(record, gpu)| GpushareRecord {
+            idx: gpu.minor,
+            device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
+            ..record
+        });
+    let record = Record {
+        allocations: allocations.clone(),
+        assumed_at: placement.map(|placement| placement.assumed_at),
+        gpushare,
+    };
     let mut annotations = record.annotations();
     // Somebody else writes that.
     annotations.remove(MEM_ASSIGNED);
@@ -394,17 +480,34 @@ fn annotations(node: &NodeState, pod: &NodePod, allocations: &DeviceAllocations)
 ///
 /// # Errors
 /// It was not done, or nobody knows.
-pub async fn annotate(client: &Client, pod: &NodePod, annotations: &BTreeMap<String, String>) -> anyhow::Result<()> {
+pub async fn annotate(
+    client: &Client,
+    pod: &NodePod,
+    annotations: &BTreeMap<String, String>,
+) -> anyhow::Result<()> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let patch = json!({"metadata": {"uid": pod.uid.as_str(), "annotations": annotations}});
-    match timeout(REQUEST_LIMIT, api.patch(&pod.name, &PatchParams::default(), &Patch::Merge(&patch))).await? {
+    match timeout(
+        REQUEST_LIMIT,
+        api.patch(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)),
+    )
+    .await?
+    {
         Ok(_) => {
-            info!(pod = pod.display_name(), "the pod's record is written into its annotations");
+            info!(
+                pod = pod.display_name(),
+                "the pod's record is written into its annotations"
+            );
             Ok(())
         }
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Ok(()),
-        Err(error) => Err(anyhow::anyhow!(one_line(&error)).context(format!("cannot write annotations of pod {}", pod.display_name()))),
+        Err(kube::Error::Api(status))
+            if status.code == 409 && status.message.to_lowercase().contains("uid") =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(anyhow::anyhow!(one_line(&error))
+            .context(format!("cannot write annotations of pod {}", pod.display_name()))),
     }
 }
 

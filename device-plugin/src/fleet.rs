@@ -72,7 +72,11 @@ pub struct Fleet {
 
 /// What devices of a type are called before people.
 pub fn type_name(device_type: &str) -> &str {
-    if device_type == TYPE_GPU { "GPU" } else { device_type }
+    if device_type == TYPE_GPU {
+        "GPU"
+    } else {
+        device_type
+    }
 }
 
 /// What records name a device by.
@@ -86,13 +90,19 @@ pub struct DeviceKey {
 
 impl From<&Gpu> for DeviceKey {
     fn from(gpu: &Gpu) -> Self {
-        Self { id: gpu.uuid.clone(), minor: gpu.minor }
+        Self {
+            id: gpu.uuid.clone(),
+            minor: gpu.minor,
+        }
     }
 }
 
 impl From<&OtherDevice> for DeviceKey {
     fn from(device: &OtherDevice) -> Self {
-        Self { id: device.id.clone(), minor: device.minor }
+        Self {
+            id: device.id.clone(),
+            minor: device.minor,
+        }
     }
 }
 
@@ -133,7 +143,9 @@ pub enum Unavailable {
         message: String,
     },
     /// It is for pods that take whole devices.
-    #[error("GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs")]
+    #[error(
+        "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs"
+    )]
     NotShared(GpuUuid),
 }
 
@@ -142,16 +154,53 @@ impl Fleet {
     pub fn new(inventory: Inventory, ids: IdScheme) -> Self {
         let ids = ids.with(&inventory);
         let message = || "no trouble has been reported".to_owned();
-        let gpu = |gpu: Gpu| FleetGpu { is_shared: ids.knows(&gpu.uuid), gpu, is_healthy: true, reason: None, message: message() };
-        let other = |device| FleetDevice { device, is_healthy: true, reason: None, message: message() };
-        let Inventory { gpus, others, links, partitions, partition_policy, needs_driver, driver_version, vendor, .. } = inventory;
-        let (gpus, others) = (gpus.into_iter().map(gpu).collect(), others.into_iter().map(other).collect());
-        Self { gpus, others, ids, links, partitions, partition_policy, needs_driver, driver_version, vendor, is_recalled: true }
+        let gpu = |gpu: Gpu| FleetGpu {
+            is_shared: ids.knows(&gpu.uuid),
+            gpu,
+            is_healthy: true,
+            reason: None,
+            message: message(),
+        };
+        let other = |device| FleetDevice {
+            device,
+            is_healthy: true,
+            reason: None,
+            message: message(),
+        };
+        let Inventory {
+            gpus,
+            others,
+            links,
+            partitions,
+            partition_policy,
+            needs_driver,
+            driver_version,
+            vendor,
+            ..
+        } = inventory;
+        let (gpus, others) = (
+            gpus.into_iter().map(gpu).collect(),
+            others.into_iter().map(other).collect(),
+        );
+        Self {
+            gpus,
+            others,
+            ids,
+            links,
+            partitions,
+            partition_policy,
+            needs_driver,
+            driver_version,
+            vendor,
+            is_recalled: true,
+        }
     }
 
     /// The devices of a type other than GPUs, such as `rdma`, by minor number.
     pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice> {
-        self.others.iter().filter(move |entry| entry.device.device_type == device_type)
+        self.others
+            .iter()
+            .filter(move |entry| entry.device.device_type == device_type)
     }
 
     /// The devices of a type, GPUs included.
@@ -171,12 +220,19 @@ impl Fleet {
             numa_node: entry.device.place.numa_node,
         };
         let gpus = self.gpus.iter().filter(move |_| device_type == TYPE_GPU).map(gpu);
-        gpus.chain(self.others.iter().filter(move |entry| entry.device.device_type == device_type).map(other))
+        gpus.chain(
+            self.others
+                .iter()
+                .filter(move |entry| entry.device.device_type == device_type)
+                .map(other),
+        )
     }
 
     /// The device of a resource that a record names so, sick or not.
     pub fn find(&self, resource: Served, name: &DeviceName) -> Option<DeviceKey> {
-        self.entries(resource.device_type()).map(|entry| entry.key).find(|key| name.is(key))
+        self.entries(resource.device_type())
+            .map(|entry| entry.key)
+            .find(|key| name.is(key))
     }
 
     /// Whether kubelet is told of a resource.
@@ -210,7 +266,11 @@ impl Fleet {
                 return Err(Unavailable::NotShared(id));
             }
             if !entry.is_healthy {
-                return Err(Unavailable::Unhealthy { device_type, id, message: entry.message.to_owned() });
+                return Err(Unavailable::Unhealthy {
+                    device_type,
+                    id,
+                    message: entry.message.to_owned(),
+                });
             }
             if !found.contains(&id) {
                 found.push(id);

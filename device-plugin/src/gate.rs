@@ -115,7 +115,9 @@ pub enum Held {
         source: ExchangeFailed,
     },
     /// Whoever it could exchange records with may have the same devices.
-    #[error("pod {pod} was given devices that are counted for pod {other}, and it is not known yet what that one was given")]
+    #[error(
+        "pod {pod} was given devices that are counted for pod {other}, and it is not known yet what that one was given"
+    )]
     Unsettled {
         /// The pod.
         pod: String,
@@ -135,7 +137,9 @@ pub enum Held {
         source: SpecError,
     },
     /// The errors that an earlier process saw on the devices are not known yet.
-    #[error("it is not known yet which devices were unhealthy before the plugin started: the API server does not answer")]
+    #[error(
+        "it is not known yet which devices were unhealthy before the plugin started: the API server does not answer"
+    )]
     NotRecalled,
     /// No container of this node can get a device.
     #[error("pod {pod}: this node cannot inject devices: {problem}")]
@@ -172,7 +176,9 @@ pub struct Gate {
 
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Gate")
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
     }
 }
 
@@ -193,7 +199,13 @@ struct Start<'a> {
 
 impl Gate {
     /// A gate that has let nobody start yet.
-    pub fn new(client: Client, policy: Policy, exchange: Arc<Mutex<Exchange>>, recorder: Recorder, metrics: Metrics) -> Self {
+    pub fn new(
+        client: Client,
+        policy: Policy,
+        exchange: Arc<Mutex<Exchange>>,
+        recorder: Recorder,
+        metrics: Metrics,
+    ) -> Self {
         let lister = Lister::new(policy.pod_resources.clone());
         Self {
             client,
@@ -233,15 +245,30 @@ impl Gate {
                 self.held.hold(resource, &ids, HeldReason::from(held));
                 self.metrics.count(Outcome::Refused);
                 let (node_name, resource) = (self.recorder.node_name(), node.settings.names.of(resource));
-                warn!(node = node_name, resource, count = ids.len(), reason = one_line(held), "a container is held");
+                warn!(
+                    node = node_name,
+                    resource,
+                    count = ids.len(),
+                    reason = one_line(held),
+                    "a container is held"
+                );
             }
         }
         opened
     }
 
-    async fn try_open(&self, node: &NodeState, resource: Served, ids: &[String], until: Instant) -> Result<(), Held> {
+    async fn try_open(
+        &self,
+        node: &NodeState,
+        resource: Served,
+        ids: &[String],
+        until: Instant,
+    ) -> Result<(), Held> {
         let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
-        if !matches!(timeout_at(until, fleet.wait_for(|fleet| fleet.is_recalled)).await, Ok(Ok(_))) {
+        if !matches!(
+            timeout_at(until, fleet.wait_for(|fleet| fleet.is_recalled)).await,
+            Ok(Ok(_))
+        ) {
             return Err(Held::NotRecalled);
         }
         loop {
@@ -255,10 +282,21 @@ impl Gate {
                             until_resolved(node, &files).await;
                             return Ok(());
                         }
-                        Ok(Decision::LookAgain(_)) if Instant::now() < until => tokio::time::sleep(SOON).await,
+                        Ok(Decision::LookAgain(_)) if Instant::now() < until => {
+                            tokio::time::sleep(SOON).await;
+                        }
                         Ok(Decision::LookAgain(other)) => {
-                            let name = |uid| node.pods.borrow().get(uid).map(NodePod::display_name).unwrap_or_default();
-                            let held = Held::Unsettled { pod: name(&start.uid), other: name(&other) };
+                            let name = |uid| {
+                                node.pods
+                                    .borrow()
+                                    .get(uid)
+                                    .map(NodePod::display_name)
+                                    .unwrap_or_default()
+                            };
+                            let held = Held::Unsettled {
+                                pod: name(&start.uid),
+                                other: name(&other),
+                            };
                             self.tell(node, &start.uid, &held).await;
                             return Err(held);
                         }
@@ -290,7 +328,10 @@ impl Gate {
         let look = async || {
             let listed = self.lister.list(&node.settings.names).await;
             // After the list, so that it is no older.
-            Look { listed: listed.map(Arc::new), written: node.checkpoint().and_then(Checkpoint::read) }
+            Look {
+                listed: listed.map(Arc::new),
+                written: node.checkpoint().and_then(Checkpoint::read),
+            }
         };
         self.looks.look(look).await
     }
@@ -300,14 +341,30 @@ impl Gate {
         exchange.load_for(&start.uid).await.map_err(Held::NotLoaded)?;
         let written = &look.written.clone().unwrap_or_default();
         for _ in 0..MOST_EXCHANGES {
-            let knowledge = Knowledge { is_written_known: look.written.is_some(), is_young: self.is_young() };
-            let Judged { pod, verdict, beside, is_by_spec, is_inherited } = judge(node, written, knowledge, start)?;
+            let knowledge = Knowledge {
+                is_written_known: look.written.is_some(),
+                is_young: self.is_young(),
+            };
+            let Judged {
+                pod,
+                verdict,
+                beside,
+                is_by_spec,
+                is_inherited,
+            } = judge(node, written, knowledge, start)?;
             if is_by_spec && let Some(problem) = node.no_injection(start.resource.device_type()) {
-                return Err(Held::NoInjection { pod: pod.display_name(), problem });
+                return Err(Held::NoInjection {
+                    pod: pod.display_name(),
+                    problem,
+                });
             }
             match verdict {
                 Verdict::Confirm => {
-                    let files = if is_by_spec { prepare(node, &pod, written, start)? } else { Files::new() };
+                    let files = if is_by_spec {
+                        prepare(node, &pod, written, start)?
+                    } else {
+                        Files::new()
+                    };
                     node.ledger().confirm(&pod.uid);
                     node.ledger().start(start.resource, start.ids);
                     node.answered.notify_one();
@@ -316,10 +373,18 @@ impl Gate {
                 }
                 Verdict::LookAgain(other) => return Ok(Decision::LookAgain(other)),
                 Verdict::Exchange(other) => {
-                    let name = node.pods.borrow().get(&other).map(NodePod::display_name).unwrap_or_default();
+                    let name = node
+                        .pods
+                        .borrow()
+                        .get(&other)
+                        .map(NodePod::display_name)
+                        .unwrap_or_default();
                     let swapped = exchange.swap(node, (&pod.uid, &other), &beside).await;
-                    let n_swapped =
-                        swapped.map_err(|source| Held::NotExchanged { pod: pod.display_name(), other: name.clone(), source })?;
+                    let n_swapped = swapped.map_err(|source| Held::NotExchanged {
+                        pod: pod.display_name(),
+                        other: name.clone(),
+                        source,
+                    })?;
                     for _ in 0..n_swapped {
                         self.metrics.count(Outcome::Exchanged);
                     }
@@ -337,8 +402,15 @@ impl Gate {
                         Err(held) => return Err(held),
                     }
                 }
-                Verdict::Refuse(refusal) if is_inherited && survives(start.resource, &refusal) => return Ok(start_again(&pod, &refusal)),
-                Verdict::Refuse(refusal) => return Err(Held::Refused { pod: pod.display_name(), refusal }),
+                Verdict::Refuse(refusal) if is_inherited && survives(start.resource, &refusal) => {
+                    return Ok(start_again(&pod, &refusal));
+                }
+                Verdict::Refuse(refusal) => {
+                    return Err(Held::Refused {
+                        pod: pod.display_name(),
+                        refusal,
+                    });
+                }
             }
         }
         Ok(Decision::LookAgain(start.uid.clone()))
@@ -346,9 +418,16 @@ impl Gate {
 
     /// Logs a start that the pod's record and kubelet agree on: pod, container, and the devices with their amounts.
     fn log_start(&self, node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_>) {
-        let record = pod.placement.as_ref().map(|placement| placement.to_allocations(node.settings.memory_unit));
-        let devices = record.ok().and_then(|record| serde_json::to_string(record.get(start.resource.device_type())?).ok());
-        let is_own = |entry: &&Allocated| entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids;
+        let record = pod
+            .placement
+            .as_ref()
+            .map(|placement| placement.to_allocations(node.settings.memory_unit));
+        let devices = record
+            .ok()
+            .and_then(|record| serde_json::to_string(record.get(start.resource.device_type())?).ok());
+        let is_own = |entry: &&Allocated| {
+            entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids
+        };
         info!(
             pod = pod.display_name(),
             container = written.iter().find(is_own).map(|entry| entry.container.as_str()),
@@ -362,7 +441,9 @@ impl Gate {
 
     /// Tells the pod's owner, and evicts the pod if it is past help and the policy says so.
     async fn tell(&self, node: &NodeState, uid: &PodUid, held: &Held) {
-        let Some(pod) = node.pods.borrow().get(uid).cloned() else { return };
+        let Some(pod) = node.pods.borrow().get(uid).cloned() else {
+            return;
+        };
         let (reason, is_final) = match held {
             Held::Refused { refusal, .. } => (refusal_reason(refusal), refusal.is_final()),
             Held::NotAdopted { .. } => ("GPUNotPlaced", false),
@@ -384,9 +465,16 @@ impl Gate {
         match evict(&self.client, pod).await {
             Ok(()) => {
                 self.metrics.count(Outcome::Evicted);
-                info!(pod = pod.display_name(), "evicted, as it sees devices that are not counted for it");
+                info!(
+                    pod = pod.display_name(),
+                    "evicted, as it sees devices that are not counted for it"
+                );
             }
-            Err(error) => warn!(pod = pod.display_name(), error = one_line(&error), "trying again at its next start"),
+            Err(error) => warn!(
+                pod = pod.display_name(),
+                error = one_line(&error),
+                "trying again at its next start"
+            ),
         }
     }
 }
@@ -425,7 +513,10 @@ fn survives(resource: Served, refusal: &Refusal) -> bool {
 
 fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> Decision {
     let (pod, reason) = (pod.display_name(), one_line(reason));
-    warn!(pod, reason, "a container of a running pod starts again with what it was given before this plugin came");
+    warn!(
+        pod,
+        reason, "a container of a running pod starts again with what it was given before this plugin came"
+    );
     Decision::Start(Files::new())
 }
 
@@ -449,7 +540,12 @@ struct Knowledge {
 }
 
 /// What is to be done with the start of this pod's container, by what is known now.
-fn judge(node: &NodeState, written: &Arc<Vec<Allocated>>, knowledge: Knowledge, start: &Start<'_>) -> Result<Judged, Held> {
+fn judge(
+    node: &NodeState,
+    written: &Arc<Vec<Allocated>>,
+    knowledge: Knowledge,
+    start: &Start<'_>,
+) -> Result<Judged, Held> {
     let offered = node.offered();
     let pods = node.pods.borrow();
     let mut ledger = node.ledger();
@@ -460,69 +556,147 @@ fn judge(node: &NodeState, written: &Arc<Vec<Allocated>>, knowledge: Knowledge, 
     if start.resource.device_type() == TYPE_GPU
         && let Err(refusal) = verdict::check_all_devices(&pod, &fleet, node.settings.allows_all_devices)
     {
-        return Ok(Judged { pod, verdict: Verdict::Refuse(refusal), beside: Vec::new(), is_by_spec: false, is_inherited: false });
+        return Ok(Judged {
+            pod,
+            verdict: Verdict::Refuse(refusal),
+            beside: Vec::new(),
+            is_by_spec: false,
+            is_inherited: false,
+        });
     }
     let variable = &node.settings.visible_devices_env;
-    let is_own = |entry: &&Allocated| entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids;
+    let is_own = |entry: &&Allocated| {
+        entry.pod == start.uid && entry.resource == start.resource && entry.ids == start.ids
+    };
     // Containers of the pod that hold the same IDs were answered alike, or one of them cannot be helped.
-    let kept = written.iter().filter(is_own).map(|entry| &entry.answer).next().or_else(|| ledger.response(start.resource, start.ids));
+    let kept = written
+        .iter()
+        .filter(is_own)
+        .map(|entry| &entry.answer)
+        .next()
+        .or_else(|| ledger.response(start.resource, start.ids));
     // A pod runs once all its containers have been created: this is none's first start, and kubelet repeats the answer of then.
     let ran_before = pod.stage == Stage::Running && ledger.response(start.resource, start.ids).is_none();
     let Some(kept) = kept else {
         let verdict = Verdict::Refuse(Refusal::Unknown);
-        return Ok(Judged { pod, verdict, beside: Vec::new(), is_by_spec: false, is_inherited: ran_before });
+        return Ok(Judged {
+            pod,
+            verdict,
+            beside: Vec::new(),
+            is_by_spec: false,
+            is_inherited: ran_before,
+        });
     };
     let containers = containers_of(&pod, written, start);
     let own = sight::of_answer(start.resource, kept, variable, &fleet);
     if own.is_none() && must_speak(&pod, &containers, start.resource) {
         let verdict = Verdict::Refuse(Refusal::Unknown);
-        return Ok(Judged { pod, verdict, beside: Vec::new(), is_by_spec: false, is_inherited: ran_before });
+        return Ok(Judged {
+            pod,
+            verdict,
+            beside: Vec::new(),
+            is_by_spec: false,
+            is_inherited: ran_before,
+        });
     }
     let is_by_spec = own == Some(Sight::Spec);
     let mut seen = sight::of_pod(written, &start.uid, variable, &fleet);
     if let Some(own) = own {
         sight::add(&mut seen, start.resource.device_type(), own);
     }
-    let Knowledge { is_written_known, is_young } = knowledge;
+    let Knowledge {
+        is_written_known,
+        is_young,
+    } = knowledge;
     let unit = node.settings.memory_unit;
-    let evidence = Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known, is_young, variable, unit };
+    let evidence = Evidence {
+        pods: &pods,
+        fleet: &fleet,
+        ledger: &ledger,
+        written,
+        is_written_known,
+        is_young,
+        variable,
+        unit,
+    };
     let verdict = match evidence.judge(&pod, &seen) {
         Verdict::Confirm if !is_by_spec => {
-            let kept = Kept { pod: &pod, containers: &containers, resource: start.resource, answer: kept };
-            kept.check(&node.settings, &fleet).map_or_else(Verdict::Refuse, |()| Verdict::Confirm)
+            let kept = Kept {
+                pod: &pod,
+                containers: &containers,
+                resource: start.resource,
+                answer: kept,
+            };
+            kept.check(&node.settings, &fleet)
+                .map_or_else(Verdict::Refuse, |()| Verdict::Confirm)
         }
         Verdict::Confirm if !node.is_cdi_proven() => {
             let variable = sets_variable(&pod, &containers, variable);
             variable.map_or(Verdict::Confirm, |container| {
-                Verdict::Refuse(Refusal::OverridesVoid { container, variable: node.settings.visible_devices_env.clone() })
+                Verdict::Refuse(Refusal::OverridesVoid {
+                    container,
+                    variable: node.settings.visible_devices_env.clone(),
+                })
             })
         }
         verdict => verdict,
     };
-    let beside = if let Verdict::Exchange(other) = &verdict { evidence.exchanges_beside(&pod, other) } else { Vec::new() };
-    Ok(Judged { pod, verdict, beside, is_by_spec, is_inherited: ran_before && !is_by_spec })
+    let beside = if let Verdict::Exchange(other) = &verdict {
+        evidence.exchanges_beside(&pod, other)
+    } else {
+        Vec::new()
+    };
+    Ok(Judged {
+        pod,
+        verdict,
+        beside,
+        is_by_spec,
+        is_inherited: ran_before && !is_by_spec,
+    })
 }
 
 /// The containers of the pod that may be the one which starts: those that kubelet has given these IDs, else those that ask for
 /// so many.
 fn containers_of<'a>(pod: &'a NodePod, written: &'a [Allocated], start: &Start<'_>) -> Vec<&'a str> {
-    let is_own = |entry: &&Allocated| entry.pod == pod.uid && entry.resource == start.resource && entry.ids == start.ids;
-    let named: Vec<&str> = written.iter().filter(is_own).map(|entry| &*entry.container).collect();
+    let is_own = |entry: &&Allocated| {
+        entry.pod == pod.uid && entry.resource == start.resource && entry.ids == start.ids
+    };
+    let named: Vec<&str> = written
+        .iter()
+        .filter(is_own)
+        .map(|entry| &*entry.container)
+        .collect();
     let asks = |container: &&ContainerRequest| start.resource.count(container) == start.ids.len() as u64;
-    if named.is_empty() { pod.containers.iter().filter(asks).map(|container| &*container.name).collect() } else { named }
+    if named.is_empty() {
+        pod.containers
+            .iter()
+            .filter(asks)
+            .map(|container| &*container.name)
+            .collect()
+    } else {
+        named
+    }
 }
 
 /// The first of these containers that sets the vendor's variable itself to something that may show it a GPU. With CDI that
 /// means nothing; where the runtime drops CDI devices it would win over the answer.
 fn sets_variable(pod: &NodePod, containers: &[&str], variable: &str) -> Option<String> {
     let shows_none = |value: &str| matches!(value, "" | "void" | "none");
-    let own = pod.variables.iter().filter(|own| own.name == variable && containers.contains(&&*own.container));
-    own.into_iter().find(|own| !own.value.as_deref().is_some_and(shows_none)).map(|own| own.container.clone())
+    let own = pod
+        .variables
+        .iter()
+        .filter(|own| own.name == variable && containers.contains(&&*own.container));
+    own.into_iter()
+        .find(|own| !own.value.as_deref().is_some_and(shows_none))
+        .map(|own| own.container.clone())
 }
 
 /// Whether the answer for this resource says what the container sees, whichever of these it is.
 fn must_speak(pod: &NodePod, containers: &[&str], resource: Served) -> bool {
-    let mut asking = pod.containers.iter().filter(|container| containers.contains(&&*container.name) && resource.count(container) > 0);
+    let mut asking = pod
+        .containers
+        .iter()
+        .filter(|container| containers.contains(&&*container.name) && resource.count(container) > 0);
     !containers.is_empty() && asking.all(|container| inject::speaks(resource, container))
 }
 

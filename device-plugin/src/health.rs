@@ -151,8 +151,15 @@ pub struct Policy {
 /// Three answers over at least a minute; no XID is ignored, and some are known to be caused by applications.
 impl Default for Policy {
     fn default() -> Self {
-        let (ignored_xids, application_xids, reset_xids) = (Xids::none(), Xids::of_applications(), Xids::of_resets());
-        Self { ignored_xids, application_xids, reset_xids, answers: NonZeroU32::MIN.saturating_add(2), quiet: Duration::from_secs(60) }
+        let (ignored_xids, application_xids, reset_xids) =
+            (Xids::none(), Xids::of_applications(), Xids::of_resets());
+        Self {
+            ignored_xids,
+            application_xids,
+            reset_xids,
+            answers: NonZeroU32::MIN.saturating_add(2),
+            quiet: Duration::from_secs(60),
+        }
     }
 }
 
@@ -176,10 +183,21 @@ impl Course {
     /// Notes trouble; it is a relapse if the device has recovered only lately.
     fn trouble(&mut self, reason: Reason, needs_reset: bool, now: Duration) {
         if self.illness.is_none() {
-            let is_relapse = self.recovered.is_some_and(|recovered| now.saturating_sub(recovered) <= RELAPSE_WITHIN);
-            self.relapses = if is_relapse { self.relapses.saturating_add(1) } else { 0 };
+            let is_relapse = self
+                .recovered
+                .is_some_and(|recovered| now.saturating_sub(recovered) <= RELAPSE_WITHIN);
+            self.relapses = if is_relapse {
+                self.relapses.saturating_add(1)
+            } else {
+                0
+            };
         }
-        self.illness = Some(Illness { reason, needs_reset, since: now, answers: 0 });
+        self.illness = Some(Illness {
+            reason,
+            needs_reset,
+            since: now,
+            answers: 0,
+        });
     }
 
     /// Counts an answered probe; the device recovers if it is the last that was missing.
@@ -192,7 +210,12 @@ impl Course {
         }
         let message = recovery(illness, now);
         (self.illness, self.recovered) = (None, Some(now));
-        Some(HealthChange { uuid: uuid.clone(), healthy: true, reason: Reason::Recovered, message })
+        Some(HealthChange {
+            uuid: uuid.clone(),
+            healthy: true,
+            reason: Reason::Recovered,
+            message,
+        })
     }
 }
 
@@ -218,7 +241,10 @@ pub struct Health {
 impl Health {
     /// Devices are healthy until something is seen of them.
     pub fn new(policy: Policy, devices: impl IntoIterator<Item = GpuUuid>) -> Self {
-        let devices = devices.into_iter().map(|uuid| (uuid, Course::default())).collect();
+        let devices = devices
+            .into_iter()
+            .map(|uuid| (uuid, Course::default()))
+            .collect();
         Self { policy, devices }
     }
 
@@ -234,7 +260,9 @@ impl Health {
 
     /// Whether pods may be placed on the device; an unknown device is not healthy.
     pub fn is_healthy(&self, uuid: &GpuUuid) -> bool {
-        self.devices.get(uuid).is_some_and(|course| course.illness.is_none())
+        self.devices
+            .get(uuid)
+            .is_some_and(|course| course.illness.is_none())
     }
 
     /// Why the device is unhealthy, if it is.
@@ -244,17 +272,27 @@ impl Health {
 
     /// Begins with an XID that a predecessor of this process saw at `since`, unless the policy ignores it.
     pub fn recall(&mut self, now: Duration, uuid: &GpuUuid, xid: u64, since: &str) -> Option<HealthChange> {
-        let seen = Observation { device: Some(uuid.clone()), kind: ObservationKind::Xid(xid) };
+        let seen = Observation {
+            device: Some(uuid.clone()),
+            kind: ObservationKind::Xid(xid),
+        };
         let change = self.observe(now, &seen)?;
         let cure = cure(self.policy.needs_reset(Reason::Xid(xid)));
-        let message = format!("the driver reported critical error XID {xid} before this process began; unhealthy since {since}{cure}");
+        let message = format!(
+            "the driver reported critical error XID {xid} before this process began; unhealthy since {since}{cure}"
+        );
         Some(HealthChange { message, ..change })
     }
 
     /// The fault of an application that an observation tells of, if it is one of a device of ours.
     pub fn fault(&self, seen: &Observation) -> Option<Fault> {
-        let ObservationKind::Xid(xid) = seen.kind else { return None };
-        let uuid = seen.device.clone().filter(|uuid| self.devices.contains_key(uuid))?;
+        let ObservationKind::Xid(xid) = seen.kind else {
+            return None;
+        };
+        let uuid = seen
+            .device
+            .clone()
+            .filter(|uuid| self.devices.contains_key(uuid))?;
         (self.policy.class_of(xid) == XidClass::Application).then_some(Fault { uuid, xid })
     }
 
@@ -274,10 +312,20 @@ impl Health {
                 return course.answer(&self.policy, uuid, now);
             }
             ObservationKind::Xid(xid) if self.policy.class_of(*xid) != XidClass::Device => return None,
-            ObservationKind::Xid(xid) => (Reason::Xid(*xid), format!("the driver reported critical error XID {xid}")),
-            ObservationKind::NeedsReset(how) => (Reason::NeedsReset, format!("the device must be reset: {how}")),
-            ObservationKind::Lost => (Reason::Lost, "the device fell off the bus or is not listed any more".to_owned()),
-            ObservationKind::Failed(how) => (Reason::ProbeFailed, format!("the device does not answer: {how}")),
+            ObservationKind::Xid(xid) => (
+                Reason::Xid(*xid),
+                format!("the driver reported critical error XID {xid}"),
+            ),
+            ObservationKind::NeedsReset(how) => {
+                (Reason::NeedsReset, format!("the device must be reset: {how}"))
+            }
+            ObservationKind::Lost => (
+                Reason::Lost,
+                "the device fell off the bus or is not listed any more".to_owned(),
+            ),
+            ObservationKind::Failed(how) => {
+                (Reason::ProbeFailed, format!("the device does not answer: {how}"))
+            }
             ObservationKind::PortDown(states) => (Reason::PortDown, format!("no port is active: {states}")),
         };
         let before = course.illness;
@@ -286,7 +334,10 @@ impl Health {
         let needs_reset = waits || self.policy.needs_reset(reason);
         // A driver that says no more than that a reset is needed does not hide the error that led to it.
         let reason = match before {
-            Some(Illness { reason: xid @ Reason::Xid(_), .. }) if reason == Reason::NeedsReset => xid,
+            Some(Illness {
+                reason: xid @ Reason::Xid(_),
+                ..
+            }) if reason == Reason::NeedsReset => xid,
             _ => reason,
         };
         course.trouble(reason, needs_reset, now);
@@ -298,7 +349,12 @@ impl Health {
                 self.policy.quiet_after(n).as_secs()
             ),
         };
-        (before.map(|illness| illness.reason) != Some(reason)).then(|| HealthChange { uuid: uuid.clone(), healthy: false, reason, message })
+        (before.map(|illness| illness.reason) != Some(reason)).then(|| HealthChange {
+            uuid: uuid.clone(),
+            healthy: false,
+            reason,
+            message,
+        })
     }
 
     /// Makes a sick device healthy because an operator says so; the next trouble makes it sick again.
@@ -307,7 +363,12 @@ impl Health {
         let illness = course.illness.take()?;
         course.recovered = Some(now);
         let message = format!("an operator has cleared {}", illness.reason);
-        Some(HealthChange { uuid: uuid.clone(), healthy: true, reason: Reason::Cleared, message })
+        Some(HealthChange {
+            uuid: uuid.clone(),
+            healthy: true,
+            reason: Reason::Cleared,
+            message,
+        })
     }
 }
 
@@ -328,7 +389,9 @@ impl Policy {
         match reason {
             Reason::Xid(xid) => self.reset_xids.contains(xid),
             Reason::NeedsReset => true,
-            Reason::Lost | Reason::ProbeFailed | Reason::PortDown | Reason::Recovered | Reason::Cleared => false,
+            Reason::Lost | Reason::ProbeFailed | Reason::PortDown | Reason::Recovered | Reason::Cleared => {
+                false
+            }
         }
     }
 
@@ -341,11 +404,20 @@ impl Policy {
 
 /// The end of a message about trouble.
 fn cure(needs_reset: bool) -> &'static str {
-    if needs_reset { "; it stays unhealthy until it has been reset or an operator clears it" } else { "" }
+    if needs_reset {
+        "; it stays unhealthy until it has been reset or an operator clears it"
+    } else {
+        ""
+    }
 }
 
 fn recovery(illness: &Illness, now: Duration) -> String {
-    let Illness { reason, since, answers, .. } = illness;
+    let Illness {
+        reason,
+        since,
+        answers,
+        ..
+    } = illness;
     let quiet = now.saturating_sub(*since).as_secs();
     format!("the device answered {answers} probes in {quiet} s without trouble since {reason}")
 }

@@ -106,19 +106,31 @@ pub enum Unidentified {
 ///
 /// # Errors
 /// Why nobody can be named; the caller decides whether to wait for more pods.
-pub fn identify(pods: &Pods, ledger: &Ledger, call: &Call<'_>, patience: Patience) -> Result<Found, Unidentified> {
+pub fn identify(
+    pods: &Pods,
+    ledger: &Ledger,
+    call: &Call<'_>,
+    patience: Patience,
+) -> Result<Found, Unidentified> {
     let is_over = patience == Patience::Over;
-    let admitting = ledger.admitting().and_then(|uid| pods.get(uid)).filter(|pod| is_candidate(pod, ledger));
+    let admitting = ledger
+        .admitting()
+        .and_then(|uid| pods.get(uid))
+        .filter(|pod| is_candidate(pod, ledger));
     if let Some(found) = admitting.and_then(|pod| due(pods, pod, ledger, call)) {
         return Ok(found);
     }
     let choice = first_due(pods, ledger, call);
     // What kubelet itself has written down is not put right.
     let open_to_doubt = admitting.filter(|pod| !ledger.is_from_before(&pod.uid));
-    if let Some((corrected, is_harmless)) = open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call)) {
+    if let Some((corrected, is_harmless)) =
+        open_to_doubt.and_then(|mistaken| correct(pods, ledger, mistaken, call))
+    {
         let goes_on = |choice: &Found| {
             let placement = choice.placement.as_ref();
-            pods.get(&corrected.pod).zip(placement).is_some_and(|(pod, placement)| has_devices(pod, placement))
+            pods.get(&corrected.pod)
+                .zip(placement)
+                .is_some_and(|(pod, placement)| has_devices(pod, placement))
         };
         return match choice {
             // Nothing has gone wrong if the devices are the same, so that is believed first.
@@ -157,7 +169,9 @@ pub fn preferred(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found>
 impl Found {
     /// Whether it was found for a call like this one.
     fn answers(&self, call: &Call<'_>) -> bool {
-        self.steps.last().is_some_and(|step| step.resource == call.resource && step.count == call.count)
+        self.steps
+            .last()
+            .is_some_and(|step| step.resource == call.resource && step.count == call.count)
     }
 }
 
@@ -175,16 +189,28 @@ fn candidate<'a>(pod: &'a NodePod, ledger: &Ledger) -> Option<&'a Placement> {
 
 /// Whether kubelet has gone on to later pods without this one, though nothing kept it from it.
 fn is_passed_over(pods: &Pods, pod: &NodePod, ledger: &Ledger) -> bool {
-    let admitted = || pods.iter().filter(|pod| matches!(pod.stage, Stage::Admitted | Stage::Running));
+    let admitted = || {
+        pods.iter()
+            .filter(|pod| matches!(pod.stage, Stage::Admitted | Stage::Running))
+    };
     if let Some(own) = pod.assumed_at() {
-        return pod.deleting && admitted().map(NodePod::assumed_at).chain([ledger.latest_assumed()]).any(|later| later > Some(own));
+        return pod.deleting
+            && admitted()
+                .map(NodePod::assumed_at)
+                .chain([ledger.latest_assumed()])
+                .any(|later| later > Some(own));
     }
     let own = pods.arrival(&pod.uid);
-    admitted().map(|pod| pods.arrival(&pod.uid)).chain([ledger.latest_arrival()]).any(|later| later > own)
+    admitted()
+        .map(|pod| pods.arrival(&pod.uid))
+        .chain([ledger.latest_arrival()])
+        .any(|later| later > own)
 }
 
 fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
-    pod.placement.as_ref().is_ok_and(|own| own.is_on_devices_of(placement))
+    pod.placement
+        .as_ref()
+        .is_ok_and(|own| own.is_on_devices_of(placement))
 }
 
 /// The pod as the answer, if `call` is the one that it is due for.
@@ -194,22 +220,52 @@ fn due(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<F
     Some(found(pods, pod, ledger, container, steps, call))
 }
 
-fn found(pods: &Pods, pod: &NodePod, ledger: &Ledger, container: usize, steps: &[Step], call: &Call<'_>) -> Found {
-    let step = Step { container, resource: call.resource, count: call.count };
+fn found(
+    pods: &Pods,
+    pod: &NodePod,
+    ledger: &Ledger,
+    container: usize,
+    steps: &[Step],
+    call: &Call<'_>,
+) -> Found {
+    let step = Step {
+        container,
+        resource: call.resource,
+        count: call.count,
+    };
     let steps = steps.iter().copied().chain([step]).collect();
     let record_of = ledger.record_of(&pod.uid).clone();
-    let placement = pods.get(&record_of).unwrap_or(pod).placement.as_ref().ok().cloned();
-    Found { pod: pod.uid.clone(), container, placement, record_of, steps, corrects: None }
+    let placement = pods
+        .get(&record_of)
+        .unwrap_or(pod)
+        .placement
+        .as_ref()
+        .ok()
+        .cloned();
+    Found {
+        pod: pod.uid.clone(),
+        container,
+        placement,
+        record_of,
+        steps,
+        corrects: None,
+    }
 }
 
 /// The first container that still has calls to come, for resources that kubelet knows, if this is one of them.
 fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>, serves: &[Served]) -> Option<usize> {
-    let is_answered = |container, resource| steps.iter().any(|step| step.container == container && step.resource == resource);
+    let is_answered = |container, resource| {
+        steps
+            .iter()
+            .any(|step| step.container == container && step.resource == resource)
+    };
     for (idx, container) in pod.containers.iter().enumerate() {
         let is_open = |resource: &Served| resource.count(container) > 0 && !is_answered(idx, *resource);
         let mut open = serves.iter().copied().filter(is_open).peekable();
         if open.peek().is_some() {
-            return open.any(|resource| resource == call.resource && resource.count(container) == call.count).then_some(idx);
+            return open
+                .any(|resource| resource == call.resource && resource.count(container) == call.count)
+                .then_some(idx);
         }
     }
     None
@@ -220,25 +276,48 @@ fn first_due(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let bound = pods.iter().filter(|pod| pod.stage == Stage::Bound);
     let fresh = bound.filter(|pod| ledger.steps(&pod.uid).is_empty() && !ledger.is_doubtful(&pod.uid));
     let fresh = fresh.filter(|pod| !is_passed_over(pods, pod, ledger));
-    let due = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, next_container(pod, &[], call, ledger.serves())?)));
+    let due = fresh.filter_map(|pod| {
+        Some((
+            candidate(pod, ledger)?,
+            pod,
+            next_container(pod, &[], call, ledger.serves())?,
+        ))
+    });
     let (pod, container) = best(due, ledger, call)?;
     Some(found(pods, pod, ledger, container, &[], call))
 }
 
 /// The pod without a usable record that came before `choice` and is due for the same call.
-fn first_unplaced(pods: &Pods, ledger: &Ledger, call: &Call<'_>, choice: &Found) -> Option<(Found, Unidentified)> {
+fn first_unplaced(
+    pods: &Pods,
+    ledger: &Ledger,
+    call: &Call<'_>,
+    choice: &Found,
+) -> Option<(Found, Unidentified)> {
     let place = |uid: &PodUid| (ledger.is_uncertain(uid), pods.arrival(uid));
     let unplaced_ones = pods.iter().filter(|pod| pod.placement.is_err());
-    let earlier = unplaced_ones.filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
+    let earlier = unplaced_ones
+        .filter(|pod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, ledger));
     unplaced(pods, earlier, ledger, call)
 }
 
 /// The first of these pods that has no usable record and is due for the call, and why it is to be waited for.
-fn unplaced<'a>(pods: &Pods, among: impl Iterator<Item = &'a NodePod>, ledger: &Ledger, call: &Call<'_>) -> Option<(Found, Unidentified)> {
+fn unplaced<'a>(
+    pods: &Pods,
+    among: impl Iterator<Item = &'a NodePod>,
+    ledger: &Ledger,
+    call: &Call<'_>,
+) -> Option<(Found, Unidentified)> {
     let waiting = among.filter(|pod| pod.placement.is_err() && is_candidate(pod, ledger));
-    let (pod, found) =
-        waiting.filter_map(|pod| Some((pod, due(pods, pod, ledger, call)?))).min_by_key(|(pod, _)| pods.arrival(&pod.uid))?;
-    Some((found, Unidentified::Unplaced { pod: pod.display_name() }))
+    let (pod, found) = waiting
+        .filter_map(|pod| Some((pod, due(pods, pod, ledger, call)?)))
+        .min_by_key(|(pod, _)| pods.arrival(&pod.uid))?;
+    Some((
+        found,
+        Unidentified::Unplaced {
+            pod: pod.display_name(),
+        },
+    ))
 }
 
 /// The first of these pods, with what goes with it.
@@ -249,9 +328,18 @@ fn best<'a, T>(
 ) -> Option<(&'a NodePod, T)> {
     let order = |(placement, pod, _): &(&'a Placement, &'a NodePod, T)| {
         let disagrees = !placement.includes(call.resource, call.devices);
-        (disagrees, ledger.is_uncertain(&pod.uid), placement.assumed_at, &*pod.namespace, &*pod.name, pod.uid.as_str())
+        (
+            disagrees,
+            ledger.is_uncertain(&pod.uid),
+            placement.assumed_at,
+            &*pod.namespace,
+            &*pod.name,
+            pod.uid.as_str(),
+        )
     };
-    candidates.min_by(|one, other| order(one).cmp(&order(other))).map(|(_, pod, more)| (pod, more))
+    candidates
+        .min_by(|one, other| order(one).cmp(&order(other)))
+        .map(|(_, pod, more)| (pod, more))
 }
 
 /// Another pod that explains the calls accounted to `mistaken` and this one too, and whether it has the same GPUs.
@@ -260,24 +348,46 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
     let explains = |pod: &'_ NodePod| {
         let steps = explain(pod, ledger.steps(&mistaken.uid), ledger.serves())?;
         let container = next_container(pod, &steps, call, ledger.serves())?;
-        Some(Found { corrects: Some(mistaken.uid.clone()), ..found(pods, pod, ledger, container, &steps, call) })
+        Some(Found {
+            corrects: Some(mistaken.uid.clone()),
+            ..found(pods, pod, ledger, container, &steps, call)
+        })
     };
-    let explaining: Vec<_> = fresh.filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?))).collect();
-    let harmless = explaining.iter().filter(|(placement, ..)| has_devices(mistaken, placement)).cloned();
+    let explaining: Vec<_> = fresh
+        .filter_map(|pod| Some((candidate(pod, ledger)?, pod, explains(pod)?)))
+        .collect();
+    let harmless = explaining
+        .iter()
+        .filter(|(placement, ..)| has_devices(mistaken, placement))
+        .cloned();
     if let Some((_, found)) = best(harmless, ledger, call) {
         return Some((found, true));
     }
     let (_, likeliest) = best(explaining.into_iter(), ledger, call)?;
     let record_of = ledger.record_of(&mistaken.uid).clone();
-    let placement = pods.get(&record_of).and_then(|pod| pod.placement.as_ref().ok()).cloned();
-    Some((Found { placement, record_of, ..likeliest }, false))
+    let placement = pods
+        .get(&record_of)
+        .and_then(|pod| pod.placement.as_ref().ok())
+        .cloned();
+    Some((
+        Found {
+            placement,
+            record_of,
+            ..likeliest
+        },
+        false,
+    ))
 }
 
 /// The same calls as calls of `pod`.
 fn explain(pod: &NodePod, calls: &[Step], serves: &[Served]) -> Option<Vec<Step>> {
     let mut steps = Vec::new();
     for call in calls {
-        let again = Call { resource: call.resource, count: call.count, devices: &[] };
+        let again = Call {
+            resource: call.resource,
+            count: call.count,
+            devices: &[],
+        };
         let container = next_container(pod, &steps, &again, serves)?;
         steps.push(Step { container, ..*call });
     }
@@ -289,23 +399,46 @@ fn explain(pod: &NodePod, calls: &[Step], serves: &[Served]) -> Option<Vec<Step>
 /// have answered.
 fn last_resort(pods: &Pods, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
     let is_skipped = |pod: &NodePod| ledger.steps(&pod.uid).is_empty() && is_passed_over(pods, pod, ledger);
-    let doubtful = pods.iter().filter(|pod| ledger.is_doubtful(&pod.uid) || is_skipped(pod));
-    let doubtful = doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pods, pod, ledger, call)?)));
+    let doubtful = pods
+        .iter()
+        .filter(|pod| ledger.is_doubtful(&pod.uid) || is_skipped(pod));
+    let doubtful =
+        doubtful.filter_map(|pod| Some((candidate(pod, ledger)?, pod, due(pods, pod, ledger, call)?)));
     if let Some((_, found)) = best(doubtful, ledger, call) {
         return Some(found);
     }
-    let inherited = pods.iter().filter(|pod| ledger.is_uncertain(&pod.uid) && ledger.steps(&pod.uid).is_empty());
-    let inherited = inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pods, pod, ledger, call)?)));
+    let inherited = pods
+        .iter()
+        .filter(|pod| ledger.is_uncertain(&pod.uid) && ledger.steps(&pod.uid).is_empty());
+    let inherited =
+        inherited.filter_map(|pod| Some((candidate(pod, ledger)?, pod, resumed(pods, pod, ledger, call)?)));
     best(inherited, ledger, call).map(|(_, found)| found)
 }
 
 /// The pod as the answer if any of its containers waits for this; what comes before is taken as answered.
 fn resumed(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Option<Found> {
-    let container = pod.containers.iter().position(|container| call.resource.count(container) == call.count)?;
-    let earlier = pod.containers.iter().take(container).enumerate().flat_map(|(idx, before)| {
-        let step = move |resource: Served| Step { container: idx, resource, count: resource.count(before) };
-        ledger.serves().iter().copied().map(step).filter(|step| step.count > 0)
-    });
+    let container = pod
+        .containers
+        .iter()
+        .position(|container| call.resource.count(container) == call.count)?;
+    let earlier = pod
+        .containers
+        .iter()
+        .take(container)
+        .enumerate()
+        .flat_map(|(idx, before)| {
+            let step = move |resource: Served| Step {
+                container: idx,
+                resource,
+                count: resource.count(before),
+            };
+            ledger
+                .serves()
+                .iter()
+                .copied()
+                .map(step)
+                .filter(|step| step.count > 0)
+        });
     let steps: Vec<_> = earlier.collect();
     Some(found(pods, pod, ledger, container, &steps, call))
 }

@@ -104,7 +104,13 @@ impl Injection {
 
 impl fmt::Display for Injection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.mode.as_str(), self.certainty.as_str(), self.message)
+        write!(
+            f,
+            "{} ({}): {}",
+            self.mode.as_str(),
+            self.certainty.as_str(),
+            self.message
+        )
     }
 }
 

@@ -173,15 +173,30 @@ impl Inventory {
     /// `now` lacks, and a new order of the others because of that, is not news: it is sick.
     fn is_outdated_by(&self, now: &Self) -> bool {
         let is_news = |gpu: &Gpu| {
-            let Some(before) = self.gpu(&gpu.uuid) else { return true };
+            let Some(before) = self.gpu(&gpu.uuid) else {
+                return true;
+            };
             // The driver may reserve a little more or less at any time; that is no other device.
-            let has_same_total = before.memory_bytes + before.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes;
-            let (memory_bytes, reserved_bytes) =
-                if has_same_total { (gpu.memory_bytes, gpu.reserved_bytes) } else { (before.memory_bytes, before.reserved_bytes) };
-            Gpu { index: gpu.index, memory_bytes, reserved_bytes, ..before.clone() } != *gpu
+            let has_same_total =
+                before.memory_bytes + before.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes;
+            let (memory_bytes, reserved_bytes) = if has_same_total {
+                (gpu.memory_bytes, gpu.reserved_bytes)
+            } else {
+                (before.memory_bytes, before.reserved_bytes)
+            };
+            Gpu {
+                index: gpu.index,
+                memory_bytes,
+                reserved_bytes,
+                ..before.clone()
+            } != *gpu
         };
         let left_out = |excluded: &ExcludedGpu| {
-            excluded.exclusion == Exclusion::Mig && excluded.uuid.as_ref().is_some_and(|uuid| self.gpu(uuid).is_some())
+            excluded.exclusion == Exclusion::Mig
+                && excluded
+                    .uuid
+                    .as_ref()
+                    .is_some_and(|uuid| self.gpu(uuid).is_some())
         };
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
@@ -204,7 +219,10 @@ impl Source {
     /// How often a watch says something of each device.
     pub fn interval(&self) -> Duration {
         match self {
-            Self::Machine(machine) => machine.gpus.as_ref().map_or(machine.others.interval, |gpus| gpus.probe_interval),
+            Self::Machine(machine) => machine
+                .gpus
+                .as_ref()
+                .map_or(machine.others.interval, |gpus| gpus.probe_interval),
             Self::File(file) => file.interval,
         }
     }
@@ -224,7 +242,10 @@ impl Source {
     /// themselves change (a GPU appears, or its memory is another) the feed says
     /// [`ObservationKind::InventoryChanged`](crate::health::ObservationKind) once; it goes on with
     /// the devices it was started for, and the caller discovers and watches anew.
-    pub fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    pub fn watch(
+        &self,
+        inventory: &Inventory,
+    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         match self {
             Self::Machine(machine) => machine.watch(inventory),
             Self::File(file) => file.watch(inventory),

@@ -91,7 +91,10 @@ pub fn read(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
 fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
-    let n_bytes = file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(CheckpointError::Read)?;
+    let n_bytes = file
+        .take(MAX_BYTES + 1)
+        .read_to_end(&mut text)
+        .map_err(CheckpointError::Read)?;
     if u64::try_from(n_bytes).is_ok_and(|n_bytes| n_bytes > MAX_BYTES) {
         return Err(CheckpointError::TooLong);
     }
@@ -104,9 +107,12 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 /// # Errors
 /// There is no checkpoint, or it cannot be understood.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    let checkpoint: RegisteredCheckpoint = serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
+    let checkpoint: RegisteredCheckpoint =
+        serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
     let devices = checkpoint.data.devices.unwrap_or_default().into_iter();
-    Ok(devices.map(|(resource, ids)| (resource, ids.unwrap_or_default())).collect())
+    Ok(devices
+        .map(|(resource, ids)| (resource, ids.unwrap_or_default()))
+        .collect())
 }
 
 /// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
@@ -117,9 +123,16 @@ fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
     let checkpoint: Checkpoint<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
     let understood = |entry| {
         let read = serde_json::from_value::<Entry>(entry);
-        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out")).ok()
+        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out"))
+            .ok()
     };
-    Ok(checkpoint.data.entries.unwrap_or_default().into_iter().filter_map(understood).collect())
+    Ok(checkpoint
+        .data
+        .entries
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(understood)
+        .collect())
 }
 
 fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
@@ -160,7 +173,9 @@ impl<'de> Visitor<'de> for EitherForm {
 }
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-    Ok(Option::<ByteString>::deserialize(deserializer)?.map(|bytes| bytes.0).unwrap_or_default())
+    Ok(Option::<ByteString>::deserialize(deserializer)?
+        .map(|bytes| bytes.0)
+        .unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -175,8 +190,13 @@ mod tests {
 
     fn ids(value: &Value) -> Option<Vec<String>> {
         let entry = json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": value, "AllocResp": "CgA="});
-        let text = json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a"]}}, "Checksum": 1}).to_string();
-        parse(text.as_bytes()).unwrap().pop().map(|entry| entry.device_ids)
+        let text =
+            json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a"]}}, "Checksum": 1})
+                .to_string();
+        parse(text.as_bytes())
+            .unwrap()
+            .pop()
+            .map(|entry| entry.device_ids)
     }
 
     #[rstest]
@@ -188,7 +208,10 @@ mod tests {
     #[case::number(json!(7), None)]
     #[case::numbers(json!([7]), None)]
     fn device_ids_of_both_forms(#[case] value: Value, #[case] expected: Option<Vec<&str>>) {
-        assert_eq!(ids(&value), expected.map(|ids| ids.into_iter().map(str::to_owned).collect()));
+        assert_eq!(
+            ids(&value),
+            expected.map(|ids| ids.into_iter().map(str::to_owned).collect())
+        );
     }
 
     #[test]
@@ -219,7 +242,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}], "RegisteredDevices": devices}, "Checksum": 1}).to_string();
         fs::write(dir.path().join(FILE), text).unwrap();
-        assert_eq!(registered(dir.path()).unwrap().remove("r").unwrap_or_default(), expected);
+        assert_eq!(
+            registered(dir.path()).unwrap().remove("r").unwrap_or_default(),
+            expected
+        );
     }
 
     #[test]

@@ -167,25 +167,45 @@ impl Metrics {
 
     /// Shows how containers get their devices.
     pub fn set_injection(&self, injection: &Injection) {
-        let Injection { mode, certainty, reason, .. } = injection;
+        let Injection {
+            mode,
+            certainty,
+            reason,
+            ..
+        } = injection;
         self.injection.clear();
-        self.injection.get_or_create(&InjectionLabel { mode: mode.as_str(), certainty: certainty.as_str(), reason }).set(1);
+        self.injection
+            .get_or_create(&InjectionLabel {
+                mode: mode.as_str(),
+                certainty: certainty.as_str(),
+                reason,
+            })
+            .set(1);
         self.is_exposed.set(i64::from(injection.exposure.is_some()));
     }
 
     /// Shows how many containers have answers of an earlier version.
     pub fn set_admitted_before(&self, n_containers: usize) {
-        self.admitted_before.set(i64::try_from(n_containers).unwrap_or(i64::MAX));
+        self.admitted_before
+            .set(i64::try_from(n_containers).unwrap_or(i64::MAX));
     }
 
     /// Counts one.
     pub fn count(&self, outcome: Outcome) {
-        self.mismatches.get_or_create(&Label { outcome: outcome.as_str() }).inc();
+        self.mismatches
+            .get_or_create(&Label {
+                outcome: outcome.as_str(),
+            })
+            .inc();
     }
 
     /// Counts a container that the runtime was about to make.
     pub fn hooked(&self, outcome: Hooked) {
-        self.hooked.get_or_create(&Label { outcome: outcome.as_str() }).inc();
+        self.hooked
+            .get_or_create(&Label {
+                outcome: outcome.as_str(),
+            })
+            .inc();
     }
 
     /// Notes whether the runtime asks; whether it did before.
@@ -219,10 +239,25 @@ mod tests {
         assert!(!metrics.hook_connected(true) && metrics.hook_connected(true));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("gpushare_device_plugin_identity_mismatch_total{outcome=\"exchanged\"} 1"), "{text}");
-        assert!(text.contains("gpushare_device_plugin_runtime_hook_total{outcome=\"adjusted\"} 1"), "{text}");
-        assert!(text.contains("gpushare_device_plugin_runtime_hook_connected 1"), "{text}");
-        assert!(text.contains("gpushare_device_plugin_pre_start_seconds_bucket{le=\"0.004\"} 1"), "{text}");
-        assert!(text.contains("gpushare_device_plugin_allocate_seconds_bucket{le=\"0.0005\"} 1"), "{text}");
+        assert!(
+            text.contains("gpushare_device_plugin_identity_mismatch_total{outcome=\"exchanged\"} 1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("gpushare_device_plugin_runtime_hook_total{outcome=\"adjusted\"} 1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("gpushare_device_plugin_runtime_hook_connected 1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("gpushare_device_plugin_pre_start_seconds_bucket{le=\"0.004\"} 1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("gpushare_device_plugin_allocate_seconds_bucket{le=\"0.0005\"} 1"),
+            "{text}"
+        );
     }
 }

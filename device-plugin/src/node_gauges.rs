@@ -61,36 +61,82 @@ struct ReasonLabels {
 
 impl Collector for NodeGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(Sources { node, registered }) = self.0.get() else { return Ok(()) };
+        let Some(Sources { node, registered }) = self.0.get() else {
+            return Ok(());
+        };
         let fleet = node.fleet.borrow().clone();
         encode_devices(&mut encoder, &fleet)?;
         let help = "1 while kubelet has the resource registered";
-        let mut family = encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
-        for (resource, is_registered) in registered.iter().filter(|(resource, _)| fleet.offers(*resource, &node.settings.names)) {
-            let labels = ResourceLabels { resource: node.settings.names.of(*resource).unwrap_or_default().to_owned() };
+        let mut family =
+            encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
+        for (resource, is_registered) in registered
+            .iter()
+            .filter(|(resource, _)| fleet.offers(*resource, &node.settings.names))
+        {
+            let labels = ResourceLabels {
+                resource: node.settings.names.of(*resource).unwrap_or_default().to_owned(),
+            };
             ConstGauge::new(i64::from(*is_registered.borrow())).encode(family.encode_family(&labels)?)?;
         }
         let help = "Containers whose start the plugin holds at present, by the reason";
-        let mut family = encoder.encode_descriptor("gpushare_device_plugin_held_containers", help, None, MetricType::Gauge)?;
-        for (reason, n_held) in node.gate.get().map(|gate| gate.held().count()).into_iter().flatten() {
+        let mut family = encoder.encode_descriptor(
+            "gpushare_device_plugin_held_containers",
+            help,
+            None,
+            MetricType::Gauge,
+        )?;
+        for (reason, n_held) in node
+            .gate
+            .get()
+            .map(|gate| gate.held().count())
+            .into_iter()
+            .flatten()
+        {
             let gauge = ConstGauge::new(i64::try_from(n_held).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&ReasonLabels { reason: reason.as_str() })?)?;
+            gauge.encode(family.encode_family(&ReasonLabels {
+                reason: reason.as_str(),
+            })?)?;
         }
         Ok(())
     }
 }
 
 fn encode_devices(encoder: &mut DescriptorEncoder<'_>, fleet: &Fleet) -> Result<(), fmt::Error> {
-    let help = "1 while pods may be placed on the device; the reason is that of its condition in the Device object";
-    let mut family = encoder.encode_descriptor("gpushare_device_plugin_device_healthy", help, None, MetricType::Gauge)?;
-    let gpus = fleet.gpus.iter().map(|entry| (TYPE_GPU, &entry.gpu.uuid, entry.gpu.minor, entry.is_healthy, entry.reason));
+    let help =
+        "1 while pods may be placed on the device; the reason is that of its condition in the Device object";
+    let mut family = encoder.encode_descriptor(
+        "gpushare_device_plugin_device_healthy",
+        help,
+        None,
+        MetricType::Gauge,
+    )?;
+    let gpus = fleet.gpus.iter().map(|entry| {
+        (
+            TYPE_GPU,
+            &entry.gpu.uuid,
+            entry.gpu.minor,
+            entry.is_healthy,
+            entry.reason,
+        )
+    });
     let others = fleet.others.iter().map(|entry| {
         let device = &entry.device;
-        (device.device_type.as_str(), &device.id, device.minor, entry.is_healthy, entry.reason)
+        (
+            device.device_type.as_str(),
+            &device.id,
+            device.minor,
+            entry.is_healthy,
+            entry.reason,
+        )
     });
     for (device_type, id, minor, is_healthy, reason) in gpus.chain(others) {
         let reason = reason.map(|reason| reason.to_string()).unwrap_or_default();
-        let labels = DeviceLabels { r#type: device_type.to_owned(), device: id.to_string(), minor, reason };
+        let labels = DeviceLabels {
+            r#type: device_type.to_owned(),
+            device: id.to_string(),
+            minor,
+            reason,
+        };
         ConstGauge::new(i64::from(is_healthy)).encode(family.encode_family(&labels)?)?;
     }
     Ok(())
@@ -120,7 +166,11 @@ mod tests {
     fn devices_and_registration() {
         let mut registry = Registry::default();
         let gauges = NodeGauges::register(&mut registry);
-        assert_eq!(text(&registry), "# EOF\n", "nothing is known before the devices are found");
+        assert_eq!(
+            text(&registry),
+            "# EOF\n",
+            "nothing is known before the devices are found"
+        );
         let mut fleet = builders::fleet(2);
         fleet.gpus[1].is_healthy = false;
         fleet.gpus[1].reason = Some(Reason::Xid(79));
@@ -130,7 +180,14 @@ mod tests {
         let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
         let (_registered, registered) = watch::channel(true);
         let (_missing, missing) = watch::channel(false);
-        gauges.show(node, vec![(Served::Shared, registered.clone()), (Served::Memory, missing), (Served::Rdma, registered)]);
+        gauges.show(
+            node,
+            vec![
+                (Served::Shared, registered.clone()),
+                (Served::Memory, missing),
+                (Served::Rdma, registered),
+            ],
+        );
         insta::assert_snapshot!(text(&registry));
     }
 }

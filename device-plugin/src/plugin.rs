@@ -105,7 +105,12 @@ pub struct NodeState {
 
 impl NodeState {
     /// With books that have been begun and are all that is known.
-    pub fn new(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, ledger: Ledger) -> Self {
+    pub fn new(
+        settings: Settings,
+        fleet: watch::Receiver<Arc<Fleet>>,
+        pods: watch::Receiver<Pods>,
+        ledger: Ledger,
+    ) -> Self {
         Self {
             settings,
             fleet,
@@ -125,16 +130,28 @@ impl NodeState {
     }
 
     /// With books that begin with kubelet's checkpoint in this directory, and are compared with it all the time.
-    pub fn beside_kubelet(settings: Settings, fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>, dir: &Path) -> Self {
+    pub fn beside_kubelet(
+        settings: Settings,
+        fleet: watch::Receiver<Arc<Fleet>>,
+        pods: watch::Receiver<Pods>,
+        dir: &Path,
+    ) -> Self {
         let checkpoint = Checkpoint::new(dir, settings.names.clone());
         let ledger = Ledger::after(checkpoint.read().map(|before| before.to_vec()));
-        Self { checkpoint: Some(checkpoint), ..Self::new(settings, fleet, pods, ledger) }
+        Self {
+            checkpoint: Some(checkpoint),
+            ..Self::new(settings, fleet, pods, ledger)
+        }
     }
 
     /// The same node with what decides how containers get their devices.
     #[must_use]
     pub fn with_injection(self, injection: watch::Receiver<Option<Injection>>, readers: Readers) -> Self {
-        Self { injection, readers, ..self }
+        Self {
+            injection,
+            readers,
+            ..self
+        }
     }
 
     /// The way in which containers get their devices: as decided, else as the operator says.
@@ -154,27 +171,40 @@ impl NodeState {
     /// Longest wait of a call for its pod where the answer depends on the pod.
     fn pod_wait(&self) -> Duration {
         let wait = self.settings.allocate_wait;
-        if self.pods.borrow().is_synced() { wait } else { wait.max(SYNC_WAIT) }
+        if self.pods.borrow().is_synced() {
+            wait
+        } else {
+            wait.max(SYNC_WAIT)
+        }
     }
 
     /// The reason that no container of this node can get a device of this type, if that is so.
     pub fn no_injection(&self, device_type: &str) -> Option<String> {
         let injection = self.injection.borrow();
-        injection.as_ref().filter(|injection| !injection.is_possible_for(device_type)).map(|injection| injection.message.clone())
+        injection
+            .as_ref()
+            .filter(|injection| !injection.is_possible_for(device_type))
+            .map(|injection| injection.message.clone())
     }
 
     /// Returns true if the runtime has been seen to act on CDI.
     pub fn is_cdi_proven(&self) -> bool {
-        let is_proven = |injection: &Injection| injection.mode == Mode::Cdi && injection.certainty == Certainty::Proven;
+        let is_proven =
+            |injection: &Injection| injection.mode == Mode::Cdi && injection.certainty == Certainty::Proven;
         self.injection.borrow().as_ref().is_some_and(is_proven)
     }
 
     /// A number that is in no other name of a CDI device, also of an earlier process.
     pub fn fresh_number(&self) -> u64 {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         let now = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let next = |last: u64| Some(now.max(last.saturating_add(1)));
-        let last = self.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or_default();
+        let last = self
+            .fresh
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .unwrap_or_default();
         now.max(last.saturating_add(1))
     }
 
@@ -198,8 +228,16 @@ impl NodeState {
     fn catch_up(&self, ledger: &mut Ledger, pods: &Pods, most_bytes: u64) {
         ledger.serve(self.offered());
         ledger.inherit(pods);
-        let most_bytes = if ledger.is_unsure(pods) { u64::MAX } else { most_bytes };
-        if let Some(written) = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.read_up_to(most_bytes)) {
+        let most_bytes = if ledger.is_unsure(pods) {
+            u64::MAX
+        } else {
+            most_bytes
+        };
+        if let Some(written) = self
+            .checkpoint
+            .as_ref()
+            .and_then(|checkpoint| checkpoint.read_up_to(most_bytes))
+        {
             ledger.catch_up(&written, pods);
             if self.gate.get().is_some() {
                 ledger.learn_from(&written, pods);
@@ -210,7 +248,10 @@ impl NodeState {
     /// The resources that kubelet is told of.
     pub fn offered(&self) -> Vec<Served> {
         let fleet = self.fleet.borrow();
-        Served::ALL.into_iter().filter(|resource| fleet.offers(*resource, &self.settings.names)).collect()
+        Served::ALL
+            .into_iter()
+            .filter(|resource| fleet.offers(*resource, &self.settings.names))
+            .collect()
     }
 
     /// Takes in which pods a predecessor of this process may have answered for.

@@ -66,7 +66,9 @@ impl Stage {
     /// The stage of a pod whose annotations name devices; `None` if they name none.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
-        let is_recorded = [DEVICE_ALLOCATED, MEM_IDX].iter().any(|key| annotations.contains_key(*key));
+        let is_recorded = [DEVICE_ALLOCATED, MEM_IDX]
+            .iter()
+            .any(|key| annotations.contains_key(*key));
         is_recorded.then(|| Self::of(&pod.status))
     }
 
@@ -136,16 +138,28 @@ impl NodePod {
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
-            namespace: pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()),
+            namespace: pod
+                .metadata
+                .namespace
+                .clone()
+                .unwrap_or_else(|| "default".to_owned()),
             name: pod.metadata.name.clone()?,
             stage: Stage::of(&pod.status),
             deleting: pod.is_deleting(),
             containers,
             placement: Placement::read(&annotations, &asked),
-            is_limited: pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER)).is_some_and(|by| by == HAMI_CORE),
+            is_limited: pod
+                .metadata
+                .labels
+                .as_ref()
+                .and_then(|labels| labels.get(ISOLATION_PROVIDER))
+                .is_some_and(|by| by == HAMI_CORE),
             requests,
             sees_all: annotations.get(ALL_DEVICES).is_some_and(|mark| mark == "true"),
-            hints: HINTS.into_iter().filter_map(|hint| Some((hint.key, annotations.get(hint.key)?.clone()))).collect(),
+            hints: HINTS
+                .into_iter()
+                .filter_map(|hint| Some((hint.key, annotations.get(hint.key)?.clone())))
+                .collect(),
             variables: variables(&pod.spec),
         })
     }
@@ -168,16 +182,21 @@ impl NodePod {
             && self.portions().eq(other.portions())
             && self.requests == other.requests
             && self.hints == other.hints
-            && Served::ALL
-                .iter()
-                .all(|resource| self.peak(|container| resource.count(container)) == other.peak(|container| resource.count(container)))
+            && Served::ALL.iter().all(|resource| {
+                self.peak(|container| resource.count(container))
+                    == other.peak(|container| resource.count(container))
+            })
     }
 
     /// What its record gives it of devices that are no GPUs, whichever devices they are: percent, and virtual functions.
     fn portions(&self) -> impl Iterator<Item = (&'static str, Vec<(u64, usize)>)> {
         let others = self.placement.iter().flat_map(|placement| &placement.others);
         others.map(|(device_type, others)| {
-            let mut portions: Vec<_> = others.held.iter().map(|portion| (portion.percent, portion.functions.len())).collect();
+            let mut portions: Vec<_> = others
+                .held
+                .iter()
+                .map(|portion| (portion.percent, portion.functions.len()))
+                .collect();
             portions.sort_unstable();
             (*device_type, portions)
         })
@@ -185,7 +204,9 @@ impl NodePod {
 
     /// Whether it asks for anything of a resource.
     pub fn asks_for(&self, resource: Served) -> bool {
-        self.containers.iter().any(|container| resource.count(container) > 0)
+        self.containers
+            .iter()
+            .any(|container| resource.count(container) > 0)
     }
 
     /// Most memory units that the pod's containers hold at once.
@@ -233,9 +254,18 @@ pub struct Claimant {
 impl Claimant {
     /// Reduces a pod of this node; `None` if it uses no claims.
     pub fn of(pod: &Pod) -> Option<Self> {
-        let (uid, namespace, name) = (pod.metadata.uid.as_deref()?, pod.metadata.namespace.clone(), pod.metadata.name.clone()?);
+        let (uid, namespace, name) = (
+            pod.metadata.uid.as_deref()?,
+            pod.metadata.namespace.clone(),
+            pod.metadata.name.clone()?,
+        );
         let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-        pod.uses_claims().then(|| Self { uid: PodUid::from(uid), namespace, name, stage: Stage::of(&pod.status) })
+        pod.uses_claims().then(|| Self {
+            uid: PodUid::from(uid),
+            namespace,
+            name,
+            stage: Stage::of(&pod.status),
+        })
     }
 }
 
@@ -248,7 +278,11 @@ fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
         };
         container.env.iter().map(own).collect::<Vec<_>>()
     };
-    spec.init_containers.iter().chain(&spec.containers).flat_map(of_container).collect()
+    spec.init_containers
+        .iter()
+        .chain(&spec.containers)
+        .flat_map(of_container)
+        .collect()
 }
 
 /// All pods of this node that ask for anything of ours.
@@ -284,7 +318,11 @@ impl Pods {
         self.number(&pod.uid);
         let mut is_news = false;
         self.note_loss(&pod.uid, self.told(&pod.uid).cloned(), &pod.placement);
-        if let Some(record) = self.exchanged.as_ref().and_then(|exchanged| exchanged.get(&pod.uid)) {
+        if let Some(record) = self
+            .exchanged
+            .as_ref()
+            .and_then(|exchanged| exchanged.get(&pod.uid))
+        {
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
             let effective = Placement::exchanged(record, lost.as_ref().unwrap_or(&pod.placement));
             let told = std::mem::replace(&mut pod.placement, effective);
@@ -293,7 +331,8 @@ impl Pods {
         }
         let before = self.by_uid.get(&pod.uid);
         is_news |= before != Some(&pod);
-        let has_ended = pod.stage == Stage::Terminal && before.is_none_or(|before| before.stage != Stage::Terminal);
+        let has_ended =
+            pod.stage == Stage::Terminal && before.is_none_or(|before| before.stage != Stage::Terminal);
         self.n_left += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
         is_news
@@ -301,13 +340,19 @@ impl Pods {
 
     /// What a pod's annotations said last, if that could be used.
     fn told(&self, uid: &PodUid) -> Option<&Placement> {
-        let told = self.told.get(uid).or_else(|| self.by_uid.get(uid).map(|pod| &pod.placement));
+        let told = self
+            .told
+            .get(uid)
+            .or_else(|| self.by_uid.get(uid).map(|pod| &pod.placement));
         told.and_then(|told| told.as_ref().ok())
     }
 
     /// Keeps what a pod's annotations said if they say less now: somebody has removed some of them, or made them unreadable.
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
-        let is_running = self.by_uid.get(uid).is_some_and(|pod| pod.stage == Stage::Running);
+        let is_running = self
+            .by_uid
+            .get(uid)
+            .is_some_and(|pod| pod.stage == Stage::Running);
         let is_altered = |before: &Placement| now.as_ref().map_or(true, |now| !now.has_record_of(before));
         self.n_altered += u64::from(is_running && before.as_ref().is_some_and(is_altered));
         let whole = self.lost.remove(uid).or(before);
@@ -384,7 +429,11 @@ impl Pods {
                 pod.placement = told;
             }
         }
-        let affected: Vec<NodePod> = exchanged.keys().filter_map(|uid| self.by_uid.get(uid)).cloned().collect();
+        let affected: Vec<NodePod> = exchanged
+            .keys()
+            .filter_map(|uid| self.by_uid.get(uid))
+            .cloned()
+            .collect();
         self.exchanged = Some(exchanged);
         for pod in affected {
             self.apply(pod);
@@ -400,16 +449,24 @@ impl Pods {
     pub fn behind(&self) -> impl Iterator<Item = (&NodePod, &DeviceAllocations)> {
         let exchanged = self.exchanged.iter().flatten();
         let is_behind = |uid: &PodUid, record: &DeviceAllocations| {
-            self.told.get(uid).is_some_and(|told| told.as_ref().map_or(true, |told| told.allocations != *record))
+            self.told
+                .get(uid)
+                .is_some_and(|told| told.as_ref().map_or(true, |told| told.allocations != *record))
         };
-        exchanged.filter(move |(uid, record)| is_behind(uid, record)).filter_map(|(uid, record)| Some((self.by_uid.get(uid)?, record)))
+        exchanged
+            .filter(move |(uid, record)| is_behind(uid, record))
+            .filter_map(|(uid, record)| Some((self.by_uid.get(uid)?, record)))
     }
 
     /// Replaces everything by a complete list; from then on the set is in step with the API server.
     /// Pods that were not known arrive in the order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
         self.n_left += 1;
-        let told: Vec<(PodUid, Placement)> = self.by_uid.keys().filter_map(|uid| Some((uid.clone(), self.told(uid)?.clone()))).collect();
+        let told: Vec<(PodUid, Placement)> = self
+            .by_uid
+            .keys()
+            .filter_map(|uid| Some((uid.clone(), self.told(uid)?.clone())))
+            .collect();
         self.by_uid.clear();
         self.told.clear();
         self.idle.clear();
@@ -420,7 +477,11 @@ impl Pods {
         }
         // A pod that is listed again has come to be known anew, but what was lost meanwhile counts.
         for (uid, before) in told {
-            if let Some(now) = self.by_uid.get(&uid).map(|pod| self.told.get(&uid).unwrap_or(&pod.placement).clone()) {
+            if let Some(now) = self
+                .by_uid
+                .get(&uid)
+                .map(|pod| self.told.get(&uid).unwrap_or(&pod.placement).clone())
+            {
                 self.note_loss(&uid, Some(before), &now);
             }
         }

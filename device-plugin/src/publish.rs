@@ -140,7 +140,15 @@ impl Publisher {
     pub fn new(connection: &Connection, facts: Facts, sources: Sources) -> Self {
         let Connection { client, contact } = connection;
         let (nodes, devices) = (Api::all(client.clone()), Api::all(client.clone()));
-        Self { nodes, devices, backoff: contact.backoff(PAUSES), facts, sources, applied: None, undo_at: None }
+        Self {
+            nodes,
+            devices,
+            backoff: contact.backoff(PAUSES),
+            facts,
+            sources,
+            applied: None,
+            undo_at: None,
+        }
     }
 
     /// Publishes until the task is dropped.
@@ -173,7 +181,9 @@ impl Publisher {
             pods.is_synced().then(|| node_status::requests(&pods))
         };
         let held = self.sources.device.borrow_and_update().clone();
-        let Some(node) = self.sources.node.borrow_and_update().clone() else { return Ok(()) };
+        let Some(node) = self.sources.node.borrow_and_update().clone() else {
+            return Ok(());
+        };
         let wanted = self.wanted(&fleet, &node, &held);
         // The unit comes first: nobody may have to guess it. What fails keeps nothing else from being written.
         let unit = self.publish_unit(&node).await;
@@ -194,21 +204,28 @@ impl Publisher {
 
     async fn publish_unit(&self, node: &Node) -> Result<(), PublishError> {
         let unit = self.facts.memory_unit;
-        let Some(patch) = unit::patch(node, &self.facts.names, unit) else { return Ok(()) };
+        let Some(patch) = unit::patch(node, &self.facts.names, unit) else {
+            return Ok(());
+        };
         self.patch_node("the memory unit", &patch, false).await?;
         info!(%unit, "published the memory unit");
         Ok(())
     }
 
     async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), PublishError> {
-        let Some(patch) = labels::patch(node, wanted.metadata.labels.as_ref().unwrap_or(&BTreeMap::new())) else { return Ok(()) };
+        let Some(patch) = labels::patch(node, wanted.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()))
+        else {
+            return Ok(());
+        };
         self.patch_node("node labels", &patch, false).await?;
         info!(%patch, "published node labels");
         Ok(())
     }
 
     async fn publish_status(&self, values: Requests, node: &Node) -> Result<(), PublishError> {
-        let Some(patch) = node_status::patch(node, values) else { return Ok(()) };
+        let Some(patch) = node_status::patch(node, values) else {
+            return Ok(());
+        };
         self.patch_node("node status", &patch, true).await?;
         info!(%values, "published node status");
         Ok(())
@@ -220,14 +237,25 @@ impl Publisher {
         if !device_object::says(shown, wanted) {
             return Ok(());
         }
-        let Some(patch) = wake::patch(node, shown) else { return Ok(()) };
+        let Some(patch) = wake::patch(node, shown) else {
+            return Ok(());
+        };
         self.patch_node("what wakes kube-scheduler", &patch, false).await
     }
 
-    async fn patch_node(&self, what: &'static str, patch: &Value, is_status: bool) -> Result<(), PublishError> {
+    async fn patch_node(
+        &self,
+        what: &'static str,
+        patch: &Value,
+        is_status: bool,
+    ) -> Result<(), PublishError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         if is_status {
-            within(what, self.nodes.patch_status(&self.facts.node_name, &params, &patch)).await?;
+            within(
+                what,
+                self.nodes.patch_status(&self.facts.node_name, &params, &patch),
+            )
+            .await?;
         } else {
             within(what, self.nodes.patch(&self.facts.node_name, &params, &patch)).await?;
         }
@@ -243,24 +271,52 @@ impl Publisher {
         let checkpoints = match &*self.sources.checkpoints.borrow_and_update() {
             Some(known) => known.annotation(),
             // What was written before this process began is better than nothing, which would free those devices.
-            None => held.and_then(|held| held.metadata.annotations.as_ref()?.get(DEVICES_CHECKPOINTS).cloned()),
+            None => held.and_then(|held| {
+                held.metadata
+                    .annotations
+                    .as_ref()?
+                    .get(DEVICES_CHECKPOINTS)
+                    .cloned()
+            }),
         };
         let before = match &self.applied {
             Some((device, _)) => Some(device.spec.clone()),
             None => held.and_then(|held| held.read().ok()),
         };
         let additions = Arc::clone(&self.sources.additions.borrow_and_update());
-        let Facts { serves_vendor, partition_policy, .. } = self.facts;
+        let Facts {
+            serves_vendor,
+            partition_policy,
+            ..
+        } = self.facts;
         let injection = self.sources.injection.borrow_and_update().clone();
         let boot_id = self.facts.boot_id.clone();
         let without_devices = if self.facts.guards_starts {
             // An annotation that an earlier process wrote stays true.
-            let written = held.and_then(|held| held.metadata.annotations.as_ref()?.get(PODS_WITHOUT_DEVICES).cloned());
-            self.sources.without_devices.borrow_and_update().clone().or(written)
+            let written = held.and_then(|held| {
+                held.metadata
+                    .annotations
+                    .as_ref()?
+                    .get(PODS_WITHOUT_DEVICES)
+                    .cloned()
+            });
+            self.sources
+                .without_devices
+                .borrow_and_update()
+                .clone()
+                .or(written)
         } else {
             None
         };
-        let remarks = Remarks { checkpoints, serves_vendor, additions, partition_policy, injection, boot_id, without_devices };
+        let remarks = Remarks {
+            checkpoints,
+            serves_vendor,
+            additions,
+            partition_policy,
+            injection,
+            boot_id,
+            without_devices,
+        };
         device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
     }
 
@@ -284,11 +340,26 @@ impl Publisher {
             }
         }
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        within("the Device object", self.devices.patch(&self.facts.node_name, &params, &Patch::Apply(&wanted))).await?;
-        info!(n_devices = wanted.spec.devices.len(), "published the Device object");
+        within(
+            "the Device object",
+            self.devices
+                .patch(&self.facts.node_name, &params, &Patch::Apply(&wanted)),
+        )
+        .await?;
+        info!(
+            n_devices = wanted.spec.devices.len(),
+            "published the Device object"
+        );
         let additions = self.sources.additions.borrow().clone();
-        if let Some(minor) = additions.partitions.as_ref().and_then(|table| partitions::stranger(&self.sources.fleet.borrow(), table)) {
-            warn!(minor, "--gpu-partitions is of no use here: it names a GPU that this node does not have");
+        if let Some(minor) = additions
+            .partitions
+            .as_ref()
+            .and_then(|table| partitions::stranger(&self.sources.fleet.borrow(), table))
+        {
+            warn!(
+                minor,
+                "--gpu-partitions is of no use here: it names a GPU that this node does not have"
+            );
         }
         self.applied = Some((wanted, Instant::now()));
         Ok(())
@@ -317,9 +388,17 @@ async fn changed(sources: &mut Sources, undo_at: Option<Instant>) {
     }
 }
 
-async fn within<T>(what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, PublishError> {
-    let answer = timeout(REQUEST_LIMIT, request).await.map_err(|_| PublishError::Slow { what })?;
-    answer.map_err(|source| PublishError::Request { what, source: Box::new(source) })
+async fn within<T>(
+    what: &'static str,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, PublishError> {
+    let answer = timeout(REQUEST_LIMIT, request)
+        .await
+        .map_err(|_| PublishError::Slow { what })?;
+    answer.map_err(|source| PublishError::Request {
+        what,
+        source: Box::new(source),
+    })
 }
 
 #[cfg(test)]

@@ -72,12 +72,27 @@ pub enum Refused {
 
 impl Hook {
     /// A hook that tells `seen` which GPUs containers really see.
-    pub fn new(node: Arc<NodeState>, metrics: Metrics, seen: watch::Sender<Seen>, unrestricted: Vec<String>) -> Self {
-        Self { node, metrics, seen, unrestricted }
+    pub fn new(
+        node: Arc<NodeState>,
+        metrics: Metrics,
+        seen: watch::Sender<Seen>,
+        unrestricted: Vec<String>,
+    ) -> Self {
+        Self {
+            node,
+            metrics,
+            seen,
+            unrestricted,
+        }
     }
 
     /// What is to be changed of a container that is being made; waits at most so long for its pod to be known.
-    async fn create(&self, sandbox: &PodSandbox, container: &Container, limit: Duration) -> Result<ContainerAdjustment, Refused> {
+    async fn create(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        limit: Duration,
+    ) -> Result<ContainerAdjustment, Refused> {
         let until = Instant::now() + limit.min(PATIENCE);
         let mut pods = self.node.pods.clone();
         loop {
@@ -85,7 +100,15 @@ impl Hook {
                 let (pods, fleet) = (pods.borrow_and_update(), self.node.fleet.borrow());
                 let (settings, mode) = (&self.node.settings, self.node.mode());
                 let (unrestricted, has_gate) = (self.unrestricted.as_slice(), self.node.gate.get().is_some());
-                View { pods: &pods, fleet: &fleet, settings, mode, unrestricted, has_gate }.decide(sandbox, container)
+                View {
+                    pods: &pods,
+                    fleet: &fleet,
+                    settings,
+                    mode,
+                    unrestricted,
+                    has_gate,
+                }
+                .decide(sandbox, container)
             };
             let problem = match decision {
                 Decision::Leave => {
@@ -95,33 +118,73 @@ impl Hook {
                 }
                 Decision::Change(change) => return Ok(self.apply(sandbox, container, *change)),
                 Decision::Refuse(problem) => {
-                    return Err(self.refuse(container, Refused::Impossible { pod: name_of(sandbox), problem }));
+                    return Err(self.refuse(
+                        container,
+                        Refused::Impossible {
+                            pod: name_of(sandbox),
+                            problem,
+                        },
+                    ));
                 }
                 Decision::Unknown(problem) => problem,
             };
             if !matches!(timeout_at(until, pods.changed()).await, Ok(Ok(()))) {
-                return Err(self.refuse(container, Refused::NotKnown { pod: name_of(sandbox), problem }));
+                return Err(self.refuse(
+                    container,
+                    Refused::NotKnown {
+                        pod: name_of(sandbox),
+                        problem,
+                    },
+                ));
             }
         }
     }
 
     fn apply(&self, sandbox: &PodSandbox, container: &Container, change: Change) -> ContainerAdjustment {
-        let uuids: Vec<&str> = change.gpus.iter().map(crate::inventory::GpuUuid::as_str).collect();
+        let uuids: Vec<&str> = change
+            .gpus
+            .iter()
+            .map(crate::inventory::GpuUuid::as_str)
+            .collect();
         if change.gpus.is_empty() {
             let (pod, before) = (name_of(sandbox), change.before.as_deref().unwrap_or_default());
-            info!(pod, container = container.name, before, "a container that asks for no GPU is shown none");
+            info!(
+                pod,
+                container = container.name,
+                before,
+                "a container that asks for no GPU is shown none"
+            );
             self.metrics.hooked(Hooked::Hidden);
             return change.into_adjustment();
         }
         if change.is_empty() {
-            debug!(pod = name_of(sandbox), container = container.name, "a container is made with its devices");
+            debug!(
+                pod = name_of(sandbox),
+                container = container.name,
+                "a container is made with its devices"
+            );
         } else {
-            let (pod, gpus, before) = (name_of(sandbox), uuids.join(","), change.before.as_deref().unwrap_or_default());
-            info!(pod, container = container.name, gpus, before, "a container is given the devices of its pod's record");
+            let (pod, gpus, before) = (
+                name_of(sandbox),
+                uuids.join(","),
+                change.before.as_deref().unwrap_or_default(),
+            );
+            info!(
+                pod,
+                container = container.name,
+                gpus,
+                before,
+                "a container is given the devices of its pod's record"
+            );
         }
-        self.metrics.hooked(if change.is_empty() { Hooked::Confirmed } else { Hooked::Adjusted });
+        self.metrics.hooked(if change.is_empty() {
+            Hooked::Confirmed
+        } else {
+            Hooked::Adjusted
+        });
         let (uid, gpus) = (PodUid::from(sandbox.uid.as_str()), change.gpus.clone());
-        self.seen.send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
+        self.seen
+            .send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
         change.into_adjustment()
     }
 
@@ -133,15 +196,23 @@ impl Hook {
 
     /// Remembers what a container sees that is left as it is.
     fn note(&self, sandbox: &PodSandbox, container: &Container) {
-        let found = seen::of_container(container, &self.node.settings.visible_devices_env, &self.node.fleet.borrow());
+        let found = seen::of_container(
+            container,
+            &self.node.settings.visible_devices_env,
+            &self.node.fleet.borrow(),
+        );
         let Some(gpus) = found else { return };
         let uid = PodUid::from(sandbox.uid.as_str());
-        self.seen.send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
+        self.seen
+            .send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
     }
 
     /// Takes in everything that runs.
     fn synchronize(&self, running: Seen) {
-        info!(n_containers = running.len(), "the runtime has told which containers see GPUs");
+        info!(
+            n_containers = running.len(),
+            "the runtime has told which containers see GPUs"
+        );
         self.seen.send_if_modified(|seen| {
             let is_news = *seen != running;
             *seen = running;
@@ -164,7 +235,9 @@ pub async fn serve_runtime(hook: Hook, socket: PathBuf) {
             (pause, complaint) = (PAUSES.0, None);
         }
         match ended {
-            Ok(()) => info!(socket = %socket.display(), "the container runtime has closed the connection; connecting again"),
+            Ok(()) => {
+                info!(socket = %socket.display(), "the container runtime has closed the connection; connecting again");
+            }
             Err(error) => {
                 let problem = one_line(&error);
                 if complaint.as_ref() != Some(&problem) {
@@ -180,10 +253,12 @@ pub async fn serve_runtime(hook: Hook, socket: PathBuf) {
 }
 
 async fn connect(hook: &Hook, socket: &Path) -> Result<(), SessionError> {
-    let stream = UnixStream::connect(socket).await.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => SessionError::Absent,
-        _ => SessionError::Connect(source),
-    })?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => SessionError::Absent,
+            _ => SessionError::Connect(source),
+        })?;
     session::run(stream, hook).await
 }
 

@@ -84,7 +84,10 @@ const ENDING: Duration = Duration::from_secs(5);
 /// What keeps it from starting.
 pub fn start(config: Config) -> anyhow::Result<()> {
     log_panics();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
     watch_for_hangs(config.hang_timeout, runtime.handle().clone())?;
     let ended = match config.uninstall {
         Some(when) => runtime.block_on(uninstall::run(config, when)),
@@ -104,13 +107,16 @@ fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
     if limit.is_zero() {
         return Ok(());
     }
-    watchdog::watch(limit, vec![Probe::of_runtime(runtime)]).context("cannot start the thread that watches for hangs")
+    watchdog::watch(limit, vec![Probe::of_runtime(runtime)])
+        .context("cannot start the thread that watches for hangs")
 }
 
 /// Lists to kubelet the devices that it remembers, until the plugin's pod serves.
 async fn list_after_boot(config: Config) -> anyhow::Result<()> {
     let stop = end_on_signal()?;
-    boot::run(&config.device_plugin_dir, &config.settings.names, stop).await.context("--at-boot: pods that hold devices may fail")
+    boot::run(&config.device_plugin_dir, &config.settings.names, stop)
+        .await
+        .context("--at-boot: pods that hold devices may fail")
 }
 
 /// Refuses flags that contradict each other.
@@ -119,25 +125,38 @@ fn check(config: &Config) -> anyhow::Result<()> {
     ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
     let unproven = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
                     need not be those of the GPU that the scheduler has chosen, and only a CDI spec names the GPU whatever the IDs";
-    ensure!(!config.numa_hints || config.settings.injection.mode == Some(Mode::Cdi), unproven);
+    ensure!(
+        !config.numa_hints || config.settings.injection.mode == Some(Mode::Cdi),
+        unproven
+    );
     Ok(())
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
     check(&config)?;
-    let additions = Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
+    let additions =
+        Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
     let mut signal = end_on_signal()?;
     let (stopper, stop) = Stopper::new();
     let (pods, pods_seen) = watch::channel(Pods::default());
-    let served = Served::ALL.into_iter().filter(|resource| config.settings.names.of(*resource).is_some());
-    let registered: Vec<_> = served.map(|resource| (resource, watch::Sender::new(false))).collect();
+    let served = Served::ALL
+        .into_iter()
+        .filter(|resource| config.settings.names.of(*resource).is_some());
+    let registered: Vec<_> = served
+        .map(|resource| (resource, watch::Sender::new(false)))
+        .collect();
     let all_registered: Vec<_> = registered.iter().map(|(_, sender)| sender.subscribe()).collect();
-    let readiness = Readiness { pods: pods_seen, registered: all_registered.clone() };
+    let readiness = Readiness {
+        pods: pods_seen,
+        registered: all_registered.clone(),
+    };
     let mut parts = Parts::default();
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
-    parts.serve_health(&config, move || readiness.answer(), Arc::new(registry)).await?;
+    parts
+        .serve_health(&config, move || readiness.answer(), Arc::new(registry))
+        .await?;
     let inventory = tokio::select! {
         () = signal.requested() => return Ok(()),
         ended = parts.watches.ended() => return Err(ended.into()),
@@ -147,22 +166,51 @@ async fn run(config: Config) -> anyhow::Result<()> {
     // resources first, then come the pods, and containers start once the Device object and the pods are known.
     let connection = Connection::new(&config).await?;
     let excluded = inventory.excluded.clone();
-    let Devices { fleet, faults, corrections } = parts.watch_devices(&config, inventory)?;
+    let Devices {
+        fleet,
+        faults,
+        corrections,
+    } = parts.watch_devices(&config, inventory)?;
     // kubelet's checkpoint is read before registration, after which kubelet writes down what this process answers.
     let keeps_units = keeps_memory_units(&config.device_plugin_dir, &config.settings, &fleet.borrow());
     let (tell_injection, injection) = watch::channel(None);
     let readers = parts.watch_readers(&config);
-    let node = NodeState::beside_kubelet(config.settings.clone(), fleet, pods.subscribe(), &config.device_plugin_dir);
+    let node = NodeState::beside_kubelet(
+        config.settings.clone(),
+        fleet,
+        pods.subscribe(),
+        &config.device_plugin_dir,
+    );
     let node = Arc::new(node.with_injection(injection.clone(), readers));
-    gauges.show(Arc::clone(&node), registered.iter().map(|(resource, sender)| (*resource, sender.subscribe())).collect());
+    gauges.show(
+        Arc::clone(&node),
+        registered
+            .iter()
+            .map(|(resource, sender)| (*resource, sender.subscribe()))
+            .collect(),
+    );
     let recorder = parts.write_events(&config, &connection);
     for gpu in &excluded {
         recorder.node(Weight::Warning, "GPUNotShared", gpu.to_string());
     }
-    let listeners = Listeners { injection: tell_injection, recorder: recorder.clone(), metrics: metrics.clone() };
-    parts.watches.spawn("way of injection", follow(Arc::clone(&node), node_facts(&config), listeners));
+    let listeners = Listeners {
+        injection: tell_injection,
+        recorder: recorder.clone(),
+        metrics: metrics.clone(),
+    };
+    parts.watches.spawn(
+        "way of injection",
+        follow(Arc::clone(&node), node_facts(&config), listeners),
+    );
     if config.identity == Identity::Proof {
-        parts.guard_starts(&config, &connection, &node, pods.clone(), recorder.clone(), metrics.clone());
+        parts.guard_starts(
+            &config,
+            &connection,
+            &node,
+            pods.clone(),
+            recorder.clone(),
+            metrics.clone(),
+        );
     } else {
         warn!("containers start without proof of whose they are");
     }
@@ -170,17 +218,47 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let seen = parts.serve_runtime(&config, &node, metrics);
     let sources = (node.fleet.clone(), node.pods.clone(), injection);
     let published = parts.publish(&config, &connection, sources, seen, additions, recorder.clone());
-    let published = Published { keeps_units, ..published };
+    let published = Published {
+        keeps_units,
+        ..published
+    };
     let device = published.device.clone();
     parts.watches.spawn(
         "corrections of health",
-        correct_health(connection.clone(), config.node_name.to_string(), device, node.fleet.clone(), corrections),
+        correct_health(
+            connection.clone(),
+            config.node_name.to_string(),
+            device,
+            node.fleet.clone(),
+            corrections,
+        ),
     );
-    let sources = casualties::Sources { fleet: node.fleet.clone(), pods: node.pods.clone(), faults, recorder };
-    parts.watches.spawn("pods on unhealthy devices", look_after(connection.client.clone(), sources, config.evicts_from_sick_devices));
+    let sources = casualties::Sources {
+        fleet: node.fleet.clone(),
+        pods: node.pods.clone(),
+        faults,
+        recorder,
+    };
+    parts.watches.spawn(
+        "pods on unhealthy devices",
+        look_after(
+            connection.client.clone(),
+            sources,
+            config.evicts_from_sick_devices,
+        ),
+    );
     parts.follow_checkpoint(&config, &node);
-    parts.watches.spawn("marks of assigned pods", mark_assigned(connection.clone(), Arc::clone(&node)));
-    parts.publish_state(&config, &connection, all_registered, node.pods.clone(), (signal, stopper));
+    parts.watches.spawn(
+        "marks of assigned pods",
+        mark_assigned(connection.clone(), Arc::clone(&node)),
+    );
+    parts.publish_state(
+        &config,
+        &connection,
+        all_registered,
+        node.pods.clone(),
+        (signal, stopper),
+    );
     parts.serve_kubelet(&config, &node, &published, &stop, registered);
     parts.run(stop).await?;
     info!("ended");
@@ -209,20 +287,38 @@ struct Devices {
 impl Parts {
     fn watch_devices(&mut self, config: &Config, inventory: Inventory) -> anyhow::Result<Devices> {
         let number = number(config);
-        let fleet = Fleet { is_recalled: false, ..Fleet::new(inventory.clone(), number(&inventory)?) };
+        let fleet = Fleet {
+            is_recalled: false,
+            ..Fleet::new(inventory.clone(), number(&inventory)?)
+        };
         describe(config, &fleet);
         let health = Health::new(config.health.clone(), inventory.ids().cloned());
         let (tell_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (tell_fault, faults) = mpsc::channel(MOST_FAULTS);
         let (correct, corrections) = mpsc::channel(MOST_FAULTS);
-        let channels = Channels { fleet: tell_fleet, faults: tell_fault, corrections };
-        self.devices.spawn(named("watch of devices", watch_devices(config.source.clone(), inventory, health, number, channels)));
-        Ok(Devices { fleet, faults, corrections: correct })
+        let channels = Channels {
+            fleet: tell_fleet,
+            faults: tell_fault,
+            corrections,
+        };
+        self.devices.spawn(named(
+            "watch of devices",
+            watch_devices(config.source.clone(), inventory, health, number, channels),
+        ));
+        Ok(Devices {
+            fleet,
+            faults,
+            corrections: correct,
+        })
     }
 
     fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
-        let (node, names) = (config.node_name.to_string(), config.settings.names.cluster.clone());
-        self.watches.spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
+        let (node, names) = (
+            config.node_name.to_string(),
+            config.settings.names.cluster.clone(),
+        );
+        self.watches
+            .spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
     }
 
     /// Tells the cluster of a node whose devices are away, so that what was published of them before goes away too.
@@ -234,8 +330,17 @@ impl Parts {
         parts.watch_pods(config, connection, pods);
         let recorder = parts.write_events(config, connection);
         let seen = watch::channel(Seen::default()).1;
-        parts.publish(config, connection, (none, pods_seen, watch::channel(None).1), seen, Arc::default(), recorder);
-        parts.watches.spawn("absent devices", async move { fleet.closed().await });
+        parts.publish(
+            config,
+            connection,
+            (none, pods_seen, watch::channel(None).1),
+            seen,
+            Arc::default(),
+            recorder,
+        );
+        parts
+            .watches
+            .spawn("absent devices", async move { fleet.closed().await });
         Ok(parts)
     }
 
@@ -243,21 +348,49 @@ impl Parts {
         &mut self,
         config: &Config,
         connection: &Connection,
-        (fleet, pods, injection): (watch::Receiver<Arc<Fleet>>, watch::Receiver<Pods>, watch::Receiver<Option<Injection>>),
+        (fleet, pods, injection): (
+            watch::Receiver<Arc<Fleet>>,
+            watch::Receiver<Pods>,
+            watch::Receiver<Option<Injection>>,
+        ),
         seen: watch::Receiver<Seen>,
         additions: Arc<Additions>,
         recorder: Recorder,
     ) -> Published {
         let (sender, node) = watch::channel(None);
-        self.watches.spawn("watch of the node", watch_node(connection.clone(), config.node_name.to_string(), sender));
+        self.watches.spawn(
+            "watch of the node",
+            watch_node(connection.clone(), config.node_name.to_string(), sender),
+        );
         let (sender, device) = watch::channel(Held::default());
-        self.watches.spawn("watch of the Device object", watch_device(connection.clone(), config.node_name.to_string(), sender));
+        self.watches.spawn(
+            "watch of the Device object",
+            watch_device(connection.clone(), config.node_name.to_string(), sender),
+        );
         let without_devices = self.watch_without_devices(config, pods.clone(), seen.clone());
-        let sources = vendor::Sources { fleet: fleet.clone(), pods: pods.clone(), seen };
+        let sources = vendor::Sources {
+            fleet: fleet.clone(),
+            pods: pods.clone(),
+            seen,
+        };
         let checkpoints = self.watch_vendor(config, connection, sources, recorder);
-        let published = Published { node: node.clone(), device: device.clone(), checkpoints: checkpoints.clone(), keeps_units: false };
+        let published = Published {
+            node: node.clone(),
+            device: device.clone(),
+            checkpoints: checkpoints.clone(),
+            keeps_units: false,
+        };
         let additions = self.watch_additions(config, additions);
-        let sources = Sources { fleet, pods, node, device, checkpoints, additions, injection, without_devices };
+        let sources = Sources {
+            fleet,
+            pods,
+            node,
+            device,
+            checkpoints,
+            additions,
+            injection,
+            without_devices,
+        };
         let facts = Facts {
             node_name: config.node_name.to_string(),
             names: config.settings.names.cluster.clone(),
@@ -267,7 +400,8 @@ impl Parts {
             boot_id: boot_id(),
             guards_starts: config.identity == Identity::Proof,
         };
-        self.watches.spawn("publication", Publisher::new(connection, facts, sources).run());
+        self.watches
+            .spawn("publication", Publisher::new(connection, facts, sources).run());
         published
     }
 
@@ -282,8 +416,19 @@ impl Parts {
     ) {
         let (sender, is_written) = watch::channel(false);
         let writer = StateWriter::new(connection, config.node_name.to_string(), config.pod_uid.clone());
-        self.watches.spawn("state of the plugin", writer.run(registered.clone(), signal.clone(), sender));
-        self.watches.spawn("end", Ending { registered, is_written, pods }.run(signal, stopper));
+        self.watches.spawn(
+            "state of the plugin",
+            writer.run(registered.clone(), signal.clone(), sender),
+        );
+        self.watches.spawn(
+            "end",
+            Ending {
+                registered,
+                is_written,
+                pods,
+            }
+            .run(signal, stopper),
+        );
     }
 
     fn watch_without_devices(
@@ -293,13 +438,19 @@ impl Parts {
         seen: watch::Receiver<Seen>,
     ) -> watch::Receiver<Option<String>> {
         let (sender, receiver) = watch::channel(None);
-        self.watches.spawn("pods without devices", watch_without_devices(config.device_plugin_dir.clone(), pods, seen, sender));
+        self.watches.spawn(
+            "pods without devices",
+            watch_without_devices(config.device_plugin_dir.clone(), pods, seen, sender),
+        );
         receiver
     }
 
     fn watch_additions(&mut self, config: &Config, first: Arc<Additions>) -> watch::Receiver<Arc<Additions>> {
         let (sender, receiver) = watch::channel(first);
-        self.watches.spawn("device labels", watch_additions(config.additions.clone(), config.source.interval(), sender));
+        self.watches.spawn(
+            "device labels",
+            watch_additions(config.additions.clone(), config.source.interval(), sender),
+        );
         receiver
     }
 
@@ -311,7 +462,10 @@ impl Parts {
         recorder: Recorder,
     ) -> watch::Receiver<Option<DevicesCheckpoints>> {
         let settings = vendor::Settings {
-            resources: config.served_by(VendorServer::Vendor).map(str::to_owned).collect(),
+            resources: config
+                .served_by(VendorServer::Vendor)
+                .map(str::to_owned)
+                .collect(),
             ours: config.settings.names.whole.clone(),
             dra_drivers: config.dra_drivers.names().clone(),
             visible_devices_env: config.settings.visible_devices_env.clone(),
@@ -320,8 +474,19 @@ impl Parts {
             has_hook: config.nri_socket.is_some(),
         };
         let (sender, checkpoints) = watch::channel(None);
-        let sinks = vendor::Sinks { checkpoints: sender, recorder };
-        self.watches.spawn("other plugins' devices", watch_vendor(settings, sources, AdminAccess::new(connection.client.clone()), sinks));
+        let sinks = vendor::Sinks {
+            checkpoints: sender,
+            recorder,
+        };
+        self.watches.spawn(
+            "other plugins' devices",
+            watch_vendor(
+                settings,
+                sources,
+                AdminAccess::new(connection.client.clone()),
+                sinks,
+            ),
+        );
         checkpoints
     }
 
@@ -336,18 +501,38 @@ impl Parts {
     ) {
         for (resource, is_registered) in registered {
             let dir = KubeletDir::new(config.device_plugin_dir.clone());
-            let serving = offer::serve(dir, resource, Arc::clone(node), published.clone(), stop.clone(), is_registered);
+            let serving = offer::serve(
+                dir,
+                resource,
+                Arc::clone(node),
+                published.clone(),
+                stop.clone(),
+                is_registered,
+            );
             self.servers.spawn(resource.socket(), serving);
         }
     }
 
     /// Answers the container runtime, if its hook is wanted; which GPUs containers see, as it tells.
-    fn serve_runtime(&mut self, config: &Config, node: &Arc<NodeState>, metrics: Metrics) -> watch::Receiver<Seen> {
+    fn serve_runtime(
+        &mut self,
+        config: &Config,
+        node: &Arc<NodeState>,
+        metrics: Metrics,
+    ) -> watch::Receiver<Seen> {
         let (sender, seen) = watch::channel(Seen::default());
         if let Some(socket) = config.nri_socket.clone() {
             self.watches.spawn(
                 "runtime hook",
-                serve_runtime(Hook::new(Arc::clone(node), metrics, sender, config.unrestricted_namespaces.clone()), socket),
+                serve_runtime(
+                    Hook::new(
+                        Arc::clone(node),
+                        metrics,
+                        sender,
+                        config.unrestricted_namespaces.clone(),
+                    ),
+                    socket,
+                ),
             );
         }
         seen
@@ -356,7 +541,12 @@ impl Parts {
     /// Sees when the container runtime reads CDI specs.
     fn watch_readers(&mut self, config: &Config) -> Readers {
         let readers = Readers::default();
-        self.watches.spawn("readers of CDI specs", readers.clone().watch(config.settings.injection.specs.path().to_owned()));
+        self.watches.spawn(
+            "readers of CDI specs",
+            readers
+                .clone()
+                .watch(config.settings.injection.specs.path().to_owned()),
+        );
         readers
     }
 
@@ -376,24 +566,52 @@ impl Parts {
         recorder: Recorder,
         metrics: Metrics,
     ) {
-        let exchange = Arc::new(Mutex::new(Exchange::new(connection, config.node_name.to_string(), pods)));
-        let gate = Gate::new(connection.client.clone(), config.starts.clone(), Arc::clone(&exchange), recorder, metrics);
+        let exchange = Arc::new(Mutex::new(Exchange::new(
+            connection,
+            config.node_name.to_string(),
+            pods,
+        )));
+        let gate = Gate::new(
+            connection.client.clone(),
+            config.starts.clone(),
+            Arc::clone(&exchange),
+            recorder,
+            metrics,
+        );
         node.gate.get_or_init(|| gate);
-        self.watches.spawn("exchanged records", exchange::follow(connection.clone(), Arc::clone(node), exchange));
-        self.watches.spawn("comparison of running pods", keep_reconciled(Arc::clone(node)));
+        self.watches.spawn(
+            "exchanged records",
+            exchange::follow(connection.clone(), Arc::clone(node), exchange),
+        );
+        self.watches
+            .spawn("comparison of running pods", keep_reconciled(Arc::clone(node)));
     }
 
     /// Keeps this process and kubelet's checkpoint in step.
     fn follow_checkpoint(&mut self, config: &Config, node: &Arc<NodeState>) {
-        self.watches.spawn("pods of a predecessor", inherit_pods(Arc::clone(node)));
+        self.watches
+            .spawn("pods of a predecessor", inherit_pods(Arc::clone(node)));
         let lister = Lister::new(config.pod_resources_socket.clone());
-        self.watches.spawn("pods that have ended", keep_forgotten(Arc::clone(node), lister));
+        self.watches
+            .spawn("pods that have ended", keep_forgotten(Arc::clone(node), lister));
     }
 
-    async fn serve_health(&mut self, config: &Config, readiness: impl ReadinessCheck, registry: Arc<Registry>) -> anyhow::Result<()> {
-        let Some(address) = config.health_listen else { return Ok(()) };
-        let listener = TcpListener::bind(address).await.with_context(|| format!("--health-listen: cannot listen on {address}"))?;
-        self.watches.spawn("probes and metrics", health_http::serve(listener, readiness, registry));
+    async fn serve_health(
+        &mut self,
+        config: &Config,
+        readiness: impl ReadinessCheck,
+        registry: Arc<Registry>,
+    ) -> anyhow::Result<()> {
+        let Some(address) = config.health_listen else {
+            return Ok(());
+        };
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("--health-listen: cannot listen on {address}"))?;
+        self.watches.spawn(
+            "probes and metrics",
+            health_http::serve(listener, readiness, registry),
+        );
         Ok(())
     }
 
@@ -468,7 +686,9 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
             if let Ok(found) = timeout(LOOK_AGAIN, &mut found).await {
                 break found;
             }
-            warn!("the driver does not answer: a call of it hangs, which a reset of the GPU or a reboot of this node ends");
+            warn!(
+                "the driver does not answer: a call of it hangs, which a reset of the GPU or a reboot of this node ends"
+            );
         };
         let error = match found {
             Ok(inventory) => return Ok(inventory),
@@ -486,7 +706,11 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
             let connection = Connection::new(config).await?;
             let mut parts = Parts::without_devices(config, &connection)?;
             if is_by_choice {
-                parts.write_events(config, &connection).node(Weight::Warning, "GPUNotShared", format!("{error:#}"));
+                parts.write_events(config, &connection).node(
+                    Weight::Warning,
+                    "GPUNotShared",
+                    format!("{error:#}"),
+                );
             }
             meanwhile.insert(parts)
         };
@@ -505,7 +729,10 @@ fn node_facts(config: &Config) -> NodeFacts {
         runtime_class: config.runtime_class.clone(),
         value: config.visible_devices.clone(),
     };
-    NodeFacts { own, has_hook: config.nri_socket.is_some() }
+    NodeFacts {
+        own,
+        has_hook: config.nri_socket.is_some(),
+    }
 }
 
 /// The boot of this node.
@@ -518,7 +745,10 @@ fn boot_id() -> Option<String> {
 fn is_privileged() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).map(|mask| u64::from_str_radix(mask.trim(), 16));
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .map(|mask| u64::from_str_radix(mask.trim(), 16));
     effective.is_some_and(|mask| mask.is_ok_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1))
 }
 
@@ -526,7 +756,12 @@ fn number(config: &Config) -> Number {
     let (slots, unit) = (config.slots.get(), config.settings.memory_unit);
     let (shared, has_hints) = (config.shared_devices.clone(), config.numa_hints);
     Box::new(move |inventory| {
-        let shared: Vec<_> = inventory.gpus.iter().filter(|gpu| shared.includes(gpu)).cloned().collect();
+        let shared: Vec<_> = inventory
+            .gpus
+            .iter()
+            .filter(|gpu| shared.includes(gpu))
+            .cloned()
+            .collect();
         IdScheme::telling(has_hints, &shared, slots, unit).map_err(|error| anyhow!(error))
     })
 }

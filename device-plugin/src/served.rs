@@ -61,7 +61,9 @@ impl Served {
 
     /// The resource of devices of a type other than GPU.
     pub fn of_type(device_type: &str) -> Option<Self> {
-        [Self::Rdma, Self::Fpga].into_iter().find(|resource| resource.device_type() == device_type)
+        [Self::Rdma, Self::Fpga]
+            .into_iter()
+            .find(|resource| resource.device_type() == device_type)
     }
 }
 
@@ -88,7 +90,9 @@ impl ServedNames {
 
     /// The resource of this name.
     pub fn find(&self, name: &str) -> Option<Served> {
-        Served::ALL.into_iter().find(|resource| self.of(*resource) == Some(name))
+        Served::ALL
+            .into_iter()
+            .find(|resource| self.of(*resource) == Some(name))
     }
 }
 

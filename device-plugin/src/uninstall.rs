@@ -89,7 +89,11 @@ pub enum Obstacle {
 
 /// The pods that hold devices of this node, or may be given some.
 pub fn holders(pods: &Pods) -> Vec<String> {
-    let mut holders: Vec<String> = pods.iter().filter(|pod| pod.stage != Stage::Terminal).map(crate::pods::NodePod::display_name).collect();
+    let mut holders: Vec<String> = pods
+        .iter()
+        .filter(|pod| pod.stage != Stage::Terminal)
+        .map(crate::pods::NodePod::display_name)
+        .collect();
     holders.sort();
     holders
 }
@@ -97,17 +101,28 @@ pub fn holders(pods: &Pods) -> Vec<String> {
 /// The merge patch that removes annotations and labels from the node, if it has any.
 pub fn metadata_patch(node: &Node, names: &ResourceNames) -> Option<Value> {
     let unit = names.memory_unit_annotation();
-    let annotations =
-        removals(node.metadata.annotations.iter().flat_map(|all| all.keys()), |key| key.starts_with(OWN_PREFIX) || *key == unit);
-    let labels = removals(node.metadata.labels.iter().flat_map(|all| all.keys()), |key| NODE_LABELS.contains(&key));
+    let annotations = removals(
+        node.metadata.annotations.iter().flat_map(|all| all.keys()),
+        |key| key.starts_with(OWN_PREFIX) || *key == unit,
+    );
+    let labels = removals(node.metadata.labels.iter().flat_map(|all| all.keys()), |key| {
+        NODE_LABELS.contains(&key)
+    });
     let parts = [("annotations", annotations), ("labels", labels)];
-    let parts: Map<String, Value> = parts.into_iter().filter_map(|(field, part)| Some((field.to_owned(), part?))).collect();
+    let parts: Map<String, Value> = parts
+        .into_iter()
+        .filter_map(|(field, part)| Some((field.to_owned(), part?)))
+        .collect();
     (!parts.is_empty()).then(|| json!({"metadata": parts}))
 }
 
 /// The merge patch that removes these resources from the node's status, if it has any.
 pub fn status_patch(node: &Node, resources: &[&str]) -> Option<Value> {
-    let parts = [("capacity", &node.status.capacity), ("allocatable", &node.status.allocatable)].map(|(field, amounts)| {
+    let parts = [
+        ("capacity", &node.status.capacity),
+        ("allocatable", &node.status.allocatable),
+    ]
+    .map(|(field, amounts)| {
         let part = removals(amounts.keys(), |name| resources.contains(&name));
         Some((field.to_owned(), part?))
     });
@@ -116,7 +131,10 @@ pub fn status_patch(node: &Node, resources: &[&str]) -> Option<Value> {
 }
 
 fn removals<'a>(keys: impl Iterator<Item = &'a String>, is_ours: impl Fn(&str) -> bool) -> Option<Value> {
-    let removals: Map<String, Value> = keys.filter(|key| is_ours(key)).map(|key| (key.clone(), Value::Null)).collect();
+    let removals: Map<String, Value> = keys
+        .filter(|key| is_ours(key))
+        .map(|key| (key.clone(), Value::Null))
+        .collect();
     (!removals.is_empty()).then_some(Value::Object(removals))
 }
 
@@ -148,12 +166,19 @@ impl Removal {
         while let Err(obstacle) = self.attempt().await {
             let problem = one_line(&obstacle);
             if problem != told {
-                warn!(node = self.node_name, reason = problem, "something of the plugin is left on this node");
+                warn!(
+                    node = self.node_name,
+                    reason = problem,
+                    "something of the plugin is left on this node"
+                );
                 told = problem;
             }
             sleep(PAUSE).await;
         }
-        info!(node = self.node_name, "nothing of the plugin is left on this node");
+        info!(
+            node = self.node_name,
+            "nothing of the plugin is left on this node"
+        );
         removed.send_replace(true);
         std::future::pending::<()>().await;
     }
@@ -179,18 +204,32 @@ impl Removal {
             info!(n_removed, "removed the plugin's CDI specs");
         }
         let node = self.node.borrow().clone().ok_or(Obstacle::NoNode)?;
-        let (metadata, amounts) = (metadata_patch(&node, &self.names.cluster), status_patch(&node, &IN_NODE_STATUS));
+        let (metadata, amounts) = (
+            metadata_patch(&node, &self.names.cluster),
+            status_patch(&node, &IN_NODE_STATUS),
+        );
         self.patch(metadata.as_ref(), false).await?;
         self.patch(amounts.as_ref(), true).await?;
-        let own: Vec<&str> = OWN_RESOURCES.into_iter().filter_map(|resource| self.names.of(resource)).collect();
+        let own: Vec<&str> = OWN_RESOURCES
+            .into_iter()
+            .filter_map(|resource| self.names.of(resource))
+            .collect();
         let registered = self.registered()?;
-        let remembered: Vec<String> = own.iter().filter(|name| registered.contains_key(**name)).map(|name| (*name).to_owned()).collect();
+        let remembered: Vec<String> = own
+            .iter()
+            .filter(|name| registered.contains_key(**name))
+            .map(|name| (*name).to_owned())
+            .collect();
         if !remembered.is_empty() {
             return Err(Obstacle::Remembered(remembered));
         }
         let served = status_patch(&node, &own);
         self.patch(served.as_ref(), true).await?;
-        if metadata.or(amounts).or(served).is_some() { Err(Obstacle::Unseen) } else { Ok(()) }
+        if metadata.or(amounts).or(served).is_some() {
+            Err(Obstacle::Unseen)
+        } else {
+            Ok(())
+        }
     }
 
     /// Removes the sockets of processes that have ended.
@@ -209,7 +248,9 @@ impl Removal {
     /// The resources that kubelet knows a plugin of.
     fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, Obstacle> {
         match kubelet_checkpoint::registered(&self.device_plugin_dir) {
-            Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(BTreeMap::new())
+            }
             found => found.map_err(Obstacle::Checkpoint),
         }
     }
@@ -218,9 +259,16 @@ impl Removal {
         let Some(patch) = patch else { return Ok(()) };
         let (nodes, params, name) = (&self.nodes, PatchParams::default(), &self.node_name);
         let merge = Patch::Merge(patch);
-        let request =
-            async { if is_status { nodes.patch_status(name, &params, &merge).await } else { nodes.patch(name, &params, &merge).await } };
-        let answer = timeout(REQUEST_LIMIT, request).await.map_err(|_| Obstacle::Slow)?;
+        let request = async {
+            if is_status {
+                nodes.patch_status(name, &params, &merge).await
+            } else {
+                nodes.patch(name, &params, &merge).await
+            }
+        };
+        let answer = timeout(REQUEST_LIMIT, request)
+            .await
+            .map_err(|_| Obstacle::Slow)?;
         answer.map_err(|error| Obstacle::Request(Box::new(error)))?;
         info!(%patch, "changed the node");
         Ok(())

@@ -129,8 +129,14 @@ pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Device
     let entries = allocations.iter().filter_map(|allocation| {
         let uid = uid_of(pods, &allocation.pod);
         let pod = uid.and_then(|uid| pods.get(uid));
-        let device_ids: BTreeSet<String> = allocation.device_ids.iter().map(|id| normalised(id, fleet)).collect();
-        let is_counted = |pod: &NodePod| (allocation.is_by_record && has_gpus(pod)) || is_on_record(pod, &device_ids, fleet);
+        let device_ids: BTreeSet<String> = allocation
+            .device_ids
+            .iter()
+            .map(|id| normalised(id, fleet))
+            .collect();
+        let is_counted = |pod: &NodePod| {
+            (allocation.is_by_record && has_gpus(pod)) || is_on_record(pod, &device_ids, fleet)
+        };
         if has_ended(allocation, pods) || device_ids.is_empty() || pod.is_some_and(is_counted) {
             return None;
         }
@@ -153,7 +159,10 @@ pub fn uid_of<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a PodUid> {
     match name {
         PodName::Uid(uid) => pods.get(uid).map(|pod| &pod.uid),
         PodName::Named { namespace, name } => {
-            let ours = pods.iter().find(|pod| pod.name == *name && pod.namespace == *namespace).map(|pod| &pod.uid);
+            let ours = pods
+                .iter()
+                .find(|pod| pod.name == *name && pod.namespace == *namespace)
+                .map(|pod| &pod.uid);
             let is_it = |claimant: &&Claimant| claimant.name == *name && claimant.namespace == *namespace;
             ours.or_else(|| pods.claimants().find(is_it).map(|claimant| &claimant.uid))
         }
@@ -162,8 +171,13 @@ pub fn uid_of<'a>(pods: &'a Pods, name: &PodName) -> Option<&'a PodUid> {
 
 /// Returns true if the pod of an allocation has ended. The pod-resources API lists only pods that are there, known or not.
 fn has_ended(allocation: &Allocation, pods: &Pods) -> bool {
-    let Some(uid) = uid_of(pods, &allocation.pod) else { return matches!(allocation.pod, PodName::Uid(_)) };
-    let stage = pods.get(uid).map(|pod| pod.stage).or_else(|| pods.claimant(uid).map(|claimant| claimant.stage));
+    let Some(uid) = uid_of(pods, &allocation.pod) else {
+        return matches!(allocation.pod, PodName::Uid(_));
+    };
+    let stage = pods
+        .get(uid)
+        .map(|pod| pod.stage)
+        .or_else(|| pods.claimant(uid).map(|claimant| claimant.stage));
     stage == Some(Stage::Terminal)
 }
 
@@ -173,21 +187,33 @@ fn normalised(id: &str, fleet: &Fleet) -> String {
     // `0`, or `0:1` for an instance of it.
     let index: Option<u32> = physical.split(':').next().and_then(|index| index.parse().ok());
     let at = |index: u32| fleet.gpus.iter().find(|entry| entry.gpu.index == index);
-    index.and_then(at).map_or_else(|| physical.to_owned(), |entry| entry.gpu.uuid.to_string())
+    index
+        .and_then(at)
+        .map_or_else(|| physical.to_owned(), |entry| entry.gpu.uuid.to_string())
 }
 
 fn has_gpus(pod: &NodePod) -> bool {
-    pod.placement.as_ref().is_ok_and(|placement| !placement.gpus.is_empty())
+    pod.placement
+        .as_ref()
+        .is_ok_and(|placement| !placement.gpus.is_empty())
 }
 
 /// Whether our scheduler placed the pod on these very devices.
 fn is_on_record(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> bool {
-    let Ok(placement) = &pod.placement else { return false };
+    let Ok(placement) = &pod.placement else {
+        return false;
+    };
     let gpu = |id: &String| -> Option<&Gpu> {
         let uuid: GpuUuid = id.parse().ok()?;
-        fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.uuid == uuid)
+        fleet
+            .gpus
+            .iter()
+            .map(|entry| &entry.gpu)
+            .find(|gpu| gpu.uuid == uuid)
     };
-    device_ids.iter().all(|id| gpu(id).is_some_and(|gpu| placement.gpus.iter().any(|name| name.names(gpu))))
+    device_ids
+        .iter()
+        .all(|id| gpu(id).is_some_and(|gpu| placement.gpus.iter().any(|name| name.names(gpu))))
 }
 
 /// What is published is made of this.
@@ -212,8 +238,15 @@ pub struct Sinks {
 
 /// Keeps what is published up to date until the task is dropped; it stays as it is while kubelet does not answer.
 pub async fn watch_vendor(settings: Settings, sources: Sources, mut admin_access: AdminAccess, sinks: Sinks) {
-    let Sources { fleet, mut pods, mut seen } = sources;
-    let Sinks { checkpoints, recorder } = sinks;
+    let Sources {
+        fleet,
+        mut pods,
+        mut seen,
+    } = sources;
+    let Sinks {
+        checkpoints,
+        recorder,
+    } = sinks;
     if settings.is_idle() {
         checkpoints.send_replace(Some(DevicesCheckpoints::default()));
         return std::future::pending().await;
@@ -229,7 +262,10 @@ pub async fn watch_vendor(settings: Settings, sources: Sources, mut admin_access
     let mut warnings = Warnings::default();
     loop {
         let before = progress(&pods.borrow_and_update());
-        let has_claimants = pods.borrow().claimants().any(|claimant| claimant.stage != Stage::Terminal);
+        let has_claimants = pods
+            .borrow()
+            .claimants()
+            .any(|claimant| claimant.stage != Stage::Terminal);
         let now = fleet.borrow().clone();
         match read(&settings, &now, has_claimants, &mut admin_access).await {
             Ok(allocations) => {
@@ -245,7 +281,10 @@ pub async fn watch_vendor(settings: Settings, sources: Sources, mut admin_access
             Err(error) => {
                 let problem = one_line(&error);
                 if complaint.as_ref() != Some(&problem) {
-                    warn!(error = problem, "it is not known which devices pods of the vendor's plugin and of DRA drivers hold");
+                    warn!(
+                        error = problem,
+                        "it is not known which devices pods of the vendor's plugin and of DRA drivers hold"
+                    );
                     complaint = Some(problem);
                 }
             }
@@ -259,7 +298,10 @@ fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCh
     checkpoints.send_if_modified(|held| {
         let is_news = held.as_ref() != Some(&now);
         if is_news {
-            info!(n_containers = now.entries.len(), "other devices are held by pods that somebody else placed");
+            info!(
+                n_containers = now.entries.len(),
+                "other devices are held by pods that somebody else placed"
+            );
             *held = Some(now);
         }
         is_news
@@ -273,18 +315,34 @@ async fn read(
     has_claimants: bool,
     admin_access: &mut AdminAccess,
 ) -> Result<Vec<Allocation>, VendorError> {
-    let answered = settings.ours.as_ref().map(|ours| answered(settings, ours, fleet).ok());
+    let answered = settings
+        .ours
+        .as_ref()
+        .map(|ours| answered(settings, ours, fleet).ok());
     let is_asked = |allocation: &Allocation| {
         // Without the answers the IDs have to do.
-        settings.resources.contains(&allocation.resource) || answered == Some(None) && settings.ours.as_ref() == Some(&allocation.resource)
+        settings.resources.contains(&allocation.resource)
+            || answered == Some(None) && settings.ours.as_ref() == Some(&allocation.resource)
     };
     let needs_ids = !settings.resources.is_empty() || answered == Some(None);
     let needs_claims = has_claimants && !settings.dra_drivers.is_empty();
-    let listed = if needs_ids || needs_claims { list(settings, needs_ids).await? } else { Listed::default() };
-    let claimed = listed.claimed.into_iter().filter(|claimed| settings.dra_drivers.contains(&claimed.device.driver)).collect();
+    let listed = if needs_ids || needs_claims {
+        list(settings, needs_ids).await?
+    } else {
+        Listed::default()
+    };
+    let claimed = listed
+        .claimed
+        .into_iter()
+        .filter(|claimed| settings.dra_drivers.contains(&claimed.device.driver))
+        .collect();
     let claimed = admin_access.leave_out(claimed).await;
     let mut found: Vec<Allocation> = listed.allocations.into_iter().filter(is_asked).collect();
-    found.extend(claimed.into_iter().filter_map(|claimed| claims::allocation(claimed, fleet)));
+    found.extend(
+        claimed
+            .into_iter()
+            .filter_map(|claimed| claims::allocation(claimed, fleet)),
+    );
     found.extend(answered.flatten().into_iter().flatten());
     Ok(found)
 }
@@ -293,7 +351,10 @@ async fn read(
 async fn list(settings: &Settings, needs_ids: bool) -> Result<Listed, VendorError> {
     match pod_resources::list(&settings.socket).await {
         Ok(listed) => Ok(listed),
-        Err(PodResourcesError::Absent) if needs_ids => Ok(Listed { allocations: from_checkpoint(settings)?, claimed: Vec::new() }),
+        Err(PodResourcesError::Absent) if needs_ids => Ok(Listed {
+            allocations: from_checkpoint(settings)?,
+            claimed: Vec::new(),
+        }),
         Err(PodResourcesError::Absent) => Ok(Listed::default()),
         Err(error) => Err(VendorError::PodResources(error)),
     }
@@ -302,23 +363,34 @@ async fn list(settings: &Settings, needs_ids: bool) -> Result<Listed, VendorErro
 /// The GPUs that containers see which asked for the resource that this plugin serves: by the answers that kubelet keeps, some
 /// of which another plugin may have given.
 fn answered(settings: &Settings, ours: &str, fleet: &Fleet) -> Result<Vec<Allocation>, CheckpointError> {
-    let entries = kubelet_checkpoint::read(&settings.device_plugin_dir)?.into_iter().filter(|entry| entry.resource_name == ours);
+    let entries = kubelet_checkpoint::read(&settings.device_plugin_dir)?
+        .into_iter()
+        .filter(|entry| entry.resource_name == ours);
     let allocation = |entry: kubelet_checkpoint::Entry| {
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
         let sight = sight::of_answer(Served::Whole, &answer, &settings.visible_devices_env, fleet);
         let is_by_record = sight == Some(Sight::Spec);
         let allocation = of_entry(entry);
         match sight {
-            Some(Sight::Devices(seen)) => Allocation { device_ids: seen.iter().map(GpuUuid::to_string).collect(), ..allocation },
-            _ => Allocation { is_by_record, ..allocation },
+            Some(Sight::Devices(seen)) => Allocation {
+                device_ids: seen.iter().map(GpuUuid::to_string).collect(),
+                ..allocation
+            },
+            _ => Allocation {
+                is_by_record,
+                ..allocation
+            },
         }
     };
     Ok(entries.map(allocation).collect())
 }
 
 fn from_checkpoint(settings: &Settings) -> Result<Vec<Allocation>, VendorError> {
-    let entries = kubelet_checkpoint::read(&settings.device_plugin_dir)
-        .map_err(|source| VendorError::Neither { socket: settings.socket.clone(), source })?;
+    let entries =
+        kubelet_checkpoint::read(&settings.device_plugin_dir).map_err(|source| VendorError::Neither {
+            socket: settings.socket.clone(),
+            source,
+        })?;
     Ok(entries.into_iter().map(of_entry).collect())
 }
 
@@ -337,11 +409,23 @@ fn of_entry(entry: kubelet_checkpoint::Entry) -> Allocation {
 fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
     let asks = |pod: &&NodePod| pod.containers.iter().any(|container| container.whole > 0);
     let record = |pod: &NodePod| pod.placement.as_ref().ok().map(ToString::to_string);
-    let asking = pods.iter().filter(asks).map(|pod| (pod.uid.clone(), pod.stage, record(pod)));
-    asking.chain(pods.claimants().map(|claimant| (claimant.uid.clone(), claimant.stage, None))).collect()
+    let asking = pods
+        .iter()
+        .filter(asks)
+        .map(|pod| (pod.uid.clone(), pod.stage, record(pod)));
+    asking
+        .chain(
+            pods.claimants()
+                .map(|claimant| (claimant.uid.clone(), claimant.stage, None)),
+        )
+        .collect()
 }
 
-async fn until_progress(pods: &mut watch::Receiver<Pods>, before: &[(PodUid, Stage, Option<String>)], seen: &mut watch::Receiver<Seen>) {
+async fn until_progress(
+    pods: &mut watch::Receiver<Pods>,
+    before: &[(PodUid, Stage, Option<String>)],
+    seen: &mut watch::Receiver<Seen>,
+) {
     let latest = Instant::now() + PERIOD;
     let news = async {
         if pods.wait_for(|pods| progress(pods) != before).await.is_err() {

@@ -101,9 +101,15 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
         if let Some(status) = status(cause) {
             let found = text.find(&cause.to_string()).unwrap_or(text.len());
             text.truncate(found);
-            let before = text.trim_end_matches([':', ' ']).trim_end_matches("ApiError").trim_end_matches([':', ' ']);
+            let before = text
+                .trim_end_matches([':', ' '])
+                .trim_end_matches("ApiError")
+                .trim_end_matches([':', ' ']);
             let separator = if before.is_empty() { "" } else { ": " };
-            text = format!("{before}{separator}{} {}: {}", status.code, status.reason, status.message);
+            text = format!(
+                "{before}{separator}{} {}: {}",
+                status.code, status.reason, status.message
+            );
             break;
         }
         let words = cause.to_string();
@@ -118,7 +124,9 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
 
 /// The answer of the API server, if this is one.
 fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
-    error.downcast_ref::<Status>().or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
+    error
+        .downcast_ref::<Status>()
+        .or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
 }
 
 #[cfg(test)]
@@ -134,7 +142,10 @@ mod tests {
     use crate::publish::PublishError;
 
     /// What comes from a watch of pods whose requests are met by the returned handle.
-    fn start() -> (tower_test::mock::Handle<Request<Body>, Response<Body>>, mpsc::UnboundedReceiver<String>) {
+    fn start() -> (
+        tower_test::mock::Handle<Request<Body>, Response<Body>>,
+        mpsc::UnboundedReceiver<String>,
+    ) {
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let (sender, news) = mpsc::unbounded_channel();
         tokio::spawn(async move {
@@ -148,14 +159,23 @@ mod tests {
                 let _ = sender.send(word.to_owned());
             };
             let api = Api::<Pod>::all(Client::new(service, "default"));
-            follow("pods", (api, &Contact::default()), watcher::Config::default(), Duration::from_secs(2), tell).await;
+            follow(
+                "pods",
+                (api, &Contact::default()),
+                watcher::Config::default(),
+                Duration::from_secs(2),
+                tell,
+            )
+            .await;
         });
         (requests, news)
     }
 
     fn list() -> Response<Body> {
         let list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
-        Response::builder().body(Body::from(list.as_bytes().to_vec())).unwrap()
+        Response::builder()
+            .body(Body::from(list.as_bytes().to_vec()))
+            .unwrap()
     }
 
     fn forbidden() -> kube::Error {
@@ -194,7 +214,11 @@ mod tests {
         let (_, _never_answered) = requests.next_request().await.unwrap();
         let began = Instant::now();
         let (_, answer) = requests.next_request().await.unwrap();
-        assert!(began.elapsed() < ANSWER_LIMIT + Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < ANSWER_LIMIT + Duration::from_secs(1),
+            "{:?}",
+            began.elapsed()
+        );
         answer.send_response(list());
         let told = [news.recv().await, news.recv().await, news.recv().await].map(Option::unwrap);
         assert_eq!(told, ["interrupted", "listed", "restored"]);
@@ -211,7 +235,11 @@ mod tests {
             answer.send_response(list());
             let (_, watch) = requests.next_request().await.unwrap();
             let gone = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}}"#;
-            watch.send_response(Response::builder().body(Body::from(gone.as_bytes().to_vec())).unwrap());
+            watch.send_response(
+                Response::builder()
+                    .body(Body::from(gone.as_bytes().to_vec()))
+                    .unwrap(),
+            );
             let (_, next) = requests.next_request().await.unwrap();
             pauses.push(began.elapsed().as_millis());
             // The next list fails too, so that every second request is a list again.
@@ -219,6 +247,12 @@ mod tests {
         }
         // Doubled after each failure, of which there are two in a round, and up to a quarter more.
         let expected = [250, 1000, 2000, 2000, 2000, 2000];
-        assert!(pauses.iter().zip(expected).all(|(pause, least)| (least..=least * 5 / 4 + 10).contains(pause)), "{pauses:?}");
+        assert!(
+            pauses
+                .iter()
+                .zip(expected)
+                .all(|(pause, least)| (least..=least * 5 / 4 + 10).contains(pause)),
+            "{pauses:?}"
+        );
     }
 }

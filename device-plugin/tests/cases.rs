@@ -3,7 +3,11 @@
 //! Reads the directory named by `GPUSHARE_CASES`, by default the copy in `proto/cases/koordinator`. Of the files there these are this
 //! daemon's; the others are the scheduler's.
 
-#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a failed step fails the test")]
+#![expect(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a failed step fails the test"
+)]
 
 #[path = "cases/node_resource.rs"]
 mod node_resource;
@@ -28,26 +32,39 @@ enum Outcome {
 impl Outcome {
     /// Whether what was found is what was expected.
     fn of<T: PartialEq + std::fmt::Debug>(found: &T, expected: &T) -> Self {
-        if found == expected { Self::Passed } else { Self::Failed(format!("expected {expected:?}, found {found:?}")) }
+        if found == expected {
+            Self::Passed
+        } else {
+            Self::Failed(format!("expected {expected:?}, found {found:?}"))
+        }
     }
 
     /// The first of the two that did not pass.
     fn and(self, other: impl FnOnce() -> Self) -> Self {
-        if matches!(self, Self::Passed) { other() } else { self }
+        if matches!(self, Self::Passed) {
+            other()
+        } else {
+            self
+        }
     }
 }
 
 /// How a file's cases are run.
 type Run = fn(&Value) -> Outcome;
 
-const FILES: [(&str, Run); 2] = [("node_resource.json", node_resource::run), ("node_agent.json", node_agent)];
+const FILES: [(&str, Run); 2] = [
+    ("node_resource.json", node_resource::run),
+    ("node_agent.json", node_agent),
+];
 
 fn node_agent(case: &Value) -> Outcome {
     match case["kind"].as_str() {
         Some("pci_topology") => report::pci_topology(case),
         Some("report_device") => report::report_device(case),
         Some("inject_env") => Outcome::Skipped("this project injects UUIDs, not minors"),
-        Some("pod_resources_proxy") => Outcome::Skipped("Koordinator's proxy of the pod-resources API: kubelet's own tells the devices"),
+        Some("pod_resources_proxy") => {
+            Outcome::Skipped("Koordinator's proxy of the pod-resources API: kubelet's own tells the devices")
+        }
         Some(kind) if kind.contains("partition") || kind.contains("link") => {
             Outcome::Skipped("partition tables from links, which other vendors' daemons report")
         }
@@ -57,9 +74,14 @@ fn node_agent(case: &Value) -> Outcome {
 
 fn directory() -> PathBuf {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let chosen = env::var_os("GPUSHARE_CASES").map_or_else(|| PathBuf::from("proto/cases/koordinator"), PathBuf::from);
+    let chosen =
+        env::var_os("GPUSHARE_CASES").map_or_else(|| PathBuf::from("proto/cases/koordinator"), PathBuf::from);
     // A relative path is meant from where cargo was started, which is nearly always the repository.
-    if chosen.is_dir() { chosen } else { repository.join(chosen) }
+    if chosen.is_dir() {
+        chosen
+    } else {
+        repository.join(chosen)
+    }
 }
 
 fn run(run: Run, case: &Value) -> Outcome {

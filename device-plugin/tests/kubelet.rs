@@ -17,7 +17,9 @@ use device_plugin::stop::Stopper;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
 use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
-use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest};
+use proto::kubelet::deviceplugin::{
+    ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest,
+};
 use proto::memory_unit::MemoryUnit;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -27,9 +29,15 @@ async fn lists_every_virtual_device() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     let units = &kubelet.plugin(UNITS).devices;
-    assert_eq!((units.len(), units[0].id.as_str(), units[0].health.as_str()), (32, "9507230f-0", "Healthy"));
+    assert_eq!(
+        (units.len(), units[0].id.as_str(), units[0].health.as_str()),
+        (32, "9507230f-0", "Healthy")
+    );
     let shares = &kubelet.plugin(SHARES).devices;
-    assert_eq!((shares.len(), shares[199].id.clone()), (200, format!("{}::99", uuid(1))));
+    assert_eq!(
+        (shares.len(), shares[199].id.clone()),
+        (200, format!("{}::99", uuid(1)))
+    );
 }
 
 /// One list per set of changes, not one per device.
@@ -47,7 +55,14 @@ async fn health_changes_make_one_list() {
         assert!(second.is_err(), "{resource}: {second:?}");
     }
     node.set_health(1, true);
-    assert!(kubelet.plugin(UNITS).next_list().await.iter().all(|device| device.health == "Healthy"));
+    assert!(
+        kubelet
+            .plugin(UNITS)
+            .next_list()
+            .await
+            .iter()
+            .all(|device| device.health == "Healthy")
+    );
 }
 
 /// kubelet takes every list apart anew, thousands of devices, so it gets none that says the same.
@@ -55,7 +70,8 @@ async fn health_changes_make_one_list() {
 async fn other_words_for_the_same_health_are_not_sent() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
-    node.fleet.send_modify(|fleet| std::sync::Arc::make_mut(fleet).gpus[0].message = "all is well".to_owned());
+    node.fleet
+        .send_modify(|fleet| std::sync::Arc::make_mut(fleet).gpus[0].message = "all is well".to_owned());
     let list = timeout(Duration::from_millis(50), kubelet.plugin(UNITS).stream.message()).await;
     assert!(list.is_err(), "{list:?}");
 }
@@ -63,7 +79,9 @@ async fn other_words_for_the_same_health_are_not_sent() {
 #[tokio::test]
 async fn waits_for_kubelet() {
     let node = Node::new(1);
-    while !node.path().join("gpushare-memory.sock").exists() || !node.path().join("gpushare-shared.sock").exists() {
+    while !node.path().join("gpushare-memory.sock").exists()
+        || !node.path().join("gpushare-shared.sock").exists()
+    {
         sleep(Duration::from_millis(5)).await;
     }
     node.kubelet().await;
@@ -95,11 +113,22 @@ async fn streams_outlive_the_file_of_kubelet_s_socket() {
         fs::remove_file(node.path().join(socket)).unwrap();
     }
     for resource in [UNITS, SHARES] {
-        let end = timeout(Duration::from_millis(200), kubelet.plugin(resource).stream.message()).await;
+        let end = timeout(
+            Duration::from_millis(200),
+            kubelet.plugin(resource).stream.message(),
+        )
+        .await;
         assert!(end.is_err(), "{resource}: {end:?}");
     }
     node.set_health(0, false);
-    assert!(kubelet.plugin(UNITS).next_list().await.iter().all(|device| device.health == "Unhealthy"));
+    assert!(
+        kubelet
+            .plugin(UNITS)
+            .next_list()
+            .await
+            .iter()
+            .all(|device| device.health == "Unhealthy")
+    );
     node.kubelet().await;
     for resource in [UNITS, SHARES] {
         while matches!(kubelet.plugin(resource).stream.message().await, Ok(Some(_))) {}
@@ -156,9 +185,17 @@ async fn stopping_ends_streams_and_removes_sockets() {
     let mut node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     node.stopper.stop();
-    timeout(SOON, async { while node.tasks.join_next().await.is_some() {} }).await.unwrap();
-    assert!(!matches!(kubelet.plugin(UNITS).stream.message().await, Ok(Some(_))));
-    let left: Vec<_> = fs::read_dir(node.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    timeout(SOON, async { while node.tasks.join_next().await.is_some() {} })
+        .await
+        .unwrap();
+    assert!(!matches!(
+        kubelet.plugin(UNITS).stream.message().await,
+        Ok(Some(_))
+    ));
+    let left: Vec<_> = fs::read_dir(node.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(left, ["kubelet.sock"]);
 }
 
@@ -166,24 +203,47 @@ async fn stopping_ends_streams_and_removes_sockets() {
 #[tokio::test]
 async fn devices_are_listed_after_a_boot_until_the_plugin_serves() {
     let dir = tempfile::tempdir().unwrap();
-    let entries = json!([{"PodUID": "u", "ContainerName": "c", "ResourceName": SHARES, "DeviceIDs": {"-1": ["g::7"]}}]);
+    let entries =
+        json!([{"PodUID": "u", "ContainerName": "c", "ResourceName": SHARES, "DeviceIDs": {"-1": ["g::7"]}}]);
     let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {UNITS: ["a-0", "a-1"]}}, "Checksum": 1});
     fs::write(dir.path().join("kubelet_internal_checkpoint"), text.to_string()).unwrap();
     let (path, (_stopper, stop)) = (dir.path().to_owned(), Stopper::new());
     let service = tokio::spawn(async move { boot::run(&path, &ServedNames::default(), stop).await });
     let mut kubelet = FakeKubelet::start(dir.path());
     kubelet.register_both().await;
-    let ids: Vec<_> = kubelet.plugin(UNITS).devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    let ids: Vec<_> = kubelet
+        .plugin(UNITS)
+        .devices
+        .iter()
+        .map(|device| (device.id.as_str(), device.health.as_str()))
+        .collect();
     assert_eq!(ids, [("a-0", "Healthy"), ("a-1", "Healthy")]);
     assert_eq!(kubelet.plugin(SHARES).devices.len(), 1);
-    let refused = kubelet.plugin(UNITS).allocate(&["a-0".to_owned()]).await.unwrap_err();
+    let refused = kubelet
+        .plugin(UNITS)
+        .allocate(&["a-0".to_owned()])
+        .await
+        .unwrap_err();
     assert!(refused.message().contains("does not run yet"), "{refused}");
-    let start = PreStartContainerRequest { device_ids: vec!["g::7".to_owned()] };
-    assert!(kubelet.plugin(SHARES).client.pre_start_container(start).await.is_err(), "only the plugin starts containers");
+    let start = PreStartContainerRequest {
+        device_ids: vec!["g::7".to_owned()],
+    };
+    assert!(
+        kubelet
+            .plugin(SHARES)
+            .client
+            .pre_start_container(start)
+            .await
+            .is_err(),
+        "only the plugin starts containers"
+    );
 
     let _plugin = tokio::net::UnixListener::bind(dir.path().join("gpushare-memory.sock")).unwrap();
     timeout(SOON, service).await.unwrap().unwrap().unwrap();
-    assert!(!matches!(kubelet.plugin(UNITS).stream.message().await, Ok(Some(_))));
+    assert!(!matches!(
+        kubelet.plugin(UNITS).stream.message().await,
+        Ok(Some(_))
+    ));
     assert!(!dir.path().join("boot-gpushare-memory.sock").exists());
 }
 
@@ -217,7 +277,13 @@ async fn gpushare_pod() {
       "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002"
     }
     "#);
-    assert!(kubelet.plugin(UNITS).used.iter().all(|id| id.starts_with("44f120a6-")));
+    assert!(
+        kubelet
+            .plugin(UNITS)
+            .used
+            .iter()
+            .all(|id| id.starts_with("44f120a6-"))
+    );
 }
 
 /// The next kubelet knows of whole containers only and asks for both halves of the second one.
@@ -245,14 +311,27 @@ async fn plugin_registers_again_in_the_middle_of_a_container() {
 async fn koordinator_pod_on_two_devices() {
     let node = Node::new(4);
     let mut kubelet = node.kubelet().await;
-    node.tell(&pod("a", &[&[(SHARES, 1)], &[(SHARES, 1)]], &koordinator(&[3, 1], 1)));
+    node.tell(&pod(
+        "a",
+        &[&[(SHARES, 1)], &[(SHARES, 1)]],
+        &koordinator(&[3, 1], 1),
+    ));
     for _ in 0..2 {
         let env = kubelet.container(&[(SHARES, 1)]).await.unwrap();
         let both = format!("{},{}", uuid(3), uuid(1));
-        assert_eq!(env, ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), both.clone())).into());
+        assert_eq!(
+            env,
+            ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"]
+                .map(|name| (name.to_owned(), both.clone()))
+                .into()
+        );
     }
     let used: Vec<_> = kubelet.plugin(SHARES).used.iter().cloned().collect();
-    assert_eq!(used, [format!("{}::0", uuid(1)), format!("{}::0", uuid(3))], "each container takes the next device");
+    assert_eq!(
+        used,
+        [format!("{}::0", uuid(1)), format!("{}::0", uuid(3))],
+        "each container takes the next device"
+    );
 }
 
 /// Of two values of one variable kubelet would keep one at random.
@@ -280,7 +359,10 @@ async fn init_container_ids_are_used_again() {
     let plugin = kubelet.plugin(UNITS);
     let ids = plugin.preferred(2, &[]).await;
     for _ in 0..2 {
-        assert_eq!(plugin.allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(1));
+        assert_eq!(
+            plugin.allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(1)
+        );
     }
     let unknown = plugin.allocate(&ids).await.unwrap();
     let of_ids = ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), uuid(1)));
@@ -317,7 +399,10 @@ async fn no_record_makes_allocate_fail() {
     node.tell(&pod("well", &[&[(UNITS, 1)]], &gpushare(0, 1, 3)));
     let ids = vec!["9507230f-0".to_owned()];
     for minor in [0, 0, 1] {
-        assert_eq!(kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(minor));
+        assert_eq!(
+            kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(minor)
+        );
     }
 }
 
@@ -327,10 +412,23 @@ async fn long_requests_are_taken() {
     let node = Node::with_unit(8, "2Mi".parse::<MemoryUnit>().unwrap());
     let mut kubelet = node.kubelet().await;
     let plugin = kubelet.plugin(UNITS);
-    let ids: Vec<String> =
-        plugin.devices.iter().map(|device| device.id.clone()).chain((0..300_000).map(|n| format!("unknown-{n}"))).collect();
-    let request =
-        ContainerPreferredAllocationRequest { available_device_ids: ids, must_include_device_ids: Vec::new(), allocation_size: 3 };
-    let answer = plugin.client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![request] }).await.unwrap();
+    let ids: Vec<String> = plugin
+        .devices
+        .iter()
+        .map(|device| device.id.clone())
+        .chain((0..300_000).map(|n| format!("unknown-{n}")))
+        .collect();
+    let request = ContainerPreferredAllocationRequest {
+        available_device_ids: ids,
+        must_include_device_ids: Vec::new(),
+        allocation_size: 3,
+    };
+    let answer = plugin
+        .client
+        .get_preferred_allocation(PreferredAllocationRequest {
+            container_requests: vec![request],
+        })
+        .await
+        .unwrap();
     assert_eq!(answer.into_inner().container_responses[0].device_ids.len(), 3);
 }

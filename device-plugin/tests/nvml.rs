@@ -1,6 +1,10 @@
 //! The NVML source against a stand-in for libnvidia-ml that is loaded as the real library is.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a failed step fails the test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failed step fails the test"
+)]
 
 #[path = "stand_in/machine.rs"]
 mod machine;
@@ -16,7 +20,8 @@ use std::{
 use device_plugin::{
     health::{Health, HealthChange, Observation, ObservationKind, Policy, Reason},
     inventory::{
-        ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, MachineSource, NvmlSource, Place, Source, SysfsSource,
+        ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, MachineSource, NvmlSource,
+        Place, Source, SysfsSource,
     },
 };
 use machine::{Card, LOST, Machine, card};
@@ -34,7 +39,10 @@ fn uuid(handle: u32) -> GpuUuid {
 }
 
 fn seen(handle: u32, kind: ObservationKind) -> Observation {
-    Observation { device: Some(uuid(handle)), kind }
+    Observation {
+        device: Some(uuid(handle)),
+        kind,
+    }
 }
 
 /// A running watch and the health that follows from it.
@@ -50,16 +58,30 @@ impl Watched {
         let inventory = source.discover().unwrap();
         let (feed, observations) = source.watch(&inventory).unwrap();
         let answers = NonZeroU32::new(3).unwrap();
-        let policy = Policy { answers, quiet: Duration::ZERO, ..Policy::default() };
+        let policy = Policy {
+            answers,
+            quiet: Duration::ZERO,
+            ..Policy::default()
+        };
         let health = Health::new(policy, inventory.gpus.into_iter().map(|gpu| gpu.uuid));
-        Self { feed, observations, health, started: Instant::now() }
+        Self {
+            feed,
+            observations,
+            health,
+            started: Instant::now(),
+        }
     }
 
     /// The next observation, and the change of health that it makes.
     async fn next(&mut self) -> (Observation, Option<HealthChange>) {
         let next = tokio::time::timeout(DEADLINE, self.observations.recv()).await;
-        let observation = next.expect("nothing was observed in time").expect("the feed has ended");
-        assert!(self.started.elapsed() < DEADLINE, "not observed in time; now {observation:?}");
+        let observation = next
+            .expect("nothing was observed in time")
+            .expect("the feed has ended");
+        assert!(
+            self.started.elapsed() < DEADLINE,
+            "not observed in time; now {observation:?}"
+        );
         let change = self.health.observe(self.started.elapsed(), &observation);
         (observation, change)
     }
@@ -94,7 +116,11 @@ fn of_gpus(nvml: NvmlSource) -> Source {
 
 /// The source that probes and compares all the time.
 fn eager(machine: &Machine) -> Source {
-    of_gpus(NvmlSource { probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() })
+    of_gpus(NvmlSource {
+        probe_interval: OFTEN,
+        reopen_interval: OFTEN,
+        ..machine.nvml()
+    })
 }
 
 fn n_calls(machine: &Machine, call: &str) -> usize {
@@ -105,8 +131,17 @@ fn n_calls(machine: &Machine, call: &str) -> usize {
 /// is known by its UUID: the old plugin took the first GPU's memory for all of them.
 #[test]
 fn lists_unequal_gpus_by_minor_number() {
-    let first = Card { minor: 1, memory: 24 << 30, model: "RTX 6000".to_owned(), ..card(0) };
-    let second = Card { minor: 0, memory: 15_843_721_216, ..card(1) };
+    let first = Card {
+        minor: 1,
+        memory: 24 << 30,
+        model: "RTX 6000".to_owned(),
+        ..card(0)
+    };
+    let second = Card {
+        minor: 0,
+        memory: 15_843_721_216,
+        ..card(1)
+    };
     let machine = Machine::new(&[first, second]);
     machine.set_numa_node("0000:3b:00.0", 1);
     machine.set_numa_node("0000:3c:00.0", -1);
@@ -133,7 +168,10 @@ fn lists_unequal_gpus_by_minor_number() {
                 reserved_bytes: 0,
                 model: "RTX 6000".to_owned(),
                 bus_id: Some("0000:3b:00.0".to_owned()),
-                place: Place { numa_node: Some(1), ..Place::default() },
+                place: Place {
+                    numa_node: Some(1),
+                    ..Place::default()
+                },
                 labels: BTreeMap::new(),
                 device_node: PathBuf::from("/dev/nvidia1"),
             },
@@ -159,13 +197,26 @@ fn lists_unequal_gpus_by_minor_number() {
 #[case::same_uuid(Card { handle: 0, ..card(1) }, Some(1), "GPU 0 has the same UUID or minor number 1")]
 #[case::long_uuid(Card { uuid: "G".repeat(41), ..card(0) }, None,
     "\"GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG\" is not a GPU UUID: it is longer than 40 characters")]
-fn one_unusable_gpu_does_not_hide_another(#[case] unusable: Card, #[case] named: Option<u32>, #[case] problem: &str) {
+fn one_unusable_gpu_does_not_hide_another(
+    #[case] unusable: Card,
+    #[case] named: Option<u32>,
+    #[case] problem: &str,
+) {
     let inventory = Machine::new(&[card(1), unusable]).source().discover().unwrap();
-    assert_eq!(inventory.gpus.iter().map(|gpu| &gpu.uuid).collect::<Vec<_>>(), [&uuid(1)]);
-    let [excluded] = inventory.excluded.as_slice() else { panic!("{:?}", inventory.excluded) };
+    assert_eq!(
+        inventory.gpus.iter().map(|gpu| &gpu.uuid).collect::<Vec<_>>(),
+        [&uuid(1)]
+    );
+    let [excluded] = inventory.excluded.as_slice() else {
+        panic!("{:?}", inventory.excluded)
+    };
     assert_eq!((excluded.index, &excluded.uuid), (1, &named.map(uuid)));
     let text = excluded.to_string();
-    assert_eq!(text.split_once(": ").map(|(_, problem)| problem), Some(problem), "{text}");
+    assert_eq!(
+        text.split_once(": ").map(|(_, problem)| problem),
+        Some(problem),
+        "{text}"
+    );
 }
 
 #[test]
@@ -173,17 +224,25 @@ fn says_when_no_gpu_can_be_shared() {
     let machine = Machine::new(&[Card { mig: true, ..card(0) }, Card { memory: 0, ..card(1) }]);
     let error = machine.source().discover().unwrap_err();
     assert!(error.is_absence());
-    let InventoryError::NothingToShare { reasons, .. } = error else { panic!("{error}") };
+    let InventoryError::NothingToShare { reasons, .. } = error else {
+        panic!("{error}")
+    };
     insta::assert_snapshot!(reasons, @"GPU 0 (GPU-0): it is in MIG mode, and sharing MIG instances is not supported; GPU 1 (GPU-1): NVML does not know its memory: say with --gpu-memory how much of it pods may share, such as 96Gi");
 }
 
 #[test]
 fn no_library_is_absence() {
     let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
-    let source = of_gpus(NvmlSource { library, ..NvmlSource::default() });
+    let source = of_gpus(NvmlSource {
+        library,
+        ..NvmlSource::default()
+    });
     let error = source.discover().unwrap_err();
     assert!(error.is_absence());
-    assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
+    assert!(
+        matches!(error, InventoryError::LibraryMissing { .. }),
+        "{error:?}"
+    );
     insta::assert_snapshot!(error, @"cannot load the NVIDIA management library /nonexistent/libnvidia-ml.so.1: install the NVIDIA driver on this node, run this container with the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root");
 }
 
@@ -192,10 +251,16 @@ fn no_library_is_absence() {
 fn what_is_no_nvml_library_is_refused() {
     let machine = Machine::new(&[card(0)]);
     fs::write(machine.library(), "not a library").unwrap();
-    let other = NvmlSource { library: PathBuf::from("libc.so.6"), ..machine.nvml() };
+    let other = NvmlSource {
+        library: PathBuf::from("libc.so.6"),
+        ..machine.nvml()
+    };
     for source in [machine.source(), of_gpus(other)] {
         let error = source.discover().unwrap_err();
-        assert!(matches!(error, InventoryError::LibraryMissing { .. }), "{error:?}");
+        assert!(
+            matches!(error, InventoryError::LibraryMissing { .. }),
+            "{error:?}"
+        );
     }
 }
 
@@ -265,7 +330,10 @@ async fn an_event_of_no_known_device_has_every_device_probed(#[case] handle: i32
     machine.insert(&[first, Card { code: LOST, ..second }, third]);
     machine.xid(handle, 79);
     let expected = [
-        Observation { device: None, kind: ObservationKind::Xid(79) },
+        Observation {
+            device: None,
+            kind: ObservationKind::Xid(79),
+        },
         seen(0, ObservationKind::Answered),
         seen(1, ObservationKind::Lost),
         seen(2, ObservationKind::Answered),
@@ -280,12 +348,24 @@ async fn an_event_of_no_known_device_has_every_device_probed(#[case] handle: i32
 async fn a_lost_device_comes_back() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
-    machine.insert(&[card(0), Card { code: LOST, ..card(1) }]);
+    machine.insert(&[
+        card(0),
+        Card {
+            code: LOST,
+            ..card(1)
+        },
+    ]);
     let lost = watched.change().await;
-    assert_eq!((lost.uuid, lost.healthy, lost.reason), (uuid(1), false, Reason::Lost));
+    assert_eq!(
+        (lost.uuid, lost.healthy, lost.reason),
+        (uuid(1), false, Reason::Lost)
+    );
     machine.insert(&[card(0), card(1)]);
     let back = watched.change().await;
-    assert_eq!((back.uuid, back.healthy, back.reason), (uuid(1), true, Reason::Recovered));
+    assert_eq!(
+        (back.uuid, back.healthy, back.reason),
+        (uuid(1), true, Reason::Recovered)
+    );
     // The new session's events arrive.
     machine.xid(1, 48);
     assert_eq!(watched.change().await.reason, Reason::Xid(48));
@@ -311,7 +391,11 @@ async fn a_device_that_disappears_is_lost() {
 #[case::another_error(999, Reason::ProbeFailed, "an internal driver error")]
 #[case::reset_required(16, Reason::NeedsReset, "the device must be reset")]
 #[tokio::test]
-async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again(#[case] code: u32, #[case] reason: Reason, #[case] text: &str) {
+async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again(
+    #[case] code: u32,
+    #[case] reason: Reason,
+    #[case] text: &str,
+) {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
     machine.insert(&[Card { code, ..card(0) }, card(1)]);
@@ -328,7 +412,13 @@ async fn a_driver_that_goes_away_takes_its_devices_along() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
     machine.answer_init(9);
-    machine.insert(&[card(0), Card { code: LOST, ..card(1) }]);
+    machine.insert(&[
+        card(0),
+        Card {
+            code: LOST,
+            ..card(1)
+        },
+    ]);
     while watched.health.illness(&uuid(0)) != Some(Reason::ProbeFailed) {
         watched.change().await;
     }
@@ -347,20 +437,32 @@ async fn a_driver_that_goes_away_takes_its_devices_along() {
 async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: usize) {
     let without = Card { events, ..card(0) };
     let machine = Machine::new(&[without.clone(), card(1)]);
-    let nvml = NvmlSource { probe_interval: OFTEN, ..machine.nvml() };
+    let nvml = NvmlSource {
+        probe_interval: OFTEN,
+        ..machine.nvml()
+    };
     let mut watched = Watched::start(&of_gpus(nvml));
     machine.xid(1, 79);
     watched.until(&seen(1, ObservationKind::Xid(79))).await;
     assert!(watched.health.is_healthy(&uuid(0)));
     assert_eq!(n_calls(&machine, "set create"), n_sets);
-    machine.insert(&[Card { code: LOST, ..without }, card(1)]);
+    machine.insert(&[
+        Card {
+            code: LOST,
+            ..without
+        },
+        card(1),
+    ]);
     watched.until(&seen(0, ObservationKind::Lost)).await;
 }
 
 #[tokio::test]
 async fn a_machine_without_any_events_is_probed() {
     let machine = Machine::new(&[Card { events: 2, ..card(0) }]);
-    let nvml = NvmlSource { probe_interval: OFTEN, ..machine.nvml() };
+    let nvml = NvmlSource {
+        probe_interval: OFTEN,
+        ..machine.nvml()
+    };
     let mut watched = Watched::start(&of_gpus(nvml));
     let answered = seen(0, ObservationKind::Answered);
     assert_eq!(watched.take(5).await, vec![answered; 5]);
@@ -378,7 +480,10 @@ async fn other_devices_are_announced_once(#[case] before: Card, #[case] after: C
     let mut watched = Watched::start(&eager(&machine));
     watched.take(10).await;
     machine.insert(&[card(0), after]);
-    let changed = Observation { device: None, kind: ObservationKind::InventoryChanged };
+    let changed = Observation {
+        device: None,
+        kind: ObservationKind::InventoryChanged,
+    };
     watched.until(&changed).await;
     assert!(!watched.take(20).await.contains(&changed));
 }
@@ -386,14 +491,32 @@ async fn other_devices_are_announced_once(#[case] before: Card, #[case] after: C
 /// A GPU that was lost when the daemon started is found by a later session.
 #[tokio::test]
 async fn a_gpu_that_was_lost_at_the_start_is_announced() {
-    let machine = Machine::new(&[card(0), Card { code: LOST, ..card(1) }]);
+    let machine = Machine::new(&[
+        card(0),
+        Card {
+            code: LOST,
+            ..card(1)
+        },
+    ]);
     let source = eager(&machine);
     let excluded = source.discover().unwrap().excluded;
-    assert!(matches!(excluded.as_slice(), [ExcludedGpu { uuid: None, exclusion: Exclusion::Unreadable(_), .. }]));
+    assert!(matches!(
+        excluded.as_slice(),
+        [ExcludedGpu {
+            uuid: None,
+            exclusion: Exclusion::Unreadable(_),
+            ..
+        }]
+    ));
     let mut watched = Watched::start(&source);
     watched.take(10).await;
     machine.insert(&[card(0), card(1)]);
-    watched.until(&Observation { device: None, kind: ObservationKind::InventoryChanged }).await;
+    watched
+        .until(&Observation {
+            device: None,
+            kind: ObservationKind::InventoryChanged,
+        })
+        .await;
 }
 
 /// The old plugin left its watcher behind, blocked on a channel, at every restart.
@@ -404,20 +527,34 @@ async fn a_gpu_that_was_lost_at_the_start_is_announced() {
 #[tokio::test]
 async fn a_stopped_watch_ends(#[case] probe_interval: Duration, #[case] events: u32) {
     let machine = Machine::new(&[Card { events, ..card(0) }]);
-    let nvml = NvmlSource { probe_interval, ..machine.nvml() };
+    let nvml = NvmlSource {
+        probe_interval,
+        ..machine.nvml()
+    };
     let mut watched = Watched::start(&of_gpus(nvml));
     watched.take(1).await;
     let stopped = tokio::task::spawn_blocking(|| watched.feed.stop());
-    tokio::time::timeout(DEADLINE, stopped).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(DEADLINE, stopped)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
     assert_eq!(machine.calls().last().map(String::as_str), Some("shutdown"));
     while watched.observations.try_recv().is_ok() {}
-    assert_eq!(watched.observations.try_recv(), Err(mpsc::error::TryRecvError::Disconnected));
+    assert_eq!(
+        watched.observations.try_recv(),
+        Err(mpsc::error::TryRecvError::Disconnected)
+    );
 }
 
 #[tokio::test]
 async fn a_dropped_watch_ends() {
     let machine = Machine::new(&[card(0)]);
-    let Watched { feed, mut observations, .. } = Watched::start(&machine.source());
+    let Watched {
+        feed,
+        mut observations,
+        ..
+    } = Watched::start(&machine.source());
     drop(feed);
     let drained = async { while observations.recv().await.is_some() {} };
     tokio::time::timeout(DEADLINE, drained).await.unwrap();
@@ -447,7 +584,11 @@ fn links_between_gpus(#[case] links: &[(u32, &str, bool)], #[case] expected: &st
 async fn a_driver_that_comes_later_is_news() {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(9);
-    let nvml = NvmlSource { probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() };
+    let nvml = NvmlSource {
+        probe_interval: OFTEN,
+        reopen_interval: OFTEN,
+        ..machine.nvml()
+    };
     machine.set_kind("0000:01:00.0", "0x120000", "0x10ee");
     let others = SysfsSource {
         has_fpga: true,
@@ -455,13 +596,21 @@ async fn a_driver_that_comes_later_is_news() {
         fpga_vendors: vec!["10ee".parse().unwrap()],
         ..SysfsSource::nothing(nvml.sysfs.clone())
     };
-    let source = Source::Machine(MachineSource { gpus: Some(nvml), others });
+    let source = Source::Machine(MachineSource {
+        gpus: Some(nvml),
+        others,
+    });
     let found = source.discover().unwrap();
     assert_eq!((found.gpus.len(), found.others.len()), (0, 1));
     let mut watched = Watched::start(&source);
     watched.take(10).await;
     machine.answer_init(0);
-    watched.until(&Observation { device: None, kind: ObservationKind::InventoryChanged }).await;
+    watched
+        .until(&Observation {
+            device: None,
+            kind: ObservationKind::InventoryChanged,
+        })
+        .await;
     let found = source.discover().unwrap();
     assert_eq!((found.gpus.len(), found.others.len()), (1, 1));
 }
@@ -472,36 +621,60 @@ const UNSUPPORTED: (u32, u64) = (u32::MAX, u64::MAX);
 fn procfs(machine: &Machine, minor: &str) {
     let folder = machine.path("proc/driver/nvidia/gpus/0000:3b:00.0");
     fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("information"), format!("Model: \t\t NVIDIA GB10\nIRQ:   \t\t 231\nDevice Minor: \t {minor}\n")).unwrap();
+    fs::write(
+        folder.join("information"),
+        format!("Model: \t\t NVIDIA GB10\nIRQ:   \t\t 231\nDevice Minor: \t {minor}\n"),
+    )
+    .unwrap();
 }
 
 #[test]
 fn minor_and_memory_that_nvml_does_not_know() {
-    let machine = Machine::new(&[Card { minor: UNSUPPORTED.0, memory: UNSUPPORTED.1, ..card(0) }]);
+    let machine = Machine::new(&[Card {
+        minor: UNSUPPORTED.0,
+        memory: UNSUPPORTED.1,
+        ..card(0)
+    }]);
     procfs(&machine, "3");
-    let source = of_gpus(NvmlSource { unknown_memory: Some(96 << 30), ..machine.nvml() });
+    let source = of_gpus(NvmlSource {
+        unknown_memory: Some(96 << 30),
+        ..machine.nvml()
+    });
     let gpu = source.discover().unwrap().gpus.remove(0);
-    assert_eq!((gpu.minor, gpu.memory_bytes, gpu.device_node), (3, 96 << 30, PathBuf::from("/dev/nvidia3")));
+    assert_eq!(
+        (gpu.minor, gpu.memory_bytes, gpu.device_node),
+        (3, 96 << 30, PathBuf::from("/dev/nvidia3"))
+    );
 }
 
 #[rstest]
 #[case::no_memory(Card { memory: UNSUPPORTED.1, ..card(0) }, None, "say with --gpu-memory how much of it pods may share")]
 #[case::no_minor(Card { minor: UNSUPPORTED.0, ..card(0) }, None, "NVML does not support it, and ")]
 #[case::nonsense(Card { minor: UNSUPPORTED.0, ..card(0) }, Some("x"), "information does not name it")]
-fn a_gpu_without_minor_or_memory_is_left_out(#[case] card: Card, #[case] minor: Option<&str>, #[case] expected: &str) {
+fn a_gpu_without_minor_or_memory_is_left_out(
+    #[case] card: Card,
+    #[case] minor: Option<&str>,
+    #[case] expected: &str,
+) {
     let machine = Machine::new(&[card]);
     if let Some(minor) = minor {
         procfs(&machine, minor);
     }
     let error = machine.source().discover().unwrap_err();
-    assert!(error.is_by_choice() && error.to_string().contains(expected), "{error}");
+    assert!(
+        error.is_by_choice() && error.to_string().contains(expected),
+        "{error}"
+    );
 }
 
 /// The flag is for GPUs whose memory is not known; another's is what NVML says.
 #[test]
 fn known_memory_is_not_replaced() {
     let machine = Machine::new(&[card(0)]);
-    let source = of_gpus(NvmlSource { unknown_memory: Some(1 << 30), ..machine.nvml() });
+    let source = of_gpus(NvmlSource {
+        unknown_memory: Some(1 << 30),
+        ..machine.nvml()
+    });
     assert_eq!(source.discover().unwrap().gpus[0].memory_bytes, 16 << 30);
 }
 
@@ -510,14 +683,29 @@ fn known_memory_is_not_replaced() {
 async fn reserved_memory_is_left_out_on_request() {
     let machine = Machine::new(&[card(0)]);
     machine.set("reserved", Some("471859200"));
-    assert_eq!(machine.source().discover().unwrap().gpus[0].memory_bytes, 16 << 30);
-    let withholding =
-        |interval| of_gpus(NvmlSource { withholds_reserved: true, probe_interval: interval, reopen_interval: interval, ..machine.nvml() });
+    assert_eq!(
+        machine.source().discover().unwrap().gpus[0].memory_bytes,
+        16 << 30
+    );
+    let withholding = |interval| {
+        of_gpus(NvmlSource {
+            withholds_reserved: true,
+            probe_interval: interval,
+            reopen_interval: interval,
+            ..machine.nvml()
+        })
+    };
     let gpu = withholding(OFTEN).discover().unwrap().gpus.remove(0);
-    assert_eq!((gpu.memory_bytes, gpu.reserved_bytes), ((16 << 30) - (450 << 20), 450 << 20));
+    assert_eq!(
+        (gpu.memory_bytes, gpu.reserved_bytes),
+        ((16 << 30) - (450 << 20), 450 << 20)
+    );
     let mut watched = Watched::start(&withholding(OFTEN));
     machine.set("reserved", Some("481859200"));
-    let changed = Observation { device: None, kind: ObservationKind::InventoryChanged };
+    let changed = Observation {
+        device: None,
+        kind: ObservationKind::InventoryChanged,
+    };
     assert!(!watched.take(20).await.contains(&changed));
 }
 
@@ -564,7 +752,10 @@ async fn a_reset_is_seen_without_recovery_actions(#[case] by_rows: bool) {
     if by_rows {
         machine.set("fields", None);
     } else {
-        machine.insert(&[Card { code: LOST, ..card(0) }]);
+        machine.insert(&[Card {
+            code: LOST,
+            ..card(0)
+        }]);
         assert_eq!(watched.change().await.reason, Reason::Lost);
         machine.insert(&[card(0)]);
     }
@@ -590,7 +781,11 @@ async fn mig_makes_the_only_gpu_unhealthy() {
     watched.take(1).await;
     machine.insert(&[Card { mig: true, ..card(0) }]);
     let change = watched.change().await;
-    assert!(!change.healthy && change.message.contains("MIG mode"), "{}", change.message);
+    assert!(
+        !change.healthy && change.message.contains("MIG mode"),
+        "{}",
+        change.message
+    );
 }
 
 /// Waiting for events fails at once, as it does while a GPU of the set is lost: devices are probed, at a bounded pace.
@@ -598,12 +793,25 @@ async fn mig_makes_the_only_gpu_unhealthy() {
 async fn a_wait_that_fails_is_replaced_by_probes() {
     let machine = Machine::new(&[card(0), card(1)]);
     machine.set("wait", Some("15"));
-    let nvml = NvmlSource { probe_interval: machine::NEVER, reopen_interval: machine::NEVER, ..machine.nvml() };
+    let nvml = NvmlSource {
+        probe_interval: machine::NEVER,
+        reopen_interval: machine::NEVER,
+        ..machine.nvml()
+    };
     let mut watched = Watched::start(&of_gpus(nvml));
     watched.take(2).await;
-    machine.insert(&[Card { code: LOST, ..card(0) }, card(1)]);
+    machine.insert(&[
+        Card {
+            code: LOST,
+            ..card(0)
+        },
+        card(1),
+    ]);
     watched.until(&seen(0, ObservationKind::Lost)).await;
-    assert!(n_calls(&machine, "wait 15") < 10, "it must not become a busy loop");
+    assert!(
+        n_calls(&machine, "wait 15") < 10,
+        "it must not become a busy loop"
+    );
 }
 
 /// A call that hangs says nothing of its device, and keeps neither the reader nor the end waiting.
@@ -614,7 +822,12 @@ async fn a_call_that_hangs_is_silence() {
     watched.take(3).await;
     machine.set("hang", Some(""));
     // Observations from before may still be read.
-    let quiet = async { while tokio::time::timeout(Duration::from_millis(300), watched.observations.recv()).await.is_ok() {} };
+    let quiet = async {
+        while tokio::time::timeout(Duration::from_millis(300), watched.observations.recv())
+            .await
+            .is_ok()
+        {}
+    };
     tokio::time::timeout(DEADLINE, quiet).await.unwrap();
     machine.set("hang", None);
     watched.until(&seen(0, ObservationKind::Answered)).await;
@@ -632,8 +845,14 @@ fn another_driver_ends_the_process(#[case] init: u32, #[case] module: Option<&st
         fs::remove_file(machine.library()).unwrap();
     }
     let error = machine.source().discover().unwrap_err();
-    assert!(matches!(&error, InventoryError::DriverReplaced { .. }), "{error:?}");
-    assert!(!error.is_absence() && error.to_string().contains(expected), "{error}");
+    assert!(
+        matches!(&error, InventoryError::DriverReplaced { .. }),
+        "{error:?}"
+    );
+    assert!(
+        !error.is_absence() && error.to_string().contains(expected),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -642,7 +861,10 @@ async fn a_driver_that_is_replaced_under_a_watch_is_reported() {
     let mut watched = Watched::start(&eager(&machine));
     watched.take(1).await;
     machine.answer_init(18);
-    machine.insert(&[Card { code: LOST, ..card(0) }]);
+    machine.insert(&[Card {
+        code: LOST,
+        ..card(0)
+    }]);
     loop {
         if let ObservationKind::DriverReplaced(how) = watched.next().await.0.kind {
             assert!(how.contains("another version"), "{how}");
@@ -658,10 +880,18 @@ async fn a_driver_root_shows_a_driver_that_comes_later_and_changes() {
     let (empty, root) = (machine.path("empty-root"), machine.path("root"));
     let folder = root.join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(&folder).unwrap();
-    let nvml = NvmlSource { driver_roots: vec![empty, root.clone()], probe_interval: OFTEN, reopen_interval: OFTEN, ..machine.nvml() };
+    let nvml = NvmlSource {
+        driver_roots: vec![empty, root.clone()],
+        probe_interval: OFTEN,
+        reopen_interval: OFTEN,
+        ..machine.nvml()
+    };
     let source = of_gpus(nvml);
     let error = source.discover().unwrap_err();
-    assert!(error.is_absence() && error.to_string().contains("name with --driver-root"), "{error}");
+    assert!(
+        error.is_absence() && error.to_string().contains("name with --driver-root"),
+        "{error}"
+    );
     for name in ["devices", "events-queue"] {
         std::os::unix::fs::symlink(machine.path(name), folder.join(name)).unwrap();
     }
@@ -669,5 +899,8 @@ async fn a_driver_root_shows_a_driver_that_comes_later_and_changes() {
     assert_eq!(source.discover().unwrap().gpus.len(), 1);
     fs::write(folder.join("init"), "18").unwrap();
     let error = source.discover().unwrap_err();
-    assert!(matches!(error, InventoryError::DriverMismatch { .. }) && error.is_absence(), "{error:?}");
+    assert!(
+        matches!(error, InventoryError::DriverMismatch { .. }) && error.is_absence(),
+        "{error:?}"
+    );
 }

@@ -25,10 +25,18 @@ async fn d1_pods_of_one_size_keep_their_own_gpu() {
     }
     for minor in [2, 0, 3] {
         let before = kubelet.plugin(UNITS).used.clone();
-        assert_eq!(kubelet.container(&[(UNITS, 4)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(minor));
+        assert_eq!(
+            kubelet.container(&[(UNITS, 4)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(minor)
+        );
         let used = &kubelet.plugin(UNITS).used;
         let fleet = node.fleet.borrow();
-        assert!(used.difference(&before).all(|id| fleet.ids.device_of(Served::Memory, id).is_some_and(|gpu| gpu.as_str() == uuid(minor))));
+        assert!(used.difference(&before).all(|id| {
+            fleet
+                .ids
+                .device_of(Served::Memory, id)
+                .is_some_and(|gpu| gpu.as_str() == uuid(minor))
+        }));
     }
 }
 
@@ -41,7 +49,10 @@ async fn d1_device_ids_decide_before_the_order() {
     node.tell(&pod("first", &[&[(UNITS, 4)]], &gpushare(0, 4, 10)));
     node.tell(&pod("second", &[&[(UNITS, 4)]], &gpushare(1, 4, 20)));
     let ids: Vec<String> = (0..4).map(|n| format!("4ff516e8-{n}")).collect();
-    assert_eq!(kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(1));
+    assert_eq!(
+        kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+        uuid(1)
+    );
 }
 
 /// D2: a bound pod that never reached Allocate was taken for the next pod of its size, and so on down the line.
@@ -55,11 +66,20 @@ async fn d2_pod_that_is_deleted_or_failed_before_admission_shifts_nobody() {
     failed["status"]["phase"] = json!("Failed");
     let mut admitted = pod("admitted", &[&[(UNITS, 8)]], &gpushare(1, 8, 3));
     admitted["status"]["startTime"] = json!("2026-01-01T00:00:00Z");
-    for pod in [deleted, failed, admitted, pod("c", &[&[(UNITS, 8)]], &gpushare(2, 8, 4)), pod("d", &[&[(UNITS, 8)]], &gpushare(3, 8, 5))] {
+    for pod in [
+        deleted,
+        failed,
+        admitted,
+        pod("c", &[&[(UNITS, 8)]], &gpushare(2, 8, 4)),
+        pod("d", &[&[(UNITS, 8)]], &gpushare(3, 8, 5)),
+    ] {
         node.tell(&pod);
     }
     for minor in [2, 3] {
-        assert_eq!(kubelet.container(&[(UNITS, 8)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(minor));
+        assert_eq!(
+            kubelet.container(&[(UNITS, 8)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(minor)
+        );
     }
 }
 
@@ -73,9 +93,15 @@ async fn d3_answered_pod_is_not_matched_again() {
     assert!(kubelet.container(&[(UNITS, 2)]).await.is_ok());
     node.tell(&unmarked);
     node.tell(&pod("b", &[&[(UNITS, 2)]], &gpushare(1, 2, 2)));
-    assert_eq!(kubelet.container(&[(UNITS, 2)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(1));
+    assert_eq!(
+        kubelet.container(&[(UNITS, 2)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+        uuid(1)
+    );
     let unknown = kubelet.container(&[(UNITS, 2)]).await.unwrap();
-    assert!(!unknown.contains_key("ALIYUN_COM_GPU_MEM_POD"), "nobody is due: {unknown:?}");
+    assert!(
+        !unknown.contains_key("ALIYUN_COM_GPU_MEM_POD"),
+        "nobody is due: {unknown:?}"
+    );
 }
 
 /// D4: a call is for one container, and was compared with the pod's sum; the first one marked the whole pod.
@@ -88,10 +114,18 @@ async fn d4_each_container_is_matched_and_the_first_that_starts_marks_the_pod() 
     for (container, units) in [("2", 2), ("3", 3)] {
         let env = kubelet.container(&[(UNITS, units)]).await.unwrap();
         assert_eq!(env["NVIDIA_VISIBLE_DEVICES"], uuid(3));
-        assert_eq!((env["ALIYUN_COM_GPU_MEM_CONTAINER"].as_str(), env["ALIYUN_COM_GPU_MEM_POD"].as_str()), (container, "5"));
+        assert_eq!(
+            (
+                env["ALIYUN_COM_GPU_MEM_CONTAINER"].as_str(),
+                env["ALIYUN_COM_GPU_MEM_POD"].as_str()
+            ),
+            (container, "5")
+        );
         assert_eq!(n_due(), 0, "no proof yet");
     }
-    node.state.ledger().confirm(&device_plugin::pods::PodUid::from("uid-a"));
+    node.state
+        .ledger()
+        .confirm(&device_plugin::pods::PodUid::from("uid-a"));
     assert_eq!(n_due(), 1);
 }
 
@@ -118,10 +152,19 @@ async fn d6_pod_that_the_scheduler_did_not_place_disturbs_nobody() {
         node.tell(&pod("stray", &[&[(UNITS, 2)]], &json!({})));
         node.tell(&pod("stray-too", &[&[(SHARES, 1)]], &json!({})));
         let ids = ["9507230f-0", "9507230f-1"].map(str::to_owned);
-        assert_eq!(kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(0));
+        assert_eq!(
+            kubelet.plugin(UNITS).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(0)
+        );
         let ids = [format!("{}::7", uuid(0))];
-        assert_eq!(kubelet.plugin(SHARES).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(0));
+        assert_eq!(
+            kubelet.plugin(SHARES).allocate(&ids).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(0)
+        );
         node.tell(&pod("placed", &[&[(SHARES, 1)]], &koordinator(&[n_gpus - 1], 1)));
-        assert_eq!(kubelet.container(&[(SHARES, 1)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(n_gpus - 1));
+        assert_eq!(
+            kubelet.container(&[(SHARES, 1)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(n_gpus - 1)
+        );
     }
 }

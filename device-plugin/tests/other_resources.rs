@@ -25,7 +25,10 @@ const FPGA: &str = "koordinator.sh/fpga";
 /// A record of so many percent of each of these devices, and of these GPUs.
 fn record(device_type: &str, minors: &[u32], percent: u32, gpus: &[u32], assumed_at: u64) -> Value {
     let one = |minor: &u32| json!({"minor": minor, "id": format!("0000:{minor:02x}:00.0"), "resources": {(format!("koordinator.sh/{device_type}")): percent}});
-    let gpus: Vec<_> = gpus.iter().map(|minor| json!({"minor": minor, "id": uuid(*minor), "resources": {}})).collect();
+    let gpus: Vec<_> = gpus
+        .iter()
+        .map(|minor| json!({"minor": minor, "id": uuid(*minor), "resources": {}}))
+        .collect();
     let devices: Vec<_> = minors.iter().map(one).collect();
     json!({
         "scheduling.koordinator.sh/device-allocated": json!({device_type: devices, "gpu": gpus}).to_string(),
@@ -34,7 +37,13 @@ fn record(device_type: &str, minors: &[u32], percent: u32, gpus: &[u32], assumed
 }
 
 fn with_adapters(minors: &[u32]) -> Equipment {
-    Equipment { others: minors.iter().map(|minor| device("rdma", *minor, &["/dev/null", "/dev/absent"])).collect(), ..Equipment::default() }
+    Equipment {
+        others: minors
+            .iter()
+            .map(|minor| device("rdma", *minor, &["/dev/null", "/dev/absent"]))
+            .collect(),
+        ..Equipment::default()
+    }
 }
 
 /// A kubelet at which these are registered, and nothing else.
@@ -43,7 +52,10 @@ async fn kubelet(node: &Node, resources: &[&str]) -> FakeKubelet {
     for _ in resources {
         kubelet.register().await;
     }
-    assert_eq!(kubelet.plugins.keys().map(String::as_str).collect::<Vec<_>>(), resources);
+    assert_eq!(
+        kubelet.plugins.keys().map(String::as_str).collect::<Vec<_>>(),
+        resources
+    );
     kubelet
 }
 
@@ -65,14 +77,27 @@ async fn a_resource_comes_and_goes_with_its_devices() {
     node.fleet.send_replace(Arc::new(with_adapters(&[1, 2]).fleet()));
     assert_eq!(kubelet.register().await, RDMA);
     let adapters = &kubelet.plugin(RDMA).devices;
-    assert_eq!((adapters.len(), adapters[0].id.as_str(), adapters[199].id.as_str()), (200, "0000:01:00.0::0", "0000:02:00.0::99"));
-    node.fleet.send_modify(|fleet| Arc::make_mut(fleet).others[1].is_healthy = false);
+    assert_eq!(
+        (adapters.len(), adapters[0].id.as_str(), adapters[199].id.as_str()),
+        (200, "0000:01:00.0::0", "0000:02:00.0::99")
+    );
+    node.fleet
+        .send_modify(|fleet| Arc::make_mut(fleet).others[1].is_healthy = false);
     let list = kubelet.plugin(RDMA).next_list().await;
-    assert!(list.iter().all(|device| (device.health == "Unhealthy") == device.id.starts_with("0000:02:")));
+    assert!(
+        list.iter()
+            .all(|device| (device.health == "Unhealthy") == device.id.starts_with("0000:02:"))
+    );
     node.fleet.send_replace(Arc::new(Equipment::default().fleet()));
     let plugin = kubelet.plugin(RDMA);
-    assert_eq!(plugin.next_list().await.len(), 0, "kubelet forgets a resource late, so it is told that there is none");
-    let end = timeout(SOON, plugin.stream.message()).await.expect("the stream goes on");
+    assert_eq!(
+        plugin.next_list().await.len(),
+        0,
+        "kubelet forgets a resource late, so it is told that there is none"
+    );
+    let end = timeout(SOON, plugin.stream.message())
+        .await
+        .expect("the stream goes on");
     assert!(!matches!(end, Ok(Some(_))));
     let gone = async {
         while node.path().join("gpushare-rdma.sock").exists() {
@@ -93,37 +118,81 @@ async fn a_part_of_the_recorded_adapter() {
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
     node.tell(&pod("a", &[&[(RDMA, 50)]], &record("rdma", &[2], 50, &[], 1)));
     let env = kubelet.container(&[(RDMA, 50)]).await.unwrap();
-    assert_eq!(env, [("GPUSHARE_RDMA_DEVICES".to_owned(), "0000:02:00.0".to_owned())].into(), "and nothing about GPUs");
+    assert_eq!(
+        env,
+        [("GPUSHARE_RDMA_DEVICES".to_owned(), "0000:02:00.0".to_owned())].into(),
+        "and nothing about GPUs"
+    );
     assert_eq!(used(&mut kubelet, RDMA), [("0000:02:00.0".to_owned(), 50)].into());
     let nodes = &kubelet.plugin(RDMA).answers[0].devices;
-    let nodes: Vec<_> =
-        nodes.iter().map(|node| (node.container_path.as_str(), node.host_path.as_str(), node.permissions.as_str())).collect();
+    let nodes: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            (
+                node.container_path.as_str(),
+                node.host_path.as_str(),
+                node.permissions.as_str(),
+            )
+        })
+        .collect();
     assert_eq!(nodes, [("/dev/null", "/dev/null", "rw")], "only what is there");
 }
 
 #[tokio::test]
 async fn whole_cards_in_the_order_of_the_record() {
     let others = (0..3).map(|minor| device("fpga", minor, &[])).collect();
-    let node = Node::with(&Equipment { others, ..Equipment::default() });
+    let node = Node::with(&Equipment {
+        others,
+        ..Equipment::default()
+    });
     let mut kubelet = kubelet(&node, &[UNITS, FPGA, SHARES]).await;
-    node.tell(&pod("a", &[&[(FPGA, 200)]], &record("fpga", &[2, 0], 100, &[], 1)));
+    node.tell(&pod(
+        "a",
+        &[&[(FPGA, 200)]],
+        &record("fpga", &[2, 0], 100, &[], 1),
+    ));
     let env = kubelet.container(&[(FPGA, 200)]).await.unwrap();
     assert_eq!(env["GPUSHARE_FPGA_DEVICES"], "0000:02:00.0,0000:00:00.0");
-    assert_eq!(used(&mut kubelet, FPGA), [("0000:00:00.0".to_owned(), 100), ("0000:02:00.0".to_owned(), 100)].into());
+    assert_eq!(
+        used(&mut kubelet, FPGA),
+        [("0000:00:00.0".to_owned(), 100), ("0000:02:00.0".to_owned(), 100)].into()
+    );
 }
 
 /// The IDs say whose they are, and the record what the pod has: one percent brings four adapters with their files, of which one
 /// is of them all.
 #[tokio::test]
 async fn one_percent_may_bring_four_adapters() {
-    let nodes: [&[&str]; 4] = [&["/dev/null", "/dev/zero"], &["/dev/null", "/dev/full"], &["/dev/null"], &["/dev/null", "/dev/random"]];
-    let others = (0..).zip(nodes).map(|(minor, nodes)| device("rdma", minor, nodes)).collect();
-    let node = Node::with(&Equipment { others, ..Equipment::default() });
+    let nodes: [&[&str]; 4] = [
+        &["/dev/null", "/dev/zero"],
+        &["/dev/null", "/dev/full"],
+        &["/dev/null"],
+        &["/dev/null", "/dev/random"],
+    ];
+    let others = (0..)
+        .zip(nodes)
+        .map(|(minor, nodes)| device("rdma", minor, nodes))
+        .collect();
+    let node = Node::with(&Equipment {
+        others,
+        ..Equipment::default()
+    });
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
-    node.tell(&pod("a", &[&[(RDMA, 1)]], &record("rdma", &[3, 1, 2, 0], 1, &[], 1)));
+    node.tell(&pod(
+        "a",
+        &[&[(RDMA, 1)]],
+        &record("rdma", &[3, 1, 2, 0], 1, &[], 1),
+    ));
     let env = kubelet.container(&[(RDMA, 1)]).await.unwrap();
-    assert_eq!(env["GPUSHARE_RDMA_DEVICES"], "0000:03:00.0,0000:01:00.0,0000:02:00.0,0000:00:00.0");
-    let given: Vec<_> = kubelet.plugin(RDMA).answers[0].devices.iter().map(|node| node.container_path.clone()).collect();
+    assert_eq!(
+        env["GPUSHARE_RDMA_DEVICES"],
+        "0000:03:00.0,0000:01:00.0,0000:02:00.0,0000:00:00.0"
+    );
+    let given: Vec<_> = kubelet.plugin(RDMA).answers[0]
+        .devices
+        .iter()
+        .map(|node| node.container_path.clone())
+        .collect();
     assert_eq!(given, ["/dev/null", "/dev/random", "/dev/full", "/dev/zero"]);
     assert_eq!(used(&mut kubelet, RDMA).values().sum::<usize>(), 1);
 }
@@ -133,9 +202,11 @@ async fn one_percent_may_bring_four_adapters() {
 async fn virtual_functions() {
     let mut equipment = with_adapters(&[1]);
     let nodes = |paths: [&str; 2]| paths.map(Into::into).to_vec();
-    equipment.others[0].function_nodes =
-        [("0000:01:00.2".to_owned(), nodes(["/dev/full", "/dev/zero"])), ("0000:01:00.3".to_owned(), nodes(["/dev/zero", "/dev/absent"]))]
-            .into();
+    equipment.others[0].function_nodes = [
+        ("0000:01:00.2".to_owned(), nodes(["/dev/full", "/dev/zero"])),
+        ("0000:01:00.3".to_owned(), nodes(["/dev/zero", "/dev/absent"])),
+    ]
+    .into();
     let node = Node::with(&equipment);
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
     let allocation = json!({"minor": 1, "id": "0000:01:00.0", "resources": {(RDMA): "1"}, "extension": {"vfs": [{"minor": -1, "busID": "0000:01:00.3"}]}});
@@ -150,7 +221,11 @@ async fn virtual_functions() {
       "GPUSHARE_RDMA_FUNCTIONS": "0000:01:00.3"
     }
     "#);
-    let given: Vec<_> = kubelet.plugin(RDMA).answers[0].devices.iter().map(|node| node.container_path.clone()).collect();
+    let given: Vec<_> = kubelet.plugin(RDMA).answers[0]
+        .devices
+        .iter()
+        .map(|node| node.container_path.clone())
+        .collect();
     assert_eq!(given, ["/dev/zero"]);
 }
 
@@ -158,10 +233,18 @@ async fn virtual_functions() {
 #[tokio::test]
 async fn shares_and_an_adapter_in_one_container() {
     for order in [[(SHARES, 1), (RDMA, 30)], [(RDMA, 30), (SHARES, 1)]] {
-        let node = Node::with(&Equipment { n_gpus: 2, n_shared: 2, ..with_adapters(&[1, 2]) });
+        let node = Node::with(&Equipment {
+            n_gpus: 2,
+            n_shared: 2,
+            ..with_adapters(&[1, 2])
+        });
         let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
         for (name, at) in [("a", 1), ("b", 0)] {
-            node.tell(&pod(name, &[&[(SHARES, 1), (RDMA, 30)]], &record("rdma", &[at + 1], 30, &[at], u64::from(2 - at))));
+            node.tell(&pod(
+                name,
+                &[&[(SHARES, 1), (RDMA, 30)]],
+                &record("rdma", &[at + 1], 30, &[at], u64::from(2 - at)),
+            ));
         }
         for at in [1, 0] {
             let env = kubelet.container(&order).await.unwrap();
@@ -180,39 +263,78 @@ async fn shares_and_an_adapter_in_one_container() {
 async fn what_others_serve_is_not_waited_for() {
     let node = Node::new(2);
     let mut kubelet = kubelet(&node, &[UNITS, SHARES]).await;
-    node.tell(&pod("a", &[&[(SHARES, 1), (RDMA, 30)]], &record("rdma", &[1], 30, &[1], 1)));
+    node.tell(&pod(
+        "a",
+        &[&[(SHARES, 1), (RDMA, 30)]],
+        &record("rdma", &[1], 30, &[1], 1),
+    ));
     node.tell(&pod("b", &[&[(SHARES, 1)]], &koordinator(&[0], 2)));
     for minor in [1, 0] {
-        assert_eq!(kubelet.container(&[(SHARES, 1)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"], uuid(minor));
+        assert_eq!(
+            kubelet.container(&[(SHARES, 1)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
+            uuid(minor)
+        );
     }
 }
 
 /// One ID for each GPU, shared or not; its health is the GPU's.
 #[tokio::test]
 async fn whole_gpus_are_listed_by_uuid() {
-    let node = Node::with(&Equipment { n_gpus: 3, n_shared: 2, serves_whole: true, ..Equipment::default() });
+    let node = Node::with(&Equipment {
+        n_gpus: 3,
+        n_shared: 2,
+        serves_whole: true,
+        ..Equipment::default()
+    });
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, WHOLE]).await;
-    let ids = |list: &[proto::kubelet::deviceplugin::Device]| list.iter().map(|device| device.id.clone()).collect::<Vec<_>>();
+    let ids = |list: &[proto::kubelet::deviceplugin::Device]| {
+        list.iter().map(|device| device.id.clone()).collect::<Vec<_>>()
+    };
     assert_eq!(ids(&kubelet.plugin(WHOLE).devices), [0, 1, 2].map(uuid));
     assert_eq!(kubelet.plugin(SHARES).devices.len(), 200);
     node.set_health(2, false);
     let list = kubelet.plugin(WHOLE).next_list().await;
-    assert_eq!(list.iter().map(|device| device.health.as_str()).collect::<Vec<_>>(), ["Healthy", "Healthy", "Unhealthy"]);
+    assert_eq!(
+        list.iter()
+            .map(|device| device.health.as_str())
+            .collect::<Vec<_>>(),
+        ["Healthy", "Healthy", "Unhealthy"]
+    );
     let told = timeout(Duration::from_millis(50), kubelet.plugin(SHARES).stream.message()).await;
-    assert!(told.is_err(), "a GPU that is not shared is none of its business: {told:?}");
+    assert!(
+        told.is_err(),
+        "a GPU that is not shared is none of its business: {told:?}"
+    );
 }
 
 #[tokio::test]
 async fn whole_gpus_are_those_of_the_record() {
-    let node = Node::with(&Equipment { n_gpus: 4, n_shared: 2, serves_whole: true, ..Equipment::default() });
+    let node = Node::with(&Equipment {
+        n_gpus: 4,
+        n_shared: 2,
+        serves_whole: true,
+        ..Equipment::default()
+    });
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, WHOLE]).await;
-    node.tell(&pod("a", &[&[(WHOLE, 1)], &[(WHOLE, 1)]], &koordinator(&[3, 1], 1)));
+    node.tell(&pod(
+        "a",
+        &[&[(WHOLE, 1)], &[(WHOLE, 1)]],
+        &koordinator(&[3, 1], 1),
+    ));
     for _ in 0..2 {
         let env = kubelet.container(&[(WHOLE, 1)]).await.unwrap();
         let both = format!("{},{}", uuid(3), uuid(1));
-        assert_eq!(env, ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), both.clone())).into());
+        assert_eq!(
+            env,
+            ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"]
+                .map(|name| (name.to_owned(), both.clone()))
+                .into()
+        );
     }
-    assert_eq!(kubelet.plugin(WHOLE).used.iter().cloned().collect::<Vec<_>>(), [uuid(1), uuid(3)]);
+    assert_eq!(
+        kubelet.plugin(WHOLE).used.iter().cloned().collect::<Vec<_>>(),
+        [uuid(1), uuid(3)]
+    );
     node.tell(&pod("b", &[&[(WHOLE, 2)]], &koordinator(&[0, 2], 2)));
     let env = kubelet.container(&[(WHOLE, 2)]).await.unwrap();
     assert_eq!(env["NVIDIA_VISIBLE_DEVICES"], format!("{},{}", uuid(0), uuid(2)));
@@ -221,17 +343,31 @@ async fn whole_gpus_are_those_of_the_record() {
 /// Of several resources that speak of GPUs one answer names them: memory before shares before whole GPUs.
 #[tokio::test]
 async fn only_one_answer_of_a_container_names_the_gpus() {
-    for asked in [vec![(UNITS, 2), (WHOLE, 1)], vec![(WHOLE, 1), (SHARES, 1)], vec![(WHOLE, 1), (UNITS, 2), (SHARES, 1)]] {
-        let node = Node::with(&Equipment { serves_whole: true, ..Equipment::default() });
+    for asked in [
+        vec![(UNITS, 2), (WHOLE, 1)],
+        vec![(WHOLE, 1), (SHARES, 1)],
+        vec![(WHOLE, 1), (UNITS, 2), (SHARES, 1)],
+    ] {
+        let node = Node::with(&Equipment {
+            serves_whole: true,
+            ..Equipment::default()
+        });
         let mut kubelet = kubelet(&node, &[UNITS, SHARES, WHOLE]).await;
         node.tell(&pod("a", &[&asked], &gpushare(0, 2, 1)));
         let mut speaking = Vec::new();
         for (resource, count) in &asked {
-            if kubelet.container(&[(resource, *count)]).await.unwrap().contains_key("NVIDIA_VISIBLE_DEVICES") {
+            if kubelet
+                .container(&[(resource, *count)])
+                .await
+                .unwrap()
+                .contains_key("NVIDIA_VISIBLE_DEVICES")
+            {
                 speaking.push(*resource);
             }
         }
-        let expected = [UNITS, SHARES, WHOLE].into_iter().find(|resource| asked.iter().any(|(asked, _)| asked == resource));
+        let expected = [UNITS, SHARES, WHOLE]
+            .into_iter()
+            .find(|resource| asked.iter().any(|(asked, _)| asked == resource));
         assert_eq!(speaking, expected.into_iter().collect::<Vec<_>>());
     }
 }
@@ -239,12 +375,26 @@ async fn only_one_answer_of_a_container_names_the_gpus() {
 /// A GPU that is left to whole-GPU pods has no shares, and none is taken from it whatever a record says.
 #[tokio::test]
 async fn nothing_of_a_gpu_that_is_not_shared_is_handed_out() {
-    let node = Node::with(&Equipment { n_gpus: 2, n_shared: 1, ..Equipment::default() });
+    let node = Node::with(&Equipment {
+        n_gpus: 2,
+        n_shared: 1,
+        ..Equipment::default()
+    });
     let mut kubelet = kubelet(&node, &[UNITS, SHARES]).await;
     for resource in [UNITS, SHARES] {
         let fleet = node.fleet.borrow().clone();
-        let of = |id: &str| device_plugin::served::Served::ALL.iter().find_map(|served| fleet.ids.device_of(*served, id).cloned());
-        assert!(kubelet.plugin(resource).devices.iter().all(|device| of(&device.id).is_some_and(|gpu| gpu.as_str() == uuid(0))));
+        let of = |id: &str| {
+            device_plugin::served::Served::ALL
+                .iter()
+                .find_map(|served| fleet.ids.device_of(*served, id).cloned())
+        };
+        assert!(
+            kubelet
+                .plugin(resource)
+                .devices
+                .iter()
+                .all(|device| of(&device.id).is_some_and(|gpu| gpu.as_str() == uuid(0)))
+        );
     }
     node.tell(&pod("a", &[&[(SHARES, 1)]], &koordinator(&[1], 1)));
     kubelet.container(&[(SHARES, 1)]).await.unwrap();

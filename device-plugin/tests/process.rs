@@ -25,13 +25,34 @@ impl Process {
         let text = "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], \
                     clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}";
         std::fs::write(dir.join("kubeconfig"), text).unwrap();
-        std::fs::write(dir.join("gpus.json"), r#"{"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]}"#).unwrap();
+        std::fs::write(
+            dir.join("gpus.json"),
+            r#"{"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]}"#,
+        )
+        .unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-device-plugin"));
         command.args(["--node-name=n1", "--hang-timeout=1s"]);
-        command.arg("--inventory").arg(format!("file:{}", dir.join("gpus.json").display()));
-        command.arg("--device-plugin-dir").arg(dir).arg("--cdi-dir").arg(dir.join("cdi"));
-        command.arg("--cdi-spec-dirs").arg(dir.join("cdi")).arg("--kubeconfig").arg(dir.join("kubeconfig"));
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+        command
+            .arg("--inventory")
+            .arg(format!("file:{}", dir.join("gpus.json").display()));
+        command
+            .arg("--device-plugin-dir")
+            .arg(dir)
+            .arg("--cdi-dir")
+            .arg(dir.join("cdi"));
+        command
+            .arg("--cdi-spec-dirs")
+            .arg(dir.join("cdi"))
+            .arg("--kubeconfig")
+            .arg(dir.join("kubeconfig"));
+        Self(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 }
 
@@ -40,7 +61,10 @@ impl Process {
 #[test]
 fn a_plugin_that_hangs_ends_itself() {
     let dir = tempfile::tempdir().unwrap();
-    let made = Command::new("mkfifo").arg(dir.path().join("kubelet_internal_checkpoint")).status().unwrap();
+    let made = Command::new("mkfifo")
+        .arg(dir.path().join("kubelet_internal_checkpoint"))
+        .status()
+        .unwrap();
     assert!(made.success(), "{made}");
     let mut process = Process::start(dir.path());
     let began = Instant::now();
@@ -53,5 +77,8 @@ fn a_plugin_that_hangs_ends_itself() {
     };
     let mut log = String::new();
     process.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    assert!(status.starts_with("signal: 6") && log.contains("hangs=\"runtime\" limit=1s"), "{status}: {log}");
+    assert!(
+        status.starts_with("signal: 6") && log.contains("hangs=\"runtime\" limit=1s"),
+        "{status}: {log}"
+    );
 }

@@ -162,6 +162,10 @@ pub enum PatchOperation {
 impl AdmissionAnswer {
     /// The answer that holds this verdict.
     pub fn new(response: AdmissionResponse) -> Self {
-        Self { api_version: API_VERSION, kind: KIND, response }
+        Self {
+            api_version: API_VERSION,
+            kind: KIND,
+            response,
+        }
     }
 }

@@ -35,7 +35,12 @@ pub struct ContainerDevices {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource_name: String,
     /// What kubelet calls the devices; see [`physical_id`].
-    #[serde(rename = "deviceIDs", default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        rename = "deviceIDs",
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub device_ids: Vec<String>,
     /// kubelet's copy of the plugin's answer, base64; passed through, never looked into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,17 +68,29 @@ impl DevicesCheckpoints {
     /// # Errors
     /// It is no list of entries, one of them is not of the right form, or it is too long.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, CheckpointsError> {
-        let found = [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS].into_iter().find_map(|key| Some((key, annotations.get(key)?)));
-        found.map(|(key, text)| Self::parse(text).map_err(|rule| CheckpointsError { key, rule })).transpose()
+        let found = [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS]
+            .into_iter()
+            .find_map(|key| Some((key, annotations.get(key)?)));
+        found
+            .map(|(key, text)| Self::parse(text).map_err(|rule| CheckpointsError { key, rule }))
+            .transpose()
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         if text.len() > MAX_BYTES {
             return Err(format!("is {} bytes long, more than {MAX_BYTES}", text.len()));
         }
-        let list = serde_json::from_str::<Option<Vec<Value>>>(text).map_err(|cause| format!("is no list: {cause}"))?;
-        let entry = |(at, value)| ContainerDevices::deserialize(value).map_err(|cause| format!("entry {at}: {cause}"));
-        let entries = list.iter().flatten().enumerate().map(entry).collect::<Result<_, _>>()?;
+        let list = serde_json::from_str::<Option<Vec<Value>>>(text)
+            .map_err(|cause| format!("is no list: {cause}"))?;
+        let entry = |(at, value)| {
+            ContainerDevices::deserialize(value).map_err(|cause| format!("entry {at}: {cause}"))
+        };
+        let entries = list
+            .iter()
+            .flatten()
+            .enumerate()
+            .map(entry)
+            .collect::<Result<_, _>>()?;
         Ok(Self { entries })
     }
 
@@ -86,9 +103,20 @@ impl DevicesCheckpoints {
             return None;
         }
         let full = self.entries.clone();
-        let without_answers = || full.iter().cloned().map(|entry| ContainerDevices { alloc_resp: None, ..entry }).collect();
-        let shorter: [&dyn Fn() -> Vec<ContainerDevices>; 3] = [&|| full.clone(), &without_answers, &|| self.without_pods()];
-        let texts = shorter.iter().filter_map(|entries| serde_json::to_string(&entries()).ok());
+        let without_answers = || {
+            full.iter()
+                .cloned()
+                .map(|entry| ContainerDevices {
+                    alloc_resp: None,
+                    ..entry
+                })
+                .collect()
+        };
+        let shorter: [&dyn Fn() -> Vec<ContainerDevices>; 3] =
+            [&|| full.clone(), &without_answers, &|| self.without_pods()];
+        let texts = shorter
+            .iter()
+            .filter_map(|entries| serde_json::to_string(&entries()).ok());
         texts.into_iter().find(|text| text.len() <= MAX_BYTES)
     }
 
@@ -96,12 +124,19 @@ impl DevicesCheckpoints {
     fn without_pods(&self) -> Vec<ContainerDevices> {
         let mut by_resource = BTreeMap::<&str, Vec<String>>::new();
         for entry in &self.entries {
-            by_resource.entry(&entry.resource_name).or_default().extend(entry.device_ids.iter().cloned());
+            by_resource
+                .entry(&entry.resource_name)
+                .or_default()
+                .extend(entry.device_ids.iter().cloned());
         }
         let entry = |(resource, mut device_ids): (&str, Vec<String>)| {
             device_ids.sort();
             device_ids.dedup();
-            ContainerDevices { resource_name: resource.to_owned(), device_ids, ..ContainerDevices::default() }
+            ContainerDevices {
+                resource_name: resource.to_owned(),
+                device_ids,
+                ..ContainerDevices::default()
+            }
         };
         by_resource.into_iter().map(entry).collect()
     }
@@ -113,7 +148,10 @@ impl DevicesCheckpoints {
 /// else, an index or an instance's own UUID, is returned as it is.
 pub fn physical_id(id: &str) -> &str {
     let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
-    match device.strip_prefix("MIG-").and_then(|instance| instance.split_once('/')) {
+    match device
+        .strip_prefix("MIG-")
+        .and_then(|instance| instance.split_once('/'))
+    {
         Some((gpu, _)) if gpu.starts_with("GPU-") => gpu,
         _ => device,
     }

@@ -134,7 +134,11 @@ impl Resource for RawDevice {
 #[schemars(transform = as_others_wrote_it)]
 pub struct DeviceStatus {
     /// Which pods hold which devices.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub allocations: Vec<StatusAllocation>,
 }
 
@@ -146,7 +150,11 @@ pub struct StatusAllocation {
     #[serde(rename = "type", default)]
     pub device_type: String,
     /// One entry per pod.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub entries: Vec<StatusEntry>,
 }
 
@@ -177,7 +185,11 @@ pub struct DeviceInfo {
     #[serde(rename = "type", default)]
     pub device_type: String,
     /// Labels that hints select by.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub labels: BTreeMap<String, String>,
     /// UUID of a GPU, PCI address of another device.
     #[serde(default)]
@@ -194,17 +206,29 @@ pub struct DeviceInfo {
     #[serde(default)]
     pub health: bool,
     /// Everything the device has, by resource name.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub resources: BTreeMap<String, Quantity>,
     /// Where it sits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "DeviceTopology")]
     pub topology: Option<DeviceTopology>,
     /// Virtual functions of a NIC.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// Why the device is healthy or not, and since when.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub conditions: Vec<DeviceCondition>,
 }
 
@@ -232,10 +256,18 @@ pub struct DeviceTopology {
 #[schemars(transform = as_others_wrote_it)]
 pub struct VirtualFunctionGroup {
     /// Labels that a `vfSelector` selects by.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub labels: BTreeMap<String, String>,
     /// The functions.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub vfs: Vec<VirtualFunction>,
 }
 
@@ -276,7 +308,10 @@ pub struct DeviceCondition {
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
     /// One word, e.g. `Xid79`.
-    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"))]
+    #[schemars(
+        length(min = 1, max = 1024),
+        regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    )]
     pub reason: String,
     /// One sentence for people.
     #[schemars(length(max = 32768))]
@@ -286,7 +321,10 @@ pub struct DeviceCondition {
 /// Takes the defaults of reading out of the schema, but for `health`: the API server would write them into objects.
 fn as_others_wrote_it(schema: &mut Schema) {
     let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
-    for field in properties.into_iter().flat_map(|properties| properties.values_mut()) {
+    for field in properties
+        .into_iter()
+        .flat_map(|properties| properties.values_mut())
+    {
         if let Some(field) = field.as_object_mut()
             && field.get("default").is_some_and(|default| !default.is_boolean())
         {

@@ -40,7 +40,8 @@ pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Exchanged,
     if text.len() > MAX_BYTES {
         return Err(ExchangeError(format!("is longer than {MAX_BYTES} bytes")));
     }
-    let exchanged: Exchanged = serde_json::from_str(text).map_err(|cause| ExchangeError(format!("does not parse: {cause}")))?;
+    let exchanged: Exchanged =
+        serde_json::from_str(text).map_err(|cause| ExchangeError(format!("does not parse: {cause}")))?;
     check(&exchanged)?;
     Ok(exchanged)
 }
@@ -51,7 +52,8 @@ pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Exchanged,
 /// It would be longer than is read, or says what is not accepted.
 pub fn write(exchanged: &Exchanged) -> Result<String, ExchangeError> {
     check(exchanged)?;
-    let text = serde_json::to_string(exchanged).map_err(|cause| ExchangeError(format!("cannot be written: {cause}")))?;
+    let text = serde_json::to_string(exchanged)
+        .map_err(|cause| ExchangeError(format!("cannot be written: {cause}")))?;
     if text.len() > MAX_BYTES {
         return Err(ExchangeError(format!("would be longer than {MAX_BYTES} bytes")));
     }
@@ -64,10 +66,14 @@ fn check(exchanged: &Exchanged) -> Result<(), ExchangeError> {
     }
     for (uid, record) in exchanged {
         if uid.is_empty() || uid.len() > MAX_UID_BYTES {
-            return Err(ExchangeError("has an entry whose name is not the UID of a pod".to_owned()));
+            return Err(ExchangeError(
+                "has an entry whose name is not the UID of a pod".to_owned(),
+            ));
         }
         if record.values().all(Vec::is_empty) {
-            return Err(ExchangeError(format!("names no device for the pod with UID {uid}")));
+            return Err(ExchangeError(format!(
+                "names no device for the pod with UID {uid}"
+            )));
         }
     }
     Ok(())
@@ -98,8 +104,17 @@ mod tests {
             "u2": {"gpu": [{"minor": 0}]},
         });
         let exchanged = read(Some(&annotations(&text.to_string()))).unwrap();
-        assert_eq!((exchanged["u1"]["gpu"][0].id.as_str(), exchanged["u2"]["gpu"][0].minor), ("GPU-b", 0));
-        assert_eq!(read(Some(&annotations(&write(&exchanged).unwrap()))), Ok(exchanged));
+        assert_eq!(
+            (
+                exchanged["u1"]["gpu"][0].id.as_str(),
+                exchanged["u2"]["gpu"][0].minor
+            ),
+            ("GPU-b", 0)
+        );
+        assert_eq!(
+            read(Some(&annotations(&write(&exchanged).unwrap()))),
+            Ok(exchanged)
+        );
     }
 
     #[rstest]
@@ -111,13 +126,18 @@ mod tests {
     #[case::too_long(&" ".repeat(MAX_BYTES + 1), "is longer than")]
     fn nonsense_is_refused(#[case] text: &str, #[case] problem: &str) {
         let error = read(Some(&annotations(text))).unwrap_err().to_string();
-        assert!(error.starts_with("annotation gpushare/exchanged-records ") && error.contains(problem), "{error}");
+        assert!(
+            error.starts_with("annotation gpushare/exchanged-records ") && error.contains(problem),
+            "{error}"
+        );
     }
 
     #[test]
     fn too_many_pods_are_not_written() {
         let record: DeviceAllocations = serde_json::from_value(json!({"gpu": [{"minor": 0}]})).unwrap();
-        let many: Exchanged = (0..=MAX_PODS).map(|n| (format!("u{n}"), record.clone())).collect();
+        let many: Exchanged = (0..=MAX_PODS)
+            .map(|n| (format!("u{n}"), record.clone()))
+            .collect();
         assert!(write(&many).is_err());
     }
 

@@ -15,7 +15,9 @@ use crate::pod::{Pod, null_as_default};
 
 mod preemption;
 
-pub use preemption::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims, Victims, minds_neighbours};
+pub use preemption::{
+    ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims, Victims, minds_neighbours,
+};
 
 /// The request of `filter` and `prioritize`: a pod, and nodes in one of two forms.
 #[derive(Debug, Deserialize)]

@@ -26,11 +26,19 @@ pub struct HostResources {
 impl HostResources {
     /// What a pod asks for.
     pub fn of_pod(pod: &Pod) -> Self {
-        let Ok(totals) = Totals::of(&pod.spec, |container| Ok::<_, Infallible>(Self::of_container(&container.resources)));
+        let Ok(totals) = Totals::of(&pod.spec, |container| {
+            Ok::<_, Infallible>(Self::of_container(&container.resources))
+        });
         let mut asked = totals.peak();
         if let Some(whole) = &pod.spec.resources {
-            let whole = (amount(whole, CPU).map(QuantityText::thousandths), amount(whole, MEMORY).map(QuantityText::units));
-            asked = Self { cpu_milli: whole.0.unwrap_or(asked.cpu_milli), memory: whole.1.unwrap_or(asked.memory) };
+            let whole = (
+                amount(whole, CPU).map(QuantityText::thousandths),
+                amount(whole, MEMORY).map(QuantityText::units),
+            );
+            asked = Self {
+                cpu_milli: whole.0.unwrap_or(asked.cpu_milli),
+                memory: whole.1.unwrap_or(asked.memory),
+            };
         }
         asked.plus(&Self::of_amounts(&pod.spec.overhead))
     }
@@ -58,17 +66,26 @@ impl HostResources {
 
 impl Summed for HostResources {
     fn plus(&self, other: &Self) -> Self {
-        Self { cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli), memory: self.memory.saturating_add(other.memory) }
+        Self {
+            cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli),
+            memory: self.memory.saturating_add(other.memory),
+        }
     }
 
     fn most(&self, other: &Self) -> Self {
-        Self { cpu_milli: self.cpu_milli.max(other.cpu_milli), memory: self.memory.max(other.memory) }
+        Self {
+            cpu_milli: self.cpu_milli.max(other.cpu_milli),
+            memory: self.memory.max(other.memory),
+        }
     }
 }
 
 /// What is requested; the API server requests what is limited and not requested.
 fn amount<'a>(resources: &'a ResourceRequirements, resource: &str) -> Option<&'a QuantityText> {
-    resources.requests.get(resource).or_else(|| resources.limits.get(resource))
+    resources
+        .requests
+        .get(resource)
+        .or_else(|| resources.limits.get(resource))
 }
 
 #[cfg(test)]

@@ -47,7 +47,8 @@ mod tests {
     use prost::Message;
 
     use super::podresources::{
-        CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource, ListPodResourcesResponse, PodResources,
+        CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource,
+        ListPodResourcesResponse, PodResources,
     };
 
     /// Marshalled in Go by `k8s.io/kubelet/pkg/apis/podresources/v1` of Kubernetes 1.36.2.
@@ -60,13 +61,18 @@ mod tests {
 
     fn bytes(hexadecimal: &str) -> Vec<u8> {
         let digits: Vec<char> = hexadecimal.chars().collect();
-        digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
+        digits
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap())
+            .collect()
     }
 
     #[test]
     fn a_list_with_a_claim_is_as_kubelet_writes_it() {
         let claimed = ClaimResource {
-            cdi_devices: vec![CdiDevice { name: "k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0".to_owned() }],
+            cdi_devices: vec![CdiDevice {
+                name: "k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0".to_owned(),
+            }],
             driver_name: "gpu.nvidia.com".to_owned(),
             pool_name: "n1".to_owned(),
             device_name: "gpu-0".to_owned(),
@@ -86,10 +92,19 @@ mod tests {
             }],
             ..ContainerResources::default()
         };
-        let pod = PodResources { name: "train".to_owned(), namespace: "team".to_owned(), containers: vec![container] };
-        let expected = ListPodResourcesResponse { pod_resources: vec![pod] };
+        let pod = PodResources {
+            name: "train".to_owned(),
+            namespace: "team".to_owned(),
+            containers: vec![container],
+        };
+        let expected = ListPodResourcesResponse {
+            pod_resources: vec![pod],
+        };
         let recorded = bytes(&LISTED.concat());
-        assert_eq!(ListPodResourcesResponse::decode(recorded.as_slice()), Ok(expected.clone()));
+        assert_eq!(
+            ListPodResourcesResponse::decode(recorded.as_slice()),
+            Ok(expected.clone())
+        );
         assert_eq!(expected.encode_to_vec(), recorded);
     }
 }

@@ -16,7 +16,9 @@ pub struct MemoryUnit {
 
 /// Why a text is no memory unit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no memory unit: write MiB, GiB or a quantity such as 256Mi (a whole number of MiB, at most 1Ti)")]
+#[error(
+    "{text:?} is no memory unit: write MiB, GiB or a quantity such as 256Mi (a whole number of MiB, at most 1Ti)"
+)]
 pub struct MemoryUnitError {
     text: String,
 }
@@ -52,7 +54,9 @@ impl FromStr for MemoryUnit {
     type Err = MemoryUnitError;
 
     fn from_str(text: &str) -> Result<Self, MemoryUnitError> {
-        let fail = || MemoryUnitError { text: text.chars().take(64).collect() };
+        let fail = || MemoryUnitError {
+            text: text.chars().take(64).collect(),
+        };
         match text {
             "MiB" => Ok(Self::MIB),
             "GiB" => Ok(Self::GIB),

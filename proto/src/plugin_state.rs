@@ -38,11 +38,15 @@ pub struct PluginStateError(String);
 /// # Errors
 /// The annotation is no such JSON object, or is too long.
 pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Option<PluginState>, PluginStateError> {
-    let Some(text) = annotations.and_then(|annotations| annotations.get(PLUGIN_STATE)) else { return Ok(None) };
+    let Some(text) = annotations.and_then(|annotations| annotations.get(PLUGIN_STATE)) else {
+        return Ok(None);
+    };
     if text.len() > MAX_BYTES {
         return Err(PluginStateError(format!("is longer than {MAX_BYTES} bytes")));
     }
-    serde_json::from_str(text).map(Some).map_err(|cause| PluginStateError(format!("does not parse: {cause}")))
+    serde_json::from_str(text)
+        .map(Some)
+        .map_err(|cause| PluginStateError(format!("does not parse: {cause}")))
 }
 
 impl PluginState {
@@ -65,7 +69,8 @@ mod text {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|error| D::Error::custom(format!("{text:?} is no time: {error}")))
+        text.parse()
+            .map_err(|error| D::Error::custom(format!("{text:?} is no time: {error}")))
     }
 }
 
@@ -83,7 +88,11 @@ mod tests {
     #[test]
     fn the_form_of_the_annotation() {
         let since = "2026-11-23T05:44:19.123456Z".parse().unwrap();
-        let state = PluginState { serving: true, since, pod: Some("u".to_owned()) };
+        let state = PluginState {
+            serving: true,
+            since,
+            pod: Some("u".to_owned()),
+        };
         let text = r#"{"serving":true,"since":"2026-11-23T05:44:19.123456Z","pod":"u"}"#;
         assert_eq!(state.patch()["metadata"]["annotations"][PLUGIN_STATE], text);
         assert_eq!(read(Some(&annotated(text))), Ok(Some(state)));
@@ -95,9 +104,19 @@ mod tests {
     #[case::no_time(r#"{"serving":true,"since":"today"}"#)]
     #[case::cut_short(r#"{"serving":true"#)]
     fn bad_ones_are_refused(#[case] text: &str) {
-        assert!(read(Some(&annotated(text))).unwrap_err().to_string().contains("does not parse"));
+        assert!(
+            read(Some(&annotated(text)))
+                .unwrap_err()
+                .to_string()
+                .contains("does not parse")
+        );
         let long = text.repeat(MAX_BYTES);
-        assert!(read(Some(&annotated(&long))).unwrap_err().to_string().contains("longer"));
+        assert!(
+            read(Some(&annotated(&long)))
+                .unwrap_err()
+                .to_string()
+                .contains("longer")
+        );
     }
 
     proptest! {

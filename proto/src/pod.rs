@@ -43,7 +43,11 @@ pub struct PodSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
     /// Ordinary init containers and sidecars, in order.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub init_containers: Vec<Container>,
     /// App containers, in order.
     #[serde(default, deserialize_with = "null_as_default")]
@@ -64,7 +68,11 @@ pub struct PodSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
     /// What running it takes besides.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub overhead: BTreeMap<String, QuantityText>,
     /// The claims by which its containers get devices of DRA drivers.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
@@ -96,7 +104,11 @@ pub struct Container {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
     /// Variables that its author sets, which win over those of device plugins.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub env: Vec<Variable>,
     /// Limits and requests.
     #[serde(default, deserialize_with = "null_as_default")]
@@ -132,10 +144,18 @@ impl Container {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceRequirements {
     /// Upper bounds; kubelet asks device plugins for these.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub limits: BTreeMap<String, QuantityText>,
     /// What the scheduler counts; for extended resources the API server keeps them equal to the limits.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub requests: BTreeMap<String, QuantityText>,
 }
 
@@ -164,7 +184,10 @@ impl QuantityText {
 
     /// Thousandths; 0 of a quantity that does not parse or is negative.
     pub(crate) fn thousandths(&self) -> u64 {
-        self.quantity().ok().and_then(|quantity| u64::try_from(quantity.thousandths()).ok()).unwrap_or(0)
+        self.quantity()
+            .ok()
+            .and_then(|quantity| u64::try_from(quantity.thousandths()).ok())
+            .unwrap_or(0)
     }
 
     /// The value, or the text that is none.
@@ -200,7 +223,11 @@ pub struct PodStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// The conditions that components have written.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub conditions: Vec<PodCondition>,
     /// The state of its app containers, by kubelet.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
@@ -256,7 +283,9 @@ impl Pod {
     /// image of a static pod.
     pub fn is_tied_to_node(&self) -> bool {
         let mut owners = self.metadata.owner_references.iter().flatten();
-        owners.any(|owner| owner.controller == Some(true) && ["DaemonSet", "Node"].contains(&owner.kind.as_str()))
+        owners.any(|owner| {
+            owner.controller == Some(true) && ["DaemonSet", "Node"].contains(&owner.kind.as_str())
+        })
     }
 
     /// Returns true if it may hold devices of DRA drivers, which kubelet prepares before its containers start.
@@ -276,7 +305,10 @@ impl Pod {
 
     /// The node that kube-scheduler keeps for it.
     pub fn nominated_node(&self) -> Option<&str> {
-        self.status.nominated_node_name.as_deref().filter(|node| !node.is_empty())
+        self.status
+            .nominated_node_name
+            .as_deref()
+            .filter(|node| !node.is_empty())
     }
 
     /// UID, or the empty text for an object that was never stored.
@@ -287,7 +319,10 @@ impl Pod {
     /// `namespace/name`, for people.
     pub fn display_name(&self) -> String {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
-        format!("{namespace}/{}", self.metadata.name.as_deref().unwrap_or("(unnamed)"))
+        format!(
+            "{namespace}/{}",
+            self.metadata.name.as_deref().unwrap_or("(unnamed)")
+        )
     }
 }
 

@@ -29,7 +29,9 @@ pub struct QuantityError {
 impl Quantity {
     /// A whole number of units.
     pub fn from_integer(units: i64) -> Self {
-        Self { nanos: i128::from(units) * NANOS }
+        Self {
+            nanos: i128::from(units) * NANOS,
+        }
     }
 
     /// A whole number of bytes, or of anything that is counted; saturates at 2^63 - 1.
@@ -39,7 +41,9 @@ impl Quantity {
 
     /// The value if it is a whole number of units.
     pub fn integer(self) -> Option<i64> {
-        (self.nanos % NANOS == 0).then(|| i64::try_from(self.nanos / NANOS).ok()).flatten()
+        (self.nanos % NANOS == 0)
+            .then(|| i64::try_from(self.nanos / NANOS).ok())
+            .flatten()
     }
 
     /// The value in thousandths of a unit, rounded up as Kubernetes does.
@@ -57,15 +61,23 @@ impl FromStr for Quantity {
     type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
-        let fail = |rule| QuantityError { text: text.chars().take(64).collect(), rule };
+        let fail = |rule| QuantityError {
+            text: text.chars().take(64).collect(),
+            rule,
+        };
         let (negative, unsigned) = match text.as_bytes().first() {
             Some(b'-') => (true, text.get(1..).unwrap_or_default()),
             Some(b'+') => (false, text.get(1..).unwrap_or_default()),
             _ => (false, text),
         };
-        let number_len = unsigned.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+        let number_len = unsigned
+            .bytes()
+            .take_while(|b| b.is_ascii_digit() || *b == b'.')
+            .count();
         let (number, suffix) = unsigned.split_at(number_len);
-        let scale = Scale::parse(suffix).ok_or_else(|| fail("the suffix is none of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent"))?;
+        let scale = Scale::parse(suffix).ok_or_else(|| {
+            fail("the suffix is none of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent")
+        })?;
         let nanos = scale.nanos_of(number).map_err(fail)?;
         let nanos = if negative { -nanos } else { nanos };
         let [least, most] = [i64::MIN, i64::MAX].map(|units| i128::from(units) * NANOS);
@@ -103,7 +115,12 @@ impl Scale {
             "Ei" => Self::Binary(6),
             exponent => {
                 let digits = exponent.strip_prefix(['e', 'E'])?;
-                Self::Decimal(digits.parse::<i32>().ok().filter(|power| (-40..=40).contains(power))?)
+                Self::Decimal(
+                    digits
+                        .parse::<i32>()
+                        .ok()
+                        .filter(|power| (-40..=40).contains(power))?,
+                )
             }
         })
     }
@@ -130,11 +147,17 @@ impl Scale {
         if value == 0 {
             return Ok(0);
         }
-        let factor = 10_i128.checked_pow(power.unsigned_abs()).ok_or(if power < 0 { FINE } else { RANGE })?;
+        let factor = 10_i128
+            .checked_pow(power.unsigned_abs())
+            .ok_or(if power < 0 { FINE } else { RANGE })?;
         if power >= 0 {
             return value.checked_mul(factor).ok_or(RANGE);
         }
-        if value % factor == 0 { Ok(value / factor) } else { Err(FINE) }
+        if value % factor == 0 {
+            Ok(value / factor)
+        } else {
+            Err(FINE)
+        }
     }
 }
 
@@ -142,8 +165,17 @@ impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.nanos % NANOS == 0 {
             let units = self.nanos / NANOS;
-            let binary = [(60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
-            let found = binary.iter().find(|(bits, _)| units != 0 && units % (1 << bits) == 0);
+            let binary = [
+                (60, "Ei"),
+                (50, "Pi"),
+                (40, "Ti"),
+                (30, "Gi"),
+                (20, "Mi"),
+                (10, "Ki"),
+            ];
+            let found = binary
+                .iter()
+                .find(|(bits, _)| units != 0 && units % (1 << bits) == 0);
             return match found {
                 Some((bits, suffix)) => write!(f, "{}{suffix}", units >> bits),
                 None => write!(f, "{units}"),
@@ -187,7 +219,9 @@ impl Visitor<'_> for QuantityVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, units: u64) -> Result<Quantity, E> {
-        i64::try_from(units).map(Quantity::from_integer).map_err(|_| E::custom("the value is out of range"))
+        i64::try_from(units)
+            .map(Quantity::from_integer)
+            .map_err(|_| E::custom("the value is out of range"))
     }
 
     fn visit_f64<E: de::Error>(self, units: f64) -> Result<Quantity, E> {

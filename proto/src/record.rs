@@ -72,13 +72,32 @@ const FUNCTIONS: &str = "vfs";
 impl DeviceAllocation {
     /// The virtual functions that the pod was given instead of the device itself; of one that cannot be read, nothing is known.
     pub fn functions(&self) -> Vec<VirtualFunction> {
-        let unknown = || VirtualFunction { minor: -1, bus_id: String::new() };
-        let function = |entry: &Value| {
-            let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let minor = entry.get("minor").and_then(Value::as_i64).and_then(|minor| i32::try_from(minor).ok());
-            VirtualFunction { minor: minor.unwrap_or(-1), bus_id: text("busID") }
+        let unknown = || VirtualFunction {
+            minor: -1,
+            bus_id: String::new(),
         };
-        match self.extension.as_ref().and_then(|extension| extension.get(FUNCTIONS)) {
+        let function = |entry: &Value| {
+            let text = |key: &str| {
+                entry
+                    .get(key)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let minor = entry
+                .get("minor")
+                .and_then(Value::as_i64)
+                .and_then(|minor| i32::try_from(minor).ok());
+            VirtualFunction {
+                minor: minor.unwrap_or(-1),
+                bus_id: text("busID"),
+            }
+        };
+        match self
+            .extension
+            .as_ref()
+            .and_then(|extension| extension.get(FUNCTIONS))
+        {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(entries)) => entries.iter().map(function).collect(),
             Some(_) => vec![unknown()],
@@ -89,7 +108,10 @@ impl DeviceAllocation {
     #[must_use]
     pub fn with_functions(self, functions: &[VirtualFunction]) -> Self {
         let extension = (!functions.is_empty()).then(|| json!({FUNCTIONS: functions}));
-        Self { extension: extension.or(self.extension), ..self }
+        Self {
+            extension: extension.or(self.extension),
+            ..self
+        }
     }
 }
 
@@ -136,7 +158,9 @@ impl Record {
     /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, RecordError> {
         let allocations = read_allocations(annotations)?;
-        let is_decided = allocations.as_ref().is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
+        let is_decided = allocations
+            .as_ref()
+            .is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
         let gpushare = match read_gpushare(annotations) {
             Err(_) if is_decided => None,
             read => read?,
@@ -149,7 +173,11 @@ impl Record {
             None if is_decided => number(annotations, MEM_ASSUME_TIME).unwrap_or_default(),
             None => number(annotations, MEM_ASSUME_TIME)?,
         };
-        Ok(Some(Self { allocations: allocations.unwrap_or_default(), assumed_at, gpushare }))
+        Ok(Some(Self {
+            allocations: allocations.unwrap_or_default(),
+            assumed_at,
+            gpushare,
+        }))
     }
 
     /// The annotations that say all this.
@@ -164,7 +192,13 @@ impl Record {
             put(DEVICE_ALLOCATED, json);
         }
         if let Some(gpus) = self.allocations.get(TYPE_GPU).filter(|gpus| !gpus.is_empty()) {
-            put(GPU_MINORS, gpus.iter().map(|gpu| gpu.minor.to_string()).collect::<Vec<_>>().join(","));
+            put(
+                GPU_MINORS,
+                gpus.iter()
+                    .map(|gpu| gpu.minor.to_string())
+                    .collect::<Vec<_>>()
+                    .join(","),
+            );
         }
         if let Some(nanos) = self.assumed_at {
             put(BIND_TIMESTAMP, nanos.to_string());
@@ -180,28 +214,42 @@ impl Record {
     }
 }
 
-fn read_allocations(annotations: &BTreeMap<String, String>) -> Result<Option<DeviceAllocations>, RecordError> {
+fn read_allocations(
+    annotations: &BTreeMap<String, String>,
+) -> Result<Option<DeviceAllocations>, RecordError> {
     let Some(text) = annotations.get(DEVICE_ALLOCATED) else {
         return Ok(None);
     };
     if text.len() > MAX_RECORD_BYTES {
-        return Err(error(DEVICE_ALLOCATED, text, format!("longer than {MAX_RECORD_BYTES} bytes")));
+        return Err(error(
+            DEVICE_ALLOCATED,
+            text,
+            format!("longer than {MAX_RECORD_BYTES} bytes"),
+        ));
     }
-    let allocations = serde_json::from_str(text).map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string()))?;
+    let allocations =
+        serde_json::from_str(text).map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string()))?;
     Ok(Some(allocations))
 }
 
 /// Resources under today's names; `null`, as Go writes an empty map, is none.
-fn canonical_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Quantity>, D::Error> {
+fn canonical_names<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Quantity>, D::Error> {
     let resources: BTreeMap<String, Quantity> = null_as_default(deserializer)?;
-    Ok(resources.into_iter().map(|(name, amount)| (canonical(&name).to_owned(), amount)).collect())
+    Ok(resources
+        .into_iter()
+        .map(|(name, amount)| (canonical(&name).to_owned(), amount))
+        .collect())
 }
 
 fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<GpushareRecord>, RecordError> {
     let Some(text) = annotations.get(MEM_IDX) else {
         return Ok(None);
     };
-    let idx = text.parse().map_err(|_| error(MEM_IDX, text, "not the number of a GPU".to_owned()))?;
+    let idx = text
+        .parse()
+        .map_err(|_| error(MEM_IDX, text, "not the number of a GPU".to_owned()))?;
     let assigned = match annotations.get(MEM_ASSIGNED).map(String::as_str) {
         Some("true") => true,
         None | Some("false") => false,
@@ -216,12 +264,19 @@ fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<Gpusha
 }
 
 fn number(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<u64>, RecordError> {
-    let parse = |text: &String| text.parse().map_err(|_| error(key, text, "not a whole number".to_owned()));
+    let parse = |text: &String| {
+        text.parse()
+            .map_err(|_| error(key, text, "not a whole number".to_owned()))
+    };
     annotations.get(key).map(parse).transpose()
 }
 
 fn error(key: &'static str, value: &str, rule: String) -> RecordError {
-    RecordError { key, value: value.chars().take(64).collect(), rule }
+    RecordError {
+        key,
+        value: value.chars().take(64).collect(),
+        rule,
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@
 use std::fmt;
 
 use crate::pod::{ALL_DEVICES, Pod, PodSpec};
-use crate::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
+use crate::resource::{
+    FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
+};
 
 mod amounts;
 pub mod hints;
@@ -101,7 +103,9 @@ pub struct ContainerRequest {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// A container asks for amounts but for nothing that makes kubelet call the plugin.
-    #[error("container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}; without it kubelet does not ask for a device")]
+    #[error(
+        "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}; without it kubelet does not ask for a device"
+    )]
     NotServed {
         /// The container.
         container: String,
@@ -119,7 +123,9 @@ pub enum RequestError {
         other: String,
     },
     /// A quantity that makes no sense.
-    #[error("container {container:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}")]
+    #[error(
+        "container {container:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}"
+    )]
     Quantity {
         /// The container.
         container: String,
@@ -207,7 +213,11 @@ impl PodRequest {
 
     /// Whether it names a resource that is a device's without looking at any.
     fn is_for_known_devices(&self) -> bool {
-        self.gpus.is_some() || self.others.iter().any(|(resource, _)| resource == RDMA || resource == FPGA)
+        self.gpus.is_some()
+            || self
+                .others
+                .iter()
+                .any(|(resource, _)| resource == RDMA || resource == FPGA)
     }
 }
 
@@ -232,10 +242,18 @@ pub fn validate(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
 /// # Errors
 /// The mark is neither `true` nor `false`.
 pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
-    match pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ALL_DEVICES)).map(String::as_str) {
+    match pod
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(ALL_DEVICES))
+        .map(String::as_str)
+    {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => Err(RequestError::Mark { value: other.chars().take(64).collect() }),
+        Some(other) => Err(RequestError::Mark {
+            value: other.chars().take(64).collect(),
+        }),
     }
 }
 
@@ -243,7 +261,16 @@ pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
 ///
 /// Unreadable quantities count as nothing: kubelet never admits such a container.
 pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest> {
-    let inits = spec.init_containers.iter().map(|c| (c, if c.is_sidecar() { ContainerKind::Sidecar } else { ContainerKind::Init }));
+    let inits = spec.init_containers.iter().map(|c| {
+        (
+            c,
+            if c.is_sidecar() {
+                ContainerKind::Sidecar
+            } else {
+                ContainerKind::Init
+            },
+        )
+    });
     let apps = spec.containers.iter().map(|c| (c, ContainerKind::App));
     inits
         .chain(apps)
@@ -300,7 +327,10 @@ impl fmt::Display for GpuRequest {
 impl fmt::Display for PodRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = self.gpus.map(|gpus| gpus.to_string());
-        let others = self.others.iter().map(|(resource, amount)| format!("{resource} {amount}"));
+        let others = self
+            .others
+            .iter()
+            .map(|(resource, amount)| format!("{resource} {amount}"));
         f.write_str(&gpus.into_iter().chain(others).collect::<Vec<_>>().join(", "))
     }
 }

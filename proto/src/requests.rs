@@ -18,14 +18,19 @@ impl NamedRequests {
     pub fn of_pod(pod: &Pod) -> Self {
         let Ok(totals) = Totals::of(&pod.spec, |container| {
             let resources = &container.resources;
-            let limits = resources.limits.iter().filter(|(name, _)| !resources.requests.contains_key(*name));
+            let limits = resources
+                .limits
+                .iter()
+                .filter(|(name, _)| !resources.requests.contains_key(*name));
             Ok::<_, Infallible>(Self::of_amounts(resources.requests.iter().chain(limits)))
         });
         totals.peak().plus(&Self::of_amounts(&pod.spec.overhead))
     }
 
     fn of_amounts<'a>(amounts: impl IntoIterator<Item = (&'a String, &'a QuantityText)>) -> Self {
-        let amounts = amounts.into_iter().filter(|(name, _)| *name != CPU && *name != MEMORY);
+        let amounts = amounts
+            .into_iter()
+            .filter(|(name, _)| *name != CPU && *name != MEMORY);
         Self(amounts.map(|(name, text)| (name.clone(), text.units())).collect())
     }
 

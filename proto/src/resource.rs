@@ -50,16 +50,31 @@ pub const WHOLE_PERCENT: u64 = 100;
 pub const DEFAULT_SLOTS: u32 = 100;
 
 /// Two more spellings in the first proposal's example of an allocation record.
-const SHORT_NAMES: [(&str, &str); 2] = [("kubernetes.io/gpu-mem", GPU_MEMORY), ("kubernetes.io/gpu-mem-ratio", GPU_MEMORY_RATIO)];
+const SHORT_NAMES: [(&str, &str); 2] = [
+    ("kubernetes.io/gpu-mem", GPU_MEMORY),
+    ("kubernetes.io/gpu-mem-ratio", GPU_MEMORY_RATIO),
+];
 
 /// Today's name of a resource in a Device object or an allocation record, where deprecated names are understood.
 pub fn canonical(name: &str) -> &str {
-    OLD_NAMES.iter().chain(&SHORT_NAMES).find(|(old, _)| *old == name).map_or(name, |(_, now)| now)
+    OLD_NAMES
+        .iter()
+        .chain(&SHORT_NAMES)
+        .find(|(old, _)| *old == name)
+        .map_or(name, |(_, now)| now)
 }
 
 /// Whether a name speaks of GPUs in one of the ways that are known without looking at any device.
 pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
-    let fixed = [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_MEM, GPU_COUNT];
+    let fixed = [
+        GPU,
+        GPU_CORE,
+        GPU_MEMORY,
+        GPU_MEMORY_RATIO,
+        GPU_SHARED,
+        GPU_MEM,
+        GPU_COUNT,
+    ];
     fixed.contains(&name) || VENDOR_GPUS.contains(&name) || name == names.memory
 }
 
@@ -78,7 +93,9 @@ pub struct ResourceNames {
 
 impl Default for ResourceNames {
     fn default() -> Self {
-        Self { memory: GPU_MEM.to_owned() }
+        Self {
+            memory: GPU_MEM.to_owned(),
+        }
     }
 }
 

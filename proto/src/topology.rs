@@ -83,7 +83,11 @@ pub struct TopologyError {
 impl GpuPartitionPolicy {
     /// What a label's value means; no label means [`Self::Prefer`].
     pub fn of(label: Option<&str>) -> Self {
-        if label == Some("Honor") { Self::Honor } else { Self::Prefer }
+        if label == Some("Honor") {
+            Self::Honor
+        } else {
+            Self::Prefer
+        }
     }
 
     /// The label's value.
@@ -104,12 +108,21 @@ pub fn partitions_of_board() -> GpuPartitionTable {
         ring_bus_bandwidth: None,
         allocation_score: 1,
     };
-    [1, 2, 4, BOARD_GPUS].map(|size| (size, (0..BOARD_GPUS / size).map(|nth| set(nth * size, size)).collect())).into()
+    [1, 2, 4, BOARD_GPUS]
+        .map(|size| {
+            (
+                size,
+                (0..BOARD_GPUS / size).map(|nth| set(nth * size, size)).collect(),
+            )
+        })
+        .into()
 }
 
 /// The bandwidth that a quantity is, in bytes per second; `None` if it is not a whole number up to 2^50.
 pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
-    quantity.unsigned().filter(|bandwidth| *bandwidth <= MAX_BANDWIDTH)
+    quantity
+        .unsigned()
+        .filter(|bandwidth| *bandwidth <= MAX_BANDWIDTH)
 }
 
 /// Reads a partition table.
@@ -122,8 +135,18 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
         return Err(error(GPU_PARTITIONS, format!("more than {MAX_SETS} sets")));
     }
-    let sets = table.iter().flat_map(|(size, sets)| sets.iter().map(move |set| (*size, set)));
-    for (size, GpuPartition { minors, ring_bus_bandwidth, .. }) in sets {
+    let sets = table
+        .iter()
+        .flat_map(|(size, sets)| sets.iter().map(move |set| (*size, set)));
+    for (
+        size,
+        GpuPartition {
+            minors,
+            ring_bus_bandwidth,
+            ..
+        },
+    ) in sets
+    {
         let rule = if !are_distinct(minors) {
             "names a GPU twice"
         } else if u32::try_from(minors.len()) != Ok(size) {
@@ -133,7 +156,10 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
         } else {
             continue;
         };
-        return Err(error(GPU_PARTITIONS, format!("the set {minors:?} under {size:?} {rule}")));
+        return Err(error(
+            GPU_PARTITIONS,
+            format!("the set {minors:?} under {size:?} {rule}"),
+        ));
     }
     Ok(table)
 }
@@ -148,7 +174,10 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, TopologyError> {
         return Err(error(GPU_LINKS, format!("more than {MAX_SETS} groups")));
     }
     match groups.iter().find(|group| !are_distinct(&group.minors)) {
-        Some(group) => Err(error(GPU_LINKS, format!("the group {:?} names a GPU twice", group.minors))),
+        Some(group) => Err(error(
+            GPU_LINKS,
+            format!("the group {:?} names a GPU twice", group.minors),
+        )),
         None => Ok(groups),
     }
 }

@@ -25,11 +25,15 @@ pub struct WithoutDevicesError(String);
 /// # Errors
 /// The annotation is no JSON list of strings, or is longer than [`MAX_BYTES`].
 pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Option<Uids>, WithoutDevicesError> {
-    let Some(text) = annotations.and_then(|annotations| annotations.get(PODS_WITHOUT_DEVICES)) else { return Ok(None) };
+    let Some(text) = annotations.and_then(|annotations| annotations.get(PODS_WITHOUT_DEVICES)) else {
+        return Ok(None);
+    };
     if text.len() > MAX_BYTES {
         return Err(WithoutDevicesError(format!("is longer than {MAX_BYTES} bytes")));
     }
-    serde_json::from_str(text).map(Some).map_err(|cause| WithoutDevicesError(format!("does not parse: {cause}")))
+    serde_json::from_str(text)
+        .map(Some)
+        .map_err(|cause| WithoutDevicesError(format!("does not parse: {cause}")))
 }
 
 /// Returns the annotation's value; leaves out UIDs that would make it too long, so that the scheduler still counts those pods.
@@ -38,7 +42,10 @@ pub fn write<'a>(uids: impl IntoIterator<Item = &'a str>) -> String {
     let mut fits = |uid: &&str| {
         // Two quotes and a comma; a UID has no characters that JSON escapes, and one that has is too long a moment sooner.
         n_bytes += uid.len() + 3;
-        n_bytes <= MAX_BYTES && uid.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\')
+        n_bytes <= MAX_BYTES
+            && uid
+                .bytes()
+                .all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\')
     };
     let uids: BTreeSet<&str> = uids.into_iter().collect();
     let written: Vec<&str> = uids.into_iter().filter(|uid| fits(uid)).collect();
@@ -58,7 +65,11 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         assert_eq!(read(None), Ok(None), "nothing is reported");
-        assert_eq!(read(Some(&annotated(&write([])))), Ok(Some(Uids::new())), "there are none");
+        assert_eq!(
+            read(Some(&annotated(&write([])))),
+            Ok(Some(Uids::new())),
+            "there are none"
+        );
         let read = read(Some(&annotated(&write(["b", "a", "b"])))).unwrap().unwrap();
         assert_eq!(read.iter().map(|uid| &**uid).collect::<Vec<_>>(), ["a", "b"]);
     }
@@ -76,7 +87,17 @@ mod tests {
     #[case::no_texts("[1]")]
     #[case::cut_short("[\"a\"")]
     fn bad_ones_are_refused(#[case] text: &str) {
-        assert!(read(Some(&annotated(text))).unwrap_err().to_string().contains("does not parse"));
-        assert!(read(Some(&annotated(&"[".repeat(MAX_BYTES + 1)))).unwrap_err().to_string().contains("longer"));
+        assert!(
+            read(Some(&annotated(text)))
+                .unwrap_err()
+                .to_string()
+                .contains("does not parse")
+        );
+        assert!(
+            read(Some(&annotated(&"[".repeat(MAX_BYTES + 1))))
+                .unwrap_err()
+                .to_string()
+                .contains("longer")
+        );
     }
 }

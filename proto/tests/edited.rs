@@ -41,7 +41,8 @@ fn edits() -> impl Strategy<Value = Vec<(Index, Edit)>> {
         1 => "\\PC{0,12}".prop_map(Value::from),
         1 => any::<i64>().prop_map(Value::from),
     ];
-    let edit = prop_oneof![4 => value.prop_map(Edit::Replace), 1 => Just(Edit::Remove), 1 => Just(Edit::Double)];
+    let edit =
+        prop_oneof![4 => value.prop_map(Edit::Replace), 1 => Just(Edit::Remove), 1 => Just(Edit::Double)];
     prop::collection::vec((any::<Index>(), edit), 0..4)
 }
 
@@ -49,10 +50,15 @@ fn edits() -> impl Strategy<Value = Vec<(Index, Edit)>> {
 fn places(value: &Value, here: &str, found: &mut Vec<String>) {
     found.push(here.to_owned());
     match value {
-        Value::Array(items) => items.iter().enumerate().for_each(|(at, item)| places(item, &format!("{here}/{at}"), found)),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(at, item)| places(item, &format!("{here}/{at}"), found)),
         Value::Object(fields) => {
             let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
-            fields.iter().for_each(|(name, field)| places(field, &format!("{here}/{}", escaped(name)), found));
+            fields
+                .iter()
+                .for_each(|(name, field)| places(field, &format!("{here}/{}", escaped(name)), found));
         }
         _ => {}
     }
@@ -76,7 +82,9 @@ fn edited(mut document: Value, edits: &[(Index, Edit)]) -> Value {
 }
 
 fn remove(document: &mut Value, place: &str) {
-    let Some((parent, name)) = place.rsplit_once('/') else { return };
+    let Some((parent, name)) = place.rsplit_once('/') else {
+        return;
+    };
     match document.pointer_mut(parent) {
         Some(Value::Object(fields)) => drop(fields.remove(&name.replace("~1", "/").replace("~0", "~"))),
         Some(Value::Array(items)) => drop(items.remove(name.parse().unwrap())),
@@ -88,7 +96,11 @@ fn remove(document: &mut Value, place: &str) {
 fn reads_what_it_prints<T: DeserializeOwned + Serialize + PartialEq + Debug>(document: &Value) -> Option<T> {
     let read: T = serde_json::from_str(&document.to_string()).ok()?;
     let printed = serde_json::to_string(&read).unwrap();
-    assert_eq!(serde_json::from_str::<T>(&printed).unwrap(), read, "printed as {printed}");
+    assert_eq!(
+        serde_json::from_str::<T>(&printed).unwrap(),
+        read,
+        "printed as {printed}"
+    );
     Some(read)
 }
 
@@ -238,8 +250,25 @@ proptest! {
 /// The documents themselves are in order, so that edits start from something that is accepted.
 #[test]
 fn unedited_documents_are_accepted() {
-    assert_eq!(reads_what_it_prints::<RawDevice>(&device()).unwrap().read().unwrap().devices.len(), 1);
-    assert!(reads_what_it_prints::<Node>(&node()).unwrap().capacity("aliyun.com/gpu-mem") == Some(30));
+    assert_eq!(
+        reads_what_it_prints::<RawDevice>(&device())
+            .unwrap()
+            .read()
+            .unwrap()
+            .devices
+            .len(),
+        1
+    );
+    assert!(
+        reads_what_it_prints::<Node>(&node())
+            .unwrap()
+            .capacity("aliyun.com/gpu-mem")
+            == Some(30)
+    );
     assert!(reads_what_it_prints::<Pod>(&pod()).is_some());
-    assert!(Record::read(&annotation(DEVICE_ALLOCATED, &record())).unwrap().is_some());
+    assert!(
+        Record::read(&annotation(DEVICE_ALLOCATED, &record()))
+            .unwrap()
+            .is_some()
+    );
 }

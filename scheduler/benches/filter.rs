@@ -52,8 +52,7 @@ fn placed_device(at: usize) -> Value {
 
 /// A pod that holds half of one GPU's memory.
 fn holder(at: usize, minor: usize) -> Value {
-    let record =
-        json!({"gpu": [{"minor": minor, "id": format!("GPU-{at:08}-{minor}"), "resources": {"koordinator.sh/gpu-memory": "40960Mi"}}]});
+    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{at:08}-{minor}"), "resources": {"koordinator.sh/gpu-memory": "40960Mi"}}]});
     json!({
         "metadata": {
             "name": format!("holder-{at}-{minor}"), "namespace": "default", "uid": format!("uid-{at}-{minor}"),
@@ -73,7 +72,11 @@ fn name(at: usize) -> String {
 
 /// The fields in the order in which kube-scheduler sends them.
 fn as_sent(pod: &Value, names: &[String]) -> Vec<u8> {
-    format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names)).into_bytes()
+    format!(
+        r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#,
+        Value::from(names)
+    )
+    .into_bytes()
 }
 
 /// Asks several questions in turn, each time for another pod: one that asks again would be answered with all nodes.
@@ -86,8 +89,16 @@ struct Asker<'a> {
 
 impl<'a> Asker<'a> {
     fn new(extender: &'a Extender, bodies: Vec<Vec<u8>>) -> Self {
-        let at = bodies.first().and_then(|body| body.windows(UID.len()).position(|bytes| bytes == UID.as_bytes())).unwrap_or(0);
-        Self { extender, bodies, uid: at..at + UID.len(), n_asked: 0 }
+        let at = bodies
+            .first()
+            .and_then(|body| body.windows(UID.len()).position(|bytes| bytes == UID.as_bytes()))
+            .unwrap_or(0);
+        Self {
+            extender,
+            bodies,
+            uid: at..at + UID.len(),
+            n_asked: 0,
+        }
     }
 
     fn time(&mut self, n_times: u64) -> Duration {
@@ -95,7 +106,9 @@ impl<'a> Asker<'a> {
         for _ in 0..n_times {
             self.n_asked += 1;
             let turn = self.n_asked as usize % self.bodies.len().max(1);
-            let Some(body) = self.bodies.get_mut(turn) else { break };
+            let Some(body) = self.bodies.get_mut(turn) else {
+                break;
+            };
             if let Some(uid) = body.get_mut(self.uid.clone()) {
                 uid.copy_from_slice(format!("uid-{:010}", self.n_asked).as_bytes());
             }
@@ -116,7 +129,9 @@ fn listed(n_nodes: usize) -> impl Iterator<Item = usize> {
 fn dice(seed: usize) -> impl FnMut() -> usize {
     let mut dice = seed;
     move || {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        dice = dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         dice >> 33
     }
 }
@@ -124,7 +139,9 @@ fn dice(seed: usize) -> impl FnMut() -> usize {
 /// The same as sixteen workers pass them that go through a piece of the list each, in no even pace.
 fn by_workers(n_nodes: usize, seed: usize) -> Vec<usize> {
     let list: Vec<usize> = listed(n_nodes).collect();
-    let mut pieces: Vec<Range<usize>> = (0..16).map(|worker| worker * n_nodes / 16..(worker + 1) * n_nodes / 16).collect();
+    let mut pieces: Vec<Range<usize>> = (0..16)
+        .map(|worker| worker * n_nodes / 16..(worker + 1) * n_nodes / 16)
+        .collect();
     let mut dice = dice(seed);
     let turns = std::iter::from_fn(|| {
         pieces.retain(|piece| !piece.is_empty());
@@ -145,7 +162,11 @@ fn drawn(n_nodes: usize, seed: usize) -> Vec<usize> {
 /// Asks for so many MiB on one GPU, of these nodes; for nothing, if for none.
 fn request(nodes: impl IntoIterator<Item = usize>, mib: usize) -> Vec<u8> {
     let names: Vec<String> = nodes.into_iter().map(name).collect();
-    let limits = if mib > 0 { json!({"aliyun.com/gpu-mem": mib.to_string()}) } else { json!({}) };
+    let limits = if mib > 0 {
+        json!({"aliyun.com/gpu-mem": mib.to_string()})
+    } else {
+        json!({})
+    };
     let pod = json!({
         "metadata": {"name": "new", "namespace": "default", "uid": UID},
         "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
@@ -190,21 +211,48 @@ fn bench(criterion: &mut Criterion) {
     let mut bench = |what: &str, n_names: usize, extender: &Extender, bodies: Vec<Vec<u8>>| {
         let mut asker = Asker::new(extender, bodies);
         group.throughput(Throughput::Elements(u64::try_from(n_names).unwrap_or(0)));
-        group.bench_function(BenchmarkId::new(what, n_names), |bencher| bencher.iter_custom(|n_times| asker.time(n_times)));
+        group.bench_function(BenchmarkId::new(what, n_names), |bencher| {
+            bencher.iter_custom(|n_times| asker.time(n_times));
+        });
     };
     for n_nodes in [5_000, 15_000] {
         let extender = cluster(n_nodes);
         for (what, mib) in [("all fit", 8138), ("none fits", 41_000)] {
             bench(what, n_nodes, &extender, vec![request(listed(n_nodes), mib)]);
         }
-        bench("all fit, by workers", n_nodes, &extender, (0..8).map(|seed| request(by_workers(n_nodes, seed), 8138)).collect());
-        bench("all fit, in no order", n_nodes, &extender, (0..8).map(|seed| request(drawn(n_nodes, seed), 8138)).collect());
-        bench("all fit, sampled", n_nodes / 10, &extender, vec![request(listed(n_nodes).take(n_nodes / 10), 8138)]);
-        bench("names alone", n_nodes, &extender, vec![request(listed(n_nodes), 0)]);
+        bench(
+            "all fit, by workers",
+            n_nodes,
+            &extender,
+            (0..8)
+                .map(|seed| request(by_workers(n_nodes, seed), 8138))
+                .collect(),
+        );
+        bench(
+            "all fit, in no order",
+            n_nodes,
+            &extender,
+            (0..8).map(|seed| request(drawn(n_nodes, seed), 8138)).collect(),
+        );
+        bench(
+            "all fit, sampled",
+            n_nodes / 10,
+            &extender,
+            vec![request(listed(n_nodes).take(n_nodes / 10), 8138)],
+        );
+        bench(
+            "names alone",
+            n_nodes,
+            &extender,
+            vec![request(listed(n_nodes), 0)],
+        );
     }
     for n_nodes in [5_000, 15_000] {
         let extender = placed_cluster(n_nodes);
-        for (what, body) in [("shares of placed devices", request(listed(n_nodes), 8138)), ("joint allocation", wishing_request(n_nodes))] {
+        for (what, body) in [
+            ("shares of placed devices", request(listed(n_nodes), 8138)),
+            ("joint allocation", wishing_request(n_nodes)),
+        ] {
             bench(what, n_nodes, &extender, vec![body]);
         }
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use placement::{
-    DevicePolicy, DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory, MemoryAsk, NamedAmounts, NodePolicy,
-    Policies, Request, ResourceName, Wishes,
+    DevicePolicy, DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory,
+    MemoryAsk, NamedAmounts, NodePolicy, Policies, Request, ResourceName, Wishes,
 };
 use proto::device::TYPE_GPU;
 use proto::host::HostResources;
@@ -19,8 +19,8 @@ use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record}
 use proto::request::policy;
 use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{
-    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER, RDMA, ResourceNames,
-    WHOLE_PERCENT, canonical, is_gpu_resource,
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER,
+    RDMA, ResourceNames, WHOLE_PERCENT, canonical, is_gpu_resource,
 };
 
 mod hold;
@@ -178,21 +178,42 @@ pub struct Account {
 impl PodFacts {
     /// Reads a pod; `None` if it asks for nothing that a device might have, and holds nothing.
     pub fn of(pod: &Pod, names: &ResourceNames) -> Option<Self> {
-        let bound = pod.spec.node_name.as_deref().filter(|node| !node.is_empty()).map(|node| Box::new(Bound::of(pod, node)));
-        let request = if bound.is_some() { PodRequest::of(pod, names) } else { PodRequest::of_new(pod, names) };
+        let bound = pod
+            .spec
+            .node_name
+            .as_deref()
+            .filter(|node| !node.is_empty())
+            .map(|node| Box::new(Bound::of(pod, node)));
+        let request = if bound.is_some() {
+            PodRequest::of(pod, names)
+        } else {
+            PodRequest::of_new(pod, names)
+        };
         // A runtime of another project may have followed a record whatever the pod asks for.
-        let is_recorded = bound.as_ref().is_some_and(|bound| matches!(bound.record, Recorded::Devices { .. }));
+        let is_recorded = bound
+            .as_ref()
+            .is_some_and(|bound| matches!(bound.record, Recorded::Devices { .. }));
         let ask = match request {
             Ok(None) if !is_recorded => return None,
             Ok(request) => Ask::Request(request.unwrap_or_default()),
             Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => Ask::Request(whole_others(pod)),
             Err(error) => Ask::Invalid(Box::new(error), Bounds::of(pod, names)),
         };
-        let isolation = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ISOLATION_PROVIDER));
-        let isolation = isolation.filter(|_| ask.gpus().is_some()).map(|provider| provider.as_str().into());
+        let isolation = pod
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(ISOLATION_PROVIDER));
+        let isolation = isolation
+            .filter(|_| ask.gpus().is_some())
+            .map(|provider| provider.as_str().into());
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
-        let wishes = if bound.is_some() { Ok(wishes::of_placed(pod)) } else { wishes::of(pod) };
+        let wishes = if bound.is_some() {
+            Ok(wishes::of_placed(pod))
+        } else {
+            wishes::of(pod)
+        };
         Some(Self {
             namespace,
             name,
@@ -207,13 +228,18 @@ impl PodFacts {
 
     /// What must limit its containers on any node that takes it: GPUs that it has to itself need no limit.
     pub fn needs_isolation(&self) -> Option<&str> {
-        self.isolation.as_deref().filter(|_| self.ask.gpus().is_some_and(GpuRequest::is_shared))
+        self.isolation
+            .as_deref()
+            .filter(|_| self.ask.gpus().is_some_and(GpuRequest::is_shared))
     }
 
     /// The labels by which others look for a pod on this node.
     pub fn labels_on(&self, node: &str) -> BTreeMap<String, String> {
         let is_watched = self.isolation.as_deref() == Some(HAMI_CORE);
-        is_watched.then(|| (HAMI_NODE.to_owned(), node.to_owned())).into_iter().collect()
+        is_watched
+            .then(|| (HAMI_NODE.to_owned(), node.to_owned()))
+            .into_iter()
+            .collect()
     }
 
     /// What a bound pod holds; `None` if it is not bound.
@@ -226,12 +252,18 @@ impl Preference {
     /// Names that do not exist are refused with the request, and passed over here.
     fn of(pod: &Pod) -> Self {
         let parsed = |name: &str| name.parse().ok();
-        Self { node: policy::node_policy(pod).and_then(parsed), device: policy::device_policy(pod).and_then(|name| name.parse().ok()) }
+        Self {
+            node: policy::node_policy(pod).and_then(parsed),
+            device: policy::device_policy(pod).and_then(|name| name.parse().ok()),
+        }
     }
 
     /// The policies that count, where the cluster has these.
     pub fn or(self, cluster: Policies) -> Policies {
-        Policies { node: self.node.unwrap_or(cluster.node), device: self.device.unwrap_or(cluster.device) }
+        Policies {
+            node: self.node.unwrap_or(cluster.node),
+            device: self.device.unwrap_or(cluster.device),
+        }
     }
 }
 
@@ -254,11 +286,17 @@ impl Ask {
 }
 
 /// Every amount that a pod names of resources that are known without looking at any device.
-fn amounts<'a>(pod: &'a Pod, names: &'a ResourceNames) -> impl Iterator<Item = (&'a String, &'a QuantityText)> {
+fn amounts<'a>(
+    pod: &'a Pod,
+    names: &'a ResourceNames,
+) -> impl Iterator<Item = (&'a String, &'a QuantityText)> {
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let amounts = containers.flat_map(|container| {
         let resources = &container.resources;
-        let unlimited = resources.requests.iter().filter(|(name, _)| !resources.limits.contains_key(*name));
+        let unlimited = resources
+            .requests
+            .iter()
+            .filter(|(name, _)| !resources.limits.contains_key(*name));
         resources.limits.iter().chain(unlimited)
     });
     amounts.filter(|(name, _)| is_gpu_resource(name, names) || *name == RDMA || *name == FPGA)
@@ -267,7 +305,14 @@ fn amounts<'a>(pod: &'a Pod, names: &'a ResourceNames) -> impl Iterator<Item = (
 impl Bounds {
     /// Sums over all containers: of init containers it may be more than they hold at once.
     fn of(pod: &Pod, names: &ResourceNames) -> Self {
-        let mut sums = Self { is_known: true, units: 0, bytes: 0, ratio: 0, core: 0, shared: 0 };
+        let mut sums = Self {
+            is_known: true,
+            units: 0,
+            bytes: 0,
+            ratio: 0,
+            core: 0,
+            shared: 0,
+        };
         for (name, text) in amounts(pod, names).filter(|(name, _)| is_gpu_resource(name, names)) {
             let Some(amount) = text.quantity().ok().and_then(Quantity::unsigned) else {
                 sums.is_known = false;
@@ -292,29 +337,52 @@ impl Bounds {
 
     /// The request that it is counted as: never more than a whole device, if that is all that can be said.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> Request {
-        let Self { is_known, units, bytes, ratio, core, shared } = self;
+        let Self {
+            is_known,
+            units,
+            bytes,
+            ratio,
+            core,
+            shared,
+        } = self;
         let devices = u32::try_from(shared.max(1)).unwrap_or(u32::MAX);
         let each = |sum: u64| sum.div_ceil(u64::from(devices));
         let unit = inventory.and_then(|inventory| inventory.unit_bytes);
         let largest = inventory.and_then(|inventory| inventory.gpus.iter().map(|gpu| gpu.memory_bytes).max());
-        let of_ratio = |largest: u64| u64::try_from(u128::from(largest) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
+        let of_ratio =
+            |largest: u64| u64::try_from(u128::from(largest) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
         let memory = match (units, bytes, ratio) {
             _ if !is_known => None,
             (0, bytes, 0) => Some(MemoryAsk::Bytes(each(bytes))),
             (units, 0, 0) => Some(MemoryAsk::Units(each(units))),
             (0, 0, ratio) => Some(MemoryAsk::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX))),
             _ => unit.zip(largest).map(|(unit, largest)| {
-                MemoryAsk::Bytes(each(units.saturating_mul(unit).saturating_add(bytes).saturating_add(of_ratio(largest))))
+                MemoryAsk::Bytes(each(
+                    units
+                        .saturating_mul(unit)
+                        .saturating_add(bytes)
+                        .saturating_add(of_ratio(largest)),
+                ))
             }),
         };
         let Some(memory) = memory else { return WHOLE_DEVICE };
         let core = u32::try_from(each(core)).unwrap_or(u32::MAX);
-        Request { devices, memory, core, slots: u32::from(shared > 0) }
+        Request {
+            devices,
+            memory,
+            core,
+            slots: u32::from(shared > 0),
+        }
     }
 }
 
 /// The request that counts for a pod of whose own nothing can be read: all of a device.
-const WHOLE_DEVICE: Request = Request { devices: 1, memory: MemoryAsk::Ratio(100), core: 0, slots: 0 };
+const WHOLE_DEVICE: Request = Request {
+    devices: 1,
+    memory: MemoryAsk::Ratio(100),
+    core: 0,
+    slots: 0,
+};
 
 fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
     amounts(pod, names).any(|(name, _)| is_gpu_resource(name, names))
@@ -324,8 +392,14 @@ fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
 fn whole_others(pod: &Pod) -> PodRequest {
     let names = ResourceNames::default();
     let asked = |resource: &&str| amounts(pod, &names).any(|(name, _)| name == resource);
-    let others = [FPGA, RDMA].into_iter().filter(asked).map(|resource| (resource.to_owned(), WHOLE_PERCENT));
-    PodRequest { gpus: None, others: others.collect() }
+    let others = [FPGA, RDMA]
+        .into_iter()
+        .filter(asked)
+        .map(|resource| (resource.to_owned(), WHOLE_PERCENT));
+    PodRequest {
+        gpus: None,
+        others: others.collect(),
+    }
 }
 
 impl Bound {
@@ -341,7 +415,11 @@ impl Bound {
             Ok(Some(record)) => (Recorded::of(&record), record.assumed_at),
             Err(error) => (Recorded::Unreadable(error.to_string().into()), None),
         };
-        Self { node: node.into(), record, assumed_at }
+        Self {
+            node: node.into(),
+            record,
+            assumed_at,
+        }
     }
 }
 
@@ -359,7 +437,18 @@ impl Recorded {
     #[must_use]
     pub fn or_units_of(self, other: &Self) -> Self {
         match (self, other) {
-            (Self::Devices { gpus, others, units: None }, Self::Devices { units, .. }) => Self::Devices { gpus, others, units: *units },
+            (
+                Self::Devices {
+                    gpus,
+                    others,
+                    units: None,
+                },
+                Self::Devices { units, .. },
+            ) => Self::Devices {
+                gpus,
+                others,
+                units: *units,
+            },
             (record, _) => record,
         }
     }
@@ -369,11 +458,21 @@ impl Recorded {
         if allocations.values().all(Vec::is_empty) {
             return Self::Missing;
         }
-        let gpus = allocations.get(TYPE_GPU).into_iter().flatten().map(RecordedShare::of).collect::<Result<Vec<_>, String>>();
+        let gpus = allocations
+            .get(TYPE_GPU)
+            .into_iter()
+            .flatten()
+            .map(RecordedShare::of)
+            .collect::<Result<Vec<_>, String>>();
         let kinds = allocations.iter().filter(|(kind, _)| *kind != TYPE_GPU);
-        let others = kinds.flat_map(|(kind, devices)| devices.iter().map(|device| RecordedDevice::of(kind, device)));
+        let others =
+            kinds.flat_map(|(kind, devices)| devices.iter().map(|device| RecordedDevice::of(kind, device)));
         match (gpus, others.collect::<Result<Vec<_>, String>>()) {
-            (Ok(gpus), Ok(others)) => Self::Devices { gpus: gpus.into(), others: others.into(), units: None },
+            (Ok(gpus), Ok(others)) => Self::Devices {
+                gpus: gpus.into(),
+                others: others.into(),
+                units: None,
+            },
             (Err(problem), _) | (_, Err(problem)) => Self::Unreadable(problem.into()),
         }
     }
@@ -381,32 +480,67 @@ impl Recorded {
 
 impl RecordedShare {
     fn of(allocation: &DeviceAllocation) -> Result<Self, String> {
-        let amount = |resource: &str| allocation.resources.get(resource).map(|quantity| amount(resource, *quantity)).transpose();
-        let percent = |resource: &str| amount(resource).map(|percent| u32::try_from(percent.unwrap_or(0)).unwrap_or(u32::MAX));
-        let gpu =
-            if allocation.id.is_empty() { GpuRef::Minor(minor(allocation)?) } else { GpuRef::Uuid(GpuUuid::from(allocation.id.as_str())) };
-        Ok(Self { gpu, bytes: amount(GPU_MEMORY)?, ratio: percent(GPU_MEMORY_RATIO)?, core: percent(GPU_CORE)? })
+        let amount = |resource: &str| {
+            allocation
+                .resources
+                .get(resource)
+                .map(|quantity| amount(resource, *quantity))
+                .transpose()
+        };
+        let percent = |resource: &str| {
+            amount(resource).map(|percent| u32::try_from(percent.unwrap_or(0)).unwrap_or(u32::MAX))
+        };
+        let gpu = if allocation.id.is_empty() {
+            GpuRef::Minor(minor(allocation)?)
+        } else {
+            GpuRef::Uuid(GpuUuid::from(allocation.id.as_str()))
+        };
+        Ok(Self {
+            gpu,
+            bytes: amount(GPU_MEMORY)?,
+            ratio: percent(GPU_MEMORY_RATIO)?,
+            core: percent(GPU_CORE)?,
+        })
     }
 }
 
 impl RecordedDevice {
     fn of(kind: &str, allocation: &DeviceAllocation) -> Result<Self, String> {
-        let device =
-            if allocation.id.is_empty() { DeviceRef::Minor(minor(allocation)?) } else { DeviceRef::Id(allocation.id.as_str().into()) };
+        let device = if allocation.id.is_empty() {
+            DeviceRef::Minor(minor(allocation)?)
+        } else {
+            DeviceRef::Id(allocation.id.as_str().into())
+        };
         let amounts = allocation.resources.iter();
-        let amounts = amounts.map(|(resource, quantity)| Ok((ResourceName::from(resource.as_str()), amount(resource, *quantity)?)));
+        let amounts = amounts.map(|(resource, quantity)| {
+            Ok((
+                ResourceName::from(resource.as_str()),
+                amount(resource, *quantity)?,
+            ))
+        });
         let functions = allocation.functions().into_iter();
-        let functions = functions.map(|function| RecordedFunction { bus_id: function.bus_id.into(), minor: function.minor });
-        Ok(Self { kind: kind.into(), device, amounts: amounts.collect::<Result<_, String>>()?, functions: functions.collect() })
+        let functions = functions.map(|function| RecordedFunction {
+            bus_id: function.bus_id.into(),
+            minor: function.minor,
+        });
+        Ok(Self {
+            kind: kind.into(),
+            device,
+            amounts: amounts.collect::<Result<_, String>>()?,
+            functions: functions.collect(),
+        })
     }
 }
 
 fn amount(resource: &str, quantity: Quantity) -> Result<u64, String> {
-    quantity.unsigned().ok_or_else(|| format!("the allocation record says {resource} is {quantity}, which is no amount"))
+    quantity
+        .unsigned()
+        .ok_or_else(|| format!("the allocation record says {resource} is {quantity}, which is no amount"))
 }
 
 fn minor(allocation: &DeviceAllocation) -> Result<u32, String> {
-    u32::try_from(allocation.minor).map_err(|_| format!("the allocation record names minor {}", allocation.minor))
+    u32::try_from(allocation.minor)
+        .map_err(|_| format!("the allocation record names minor {}", allocation.minor))
 }
 
 /// CPU and memory in the engine's terms.
@@ -420,7 +554,9 @@ pub fn gpu_ask(request: &GpuRequest) -> GpuAsk {
     match request.dialect {
         Dialect::Gpushare | Dialect::Koordinator => GpuAsk::Share(per_device(request)),
         Dialect::Vendor => GpuAsk::Whole(request.devices),
-        Dialect::AllDevices => GpuAsk::All { slots: request.devices },
+        Dialect::AllDevices => GpuAsk::All {
+            slots: request.devices,
+        },
     }
 }
 
@@ -436,7 +572,12 @@ pub fn per_device(request: &GpuRequest) -> Request {
     // Units are no places for sharers: kubelet counts them by memory alone, and so did the old extender. Whole devices are
     // shared with nobody.
     let slots = u32::from(request.dialect == Dialect::Koordinator);
-    Request { devices: request.devices, memory, core, slots }
+    Request {
+        devices: request.devices,
+        memory,
+        core,
+        slots,
+    }
 }
 
 #[cfg(test)]

@@ -74,16 +74,34 @@ pub struct Unreadable {
 
 impl Verdict {
     /// The request goes on as it is.
-    pub const ALLOWED: Self = Self::Allowed { patch: Vec::new(), warnings: Vec::new() };
+    pub const ALLOWED: Self = Self::Allowed {
+        patch: Vec::new(),
+        warnings: Vec::new(),
+    };
 
     /// The answer to the request of this UID.
     pub fn response(self, uid: String) -> AdmissionResponse {
         match self {
-            Self::Refused(refusal) => AdmissionResponse { uid, status: Some(refusal.into()), ..AdmissionResponse::default() },
+            Self::Refused(refusal) => AdmissionResponse {
+                uid,
+                status: Some(refusal.into()),
+                ..AdmissionResponse::default()
+            },
             Self::Allowed { patch, warnings } => {
-                let patch = if patch.is_empty() { None } else { serde_json::to_vec(&patch).ok().map(k8s_openapi::ByteString) };
+                let patch = if patch.is_empty() {
+                    None
+                } else {
+                    serde_json::to_vec(&patch).ok().map(k8s_openapi::ByteString)
+                };
                 let patch_type = patch.as_ref().map(|_| "JSONPatch");
-                AdmissionResponse { uid, allowed: true, patch, patch_type, warnings, ..AdmissionResponse::default() }
+                AdmissionResponse {
+                    uid,
+                    allowed: true,
+                    patch,
+                    patch_type,
+                    warnings,
+                    ..AdmissionResponse::default()
+                }
             }
         }
     }
@@ -98,8 +116,16 @@ impl From<Result<(), Refusal>> for Verdict {
 impl From<Refusal> for AdmissionStatus {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Invalid(message) => Self { message, reason: "Invalid", code: 422 },
-            Refusal::Forbidden(message) => Self { message, reason: "Forbidden", code: 403 },
+            Refusal::Invalid(message) => Self {
+                message,
+                reason: "Invalid",
+                code: 422,
+            },
+            Refusal::Forbidden(message) => Self {
+                message,
+                reason: "Forbidden",
+                code: 403,
+            },
         }
     }
 }
@@ -117,8 +143,16 @@ impl Rules {
     ///
     /// # Errors
     /// If an object is not what the request calls it.
-    pub fn validate(&self, request: &AdmissionRequest, bindings: &impl Bindings) -> Result<Verdict, Unreadable> {
-        let about = (request.resource.group.as_str(), request.resource.resource.as_str(), request.sub_resource.as_str());
+    pub fn validate(
+        &self,
+        request: &AdmissionRequest,
+        bindings: &impl Bindings,
+    ) -> Result<Verdict, Unreadable> {
+        let about = (
+            request.resource.group.as_str(),
+            request.resource.resource.as_str(),
+            request.sub_resource.as_str(),
+        );
         // The second is how pods were bound in the API's first days, and still can be.
         if matches!(about, ("", "pods", "binding") | ("", "bindings", "")) {
             return binding::verdict(self, request, bindings);
@@ -135,7 +169,9 @@ impl Rules {
 
     /// Returns true if containers in this namespace may decide for themselves which devices they see.
     fn is_unrestricted(&self, namespace: &str) -> bool {
-        self.unrestricted_namespaces.iter().any(|unrestricted| unrestricted == namespace)
+        self.unrestricted_namespaces
+            .iter()
+            .any(|unrestricted| unrestricted == namespace)
     }
 }
 
@@ -146,7 +182,12 @@ fn read<'a, T: Deserialize<'a>>(
     kind: &'static str,
     object: Option<&'a Value>,
 ) -> Result<T, Unreadable> {
-    let unreadable = |source| Unreadable { uid: request.uid.clone(), field, kind, source };
+    let unreadable = |source| Unreadable {
+        uid: request.uid.clone(),
+        field,
+        kind,
+        source,
+    };
     T::deserialize(object.unwrap_or(&Value::Null)).map_err(unreadable)
 }
 

@@ -30,7 +30,11 @@ impl Answer {
     /// The status and the message, for people.
     pub(crate) fn message(&self) -> String {
         let text = self.text();
-        if text.is_empty() { self.status.to_string() } else { format!("{}: {text}", self.status) }
+        if text.is_empty() {
+            self.status.to_string()
+        } else {
+            format!("{}: {text}", self.status)
+        }
     }
 
     /// The message of a `Status`, else the body as text.
@@ -50,7 +54,12 @@ impl Answer {
 ///
 /// # Errors
 /// The reason for which there is no whole answer, for people. The request may have been carried out.
-pub(crate) async fn send(client: &Client, method: Method, path: &str, body: Vec<u8>) -> Result<Answer, String> {
+pub(crate) async fn send(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<Answer, String> {
     send_as(client, method, path, "application/json", body).await
 }
 
@@ -60,20 +69,54 @@ pub(crate) async fn send(client: &Client, method: Method, path: &str, body: Vec<
 /// The reason for which there is no whole answer, for people. The object may have been written.
 pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result<Answer, String> {
     let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
-    send_as(client, Method::PATCH, &path, "application/apply-patch+yaml", object.to_string().into_bytes()).await
+    send_as(
+        client,
+        Method::PATCH,
+        &path,
+        "application/apply-patch+yaml",
+        object.to_string().into_bytes(),
+    )
+    .await
 }
 
-async fn send_as(client: &Client, method: Method, path: &str, content_type: &str, body: Vec<u8>) -> Result<Answer, String> {
-    let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, content_type);
-    let request = request.body(Body::from(body)).map_err(|error| format!("cannot make the request: {error}"))?;
-    let response = client.send(request).await.map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
+async fn send_as(
+    client: &Client,
+    method: Method,
+    path: &str,
+    content_type: &str,
+    body: Vec<u8>,
+) -> Result<Answer, String> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::CONTENT_TYPE, content_type);
+    let request = request
+        .body(Body::from(body))
+        .map_err(|error| format!("cannot make the request: {error}"))?;
+    let response = client
+        .send(request)
+        .await
+        .map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
     let (parts, body) = response.into_parts();
-    let body = body.collect().await.map_err(|error| format!("the API server's answer broke off: {error}"))?;
-    Ok(Answer { status: parts.status, retry_after: retry_after(&parts.headers), body: body.to_bytes().to_vec() })
+    let body = body
+        .collect()
+        .await
+        .map_err(|error| format!("the API server's answer broke off: {error}"))?;
+    Ok(Answer {
+        status: parts.status,
+        retry_after: retry_after(&parts.headers),
+        body: body.to_bytes().to_vec(),
+    })
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    let seconds = headers
+        .get(header::RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
     Some(Duration::from_secs(seconds))
 }
 

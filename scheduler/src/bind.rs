@@ -87,7 +87,9 @@ pub struct Binder {
 
 impl std::fmt::Debug for Binder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Binder").field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("Binder")
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 
@@ -102,7 +104,11 @@ enum Unanswered {
 impl Binder {
     /// Writes through `client`, while `leadership` covers it; a bind may take `timeout` in all.
     pub fn new(client: Client, timeout: Duration, leadership: Leadership) -> Self {
-        Self { client, timeout, leadership }
+        Self {
+            client,
+            timeout,
+            leadership,
+        }
     }
 
     /// What binds are written on the strength of.
@@ -118,7 +124,9 @@ impl Binder {
     /// Binds a pod, and asks what became of it where the answer leaves that open and time is left.
     pub async fn bind(&self, order: &Order, deadline: Instant) -> Outcome {
         let posted = self.post_until(order, deadline).await;
-        if !matches!(posted, Err(Unanswered::Withheld)) && self.leadership.is_overdue(Instant::now().into_std()) {
+        if !matches!(posted, Err(Unanswered::Withheld))
+            && self.leadership.is_overdue(Instant::now().into_std())
+        {
             let (namespace, pod, node) = (&order.pod.namespace, &order.pod.name, &order.node);
             error!(%namespace, %pod, %node, "the lease ended while a binding was on its way: another replica may not know of it");
         }
@@ -126,15 +134,17 @@ impl Binder {
             self.leadership.note_bind_refused();
         }
         match posted {
-            Ok(answer) if answer.status == StatusCode::CONFLICT => self.judge_conflict(order, &answer.message(), deadline).await,
+            Ok(answer) if answer.status == StatusCode::CONFLICT => {
+                self.judge_conflict(order, &answer.message(), deadline).await
+            }
             Ok(answer) => match outcome(&answer) {
                 Outcome::Unknown(message) => self.judge_unknown(order, message, deadline).await,
                 outcome => outcome,
             },
             Err(Unanswered::Lost(message)) => self.judge_unknown(order, message, deadline).await,
-            Err(Unanswered::Withheld) => {
-                Outcome::Refused("nothing is sent: this replica may not lead until the binding is written".to_owned())
-            }
+            Err(Unanswered::Withheld) => Outcome::Refused(
+                "nothing is sent: this replica may not lead until the binding is written".to_owned(),
+            ),
         }
     }
 
@@ -142,11 +152,18 @@ impl Binder {
     async fn post_until(&self, order: &Order, deadline: Instant) -> Result<Answer, Unanswered> {
         loop {
             // Asked right before it is sent; what takes too long after that is refused by nobody but the node.
-            if !self.leadership.covers(Instant::now().into_std(), deadline.into_std()) {
+            if !self
+                .leadership
+                .covers(Instant::now().into_std(), deadline.into_std())
+            {
                 return Err(Unanswered::Withheld);
             }
-            let late = |_| Unanswered::Lost(format!("no answer from the API server within {:?}", self.timeout));
-            let answer = timeout_at(deadline, self.post(order)).await.map_err(late)?.map_err(Unanswered::Lost)?;
+            let late =
+                |_| Unanswered::Lost(format!("no answer from the API server within {:?}", self.timeout));
+            let answer = timeout_at(deadline, self.post(order))
+                .await
+                .map_err(late)?
+                .map_err(Unanswered::Lost)?;
             if answer.status != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(answer);
             }
@@ -169,8 +186,13 @@ impl Binder {
     async fn judge_conflict(&self, order: &Order, message: &str, deadline: Instant) -> Outcome {
         match timeout_at(deadline, self.find(&order.pod)).await {
             Ok(Ok(Found::On { node, annotations })) if node == order.node => Outcome::OnNode(annotations),
-            Ok(Ok(Found::On { node, .. })) => Outcome::Refused(format!("the pod is already bound to node {node:?}")),
-            Ok(Ok(Found::Gone)) => Outcome::Refused(format!("there is no pod with UID {} any more: {message}", order.pod.uid)),
+            Ok(Ok(Found::On { node, .. })) => {
+                Outcome::Refused(format!("the pod is already bound to node {node:?}"))
+            }
+            Ok(Ok(Found::Gone)) => Outcome::Refused(format!(
+                "there is no pod with UID {} any more: {message}",
+                order.pod.uid
+            )),
             Ok(Ok(Found::Unbound)) => Outcome::Refused(message.to_owned()),
             Ok(Err(error)) => Outcome::Unknown(error),
             Err(_) => Outcome::Unknown(message.to_owned()),
@@ -188,7 +210,13 @@ impl Binder {
         // The server gives up in time too, so that a write whose answer is lost does not land much later.
         let seconds = self.timeout.as_millis().div_ceil(1000);
         let path = format!("{}/binding?timeout={seconds}s", pod_path(&order.pod));
-        send(&self.client, Method::POST, &path, binding.to_string().into_bytes()).await
+        send(
+            &self.client,
+            Method::POST,
+            &path,
+            binding.to_string().into_bytes(),
+        )
+        .await
     }
 
     /// Looks at a pod.
@@ -201,7 +229,10 @@ impl Binder {
         };
         Ok(match found.spec.node_name {
             _ if found.metadata.uid.as_deref() != Some(pod.uid.as_str()) => Found::Gone,
-            Some(node) if !node.is_empty() => Found::On { node, annotations: found.metadata.annotations.unwrap_or_default() },
+            Some(node) if !node.is_empty() => Found::On {
+                node,
+                annotations: found.metadata.annotations.unwrap_or_default(),
+            },
             _ => Found::Unbound,
         })
     }
@@ -212,15 +243,19 @@ impl Binder {
     /// Why it cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
-        let answer = tokio::time::timeout(LOOK_TIMEOUT, send(&self.client, Method::GET, &path, Vec::new())).await;
-        let answer = answer.map_err(|_| format!("no answer from the API server within {LOOK_TIMEOUT:?}"))??;
+        let answer =
+            tokio::time::timeout(LOOK_TIMEOUT, send(&self.client, Method::GET, &path, Vec::new())).await;
+        let answer =
+            answer.map_err(|_| format!("no answer from the API server within {LOOK_TIMEOUT:?}"))??;
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
         if !answer.status.is_success() {
             return Err(answer.message());
         }
-        serde_json::from_slice(&answer.body).map(Some).map_err(|error| format!("cannot read the API server's answer: {error}"))
+        serde_json::from_slice(&answer.body)
+            .map(Some)
+            .map_err(|error| format!("cannot read the API server's answer: {error}"))
     }
 }
 
@@ -247,8 +282,14 @@ impl PodId {
     /// What they say, for people.
     pub fn check(&self) -> Result<(), String> {
         let Self { namespace, name, uid } = self;
-        let problem = || shorten(&format!("namespace {namespace:?}, name {name:?} and UID {uid:?} are those of no pod"));
-        is_identity(uid, namespace, name).then_some(()).ok_or_else(problem)
+        let problem = || {
+            shorten(&format!(
+                "namespace {namespace:?}, name {name:?} and UID {uid:?} are those of no pod"
+            ))
+        };
+        is_identity(uid, namespace, name)
+            .then_some(())
+            .ok_or_else(problem)
     }
 }
 
@@ -263,7 +304,10 @@ fn is_name(text: &str, most: usize) -> bool {
 }
 
 fn is_uid(text: &str) -> bool {
-    (1..=MAX_UID).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+    (1..=MAX_UID).contains(&text.len())
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
 }
 
 #[cfg(test)]

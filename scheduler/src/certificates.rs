@@ -58,7 +58,9 @@ pub struct Keeper {
 
 impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("Keeper")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -72,7 +74,13 @@ enum Written {
 impl Keeper {
     /// Keeps certificates in `settings.secret`, which need not exist yet.
     pub fn new(client: Client, settings: Settings, metrics: Metrics) -> Self {
-        Self { client, settings, metrics, held: None, shown: Vec::new() }
+        Self {
+            client,
+            settings,
+            metrics,
+            held: None,
+            shown: Vec::new(),
+        }
     }
 
     /// What a server shows from now on: no handshake succeeds before there is a certificate.
@@ -92,7 +100,11 @@ impl Keeper {
             let pause = match self.look(SystemTime::now()).await {
                 Ok(()) => (self.settings.lifetime / 10).clamp(Duration::from_secs(1), LOOK),
                 Err(error) => {
-                    warn!(secret = self.settings.secret, error = format!("{error:#}"), "certificates cannot be kept up, trying again");
+                    warn!(
+                        secret = self.settings.secret,
+                        error = format!("{error:#}"),
+                        "certificates cannot be kept up, trying again"
+                    );
                     PAUSE
                 }
             };
@@ -106,7 +118,10 @@ impl Keeper {
     /// If the Secret cannot be read, holds nonsense or cannot be written; or the API server cannot be told.
     pub async fn look(&mut self, now: SystemTime) -> anyhow::Result<()> {
         let material = self.agree(now).await?;
-        let is_new = self.held.as_ref().is_none_or(|held| held.data() != material.data());
+        let is_new = self
+            .held
+            .as_ref()
+            .is_none_or(|held| held.data() != material.data());
         if is_new {
             for shown in &mut self.shown {
                 shown.show(&material)?;
@@ -118,7 +133,9 @@ impl Keeper {
             }
         }
         self.show_other_authorities();
-        let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else { return Ok(()) };
+        let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else {
+            return Ok(());
+        };
         let told = publish::publish(&self.client, name, &held.authorities()).await;
         told.context("cannot tell the API server whom webhooks are trusted by")
     }
@@ -126,14 +143,21 @@ impl Keeper {
     /// Takes in files of authorities that have changed; one that cannot be used is tried again, and the old ones stay.
     fn show_other_authorities(&mut self) {
         let Some(held) = &self.held else { return };
-        for shown in self.shown.iter_mut().filter(|shown| shown.has_other_authorities()) {
+        for shown in self
+            .shown
+            .iter_mut()
+            .filter(|shown| shown.has_other_authorities())
+        {
             match shown.show(held) {
                 Ok(()) => {
                     shown.publish_ends(&self.metrics);
                     info!("authorities of clients have changed, new connections meet the new ones");
                 }
                 Err(error) => {
-                    warn!(error = format!("{error:#}"), "authorities of clients have changed and cannot be used, the old ones stay");
+                    warn!(
+                        error = format!("{error:#}"),
+                        "authorities of clients have changed and cannot be used, the old ones stay"
+                    );
                 }
             }
         }
@@ -143,12 +167,24 @@ impl Keeper {
     async fn agree(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..ATTEMPTS {
-            let there = api.get_opt(&self.settings.secret).await.context("cannot read the Secret")?;
-            let data = there.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
-            let read = Material::read(&data).with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
+            let there = api
+                .get_opt(&self.settings.secret)
+                .await
+                .context("cannot read the Secret")?;
+            let data = there
+                .as_ref()
+                .and_then(|secret| secret.data.clone())
+                .unwrap_or_default();
+            let read = Material::read(&data)
+                .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
             // A Secret that somebody deleted comes back as it was: clients know its authority.
             let held = read.or_else(|| self.held.clone());
-            let (material, changes) = Material::kept(held, &self.settings.hosts, Terms::new(self.settings.lifetime), now)?;
+            let (material, changes) = Material::kept(
+                held,
+                &self.settings.hosts,
+                Terms::new(self.settings.lifetime),
+                now,
+            )?;
             let mut due = data.clone();
             due.retain(|part, _| !PARTS.contains(&part.as_str()));
             due.extend(material.data());
@@ -163,11 +199,17 @@ impl Keeper {
         anyhow::bail!("the Secret changed whenever it was written")
     }
 
-    async fn write(&self, api: &Api<Secret>, there: Option<Secret>, data: BTreeMap<String, ByteString>) -> anyhow::Result<Written> {
+    async fn write(
+        &self,
+        api: &Api<Secret>,
+        there: Option<Secret>,
+        data: BTreeMap<String, ByteString>,
+    ) -> anyhow::Result<Written> {
         let written = if let Some(mut secret) = there {
             secret.data = Some(data);
             // The resource version that was read goes along: a write over anything newer is refused.
-            api.replace(&self.settings.secret, &PostParams::default(), &secret).await
+            api.replace(&self.settings.secret, &PostParams::default(), &secret)
+                .await
         } else {
             let metadata = ObjectMeta {
                 name: Some(self.settings.secret.clone()),
@@ -175,7 +217,15 @@ impl Keeper {
                 labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
                 ..ObjectMeta::default()
             };
-            api.create(&PostParams::default(), &Secret { metadata, data: Some(data), ..Secret::default() }).await
+            api.create(
+                &PostParams::default(),
+                &Secret {
+                    metadata,
+                    data: Some(data),
+                    ..Secret::default()
+                },
+            )
+            .await
         };
         match written {
             Ok(_) => Ok(Written::Yes),

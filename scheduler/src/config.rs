@@ -54,7 +54,12 @@ pub struct Args {
     policies: PolicyArgs,
     /// How many of the nodes that fit filter answers with, the best first; kube-scheduler's own scores count only among these. A
     /// pod with preferences among nodes is answered with all.
-    #[arg(long, env = "GPUSHARE_ANSWER_NODES", default_value = "1", value_name = "1-11|all")]
+    #[arg(
+        long,
+        env = "GPUSHARE_ANSWER_NODES",
+        default_value = "1",
+        value_name = "1-11|all"
+    )]
     answer_nodes: AnswerNodes,
     /// The report of filter on nodes whose devices have no room, while evicting pods might make some: `resolvable` from kube-scheduler
     /// 1.37 on, which then asks `preempt` about them.
@@ -99,13 +104,28 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_BIND_CONCURRENCY", default_value_t = 64, value_parser = concurrency)]
     bind_concurrency: usize,
     /// Certificate chain to serve TLS with (PEM).
-    #[arg(long, env = "GPUSHARE_TLS_CERT_FILE", requires = "tls_key_file", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "GPUSHARE_TLS_CERT_FILE",
+        requires = "tls_key_file",
+        value_name = "FILE"
+    )]
     tls_cert_file: Option<PathBuf>,
     /// Private key of that certificate (PEM).
-    #[arg(long, env = "GPUSHARE_TLS_KEY_FILE", requires = "tls_cert_file", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "GPUSHARE_TLS_KEY_FILE",
+        requires = "tls_cert_file",
+        value_name = "FILE"
+    )]
     tls_key_file: Option<PathBuf>,
     /// Authorities (PEM); with it filter, prioritize, preempt and bind demand a client certificate that one of them signed.
-    #[arg(long, env = "GPUSHARE_CLIENT_CA_FILE", requires = "tls_cert_file", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "GPUSHARE_CLIENT_CA_FILE",
+        requires = "tls_cert_file",
+        value_name = "FILE"
+    )]
     client_ca_file: Option<PathBuf>,
     #[command(flatten)]
     leader: LeaderArgs,
@@ -252,10 +272,16 @@ impl TryFrom<Args> for Config {
         }
         check_log_level(&args.log_level)?;
         let tls = match (args.tls_cert_file, args.tls_key_file) {
-            (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca: args.client_ca_file }),
+            (Some(cert), Some(key)) => Some(TlsFiles {
+                cert,
+                key,
+                client_ca: args.client_ca_file,
+            }),
             _ => None,
         };
-        let names = ResourceNames { memory: args.memory_resource };
+        let names = ResourceNames {
+            memory: args.memory_resource,
+        };
         let leader = args.leader.leader(args.bind_timeout)?;
         let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
         let serving = Serving {
@@ -267,7 +293,10 @@ impl TryFrom<Args> for Config {
             concurrency: args.concurrency,
             bind_concurrency: args.bind_concurrency,
             tls,
-            tls_from_secret: admission.certificates.as_ref().is_some_and(|certificates| certificates.for_extender),
+            tls_from_secret: admission
+                .certificates
+                .as_ref()
+                .is_some_and(|certificates| certificates.for_extender),
         };
         // A command serves nothing.
         serving.check_address(args.insecure_listen || args.command.is_some())?;
@@ -290,7 +319,10 @@ impl TryFrom<Args> for Config {
             leader,
             admission,
             hang_timeout: args.hang_timeout,
-            log: Log { format: args.log_format, level: args.log_level },
+            log: Log {
+                format: args.log_format,
+                level: args.log_level,
+            },
             command: args.command,
         })
     }
@@ -300,7 +332,9 @@ impl TryFrom<Args> for Config {
 fn check_log_level(level: &str) -> anyhow::Result<()> {
     for directive in level.split(',').filter(|directive| !directive.contains('=')) {
         let known: Result<tracing_subscriber::filter::LevelFilter, _> = directive.trim().parse();
-        known.with_context(|| format!("--log-level: {directive:?} is none of off, error, warn, info, debug, trace"))?;
+        known.with_context(|| {
+            format!("--log-level: {directive:?} is none of off, error, warn, info, debug, trace")
+        })?;
     }
     tracing_subscriber::EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
     Ok(())
@@ -318,27 +352,41 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => None,
     };
     let number: Option<u64> = number.parse().ok();
-    let millis = number.zip(millis_per_unit).and_then(|(number, unit)| number.checked_mul(unit));
+    let millis = number
+        .zip(millis_per_unit)
+        .and_then(|(number, unit)| number.checked_mul(unit));
     let most = 24 * 3_600_000;
     let millis = millis.filter(|millis| *millis <= most);
-    millis.map(Duration::from_millis).ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
+    millis
+        .map(Duration::from_millis)
+        .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
 }
 
 fn body_limit(text: &str) -> Result<usize, String> {
     let bytes: Quantity = text.parse().map_err(|error| format!("{error}"))?;
     let bytes = bytes.unsigned().and_then(|bytes| usize::try_from(bytes).ok());
-    bytes.filter(|bytes| (1024..=1 << 30).contains(bytes)).ok_or_else(|| "must be from 1Ki to 1Gi".to_owned())
+    bytes
+        .filter(|bytes| (1024..=1 << 30).contains(bytes))
+        .ok_or_else(|| "must be from 1Ki to 1Gi".to_owned())
 }
 
 fn concurrency(text: &str) -> Result<usize, String> {
     let most: usize = text.parse().map_err(|_| "not a whole number".to_owned())?;
-    (1..=65_536).contains(&most).then_some(most).ok_or_else(|| "must be from 1 to 65536".to_owned())
+    (1..=65_536)
+        .contains(&most)
+        .then_some(most)
+        .ok_or_else(|| "must be from 1 to 65536".to_owned())
 }
 
 /// The prefix as the router wants it: no slash at the end, `/` alone is no prefix.
 fn prefix(text: &str) -> Result<String, String> {
     let trimmed = text.trim_end_matches('/');
-    let plain = |segment: &str| !segment.is_empty() && segment.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b));
+    let plain = |segment: &str| {
+        !segment.is_empty()
+            && segment
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b))
+    };
     match trimmed.strip_prefix('/') {
         None if text == "/" => Ok(String::new()),
         Some(path) if path.split('/').all(plain) => Ok(trimmed.to_owned()),
@@ -348,7 +396,13 @@ fn prefix(text: &str) -> Result<String, String> {
 
 /// An extended resource name: a domain, a slash, a name.
 fn resource_name(text: &str) -> Result<String, String> {
-    let word = |word: &str| !word.is_empty() && word.len() <= 253 && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    let word = |word: &str| {
+        !word.is_empty()
+            && word.len() <= 253
+            && word
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+    };
     match text.split_once('/') {
         Some((domain, name)) if word(domain) && word(name) && name.len() <= 63 => Ok(text.to_owned()),
         _ => Err("must be a resource name with a domain, such as aliyun.com/gpu-mem".to_owned()),

@@ -123,7 +123,9 @@ pub enum RequestFailure {
         reason: String,
     },
     /// Larger than configured.
-    #[error("the request's body is larger than {limit} bytes; raise --max-body or send node names only (nodeCacheCapable)")]
+    #[error(
+        "the request's body is larger than {limit} bytes; raise --max-body or send node names only (nodeCacheCapable)"
+    )]
     TooLarge {
         /// The limit.
         limit: usize,
@@ -150,7 +152,10 @@ pub enum RequestFailure {
 
 impl RequestFailure {
     fn malformed(verb: &'static str, reason: &str) -> Self {
-        Self::Malformed { verb, reason: shorten(reason) }
+        Self::Malformed {
+            verb,
+            reason: shorten(reason),
+        }
     }
 
     fn status(&self) -> StatusCode {
@@ -167,7 +172,9 @@ impl RequestFailure {
         match self {
             Self::NotReady { .. } => Ending::NotReady,
             Self::NotLeading(_) => Ending::NotLeading,
-            Self::Malformed { .. } | Self::TooLarge { .. } | Self::Broken { .. } | Self::NoCertificate => Ending::Malformed,
+            Self::Malformed { .. } | Self::TooLarge { .. } | Self::Broken { .. } | Self::NoCertificate => {
+                Ending::Malformed
+            }
         }
     }
 }
@@ -182,8 +189,11 @@ impl IntoResponse for RequestFailure {
 impl Extender {
     /// Answers from `index`, binds through `binder`.
     pub fn new(index: Shared<Index>, metrics: Metrics, binder: Binder, serving: &Serving) -> Self {
-        let limits =
-            Limits { max_body: serving.max_body, read_timeout: serving.read_timeout, client_certificate: serving.demands_certificates() };
+        let limits = Limits {
+            max_body: serving.max_body,
+            read_timeout: serving.read_timeout,
+            client_certificate: serving.demands_certificates(),
+        };
         Self {
             index,
             metrics,
@@ -213,7 +223,10 @@ impl Extender {
     /// The same extender, which asks this API server who may read the views.
     #[must_use]
     pub fn asking_about_readers(self, client: Client) -> Self {
-        Self { access: self.access.asking(client), ..self }
+        Self {
+            access: self.access.asking(client),
+            ..self
+        }
     }
 
     /// The same extender with the webhook's rules about pods that decide for themselves which devices they see.
@@ -247,35 +260,53 @@ impl Extender {
     fn ready(&self) -> Result<(), String> {
         self.index.read().ready()?;
         if self.leadership().is_stray(now()) {
-            return Err(format!("not ready: this pod may bear the label {LABEL} and does not lead; it is being taken off"));
+            return Err(format!(
+                "not ready: this pod may bear the label {LABEL} and does not lead; it is being taken off"
+            ));
         }
         match self.leadership().refused() {
-            Some(problem) => Err(format!("not ready: this replica holds the Lease, and the API server refuses its bindings: {problem}")),
+            Some(problem) => Err(format!(
+                "not ready: this replica holds the Lease, and the API server refuses its bindings: {problem}"
+            )),
             None => Ok(()),
         }
     }
 
     /// Reads a request's body, if the client may ask at all.
     async fn receive(&self, request: Request<Body>) -> Result<Bytes, RequestFailure> {
-        let Limits { max_body: limit, read_timeout, client_certificate } = self.limits;
+        let Limits {
+            max_body: limit,
+            read_timeout,
+            client_certificate,
+        } = self.limits;
         if client_certificate && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(RequestFailure::NoCertificate);
         }
-        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let length = request
+            .headers()
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if length.is_some_and(|length| length > limit) {
             return Err(RequestFailure::TooLarge { limit });
         }
         match tokio::time::timeout(read_timeout, Limited::new(request.into_body(), limit).collect()).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestFailure::TooLarge { limit }),
-            Ok(Err(error)) => Err(RequestFailure::Broken { reason: error.to_string() }),
-            Err(_) => Err(RequestFailure::Broken { reason: format!("it took longer than {read_timeout:?}") }),
+            Ok(Err(error)) => Err(RequestFailure::Broken {
+                reason: error.to_string(),
+            }),
+            Err(_) => Err(RequestFailure::Broken {
+                reason: format!("it took longer than {read_timeout:?}"),
+            }),
         }
     }
 
     /// Keeps what a filter was told about a pod that no watch has shown.
     fn remember(&self, uid: &str, facts: &PodFacts) {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).put(uid, facts.clone());
+        self.remembered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .put(uid, facts.clone());
     }
 
     fn roll(&self) -> Arc<Roll> {
@@ -311,7 +342,11 @@ impl Extender {
     }
 
     fn recall(&self, uid: &str) -> Option<PodFacts> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
+        self.remembered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(uid)
+            .cloned()
     }
 }
 
@@ -327,7 +362,10 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
     if !prefix.is_empty() {
         views = views.route(&format!("{prefix}/version"), get(version));
     }
-    verbs.merge(views).merge(health_routes(registry)).with_state(extender)
+    verbs
+        .merge(views)
+        .merge(health_routes(registry))
+        .with_state(extender)
 }
 
 /// The routes for probes and metrics alone.
@@ -354,11 +392,21 @@ async fn readyz(State(extender): State<Arc<Extender>>) -> Response {
     }
 }
 
-#[expect(clippy::unused_async, reason = "a handler is a function that returns a future")]
+#[expect(
+    clippy::unused_async,
+    reason = "a handler is a function that returns a future"
+)]
 async fn metrics(registry: Arc<Registry>) -> Response {
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response(),
+        Ok(()) => (
+            [(
+                header::CONTENT_TYPE,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            )],
+            text,
+        )
+            .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
@@ -386,7 +434,9 @@ async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body
     let mut timer = extender.metrics.time(Verb::Prioritize);
     let _permit = extender.answering.acquire().await;
     let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
-    let answer = body.and_then(leads).and_then(|body| prioritize::answer(&extender, &body));
+    let answer = body
+        .and_then(leads)
+        .and_then(|body| prioritize::answer(&extender, &body));
     respond(&mut timer, answer)
 }
 
@@ -395,7 +445,9 @@ async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) 
     let mut timer = extender.metrics.time(Verb::Preempt);
     let _permit = extender.answering.acquire().await;
     let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
-    let answer = body.and_then(leads).and_then(|body| preempt::answer(&extender, &body, now()));
+    let answer = body
+        .and_then(leads)
+        .and_then(|body| preempt::answer(&extender, &body, now()));
     respond(&mut timer, answer)
 }
 
@@ -409,7 +461,8 @@ impl Extender {
             let has_news = patience::news(&self.index, &refused).await;
             self.leads()?;
             answer = filter::answer(self, body, now())?;
-            self.patience().thought_over(answer.refused.as_ref(), has_news, now());
+            self.patience()
+                .thought_over(answer.refused.as_ref(), has_news, now());
             self.metrics.thought_over(answer.refused.is_none());
         }
         answer.count(&self.metrics);
@@ -422,7 +475,9 @@ impl Extender {
 
     /// Whether this replica decides; a client that comes to the wrong one has to connect anew.
     fn leads(&self) -> Result<(), NotLeading> {
-        self.leadership().check(now()).inspect_err(|_| self.leadership().hang_up())
+        self.leadership()
+            .check(now())
+            .inspect_err(|_| self.leadership().hang_up())
     }
 }
 

@@ -142,7 +142,11 @@ impl List {
 impl Index {
     /// An index that has seen nothing yet, whose hints last `hint_ttl` at most unless [said otherwise](Self::holding).
     pub fn new(names: ResourceNames, policies: Policies, hint_ttl: Duration) -> Self {
-        let first = List { number: 1, synced: false, n_openings: 0 };
+        let first = List {
+            number: 1,
+            synced: false,
+            n_openings: 0,
+        };
         Self {
             names,
             policies,
@@ -178,25 +182,37 @@ impl Index {
     /// count as holders of all that their records name.
     #[must_use]
     pub fn allowing_all_devices(self, allows_all_devices: bool) -> Self {
-        Self { allows_all_devices, ..self }
+        Self {
+            allows_all_devices,
+            ..self
+        }
     }
 
     /// The same index, which takes on what it learns only when [told](Self::end_learning): after [rehearsals](Fleet::rehearse).
     #[must_use]
     pub fn rehearsing(self) -> Self {
-        Self { rehearses: true, ..self }
+        Self {
+            rehearses: true,
+            ..self
+        }
     }
 
     /// The same index, which takes pods of this namespace for those of device plugins, if they look like it.
     #[must_use]
     pub fn watching_plugins_in(self, namespace: &str) -> Self {
-        Self { plugins: Plugins::of_namespace(namespace), ..self }
+        Self {
+            plugins: Plugins::of_namespace(namespace),
+            ..self
+        }
     }
 
     /// The same index with weights for the policies that weigh resources.
     #[must_use]
     pub fn weighing(self, weights: Weights) -> Self {
-        Self { fleet: self.fleet.weighing(weights), ..self }
+        Self {
+            fleet: self.fleet.weighing(weights),
+            ..self
+        }
     }
 
     /// Resource names that are the cluster's choice.
@@ -223,8 +239,20 @@ impl Index {
     /// # Errors
     /// A sentence that names what has not.
     pub fn ready(&self) -> Result<(), String> {
-        let missing: Vec<&str> = self.synced().into_iter().filter(|(_, synced)| !synced).map(|(kind, _)| kind).collect();
-        if missing.is_empty() { Ok(()) } else { Err(format!("not ready: waiting for the list of {}", missing.join(", "))) }
+        let missing: Vec<&str> = self
+            .synced()
+            .into_iter()
+            .filter(|(_, synced)| !synced)
+            .map(|(kind, _)| kind)
+            .collect();
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(format!(
+                "not ready: waiting for the list of {}",
+                missing.join(", ")
+            ))
+        }
     }
 
     /// Whether pods that ask for our resources were unbound at first: a scheduler before this one may be binding them.
@@ -245,7 +273,11 @@ impl Index {
 
     /// Somebody else may decide from now on: decisions that are open are not repeated, as their room may be given away.
     pub fn end_reign(&mut self) {
-        for assumption in self.pods.values_mut().filter_map(|entry| entry.assumption.as_deref_mut()) {
+        for assumption in self
+            .pods
+            .values_mut()
+            .filter_map(|entry| entry.assumption.as_deref_mut())
+        {
             assumption.outlived = true;
         }
     }
@@ -277,7 +309,11 @@ impl Index {
     }
 
     /// Finds pods by name; more than one while a pod and its successor of the same name overlap.
-    pub fn pods_named<'a>(&'a self, namespace: &'a str, name: &'a str) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
+    pub fn pods_named<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
         let entries = self.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
     }

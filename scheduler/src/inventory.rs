@@ -11,7 +11,8 @@ use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{
-    DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames, SERVES_VENDOR, SHARING, canonical,
+    DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames,
+    SERVES_VENDOR, SHARING, canonical,
 };
 use proto::topology::GPU_PARTITION_POLICY;
 use serde::Deserialize;
@@ -29,7 +30,12 @@ const MAX_AMOUNT: u64 = 1 << 50;
 /// How the made-up IDs of devices that are known from a node's capacity begin.
 const MADE_UP: &str = "minor-";
 /// Labels of nodes that are read.
-const NODE_LABELS: [&str; 4] = [ISOLATION_PROVIDER, GPU_VENDOR_LABEL, GPU_MODEL_LABEL, GPU_PARTITION_POLICY];
+const NODE_LABELS: [&str; 4] = [
+    ISOLATION_PROVIDER,
+    GPU_VENDOR_LABEL,
+    GPU_MODEL_LABEL,
+    GPU_PARTITION_POLICY,
+];
 
 /// A node's devices as far as they can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,12 +74,24 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
 pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let mut trimmed = Node::default();
     let key = names.memory_unit_annotation();
-    let unit = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(&key));
+    let unit = node
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(&key));
     trimmed.metadata.annotations = unit.map(|unit| [(key, unit.clone())].into());
-    let labels = NODE_LABELS.into_iter().filter_map(|key| node.metadata.labels.as_ref()?.get_key_value(key));
+    let labels = NODE_LABELS
+        .into_iter()
+        .filter_map(|key| node.metadata.labels.as_ref()?.get_key_value(key));
     let labels: BTreeMap<String, String> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
     trimmed.metadata.labels = (!labels.is_empty()).then_some(labels);
-    trimmed.spec.taints = node.spec.taints.iter().filter(|taint| taint.is_soft()).cloned().collect();
+    trimmed.spec.taints = node
+        .spec
+        .taints
+        .iter()
+        .filter(|taint| taint.is_soft())
+        .cloned()
+        .collect();
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
         if let Some(value) = node.status.capacity.get(resource) {
             trimmed.status.capacity.insert(resource.to_owned(), value.clone());
@@ -86,19 +104,29 @@ impl DeviceReport {
     /// Reads a Device object.
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
         let marks = [metadata.labels.as_ref(), metadata.annotations.as_ref()];
-        let serves_vendor = marks.into_iter().flatten().any(|marks| marks.get(SERVES_VENDOR).is_some_and(|mark| mark == "true"));
-        let mut report = Self { serves_vendor, ..Self::default() };
+        let serves_vendor = marks
+            .into_iter()
+            .flatten()
+            .any(|marks| marks.get(SERVES_VENDOR).is_some_and(|mark| mark == "true"));
+        let mut report = Self {
+            serves_vendor,
+            ..Self::default()
+        };
         let entries = match spec.get("devices") {
             None | Some(Value::Null) => &[],
             Some(Value::Array(entries)) => entries.as_slice(),
             Some(_) => {
-                report.problems.push("Device object: spec.devices is no list".to_owned());
+                report
+                    .problems
+                    .push("Device object: spec.devices is no list".to_owned());
                 &[]
             }
         };
         for (at, entry) in entries.iter().enumerate() {
             if let Err(problem) = report.add(entry) {
-                report.problems.push(format!("Device object: spec.devices[{at}]: {problem}"));
+                report
+                    .problems
+                    .push(format!("Device object: spec.devices[{at}]: {problem}"));
             }
         }
         report.table = Table::of(metadata, &mut report.problems);
@@ -116,7 +144,10 @@ impl DeviceReport {
         let device = device(info)?;
         match self.classes.iter_mut().find(|class| class.kind == kind) {
             Some(class) => class.devices.push(device),
-            None => self.classes.push(Class { kind, devices: vec![device] }),
+            None => self.classes.push(Class {
+                kind,
+                devices: vec![device],
+            }),
         }
         Ok(())
     }
@@ -144,17 +175,31 @@ impl DeviceReport {
             partitions: self.table.on(node, &self.gpus),
             links: self.links.clone(),
         };
-        NodeReport { inventory, opaque: false, problems }
+        NodeReport {
+            inventory,
+            opaque: false,
+            problems,
+        }
     }
 }
 
 fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
     let minor = minor(&info)?;
-    let sharing = info.labels.get(SHARING).is_none_or(|sharing| sharing != "disabled");
-    let resources: BTreeMap<&str, Quantity> = info.resources.iter().map(|(name, amount)| (canonical(name), *amount)).collect();
+    let sharing = info
+        .labels
+        .get(SHARING)
+        .is_none_or(|sharing| sharing != "disabled");
+    let resources: BTreeMap<&str, Quantity> = info
+        .resources
+        .iter()
+        .map(|(name, amount)| (canonical(name), *amount))
+        .collect();
     let amount = |resource: &str| match resources.get(resource) {
         None => Ok(None),
-        Some(quantity) => quantity.unsigned().map(Some).ok_or_else(|| format!("{resource} is {quantity}, not a whole number")),
+        Some(quantity) => quantity
+            .unsigned()
+            .map(Some)
+            .ok_or_else(|| format!("{resource} is {quantity}, not a whole number")),
     };
     let count = |resource: &str, usual: u32| match amount(resource)? {
         None => Ok(usual),
@@ -168,7 +213,11 @@ fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
         healthy: info.health,
         sharing,
         traits: places::traits(&info),
-        uuid: if info.id.is_empty() { GpuUuid::from(made_up(minor)) } else { GpuUuid::from(info.id) },
+        uuid: if info.id.is_empty() {
+            GpuUuid::from(made_up(minor))
+        } else {
+            GpuUuid::from(info.id)
+        },
     })
 }
 
@@ -181,8 +230,18 @@ fn device(info: DeviceInfo) -> Result<Device, String> {
     };
     let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
     let traits = places::traits(&info);
-    let id = if info.id.is_empty() { DeviceId::from(made_up(minor)) } else { DeviceId::from(info.id) };
-    Ok(Device { id, minor, resources, healthy: info.health, traits })
+    let id = if info.id.is_empty() {
+        DeviceId::from(made_up(minor))
+    } else {
+        DeviceId::from(info.id)
+    };
+    Ok(Device {
+        id,
+        minor,
+        resources,
+        healthy: info.health,
+        traits,
+    })
 }
 
 fn minor(info: &DeviceInfo) -> Result<u32, String> {
@@ -198,15 +257,24 @@ fn made_up(minor: u32) -> String {
 /// The unit that the node's plugin publishes.
 fn published_unit(node: &Node, names: &ResourceNames) -> Result<Option<MemoryUnit>, String> {
     let key = names.memory_unit_annotation();
-    let Some(text) = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(&key)) else {
+    let Some(text) = node
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(&key))
+    else {
         return Ok(None);
     };
-    text.parse().map(Some).map_err(|error| format!("node annotation {key}: {error}"))
+    text.parse()
+        .map(Some)
+        .map_err(|error| format!("node annotation {key}: {error}"))
 }
 
 /// Equal devices, numbered from 0, of a node whose plugin is the old one.
 fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
-    let n_gpus = node.capacity(GPU_COUNT).filter(|count| (1..=MAX_GPUS).contains(count))?;
+    let n_gpus = node
+        .capacity(GPU_COUNT)
+        .filter(|count| (1..=MAX_GPUS).contains(count))?;
     let units = node.capacity(&names.memory)? / n_gpus;
     let (unit, problems) = match published_unit(node, names) {
         Ok(unit) => (unit, Vec::new()),
@@ -216,8 +284,16 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
     // Zero units is what kubelet shows while a plugin has not registered again; nothing can be said until it has.
     let gpus = if units == 0 { Vec::new() } else { gpus };
-    let inventory = Inventory { gpus, unit_bytes: Some(unit_bytes), ..Inventory::default() };
-    Some(NodeReport { inventory, opaque: unit.is_none(), problems })
+    let inventory = Inventory {
+        gpus,
+        unit_bytes: Some(unit_bytes),
+        ..Inventory::default()
+    };
+    Some(NodeReport {
+        inventory,
+        opaque: unit.is_none(),
+        problems,
+    })
 }
 
 /// What a node that does not exist yet would have, by its template alone.
@@ -226,13 +302,29 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
         return of_capacity(node, names);
     };
     let per_gpu = u64::from(DEFAULT_SLOTS);
-    let percent = || node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED)).map(|percent| percent / per_gpu);
-    let n_gpus = node.capacity(GPU_COUNT).or_else(percent).filter(|count| (1..=MAX_GPUS).contains(count))?;
+    let percent = || {
+        node.capacity(GPU_CORE)
+            .or_else(|| node.capacity(GPU_SHARED))
+            .map(|percent| percent / per_gpu)
+    };
+    let n_gpus = node
+        .capacity(GPU_COUNT)
+        .or_else(percent)
+        .filter(|count| (1..=MAX_GPUS).contains(count))?;
     let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
     let gpus = equal_gpus(n_gpus, bytes / n_gpus);
     let partitions = Table::default().on(node, &gpus);
-    let inventory = Inventory { gpus, unit_bytes, partitions, ..Inventory::default() };
-    Some(NodeReport { inventory, opaque: false, problems: Vec::new() })
+    let inventory = Inventory {
+        gpus,
+        unit_bytes,
+        partitions,
+        ..Inventory::default()
+    };
+    Some(NodeReport {
+        inventory,
+        opaque: false,
+        problems: Vec::new(),
+    })
 }
 
 fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {

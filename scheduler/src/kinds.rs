@@ -21,20 +21,32 @@ impl Kinds {
     /// Takes in a node's devices in place of those that it had; which resources have got, or lost, a type by that.
     pub fn replace(&mut self, before: &[Class], now: &[Class], names: &ResourceNames) -> Vec<ResourceName> {
         let (before, now) = (pairs(before, names), pairs(now, names));
-        let touched: Vec<ResourceName> = before.iter().chain(&now).map(|(resource, _)| resource.clone()).collect();
-        let kinds: Vec<Option<DeviceType>> = touched.iter().map(|resource| self.kind_of(resource.as_str())).collect();
+        let touched: Vec<ResourceName> = before
+            .iter()
+            .chain(&now)
+            .map(|(resource, _)| resource.clone())
+            .collect();
+        let kinds: Vec<Option<DeviceType>> = touched
+            .iter()
+            .map(|resource| self.kind_of(resource.as_str()))
+            .collect();
         for (resource, kind) in now {
             *self.learnt.entry(resource).or_default().entry(kind).or_default() += 1;
         }
         for (resource, kind) in before {
             self.forget(&resource, &kind);
         }
-        let changed = touched.into_iter().zip(kinds).filter(|(resource, kind)| self.kind_of(resource.as_str()) != *kind);
+        let changed = touched
+            .into_iter()
+            .zip(kinds)
+            .filter(|(resource, kind)| self.kind_of(resource.as_str()) != *kind);
         changed.map(|(resource, _)| resource).collect()
     }
 
     fn forget(&mut self, resource: &ResourceName, kind: &DeviceType) {
-        let Some(kinds) = self.learnt.get_mut(resource) else { return };
+        let Some(kinds) = self.learnt.get_mut(resource) else {
+            return;
+        };
         if let Some(n_nodes) = kinds.get_mut(kind) {
             *n_nodes = n_nodes.saturating_sub(1);
         }
@@ -56,10 +68,21 @@ impl Kinds {
     pub fn requests(&self, amounts: &[(String, u64)]) -> Vec<ClassRequest> {
         let mut requests: BTreeMap<DeviceType, ClassRequest> = BTreeMap::new();
         for (resource, amount) in amounts {
-            let Some(kind) = self.kind_of(resource) else { continue };
-            let whole = PERCENT.iter().any(|(name, _)| name == resource).then_some(WHOLE_PERCENT);
-            let request = requests.entry(kind.clone()).or_insert_with(|| ClassRequest { kind, amounts: BTreeMap::new(), whole });
-            request.amounts.insert(ResourceName::from(resource.as_str()), *amount);
+            let Some(kind) = self.kind_of(resource) else {
+                continue;
+            };
+            let whole = PERCENT
+                .iter()
+                .any(|(name, _)| name == resource)
+                .then_some(WHOLE_PERCENT);
+            let request = requests.entry(kind.clone()).or_insert_with(|| ClassRequest {
+                kind,
+                amounts: BTreeMap::new(),
+                whole,
+            });
+            request
+                .amounts
+                .insert(ResourceName::from(resource.as_str()), *amount);
         }
         requests.into_values().collect()
     }
@@ -67,9 +90,18 @@ impl Kinds {
 
 /// Every resource of every type, once.
 fn pairs(classes: &[Class], names: &ResourceNames) -> Vec<(ResourceName, DeviceType)> {
-    let devices = classes.iter().flat_map(|class| class.devices.iter().map(|device| (&class.kind, device)));
-    let pairs = devices.flat_map(|(kind, device)| device.resources.keys().map(|resource| (resource.clone(), kind.clone())));
-    let mut pairs: Vec<_> = pairs.filter(|(resource, _)| !is_gpu_resource(resource.as_str(), names)).collect();
+    let devices = classes
+        .iter()
+        .flat_map(|class| class.devices.iter().map(|device| (&class.kind, device)));
+    let pairs = devices.flat_map(|(kind, device)| {
+        device
+            .resources
+            .keys()
+            .map(|resource| (resource.clone(), kind.clone()))
+    });
+    let mut pairs: Vec<_> = pairs
+        .filter(|(resource, _)| !is_gpu_resource(resource.as_str(), names))
+        .collect();
     pairs.sort();
     pairs.dedup();
     pairs
@@ -86,24 +118,51 @@ mod tests {
         let resources = resources.iter().map(|name| ((*name).into(), 100)).collect();
         Class {
             kind: kind.into(),
-            devices: vec![Device { id: "d".into(), minor: 0, resources, healthy: true, traits: placement::Traits::default() }],
+            devices: vec![Device {
+                id: "d".into(),
+                minor: 0,
+                resources,
+                healthy: true,
+                traits: placement::Traits::default(),
+            }],
         }
     }
 
     fn shown(kinds: &Kinds, amounts: &[(&str, u64)]) -> Vec<String> {
-        let amounts: Vec<(String, u64)> = amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect();
+        let amounts: Vec<(String, u64)> = amounts
+            .iter()
+            .map(|(name, amount)| ((*name).to_owned(), *amount))
+            .collect();
         let requests = kinds.requests(&amounts);
-        requests.iter().map(|request| format!("{} {:?} of {:?}", request.kind, request.amounts, request.whole)).collect()
+        requests
+            .iter()
+            .map(|request| format!("{} {:?} of {:?}", request.kind, request.amounts, request.whole))
+            .collect()
     }
 
     #[test]
     fn types_are_learnt_and_forgotten_with_their_last_node() {
         let (names, mut kinds) = (ResourceNames::default(), Kinds::default());
-        let asked = [("example.com/npu", 2), ("koordinator.sh/rdma", 50), ("example.com/dongle", 1)];
-        assert_eq!(shown(&kinds, &asked), [r#"rdma {"koordinator.sh/rdma": 50} of Some(100)"#]);
+        let asked = [
+            ("example.com/npu", 2),
+            ("koordinator.sh/rdma", 50),
+            ("example.com/dongle", 1),
+        ];
+        assert_eq!(
+            shown(&kinds, &asked),
+            [r#"rdma {"koordinator.sh/rdma": 50} of Some(100)"#]
+        );
         let npu = [class("npu", &["example.com/npu", "koordinator.sh/gpu-memory"])];
-        assert_eq!(kinds.replace(&[], &npu, &names), ["example.com/npu".into()], "GPU memory belongs to GPUs");
-        assert_eq!(kinds.replace(&[], &npu, &names), [], "a second node teaches nothing new");
+        assert_eq!(
+            kinds.replace(&[], &npu, &names),
+            ["example.com/npu".into()],
+            "GPU memory belongs to GPUs"
+        );
+        assert_eq!(
+            kinds.replace(&[], &npu, &names),
+            [],
+            "a second node teaches nothing new"
+        );
         assert_eq!(shown(&kinds, &asked)[0], r#"npu {"example.com/npu": 2} of None"#);
         assert_eq!(kinds.replace(&npu, &[], &names), []);
         assert_eq!(kinds.replace(&npu, &npu, &names), []);
@@ -117,7 +176,10 @@ mod tests {
         let [one, other] = ["b", "a"].map(|kind| [class(kind, &["example.com/x"])]);
         kinds.replace(&[], &one, &names);
         assert_eq!(kinds.replace(&[], &other, &names), ["example.com/x".into()]);
-        assert_eq!(shown(&kinds, &[("example.com/x", 1)]), [r#"a {"example.com/x": 1} of None"#]);
+        assert_eq!(
+            shown(&kinds, &[("example.com/x", 1)]),
+            [r#"a {"example.com/x": 1} of None"#]
+        );
         assert_eq!(kinds.replace(&other, &[], &names), ["example.com/x".into()]);
     }
 }

@@ -115,7 +115,12 @@ pub struct Binding(Leadership);
 
 impl Leadership {
     fn new(standing: Standing, is_cleared: bool) -> Self {
-        let state = State { standing, is_cleared, is_stray: false, refused: None };
+        let state = State {
+            standing,
+            is_cleared,
+            is_stray: false,
+            refused: None,
+        };
         Self(Arc::new(Inner {
             state: Mutex::new(state),
             binding: watch::Sender::new(0),
@@ -176,7 +181,9 @@ impl Leadership {
     pub fn covers(&self, now: Instant, deadline: Instant) -> bool {
         match self.state().standing {
             Standing::Alone => true,
-            Standing::Leading { terms, renewed } => now < renewed + terms.renew && deadline <= renewed + terms.lease,
+            Standing::Leading { terms, renewed } => {
+                now < renewed + terms.renew && deadline <= renewed + terms.lease
+            }
             Standing::Ending { terms, renewed } => now <= deadline && deadline <= renewed + terms.lease,
             Standing::Standby | Standing::Ended => false,
         }
@@ -187,7 +194,9 @@ impl Leadership {
     pub fn is_overdue(&self, now: Instant) -> bool {
         let is_overdue = match self.state().standing {
             Standing::Alone => false,
-            Standing::Leading { terms, renewed } | Standing::Ending { terms, renewed } => now > renewed + terms.lease,
+            Standing::Leading { terms, renewed } | Standing::Ending { terms, renewed } => {
+                now > renewed + terms.lease
+            }
             Standing::Standby | Standing::Ended => true,
         };
         if is_overdue {
@@ -287,7 +296,11 @@ impl Leadership {
 
     /// Registers what Prometheus is told.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register("leader_transitions", "How often this replica began or ceased to lead", self.0.transitions.clone());
+        registry.register(
+            "leader_transitions",
+            "How often this replica began or ceased to lead",
+            self.0.transitions.clone(),
+        );
         let help = "Bindings that the API server answered when the lease they were sent under had ended";
         registry.register("overdue_bindings", help, self.0.overdue.clone());
         registry.register_collector(Box::new(IsLeader(self.clone())));
@@ -320,7 +333,12 @@ impl Collector for IsLeader {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let is_leader = self.0.check(tokio::time::Instant::now().into_std()).is_ok();
         let help = "Whether this replica decides: 1 for the leader, and for a replica without others";
-        ConstGauge::new(i64::from(is_leader)).encode(encoder.encode_descriptor("is_leader", help, None, MetricType::Gauge)?)
+        ConstGauge::new(i64::from(is_leader)).encode(encoder.encode_descriptor(
+            "is_leader",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)
     }
 }
 
@@ -332,7 +350,12 @@ impl Collector for IsRefused {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let is_refused = self.0.refused().is_some();
         let help = "Whether the API server refuses the bindings of this replica although it holds the Lease";
-        ConstGauge::new(i64::from(is_refused)).encode(encoder.encode_descriptor("leader_refused", help, None, MetricType::Gauge)?)
+        ConstGauge::new(i64::from(is_refused)).encode(encoder.encode_descriptor(
+            "leader_refused",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)
     }
 }
 

@@ -20,8 +20,8 @@ use crate::watch::heard::Heard;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
 const BUCKETS: [f64; 24] = [
-    0.000_02, 0.000_05, 0.000_075, 0.000_1, 0.000_15, 0.000_2, 0.000_3, 0.000_4, 0.000_5, 0.000_7, 0.001, 0.001_5, 0.002, 0.003, 0.005,
-    0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    0.000_02, 0.000_05, 0.000_075, 0.000_1, 0.000_15, 0.000_2, 0.000_3, 0.000_4, 0.000_5, 0.000_7, 0.001,
+    0.001_5, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
 
 /// A verb of the extender.
@@ -170,14 +170,35 @@ impl Metrics {
             tried_again: Family::default(),
             room_announced: Counter::default(),
         };
-        registry.register("requests", "Requests by verb and outcome", metrics.requests.clone());
-        registry.register_with_unit("request", "Time from the whole request to its answer", Unit::Seconds, metrics.seconds.clone());
-        registry.register("refused_nodes", "Nodes refused by filters, by reason", metrics.refusals.clone());
-        registry.register("refused_binds", "Binds that came to nothing, by reason", metrics.bind_refusals.clone());
+        registry.register(
+            "requests",
+            "Requests by verb and outcome",
+            metrics.requests.clone(),
+        );
+        registry.register_with_unit(
+            "request",
+            "Time from the whole request to its answer",
+            Unit::Seconds,
+            metrics.seconds.clone(),
+        );
+        registry.register(
+            "refused_nodes",
+            "Nodes refused by filters, by reason",
+            metrics.refusals.clone(),
+        );
+        registry.register(
+            "refused_binds",
+            "Binds that came to nothing, by reason",
+            metrics.bind_refusals.clone(),
+        );
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
         registry.register("refusals_thought_over", help, metrics.thought_over.clone());
         let help = "Nodes on which kube-scheduler would evict pods, by what became of them";
-        registry.register("preemption_candidates", help, metrics.preemption_candidates.clone());
+        registry.register(
+            "preemption_candidates",
+            help,
+            metrics.preemption_candidates.clone(),
+        );
         let help = "Refusals whose text changes so that kube-scheduler tries the pod again soon, by cause";
         registry.register("refusals_tried_again", help, metrics.tried_again.clone());
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
@@ -188,18 +209,34 @@ impl Metrics {
 
     /// Starts to measure a request.
     pub fn time(&self, verb: Verb) -> Timer<'_> {
-        Timer { metrics: self, verb, started: Instant::now(), ending: Ending::Ok }
+        Timer {
+            metrics: self,
+            verb,
+            started: Instant::now(),
+            ending: Ending::Ok,
+        }
     }
 
     /// Counts a request that has ended, and how long it took.
     pub fn record(&self, verb: Verb, ending: Ending, elapsed: Duration) {
-        self.requests.get_or_create(&RequestLabels { verb: verb.label(), outcome: ending.label() }).inc();
-        self.seconds.get_or_create(&VerbLabels { verb: verb.label() }).observe(elapsed.as_secs_f64());
+        self.requests
+            .get_or_create(&RequestLabels {
+                verb: verb.label(),
+                outcome: ending.label(),
+            })
+            .inc();
+        self.seconds
+            .get_or_create(&VerbLabels { verb: verb.label() })
+            .observe(elapsed.as_secs_f64());
     }
 
     /// Counts nodes that a filter refused.
     pub fn refused(&self, reason: Reason, n_nodes: u64) {
-        self.refusals.get_or_create(&ReasonLabels { reason: reason.label() }).inc_by(n_nodes);
+        self.refusals
+            .get_or_create(&ReasonLabels {
+                reason: reason.label(),
+            })
+            .inc_by(n_nodes);
     }
 }
 
@@ -230,13 +267,18 @@ impl Metrics {
     /// Counts nodes on which kube-scheduler would evict pods.
     pub fn preempted(&self, candidate: Candidate, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
-        self.preemption_candidates.get_or_create(&OutcomeLabels { outcome: candidate.label() }).inc_by(n_nodes);
+        self.preemption_candidates
+            .get_or_create(&OutcomeLabels {
+                outcome: candidate.label(),
+            })
+            .inc_by(n_nodes);
     }
 }
 
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
-        self.metrics.record(self.verb, self.ending, self.started.elapsed());
+        self.metrics
+            .record(self.verb, self.ending, self.started.elapsed());
     }
 }
 
@@ -252,7 +294,8 @@ struct Watches(Vec<Heard>);
 impl Collector for Watches {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let help = "Time since the API server last sent an object, an event or a bookmark of a kind";
-        let mut family = encoder.encode_descriptor("watch_age", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor("watch_age", help, Some(&Unit::Seconds), MetricType::Gauge)?;
         for heard in &self.0 {
             let gauge = ConstGauge::new(heard.age().as_secs_f64());
             gauge.encode(family.encode_family(&KindLabels { kind: heard.kind() })?)?;
@@ -289,26 +332,63 @@ impl Collector for State {
         gauge("nodes", "Nodes that the scheduler knows", census.n_nodes)?;
         gauge("gpu_nodes", "Nodes with GPUs to share", census.n_gpu_nodes)?;
         gauge("pods", "Pods that hold a share", census.n_pods)?;
-        gauge("pending_pods", "Unbound pods that ask for a share", census.n_pending)?;
-        gauge("assumed_pods", "Pods that were chosen devices for and are not yet seen bound", census.n_assumed)?;
+        gauge(
+            "pending_pods",
+            "Unbound pods that ask for a share",
+            census.n_pending,
+        )?;
+        gauge(
+            "assumed_pods",
+            "Pods that were chosen devices for and are not yet seen bound",
+            census.n_assumed,
+        )?;
         let help = "Pods whose record says more than they ask for or were given, and does not count for that";
         gauge("contradicting_pods", help, census.n_contradicting)?;
-        gauge("conservative_pods", "Pods whose devices are not known for sure", census.n_conservative)?;
-        gauge("hints", "Pods that room is kept for until they are bound", census.n_hints)?;
-        gauge("failing_nodes", "Nodes that rank behind all others because kubelet refused several pods there", census.n_failing)?;
+        gauge(
+            "conservative_pods",
+            "Pods whose devices are not known for sure",
+            census.n_conservative,
+        )?;
+        gauge(
+            "hints",
+            "Pods that room is kept for until they are bound",
+            census.n_hints,
+        )?;
+        gauge(
+            "failing_nodes",
+            "Nodes that rank behind all others because kubelet refused several pods there",
+            census.n_failing,
+        )?;
         gauge(
             "plugin_away_nodes",
             "Nodes that no pod is sent to because their device plugin does not serve kubelet",
             census.n_plugin_away,
         )?;
         per_kind(&mut encoder, &census)?;
-        per_gpu(&mut encoder, &census, "gpu_memory_total_bytes", "Memory of a GPU", |gpu| gpu.total)?;
-        per_gpu(&mut encoder, &census, "gpu_memory_allocated_bytes", "Memory of a GPU that pods hold", |gpu| gpu.used)
+        per_gpu(
+            &mut encoder,
+            &census,
+            "gpu_memory_total_bytes",
+            "Memory of a GPU",
+            |gpu| gpu.total,
+        )?;
+        per_gpu(
+            &mut encoder,
+            &census,
+            "gpu_memory_allocated_bytes",
+            "Memory of a GPU that pods hold",
+            |gpu| gpu.used,
+        )
     }
 }
 
 fn per_kind(encoder: &mut DescriptorEncoder<'_>, census: &Census) -> Result<(), fmt::Error> {
-    let mut family = encoder.encode_descriptor("synced", "Whether a kind of object has been seen whole", None, MetricType::Gauge)?;
+    let mut family = encoder.encode_descriptor(
+        "synced",
+        "Whether a kind of object has been seen whole",
+        None,
+        MetricType::Gauge,
+    )?;
     for (kind, synced) in census.synced {
         ConstGauge::new(i64::from(synced)).encode(family.encode_family(&KindLabels { kind })?)?;
     }
@@ -324,7 +404,11 @@ fn per_gpu(
 ) -> Result<(), fmt::Error> {
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for gpu in &census.gpus {
-        let labels = GpuLabels { node: gpu.node.clone(), minor: gpu.minor, uuid: gpu.uuid.clone() };
+        let labels = GpuLabels {
+            node: gpu.node.clone(),
+            minor: gpu.minor,
+            uuid: gpu.uuid.clone(),
+        };
         let gauge = ConstGauge::new(i64::try_from(value(gpu)).unwrap_or(i64::MAX));
         gauge.encode(family.encode_family(&labels)?)?;
     }

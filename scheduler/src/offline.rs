@@ -25,7 +25,11 @@ use crate::metrics::Metrics;
 use crate::watch::Follow;
 
 /// An index that has seen these objects, and nothing else, whole. Objects that cannot be read are left out.
-pub fn index(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item = Value>, pods: impl Iterator<Item = Value>) -> Index {
+pub fn index(
+    nodes: impl Iterator<Item = Value>,
+    devices: impl Iterator<Item = Value>,
+    pods: impl Iterator<Item = Value>,
+) -> Index {
     index_with(Policies::default(), nodes, devices, pods)
 }
 
@@ -70,7 +74,11 @@ pub fn serving() -> Serving {
 }
 
 /// An extender that answers from these objects.
-pub fn extender(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item = Value>, pods: impl Iterator<Item = Value>) -> Extender {
+pub fn extender(
+    nodes: impl Iterator<Item = Value>,
+    devices: impl Iterator<Item = Value>,
+    pods: impl Iterator<Item = Value>,
+) -> Extender {
     extender_of(index(nodes, devices, pods))
 }
 
@@ -78,10 +86,16 @@ pub fn extender(nodes: impl Iterator<Item = Value>, devices: impl Iterator<Item 
 pub fn extender_of(index: Index) -> Extender {
     let index = Shared::new(index);
     let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
-        Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))
+        Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(
+            std::io::ErrorKind::ConnectionRefused,
+        ))
     });
     let metrics = Metrics::register(&mut Registry::default(), index.clone());
-    let binder = Binder::new(Client::new(nobody, "default"), Duration::from_secs(4), Leadership::alone());
+    let binder = Binder::new(
+        Client::new(nobody, "default"),
+        Duration::from_secs(4),
+        Leadership::alone(),
+    );
     Extender::new(index, metrics, binder, &serving())
 }
 
@@ -89,11 +103,24 @@ pub fn extender_of(index: Index) -> Extender {
 ///
 /// # Errors
 /// Why the pod cannot be bound there.
-pub fn bind(extender: &Extender, pod: &PodId, node: &str, nanos: u64, now: Instant) -> Result<Order, BindFailure> {
+pub fn bind(
+    extender: &Extender,
+    pod: &PodId,
+    node: &str,
+    nanos: u64,
+    now: Instant,
+) -> Result<Order, BindFailure> {
     let mut index = extender.index().write();
     let facts = index.pod(&pod.uid).cloned().filter(|facts| index.concerns(facts));
-    let nothing_decided = || Order { pod: pod.clone(), node: node.to_owned(), annotations: BTreeMap::new(), labels: BTreeMap::new() };
-    let Some(facts) = facts else { return Ok(nothing_decided()) };
+    let nothing_decided = || Order {
+        pod: pod.clone(),
+        node: node.to_owned(),
+        annotations: BTreeMap::new(),
+        labels: BTreeMap::new(),
+    };
+    let Some(facts) = facts else {
+        return Ok(nothing_decided());
+    };
     match index.assume(pod, &facts, node, nanos, now)? {
         Assumed::AlreadyBound => Ok(nothing_decided()),
         Assumed::Write { order, stamp, .. } => {

@@ -20,7 +20,9 @@ pub async fn rehearse(index: Shared<Index>) {
     let mut beats = every(BEAT);
     loop {
         looks.tick().await;
-        let Some(mut rehearsal) = index.read().fleet().rehearsal() else { continue };
+        let Some(mut rehearsal) = index.read().fleet().rehearsal() else {
+            continue;
+        };
         while index.read().fleet().rehearse(&mut rehearsal) {
             beats.tick().await;
         }

@@ -34,7 +34,9 @@ pub struct Room {
 
 impl std::fmt::Debug for Room {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Room").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("Room")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
     }
 }
 
@@ -42,7 +44,9 @@ impl std::fmt::Debug for Room {
 #[derive(Debug, thiserror::Error)]
 pub enum AnnounceError {
     /// The API server does not take it.
-    #[error("cannot write CSIStorageCapacity {namespace}/{NAME}: {message}; the Role gpushare-scheduler-room grants create and patch")]
+    #[error(
+        "cannot write CSIStorageCapacity {namespace}/{NAME}: {message}; the Role gpushare-scheduler-room grants create and patch"
+    )]
     Refused {
         /// Its namespace.
         namespace: String,
@@ -82,13 +86,21 @@ impl Room {
     pub async fn announce(&self) -> Result<(), AnnounceError> {
         let namespace = &self.namespace;
         let path = format!("/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities/{NAME}");
-        let failed = |message| AnnounceError::Failed { namespace: namespace.clone(), message };
+        let failed = |message| AnnounceError::Failed {
+            namespace: namespace.clone(),
+            message,
+        };
         let answer = timeout(TIMEOUT, api_server::apply(&self.client, &path, &self.object())).await;
-        let answer = answer.map_err(|_| failed("no answer in time".to_owned()))?.map_err(failed)?;
+        let answer = answer
+            .map_err(|_| failed("no answer in time".to_owned()))?
+            .map_err(failed)?;
         match answer.status {
             status if status.is_success() => Ok(()),
             StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::UNPROCESSABLE_ENTITY => {
-                Err(AnnounceError::Refused { namespace: namespace.clone(), message: answer.message() })
+                Err(AnnounceError::Refused {
+                    namespace: namespace.clone(),
+                    message: answer.message(),
+                })
             }
             _ => Err(failed(answer.message())),
         }
@@ -96,7 +108,10 @@ impl Room {
 
     /// The object as it is written, different each time.
     fn object(&self) -> Value {
-        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let nanos = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos();
         json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
             "metadata": {

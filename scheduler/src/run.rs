@@ -56,7 +56,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     start_log(&config.log)?;
     log_panics();
     let client = client(&config).await?;
-    let namespace = config.admission.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+    let namespace = config
+        .admission
+        .namespace
+        .clone()
+        .unwrap_or_else(|| client.default_namespace().to_owned());
     if let Some(command) = &config.command {
         return obey(command, client, config.admission.authority, namespace).await;
     }
@@ -68,8 +72,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let metrics = Metrics::register(&mut registry, index.clone());
     part.leadership.register(&mut registry);
     let hangups = part.leadership.hangups();
-    let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, part.leadership.clone());
-    let extender = Extender::new(index.clone(), metrics, binder, &config.serving).asking_about_readers(client.clone());
+    let binder = Binder::new(
+        client.clone(),
+        config.scheduling.bind_timeout,
+        part.leadership.clone(),
+    );
+    let extender =
+        Extender::new(index.clone(), metrics, binder, &config.serving).asking_about_readers(client.clone());
     let extender = Arc::new(
         extender
             .judging_by(config.admission.rules.clone())
@@ -84,23 +93,46 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Some((webhooks, tls)) => {
             let judge = Webhooks::new(config.admission.rules.clone(), index.clone(), &mut registry);
             let judge = judge.demanding_certificates(webhooks.client_ca.is_some());
-            Some((listen(webhooks.listen).await?, webhook::router(Arc::new(judge), &config.serving.prefix), tls))
+            Some((
+                listen(webhooks.listen).await?,
+                webhook::router(Arc::new(judge), &config.serving.prefix),
+                tls,
+            ))
         }
     };
-    let health = OptionFuture::from(config.serving.health_listen.map(listen)).await.transpose()?;
-    info!(prefix = config.serving.prefix, tls = tls.extender.is_some(), webhooks = webhooks.is_some(), "serving");
+    let health = OptionFuture::from(config.serving.health_listen.map(listen))
+        .await
+        .transpose()?;
+    info!(
+        prefix = config.serving.prefix,
+        tls = tls.extender.is_some(),
+        webhooks = webhooks.is_some(),
+        "serving"
+    );
     register_watches(&mut registry, watch_all(&client, &index, &part, &mut tasks));
     let room = Room::new(client.clone(), home);
     let stop = part.begin(client, index.clone(), stop, &mut tasks);
-    tasks.spawn("search for decisions that are not seen", Arc::clone(&extender).sweep());
+    tasks.spawn(
+        "search for decisions that are not seen",
+        Arc::clone(&extender).sweep(),
+    );
     tasks.spawn("announcements of room", Arc::clone(&extender).announce(room));
     tasks.spawn("rehearsal", rehearse(index.clone()));
     watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
-    let health = health.map(|listener| serve(listener, health_router(extender, registry), None, read_timeout, stop.clone()));
-    let webhooks = webhooks.map(|(listener, routes, tls)| serve(listener, routes, Some(tls), read_timeout, stop.clone()));
+    let health = health.map(|listener| {
+        serve(
+            listener,
+            health_router(extender, registry),
+            None,
+            read_timeout,
+            stop.clone(),
+        )
+    });
+    let webhooks = webhooks
+        .map(|(listener, routes, tls)| serve(listener, routes, Some(tls), read_timeout, stop.clone()));
     let extender = serve_anew(listener, routes, tls.extender, read_timeout, hangups, stop);
     let servers = async { tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks)) };
     tokio::select! {
@@ -125,7 +157,12 @@ fn watch_for_hangs(limit: Duration, index: Shared<Index>) -> anyhow::Result<()> 
 async fn obey(command: &Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
     match command {
         Command::IssueClientCertificate { out, name, lifetime } => {
-            let order = Order { secret, namespace, name: name.clone(), lifetime: *lifetime };
+            let order = Order {
+                secret,
+                namespace,
+                name: name.clone(),
+                lifetime: *lifetime,
+            };
             issue(client, &order, out).await?;
             info!(folder = %out.display(), name, "client certificate written");
             Ok(())
@@ -141,7 +178,9 @@ async fn listen_for_verbs(serving: &Serving) -> anyhow::Result<TcpListener> {
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
     info!(address = %listener.local_addr().unwrap_or(address), "listening");
     Ok(listener)
 }
@@ -152,7 +191,11 @@ fn watch_all(client: &Client, index: &Shared<Index>, part: &Part, tasks: &mut Ta
     let budgets = Api::<PodDisruptionBudget>::all(client.clone());
     tasks.spawn("watch of disruption budgets", watch(budgets, index.clone()));
     let nodes = watch_kind::<Node>("watch of nodes", client, index, tasks);
-    vec![nodes, watch_kind::<RawDevice>("watch of devices", client, index, tasks), part.watch_pods(client, index, tasks)]
+    vec![
+        nodes,
+        watch_kind::<RawDevice>("watch of devices", client, index, tasks),
+        part.watch_pods(client, index, tasks),
+    ]
 }
 
 fn watch_kind<K>(name: &'static str, client: &Client, index: &Shared<Index>, tasks: &mut Tasks) -> Heard
@@ -167,9 +210,13 @@ where
 
 fn index(config: &Config) -> Index {
     let scheduling = &config.scheduling;
-    let index = Index::new(scheduling.names.clone(), scheduling.policies, scheduling.hints.plain)
-        .holding(scheduling.hints)
-        .weighing(scheduling.weights.clone());
+    let index = Index::new(
+        scheduling.names.clone(),
+        scheduling.policies,
+        scheduling.hints.plain,
+    )
+    .holding(scheduling.hints)
+    .weighing(scheduling.weights.clone());
     index.allowing_all_devices(config.admission.rules.allow_all_devices)
 }
 
@@ -179,9 +226,13 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
         Some(path) => {
             let at = || format!("kubeconfig {}", path.display());
             let file = Kubeconfig::read_from(path).with_context(at)?;
-            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.with_context(at)?
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(at)?
         }
-        None => kube::Config::infer().await.context("no kubeconfig and no service account to reach the API server with")?,
+        None => kube::Config::infer()
+            .await
+            .context("no kubeconfig and no service account to reach the API server with")?,
     };
     settings.default_retry = false;
     settings.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -192,7 +243,10 @@ async fn client(config: &Config) -> anyhow::Result<Client> {
 fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&log.level).with_context(|| format!("--log-level {:?}", log.level))?;
     // A line that cannot be written, as on a full disk, is lost: saying so would end the task that wanted to write it.
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     let builder = builder.with_ansi(std::io::stderr().is_terminal());
     let started = match log.format {
         LogFormat::Text => builder.try_init(),

@@ -45,7 +45,13 @@ pub(crate) const H2: &[u8] = b"h2";
 pub struct ClientCertificate;
 
 /// Serves until `stop` completes, then lets the requests in work end.
-pub async fn serve(listener: TcpListener, router: Router, tls: Option<Current>, read_timeout: Duration, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    tls: Option<Current>,
+    read_timeout: Duration,
+    stop: impl Future<Output = ()>,
+) {
     let (_nobody, never) = watch::channel(0);
     serve_anew(listener, router, tls, read_timeout, never, stop).await;
 }
@@ -62,7 +68,11 @@ pub async fn serve_anew(
 ) {
     let mut graceful = GracefulShutdown::new();
     let mut earlier = JoinSet::new();
-    let connection = Connection { router, tls, read_timeout };
+    let connection = Connection {
+        router,
+        tls,
+        read_timeout,
+    };
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
@@ -76,7 +86,10 @@ pub async fn serve_anew(
         };
         match accepted {
             Ok((stream, _)) => {
-                tokio::spawn(named("connection", connection.clone().run(stream, graceful.watcher())));
+                tokio::spawn(named(
+                    "connection",
+                    connection.clone().run(stream, graceful.watcher()),
+                ));
             }
             Err(error) => {
                 warn!(%error, "cannot accept a connection");
@@ -121,12 +134,19 @@ impl Connection {
         }
     }
 
-    async fn http1(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+    async fn http1(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        certified: bool,
+        watcher: Watcher,
+    ) {
         let conversation = Conversation::new(self.read_timeout);
         let stream = HeadLimit::new(stream, conversation.clone());
         let mut builder = http1::Builder::new();
         // From request to request; whoever begins a head late still has the whole time for it.
-        builder.timer(TokioTimer::new()).header_read_timeout(KEEP_ALIVE + self.read_timeout);
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(KEEP_ALIVE + self.read_timeout);
         let router = self.router;
         let service = service_fn(move |request| {
             let answering = conversation.answering();
@@ -137,16 +157,28 @@ impl Connection {
                 answer
             }
         });
-        end(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await);
+        end(watcher
+            .watch(builder.serve_connection(TokioIo::new(stream), service))
+            .await);
     }
 
-    async fn http2(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, certified: bool, watcher: Watcher) {
+    async fn http2(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        certified: bool,
+        watcher: Watcher,
+    ) {
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).keep_alive_interval(self.read_timeout).keep_alive_timeout(self.read_timeout);
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(self.read_timeout)
+            .keep_alive_timeout(self.read_timeout);
         builder.max_frame_size(FRAME);
         let router = self.router;
         let service = service_fn(move |request| answer(router.clone(), request, certified));
-        end(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await);
+        end(watcher
+            .watch(builder.serve_connection(TokioIo::new(stream), service))
+            .await);
     }
 }
 
@@ -156,7 +188,11 @@ fn end(ended: Result<(), hyper::Error>) {
     }
 }
 
-async fn answer(router: Router, request: Request<Incoming>, certified: bool) -> Result<Response<Body>, Infallible> {
+async fn answer(
+    router: Router,
+    request: Request<Incoming>,
+    certified: bool,
+) -> Result<Response<Body>, Infallible> {
     let mut request = request.map(Body::new);
     if certified {
         request.extensions_mut().insert(ClientCertificate);

@@ -36,7 +36,8 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let chance = f64::from(u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+        let chance = f64::from(u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(u32::MAX))
+            / f64::from(u32::MAX);
         let pause = self.0.mul_f64(1.0 + chance);
         self.0 = (self.0 * 2).min(LONGEST_PAUSE);
         Some(pause)
@@ -110,7 +111,11 @@ where
                 index.begin_list();
                 index.end_list();
             }
-            Err(error) => warn!(kind = I::KIND, error = format!("{:#}", anyhow::Error::from(error)), "watch failed, trying again"),
+            Err(error) => warn!(
+                kind = I::KIND,
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "watch failed, trying again"
+            ),
         }
     }
 }

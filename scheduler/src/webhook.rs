@@ -84,7 +84,11 @@ enum ReviewFailure {
 
 impl ReviewFailure {
     fn of_body(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
-        if error.downcast_ref::<LengthLimitError>().is_some() { Self::TooLarge } else { Self::Broken(error.to_string()) }
+        if error.downcast_ref::<LengthLimitError>().is_some() {
+            Self::TooLarge
+        } else {
+            Self::Broken(error.to_string())
+        }
     }
 }
 
@@ -111,15 +115,29 @@ impl Webhooks {
     /// Judges by `rules`; `index` knows which pods ask for our resources.
     pub fn new(rules: Rules, index: Shared<Index>, registry: &mut Registry) -> Self {
         let reviews = Family::default();
-        registry.register("admission_reviews", "Reviews by webhook and verdict", reviews.clone());
+        registry.register(
+            "admission_reviews",
+            "Reviews by webhook and verdict",
+            reviews.clone(),
+        );
         let (judging, large_bodies) = (Semaphore::new(CONCURRENCY), Semaphore::new(LARGE_BODIES));
-        Self { rules, index, reviews, judging, large_bodies, demands_certificate: false }
+        Self {
+            rules,
+            index,
+            reviews,
+            judging,
+            large_bodies,
+            demands_certificate: false,
+        }
     }
 
     /// The same webhooks, which answer only clients that show a certificate of the configured authorities.
     #[must_use]
     pub fn demanding_certificates(self, demands_certificate: bool) -> Self {
-        Self { demands_certificate, ..self }
+        Self {
+            demands_certificate,
+            ..self
+        }
     }
 
     async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
@@ -134,18 +152,28 @@ impl Webhooks {
             Ok((verdict, answer)) => (verdict, answer_with(&answer)),
             Err(failure) => ("malformed", failure.into_response()),
         };
-        self.reviews.get_or_create(&ReviewLabels { webhook: webhook.label(), verdict }).inc();
+        self.reviews
+            .get_or_create(&ReviewLabels {
+                webhook: webhook.label(),
+                verdict,
+            })
+            .inc();
         response
     }
 
     /// Reads the body; one that is long comes with the permit that it needs as long as it is in memory.
-    async fn receive(&self, request: Request<Body>) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
+    async fn receive(
+        &self,
+        request: Request<Body>,
+    ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
         if self.demands_certificate && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(ReviewFailure::NoCertificate);
         }
         match tokio::time::timeout(READ_TIMEOUT, self.collect(request.into_body())).await {
             Ok(received) => received,
-            Err(_) => Err(ReviewFailure::Broken(format!("it took longer than {READ_TIMEOUT:?}"))),
+            Err(_) => Err(ReviewFailure::Broken(format!(
+                "it took longer than {READ_TIMEOUT:?}"
+            ))),
         }
     }
 
@@ -165,9 +193,13 @@ impl Webhooks {
 
     fn judge(&self, webhook: Webhook, body: &[u8]) -> Result<(&'static str, AdmissionAnswer), ReviewFailure> {
         let malformed = |error: &str| ReviewFailure::Malformed(shorten(error));
-        let question: AdmissionQuestion = serde_json::from_slice(body).map_err(|error| malformed(&error.to_string()))?;
+        let question: AdmissionQuestion =
+            serde_json::from_slice(body).map_err(|error| malformed(&error.to_string()))?;
         if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
-            return Err(malformed(&format!("it is a {} of {}", question.kind, question.api_version)));
+            return Err(malformed(&format!(
+                "it is a {} of {}",
+                question.kind, question.api_version
+            )));
         }
         let request = question.request;
         let verdict = match webhook {
@@ -176,7 +208,14 @@ impl Webhooks {
         };
         let label = label(&verdict);
         let (namespace, name) = (&request.namespace, &request.name);
-        debug!(webhook = webhook.label(), namespace, name, user = request.user_info.username, verdict = label, "reviewed");
+        debug!(
+            webhook = webhook.label(),
+            namespace,
+            name,
+            user = request.user_info.username,
+            verdict = label,
+            "reviewed"
+        );
         Ok((label, AdmissionAnswer::new(verdict.response(request.uid))))
     }
 }

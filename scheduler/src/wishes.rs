@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
-use placement::{DeviceType, Exclusion, Joint, Kind, PartitionWish, Requirement, Scope, Selector, Strategy, Test, Wish, Wishes};
+use placement::{
+    DeviceType, Exclusion, Joint, Kind, PartitionWish, Requirement, Scope, Selector, Strategy, Test, Wish,
+    Wishes,
+};
 use proto::device::TYPE_GPU;
 use proto::pod::Pod;
 use proto::request::RequestError;
 use proto::request::hints::{
-    AllocateStrategy, DeviceHint, ExclusivePolicy, Hints, LabelRequirement, LabelSelector, LabelTest, TopologyScope,
+    AllocateStrategy, DeviceHint, ExclusivePolicy, Hints, LabelRequirement, LabelSelector, LabelTest,
+    TopologyScope,
 };
 
 /// What a pod's annotations wish for; nothing, if they say nothing that matters.
@@ -29,22 +33,43 @@ fn some(hints: Hints) -> Option<Arc<Wishes>> {
 }
 
 fn wishes(hints: Hints) -> Wishes {
-    let joint = hints
-        .joint
-        .map(|joint| Joint { kinds: joint.device_types.iter().map(|kind| self::kind(kind)).collect(), same_switch: joint.same_pcie });
-    let partition = hints.partition.map(|spec| PartitionWish { restricted: spec.restricted, bandwidth: spec.ring_bus_bandwidth });
-    let by_kind = hints.by_type.into_iter().map(|(kind, hint)| (self::kind(&kind), wish(hint)));
+    let joint = hints.joint.map(|joint| Joint {
+        kinds: joint.device_types.iter().map(|kind| self::kind(kind)).collect(),
+        same_switch: joint.same_pcie,
+    });
+    let partition = hints.partition.map(|spec| PartitionWish {
+        restricted: spec.restricted,
+        bandwidth: spec.ring_bus_bandwidth,
+    });
+    let by_kind = hints
+        .by_type
+        .into_iter()
+        .map(|(kind, hint)| (self::kind(&kind), wish(hint)));
     let by_kind = by_kind.filter(|(_, wish)| *wish != Wish::default()).collect();
-    Wishes { joint, partition, by_kind }
+    Wishes {
+        joint,
+        partition,
+        by_kind,
+    }
 }
 
 /// The engine's word for a type of devices.
 fn kind(kind: &str) -> Kind {
-    if kind == TYPE_GPU { Kind::Gpu } else { Kind::Other(DeviceType::from(kind)) }
+    if kind == TYPE_GPU {
+        Kind::Gpu
+    } else {
+        Kind::Other(DeviceType::from(kind))
+    }
 }
 
 fn wish(hint: DeviceHint) -> Wish {
-    let DeviceHint { selector: devices, vf_selector, strategy, exclusive, scope } = hint;
+    let DeviceHint {
+        selector: devices,
+        vf_selector,
+        strategy,
+        exclusive,
+        scope,
+    } = hint;
     Wish {
         selector: devices.map(selector),
         functions: vf_selector.map(selector),
@@ -76,7 +101,9 @@ fn selector(selector: LabelSelector) -> Selector {
             LabelTest::DoesNotExist => Test::DoesNotExist,
         },
     };
-    Selector { requirements: selector.requirements.into_iter().map(requirement).collect() }
+    Selector {
+        requirements: selector.requirements.into_iter().map(requirement).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -102,13 +129,32 @@ mod tests {
             "scheduling.koordinator.sh/gpu-partition-spec": r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "1Ki"}"#,
         }));
         let other = |kind: &str| Kind::Other(kind.into());
-        let gpu = Wish { scope: Some(Scope::Numa), exclusion: Some(Exclusion::Switch), ..Wish::default() };
-        let npu = Wish { strategy: Some(Strategy::All), scope: Some(Scope::Switch), ..Wish::default() };
+        let gpu = Wish {
+            scope: Some(Scope::Numa),
+            exclusion: Some(Exclusion::Switch),
+            ..Wish::default()
+        };
+        let npu = Wish {
+            strategy: Some(Strategy::All),
+            scope: Some(Scope::Switch),
+            ..Wish::default()
+        };
         let functions = Some(Selector::default());
-        let rdma = Wish { functions, strategy: Some(Strategy::Count), exclusion: Some(Exclusion::Device), ..Wish::default() };
+        let rdma = Wish {
+            functions,
+            strategy: Some(Strategy::Count),
+            exclusion: Some(Exclusion::Device),
+            ..Wish::default()
+        };
         let expected = Wishes {
-            joint: Some(Joint { kinds: vec![other("rdma"), Kind::Gpu], same_switch: true }),
-            partition: Some(PartitionWish { restricted: true, bandwidth: Some(1024) }),
+            joint: Some(Joint {
+                kinds: vec![other("rdma"), Kind::Gpu],
+                same_switch: true,
+            }),
+            partition: Some(PartitionWish {
+                restricted: true,
+                bandwidth: Some(1024),
+            }),
             by_kind: vec![(Kind::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
         };
         assert_eq!(read(&json!({})), Ok(None));
@@ -117,11 +163,17 @@ mod tests {
 
     #[test]
     fn selectors_select_as_kubernetes_says() {
-        let hint =
-            r#"{"rdma": {"selector": {"matchLabels": {"type": "a"}, "matchExpressions": [{"key": "slow", "operator": "DoesNotExist"}]}}}"#;
-        let wishes = read(&json!({"scheduling.koordinator.sh/device-allocate-hint": hint})).unwrap().unwrap();
+        let hint = r#"{"rdma": {"selector": {"matchLabels": {"type": "a"}, "matchExpressions": [{"key": "slow", "operator": "DoesNotExist"}]}}}"#;
+        let wishes = read(&json!({"scheduling.koordinator.sh/device-allocate-hint": hint}))
+            .unwrap()
+            .unwrap();
         let selector = wishes.by_kind[0].1.selector.as_ref().unwrap();
-        let labels = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect::<Labels>();
+        let labels = |pairs: &[(&str, &str)]| {
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).into(), (*value).into()))
+                .collect::<Labels>()
+        };
         assert!(selector.selects(&labels(&[("type", "a"), ("other", "b")])));
         assert!(!selector.selects(&labels(&[("type", "b")])));
         assert!(!selector.selects(&labels(&[("type", "a"), ("slow", "")])));
@@ -129,7 +181,14 @@ mod tests {
 
     #[test]
     fn hints_that_say_nothing_are_none() {
-        assert_eq!(read(&json!({"scheduling.koordinator.sh/device-allocate-hint": r#"{"rdma": {}}"#})), Ok(None));
-        assert!(read(&json!({"scheduling.koordinator.sh/device-allocate-hint": "[]"})).unwrap_err().contains("not a JSON object"));
+        assert_eq!(
+            read(&json!({"scheduling.koordinator.sh/device-allocate-hint": r#"{"rdma": {}}"#})),
+            Ok(None)
+        );
+        assert!(
+            read(&json!({"scheduling.koordinator.sh/device-allocate-hint": "[]"}))
+                .unwrap_err()
+                .contains("not a JSON object")
+        );
     }
 }

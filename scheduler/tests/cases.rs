@@ -63,16 +63,24 @@ const RUNNERS: &[(&str, Runner)] = &[
 const ELSEWHERE: &[&str] = &["node_resource.json", "node_agent.json"];
 
 fn main() -> ExitCode {
-    let given = std::env::var_os("GPUSHARE_CASES").map_or_else(|| PathBuf::from("proto/cases/koordinator"), PathBuf::from);
+    let given = std::env::var_os("GPUSHARE_CASES")
+        .map_or_else(|| PathBuf::from("proto/cases/koordinator"), PathBuf::from);
     // cargo runs tests in the crate's folder; whoever names a directory stands in the repository's.
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(given);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .join(given);
     let mut report = Report::default();
     match files(&directory) {
         Ok(files) => files.iter().for_each(|file| run(file, &mut report)),
         Err(error) => report.problem(format!("{}: {error}", directory.display())),
     }
     report.print(&directory);
-    if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if report.is_good() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// The JSON files of a directory, by name.
@@ -87,7 +95,11 @@ fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 fn run(path: &Path, report: &mut Report) {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some((_, runner)) = RUNNERS.iter().find(|(file, _)| *file == name) else {
-        let by = if ELSEWHERE.contains(&&*name) { "cargo test -p device-plugin --test cases runs it" } else { "no test knows it" };
+        let by = if ELSEWHERE.contains(&&*name) {
+            "cargo test -p device-plugin --test cases runs it"
+        } else {
+            "no test knows it"
+        };
         report.note(format!("{name}: not understood here; {by}"));
         return;
     };

@@ -1,6 +1,11 @@
 //! The extender as kube-scheduler meets it: JSON over its routes, with a small API server behind it.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test that cannot go on should end")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on should end"
+)]
 
 #[path = "extender/announcing.rs"]
 mod announcing;

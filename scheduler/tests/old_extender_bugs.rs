@@ -18,13 +18,18 @@ async fn e1_an_overfull_gpu_has_nothing_free() {
     for name in ["a", "b"] {
         // Records of somebody else's making, which together no device can bear; the engine's check would say so.
         let overfull = placed_by_old_extender(units(name, 80), "n1", 0, 80, 100);
-        world.index.write().apply(serde_json::from_value::<Pod>(overfull).unwrap());
+        world
+            .index
+            .write()
+            .apply(serde_json::from_value::<Pod>(overfull).unwrap());
     }
     let index = world.index.read();
     assert_eq!(index.fleet().check().len(), 1);
     let node = index.fleet().view(index.fleet().node_id("n1").unwrap()).unwrap();
     assert_eq!(node.gpus()[0].free.memory.bytes_floor(), 0);
-    let facts = scheduler::accounting::PodFacts::of(&serde_json::from_value(units("new", 1)).unwrap(), index.names()).unwrap();
+    let facts =
+        scheduler::accounting::PodFacts::of(&serde_json::from_value(units("new", 1)).unwrap(), index.names())
+            .unwrap();
     let ask = index.ask("new", &facts).unwrap().unwrap();
     assert_eq!(index.fit("n1", &ask), Err(placement::Reason::Memory));
 }
@@ -37,15 +42,24 @@ async fn e2_a_changed_unit_and_changed_gpus_count_at_once() {
     let pod = units("a", 16);
     assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
     world.delete_pod(&pod);
-    assert_eq!(world.fitting(&units("b", 3000), &["n1"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("b", 3000), &["n1"]).await,
+        Vec::<String>::new()
+    );
     world.apply_node(&node("n1", "MiB"));
     assert_eq!(world.fitting(&units("b", 3000), &["n1"]).await, ["n1"]);
     world.apply_device(&device("n1", &[1024]));
-    assert_eq!(world.fitting(&units("b", 3000), &["n1"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("b", 3000), &["n1"]).await,
+        Vec::<String>::new()
+    );
     world.apply_node(&old_node("old", 2, 30));
     assert_eq!(world.fitting(&units("c", 15), &["old"]).await, ["old"]);
     world.apply_node(&old_node("old", 1, 10));
-    assert_eq!(world.fitting(&units("c", 15), &["old"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("c", 15), &["old"]).await,
+        Vec::<String>::new()
+    );
 }
 
 /// Pods keep what they were given when the unit changes under them.
@@ -111,7 +125,11 @@ async fn e6_a_pod_of_a_node_that_is_gone_is_no_obstacle() {
     world.list::<Pod>(&[placed_by_old_extender(units("p", 60), "gone", 0, 60, 100)]);
     assert_eq!(world.send("GET", "/readyz", "").await.0, 200);
     let world = world.with_node("gone", &[100]);
-    assert_eq!(world.used("gone").await, [60], "and counts should its node come back");
+    assert_eq!(
+        world.used("gone").await,
+        [60],
+        "and counts should its node come back"
+    );
 }
 
 /// A malformed list of sick GPUs disabled GPU 0. Health is in the Device object here, and what is malformed is told.
@@ -124,9 +142,18 @@ async fn e7_a_malformed_device_does_not_hurt_the_others() {
     world.apply_node(&node("n1", "MiB"));
     world.apply_device(&report);
     assert_eq!(world.fitting(&units("p", 100), &["n1"]).await, ["n1"]);
-    assert_eq!(world.fitting(&shared("q", 2, 100), &["n1"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&shared("q", 2, 100), &["n1"]).await,
+        Vec::<String>::new()
+    );
     let shown = world.inspect(Some("n1")).await;
-    assert!(shown["nodes"][0]["problems"][0].as_str().unwrap().starts_with("Device object: spec.devices[1]: "), "{shown}");
+    assert!(
+        shown["nodes"][0]["problems"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("Device object: spec.devices[1]: "),
+        "{shown}"
+    );
 }
 
 /// HTTP 500 hid the reason from the user.
@@ -136,7 +163,10 @@ async fn e8_a_failed_bind_is_answered_with_200_and_the_reason() {
     let world = World::new().with_node("n1", &[100]).with_pod(&pod);
     world.api.fail_posts([Fault::Status(403)]);
     let error = world.bind(&pod, "n1").await;
-    assert_eq!(error, "the API server refused the binding: 403 Forbidden: made to fail");
+    assert_eq!(
+        error,
+        "the API server refused the binding: 403 Forbidden: made to fail"
+    );
 }
 
 /// Annotations and binding were two writes without a guard: a retry rewrote a bound pod, a successor got foreign ones.
@@ -149,7 +179,13 @@ async fn e9_one_guarded_write_and_a_repeat_changes_nothing() {
     let bound = world.api.pod(&pod);
     assert_eq!(world.bind(&pod, "n1").await, "");
     assert_eq!(world.api.pod(&pod), bound);
-    assert!(world.api.bindings().iter().all(|binding| binding["metadata"]["uid"] == "uid-p"));
+    assert!(
+        world
+            .api
+            .bindings()
+            .iter()
+            .all(|binding| binding["metadata"]["uid"] == "uid-p")
+    );
 }
 
 /// Nothing kept the room between a filter and its late bind.
@@ -173,7 +209,10 @@ async fn e11_a_second_scheduler_sees_what_the_first_wrote() {
     let second = World::new().with_node("n1", &[100]);
     second.apply_pod(&first.api.pod(&pod));
     assert_eq!(second.used("n1").await, [100]);
-    assert_eq!(second.fitting(&units("q", 1), &["n1"]).await, Vec::<String>::new());
+    assert_eq!(
+        second.fitting(&units("q", 1), &["n1"]).await,
+        Vec::<String>::new()
+    );
 }
 
 /// `/inspect` of an unknown node, of a node with no GPU, or of one that lost some, ended the process.
@@ -182,12 +221,18 @@ async fn e12_inspect_of_unknown_empty_and_shrunken_nodes() {
     let world = World::new().with_node("n1", &[100, 100]);
     world.place(&shared("p", 2, 100), "n1").await;
     let unknown = world.inspect(Some("nobody")).await;
-    assert_eq!(unknown, json!({"nodes": [], "error": "there is no node \"nobody\""}));
+    assert_eq!(
+        unknown,
+        json!({"nodes": [], "error": "there is no node \"nobody\""})
+    );
     world.apply_device(&device("n1", &[100]));
     assert_eq!(world.used("n1").await, [50]);
     world.apply_node(&old_node("none", 0, 0));
     assert_eq!(world.inspect(Some("none")).await["nodes"][0]["totalGPU"], 0);
-    assert_eq!(world.fitting(&units("q", 1), &["none"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("q", 1), &["none"]).await,
+        Vec::<String>::new()
+    );
 }
 
 /// All GPUs of a node were taken for equal.
@@ -196,7 +241,10 @@ async fn e13_gpus_of_unequal_size() {
     let world = World::new().with_node("n1", &[45_000, 15_000]);
     world.place(&units("a", 30_000), "n1").await;
     assert_eq!(world.used("n1").await, [30_000, 0]);
-    assert_eq!(world.fitting(&units("b", 15_001), &["n1"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("b", 15_001), &["n1"]).await,
+        Vec::<String>::new()
+    );
     assert_eq!(world.fitting(&units("c", 15_000), &["n1"]).await, ["n1"]);
 }
 
@@ -223,10 +271,20 @@ async fn e14_nodes_and_pods_go_in_any_order() {
 async fn e15_no_certificate_no_bind() {
     let mut serving = scheduler::offline::serving();
     let none = std::path::PathBuf::new;
-    serving.tls = Some(scheduler::config::TlsFiles { cert: none(), key: none(), client_ca: Some(none()) });
+    serving.tls = Some(scheduler::config::TlsFiles {
+        cert: none(),
+        key: none(),
+        client_ca: Some(none()),
+    });
     let world = World::unsynced(&serving);
     for verb in ["filter", "prioritize", "bind"] {
-        assert_eq!(world.send("POST", &format!("/gpushare-scheduler/{verb}"), "{}").await.0, 403);
+        assert_eq!(
+            world
+                .send("POST", &format!("/gpushare-scheduler/{verb}"), "{}")
+                .await
+                .0,
+            403
+        );
     }
 }
 
@@ -244,7 +302,11 @@ async fn e16_several_gpus_init_containers_and_sidecars() {
     sidecar["restartPolicy"] = "Always".into();
     pod["spec"]["initContainers"] = json!([sidecar, init]);
     world.place(&pod, "n1").await;
-    assert_eq!(world.used("n1").await, [100, 60], "30 beside the sidecar's 10 is the peak");
+    assert_eq!(
+        world.used("n1").await,
+        [100, 60],
+        "30 beside the sidecar's 10 is the peak"
+    );
 }
 
 /// kube-scheduler evicted pods by the sums of a node, on whichever GPUs they were, and the node had no room on one GPU
@@ -259,8 +321,22 @@ async fn e17_victims_are_those_that_make_room_on_one_gpu() {
     new["spec"]["priority"] = 1.into();
     let answer = world.filter(&new, &["n1", "unknown"]).await;
     // Not resolvable: kube-scheduler 1.36 would look for victims by sums that have room, and fail when it finds none.
-    assert_eq!(answer["FailedNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["unknown"]);
-    assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["n1"]);
+    assert_eq!(
+        answer["FailedNodes"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .collect::<Vec<_>>(),
+        ["unknown"]
+    );
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .collect::<Vec<_>>(),
+        ["n1"]
+    );
     let proposed = json!({"n1": {"Pods": [{"UID": "uid-a"}, {"UID": "uid-c"}], "NumPDBViolations": 0}});
     let body = json!({"Pod": new, "NodeNameToMetaVictims": proposed}).to_string();
     let (_, text) = world.send("POST", "/gpushare-scheduler/preempt", body).await;
@@ -282,7 +358,13 @@ async fn pods_without_a_record_are_counted_everywhere() {
     assert_eq!(world.used("n1").await, [60, 60]);
     assert_eq!(world.index.read().census().n_conservative, 1);
     let shown = world.inspect(Some("n1")).await;
-    assert_eq!(shown["nodes"][0]["devs"][1]["pods"][0]["problem"], "it has no allocation record");
+    assert_eq!(
+        shown["nodes"][0]["devs"][1]["pods"][0]["problem"],
+        "it has no allocation record"
+    );
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(world.fitting(&units("q", 50), &["n1"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("q", 50), &["n1"]).await,
+        Vec::<String>::new()
+    );
 }

@@ -29,7 +29,14 @@ impl Process {
         std::fs::write(&kubeconfig, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-scheduler"));
         command.arg("--kubeconfig").arg(kubeconfig).args(flags);
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+        Self(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     /// Waits for the end; returns the exit status.
@@ -60,7 +67,9 @@ fn free_address() -> SocketAddr {
 fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).ok()?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+        .ok()?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply).ok()?;
     reply.lines().next().map(str::to_owned)
@@ -69,7 +78,10 @@ fn get(address: SocketAddr, path: &str) -> Option<String> {
 fn until_it_serves(address: SocketAddr) {
     let began = Instant::now();
     while get(address, "/healthz").is_none_or(|status| status != "HTTP/1.1 200 OK") {
-        assert!(began.elapsed() < DEADLINE, "the scheduler does not begin to serve");
+        assert!(
+            began.elapsed() < DEADLINE,
+            "the scheduler does not begin to serve"
+        );
         std::thread::yield_now();
     }
 }
@@ -80,7 +92,12 @@ fn an_open_address_is_refused() {
     let mut process = Process::start(dir.path(), &["--listen=0.0.0.0:0"]);
     assert_eq!(process.end(), "exit status: 1");
     let log = process.log();
-    assert!(log.contains("--listen=0.0.0.0:0: every client that reaches this address could bind pods. Set --tls-cert-file"), "{log}");
+    assert!(
+        log.contains(
+            "--listen=0.0.0.0:0: every client that reaches this address could bind pods. Set --tls-cert-file"
+        ),
+        "{log}"
+    );
 }
 
 /// The pipe of its log is full and has no reader, so every thread that logs hangs: such a scheduler held up every pod.
@@ -108,7 +125,10 @@ fn a_scheduler_that_was_stopped_goes_on() {
     let process = Process::start(dir.path(), &[&listen, "--log-level=error", "--hang-timeout=1s"]);
     until_it_serves(address);
     let signal = |name: &str| {
-        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", process.0.id())]).status().unwrap();
+        let sent = Command::new("sh")
+            .args(["-c", &format!("kill -{name} {}", process.0.id())])
+            .status()
+            .unwrap();
         assert!(sent.success(), "{sent}");
     };
     for _ in 0..2 {

@@ -110,7 +110,12 @@ impl ApiServer {
         });
         let serving = tokio::spawn(http::serve(listener, Arc::clone(&server)));
         let stop = server.stopping.clone().drop_guard();
-        Ok(Self { address, server, serving, stop })
+        Ok(Self {
+            address,
+            server,
+            serving,
+            stop,
+        })
     }
 
     /// Base URL without a trailing slash.

@@ -81,7 +81,10 @@ impl Mode {
     /// A node of this name, the one at this place.
     pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSpec {
         match KINDS.get(at).filter(|_| self == Self::Kinds) {
-            Some((kind, runtime)) => NodeSpec { runtime: *runtime, ..NodeSpec::of_kind(*kind, name, mib_of_gpus) },
+            Some((kind, runtime)) => NodeSpec {
+                runtime: *runtime,
+                ..NodeSpec::of_kind(*kind, name, mib_of_gpus)
+            },
             None => NodeSpec::new(name, mib_of_gpus),
         }
     }
@@ -131,12 +134,19 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
     }
     let console = Console::new(args.json);
     if args.list {
-        for (idx, step) in schedule(args.seed, args.steps, args.mode.n_nodes()).iter().enumerate() {
+        for (idx, step) in schedule(args.seed, args.steps, args.mode.n_nodes())
+            .iter()
+            .enumerate()
+        {
             console.result(&format!("{:4}  {step:?}", idx + 1));
         }
         return Ok(true);
     }
-    let modes = if args.compare { vec![Mode::Cdi, Mode::Envvar, Mode::Timestamp] } else { vec![args.mode] };
+    let modes = if args.compare {
+        vec![Mode::Cdi, Mode::Envvar, Mode::Timestamp]
+    } else {
+        vec![args.mode]
+    };
     let mut runs = Vec::new();
     for mode in modes {
         runs.push(one_run(&console, mode, args.seed, args.steps, args.deploy.clone()).await?);
@@ -152,7 +162,13 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
 }
 
 /// Takes all steps of a schedule.
-pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, deploy: PathBuf) -> Result<Figures> {
+pub async fn one_run(
+    console: &Console,
+    mode: Mode,
+    seed: u64,
+    n_steps: usize,
+    deploy: PathBuf,
+) -> Result<Figures> {
     console.step(&format!("{mode}: starting the testbed"));
     let steps = schedule(seed, n_steps, mode.n_nodes());
     let book = Arc::new(Book::default());
@@ -166,7 +182,11 @@ pub async fn one_run(console: &Console, mode: Mode, seed: u64, n_steps: usize, d
             taken = runner.take(step) => taken,
         };
         taken.with_context(|| {
-            format!("{mode}, seed {seed}, step {} of {n_steps}: {step:?}; logs are in {}", idx + 1, runner.dir().display())
+            format!(
+                "{mode}, seed {seed}, step {} of {n_steps}: {step:?}; logs are in {}",
+                idx + 1,
+                runner.dir().display()
+            )
         })?;
         let pages = book.pages();
         console.step(&format!(

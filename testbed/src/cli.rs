@@ -44,7 +44,10 @@ enum Command {
 /// Parses the arguments and does what they say.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    tracing_subscriber::fmt().with_env_filter(cli.log).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(cli.log)
+        .with_writer(std::io::stderr)
+        .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),

@@ -44,7 +44,12 @@ pub const PLUGIN_USER: &str = "system:serviceaccount:gpushare-system:gpushare-de
 /// The user of kube-scheduler.
 const KUBE_SCHEDULER_USER: &str = "system:kube-scheduler";
 /// Objects of `deploy/base` that the daemons need; the testbed runs them itself instead of their Deployments.
-const BASE: [&str; 4] = ["namespace.yaml", "crd.yaml", "scheduler-rbac.yaml", "device-plugin-rbac.yaml"];
+const BASE: [&str; 4] = [
+    "namespace.yaml",
+    "crd.yaml",
+    "scheduler-rbac.yaml",
+    "device-plugin-rbac.yaml",
+];
 /// kube-scheduler's configuration as it is shipped.
 const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
 
@@ -115,7 +120,9 @@ pub struct Cluster {
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster").field("dir", &self.dir.path()).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("dir", &self.dir.path())
+            .finish_non_exhaustive()
     }
 }
 
@@ -131,7 +138,9 @@ impl Cluster {
     pub async fn launch(spec: Spec) -> Result<Self> {
         let binaries = Binaries::locate().await?;
         let dir = TempDir::with_prefix("gpushare-testbed-").context("cannot make a directory")?;
-        let api = ApiServer::start(ApiServerConfig::loopback()).await.context("cannot start the API server")?;
+        let api = ApiServer::start(ApiServerConfig::loopback())
+            .await
+            .context("cannot start the API server")?;
         let client = user_client(&api, dir.path(), ADMIN, &["system:masters"]).await?;
         for file in BASE {
             manifests::apply_file(&client, &spec.deploy.join("base").join(file)).await?;
@@ -141,16 +150,32 @@ impl Cluster {
         let mut nodes = BTreeMap::new();
         for node in spec.nodes {
             let name = node.name.clone();
-            nodes.insert(name, SimulatedNode::start(node, dir.path(), &api, (&binaries, &crashes), spec.seed).await?);
+            nodes.insert(
+                name,
+                SimulatedNode::start(node, dir.path(), &api, (&binaries, &crashes), spec.seed).await?,
+            );
         }
         let webhooks = match &spec.webhooks {
-            Some(webhooks) => Some(Webhooks::install(webhooks, &client, &api, &spec.deploy, dir.path()).await?),
+            Some(webhooks) => {
+                Some(Webhooks::install(webhooks, &client, &api, &spec.deploy, dir.path()).await?)
+            }
             None => None,
         };
         let (scheduler_address, health_address) = (free_address()?, free_address()?);
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
-        let more = spec.scheduler_args.iter().cloned().chain(webhooks.iter().flat_map(Webhooks::args)).collect();
-        let invocation = scheduler_invocation(&binaries, [scheduler_address, health_address], &kubeconfig, dir.path(), more);
+        let more = spec
+            .scheduler_args
+            .iter()
+            .cloned()
+            .chain(webhooks.iter().flat_map(Webhooks::args))
+            .collect();
+        let invocation = scheduler_invocation(
+            &binaries,
+            [scheduler_address, health_address],
+            &kubeconfig,
+            dir.path(),
+            more,
+        );
         let scheduler = Daemon::start(invocation, &crashes)?;
         let configuration = Configuration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
@@ -191,12 +216,21 @@ impl Cluster {
 
     /// Waits until every node's plugin has registered and the scheduler is ready.
     pub async fn until_ready(&self, deadline: Duration) -> Result<()> {
-        let plugins: Vec<&SimulatedNode> = self.nodes.values().filter(|node| node.plugin().is_some()).collect();
+        let plugins: Vec<&SimulatedNode> = self
+            .nodes
+            .values()
+            .filter(|node| node.plugin().is_some())
+            .collect();
         let all_offer = |snapshot: &Snapshot| {
             let missing: Vec<String> = plugins.iter().filter_map(|node| node.missing(snapshot)).collect();
-            if missing.is_empty() { Ok(()) } else { Err(missing.join("; ")) }
+            if missing.is_empty() {
+                Ok(())
+            } else {
+                Err(missing.join("; "))
+            }
         };
-        self.until("every node to offer its GPUs", deadline, all_offer).await?;
+        self.until("every node to offer its GPUs", deadline, all_offer)
+            .await?;
         self.until_scheduler_ready(deadline).await
     }
 
@@ -236,11 +270,18 @@ impl Cluster {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(deadline, shown).await.with_context(|| format!("the scheduler does not show {what} on node {node}"))?
+        tokio::time::timeout(deadline, shown)
+            .await
+            .with_context(|| format!("the scheduler does not show {what} on node {node}"))?
     }
 
     /// Waits until the API server shows something; a daemon that has ended by itself is an error.
-    pub async fn until<C: Condition>(&self, what: &str, deadline: Duration, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
+    pub async fn until<C: Condition>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        condition: impl FnMut(&Snapshot) -> C,
+    ) -> Result<C::Found> {
         tokio::select! {
             biased;
             crash = self.crashes.first() => Err(crash.into()),
@@ -287,7 +328,8 @@ impl Cluster {
     pub async fn kubeconfig(&mut self) -> Result<PathBuf> {
         let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.cluster().clone()).await?;
         let path = kubeconfig_path(self.dir.path(), "kubectl");
-        door.kubeconfig(&path, ADMIN).with_context(|| format!("cannot write {}", path.display()))?;
+        door.kubeconfig(&path, ADMIN)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         self.open_door = Some(door);
         Ok(path)
     }
@@ -314,7 +356,9 @@ impl Cluster {
 
     /// A node.
     pub fn node(&mut self, name: &str) -> Result<&mut SimulatedNode> {
-        self.nodes.get_mut(name).with_context(|| format!("there is no node {name}"))
+        self.nodes
+            .get_mut(name)
+            .with_context(|| format!("there is no node {name}"))
     }
 
     /// Every node.
@@ -325,7 +369,14 @@ impl Cluster {
     /// Adds a node to the running cluster.
     pub async fn add_node(&mut self, spec: NodeSpec) -> Result<()> {
         let name = spec.name.clone();
-        let node = SimulatedNode::start(spec, self.dir.path(), &self.api, (&self.binaries, &self.crashes), self.seed).await?;
+        let node = SimulatedNode::start(
+            spec,
+            self.dir.path(),
+            &self.api,
+            (&self.binaries, &self.crashes),
+            self.seed,
+        )
+        .await?;
         self.nodes.insert(name, node);
         Ok(())
     }
@@ -353,7 +404,10 @@ impl Cluster {
     /// Starts the scheduling loop, anew if it runs.
     pub async fn start_kube_scheduler(&mut self) -> Result<()> {
         let client = user_client(&self.api, self.dir.path(), KUBE_SCHEDULER_USER, &[]).await?;
-        let options = Options { seed: None, journal: Some(self.journal.clone()) };
+        let options = Options {
+            seed: None,
+            journal: Some(self.journal.clone()),
+        };
         self.kube_scheduler = Some(KubeScheduler::start(&client, &self.configuration, options)?);
         Ok(())
     }
@@ -397,11 +451,30 @@ impl Cluster {
     }
 }
 
-fn scheduler_invocation(binaries: &Binaries, addresses: [SocketAddr; 2], kubeconfig: &Path, dir: &Path, more: Vec<String>) -> Invocation {
+fn scheduler_invocation(
+    binaries: &Binaries,
+    addresses: [SocketAddr; 2],
+    kubeconfig: &Path,
+    dir: &Path,
+    more: Vec<String>,
+) -> Invocation {
     let [listen, health] = addresses.map(|address| address.to_string());
-    let pairs = [("--listen", listen), ("--health-listen", health), ("--kubeconfig", kubeconfig.display().to_string())];
-    let args = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(more).collect();
-    Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler.clone(), args, log: dir.join("scheduler.log") }
+    let pairs = [
+        ("--listen", listen),
+        ("--health-listen", health),
+        ("--kubeconfig", kubeconfig.display().to_string()),
+    ];
+    let args = pairs
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .chain(more)
+        .collect();
+    Invocation {
+        name: "gpushare-scheduler".to_owned(),
+        program: binaries.scheduler.clone(),
+        args,
+        log: dir.join("scheduler.log"),
+    }
 }
 
 fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {
@@ -411,9 +484,17 @@ fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {
 /// Makes a user with a token of its own and writes its kubeconfig.
 pub(crate) fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<PathBuf> {
     let groups = groups.iter().map(|group| (*group).to_owned()).collect();
-    api.add_token(&format!("token-of-{}", user.replace(':', "-")), User { name: user.to_owned(), groups, ..User::default() });
+    api.add_token(
+        &format!("token-of-{}", user.replace(':', "-")),
+        User {
+            name: user.to_owned(),
+            groups,
+            ..User::default()
+        },
+    );
     let path = kubeconfig_path(dir, user);
-    api.kubeconfig(&path, user).with_context(|| format!("cannot write {}", path.display()))?;
+    api.kubeconfig(&path, user)
+        .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
 
@@ -424,7 +505,8 @@ pub(crate) async fn user_client(api: &ApiServer, dir: &Path, user: &str, groups:
 
 /// A client as a kubeconfig file says.
 pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
-    let file = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
+    let file =
+        Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
 }

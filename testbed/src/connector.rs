@@ -31,7 +31,10 @@ pub struct Connector {
 
 impl std::fmt::Debug for Connector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connector").field("tls", &self.tls.is_some()).field("address", &self.address).finish()
+        f.debug_struct("Connector")
+            .field("tls", &self.tls.is_some())
+            .field("address", &self.address)
+            .finish()
     }
 }
 
@@ -56,27 +59,41 @@ impl Connector {
     pub fn tls(files: TlsFiles<'_>) -> anyhow::Result<Self> {
         let roots = roots(files.authorities)?;
         let read = |path: &Path| format!("cannot read {}", path.display());
-        let own = CertificateDer::pem_file_iter(files.certificate).with_context(|| read(files.certificate))?;
+        let own =
+            CertificateDer::pem_file_iter(files.certificate).with_context(|| read(files.certificate))?;
         let own = own.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(files.key).with_context(|| read(files.key))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let config = config.with_root_certificates(roots).with_client_auth_cert(own, key)?;
-        Ok(Self { tls: Some(TlsConnector::from(Arc::new(config))), address: None })
+        let config = config
+            .with_root_certificates(roots)
+            .with_client_auth_cert(own, key)?;
+        Ok(Self {
+            tls: Some(TlsConnector::from(Arc::new(config))),
+            address: None,
+        })
     }
 
     /// TLS with a server of these authorities (PEM), and no certificate of one's own.
     pub fn anonymous(authorities: &Path) -> anyhow::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let config = config.with_root_certificates(roots(authorities)?).with_no_client_auth();
-        Ok(Self { tls: Some(TlsConnector::from(Arc::new(config))), address: None })
+        let config = config
+            .with_root_certificates(roots(authorities)?)
+            .with_no_client_auth();
+        Ok(Self {
+            tls: Some(TlsConnector::from(Arc::new(config))),
+            address: None,
+        })
     }
 
     /// The same, with every name at this address.
     #[must_use]
     pub fn at(self, address: SocketAddr) -> Self {
-        Self { address: Some(address), ..self }
+        Self {
+            address: Some(address),
+            ..self
+        }
     }
 
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
@@ -88,10 +105,16 @@ impl Connector {
         stream.set_nodelay(true)?;
         let stream = match (uri.scheme_str(), self.tls) {
             (Some("https"), Some(tls)) => {
-                let name = ServerName::try_from(host).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+                let name = ServerName::try_from(host)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
                 Stream::Tls(Box::new(tls.connect(name, stream).await?))
             }
-            (Some("https"), None) => return Err(io::Error::new(io::ErrorKind::Unsupported, "this client knows no authorities for TLS")),
+            (Some("https"), None) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "this client knows no authorities for TLS",
+                ));
+            }
             _ => Stream::Plain(stream),
         };
         Ok(TokioIo::new(stream))
@@ -100,7 +123,8 @@ impl Connector {
 
 fn roots(authorities: &Path) -> anyhow::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    let certificates = CertificateDer::pem_file_iter(authorities).with_context(|| format!("cannot read {}", authorities.display()))?;
+    let certificates = CertificateDer::pem_file_iter(authorities)
+        .with_context(|| format!("cannot read {}", authorities.display()))?;
     for certificate in certificates {
         roots.add(certificate?)?;
     }

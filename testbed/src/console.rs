@@ -27,12 +27,19 @@ pub struct Check {
 impl Check {
     /// A check with what it found.
     pub fn new(name: impl Into<String>, problems: Vec<String>) -> Self {
-        Self { name: name.into(), problems }
+        Self {
+            name: name.into(),
+            problems,
+        }
     }
 
     /// A check of something that is, or is not, as it should be.
     pub fn equal<T: PartialEq + std::fmt::Debug>(name: impl Into<String>, found: &T, wanted: &T) -> Self {
-        let problems = if found == wanted { Vec::new() } else { vec![format!("found {found:?}, wanted {wanted:?}")] };
+        let problems = if found == wanted {
+            Vec::new()
+        } else {
+            vec![format!("found {found:?}, wanted {wanted:?}")]
+        };
         Self::new(name, problems)
     }
 
@@ -53,7 +60,11 @@ impl Console {
             bar.enable_steady_tick(Duration::from_millis(100));
             bar
         });
-        Self { bar, began: Instant::now(), results_are_json }
+        Self {
+            bar,
+            began: Instant::now(),
+            results_are_json,
+        }
     }
 
     /// Says what is being done.
@@ -98,7 +109,11 @@ impl Console {
     /// Prints a line per check.
     pub fn checks(&self, checks: &[Check]) {
         for check in checks {
-            self.result(&format!("{}  {}", if check.is_ok() { "ok    " } else { "FAILED" }, check.name));
+            self.result(&format!(
+                "{}  {}",
+                if check.is_ok() { "ok    " } else { "FAILED" },
+                check.name
+            ));
             for problem in &check.problems {
                 self.result(&format!("        {problem}"));
             }
@@ -112,7 +127,10 @@ impl Console {
             all.add(bar.clone());
             all
         });
-        Bars { all, began: self.began }
+        Bars {
+            all,
+            began: self.began,
+        }
     }
 
     /// Time since the start.
@@ -147,7 +165,11 @@ impl Bars {
             bar.set_message(label.to_owned());
             bar
         });
-        Bar { shown, label: label.to_owned(), began: self.began }
+        Bar {
+            shown,
+            label: label.to_owned(),
+            began: self.began,
+        }
     }
 }
 
@@ -170,7 +192,11 @@ impl Bar {
     pub fn end(&self, result: &str) {
         match &self.shown {
             Some(bar) => bar.finish_and_clear(),
-            None => note(&format!("{:6.1}s  {}: {result}", self.began.elapsed().as_secs_f64(), self.label)),
+            None => note(&format!(
+                "{:6.1}s  {}: {result}",
+                self.began.elapsed().as_secs_f64(),
+                self.label
+            )),
         }
     }
 }
@@ -178,7 +204,10 @@ impl Bar {
 /// A table with these column heads.
 pub fn table(heads: impl Into<Row>) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(heads);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(heads);
     table
 }
 

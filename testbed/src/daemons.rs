@@ -125,7 +125,9 @@ impl Binaries {
     async fn build_and_find() -> Result<Self, DaemonError> {
         let own = std::env::current_exe().map_err(DaemonError::OwnPath)?;
         let dir = profile_dir(&own);
-        if let (Some(cargo), Some(manifest)) = (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR")) {
+        if let (Some(cargo), Some(manifest)) =
+            (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR"))
+        {
             build(&cargo, Path::new(&manifest), &dir, is_test(&own)).await?;
         }
         Ok(Self {
@@ -138,20 +140,33 @@ impl Binaries {
 
 fn find(dir: &Path, name: &str) -> Result<PathBuf, DaemonError> {
     let path = dir.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    if path.is_file() { Ok(path) } else { Err(DaemonError::Missing { path }) }
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(DaemonError::Missing { path })
+    }
 }
 
 /// `target/<profile>` of a program or of a test below it.
 fn profile_dir(executable: &Path) -> PathBuf {
     let dir = executable.parent().unwrap_or(Path::new("."));
-    if is_test(executable) { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
+    if is_test(executable) {
+        dir.parent().unwrap_or(dir).to_owned()
+    } else {
+        dir.to_owned()
+    }
 }
 
 fn is_test(executable: &Path) -> bool {
     executable.parent().is_some_and(|dir| dir.ends_with("deps"))
 }
 
-async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_quiet: bool) -> Result<(), DaemonError> {
+async fn build(
+    cargo: &OsString,
+    manifest_dir: &Path,
+    profile_dir: &Path,
+    is_quiet: bool,
+) -> Result<(), DaemonError> {
     let profile = match profile_dir.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(other) => other,
@@ -160,22 +175,54 @@ async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_qui
     let mut command = Command::new(cargo);
     // With testbed selected too, cargo gives shared dependencies the features that this program was built with, and so
     // compiles none of them again (see testbed/Cargo.toml).
-    command.args(["build", "--locked", "--profile", profile, "-p", "testbed", "-p", "scheduler", "-p", "device-plugin", "--bins"]);
-    command.arg("--target-dir").arg(target).current_dir(manifest_dir).stdin(Stdio::null()).kill_on_drop(true);
+    command.args([
+        "build",
+        "--locked",
+        "--profile",
+        profile,
+        "-p",
+        "testbed",
+        "-p",
+        "scheduler",
+        "-p",
+        "device-plugin",
+        "--bins",
+    ]);
+    command
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(manifest_dir)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     if is_quiet {
         command.arg("--quiet");
     }
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
         command.env_remove(name);
     }
-    let status = command.status().await.map_err(|error| DaemonError::Build(error.to_string()))?;
-    if status.success() { Ok(()) } else { Err(DaemonError::Build(status.to_string())) }
+    let status = command
+        .status()
+        .await
+        .map_err(|error| DaemonError::Build(error.to_string()))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(DaemonError::Build(status.to_string()))
+    }
 }
 
 /// Whether cargo has set this variable for the program that it runs. Build scripts depend on some of them (that of ring on
 /// `CARGO_PKG_NAME`), and would be run again.
 fn is_of_this_package(variable: &str) -> bool {
-    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"].iter().any(|prefix| variable.starts_with(prefix))
+    [
+        "CARGO_PKG_",
+        "CARGO_MANIFEST_",
+        "CARGO_BIN_",
+        "CARGO_CRATE_",
+        "CARGO_PRIMARY_",
+    ]
+    .iter()
+    .any(|prefix| variable.starts_with(prefix))
 }
 
 /// How a daemon is started.
@@ -207,19 +254,43 @@ pub struct Daemon {
 impl Daemon {
     /// Starts the process; `crashes` records its end unless the testbed ends it.
     pub fn start(invocation: Invocation, crashes: &Crashes) -> Result<Self, DaemonError> {
-        let fail = |source| DaemonError::Start { name: invocation.name.clone(), source };
-        let output = File::options().create(true).append(true).open(&invocation.log).map_err(fail)?;
+        let fail = |source| DaemonError::Start {
+            name: invocation.name.clone(),
+            source,
+        };
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(&invocation.log)
+            .map_err(fail)?;
         let mut command = Command::new(&invocation.program);
-        command.args(&invocation.args).stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .args(&invocation.args)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         command.stdout(output.try_clone().map_err(fail)?).stderr(output);
         let child = command.spawn().map_err(fail)?;
         let pid = child.id();
         let (kill, kill_requested) = mpsc::channel(1);
         let (report, ended) = watch::channel(None);
         let is_ending = Arc::new(AtomicBool::new(false));
-        let keeper = Keeper { child, kill_requested, report, is_ending: Arc::clone(&is_ending), crashes: crashes.clone() };
+        let keeper = Keeper {
+            child,
+            kill_requested,
+            report,
+            is_ending: Arc::clone(&is_ending),
+            crashes: crashes.clone(),
+        };
         let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.keep(invocation.clone())));
-        Ok(Self { invocation, crashes: crashes.clone(), pid, is_ending, kill, ended, _keeper: keeper })
+        Ok(Self {
+            invocation,
+            crashes: crashes.clone(),
+            pid,
+            is_ending,
+            kill,
+            ended,
+            _keeper: keeper,
+        })
     }
 
     /// Its process id.
@@ -255,7 +326,9 @@ impl Daemon {
     pub async fn until_ended(&self, deadline: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         let mut ended = self.ended.clone();
-        tokio::time::timeout(deadline, ended.wait_for(Option::is_some)).await.is_ok_and(|ended| ended.is_ok())
+        tokio::time::timeout(deadline, ended.wait_for(Option::is_some))
+            .await
+            .is_ok_and(|ended| ended.is_ok())
     }
 
     /// Kills it and starts it anew with the same arguments.
@@ -288,8 +361,14 @@ impl Daemon {
     /// Sending a signal needs unsafe code or a program; every system that runs kubelet has a shell.
     async fn signal(&self, name: &str) -> Result<(), DaemonError> {
         let Some(pid) = self.pid else { return Ok(()) };
-        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().await;
-        sent.map(drop).map_err(|source| DaemonError::Signal { name: self.invocation.name.clone(), source })
+        let sent = Command::new("sh")
+            .args(["-c", &format!("kill -{name} {pid}")])
+            .status()
+            .await;
+        sent.map(drop).map_err(|source| DaemonError::Signal {
+            name: self.invocation.name.clone(),
+            source,
+        })
     }
 
     /// Asks it to end (SIGTERM) and kills it if it does not within `grace`; whether it ended by itself with success.
@@ -299,7 +378,12 @@ impl Daemon {
         let _ = self.signal("TERM").await;
         let mut ended = self.ended.clone();
         let succeeded = |status: &Option<ExitStatus>| status.is_some_and(|status| status.success());
-        let waited = tokio::time::timeout(grace, async { ended.wait_for(Option::is_some).await.is_ok_and(|status| succeeded(&status)) });
+        let waited = tokio::time::timeout(grace, async {
+            ended
+                .wait_for(Option::is_some)
+                .await
+                .is_ok_and(|status| succeeded(&status))
+        });
         let success = waited.await.unwrap_or(false);
         self.kill().await;
         success
@@ -313,10 +397,17 @@ impl Daemon {
 
 /// Returns true if no thread of a process runs, by `/proc`; also where there is no such file.
 fn is_stopped(pid: u32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    let states = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return true;
+    };
+    let states = tasks
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
     // The state follows the name, which is in parentheses and may contain some itself.
-    states.into_iter().all(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't', 'Z', 'X'])))
+    states.into_iter().all(|stat| {
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, fields)| fields.starts_with(['T', 't', 'Z', 'X']))
+    })
 }
 
 /// Waits for a daemon's process, and kills it on request.
@@ -339,9 +430,16 @@ impl Keeper {
             }
         };
         if !self.is_ending.load(Ordering::Acquire) {
-            let status = ended.as_ref().map_or_else(ToString::to_string, ToString::to_string);
+            let status = ended
+                .as_ref()
+                .map_or_else(ToString::to_string, ToString::to_string);
             let Invocation { name, log, .. } = invocation;
-            self.crashes.add(Crash { name, status, tail: tail(&log), log });
+            self.crashes.add(Crash {
+                name,
+                status,
+                tail: tail(&log),
+                log,
+            });
         }
         self.report.send_replace(ended.ok());
     }
@@ -361,11 +459,19 @@ mod tests {
 
     fn shell(dir: &Path, script: &str) -> Invocation {
         let args = vec!["-c".to_owned(), script.to_owned()];
-        Invocation { name: "daemon".to_owned(), program: "/bin/sh".into(), args, log: dir.join("log") }
+        Invocation {
+            name: "daemon".to_owned(),
+            program: "/bin/sh".into(),
+            args,
+            log: dir.join("log"),
+        }
     }
 
     fn is_alive(pid: u32) -> bool {
-        Path::new(&format!("/proc/{pid}/exe")).exists() && !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ")
+        Path::new(&format!("/proc/{pid}/exe")).exists()
+            && !std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .unwrap()
+                .contains(") Z ")
     }
 
     #[tokio::test]
@@ -374,8 +480,15 @@ mod tests {
         let crashes = Crashes::default();
         let daemon = Daemon::start(shell(dir.path(), "echo went wrong >&2; exit 3"), &crashes).unwrap();
         let error = crashes.first().await.to_string();
-        assert!(error.contains("exit status: 3") && error.contains("went wrong"), "{error}");
-        assert_eq!(crashes.first().await.to_string(), error, "a later wait sees it too");
+        assert!(
+            error.contains("exit status: 3") && error.contains("went wrong"),
+            "{error}"
+        );
+        assert_eq!(
+            crashes.first().await.to_string(),
+            error,
+            "a later wait sees it too"
+        );
         daemon.kill().await;
     }
 
@@ -394,7 +507,8 @@ mod tests {
     #[tokio::test]
     async fn a_paused_daemon_does_nothing_until_it_is_resumed() {
         let dir = tempfile::tempdir().unwrap();
-        let daemon = Daemon::start(shell(dir.path(), "while :; do echo .; done"), &Crashes::default()).unwrap();
+        let daemon =
+            Daemon::start(shell(dir.path(), "while :; do echo .; done"), &Crashes::default()).unwrap();
         let length = || std::fs::metadata(dir.path().join("log")).unwrap().len();
         for _ in 0..20 {
             daemon.pause().await.unwrap();
@@ -418,7 +532,10 @@ mod tests {
         assert!(!is_alive(first));
         let second = daemon.pid().unwrap();
         assert!(is_alive(second));
-        assert!(!daemon.stop(Duration::from_secs(5)).await, "a signal is no success");
+        assert!(
+            !daemon.stop(Duration::from_secs(5)).await,
+            "a signal is no success"
+        );
         assert!(!is_alive(second));
     }
 
@@ -435,7 +552,13 @@ mod tests {
 
     #[test]
     fn the_profile_directory_of_programs_and_tests() {
-        assert_eq!(profile_dir(Path::new("/t/release/testbed")), Path::new("/t/release"));
-        assert_eq!(profile_dir(Path::new("/t/debug/deps/demo-1234")), Path::new("/t/debug"));
+        assert_eq!(
+            profile_dir(Path::new("/t/release/testbed")),
+            Path::new("/t/release")
+        );
+        assert_eq!(
+            profile_dir(Path::new("/t/debug/deps/demo-1234")),
+            Path::new("/t/debug")
+        );
     }
 }

@@ -57,12 +57,33 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     Binaries::locate().await?;
     let console = Console::new(args.json);
     console.step("starting the API server, three nodes with their device plugins, and the scheduler");
-    let nodes = [("n1", vec![GPU; 4]), ("n2", vec![GPU; 2]), ("n3", vec![GPU, 24258])];
-    let nodes = nodes.map(|(name, gpus)| NodeSpec { allocated_resources_status: false, ..NodeSpec::new(name, &gpus).unit("MiB") });
-    let cluster = Cluster::start(Spec { deploy: args.deploy, ..Spec::of(nodes.to_vec()) }).await?;
-    let mut demo = Demo { pods: Pods::of(cluster.client(), NAMESPACE), cluster, console, checks: Vec::new() };
+    let nodes = [
+        ("n1", vec![GPU; 4]),
+        ("n2", vec![GPU; 2]),
+        ("n3", vec![GPU, 24258]),
+    ];
+    let nodes = nodes.map(|(name, gpus)| NodeSpec {
+        allocated_resources_status: false,
+        ..NodeSpec::new(name, &gpus).unit("MiB")
+    });
+    let cluster = Cluster::start(Spec {
+        deploy: args.deploy,
+        ..Spec::of(nodes.to_vec())
+    })
+    .await?;
+    let mut demo = Demo {
+        pods: Pods::of(cluster.client(), NAMESPACE),
+        cluster,
+        console,
+        checks: Vec::new(),
+    };
     let played = demo.play().await;
-    let Demo { mut cluster, console, checks, .. } = demo;
+    let Demo {
+        mut cluster,
+        console,
+        checks,
+        ..
+    } = demo;
     console.finish();
     if let Err(error) = played {
         cluster.keep_files(true);
@@ -71,7 +92,10 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     let is_ok = show(&cluster, &console, checks).await?;
     if args.keep {
         let kubeconfig = cluster.kubeconfig().await?;
-        console.say(&format!("\nkubectl --kubeconfig {} get pods,nodes -o wide\nCtrl-C ends it.", kubeconfig.display()));
+        console.say(&format!(
+            "\nkubectl --kubeconfig {} get pods,nodes -o wide\nCtrl-C ends it.",
+            kubeconfig.display()
+        ));
         std::future::pending::<()>().await;
     }
     cluster.stop().await?;
@@ -98,28 +122,56 @@ impl Demo {
     /// 4069 MiB left on n1, 4069 on each GPU of n2, 8138 on one GPU of n3: a pod of 8138 fits n3 only.
     async fn filter_figure(&mut self) -> Result<()> {
         self.console.step("filter figure: filling n1, n2 and n3");
-        for (node, sizes) in [("n1", &[GPU, GPU, GPU, 12207][..]), ("n2", &[12207, 12207]), ("n3", &[24258, 8138])] {
+        for (node, sizes) in [
+            ("n1", &[GPU, GPU, GPU, 12207][..]),
+            ("n2", &[12207, 12207]),
+            ("n3", &[24258, 8138]),
+        ] {
             for (idx, size) in sizes.iter().enumerate() {
-                self.run_pod(&format!("fill-{node}-{idx}"), *size, Some(node)).await?;
+                self.run_pod(&format!("fill-{node}-{idx}"), *size, Some(node))
+                    .await?;
             }
         }
-        let free = [("n1", vec![0, 0, 0, 4069]), ("n2", vec![4069, 4069]), ("n3", vec![8138, 0])];
+        let free = [
+            ("n1", vec![0, 0, 0, 4069]),
+            ("n2", vec![4069, 4069]),
+            ("n3", vec![8138, 0]),
+        ];
         for (node, wanted) in free {
             self.check_free(&format!("filter figure: what is left on {node}"), node, &wanted);
         }
         self.console.step("filter figure: where does a pod of 8138 fit?");
         let (passed, _) = self.ask_extender(8138, &["n1", "n2", "n3"]).await?;
-        self.checks.push(Check::equal("filter figure: the extender passes n3 only", &passed, &vec!["n3".to_owned()]));
+        self.checks.push(Check::equal(
+            "filter figure: the extender passes n3 only",
+            &passed,
+            &vec!["n3".to_owned()],
+        ));
         let (passed, reasons) = self.ask_extender(8138, &["n2"]).await?;
         let name = format!("filter figure: the extender refuses n2: {}", reasons.join(", "));
-        self.checks.push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
+        self.checks
+            .push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
         self.cluster.past_attempts();
         self.run_pod("figure-filter", 8138, None).await?;
         let attempt = self.attempt_for("figure-filter").await?;
-        self.checks.push(Check::equal("filter figure: the pod is bound to n3", &attempt.outcome, &Outcome::Bound("n3".to_owned())));
-        let in_tree = |node: &str| attempt.diagnosis.refusals.get(node).is_some_and(|r| r.reasons == [format!("Insufficient {GPU_MEM}")]);
+        self.checks.push(Check::equal(
+            "filter figure: the pod is bound to n3",
+            &attempt.outcome,
+            &Outcome::Bound("n3".to_owned()),
+        ));
+        let in_tree = |node: &str| {
+            attempt
+                .diagnosis
+                .refusals
+                .get(node)
+                .is_some_and(|r| r.reasons == [format!("Insufficient {GPU_MEM}")])
+        };
         let name = "filter figure: the aggregate fit refuses n1, but neither n2 nor n3";
-        self.checks.push(Check::equal(name, &["n1", "n2", "n3"].map(in_tree), &[true, false, false]));
+        self.checks.push(Check::equal(
+            name,
+            &["n1", "n2", "n3"].map(in_tree),
+            &[true, false, false],
+        ));
         Ok(())
     }
 
@@ -127,16 +179,26 @@ impl Demo {
     async fn bind_figure(&mut self) -> Result<()> {
         self.console.step("bind figure: clearing n1 and filling it anew");
         self.clear().await?;
-        for (name, size) in [("bind-0", 4069), ("bind-aside", 12207), ("bind-1", 8138), ("bind-2", 12207)] {
+        for (name, size) in [
+            ("bind-0", 4069),
+            ("bind-aside", 12207),
+            ("bind-1", 8138),
+            ("bind-2", 12207),
+        ] {
             self.run_pod(name, size, Some("n1")).await?;
         }
         self.delete(&["bind-aside".to_owned()]).await?;
-        self.check_free("bind figure: what is left on n1", "n1", &[12207, 8138, 4069, 16276]);
+        self.check_free(
+            "bind figure: what is left on n1",
+            "n1",
+            &[12207, 8138, 4069, 16276],
+        );
         self.run_pod("figure-bind", 8138, Some("n1")).await?;
         let snapshot = self.cluster.observer().now();
         let record = snapshot.pod("figure-bind").map(invariants::record).transpose();
         let wanted = Ok(Some(vec![(1, "GPU-n1-1".to_owned())]));
-        self.checks.push(Check::equal("bind figure: the pod is on GPU 1", &record, &wanted));
+        self.checks
+            .push(Check::equal("bind figure: the pod is on GPU 1", &record, &wanted));
         Ok(())
     }
 
@@ -161,19 +223,35 @@ impl Demo {
             Some(node) => spec.on(node),
             None => spec,
         };
-        self.console.step(&format!("{name}: {units} MiB{}", node.map(|node| format!(" on {node}")).unwrap_or_default()));
+        self.console.step(&format!(
+            "{name}: {units} MiB{}",
+            node.map(|node| format!(" on {node}")).unwrap_or_default()
+        ));
         self.pods.create(&spec).await?;
         self.until_running(&[name.to_owned()]).await
     }
 
     async fn until_running(&self, names: &[String]) -> Result<()> {
-        let all = |snapshot: &Snapshot| names.iter().all(|name| snapshot.pod(name).is_some_and(is_running)).then_some(());
-        self.cluster.until(&format!("{} to run", names.join(", ")), DEADLINE, all).await
+        let all = |snapshot: &Snapshot| {
+            names
+                .iter()
+                .all(|name| snapshot.pod(name).is_some_and(is_running))
+                .then_some(())
+        };
+        self.cluster
+            .until(&format!("{} to run", names.join(", ")), DEADLINE, all)
+            .await
     }
 
     async fn clear(&self) -> Result<()> {
-        let names: Vec<String> =
-            self.cluster.observer().now().pods.keys().filter_map(|key| Some(key.split_once('/')?.1.to_owned())).collect();
+        let names: Vec<String> = self
+            .cluster
+            .observer()
+            .now()
+            .pods
+            .keys()
+            .filter_map(|key| Some(key.split_once('/')?.1.to_owned()))
+            .collect();
         self.delete(&names).await
     }
 
@@ -181,8 +259,15 @@ impl Demo {
         for name in names {
             self.pods.delete(name).await?;
         }
-        let gone = |snapshot: &Snapshot| names.iter().all(|name| snapshot.pod(name).is_none()).then_some(());
-        self.cluster.until(&format!("{} to be gone", names.join(", ")), DEADLINE, gone).await
+        let gone = |snapshot: &Snapshot| {
+            names
+                .iter()
+                .all(|name| snapshot.pod(name).is_none())
+                .then_some(())
+        };
+        self.cluster
+            .until(&format!("{} to be gone", names.join(", ")), DEADLINE, gone)
+            .await
     }
 
     /// Asks the real extender's filter, as kube-scheduler would: the nodes that fit, and reasons why others do not.
@@ -190,12 +275,29 @@ impl Demo {
         let pod = PodSpec::new("asked-only", &[(GPU_MEM, &units.to_string())]).pod()?;
         let question = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes});
         let url = format!("{}/gpushare-scheduler/filter", self.cluster.scheduler_url());
-        let (status, body) = self.cluster.scheduler_client()?.post(&url, question.to_string()).await?;
-        let answer: Value = serde_json::from_slice(&body).with_context(|| format!("filter answers {status}"))?;
+        let (status, body) = self
+            .cluster
+            .scheduler_client()?
+            .post(&url, question.to_string())
+            .await?;
+        let answer: Value =
+            serde_json::from_slice(&body).with_context(|| format!("filter answers {status}"))?;
         let texts = |value: &Value| value.as_str().map(str::to_owned);
-        let passed = answer.get("NodeNames").and_then(Value::as_array).into_iter().flatten().filter_map(texts).collect();
-        let failed = ["FailedNodes", "FailedAndUnresolvableNodes"].map(|key| answer.get(key).and_then(Value::as_object));
-        let reasons = failed.into_iter().flatten().flat_map(|reasons| reasons.values()).filter_map(texts).collect();
+        let passed = answer
+            .get("NodeNames")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(texts)
+            .collect();
+        let failed = ["FailedNodes", "FailedAndUnresolvableNodes"]
+            .map(|key| answer.get(key).and_then(Value::as_object));
+        let reasons = failed
+            .into_iter()
+            .flatten()
+            .flat_map(|reasons| reasons.values())
+            .filter_map(texts)
+            .collect();
         Ok((passed, reasons))
     }
 
@@ -210,25 +312,39 @@ impl Demo {
                 }
             }
         };
-        tokio::time::timeout(DEADLINE, found).await?.context("the scheduling loop has ended")
+        tokio::time::timeout(DEADLINE, found)
+            .await?
+            .context("the scheduling loop has ended")
     }
 
     fn check_free(&mut self, name: &str, node: &str, wanted: &[u64]) {
         let accounts = invariants::accounts(&self.cluster.observer().now(), &BTreeSet::new());
-        let free: Vec<u64> = of_node(&accounts, node).map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 20).collect();
-        self.checks.push(Check::equal(format!("{name}: {wanted:?} MiB"), &free.as_slice(), &wanted));
+        let free: Vec<u64> = of_node(&accounts, node)
+            .map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 20)
+            .collect();
+        self.checks.push(Check::equal(
+            format!("{name}: {wanted:?} MiB"),
+            &free.as_slice(),
+            &wanted,
+        ));
     }
 
     async fn check_everything(&mut self, when: &str) -> Result<()> {
         let snapshot = self.cluster.observer().now();
         let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
-        self.checks.push(Check::new(format!("{when}: nothing is oversubscribed, every record is right"), accounts.violations));
+        self.checks.push(Check::new(
+            format!("{when}: nothing is oversubscribed, every record is right"),
+            accounts.violations,
+        ));
         let sights = invariants::sights(self.cluster.client(), &snapshot).await?;
         let mut problems = invariants::misfits(&sights);
         if sights.is_empty() {
             problems.push("no container runs".to_owned());
         }
-        let name = format!("{when}: each of {} containers sees exactly the GPUs of its pod's annotation", sights.len());
+        let name = format!(
+            "{when}: each of {} containers sees exactly the GPUs of its pod's annotation",
+            sights.len()
+        );
         self.checks.push(Check::new(name, problems));
         Ok(())
     }
@@ -244,9 +360,20 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
     let sights = invariants::sights(cluster.client(), &snapshot).await?;
     let mut gpus = table(["NODE", "GPU", "UUID", "MEMORY MiB", "CORE %", "PODS"]);
     for gpu in accounts.gpus.values() {
-        let pods: Vec<&str> = gpu.pods.iter().map(|pod| pod.split_once('/').map_or(pod.as_str(), |(_, name)| name)).collect();
+        let pods: Vec<&str> = gpu
+            .pods
+            .iter()
+            .map(|pod| pod.split_once('/').map_or(pod.as_str(), |(_, name)| name))
+            .collect();
         let memory = format!("{}/{}", gpu.used().div_ceil(1 << 20), gpu.total >> 20);
-        gpus.add_row([gpu.node.clone(), gpu.minor.to_string(), gpu.uuid.clone(), memory, format!("{}/100", gpu.core), pods.join(", ")]);
+        gpus.add_row([
+            gpu.node.clone(),
+            gpu.minor.to_string(),
+            gpu.uuid.clone(),
+            memory,
+            format!("{}/100", gpu.core),
+            pods.join(", "),
+        ]);
     }
     console.result(&gpus.to_string());
     for sight in &sights {
@@ -265,12 +392,19 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
         containers: sights.iter().map(container).collect(),
         checks,
     });
-    console.result(&format!("\n{n_checks} checks, {} in {seconds:.1} s", if is_ok { "all well" } else { "NOT all well" }));
+    console.result(&format!(
+        "\n{n_checks} checks, {} in {seconds:.1} s",
+        if is_ok { "all well" } else { "NOT all well" }
+    ));
     Ok(is_ok)
 }
 
 fn describe(sight: &Sight, snapshot: &Snapshot) -> String {
     let node = snapshot.pod(&sight.pod).and_then(node_of).unwrap_or("no node");
-    let sees = if sight.sees.is_empty() { "no GPU".to_owned() } else { sight.sees.join(", ") };
+    let sees = if sight.sees.is_empty() {
+        "no GPU".to_owned()
+    } else {
+        sight.sees.join(", ")
+    };
     format!("{} / {} on {node} sees {sees}", sight.pod, sight.container)
 }

@@ -9,6 +9,10 @@ const PRIME: u64 = 0x0000_0100_0000_01b3;
 /// A generator for one decision, named by `parts`.
 pub(crate) fn dice(seed: u64, parts: &[&str]) -> StdRng {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    let hash = seed.to_le_bytes().into_iter().chain(bytes).fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
+    let hash = seed
+        .to_le_bytes()
+        .into_iter()
+        .chain(bytes)
+        .fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
     StdRng::seed_from_u64(hash)
 }

@@ -67,7 +67,10 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
     let chosen = choose(&args, commands.as_ref().unwrap_or(&Commands::default()))?;
     if args.list {
         for scenario in chosen {
-            console.result(&format!("{:22}{}{}", scenario.name, scenario.about, scenario.needs));
+            console.result(&format!(
+                "{:22}{}{}",
+                scenario.name, scenario.about, scenario.needs
+            ));
         }
         return Ok(true);
     }
@@ -75,7 +78,9 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
         Some(kubeconfig) => {
             let client = client_of(kubeconfig).await?;
             let namespace = format!("gpushare-e2e-{}", std::process::id());
-            let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?.broken_by(commands);
+            let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None)
+                .await?
+                .broken_by(commands);
             let endings = run_all(&console, &mut world, "", &chosen).await;
             world.end().await?;
             endings
@@ -91,17 +96,32 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
 pub async fn on_testbed(console: &Console, chosen: &[Scenario], deploy: PathBuf) -> Result<Vec<Ending>> {
     console.step("starting the testbed");
     let endings = Stage::ALL.map(|stage| {
-        let here: Vec<Scenario> = chosen.iter().filter(|scenario| scenario.stages.contains(&stage)).copied().collect();
+        let here: Vec<Scenario> = chosen
+            .iter()
+            .filter(|scenario| scenario.stages.contains(&stage))
+            .copied()
+            .collect();
         on_stage(console, stage, here, deploy.clone())
     });
-    Ok(futures::future::try_join_all(endings).await?.into_iter().flatten().collect())
+    Ok(futures::future::try_join_all(endings)
+        .await?
+        .into_iter()
+        .flatten()
+        .collect())
 }
 
-async fn on_stage(console: &Console, stage: Stage, chosen: Vec<Scenario>, deploy: PathBuf) -> Result<Vec<Ending>> {
+async fn on_stage(
+    console: &Console,
+    stage: Stage,
+    chosen: Vec<Scenario>,
+    deploy: PathBuf,
+) -> Result<Vec<Ending>> {
     if chosen.is_empty() {
         return Ok(Vec::new());
     }
-    let mut cluster = Cluster::start(stage.spec(deploy)).await.with_context(|| format!("stage {}", stage.name()))?;
+    let mut cluster = Cluster::start(stage.spec(deploy))
+        .await
+        .with_context(|| format!("stage {}", stage.name()))?;
     let client = cluster.client().clone();
     // If something fails its logs are wanted.
     cluster.keep_files(true);
@@ -120,7 +140,12 @@ async fn on_stage(console: &Console, stage: Stage, chosen: Vec<Scenario>, deploy
     Ok(endings)
 }
 
-async fn run_all(console: &Console, world: &mut World, stage: &'static str, chosen: &[Scenario]) -> Vec<Ending> {
+async fn run_all(
+    console: &Console,
+    world: &mut World,
+    stage: &'static str,
+    chosen: &[Scenario],
+) -> Vec<Ending> {
     let mut endings = Vec::new();
     for scenario in chosen {
         console.step(&format!("{}: {}", scenario.name, scenario.about));
@@ -131,7 +156,12 @@ async fn run_all(console: &Console, world: &mut World, stage: &'static str, chos
             console.say(&format!("{} FAILED: {failure}", scenario.name));
             world.recover().await;
         }
-        endings.push(Ending { scenario: scenario.name, stage, failure, seconds: began.elapsed().as_secs_f64() });
+        endings.push(Ending {
+            scenario: scenario.name,
+            stage,
+            failure,
+            seconds: began.elapsed().as_secs_f64(),
+        });
     }
     endings
 }
@@ -139,13 +169,22 @@ async fn run_all(console: &Console, world: &mut World, stage: &'static str, chos
 /// The scenarios that the arguments name and that the cluster can run.
 fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     let all = scenario::all();
-    if let Some(unknown) = args.scenarios.iter().find(|name| !all.iter().any(|scenario| scenario.name == *name)) {
+    if let Some(unknown) = args
+        .scenarios
+        .iter()
+        .find(|name| !all.iter().any(|scenario| scenario.name == *name))
+    {
         bail!("there is no scenario {unknown:?}; see --list");
     }
-    let wanted = |scenario: &&Scenario| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name);
+    let wanted = |scenario: &&Scenario| {
+        args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name)
+    };
     let obstacle = |scenario: &Scenario| match &args.kubeconfig {
         Some(_) => scenario.needs.missing(commands),
-        None => scenario.stages.is_empty().then(|| "it needs a real cluster: --kubeconfig".to_owned()),
+        None => scenario
+            .stages
+            .is_empty()
+            .then(|| "it needs a real cluster: --kubeconfig".to_owned()),
     };
     let (mut chosen, mut left_out) = (Vec::new(), Vec::new());
     for scenario in all.iter().filter(wanted) {

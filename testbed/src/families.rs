@@ -79,7 +79,9 @@ pub async fn run(args: FamiliesArgs) -> Result<bool> {
     let console = Console::new(args.json);
     let stop = Arc::new(AtomicBool::new(false));
     let (bars, handle, policies) = (console.bars(), Handle::current(), args.policy.clone());
-    let lines = tokio::task::spawn_blocking(move || lines(&args, &bars, &stop, &handle)).await.context("the comparison broke off")?;
+    let lines = tokio::task::spawn_blocking(move || lines(&args, &bars, &stop, &handle))
+        .await
+        .context("the comparison broke off")?;
     console.finish();
     let lines = lines?;
     console.result(&render(&policies, &lines));
@@ -96,32 +98,61 @@ struct Task {
 }
 
 fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Line>> {
-    let kinds = if args.kind.is_empty() { Kind::value_variants() } else { &args.kind };
+    let kinds = if args.kind.is_empty() {
+        Kind::value_variants()
+    } else {
+        &args.kind
+    };
     let conditions = Conditions::of(args.condition, Overrides::default());
     let mut tasks = Vec::new();
     for kind in kinds {
         for number in args.numbers.iter() {
-            tasks.extend(args.seeds.iter().map(|seed| Task { kind: *kind, number, seed }));
+            tasks.extend(args.seeds.iter().map(|seed| Task {
+                kind: *kind,
+                number,
+                seed,
+            }));
         }
     }
-    let done = in_parallel(&tasks, args.threads, handle, stop, |task| task.run(&args.policy, &conditions, bars, stop))?;
+    let done = in_parallel(&tasks, args.threads, handle, stop, |task| {
+        task.run(&args.policy, &conditions, bars, stop)
+    })?;
     let mut by_line: BTreeMap<(usize, u64), Vec<Vec<f64>>> = BTreeMap::new();
     for (at, allocated) in done {
-        let Some(Task { kind, number, .. }) = tasks.get(at) else { continue };
+        let Some(Task { kind, number, .. }) = tasks.get(at) else {
+            continue;
+        };
         let kind_at = kinds.iter().position(|other| other == kind).unwrap_or(0);
         by_line.entry((kind_at, *number)).or_default().push(allocated);
     }
     let line = |((kind_at, number), runs): ((usize, u64), Vec<Vec<f64>>)| {
-        let of_policy = |at: usize| Spread::of(&runs.iter().filter_map(|run| run.get(at).copied()).collect::<Vec<_>>());
+        let of_policy = |at: usize| {
+            Spread::of(
+                &runs
+                    .iter()
+                    .filter_map(|run| run.get(at).copied())
+                    .collect::<Vec<_>>(),
+            )
+        };
         let kind = kinds.get(kind_at).map(|kind| kind.name()).unwrap_or_default();
-        Line { kind, number, allocated: (0..args.policy.len()).map(of_policy).collect() }
+        Line {
+            kind,
+            number,
+            allocated: (0..args.policy.len()).map(of_policy).collect(),
+        }
     };
     Ok(by_line.into_iter().map(line).collect())
 }
 
 impl Task {
     /// What each policy gets out of it; `None` if it was stopped.
-    fn run(self, policies: &[Policy], conditions: &Conditions, bars: &Bars, stop: &AtomicBool) -> Result<Option<Vec<f64>>> {
+    fn run(
+        self,
+        policies: &[Policy],
+        conditions: &Conditions,
+        bars: &Bars,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<f64>>> {
         let Self { kind, number, seed } = self;
         let made = kind.make(number, seed);
         let typical = typical_pods(&made.world);
@@ -142,7 +173,10 @@ impl Task {
                 in_order: true,
                 check_every: 1000,
             };
-            let Some(outcome) = run::run(job, &bar, stop).with_context(|| format!("{label} {policy}"))? else { return Ok(None) };
+            let Some(outcome) = run::run(job, &bar, stop).with_context(|| format!("{label} {policy}"))?
+            else {
+                return Ok(None);
+            };
             allocated.push(made.measure.of(&outcome));
         }
         bar.end("");
@@ -175,7 +209,10 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 impl Line {
     fn best(&self) -> f64 {
-        self.allocated.iter().map(|spread| spread.mean).fold(0.0, f64::max)
+        self.allocated
+            .iter()
+            .map(|spread| spread.mean)
+            .fold(0.0, f64::max)
     }
 
     /// How far each policy is from the best.
@@ -187,21 +224,35 @@ impl Line {
 
 /// A line for each kind and number, and what each policy loses against the best, at worst and on average.
 fn render(policies: &[Policy], lines: &[Line]) -> String {
-    let heads = ["KIND", "NO"].into_iter().map(str::to_owned).chain(policies.iter().map(ToString::to_string));
+    let heads = ["KIND", "NO"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(policies.iter().map(ToString::to_string));
     let mut table = table(heads.collect::<Vec<_>>());
     for line in lines {
         let best = line.best();
         let cell = |spread: &Spread| {
             let loss = best - spread.mean;
-            let behind = if loss > 0.005 { format!(" (-{loss:.2})") } else { String::new() };
+            let behind = if loss > 0.005 {
+                format!(" (-{loss:.2})")
+            } else {
+                String::new()
+            };
             format!("{:.2} ±{:.2}{behind}", spread.mean, spread.deviation)
         };
-        table.add_row([line.kind.clone(), line.number.to_string()].into_iter().chain(line.allocated.iter().map(cell)));
+        table.add_row(
+            [line.kind.clone(), line.number.to_string()]
+                .into_iter()
+                .chain(line.allocated.iter().map(cell)),
+        );
     }
     let of_policy = |at: usize| lines.iter().filter_map(move |line| line.losses().nth(at));
     let row = |head: &str, of: &dyn Fn(usize) -> f64| {
         let cells = (0..policies.len()).map(|at| format!("{:.2}", of(at)));
-        [head.to_owned(), String::new()].into_iter().chain(cells).collect::<Vec<_>>()
+        [head.to_owned(), String::new()]
+            .into_iter()
+            .chain(cells)
+            .collect::<Vec<_>>()
     };
     table.add_row(row("worst loss", &|at| of_policy(at).fold(0.0, f64::max)));
     table.add_row(row("mean loss", &|at| mean(of_policy(at))));

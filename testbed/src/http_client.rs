@@ -34,13 +34,19 @@ impl HttpClient {
 
     /// A client that connects in this way.
     pub fn by(connector: Connector) -> Self {
-        Self { client: Client::builder(TokioExecutor::new()).build(connector), token: None }
+        Self {
+            client: Client::builder(TokioExecutor::new()).build(connector),
+            token: None,
+        }
     }
 
     /// The same, with this bearer token in every request.
     #[must_use]
     pub fn bearing(self, token: String) -> Self {
-        Self { token: Some(token), ..self }
+        Self {
+            token: Some(token),
+            ..self
+        }
     }
 
     /// Reads a page.
@@ -53,17 +59,39 @@ impl HttpClient {
         self.request(Method::POST, url, body.into()).await
     }
 
-    async fn request(&self, method: Method, url: &str, body: Bytes) -> Result<(StatusCode, Bytes), HttpError> {
-        let fail = |source| HttpError { method: method.clone(), url: url.to_owned(), source };
-        let request = Request::builder().method(method.clone()).uri(url).header(header::CONTENT_TYPE, "application/json");
+    async fn request(
+        &self,
+        method: Method,
+        url: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), HttpError> {
+        let fail = |source| HttpError {
+            method: method.clone(),
+            url: url.to_owned(),
+            source,
+        };
+        let request = Request::builder()
+            .method(method.clone())
+            .uri(url)
+            .header(header::CONTENT_TYPE, "application/json");
         let request = match &self.token {
             Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {token}")),
             None => request,
         };
-        let request = request.body(Full::from(body)).map_err(|error| fail(error.into()))?;
-        let response = self.client.request(request).await.map_err(|error| fail(error.into()))?;
+        let request = request
+            .body(Full::from(body))
+            .map_err(|error| fail(error.into()))?;
+        let response = self
+            .client
+            .request(request)
+            .await
+            .map_err(|error| fail(error.into()))?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|error| fail(error.into()))?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| fail(error.into()))?;
         Ok((status, body.to_bytes()))
     }
 }
@@ -76,5 +104,8 @@ impl Default for HttpClient {
 
 /// Whether a page can be read with success.
 pub async fn is_ok(url: &str) -> bool {
-    HttpClient::new().get(url).await.is_ok_and(|(status, _)| status == StatusCode::OK)
+    HttpClient::new()
+        .get(url)
+        .await
+        .is_ok_and(|(status, _)| status == StatusCode::OK)
 }

@@ -10,7 +10,9 @@ use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
 use proto::exchange;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD,
+};
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
 
 use crate::kube_scheduler::Amounts;
@@ -96,20 +98,47 @@ impl Share {
         let n_whole: u64 = VENDOR_GPUS.iter().map(|name| whole(name)).sum();
         if n_whole > 0 {
             let (units, bytes) = (0, 0);
-            return Some(Self { manner: Manner::Whole, n_devices: n_whole, units, bytes, ratio: 100 * n_whole, core: 100 * n_whole });
+            return Some(Self {
+                manner: Manner::Whole,
+                n_devices: n_whole,
+                units,
+                bytes,
+                ratio: 100 * n_whole,
+                core: 100 * n_whole,
+            });
         }
         let both = whole(GPU);
         let units = whole(GPU_MEM);
         let n_devices = if units > 0 { 1 } else { whole(GPU_SHARED) };
-        let manner = if pod.annotations().get(ALL_DEVICES).is_some_and(|mark| mark == "true") { Manner::All } else { Manner::Shares };
-        let (bytes, ratio, core) = (whole(GPU_MEMORY), whole(GPU_MEMORY_RATIO) + both, whole(GPU_CORE) + both);
-        (n_devices > 0).then_some(Self { manner, n_devices, units, bytes, ratio, core })
+        let manner = if pod
+            .annotations()
+            .get(ALL_DEVICES)
+            .is_some_and(|mark| mark == "true")
+        {
+            Manner::All
+        } else {
+            Manner::Shares
+        };
+        let (bytes, ratio, core) = (
+            whole(GPU_MEMORY),
+            whole(GPU_MEMORY_RATIO) + both,
+            whole(GPU_CORE) + both,
+        );
+        (n_devices > 0).then_some(Self {
+            manner,
+            n_devices,
+            units,
+            bytes,
+            ratio,
+            core,
+        })
     }
 
     /// Hundredths of bytes of one device.
     fn hundredths(&self, unit: u64, total: u64) -> u128 {
-        let exact =
-            u128::from(self.units) * u128::from(unit) * 100 + u128::from(self.bytes) * 100 + u128::from(self.ratio) * u128::from(total);
+        let exact = u128::from(self.units) * u128::from(unit) * 100
+            + u128::from(self.bytes) * 100
+            + u128::from(self.ratio) * u128::from(total);
         exact / u128::from(self.n_devices)
     }
 }
@@ -118,13 +147,16 @@ impl Share {
 pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
     let annotation = |key: &str| pod.annotations().get(key);
     if let Some(text) = annotation(DEVICE_ALLOCATED) {
-        let record: DeviceAllocations =
-            serde_json::from_str(text).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
+        let record: DeviceAllocations = serde_json::from_str(text)
+            .map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
         let gpus = record.get(TYPE_GPU).into_iter().flatten();
         return Ok(gpus.map(|one| (one.minor, one.id.clone())).collect());
     }
     match annotation(MEM_IDX) {
-        Some(text) => text.parse().map(|minor| vec![(minor, String::new())]).map_err(|_| format!("{MEM_IDX} is {text:?}")),
+        Some(text) => text
+            .parse()
+            .map(|minor| vec![(minor, String::new())])
+            .map_err(|_| format!("{MEM_IDX} is {text:?}")),
         None => Err("there is no record of its devices".to_owned()),
     }
 }
@@ -140,26 +172,54 @@ struct Effective {
 
 /// The record that counts for a pod: the one that it has exchanged for its own, if its node's Device object names one.
 fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
-    let exchanged = exchange::read(device.and_then(|device| device.metadata.annotations.as_ref())).map_err(|error| error.to_string())?;
+    let exchanged = exchange::read(device.and_then(|device| device.metadata.annotations.as_ref()))
+        .map_err(|error| error.to_string())?;
     let Some(other) = pod.metadata.uid.as_ref().and_then(|uid| exchanged.get(uid)) else {
-        return Ok(Effective { devices: record(pod)?, exchanged: None });
+        return Ok(Effective {
+            devices: record(pod)?,
+            exchanged: None,
+        });
     };
-    let devices = other.get(TYPE_GPU).into_iter().flatten().map(|one| (one.minor, one.id.clone())).collect();
-    Ok(Effective { devices, exchanged: Some(other.clone()) })
+    let devices = other
+        .get(TYPE_GPU)
+        .into_iter()
+        .flatten()
+        .map(|one| (one.minor, one.id.clone()))
+        .collect();
+    Ok(Effective {
+        devices,
+        exchanged: Some(other.clone()),
+    })
 }
 
 /// UUIDs that a container should see, sorted, as the record that counts for its pod names them; none if it asks for none.
 pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<String> {
     let spec = pod.spec.as_ref();
-    let mut containers = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let mut containers = spec
+        .into_iter()
+        .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     if !containers.any(|one| one.name == container && asks(one)) {
         return Vec::new();
     }
-    let known =
-        |minor: i32| device.into_iter().flat_map(|device| &device.spec.devices).find(|info| is_gpu(info) && info.minor == Some(minor));
-    let uuid =
-        |(minor, uuid): (i32, String)| if uuid.is_empty() { known(minor).map(|info| info.id.clone()).unwrap_or_default() } else { uuid };
-    let mut uuids: Vec<String> = effective(pod, device).unwrap_or_default().devices.into_iter().map(uuid).collect();
+    let known = |minor: i32| {
+        device
+            .into_iter()
+            .flat_map(|device| &device.spec.devices)
+            .find(|info| is_gpu(info) && info.minor == Some(minor))
+    };
+    let uuid = |(minor, uuid): (i32, String)| {
+        if uuid.is_empty() {
+            known(minor).map(|info| info.id.clone()).unwrap_or_default()
+        } else {
+            uuid
+        }
+    };
+    let mut uuids: Vec<String> = effective(pod, device)
+        .unwrap_or_default()
+        .devices
+        .into_iter()
+        .map(uuid)
+        .collect();
     uuids.sort();
     uuids
 }
@@ -170,7 +230,10 @@ fn is_gpu(info: &DeviceInfo) -> bool {
 
 /// Whether kubelet takes whole GPUs of a node from the vendor's plugin, which nobody can steer.
 fn is_served_by_vendor(device: &Device) -> bool {
-    device.labels().get(SERVES_VENDOR_LABEL).is_none_or(|mark| mark != "true")
+    device
+        .labels()
+        .get(SERVES_VENDOR_LABEL)
+        .is_none_or(|mark| mark != "true")
 }
 
 /// Adds up what every pod holds, and says what is wrong. Pods in `excused` may have broken records.
@@ -182,7 +245,11 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
         }
         accounts.others.add_node(node, device);
     }
-    for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !matches!(phase(pod), "Succeeded" | "Failed")) {
+    for (name, pod) in snapshot
+        .pods
+        .iter()
+        .filter(|(_, pod)| !matches!(phase(pod), "Succeeded" | "Failed"))
+    {
         let Some(node) = node_of(pod) else { continue };
         let added = Share::of(pod).map_or(Ok(()), |share| accounts.add_pod(snapshot, name, pod, node, share));
         let added = added.and_then(|()| accounts.others.add_pod(node, name, pod));
@@ -201,13 +268,24 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
 
 /// A sentence for each demand of a pod's annotations that is not met, and for each pod that another one should have kept off.
 fn disregarded(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Vec<String> {
-    let live = || snapshot.pods.iter().filter(|(name, pod)| !excused.contains(*name) && !matches!(phase(pod), "Succeeded" | "Failed"));
+    let live = || {
+        snapshot
+            .pods
+            .iter()
+            .filter(|(name, pod)| !excused.contains(*name) && !matches!(phase(pod), "Succeeded" | "Failed"))
+    };
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
-        let here: Vec<(&str, &Pod)> =
-            live().filter(|(_, pod)| node_of(pod) == Some(node)).map(|(name, pod)| (name.as_str(), pod)).collect();
+        let here: Vec<(&str, &Pod)> = live()
+            .filter(|(_, pod)| node_of(pod) == Some(node))
+            .map(|(name, pod)| (name.as_str(), pod))
+            .collect();
         for (name, pod) in &here {
-            sentences.extend(wishes::unmet(pod, device).into_iter().map(|what| format!("pod {name} on {node}: {what}")));
+            sentences.extend(
+                wishes::unmet(pod, device)
+                    .into_iter()
+                    .map(|what| format!("pod {name} on {node}: {what}")),
+            );
         }
         sentences.extend(wishes::clashes(device, &here));
     }
@@ -217,34 +295,70 @@ fn disregarded(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Vec<String> {
 impl Accounts {
     fn add_gpu(&mut self, node: &str, info: &DeviceInfo) {
         let minor = info.minor.unwrap_or(-1);
-        let total = info.resources.get(GPU_MEMORY).and_then(|bytes| bytes.unsigned()).unwrap_or(0);
-        let gpu = GpuUse { node: node.to_owned(), minor, uuid: info.id.clone(), healthy: info.health, total, ..GpuUse::default() };
+        let total = info
+            .resources
+            .get(GPU_MEMORY)
+            .and_then(|bytes| bytes.unsigned())
+            .unwrap_or(0);
+        let gpu = GpuUse {
+            node: node.to_owned(),
+            minor,
+            uuid: info.id.clone(),
+            healthy: info.health,
+            total,
+            ..GpuUse::default()
+        };
         if self.gpus.insert((node.to_owned(), minor), gpu).is_some() {
-            self.violations.push(format!("node {node} has two GPUs with minor {minor}"));
+            self.violations
+                .push(format!("node {node} has two GPUs with minor {minor}"));
         }
     }
 
-    fn add_pod(&mut self, snapshot: &Snapshot, name: &str, pod: &Pod, node: &str, share: Share) -> Result<(), String> {
+    fn add_pod(
+        &mut self,
+        snapshot: &Snapshot,
+        name: &str,
+        pod: &Pod,
+        node: &str,
+        share: Share,
+    ) -> Result<(), String> {
         let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-        if share.manner == Manner::Whole && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor)) {
+        if share.manner == Manner::Whole
+            && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
+        {
             // What the pod has, only its containers tell: see `clashes`.
             return Ok(());
         }
         let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
         if share.manner == Manner::All {
-            let all: BTreeSet<i32> = self.gpus.keys().filter(|(on, _)| on == node).map(|(_, minor)| *minor).collect();
-            return if distinct == all { Ok(()) } else { Err(format!("it is to see GPUs {all:?} and has {devices:?}")) };
+            let all: BTreeSet<i32> = self
+                .gpus
+                .keys()
+                .filter(|(on, _)| on == node)
+                .map(|(_, minor)| *minor)
+                .collect();
+            return if distinct == all {
+                Ok(())
+            } else {
+                Err(format!("it is to see GPUs {all:?} and has {devices:?}"))
+            };
         }
         if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
-            return Err(format!("it asks for {} devices and has {:?}", share.n_devices, devices));
+            return Err(format!(
+                "it asks for {} devices and has {:?}",
+                share.n_devices, devices
+            ));
         }
         if !snapshot.devices.contains_key(node) {
             return Ok(());
         }
         let unit = memory_unit(snapshot, node);
         for (minor, uuid) in &devices {
-            let gpu = self.gpus.get_mut(&(node.to_owned(), *minor)).ok_or_else(|| format!("there is no GPU {minor}"))?;
+            let gpu = self
+                .gpus
+                .get_mut(&(node.to_owned(), *minor))
+                .ok_or_else(|| format!("there is no GPU {minor}"))?;
             if !uuid.is_empty() && *uuid != gpu.uuid {
                 return Err(format!("its GPU {minor} is {uuid}, the node's is {}", gpu.uuid));
             }
@@ -255,17 +369,29 @@ impl Accounts {
             gpu.pods.push(name.to_owned());
         }
         // The annotations of a pod that has exchanged its record follow later.
-        if exchanged.is_some() { Ok(()) } else { check_gpushare_annotations(pod, share, &devices) }
+        if exchanged.is_some() {
+            Ok(())
+        } else {
+            check_gpushare_annotations(pod, share, &devices)
+        }
     }
 
     fn check_limits(&mut self) {
         for gpu in self.gpus.values() {
             let name = format!("GPU {} of {}", gpu.minor, gpu.node);
             if gpu.used_hundredths > u128::from(gpu.total) * 100 {
-                self.violations.push(format!("{name}: {} of {} bytes are held by {:?}", gpu.used(), gpu.total, gpu.pods));
+                self.violations.push(format!(
+                    "{name}: {} of {} bytes are held by {:?}",
+                    gpu.used(),
+                    gpu.total,
+                    gpu.pods
+                ));
             }
             if gpu.core > 100 {
-                self.violations.push(format!("{name}: {} % of its core is held by {:?}", gpu.core, gpu.pods));
+                self.violations.push(format!(
+                    "{name}: {} % of its core is held by {:?}",
+                    gpu.core, gpu.pods
+                ));
             }
         }
     }
@@ -279,19 +405,34 @@ fn check_recorded_amounts(
     share: Share,
     hundredths: u128,
 ) -> Result<(), String> {
-    let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
+    let text = pod
+        .annotations()
+        .get(DEVICE_ALLOCATED)
+        .map_or("{}", String::as_str);
     let own: DeviceAllocations = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let record = exchanged.unwrap_or(&own);
-    let Some(entry) = record.get(TYPE_GPU).into_iter().flatten().find(|entry| entry.minor == minor) else { return Ok(()) };
+    let Some(entry) = record
+        .get(TYPE_GPU)
+        .into_iter()
+        .flatten()
+        .find(|entry| entry.minor == minor)
+    else {
+        return Ok(());
+    };
     let recorded = |name: &str| entry.resources.get(name).and_then(|amount| amount.unsigned());
     let bytes = recorded(GPU_MEMORY).map(u128::from);
     if bytes.is_none_or(|bytes| bytes != hundredths / 100 && bytes != hundredths.div_ceil(100)) {
-        return Err(format!("its record of GPU {minor} says {GPU_MEMORY} {bytes:?}, it asks for {}", hundredths.div_ceil(100)));
+        return Err(format!(
+            "its record of GPU {minor} says {GPU_MEMORY} {bytes:?}, it asks for {}",
+            hundredths.div_ceil(100)
+        ));
     }
     let core = share.core / share.n_devices;
     match recorded(GPU_CORE).unwrap_or(0) {
         same if same == core => Ok(()),
-        other => Err(format!("its record of GPU {minor} says {GPU_CORE} {other}, it asks for {core}")),
+        other => Err(format!(
+            "its record of GPU {minor} says {GPU_CORE} {other}, it asks for {core}"
+        )),
     }
 }
 
@@ -301,7 +442,10 @@ fn check_gpushare_annotations(pod: &Pod, share: Share, devices: &[(i32, String)]
         let minors: Vec<String> = devices.iter().map(|(minor, _)| minor.to_string()).collect();
         let (idx, units) = (annotation(MEM_IDX), annotation(MEM_POD));
         if idx != minors.join(",") || units != share.units.to_string() {
-            return Err(format!("it asks for {} units of GPU {minors:?}, but {MEM_IDX}={idx} and {MEM_POD}={units}", share.units));
+            return Err(format!(
+                "it asks for {} units of GPU {minors:?}, but {MEM_IDX}={idx} and {MEM_POD}={units}",
+                share.units
+            ));
         }
     }
     let is_ours = pod.annotations().contains_key(DEVICE_ALLOCATED);
@@ -315,7 +459,9 @@ fn check_gpushare_annotations(pod: &Pod, share: Share, devices: &[(i32, String)]
 pub fn memory_unit(snapshot: &Snapshot, node: &str) -> u64 {
     let annotations = snapshot.nodes.get(node).map(ResourceExt::annotations);
     let text = annotations.and_then(|annotations| annotations.get(&format!("{GPU_MEM}-unit")));
-    text.and_then(|text| text.parse::<MemoryUnit>().ok()).unwrap_or(MemoryUnit::GIB).bytes()
+    text.and_then(|text| text.parse::<MemoryUnit>().ok())
+        .unwrap_or(MemoryUnit::GIB)
+        .bytes()
 }
 
 /// What one container sees.
@@ -349,9 +495,19 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
             let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
             let sees = seen(&log, device);
             let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-            let is_vendors = asks_whole(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
-            let should_see = if is_vendors { sees.clone() } else { should_see(pod, device, &container.name) };
-            sights.push(Sight { pod: name.clone(), container: container.name.clone(), sees, should_see });
+            let is_vendors =
+                asks_whole(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
+            let should_see = if is_vendors {
+                sees.clone()
+            } else {
+                should_see(pod, device, &container.name)
+            };
+            sights.push(Sight {
+                pod: name.clone(),
+                container: container.name.clone(),
+                sees,
+                should_see,
+            });
         }
     }
     Ok(sights)
@@ -363,56 +519,96 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
 /// And a spec of the right name must say how many memory units this container has.
 pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
     if let Some(name) = container.stale_devices.first() {
-        return Some(format!("{name} was injected with content that its spec does not have"));
+        return Some(format!(
+            "{name} was injected with content that its spec does not have"
+        ));
     }
-    let held = container.devices.get(GPU_MEM).filter(|_| !container.cdi_devices.is_empty())?.len().to_string();
+    let held = container
+        .devices
+        .get(GPU_MEM)
+        .filter(|_| !container.cdi_devices.is_empty())?
+        .len()
+        .to_string();
     let told = container.env.get(MEM_CONTAINER);
-    (told != Some(&held)).then(|| format!("its spec says {MEM_CONTAINER} {told:?}, and it holds {held} units"))
+    (told != Some(&held))
+        .then(|| format!("its spec says {MEM_CONTAINER} {told:?}, and it holds {held} units"))
 }
 
 /// A sentence for each container that sees other devices than it should.
 pub fn misfits(sights: &[Sight]) -> Vec<String> {
     let wrong = sights.iter().filter(|sight| sight.sees != sight.should_see);
-    wrong.map(|s| format!("container {} of {} sees {:?} and should see {:?}", s.container, s.pod, s.sees, s.should_see)).collect()
+    wrong
+        .map(|s| {
+            format!(
+                "container {} of {} sees {:?} and should see {:?}",
+                s.container, s.pod, s.sees, s.should_see
+            )
+        })
+        .collect()
 }
 
 /// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
 pub fn clashes(snapshot: &Snapshot, sights: &[Sight]) -> Vec<String> {
     let manner = |sight: &Sight| {
-        let pod = snapshot.pods.get(&sight.pod).filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed"))?;
+        let pod = snapshot
+            .pods
+            .get(&sight.pod)
+            .filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed"))?;
         Share::of(pod).map(|share| share.manner)
     };
     let mut clashes = Vec::new();
     for one in sights.iter().filter(|sight| manner(sight) == Some(Manner::Whole)) {
-        let others = sights.iter().filter(|sight| sight.pod != one.pod && manner(sight).is_some_and(|manner| manner != Manner::All));
+        let others = sights.iter().filter(|sight| {
+            sight.pod != one.pod && manner(sight).is_some_and(|manner| manner != Manner::All)
+        });
         for other in others {
             let both = one.sees.iter().filter(|uuid| other.sees.contains(uuid));
-            clashes.extend(both.map(|uuid| format!("{} has GPU {uuid} whole, and {} sees it too", one.pod, other.pod)));
+            clashes.extend(
+                both.map(|uuid| format!("{} has GPU {uuid} whole, and {} sees it too", one.pod, other.pod)),
+            );
         }
     }
     clashes
 }
 
 fn asks(container: &Container) -> bool {
-    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    let limits = container
+        .resources
+        .as_ref()
+        .and_then(|resources| resources.limits.as_ref());
     limits.is_some_and(|limits| SERVED.iter().any(|name| limits.contains_key(*name))) || asks_whole(container)
 }
 
 fn asks_whole(container: &Container) -> bool {
-    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    let limits = container
+        .resources
+        .as_ref()
+        .and_then(|resources| resources.limits.as_ref());
     limits.is_some_and(|limits| VENDOR_GPUS.iter().any(|name| limits.contains_key(*name)))
 }
 
 fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     let status = pod.status.as_ref();
-    let init = status.iter().filter_map(|status| status.init_container_statuses.as_ref()).flatten();
-    let apps = status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
+    let init = status
+        .iter()
+        .filter_map(|status| status.init_container_statuses.as_ref())
+        .flatten();
+    let apps = status
+        .iter()
+        .filter_map(|status| status.container_statuses.as_ref())
+        .flatten();
     let has_run = |state: Option<&k8s_openapi::api::core::v1::ContainerState>| {
         state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     };
-    let started: BTreeSet<&str> = init.chain(apps).filter(|one| has_run(one.state.as_ref())).map(|one| one.name.as_str()).collect();
+    let started: BTreeSet<&str> = init
+        .chain(apps)
+        .filter(|one| has_run(one.state.as_ref()))
+        .map(|one| one.name.as_str())
+        .collect();
     let spec = pod.spec.as_ref();
-    let all = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let all = spec
+        .into_iter()
+        .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     all.filter(move |container| started.contains(container.name.as_str()))
 }
 
@@ -420,15 +616,34 @@ fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 /// simulated GPUs without nodes, those that its variables name. Of a line that is there several times the last one counts,
 /// as the container may have started more than once.
 pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
-    let last = |name: &str| log.lines().rev().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let last = |name: &str| {
+        log.lines()
+            .rev()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+    };
     let Some(nodes) = last(DEVICE_NODES) else {
         let by_vendor = devices_of(last(VISIBLE_DEVICES).unwrap_or_default());
         let is_void = last(VISIBLE_DEVICES).is_none_or(|value| value == "void");
-        return if is_void { devices_of(last(GPU_DEVICES).unwrap_or_default()) } else { by_vendor };
+        return if is_void {
+            devices_of(last(GPU_DEVICES).unwrap_or_default())
+        } else {
+            by_vendor
+        };
     };
-    let minors = nodes.split(',').filter_map(|node| node.strip_prefix("/dev/nvidia")?.parse::<i32>().ok());
-    let gpus = || device.into_iter().flat_map(|device| &device.spec.devices).filter(|info| info.device_type == TYPE_GPU);
-    let uuid = |minor: i32| gpus().find(|info| info.minor == Some(minor)).map_or_else(|| format!("minor {minor}"), |info| info.id.clone());
+    let minors = nodes
+        .split(',')
+        .filter_map(|node| node.strip_prefix("/dev/nvidia")?.parse::<i32>().ok());
+    let gpus = || {
+        device
+            .into_iter()
+            .flat_map(|device| &device.spec.devices)
+            .filter(|info| info.device_type == TYPE_GPU)
+    };
+    let uuid = |minor: i32| {
+        gpus()
+            .find(|info| info.minor == Some(minor))
+            .map_or_else(|| format!("minor {minor}"), |info| info.id.clone())
+    };
     let mut uuids: Vec<String> = minors.map(uuid).collect();
     uuids.sort();
     uuids.dedup();
@@ -437,7 +652,11 @@ pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
 
 /// The devices that a value of the variable names, sorted.
 pub fn devices_of(value: &str) -> Vec<String> {
-    let mut uuids: Vec<String> = value.split(',').filter(|uuid| !matches!(*uuid, "" | "void" | "none")).map(str::to_owned).collect();
+    let mut uuids: Vec<String> = value
+        .split(',')
+        .filter(|uuid| !matches!(*uuid, "" | "void" | "none"))
+        .map(str::to_owned)
+        .collect();
     uuids.sort();
     uuids
 }

@@ -97,9 +97,15 @@ pub struct KubeScheduler {
 
 impl KubeScheduler {
     /// Starts a loop on the API server that `client` talks to.
-    pub fn start(client: &Client, configuration: &Configuration, options: Options) -> Result<Self, ConfigurationError> {
+    pub fn start(
+        client: &Client,
+        configuration: &Configuration,
+        options: Options,
+    ) -> Result<Self, ConfigurationError> {
         let state = Loop::new(client.clone(), configuration, options)?;
-        Ok(Self { _loop: AbortOnDropHandle::new(tokio::spawn(state.run(client.clone()))) })
+        Ok(Self {
+            _loop: AbortOnDropHandle::new(tokio::spawn(state.run(client.clone()))),
+        })
     }
 }
 
@@ -154,8 +160,17 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(client: Client, configuration: &Configuration, options: Options) -> Result<Self, ConfigurationError> {
-        let extenders = configuration.extenders.iter().cloned().map(Extender::new).collect::<Result<Vec<_>, _>>()?;
+    fn new(
+        client: Client,
+        configuration: &Configuration,
+        options: Options,
+    ) -> Result<Self, ConfigurationError> {
+        let extenders = configuration
+            .extenders
+            .iter()
+            .cloned()
+            .map(Extender::new)
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             cache: Cache::default(),
             queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
@@ -189,15 +204,31 @@ impl Loop {
         self.reports = Some(reports);
         self.own_inbox = Some(sender.clone());
         let _helpers = [
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<Node>::all(client.clone()), Input::Node, sender.clone()))),
+            AbortOnDropHandle::new(tokio::spawn(watch(
+                Api::<Node>::all(client.clone()),
+                Input::Node,
+                sender.clone(),
+            ))),
             AbortOnDropHandle::new(tokio::spawn(watch(
                 Api::<Pod>::all(client.clone()),
                 |event| Input::Pod(event, Instant::now()),
                 sender.clone(),
             ))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodDisruptionBudget>::all(client.clone()), Input::Budget, sender.clone()))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<CSIStorageCapacity>::all(client.clone()), Input::Capacity, sender.clone()))),
-            AbortOnDropHandle::new(tokio::spawn(watch(Api::<PodGroup>::all(client.clone()), Input::Group, sender))),
+            AbortOnDropHandle::new(tokio::spawn(watch(
+                Api::<PodDisruptionBudget>::all(client.clone()),
+                Input::Budget,
+                sender.clone(),
+            ))),
+            AbortOnDropHandle::new(tokio::spawn(watch(
+                Api::<CSIStorageCapacity>::all(client.clone()),
+                Input::Capacity,
+                sender.clone(),
+            ))),
+            AbortOnDropHandle::new(tokio::spawn(watch(
+                Api::<PodGroup>::all(client.clone()),
+                Input::Group,
+                sender,
+            ))),
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
         loop {
@@ -253,7 +284,12 @@ impl Loop {
             }
             watcher::Event::InitDone => {
                 self.nodes.synced = true;
-                let gone: Vec<String> = self.cache.node_names().filter(|name| !self.nodes.seen.contains(*name)).cloned().collect();
+                let gone: Vec<String> = self
+                    .cache
+                    .node_names()
+                    .filter(|name| !self.nodes.seen.contains(*name))
+                    .cloned()
+                    .collect();
                 gone.iter().filter(|name| self.cache.remove_node(name)).count() > 0
             }
             watcher::Event::Apply(node) => self.cache.put_node(&node.name_any(), node),
@@ -295,10 +331,16 @@ impl Loop {
     /// A change of a storage capacity is an event for the pods that an extender refused: it takes every event for one that may
     /// help. Those that wait for volumes look at the amount, which nothing here does.
     fn take_capacity(&mut self, event: watcher::Event<CSIStorageCapacity>) {
-        let (watcher::Event::InitApply(capacity) | watcher::Event::Apply(capacity)) = event else { return };
+        let (watcher::Event::InitApply(capacity) | watcher::Event::Apply(capacity)) = event else {
+            return;
+        };
         let version = capacity.resource_version();
         // A list shows what a broken watch has missed.
-        if self.capacities.insert(capacity.uid().unwrap_or_default(), version.clone()) != Some(version) {
+        if self
+            .capacities
+            .insert(capacity.uid().unwrap_or_default(), version.clone())
+            != Some(version)
+        {
             self.queue.wake_refused_by_extenders(Instant::now());
         }
     }
@@ -307,7 +349,9 @@ impl Loop {
         let Some(uid) = pod.uid() else { return };
         let pod = Arc::new(pod);
         let spec = pod.spec.as_ref();
-        let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
+        let node = spec
+            .and_then(|spec| spec.node_name.clone())
+            .filter(|name| !name.is_empty());
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if matches!(phase, Some("Succeeded" | "Failed")) {
             self.forget(&uid);
@@ -330,16 +374,25 @@ impl Loop {
 
     fn is_ours(&self, pod: &Pod) -> bool {
         let spec = pod.spec.as_ref();
-        let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or("default-scheduler");
-        let gated = spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+        let scheduler = spec
+            .and_then(|spec| spec.scheduler_name.as_deref())
+            .unwrap_or("default-scheduler");
+        let gated = spec
+            .and_then(|spec| spec.scheduling_gates.as_ref())
+            .is_some_and(|gates| !gates.is_empty());
         self.configuration.schedulers.contains(scheduler) && !gated
     }
 
     /// Takes note of the node that the API server says is kept for a pod.
     fn note_nomination(&mut self, uid: &str, pod: &Arc<Pod>) {
         if let Some(node) = nominated_node(pod) {
-            self.nominated.insert(uid.to_owned(), (node.to_owned(), Arc::clone(pod)));
-        } else if self.queue.get(uid).is_some_and(|before| nominated_node(before).is_some()) {
+            self.nominated
+                .insert(uid.to_owned(), (node.to_owned(), Arc::clone(pod)));
+        } else if self
+            .queue
+            .get(uid)
+            .is_some_and(|before| nominated_node(before).is_some())
+        {
             self.nominated.remove(uid);
         }
     }
@@ -362,7 +415,10 @@ impl Loop {
         let found = match Amounts::of_pod(&pod) {
             Ok(request) => {
                 let nodes = self.nodes_for(uid, &pod);
-                self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await.map(|node| (node, request))
+                self.cycle
+                    .place(&pod, &request, &nodes, &mut diagnosis)
+                    .await
+                    .map(|node| (node, request))
             }
             Err(error) => Err(Failure::Error(error.to_string())),
         };
@@ -396,17 +452,26 @@ impl Loop {
 
     /// Evicts pods for one that found no node, if that helps; returns the change of its nominated node.
     async fn preempt(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: &Diagnosis) -> Nomination {
-        let Ok(request) = Amounts::of_pod(pod) else { return Nomination::Keep };
+        let Ok(request) = Amounts::of_pod(pod) else {
+            return Nomination::Keep;
+        };
         // The latest version of the pod counts, as its node may have been written meanwhile.
         let pod = self.queue.get(uid).cloned().unwrap_or_else(|| Arc::clone(pod));
         let (nodes, pods) = (self.nodes_for(uid, &pod), self.cache.pods());
         let budgets: Vec<PodDisruptionBudget> = self.budgets.values().cloned().collect();
-        let scene = Scene { nodes: &nodes, pods: &pods, budgets: &budgets, extenders: &self.cycle.extenders, ignored: &self.cycle.ignored };
+        let scene = Scene {
+            nodes: &nodes,
+            pods: &pods,
+            budgets: &budgets,
+            extenders: &self.cycle.extenders,
+            ignored: &self.cycle.ignored,
+        };
         let round = scene.preempt(&pod, &request, diagnosis).await;
         if let Some((node, victims)) = round.evicted {
             evict(&self.client, &victims).await;
             // Less important pods that the node was kept for may not fit there any more.
-            self.nominated.retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(&pod));
+            self.nominated
+                .retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(&pod));
         }
         match &round.nomination {
             Nomination::Node(node) => drop(self.nominated.insert(uid.to_owned(), (node.clone(), pod))),
@@ -417,7 +482,9 @@ impl Loop {
     }
 
     fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: Diagnosis) {
-        let Some(inbox) = self.own_inbox.clone() else { return };
+        let Some(inbox) = self.own_inbox.clone() else {
+            return;
+        };
         let binder = self.binder.clone();
         let waits = self.cycle.claims.waits(&pod);
         self.bindings.spawn(async move {
@@ -426,13 +493,25 @@ impl Loop {
             }
             let result = binder.bind(&pod, &uid, &node).await;
             // The loop is gone if nobody listens; there is nothing left to tell.
-            let _ = inbox.send(Input::BindingEnded(Box::new(Binding { uid, pod, node, diagnosis, result })));
+            let _ = inbox.send(Input::BindingEnded(Box::new(Binding {
+                uid,
+                pod,
+                node,
+                diagnosis,
+                result,
+            })));
         });
     }
 
     /// After a failed binding the pod is tried again, unless the watch has shown meanwhile that it is bound after all.
     fn end_binding(&mut self, binding: Binding) {
-        let Binding { uid, pod, node, diagnosis, result } = binding;
+        let Binding {
+            uid,
+            pod,
+            node,
+            diagnosis,
+            result,
+        } = binding;
         // PreBind comes before the binding itself, and what it has bound stays.
         self.cycle.claims.bind(&pod, &node);
         match result {
@@ -445,7 +524,10 @@ impl Loop {
                 self.queue.wake_all(Instant::now());
                 self.fail(&uid, &pod, diagnosis, message);
             }
-            Err(message) => debug!(pod = pod.name_any(), message, "the binding failed, but the pod is bound or gone"),
+            Err(message) => debug!(
+                pod = pod.name_any(),
+                message, "the binding failed, but the pod is bound or gone"
+            ),
         }
     }
 
@@ -466,7 +548,11 @@ impl Loop {
 
     fn tell(&self, pod: &Pod, diagnosis: Diagnosis, outcome: Outcome) {
         if let Some(journal) = &self.journal {
-            let attempt = Attempt { pod: format!("{}/{}", report::namespace(pod), pod.name_any()), diagnosis, outcome };
+            let attempt = Attempt {
+                pod: format!("{}/{}", report::namespace(pod), pod.name_any()),
+                diagnosis,
+                outcome,
+            };
             // Whoever kept the journal may have stopped reading it.
             let _ = journal.send(attempt);
         }

@@ -43,7 +43,10 @@ use tokio::sync::{broadcast, watch};
 pub use admission::Admission;
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
-pub use config::{CdiSupport, Delays, Faults, KubeletConfig, LogSink, MachineGpus, OrderRule, Ordering, RuntimeConfig, Start, StartHook};
+pub use config::{
+    CdiSupport, Delays, Faults, KubeletConfig, LogSink, MachineGpus, OrderRule, Ordering, RuntimeConfig,
+    Start, StartHook,
+};
 pub use pod::{ContainerKind, EXIT_AFTER};
 pub use process::StartupError;
 pub use runtime::{Container, DEVICE_NODES, RunState};
@@ -89,15 +92,23 @@ pub struct Kubelet {
 
 /// Opens the runtime's socket for plugins, if there is to be one.
 fn listen(config: &KubeletConfig, runtime: &Arc<Runtime>) -> Result<Option<Arc<Nri>>, StartupError> {
-    let open =
-        |path: PathBuf| Nri::listen(&path, Arc::clone(runtime), config.needs_nri).map_err(|source| StartupError::Prepare { path, source });
-    config.has_nri.then(|| open(config.nri_socket()).map(Arc::new)).transpose()
+    let open = |path: PathBuf| {
+        Nri::listen(&path, Arc::clone(runtime), config.needs_nri)
+            .map_err(|source| StartupError::Prepare { path, source })
+    };
+    config
+        .has_nri
+        .then(|| open(config.nri_socket()).map(Arc::new))
+        .transpose()
 }
 
 /// Starts the runtime's side of CDI, if it has one.
 fn injector(config: &KubeletConfig) -> Result<Option<Arc<Injector>>, StartupError> {
     let start = || Injector::start(config).map(Arc::new);
-    (config.runtime.cdi == CdiSupport::On).then(start).transpose().map_err(StartupError::Watch)
+    (config.runtime.cdi == CdiSupport::On)
+        .then(start)
+        .transpose()
+        .map_err(StartupError::Watch)
 }
 
 impl Kubelet {
@@ -145,7 +156,10 @@ impl Kubelet {
             // /var/run is in memory; it may not have been there.
             let _ = std::fs::remove_dir_all(dir);
         }
-        *self = Self::start_held(KubeletConfig::clone(&self.lasting.config), self.lasting.hold.clone())?;
+        *self = Self::start_held(
+            KubeletConfig::clone(&self.lasting.config),
+            self.lasting.hold.clone(),
+        )?;
         Ok(())
     }
 
@@ -166,7 +180,8 @@ impl Kubelet {
 
     /// One container by its pod's namespace and name.
     pub fn container(&self, namespace: &str, pod: &str, container: &str) -> Option<Container> {
-        let is_it = |found: &Container| found.namespace == namespace && found.pod == pod && found.name == container;
+        let is_it =
+            |found: &Container| found.namespace == namespace && found.pod == pod && found.name == container;
         self.containers().into_iter().find(is_it)
     }
 
@@ -199,7 +214,10 @@ impl Kubelet {
 
     /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet and of the machine too.
     pub fn hold(&self) {
-        self.lasting.hold.send_replace(Hold { is_held: true, order: None });
+        self.lasting.hold.send_replace(Hold {
+            is_held: true,
+            order: None,
+        });
     }
 
     /// How many pods wait because of [`Kubelet::hold`].
@@ -209,7 +227,10 @@ impl Kubelet {
 
     /// Admits the pods that wait, as one batch in this order; `seed` decides what is random in it.
     pub fn release(&self, rule: OrderRule, seed: u64) {
-        self.lasting.hold.send_replace(Hold { is_held: false, order: Some((rule, seed)) });
+        self.lasting.hold.send_replace(Hold {
+            is_held: false,
+            order: Some((rule, seed)),
+        });
     }
 
     /// How many calls of Allocate have begun.
@@ -219,7 +240,12 @@ impl Kubelet {
 
     /// How long each answered call of Allocate took, the way there and back included.
     pub fn allocate_took(&self) -> Vec<Duration> {
-        self.lasting.counts.allocate_took.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lasting
+            .counts
+            .allocate_took
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// How often the pod-resources API was asked to list.
@@ -253,24 +279,45 @@ impl Kubelet {
     }
 
     /// Makes a container crash; kubelet starts it again with what Allocate once answered.
-    pub fn restart_container(&self, namespace: &str, pod: &str, container: &str) -> Result<(), UnknownContainer> {
-        let unknown = || UnknownContainer { pod: format!("{namespace}/{pod}"), container: container.to_owned() };
+    pub fn restart_container(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Result<(), UnknownContainer> {
+        let unknown = || UnknownContainer {
+            pod: format!("{namespace}/{pod}"),
+            container: container.to_owned(),
+        };
         let found = self.container(namespace, pod, container).ok_or_else(unknown)?;
         let pods = self.process.pods();
-        let worker = pods.0.get(&found.pod_uid).and_then(|record| record.worker.as_ref()).ok_or_else(unknown)?;
-        worker.send(Command::Restart(container.to_owned())).map_err(|_| unknown())
+        let worker = pods
+            .0
+            .get(&found.pod_uid)
+            .and_then(|record| record.worker.as_ref())
+            .ok_or_else(unknown)?;
+        worker
+            .send(Command::Restart(container.to_owned()))
+            .map_err(|_| unknown())
     }
 
     /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; whether there was one.
     pub fn drop_stream(&self, resource: &str) -> bool {
         let plugins = self.process.plugins();
-        plugins.get(resource).map(|plugin| plugin.closed.cancel()).is_some()
+        plugins
+            .get(resource)
+            .map(|plugin| plugin.closed.cancel())
+            .is_some()
     }
 
     /// Waits until plugins of the container runtime have registered so many times; whether they did before `deadline`.
     pub async fn until_asked(&self, times: usize, deadline: Duration) -> bool {
-        let Some(nri) = &self.lasting.nri else { return false };
-        tokio::time::timeout(deadline, nri.until_registered(times)).await.is_ok()
+        let Some(nri) = &self.lasting.nri else {
+            return false;
+        };
+        tokio::time::timeout(deadline, nri.until_registered(times))
+            .await
+            .is_ok()
     }
 
     /// Waits until `condition` holds, looking again at every change; whether it did before `deadline`.

@@ -88,7 +88,9 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Result<(ApiServer, TempDir)> {
-        let api = ApiServer::start(Config::loopback()).await.context("cannot start the API server")?;
+        let api = ApiServer::start(Config::loopback())
+            .await
+            .context("cannot start the API server")?;
         Ok((api, TempDir::with_prefix("gpushare-load-")?))
     }
 
@@ -97,11 +99,23 @@ impl Rig {
         let binaries = Binaries::locate().await?;
         let address = free_address()?;
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
-        let args = ["--listen", &address.to_string(), "--kubeconfig", &kubeconfig.display().to_string(), "--log-level", "warn"];
+        let args = [
+            "--listen",
+            &address.to_string(),
+            "--kubeconfig",
+            &kubeconfig.display().to_string(),
+            "--log-level",
+            "warn",
+        ];
         let args = args.iter().chain(flags).map(|arg| (*arg).to_owned()).collect();
         let began = Instant::now();
         let log = dir.path().join("scheduler.log");
-        let invocation = Invocation { name: "gpushare-scheduler".to_owned(), program: binaries.scheduler, args, log };
+        let invocation = Invocation {
+            name: "gpushare-scheduler".to_owned(),
+            program: binaries.scheduler,
+            args,
+            log,
+        };
         let crashes = Crashes::default();
         let scheduler = Daemon::start(invocation, &crashes)?;
         let url = format!("http://{address}");
@@ -114,7 +128,14 @@ impl Rig {
             ready = tokio::time::timeout(Duration::from_secs(120), ready) => ready.context("the scheduler is not ready in time")?,
             crash = crashes.first() => return Err(crash.into()),
         }
-        Ok(Self { scheduler, api, url, address, ready: began.elapsed(), dir })
+        Ok(Self {
+            scheduler,
+            api,
+            url,
+            address,
+            ready: began.elapsed(),
+            dir,
+        })
     }
 
     /// Resident memory of the scheduler in MiB.
@@ -130,7 +151,14 @@ impl Rig {
     fn memory(&self, field: &str) -> Result<f64> {
         let pid = self.scheduler.pid().context("the scheduler has no process id")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;
-        let kib = status.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
+        let kib = status.lines().find_map(|line| {
+            line.strip_prefix(field)?
+                .trim()
+                .strip_suffix(" kB")?
+                .trim()
+                .parse::<f64>()
+                .ok()
+        });
         Ok(kib.context("/proc does not tell the resident memory")? / 1024.0)
     }
 
@@ -149,7 +177,9 @@ impl Rig {
 
 /// A scheduler that has started first waits out what its predecessor may be writing. A pod that does not exist asks when that is over.
 async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
-    let question = json!({"PodName": "nobody", "PodNamespace": "default", "PodUID": "nobody", "Node": "nowhere"}).to_string();
+    let question =
+        json!({"PodName": "nobody", "PodNamespace": "default", "PodUID": "nobody", "Node": "nowhere"})
+            .to_string();
     let asking = async {
         loop {
             let (_, answer) = client.post(url, question.clone()).await?;
@@ -159,7 +189,9 @@ async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), asking).await.context("the scheduler does not begin to bind in time")?
+    tokio::time::timeout(Duration::from_secs(60), asking)
+        .await
+        .context("the scheduler does not begin to bind in time")?
 }
 
 fn float(n: usize) -> f64 {
@@ -172,6 +204,8 @@ fn quantiles(mut latencies: Vec<Duration>) -> [f64; 4] {
     let n_requests = latencies.len();
     [50, 90, 99, 100].map(|percent| {
         let idx = (n_requests * percent / 100).min(n_requests.saturating_sub(1));
-        latencies.get(idx).map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
+        latencies
+            .get(idx)
+            .map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
     })
 }

@@ -31,23 +31,36 @@ pub fn read(path: &Path) -> Result<Vec<DynamicObject>> {
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    let mut files: Vec<PathBuf> = paths.filter(|path| path.extension().is_some_and(|e| e == "yaml")).collect();
+    let mut files: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|e| e == "yaml"))
+        .collect();
     files.sort();
     Ok(files)
 }
 
 /// Applies one object; a namespaced one without a namespace goes to `default`. Answers the object as it is stored.
 pub async fn apply(client: &Client, object: &DynamicObject) -> Result<DynamicObject> {
-    let types = object.types.clone().context("an object has no apiVersion and kind")?;
+    let types = object
+        .types
+        .clone()
+        .context("an object has no apiVersion and kind")?;
     let kind = GroupVersionKind::try_from(&types).context("an apiVersion does not parse")?;
     let resource = ApiResource::from_gvk(&kind);
-    let namespace = object.namespace().or_else(|| (types.kind == "Pod").then(|| "default".to_owned()));
+    let namespace = object
+        .namespace()
+        .or_else(|| (types.kind == "Pod").then(|| "default".to_owned()));
     let api: Api<DynamicObject> = match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     };
     let name = object.name_any();
-    let applied = api.patch(&name, &PatchParams::apply("testbed").force(), &Patch::Apply(object)).await;
+    let applied = api
+        .patch(
+            &name,
+            &PatchParams::apply("testbed").force(),
+            &Patch::Apply(object),
+        )
+        .await;
     applied.with_context(|| format!("cannot apply {} {name}", types.kind))
 }
 
@@ -55,7 +68,11 @@ pub async fn apply(client: &Client, object: &DynamicObject) -> Result<DynamicObj
 pub async fn apply_file(client: &Client, path: &Path) -> Result<Vec<DynamicObject>> {
     let mut applied = Vec::new();
     for object in read(path)? {
-        applied.push(apply(client, &object).await.with_context(|| path.display().to_string())?);
+        applied.push(
+            apply(client, &object)
+                .await
+                .with_context(|| path.display().to_string())?,
+        );
     }
     Ok(applied)
 }

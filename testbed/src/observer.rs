@@ -84,11 +84,29 @@ impl Observer {
     pub fn start(client: &Client) -> Self {
         let (sender, snapshot) = watch::channel(Snapshot::default());
         let watches = [
-            spawn(Api::<Node>::all(client.clone()), "nodes", |s| &mut s.nodes, sender.clone()),
-            spawn(Api::<Pod>::all(client.clone()), "pods", |s| &mut s.pods, sender.clone()),
-            spawn(Api::<Device>::all(client.clone()), "devices", |s| &mut s.devices, sender),
+            spawn(
+                Api::<Node>::all(client.clone()),
+                "nodes",
+                |s| &mut s.nodes,
+                sender.clone(),
+            ),
+            spawn(
+                Api::<Pod>::all(client.clone()),
+                "pods",
+                |s| &mut s.pods,
+                sender.clone(),
+            ),
+            spawn(
+                Api::<Device>::all(client.clone()),
+                "devices",
+                |s| &mut s.devices,
+                sender,
+            ),
         ];
-        Self { snapshot, _watches: Arc::new(watches) }
+        Self {
+            snapshot,
+            _watches: Arc::new(watches),
+        }
     }
 
     /// What is known now.
@@ -98,7 +116,10 @@ impl Observer {
 
     /// Waits until everything that existed at the start is known.
     pub async fn synced(&self, deadline: Duration) -> Result<(), TimedOut> {
-        self.until("the watches to begin", deadline, |snapshot| (snapshot.synced.len() == 3).then_some(())).await
+        self.until("the watches to begin", deadline, |snapshot| {
+            (snapshot.synced.len() == 3).then_some(())
+        })
+        .await
     }
 
     /// Waits until `condition` is met, evaluating it at every change.
@@ -151,54 +172,94 @@ impl Snapshot {
 
     /// A pod of the namespace `default` or, written `namespace/name`, of any.
     pub fn pod(&self, name: &str) -> Option<&Pod> {
-        if name.contains('/') { self.pods.get(name) } else { self.pods.get(&format!("default/{name}")) }
+        if name.contains('/') {
+            self.pods.get(name)
+        } else {
+            self.pods.get(&format!("default/{name}"))
+        }
     }
 
     /// The pods that do not run, with their phase and reason.
     fn summary(&self) -> String {
         let not_running = self.pods.iter().filter(|(_, pod)| !is_running(pod));
-        let clauses: Vec<String> = not_running.map(|(name, pod)| format!("{name} is {} ({})", phase(pod), reason(pod))).collect();
-        if clauses.is_empty() { "every pod is running".to_owned() } else { clauses.join(", ") }
+        let clauses: Vec<String> = not_running
+            .map(|(name, pod)| format!("{name} is {} ({})", phase(pod), reason(pod)))
+            .collect();
+        if clauses.is_empty() {
+            "every pod is running".to_owned()
+        } else {
+            clauses.join(", ")
+        }
     }
 }
 
 /// A pod's phase.
 pub fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown")
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Unknown")
 }
 
 /// Whether all containers of a pod have started.
 pub fn is_running(pod: &Pod) -> bool {
-    let started = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-    phase(pod) == "Running" && started.is_some_and(|all| all.iter().all(|one| one.started == Some(true) || one.ready))
+    let started = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref());
+    phase(pod) == "Running"
+        && started.is_some_and(|all| all.iter().all(|one| one.started == Some(true) || one.ready))
 }
 
 /// The node that a pod is bound to.
 pub fn node_of(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty())
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .filter(|name| !name.is_empty())
 }
 
 /// The message of a pod's `PodScheduled` condition while it is false.
 pub fn unscheduled_because(pod: &Pod) -> Option<&str> {
-    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    let mut unscheduled = conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    let conditions = pod
+        .status
+        .iter()
+        .filter_map(|status| status.conditions.as_ref())
+        .flatten();
+    let mut unscheduled =
+        conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
     unscheduled.find_map(|condition| condition.message.as_deref())
 }
 
 fn reason(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let of_pod = status.and_then(|status| status.message.clone());
-    let waiting = status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten().find_map(|container| {
-        let waiting = container.state.as_ref()?.waiting.as_ref()?;
-        Some(format!("{}: {}", waiting.reason.as_deref().unwrap_or("waiting"), waiting.message.as_deref().unwrap_or_default()))
-    });
+    let waiting = status
+        .iter()
+        .filter_map(|status| status.container_statuses.as_ref())
+        .flatten()
+        .find_map(|container| {
+            let waiting = container.state.as_ref()?.waiting.as_ref()?;
+            Some(format!(
+                "{}: {}",
+                waiting.reason.as_deref().unwrap_or("waiting"),
+                waiting.message.as_deref().unwrap_or_default()
+            ))
+        });
     let node = node_of(pod).map(|node| format!("on {node}"));
-    unscheduled_because(pod).map(str::to_owned).or(of_pod).or(waiting).or(node).unwrap_or_else(|| "no reason is given".to_owned())
+    unscheduled_because(pod)
+        .map(str::to_owned)
+        .or(of_pod)
+        .or(waiting)
+        .or(node)
+        .unwrap_or_else(|| "no reason is given".to_owned())
 }
 
 fn objects<K: ResourceExt + DeserializeOwned>(api: &Cluster, resource: &str) -> BTreeMap<String, K> {
     let listed = api.list(resource, None).unwrap_or_default();
-    let typed = listed.into_iter().filter_map(|object| serde_json::from_value::<K>(serde_json::Value::clone(&object)).ok());
+    let typed = listed
+        .into_iter()
+        .filter_map(|object| serde_json::from_value::<K>(serde_json::Value::clone(&object)).ok());
     typed.map(|object| (key(&object), object)).collect()
 }
 

@@ -132,36 +132,50 @@ impl Commands {
     /// # Errors
     /// The file cannot be read, or something in it is not known.
     pub fn read(path: &Path, kubeconfig: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text, kubeconfig).with_context(|| format!("{} does not say how to break a cluster", path.display()))
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text, kubeconfig)
+            .with_context(|| format!("{} does not say how to break a cluster", path.display()))
     }
 
     fn parse(text: &str, kubeconfig: &Path) -> Result<Self> {
         let commands: Self = serde_yaml_ng::from_str(text)?;
         for (part, of_part) in &commands.parts {
             ensure!(!of_part.kill.trim().is_empty(), "parts.{part}.kill is empty");
-            ensure!(of_part.pause.is_some() == of_part.resume.is_some(), "parts.{part} has one of pause and resume");
+            ensure!(
+                of_part.pause.is_some() == of_part.resume.is_some(),
+                "parts.{part} has one of pause and resume"
+            );
         }
-        Ok(Self { kubeconfig: kubeconfig.to_owned(), ..commands })
+        Ok(Self {
+            kubeconfig: kubeconfig.to_owned(),
+            ..commands
+        })
     }
 
     /// Whether the file has what a scenario needs.
     pub fn allow(&self, need: Need) -> bool {
         match need {
             Need::Kill(part) => self.parts.contains_key(&part),
-            Need::Pause(part) => self.parts.get(&part).is_some_and(|commands| commands.pause.is_some()),
+            Need::Pause(part) => self
+                .parts
+                .get(&part)
+                .is_some_and(|commands| commands.pause.is_some()),
             Need::Remove(file) => self.remove.contains_key(&file),
             Need::Evict => self.evict,
         }
     }
 
     fn of(&self, part: Part) -> Result<&PartCommands> {
-        self.parts.get(&part).with_context(|| format!("the file has no commands for parts.{part}"))
+        self.parts
+            .get(&part)
+            .with_context(|| format!("the file has no commands for parts.{part}"))
     }
 
     /// Kills a part; `node` is the node of a part that there is one of on each.
     pub(crate) async fn kill(&self, part: Part, node: &str) -> Result<()> {
-        self.run(&format!("parts.{part}.kill"), &self.of(part)?.kill, node).await
+        self.run(&format!("parts.{part}.kill"), &self.of(part)?.kill, node)
+            .await
     }
 
     /// Starts a part that was killed, unless something else does.
@@ -174,28 +188,46 @@ impl Commands {
 
     /// Stops a part.
     pub(crate) async fn pause(&self, part: Part, node: &str) -> Result<()> {
-        let command = self.of(part)?.pause.as_ref().with_context(|| format!("the file has no parts.{part}.pause"))?;
+        let command = self
+            .of(part)?
+            .pause
+            .as_ref()
+            .with_context(|| format!("the file has no parts.{part}.pause"))?;
         self.run(&format!("parts.{part}.pause"), command, node).await
     }
 
     /// Lets a part go on that was stopped.
     pub(crate) async fn resume(&self, part: Part, node: &str) -> Result<()> {
-        let command = self.of(part)?.resume.as_ref().with_context(|| format!("the file has no parts.{part}.resume"))?;
+        let command = self
+            .of(part)?
+            .resume
+            .as_ref()
+            .with_context(|| format!("the file has no parts.{part}.resume"))?;
         self.run(&format!("parts.{part}.resume"), command, node).await
     }
 
     /// Removes a file of a node.
     pub(crate) async fn remove(&self, file: NodeFile, node: &str) -> Result<()> {
-        let command = self.remove.get(&file).with_context(|| format!("the file has no remove.{file}"))?;
+        let command = self
+            .remove
+            .get(&file)
+            .with_context(|| format!("the file has no remove.{file}"))?;
         self.run(&format!("remove.{file}"), command, node).await
     }
 
     async fn run(&self, name: &str, command: &str, node: &str) -> Result<()> {
         let mut shell = Command::new("sh");
-        shell.args(["-c", command]).env("NODE", node).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
+        shell
+            .args(["-c", command])
+            .env("NODE", node)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         // A part that the command starts may keep its standard output open.
         let status = shell.stdout(Stdio::null()).stderr(Stdio::inherit()).status();
-        let status = timeout(LIMIT, status).await.with_context(|| format!("{name} takes longer than {LIMIT:?}"))?;
+        let status = timeout(LIMIT, status)
+            .await
+            .with_context(|| format!("{name} takes longer than {LIMIT:?}"))?;
         match status.with_context(|| format!("cannot run {name}"))? {
             status if status.success() => Ok(()),
             status => bail!("{name} of node {node:?} failed ({status}): {command}"),
@@ -227,7 +259,10 @@ evict: true
     #[case::another_file(Need::Remove(NodeFile::PluginSockets), false)]
     #[case::eviction(Need::Evict, true)]
     fn allowed(#[case] need: Need, #[case] expected: bool) {
-        assert_eq!(Commands::parse(FILE, Path::new("k")).unwrap().allow(need), expected);
+        assert_eq!(
+            Commands::parse(FILE, Path::new("k")).unwrap().allow(need),
+            expected
+        );
     }
 
     #[rstest]
@@ -253,7 +288,13 @@ parts:
         commands.kill(Part::Kubelet, "n1").await.unwrap();
         commands.start(Part::Plugin, "n1").await.unwrap();
         let error = commands.start(Part::Kubelet, "n1").await.unwrap_err().to_string();
-        assert!(error.contains("parts.kubelet.start of node \"n1\" failed"), "{error}");
-        assert!(commands.kill(Part::Scheduler, "").await.is_err(), "it is not in the file");
+        assert!(
+            error.contains("parts.kubelet.start of node \"n1\" failed"),
+            "{error}"
+        );
+        assert!(
+            commands.kill(Part::Scheduler, "").await.is_err(),
+            "it is not in the file"
+        );
     }
 }

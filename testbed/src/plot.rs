@@ -9,7 +9,9 @@ use anyhow::{Context, Result};
 use crate::console::Console;
 
 /// Colours that people with any sight can tell apart; they begin again after the last.
-const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#4d4d4d"];
+const COLOURS: [&str; 8] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#4d4d4d",
+];
 const INK: &str = "#333333";
 /// Size of a panel of curves.
 pub(crate) const PANEL: (f64, f64) = (380.0, 260.0);
@@ -38,7 +40,10 @@ pub(crate) struct Axis {
 impl Axis {
     /// From one value to another, with lines at multiples of a step.
     pub(crate) fn even(range: (f64, f64), step: f64) -> Self {
-        Self { range, step: Some(step) }
+        Self {
+            range,
+            step: Some(step),
+        }
     }
 
     /// From zero to a value or just above it.
@@ -49,14 +54,25 @@ impl Axis {
 
     /// Logarithmic, from one value or just below it to another or just above it; both are positive.
     pub(crate) fn log(lowest: f64, highest: f64) -> Self {
-        let from = rounds().take_while(|round| *round <= lowest * NEARLY).last().unwrap_or(lowest);
-        let to = rounds().find(|round| round * NEARLY >= highest && *round > from * NEARLY).unwrap_or(highest);
-        Self { range: (from, to), step: None }
+        let from = rounds()
+            .take_while(|round| *round <= lowest * NEARLY)
+            .last()
+            .unwrap_or(lowest);
+        let to = rounds()
+            .find(|round| round * NEARLY >= highest && *round > from * NEARLY)
+            .unwrap_or(highest);
+        Self {
+            range: (from, to),
+            step: None,
+        }
     }
 
     /// Logarithmic, from one positive value to another.
     pub(crate) fn log_between(from: f64, to: f64) -> Self {
-        Self { range: (from, to), step: None }
+        Self {
+            range: (from, to),
+            step: None,
+        }
     }
 
     /// Which part of the axis is before a value.
@@ -71,12 +87,22 @@ impl Axis {
         let (from, to) = self.range;
         if let Some(step) = self.step {
             let decimals = decimals(step);
-            let ticks = (0_u32..).map(|nth| ((from / step).ceil() + f64::from(nth)) * step).take_while(|tick| *tick <= to + step * 1e-9);
-            return ticks.map(|tick| (tick, grouped(&format!("{tick:.decimals$}")))).collect();
+            let ticks = (0_u32..)
+                .map(|nth| ((from / step).ceil() + f64::from(nth)) * step)
+                .take_while(|tick| *tick <= to + step * 1e-9);
+            return ticks
+                .map(|tick| (tick, grouped(&format!("{tick:.decimals$}"))))
+                .collect();
         }
-        let ticks: Vec<f64> = rounds().filter(|round| (from..=to * NEARLY).contains(&(round * NEARLY))).collect();
+        let ticks: Vec<f64> = rounds()
+            .filter(|round| (from..=to * NEARLY).contains(&(round * NEARLY)))
+            .collect();
         let every = if ticks.len() > MOST_LABELS { 3 } else { 1 };
-        ticks.into_iter().step_by(every).map(|tick| (tick, grouped(&format!("{tick:.0$}", decimals(tick))))).collect()
+        ticks
+            .into_iter()
+            .step_by(every)
+            .map(|tick| (tick, grouped(&format!("{tick:.0$}", decimals(tick)))))
+            .collect()
     }
 }
 
@@ -90,19 +116,28 @@ fn rounds() -> impl Iterator<Item = f64> {
 
 /// The distance of two lines of a grid, so that there are three to eight of them; a tenth at least.
 pub(crate) fn step_of(range: f64) -> f64 {
-    rounds().find(|step| *step >= 0.1 / NEARLY && range / step <= MOST_LINES).unwrap_or(range)
+    rounds()
+        .find(|step| *step >= 0.1 / NEARLY && range / step <= MOST_LINES)
+        .unwrap_or(range)
 }
 
 /// Places behind the point that a round number needs.
 fn decimals(round: f64) -> usize {
-    (0..6).find(|places| round * 10_f64.powi(*places) >= 1.0 / NEARLY).and_then(|places| usize::try_from(places).ok()).unwrap_or(6)
+    (0..6)
+        .find(|places| round * 10_f64.powi(*places) >= 1.0 / NEARLY)
+        .and_then(|places| usize::try_from(places).ok())
+        .unwrap_or(6)
 }
 
 /// A number with commas between thousands.
 pub(crate) fn grouped(number: &str) -> String {
     let n_whole = number.find('.').unwrap_or(number.len());
     let is_gap = |at: usize| at > 0 && at < n_whole && (n_whole - at).is_multiple_of(3);
-    number.chars().enumerate().flat_map(|(at, digit)| is_gap(at).then_some(',').into_iter().chain([digit])).collect()
+    number
+        .chars()
+        .enumerate()
+        .flat_map(|(at, digit)| is_gap(at).then_some(',').into_iter().chain([digit]))
+        .collect()
 }
 
 /// A rectangle of a drawing with the values at its edges.
@@ -117,7 +152,12 @@ pub(crate) struct Panel {
 impl Panel {
     /// A panel of curves, beside others.
     pub(crate) fn nth(nth: u32, x: Axis, y: Axis) -> Self {
-        Self { left: left_of(nth, LEFT), height: PANEL.1, x, y }
+        Self {
+            left: left_of(nth, LEFT),
+            height: PANEL.1,
+            x,
+            y,
+        }
     }
 
     fn x(&self, value: f64) -> f64 {
@@ -150,7 +190,9 @@ pub(crate) fn number(n: usize) -> f64 {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 /// Writes plots into a directory, each under its name.
@@ -179,7 +221,10 @@ impl Drawing {
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">"#
         ));
         drawing.put(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##);
-        drawing.put(&format!(r#"<text x="{LEFT:.0}" y="22" font-size="15" font-weight="600">{}</text>"#, escaped(title)));
+        drawing.put(&format!(
+            r#"<text x="{LEFT:.0}" y="22" font-size="15" font-weight="600">{}</text>"#,
+            escaped(title)
+        ));
         drawing
     }
 
@@ -193,8 +238,15 @@ impl Drawing {
         let mut x = LEFT;
         for (nth, name) in names.iter().enumerate() {
             let colour = colour(nth);
-            self.put(&format!(r#"<line x1="{x:.0}" x2="{:.0}" y1="40" y2="40" stroke="{colour}" stroke-width="3"/>"#, x + 18.0));
-            self.put(&format!(r#"<text x="{:.0}" y="44">{}</text>"#, x + 24.0, escaped(name)));
+            self.put(&format!(
+                r#"<line x1="{x:.0}" x2="{:.0}" y1="40" y2="40" stroke="{colour}" stroke-width="3"/>"#,
+                x + 18.0
+            ));
+            self.put(&format!(
+                r#"<text x="{:.0}" y="44">{}</text>"#,
+                x + 24.0,
+                escaped(name)
+            ));
             x += 42.0 + CHARACTER * number(name.chars().count());
         }
     }
@@ -202,16 +254,25 @@ impl Drawing {
     /// What the first panel shows upwards.
     pub(crate) fn y_label(&mut self, label: &str) {
         let y = TOP + PANEL.1 / 2.0;
-        self.put(&format!(r#"<text x="16" y="{y:.0}" text-anchor="middle" transform="rotate(-90 16 {y:.0})">{label}</text>"#));
+        self.put(&format!(
+            r#"<text x="16" y="{y:.0}" text-anchor="middle" transform="rotate(-90 16 {y:.0})">{label}</text>"#
+        ));
     }
 
     fn heading(&mut self, panel: &Panel, text: &str) {
-        self.put(&format!(r#"<text x="{:.0}" y="{:.0}" font-weight="600">{}</text>"#, panel.left, TOP - 10.0, escaped(text)));
+        self.put(&format!(
+            r#"<text x="{:.0}" y="{:.0}" font-weight="600">{}</text>"#,
+            panel.left,
+            TOP - 10.0,
+            escaped(text)
+        ));
     }
 
     fn x_label(&mut self, panel: &Panel, label: &str) {
         let (middle, y) = (panel.left + PANEL.0 / 2.0, TOP + panel.height + 36.0);
-        self.put(&format!(r#"<text x="{middle:.1}" y="{y:.1}" text-anchor="middle">{label}</text>"#));
+        self.put(&format!(
+            r#"<text x="{middle:.1}" y="{y:.1}" text-anchor="middle">{label}</text>"#
+        ));
     }
 
     /// The axes of a panel of curves; those upwards have numbers unless those of the panel before hold here too.
@@ -220,27 +281,47 @@ impl Drawing {
         self.heading(panel, heading);
         for (tick, text) in panel.y.ticks() {
             let y = panel.y(tick);
-            self.put(&format!(r##"<line x1="{left:.1}" x2="{right:.1}" y1="{y:.1}" y2="{y:.1}" stroke="#e3e3e3"/>"##));
+            self.put(&format!(
+                r##"<line x1="{left:.1}" x2="{right:.1}" y1="{y:.1}" y2="{y:.1}" stroke="#e3e3e3"/>"##
+            ));
             if has_numbers {
-                self.put(&format!(r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{text}</text>"#, left - 6.0, y + 4.0));
+                self.put(&format!(
+                    r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{text}</text>"#,
+                    left - 6.0,
+                    y + 4.0
+                ));
             }
         }
         for (tick, text) in panel.x.ticks() {
             let x = panel.x(tick);
-            self.put(&format!(r#"<line x1="{x:.1}" x2="{x:.1}" y1="{bottom:.1}" y2="{:.1}" stroke="{INK}"/>"#, bottom + 4.0));
-            self.put(&format!(r#"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{text}</text>"#, bottom + 17.0));
+            self.put(&format!(
+                r#"<line x1="{x:.1}" x2="{x:.1}" y1="{bottom:.1}" y2="{:.1}" stroke="{INK}"/>"#,
+                bottom + 4.0
+            ));
+            self.put(&format!(
+                r#"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{text}</text>"#,
+                bottom + 17.0
+            ));
         }
-        self.put(&format!(r#"<path d="M{left:.1} {TOP:.1}V{bottom:.1}H{right:.1}" fill="none" stroke="{INK}"/>"#));
+        self.put(&format!(
+            r#"<path d="M{left:.1} {TOP:.1}V{bottom:.1}H{right:.1}" fill="none" stroke="{INK}"/>"#
+        ));
         self.x_label(panel, x_label);
     }
 
     fn points(panel: &Panel, points: impl Iterator<Item = (f64, f64)>) -> String {
-        points.map(|(x, y)| format!("{:.1},{:.1}", panel.x(x), panel.y(y))).collect::<Vec<_>>().join(" ")
+        points
+            .map(|(x, y)| format!("{:.1},{:.1}", panel.x(x), panel.y(y)))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// A shade between the points of its outline.
     pub(crate) fn shade(&mut self, panel: &Panel, outline: impl Iterator<Item = (f64, f64)>, colour: &str) {
-        self.put(&format!(r#"<polygon points="{}" fill="{colour}" opacity="0.15"/>"#, Self::points(panel, outline)));
+        self.put(&format!(
+            r#"<polygon points="{}" fill="{colour}" opacity="0.15"/>"#,
+            Self::points(panel, outline)
+        ));
     }
 
     /// A curve through points.
@@ -254,7 +335,11 @@ impl Drawing {
     /// A dot at each point.
     pub(crate) fn dots(&mut self, panel: &Panel, points: impl Iterator<Item = (f64, f64)>, colour: &str) {
         for (x, y) in points {
-            self.put(&format!(r#"<circle cx="{:.1}" cy="{:.1}" r="3" fill="{colour}"/>"#, panel.x(x), panel.y(y)));
+            self.put(&format!(
+                r#"<circle cx="{:.1}" cy="{:.1}" r="3" fill="{colour}"/>"#,
+                panel.x(x),
+                panel.y(y)
+            ));
         }
     }
 
@@ -264,26 +349,53 @@ impl Drawing {
         self.heading(panel, heading);
         for (tick, text) in panel.x.ticks() {
             let x = panel.x(tick);
-            self.put(&format!(r##"<line x1="{x:.1}" x2="{x:.1}" y1="{TOP:.1}" y2="{bottom:.1}" stroke="#e3e3e3"/>"##));
-            self.put(&format!(r#"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{text}</text>"#, bottom + 15.0));
+            self.put(&format!(
+                r##"<line x1="{x:.1}" x2="{x:.1}" y1="{TOP:.1}" y2="{bottom:.1}" stroke="#e3e3e3"/>"##
+            ));
+            self.put(&format!(
+                r#"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{text}</text>"#,
+                bottom + 15.0
+            ));
         }
-        self.put(&format!(r#"<path d="M{left:.1} {TOP:.1}V{bottom:.1}" stroke="{INK}"/>"#));
+        self.put(&format!(
+            r#"<path d="M{left:.1} {TOP:.1}V{bottom:.1}" stroke="{INK}"/>"#
+        ));
         self.x_label(panel, label);
     }
 
     /// A bar with its name, its length and how far that varies.
-    pub(crate) fn bar(&mut self, panel: &Panel, at: usize, name: Option<&str>, (mean, deviation): (f64, f64)) {
+    pub(crate) fn bar(
+        &mut self,
+        panel: &Panel,
+        at: usize,
+        name: Option<&str>,
+        (mean, deviation): (f64, f64),
+    ) {
         let top = TOP + height_of_bars(at) + BAR / 4.0;
         let middle = top + BAR / 2.0;
         let (left, end) = (panel.left, panel.x(mean));
         if let Some(name) = name {
-            self.put(&format!(r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#, left - 6.0, middle + 4.0, escaped(name)));
+            self.put(&format!(
+                r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+                left - 6.0,
+                middle + 4.0,
+                escaped(name)
+            ));
         }
         let width = (end - left).max(0.0);
-        self.put(&format!(r#"<rect x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{BAR}" fill="{}"/>"#, colour(at)));
+        self.put(&format!(
+            r#"<rect x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{BAR}" fill="{}"/>"#,
+            colour(at)
+        ));
         let (from, to) = (panel.x((mean - deviation).max(0.0)), panel.x(mean + deviation));
-        self.put(&format!(r#"<line x1="{from:.1}" x2="{to:.1}" y1="{middle:.1}" y2="{middle:.1}" stroke="{INK}"/>"#));
-        self.put(&format!(r#"<text x="{:.1}" y="{:.1}">{mean:.2}</text>"#, to + 5.0, middle + 4.0));
+        self.put(&format!(
+            r#"<line x1="{from:.1}" x2="{to:.1}" y1="{middle:.1}" y2="{middle:.1}" stroke="{INK}"/>"#
+        ));
+        self.put(&format!(
+            r#"<text x="{:.1}" y="{:.1}">{mean:.2}</text>"#,
+            to + 5.0,
+            middle + 4.0
+        ));
     }
 
     /// The whole SVG.
@@ -302,7 +414,10 @@ mod tests {
     #[rstest]
     #[case::percent(Axis::even((60.0, 95.0), 10.0), "60 70 80 90")]
     #[case::tenths(Axis::even((0.0, 0.5), 0.1), "0.0 0.1 0.2 0.3 0.4 0.5")]
-    #[case::up_from_zero(Axis::from_zero(15_000.0), "0 2,000 4,000 6,000 8,000 10,000 12,000 14,000 16,000")]
+    #[case::up_from_zero(
+        Axis::from_zero(15_000.0),
+        "0 2,000 4,000 6,000 8,000 10,000 12,000 14,000 16,000"
+    )]
     #[case::parts_of_one(Axis::log(0.03, 1.2), "0.02 0.05 0.1 0.2 0.5 1 2")]
     #[case::thousands(Axis::log(100.0, 15_000.0), "100 200 500 1,000 2,000 5,000 10,000 20,000")]
     #[case::round_already(Axis::log(0.1, 0.5), "0.1 0.2 0.5")]
@@ -311,8 +426,20 @@ mod tests {
     #[case::many_powers(Axis::log(0.01, 100.0), "0.01 0.1 1 10 100")]
     fn axes_have_few_round_numbers(#[case] axis: Axis, #[case] numbers: &str) {
         let ticks = axis.ticks();
-        assert_eq!(ticks.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join(" "), numbers);
-        assert!(ticks.iter().all(|(tick, _)| (-1e-9..=NEARLY).contains(&axis.part(*tick))), "{ticks:?}");
+        assert_eq!(
+            ticks
+                .iter()
+                .map(|(_, text)| text.as_str())
+                .collect::<Vec<_>>()
+                .join(" "),
+            numbers
+        );
+        assert!(
+            ticks
+                .iter()
+                .all(|(tick, _)| (-1e-9..=NEARLY).contains(&axis.part(*tick))),
+            "{ticks:?}"
+        );
     }
 
     #[test]

@@ -97,14 +97,20 @@ impl PodSpec {
     /// With a claim that its first container uses.
     #[must_use]
     pub fn claiming(mut self, claim: &str) -> Self {
-        self.set_spec("resourceClaims", json!([{"name": "gpu", "resourceClaimName": claim}]));
+        self.set_spec(
+            "resourceClaims",
+            json!([{"name": "gpu", "resourceClaimName": claim}]),
+        );
         self.with("resources", json!({"claims": [{"name": "gpu"}]}))
     }
 
     /// With a volume that this claim of its namespace is for.
     #[must_use]
     pub fn storing(mut self, claim: &str) -> Self {
-        self.set_spec("volumes", json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]));
+        self.set_spec(
+            "volumes",
+            json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]),
+        );
         self
     }
 
@@ -142,7 +148,9 @@ impl PodSpec {
     }
 
     fn push(&mut self, list: &str, container: Value) {
-        let Some(Value::Object(spec)) = self.0.get_mut("spec") else { return };
+        let Some(Value::Object(spec)) = self.0.get_mut("spec") else {
+            return;
+        };
         if let Value::Array(items) = spec.entry(list).or_insert_with(|| json!([])) {
             items.push(container);
         }
@@ -174,13 +182,18 @@ pub struct Pods {
 impl Pods {
     /// Those of a namespace.
     pub fn of(client: &Client, namespace: &str) -> Self {
-        Self { api: Api::namespaced(client.clone(), namespace) }
+        Self {
+            api: Api::namespaced(client.clone(), namespace),
+        }
     }
 
     /// Creates a pod.
     pub async fn create(&self, spec: &PodSpec) -> Result<Pod> {
         let pod = spec.pod()?;
-        self.api.create(&PostParams::default(), &pod).await.with_context(|| format!("cannot create pod {}", pod.name_any()))
+        self.api
+            .create(&PostParams::default(), &pod)
+            .await
+            .with_context(|| format!("cannot create pod {}", pod.name_any()))
     }
 
     /// Asks for a pod's deletion; one that is gone already is no error.
@@ -190,7 +203,8 @@ impl Pods {
 
     /// Removes a pod without waiting for its kubelet.
     pub async fn delete_now(&self, name: &str) -> Result<()> {
-        self.delete_with(name, &DeleteParams::default().grace_period(0)).await
+        self.delete_with(name, &DeleteParams::default().grace_period(0))
+            .await
     }
 
     /// Asks for the deletion of every pod there is, those included that no watch has shown yet.
@@ -200,11 +214,16 @@ impl Pods {
 
     /// Removes every pod there is without waiting for kubelets.
     pub async fn delete_all_now(&self) -> Result<()> {
-        self.delete_all_with(&DeleteParams::default().grace_period(0)).await
+        self.delete_all_with(&DeleteParams::default().grace_period(0))
+            .await
     }
 
     async fn delete_all_with(&self, params: &DeleteParams) -> Result<()> {
-        self.api.delete_collection(params, &ListParams::default()).await.map(drop).context("cannot delete all pods")
+        self.api
+            .delete_collection(params, &ListParams::default())
+            .await
+            .map(drop)
+            .context("cannot delete all pods")
     }
 
     async fn delete_with(&self, name: &str, params: &DeleteParams) -> Result<()> {
@@ -223,6 +242,8 @@ impl Pods {
 
 impl std::fmt::Debug for Pods {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pods").field("path", &self.api.resource_url()).finish()
+        f.debug_struct("Pods")
+            .field("path", &self.api.resource_url())
+            .finish()
     }
 }

@@ -17,7 +17,10 @@ const PORTS: Range<u16> = 15_000..32_000;
 const BLOCK: u16 = 100;
 
 /// What this process has, as long as it lives.
-static OWN: Mutex<Own> = Mutex::new(Own { sockets: Vec::new(), left: 0..0 });
+static OWN: Mutex<Own> = Mutex::new(Own {
+    sockets: Vec::new(),
+    left: 0..0,
+});
 
 struct Own {
     sockets: Vec<UnixListener>,
@@ -74,6 +77,10 @@ mod tests {
         let n = 2 * usize::from(BLOCK);
         let ports: BTreeSet<u16> = (0..n).map(|_| free_address().unwrap().port()).collect();
         assert_eq!(ports.len(), n);
-        assert!(ports.iter().all(|port| PORTS.contains(port) && !others.contains(port)));
+        assert!(
+            ports
+                .iter()
+                .all(|port| PORTS.contains(port) && !others.contains(port))
+        );
     }
 }

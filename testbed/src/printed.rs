@@ -23,8 +23,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// What the API server answers, 404 if the pod has gone. A container that prints too little in half a minute is no error.
 pub async fn whole(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
-    let params = LogParams { container: Some(container.name.clone()), ..LogParams::default() };
-    let is_marked = container.env.iter().flatten().any(|variable| variable.name == LAST_VARIABLE);
+    let params = LogParams {
+        container: Some(container.name.clone()),
+        ..LogParams::default()
+    };
+    let is_marked = container
+        .env
+        .iter()
+        .flatten()
+        .any(|variable| variable.name == LAST_VARIABLE);
     let deadline = Instant::now() + PATIENCE;
     loop {
         let log = api.logs(pod, &params).await?;
@@ -36,5 +43,8 @@ pub async fn whole(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Re
 }
 
 fn has_last(log: &str) -> bool {
-    log.lines().any(|line| line.split_once('=').is_some_and(|(name, _)| name == LAST_VARIABLE))
+    log.lines().any(|line| {
+        line.split_once('=')
+            .is_some_and(|(name, _)| name == LAST_VARIABLE)
+    })
 }

@@ -7,7 +7,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{
+    ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -36,8 +38,18 @@ pub struct Target<'a> {
     pub name: &'a str,
 }
 
-const fn access(group: &'static str, resource: &'static str, subresource: &'static str, verb: &'static str) -> Access<'static> {
-    Access { group, resource, subresource, verb }
+const fn access(
+    group: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    verb: &'static str,
+) -> Access<'static> {
+    Access {
+        group,
+        resource,
+        subresource,
+        verb,
+    }
 }
 
 /// Every kind of request that the scheduler may make.
@@ -69,18 +81,40 @@ pub const SCHEDULER_LEADER: &[Access<'static>] = &[
 ];
 
 /// Requests that the scheduler may make besides in its own namespace, for the one object by which it announces room.
-pub const SCHEDULER_ROOM: &[Access<'static>] =
-    &[access("storage.k8s.io", "csistoragecapacities", "", "create"), access("storage.k8s.io", "csistoragecapacities", "", "patch")];
+pub const SCHEDULER_ROOM: &[Access<'static>] = &[
+    access("storage.k8s.io", "csistoragecapacities", "", "create"),
+    access("storage.k8s.io", "csistoragecapacities", "", "patch"),
+];
 
 /// What the scheduler may do besides where it makes the certificates of its webhooks itself.
 pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
     access("", "secrets", "", "create"),
     access("", "secrets", "", "get"),
     access("", "secrets", "", "update"),
-    access("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "get"),
-    access("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "patch"),
-    access("admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "get"),
-    access("admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "patch"),
+    access(
+        "admissionregistration.k8s.io",
+        "mutatingwebhookconfigurations",
+        "",
+        "get",
+    ),
+    access(
+        "admissionregistration.k8s.io",
+        "mutatingwebhookconfigurations",
+        "",
+        "patch",
+    ),
+    access(
+        "admissionregistration.k8s.io",
+        "validatingwebhookconfigurations",
+        "",
+        "get",
+    ),
+    access(
+        "admissionregistration.k8s.io",
+        "validatingwebhookconfigurations",
+        "",
+        "patch",
+    ),
 ];
 
 /// Every kind of request that a node's device plugin may make.
@@ -152,19 +186,32 @@ impl Rbac {
         match object.get("kind").and_then(Value::as_str) {
             Some("ClusterRole") => {
                 let role: ClusterRole = parse(object)?;
-                self.roles.push(NamedRole::new(role.metadata.namespace, role.metadata.name, role.rules));
+                self.roles.push(NamedRole::new(
+                    role.metadata.namespace,
+                    role.metadata.name,
+                    role.rules,
+                ));
             }
             Some("Role") => {
                 let role: Role = parse(object)?;
-                self.roles.push(NamedRole::new(role.metadata.namespace, role.metadata.name, role.rules));
+                self.roles.push(NamedRole::new(
+                    role.metadata.namespace,
+                    role.metadata.name,
+                    role.rules,
+                ));
             }
             Some("ClusterRoleBinding") => {
                 let binding: ClusterRoleBinding = parse(object)?;
-                self.bindings.push(Binding::new(None, binding.role_ref, binding.subjects));
+                self.bindings
+                    .push(Binding::new(None, binding.role_ref, binding.subjects));
             }
             Some("RoleBinding") => {
                 let binding: RoleBinding = parse(object)?;
-                self.bindings.push(Binding::new(binding.metadata.namespace, binding.role_ref, binding.subjects));
+                self.bindings.push(Binding::new(
+                    binding.metadata.namespace,
+                    binding.role_ref,
+                    binding.subjects,
+                ));
             }
             _ => {}
         }
@@ -187,26 +234,45 @@ impl Rbac {
     /// The rules that a user has, each with the namespace it is confined to, if any.
     fn rules_of(&self, user: &str) -> impl Iterator<Item = (&str, &PolicyRule)> {
         let groups = groups_of(user);
-        self.bindings.iter().filter(move |binding| binding.subjects.iter().any(|s| is_meant(s, user, &groups))).flat_map(|binding| {
-            let rules = self.roles.iter().filter(|role| binding.refers_to(role)).flat_map(|role| &role.rules);
-            rules.map(|rule| (binding.namespace.as_str(), rule))
-        })
+        self.bindings
+            .iter()
+            .filter(move |binding| binding.subjects.iter().any(|s| is_meant(s, user, &groups)))
+            .flat_map(|binding| {
+                let rules = self
+                    .roles
+                    .iter()
+                    .filter(|role| binding.refers_to(role))
+                    .flat_map(|role| &role.rules);
+                rules.map(|rule| (binding.namespace.as_str(), rule))
+            })
     }
 }
 
 impl NamedRole {
     fn new(namespace: Option<String>, name: Option<String>, rules: Option<Vec<PolicyRule>>) -> Self {
-        Self { namespace: namespace.unwrap_or_default(), name: name.unwrap_or_default(), rules: rules.unwrap_or_default() }
+        Self {
+            namespace: namespace.unwrap_or_default(),
+            name: name.unwrap_or_default(),
+            rules: rules.unwrap_or_default(),
+        }
     }
 }
 
 impl Binding {
     fn new(namespace: Option<String>, role: RoleRef, subjects: Option<Vec<Subject>>) -> Self {
-        Self { namespace: namespace.unwrap_or_default(), role, subjects: subjects.unwrap_or_default() }
+        Self {
+            namespace: namespace.unwrap_or_default(),
+            role,
+            subjects: subjects.unwrap_or_default(),
+        }
     }
 
     fn refers_to(&self, role: &NamedRole) -> bool {
-        let namespace = if self.role.kind == "Role" { self.namespace.as_str() } else { "" };
+        let namespace = if self.role.kind == "Role" {
+            self.namespace.as_str()
+        } else {
+            ""
+        };
         role.name == self.role.name && role.namespace == namespace
     }
 }
@@ -226,15 +292,28 @@ impl fmt::Display for Access<'_> {
 
 fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
     T::deserialize(object).map_err(|source| {
-        let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-        RbacError { kind: text("/kind"), name: text("/metadata/name"), source }
+        let text = |pointer| {
+            object
+                .pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        RbacError {
+            kind: text("/kind"),
+            name: text("/metadata/name"),
+            source,
+        }
     })
 }
 
 /// The groups that the API server adds to a service account's name.
 fn groups_of(user: &str) -> Vec<String> {
     let mut groups = vec!["system:authenticated".to_owned()];
-    if let Some((namespace, _)) = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+    if let Some((namespace, _)) = user
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|rest| rest.split_once(':'))
+    {
         groups.push("system:serviceaccounts".to_owned());
         groups.push(format!("system:serviceaccounts:{namespace}"));
     }
@@ -254,11 +333,15 @@ fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
 }
 
 fn is_named(rule: &PolicyRule, name: &str) -> bool {
-    rule.resource_names.as_ref().is_none_or(|names| names.is_empty() || names.iter().any(|allowed| allowed == name))
+    rule.resource_names
+        .as_ref()
+        .is_none_or(|names| names.is_empty() || names.iter().any(|allowed| allowed == name))
 }
 
 fn covers(rule: &PolicyRule, access: Access<'_>) -> bool {
-    let has = |words: Option<&Vec<String>>, word: &str| words.is_some_and(|words| words.iter().any(|w| w == word || w == "*"));
+    let has = |words: Option<&Vec<String>>, word: &str| {
+        words.is_some_and(|words| words.iter().any(|w| w == word || w == "*"))
+    };
     let resource = match access.subresource {
         "" => access.resource.to_owned(),
         subresource => format!("{}/{subresource}", access.resource),
@@ -274,7 +357,12 @@ fn expand(rule: &PolicyRule) -> Vec<Access<'_>> {
     for group in rule.api_groups.iter().flatten() {
         for resource in rule.resources.iter().flatten() {
             let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-            all.extend(rule.verbs.iter().map(|verb| Access { group, resource, subresource, verb }));
+            all.extend(rule.verbs.iter().map(|verb| Access {
+                group,
+                resource,
+                subresource,
+                verb,
+            }));
         }
     }
     all
@@ -320,25 +408,51 @@ mod tests {
     #[case::role(READER, ["update", "coordination.k8s.io", "leases", ""], ["team", "a"], true)]
     #[case::role_elsewhere(READER, ["update", "coordination.k8s.io", "leases", ""], ["other", "a"], false)]
     #[case::role_without_name(READER, ["update", "coordination.k8s.io", "leases", ""], ["team", ""], false)]
-    fn allows(#[case] user: &str, #[case] access: [&str; 4], #[case] target: [&str; 2], #[case] expected: bool) {
+    fn allows(
+        #[case] user: &str,
+        #[case] access: [&str; 4],
+        #[case] target: [&str; 2],
+        #[case] expected: bool,
+    ) {
         let rbac = Rbac::of(&objects()).unwrap();
         let ([verb, group, resource, subresource], [namespace, name]) = (access, target);
-        let access = Access { group, resource, subresource, verb };
-        assert_eq!(rbac.allows(user, access, Target { namespace, name }), expected, "{access}");
+        let access = Access {
+            group,
+            resource,
+            subresource,
+            verb,
+        };
+        assert_eq!(
+            rbac.allows(user, access, Target { namespace, name }),
+            expected,
+            "{access}"
+        );
     }
 
     #[test]
     fn granted_lists_every_rule_of_the_user() {
         let rbac = Rbac::of(&objects()).unwrap();
         let granted: Vec<String> = rbac.granted(READER).iter().map(ToString::to_string).collect();
-        let expected = ["get pods", "list pods", "get pods/status", "list pods/status", "* * of apps"];
-        assert_eq!(granted, [&expected[..], &["update leases of coordination.k8s.io"]].concat());
+        let expected = [
+            "get pods",
+            "list pods",
+            "get pods/status",
+            "list pods/status",
+            "* * of apps",
+        ];
+        assert_eq!(
+            granted,
+            [&expected[..], &["update leases of coordination.k8s.io"]].concat()
+        );
         assert!(rbac.granted("system:serviceaccount:team:writer").is_empty());
     }
 
     #[test]
     fn a_malformed_role_is_named() {
         let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "r"}, "rules": 3});
-        assert_eq!(Rbac::of(&[role]).unwrap_err().to_string(), "Role \"r\" is not what its kind says");
+        assert_eq!(
+            Rbac::of(&[role]).unwrap_err().to_string(),
+            "Role \"r\" is not what its kind says"
+        );
     }
 }

@@ -70,13 +70,24 @@ pub struct ReplayArgs {
     kubeconfig: Option<PathBuf>,
     /// Pods of the trace, a CSV file with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli`, and
     /// `gpu_spec,creation_time,deletion_time` if it has them; repeat it for several lists.
-    #[arg(long, visible_alias = "arrivals", value_name = "CSV", required_unless_present = "kubeconfig")]
+    #[arg(
+        long,
+        visible_alias = "arrivals",
+        value_name = "CSV",
+        required_unless_present = "kubeconfig"
+    )]
     pods: Vec<PathBuf>,
     /// Policies to compare: the scheduler's own as NODE or NODE/DEVICE, such as fill or spread/binpack; or kube-default, fgd, best-fit, fullest, random.
     #[arg(long, value_delimiter = ',', default_values_t = [Policy::default(), Policy::Reference(Reference::KubeDefault)])]
     policy: Vec<Policy>,
     /// Conditions: P, A and S, explained in docs/replay.md.
-    #[arg(long, value_delimiter = ',', value_enum, ignore_case = true, default_value = "A,S")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_enum,
+        ignore_case = true,
+        default_value = "A,S"
+    )]
     condition: Vec<Named>,
     /// One run for each of these seeds, such as 42-51 or 1,2,3.
     #[arg(long, default_value = "42-51", value_parser = seeds)]
@@ -132,7 +143,11 @@ impl Seeds {
 /// # Errors
 /// What is not a number.
 pub fn seeds(text: &str) -> Result<Seeds, String> {
-    let number = |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no seed: write numbers such as 1,2,3 or 42-51"));
+    let number = |text: &str| {
+        text.trim()
+            .parse::<u64>()
+            .map_err(|_| format!("{text:?} is no seed: write numbers such as 1,2,3 or 42-51"))
+    };
     let mut seeds = Vec::new();
     for part in text.split(',') {
         match part.split_once('-') {
@@ -140,7 +155,11 @@ pub fn seeds(text: &str) -> Result<Seeds, String> {
             None => seeds.push(number(part)?),
         }
     }
-    if seeds.is_empty() { Err("no seed is given".to_owned()) } else { Ok(Seeds(seeds)) }
+    if seeds.is_empty() {
+        Err("no seed is given".to_owned())
+    } else {
+        Ok(Seeds(seeds))
+    }
 }
 
 /// A factor that leaves demands and times countable.
@@ -161,10 +180,23 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     let console = Console::new(args.json);
     console.step("reading the trace");
     let lists = read(&args).await?;
-    let overrides = Overrides { sampling: args.sampling, ties: args.ties, plain_pods: args.cpu_pods };
-    let conditions: Vec<Conditions> = args.condition.iter().map(|named| Conditions::of(*named, overrides)).collect();
+    let overrides = Overrides {
+        sampling: args.sampling,
+        ties: args.ties,
+        plain_pods: args.cpu_pods,
+    };
+    let conditions: Vec<Conditions> = args
+        .condition
+        .iter()
+        .map(|named| Conditions::of(*named, overrides))
+        .collect();
     let plots = args.plots.clone();
-    let plan = Plan { lists, conditions, bars: console.bars(), args };
+    let plan = Plan {
+        lists,
+        conditions,
+        bars: console.bars(),
+        args,
+    };
     let summaries = replay(plan, &console).await;
     console.finish();
     let summaries = summaries?;
@@ -182,21 +214,46 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     lists.dedup();
     for list in lists {
         let of_list: Vec<&Summary> = summaries.iter().filter(|summary| summary.list == list).collect();
-        let offered = of_list.iter().filter_map(|summary| summary.curve.last()).map(|spread| spread.offered).min().unwrap_or(0);
+        let offered = of_list
+            .iter()
+            .filter_map(|summary| summary.curve.last())
+            .map(|spread| spread.offered)
+            .min()
+            .unwrap_or(0);
         let plots = [
-            ("allocated", plot::curves(&format!("Allocated GPUs: {list}"), Measure::Allocated, &of_list)),
-            ("fragmentation", plot::curves(&format!("Fragmentation: {list}"), Measure::Fragment, &of_list)),
-            ("policies", plot::bars(&format!("Policies compared: {list}"), offered, &of_list)),
+            (
+                "allocated",
+                plot::curves(&format!("Allocated GPUs: {list}"), Measure::Allocated, &of_list),
+            ),
+            (
+                "fragmentation",
+                plot::curves(&format!("Fragmentation: {list}"), Measure::Fragment, &of_list),
+            ),
+            (
+                "policies",
+                plot::bars(&format!("Policies compared: {list}"), offered, &of_list),
+            ),
         ];
-        crate::plot::write(dir, &plots.map(|(name, svg)| (format!("{name}-{list}"), svg)), console)?;
+        crate::plot::write(
+            dir,
+            &plots.map(|(name, svg)| (format!("{name}-{list}"), svg)),
+            console,
+        )?;
     }
     Ok(())
 }
 
 async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
     let named = |path: &Path, world: World| {
-        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        List { name, typical: typical_pods(&world), world }
+        let name = path
+            .file_stem()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        List {
+            name,
+            typical: typical_pods(&world),
+            world,
+        }
     };
     if let Some(kubeconfig) = &args.kubeconfig {
         let seen = live::read(kubeconfig).await?;
@@ -208,8 +265,15 @@ async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
     }
     let path = args.nodes.as_deref().context("--nodes is missing")?;
     let nodes = trace::nodes(path)?;
-    ensure!(nodes.iter().any(|node| node.gpus > 0), "{}: no node has a GPU", path.display());
-    args.pods.iter().map(|pods| Ok(named(pods, objects::world(&nodes, &trace::pods(pods)?)))).collect()
+    ensure!(
+        nodes.iter().any(|node| node.gpus > 0),
+        "{}: no node has a GPU",
+        path.display()
+    );
+    args.pods
+        .iter()
+        .map(|pods| Ok(named(pods, objects::world(&nodes, &trace::pods(pods)?))))
+        .collect()
 }
 
 /// Everything that is to be run.
@@ -236,12 +300,26 @@ impl Plan {
 
     fn lines(&self) -> Vec<Line<'_>> {
         let policies = |list| self.args.policy.iter().map(move |policy| (list, policy));
-        let conditions = |(list, policy)| self.conditions.iter().map(move |conditions| Line { list, policy, conditions });
-        self.lists.iter().flat_map(policies).flat_map(conditions).collect()
+        let conditions = |(list, policy)| {
+            self.conditions.iter().map(move |conditions| Line {
+                list,
+                policy,
+                conditions,
+            })
+        };
+        self.lists
+            .iter()
+            .flat_map(policies)
+            .flat_map(conditions)
+            .collect()
     }
 
     fn run(&self, line: Line<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<Outcome>> {
-        let Line { list, policy, conditions } = line;
+        let Line {
+            list,
+            policy,
+            conditions,
+        } = line;
         let label = format!("{} {policy} {} seed {seed}", list.name, conditions.label);
         let bar = self.bars.begin(&label);
         let job = Job {
@@ -259,7 +337,11 @@ impl Plan {
         };
         let outcome = run::run(job, &bar, stop).with_context(|| label)?;
         let last = outcome.as_ref().and_then(|outcome| outcome.curve.last());
-        bar.end(&last.map(|point| format!("{:.2} % allocated at {} %", point.allocated, point.offered)).unwrap_or_default());
+        bar.end(
+            &last
+                .map(|point| format!("{:.2} % allocated at {} %", point.allocated, point.offered))
+                .unwrap_or_default(),
+        );
         Ok(outcome)
     }
 }
@@ -279,23 +361,44 @@ async fn replay(plan: Plan, console: &Console) -> Result<Vec<Summary>> {
     let n_runs = plan.lines().len() * plan.args.seeds.0.len();
     console.step(&format!("{n_runs} runs"));
     let handle = Handle::current();
-    tokio::task::spawn_blocking(move || replay_all(&plan, &stop, &handle)).await.context("the replay broke off")?
+    tokio::task::spawn_blocking(move || replay_all(&plan, &stop, &handle))
+        .await
+        .context("the replay broke off")?
 }
 
 fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
     let lines = plan.lines();
     let seeds = &plan.args.seeds.0;
-    let runs: Vec<(usize, u64)> = (0..lines.len()).flat_map(|line| seeds.iter().map(move |seed| (line, *seed))).collect();
+    let runs: Vec<(usize, u64)> = (0..lines.len())
+        .flat_map(|line| seeds.iter().map(move |seed| (line, *seed)))
+        .collect();
     let done = in_parallel(&runs, plan.args.threads, handle, stop, |(line_at, seed)| {
-        let Some(line) = lines.get(*line_at) else { return Ok(None) };
+        let Some(line) = lines.get(*line_at) else {
+            return Ok(None);
+        };
         Ok(plan.run(*line, *seed, stop)?.map(|outcome| (*line_at, outcome)))
     })?;
     let mut done: Vec<(usize, Outcome)> = done.into_iter().map(|(_, done)| done).collect();
     done.sort_by_key(|(line, outcome)| (*line, outcome.seed));
-    let outcomes = |at: usize| done.iter().filter(move |(line, _)| *line == at).map(|(_, outcome)| outcome.clone()).collect();
-    let as_it_is = plan.lists.iter().filter(|_| plan.is_again()).map(|list| Summary::as_it_is(&list.name, &list.world, &list.typical));
-    let summary =
-        |(at, line): (usize, &Line<'_>)| Summary::of(&line.list.name, line.policy.to_string(), &line.conditions.label, outcomes(at));
+    let outcomes = |at: usize| {
+        done.iter()
+            .filter(move |(line, _)| *line == at)
+            .map(|(_, outcome)| outcome.clone())
+            .collect()
+    };
+    let as_it_is = plan
+        .lists
+        .iter()
+        .filter(|_| plan.is_again())
+        .map(|list| Summary::as_it_is(&list.name, &list.world, &list.typical));
+    let summary = |(at, line): (usize, &Line<'_>)| {
+        Summary::of(
+            &line.list.name,
+            line.policy.to_string(),
+            &line.conditions.label,
+            outcomes(at),
+        )
+    };
     Ok(as_it_is.chain(lines.iter().enumerate().map(summary)).collect())
 }
 

@@ -42,8 +42,16 @@ struct Service {
 }
 
 const SERVICES: [Service; 2] = [
-    Service { flag: EXTENDER, manifest: "base/scheduler.yaml", name: NAME },
-    Service { flag: WEBHOOKS, manifest: "components/webhook-configurations/service.yaml", name: "gpushare-webhook" },
+    Service {
+        flag: EXTENDER,
+        manifest: "base/scheduler.yaml",
+        name: NAME,
+    },
+    Service {
+        flag: WEBHOOKS,
+        manifest: "components/webhook-configurations/service.yaml",
+        name: "gpushare-webhook",
+    },
 ];
 /// Short times, so that nobody waits long for a leader; what they have to be to each other is as by default.
 const FLAGS: [&str; 10] = [
@@ -115,7 +123,16 @@ impl Replicas {
         }
         let dir = cluster.dir().to_owned();
         let crashes = cluster.crashes().clone();
-        let mut replicas = Self { api, model, dir, crashes, addresses, running: BTreeMap::new(), n_made: 0, fronts };
+        let mut replicas = Self {
+            api,
+            model,
+            dir,
+            crashes,
+            addresses,
+            running: BTreeMap::new(),
+            n_made: 0,
+            fronts,
+        };
         for _ in 0..2 {
             replicas.add()?;
         }
@@ -133,9 +150,23 @@ impl Replicas {
         let url = format!("http://{health}/readyz");
         self.addresses.insert(&name, ports);
         let log = self.dir.join(format!("{name}.log"));
-        let daemon = Daemon::start(Invocation { name: name.clone(), program: self.model.program.clone(), args, log }, &self.crashes)?;
+        let daemon = Daemon::start(
+            Invocation {
+                name: name.clone(),
+                program: self.model.program.clone(),
+                args,
+                log,
+            },
+            &self.crashes,
+        )?;
         let probe = AbortOnDropHandle::new(tokio::spawn(probe(self.api.clone(), name.clone(), url)));
-        self.running.insert(name.clone(), Replica { daemon, _probe: probe });
+        self.running.insert(
+            name.clone(),
+            Replica {
+                daemon,
+                _probe: probe,
+            },
+        );
         Ok(name)
     }
 
@@ -143,13 +174,21 @@ impl Replicas {
     fn args(&self, name: &str) -> Result<(Vec<String>, Ports)> {
         let (mut args, mut ports) = (self.model.args.clone(), Ports::new());
         for flag in [EXTENDER, WEBHOOKS, HEALTH] {
-            if let Some(value) = args.iter().position(|arg| arg == flag).and_then(|idx| args.get_mut(idx + 1)) {
+            if let Some(value) = args
+                .iter()
+                .position(|arg| arg == flag)
+                .and_then(|idx| args.get_mut(idx + 1))
+            {
                 let address = free_address()?;
                 *value = address.to_string();
                 ports.insert(flag, address);
             }
         }
-        if let Some(value) = args.iter().position(|arg| arg == KUBECONFIG).and_then(|idx| args.get_mut(idx + 1)) {
+        if let Some(value) = args
+            .iter()
+            .position(|arg| arg == KUBECONFIG)
+            .and_then(|idx| args.get_mut(idx + 1))
+        {
             *value = kubeconfig(&self.dir, name).display().to_string();
         }
         args.extend(FLAGS.map(str::to_owned));
@@ -158,19 +197,27 @@ impl Replicas {
     }
 
     fn replica(&mut self, name: &str) -> Result<&mut Replica> {
-        self.running.get_mut(name).with_context(|| format!("there is no replica {name}"))
+        self.running
+            .get_mut(name)
+            .with_context(|| format!("there is no replica {name}"))
     }
 
     /// Where a replica itself serves the extender.
     pub fn address(&self, name: &str) -> Result<SocketAddr> {
-        self.addresses.of(name, EXTENDER).with_context(|| format!("there is no replica {name}"))
+        self.addresses
+            .of(name, EXTENDER)
+            .with_context(|| format!("there is no replica {name}"))
     }
 
     /// Who can be reached through the extender's Service.
     pub fn leaders(&self) -> Vec<String> {
         let pods = self.api.list("pods", Some(NAMESPACE)).unwrap_or_default();
-        let leading = pods.iter().filter(|pod| pod.pointer("/metadata/labels/gpushare~1leader").is_some() && front::is_ready(pod));
-        leading.filter_map(|pod| pod.pointer("/metadata/name")?.as_str().map(str::to_owned)).collect()
+        let leading = pods
+            .iter()
+            .filter(|pod| pod.pointer("/metadata/labels/gpushare~1leader").is_some() && front::is_ready(pod));
+        leading
+            .filter_map(|pod| pod.pointer("/metadata/name")?.as_str().map(str::to_owned))
+            .collect()
     }
 
     /// Waits until somebody else leads than the one named; its name.
@@ -183,12 +230,16 @@ impl Replicas {
                 tokio::time::sleep(PROBE.0).await;
             }
         };
-        tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("nobody but {name:?} leads in time"))
+        tokio::time::timeout(DEADLINE, found)
+            .await
+            .with_context(|| format!("nobody but {name:?} leads in time"))
     }
 
     /// Returns true if a replica says that it is ready.
     pub fn is_ready(&self, name: &str) -> bool {
-        self.api.get("pods", NAMESPACE, name).is_ok_and(|pod| front::is_ready(&pod))
+        self.api
+            .get("pods", NAMESPACE, name)
+            .is_ok_and(|pod| front::is_ready(&pod))
     }
 
     /// Waits until a replica is ready.
@@ -198,7 +249,9 @@ impl Replicas {
                 tokio::time::sleep(PROBE.0).await;
             }
         };
-        tokio::time::timeout(DEADLINE, ready).await.with_context(|| format!("{name} is not ready in time"))
+        tokio::time::timeout(DEADLINE, ready)
+            .await
+            .with_context(|| format!("{name} is not ready in time"))
     }
 
     /// Kills a replica's process; its pod stays.
@@ -225,7 +278,10 @@ impl Replicas {
     /// Deletes a replica's pod: no new connections go there, and its process is told to end.
     pub async fn delete(&mut self, name: &str) -> Result<()> {
         self.api.delete("pods", NAMESPACE, name, Some(30))?;
-        let Replica { daemon, _probe } = self.running.remove(name).with_context(|| format!("there is no replica {name}"))?;
+        let Replica { daemon, _probe } = self
+            .running
+            .remove(name)
+            .with_context(|| format!("there is no replica {name}"))?;
         let log = daemon.log().to_owned();
         let is_clean = daemon.stop(GRACE).await;
         self.api.delete("pods", NAMESPACE, name, Some(0))?;
@@ -273,23 +329,48 @@ pub(crate) fn pod(name: &str) -> Value {
 pub(crate) fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
     let token = format!("token-of-pod-{replica}");
     let extra = [(POD_CLAIM.to_owned(), vec![replica.to_owned()])].into();
-    cluster.api().add_token(&token, User { name: SCHEDULER_USER.to_owned(), groups: Vec::new(), extra });
+    cluster.api().add_token(
+        &token,
+        User {
+            name: SCHEDULER_USER.to_owned(),
+            groups: Vec::new(),
+            extra,
+        },
+    );
     let path = kubeconfig(cluster.dir(), replica);
-    cluster.api().kubeconfig_with(&path, SCHEDULER_USER, Some(&token)).with_context(|| format!("cannot write {}", path.display()))
+    cluster
+        .api()
+        .kubeconfig_with(&path, SCHEDULER_USER, Some(&token))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Removes what other replicas have left, and the policies, which know no scheduler without replicas.
 pub(crate) fn clean(api: &apiserver::Cluster) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {
-            api.delete(plural, "", object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(), None)?;
+            api.delete(
+                plural,
+                "",
+                object
+                    .pointer("/metadata/name")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default(),
+                None,
+            )?;
         }
     }
     if api.get(LEADERS, NAMESPACE, NAME).is_ok() {
         api.delete(LEADERS, NAMESPACE, NAME, None)?;
     }
     for pod in api.list("pods", Some(NAMESPACE))? {
-        api.delete("pods", NAMESPACE, pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(), Some(0))?;
+        api.delete(
+            "pods",
+            NAMESPACE,
+            pod.pointer("/metadata/name")
+                .and_then(Value::as_str)
+                .unwrap_or_default(),
+            Some(0),
+        )?;
     }
     if api.get("leases", NAMESPACE, NAME).is_ok() {
         api.delete("leases", NAMESPACE, NAME, None)?;
@@ -307,10 +388,18 @@ fn value(args: &[String], flag: &str) -> Option<SocketAddr> {
 fn selector(manifest: &Path, name: &str) -> Result<Selector> {
     let objects = manifests::read(manifest)?;
     let is_it = |object: &&kube::api::DynamicObject| {
-        object.types.as_ref().is_some_and(|types| types.kind == "Service") && object.metadata.name.as_deref() == Some(name)
+        object.types.as_ref().is_some_and(|types| types.kind == "Service")
+            && object.metadata.name.as_deref() == Some(name)
     };
-    let service = objects.iter().find(is_it).with_context(|| format!("no Service {name} in {}", manifest.display()))?;
-    let selector = service.data.pointer("/spec/selector").cloned().unwrap_or_default();
+    let service = objects
+        .iter()
+        .find(is_it)
+        .with_context(|| format!("no Service {name} in {}", manifest.display()))?;
+    let selector = service
+        .data
+        .pointer("/spec/selector")
+        .cloned()
+        .unwrap_or_default();
     serde_json::from_value(selector).with_context(|| format!("the selector of Service {name}"))
 }
 
@@ -318,7 +407,9 @@ fn selector(manifest: &Path, name: &str) -> Result<Selector> {
 async fn probe(api: apiserver::Cluster, name: String, url: String) {
     let mut told = None;
     loop {
-        let is_ready = tokio::time::timeout(PROBE.1, http_client::is_ok(&url)).await.unwrap_or(false);
+        let is_ready = tokio::time::timeout(PROBE.1, http_client::is_ok(&url))
+            .await
+            .unwrap_or(false);
         if told != Some(is_ready) {
             let status = if is_ready { "True" } else { "False" };
             let patch = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": status}]});

@@ -91,40 +91,122 @@ type Entry = (&'static str, &'static str, Body);
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
     let harmless: [&[Entry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
-    let mixed: [&[Entry]; 6] =
-        [vendors::SCENARIOS, claims::SCENARIOS, runtime_hook::SCENARIOS, migration::SCENARIOS, nonsense::SCENARIOS, other_types::SCENARIOS];
+    let mixed: [&[Entry]; 6] = [
+        vendors::SCENARIOS,
+        claims::SCENARIOS,
+        runtime_hook::SCENARIOS,
+        migration::SCENARIOS,
+        nonsense::SCENARIOS,
+        other_types::SCENARIOS,
+    ];
     let groups = [
         group(&harmless, Needs::Commands(&[]), &[Stage::Plain, Stage::Webhooks]),
-        group(&[daemon_faults::SCENARIOS], Needs::Testbed("its processes"), &[Stage::Faults]),
-        group(&[daemon_faults::OF_REAL_CLUSTERS], Needs::Testbed("its processes"), &[]),
-        group(&[node_faults::SCENARIOS, kubelet_books::SCENARIOS], Needs::Testbed("GPUs that fall sick when told to"), &[Stage::Faults]),
-        group(&[network_faults::SCENARIOS], Needs::Testbed("an API server that fails when told to"), &[Stage::Faults]),
-        group(&[old_nodes::SCENARIOS], Needs::Testbed("a node without kubelet"), &[Stage::Faults]),
-        group(&[records::SCENARIOS], Needs::Testbed("no policy that guards records"), &[Stage::Faults]),
-        group(&[waits::SCENARIOS], Needs::Testbed("a kube-scheduler that waits when told to"), &[Stage::Waiting]),
-        group(&[openings::SCENARIOS], Needs::Testbed("a scheduler with other flags, at a known address"), &[Stage::Waiting]),
+        group(
+            &[daemon_faults::SCENARIOS],
+            Needs::Testbed("its processes"),
+            &[Stage::Faults],
+        ),
+        group(
+            &[daemon_faults::OF_REAL_CLUSTERS],
+            Needs::Testbed("its processes"),
+            &[],
+        ),
+        group(
+            &[node_faults::SCENARIOS, kubelet_books::SCENARIOS],
+            Needs::Testbed("GPUs that fall sick when told to"),
+            &[Stage::Faults],
+        ),
+        group(
+            &[network_faults::SCENARIOS],
+            Needs::Testbed("an API server that fails when told to"),
+            &[Stage::Faults],
+        ),
+        group(
+            &[old_nodes::SCENARIOS],
+            Needs::Testbed("a node without kubelet"),
+            &[Stage::Faults],
+        ),
+        group(
+            &[records::SCENARIOS],
+            Needs::Testbed("no policy that guards records"),
+            &[Stage::Faults],
+        ),
+        group(
+            &[waits::SCENARIOS],
+            Needs::Testbed("a kube-scheduler that waits when told to"),
+            &[Stage::Waiting],
+        ),
+        group(
+            &[openings::SCENARIOS],
+            Needs::Testbed("a scheduler with other flags, at a known address"),
+            &[Stage::Waiting],
+        ),
         group(
             &[all_devices::SCENARIOS, policies::SCENARIOS],
             Needs::Testbed("daemons with other flags"),
             &[Stage::Faults, Stage::Webhooks],
         ),
-        group(&[preemption::SCENARIOS], Needs::Testbed("a watch that is late when told to"), &[Stage::Waiting]),
-        group(&[gangs::SCENARIOS], Needs::Testbed("two nodes, with five GPUs"), &[Stage::Waiting]),
-        group(&[webhooks::SCENARIOS, slow::SCENARIOS], Needs::Testbed("the port of the webhooks"), &[Stage::Webhooks]),
-        group(&[plugin_alone::SCENARIOS], Needs::Testbed("an API server that fails when told to"), &[Stage::Plugins]),
-        group(&[plugin_away::SCENARIOS], Needs::Testbed("plugins that it starts itself"), &[Stage::Faults]),
-        group(&[replicas::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Replicas]),
-        group(&[second_scheduler::SCENARIOS], Needs::Testbed("replicas that it starts itself"), &[Stage::Second]),
-        group(&[sampling::SCENARIOS], Needs::Testbed("nodes that are objects only"), &[Stage::Second]),
+        group(
+            &[preemption::SCENARIOS],
+            Needs::Testbed("a watch that is late when told to"),
+            &[Stage::Waiting],
+        ),
+        group(
+            &[gangs::SCENARIOS],
+            Needs::Testbed("two nodes, with five GPUs"),
+            &[Stage::Waiting],
+        ),
+        group(
+            &[webhooks::SCENARIOS, slow::SCENARIOS],
+            Needs::Testbed("the port of the webhooks"),
+            &[Stage::Webhooks],
+        ),
+        group(
+            &[plugin_alone::SCENARIOS],
+            Needs::Testbed("an API server that fails when told to"),
+            &[Stage::Plugins],
+        ),
+        group(
+            &[plugin_away::SCENARIOS],
+            Needs::Testbed("plugins that it starts itself"),
+            &[Stage::Faults],
+        ),
+        group(
+            &[replicas::SCENARIOS],
+            Needs::Testbed("replicas that it starts itself"),
+            &[Stage::Replicas],
+        ),
+        group(
+            &[second_scheduler::SCENARIOS],
+            Needs::Testbed("replicas that it starts itself"),
+            &[Stage::Second],
+        ),
+        group(
+            &[sampling::SCENARIOS],
+            Needs::Testbed("nodes that are objects only"),
+            &[Stage::Second],
+        ),
         group(&mixed, Needs::Testbed("nodes of other kinds"), &[Stage::Mixed]),
-        group(&topology::SCENARIOS, Needs::Testbed("machines of known topologies"), &[Stage::Topology]),
+        group(
+            &topology::SCENARIOS,
+            Needs::Testbed("machines of known topologies"),
+            &[Stage::Topology],
+        ),
     ];
     groups.into_iter().flatten().collect()
 }
 
 fn group(lists: &[&'static [Entry]], usually: Needs, stages: &'static [Stage]) -> Vec<Scenario> {
     let entries = lists.iter().flat_map(|list| list.iter());
-    entries.map(|(name, about, body)| Scenario { name, about, needs: needs::of(name, usually), stages, body: *body }).collect()
+    entries
+        .map(|(name, about, body)| Scenario {
+            name,
+            about,
+            needs: needs::of(name, usually),
+            stages,
+            body: *body,
+        })
+        .collect()
 }
 
 /// A cluster as scenarios see it.
@@ -158,15 +240,29 @@ impl std::fmt::Debug for Reach {
 
 impl World {
     /// A world in a namespace of its own.
-    pub async fn new(client: Client, namespace: &str, scheduler_name: Option<String>, cluster: Option<Cluster>) -> Result<Self> {
+    pub async fn new(
+        client: Client,
+        namespace: &str,
+        scheduler_name: Option<String>,
+        cluster: Option<Cluster>,
+    ) -> Result<Self> {
         let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
-        namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("cannot create namespace {namespace}"))?;
+        namespaces
+            .create(&PostParams::default(), &object)
+            .await
+            .with_context(|| format!("cannot create namespace {namespace}"))?;
         // One view only: what a wait has seen, whoever looks next sees as well.
-        let observer = cluster.as_ref().map_or_else(|| Observer::start(&client), |cluster| cluster.observer().clone());
+        let observer = cluster
+            .as_ref()
+            .map_or_else(|| Observer::start(&client), |cluster| cluster.observer().clone());
         observer.synced(DEADLINE).await?;
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-        let has_webhooks = configurations.get_opt(WEBHOOKS).await.context("cannot read webhook configurations")?.is_some();
+        let has_webhooks = configurations
+            .get_opt(WEBHOOKS)
+            .await
+            .context("cannot read webhook configurations")?
+            .is_some();
         let world = Self {
             pods: Pods::of(&client, namespace),
             observer,
@@ -217,7 +313,10 @@ impl World {
     /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
     pub async fn recover(&mut self) {
         self.excused.clear();
-        let may_be_paused = self.commands.as_ref().is_some_and(|commands| commands.allow(Need::Pause(Part::Scheduler)));
+        let may_be_paused = self
+            .commands
+            .as_ref()
+            .is_some_and(|commands| commands.allow(Need::Pause(Part::Scheduler)));
         if may_be_paused && let Err(error) = breaking::resume_scheduler(self).await {
             warn!(%error, "the scheduler cannot go on");
         }
@@ -236,7 +335,11 @@ impl World {
         if let Some(cluster) = &self.cluster {
             sampling::remove_full_nodes(cluster.api().cluster());
         }
-        let cleared = if self.cluster.is_some() { old_nodes::remove_old_node(self).await } else { self.clear().await };
+        let cleared = if self.cluster.is_some() {
+            old_nodes::remove_old_node(self).await
+        } else {
+            self.clear().await
+        };
         if let Err(error) = cleared {
             warn!(%error, "pods of a failed scenario are left");
         }
@@ -246,13 +349,18 @@ impl World {
     pub async fn end(self) -> Result<Option<Cluster>> {
         self.clear().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
-        namespaces.delete(&self.namespace, &DeleteParams::default()).await.context("cannot delete the namespace")?;
+        namespaces
+            .delete(&self.namespace, &DeleteParams::default())
+            .await
+            .context("cannot delete the namespace")?;
         Ok(self.cluster)
     }
 
     /// The testbed's cluster.
     fn cluster(&mut self) -> Result<&mut Cluster> {
-        self.cluster.as_mut().context("this needs the testbed's own cluster")
+        self.cluster
+            .as_mut()
+            .context("this needs the testbed's own cluster")
     }
 
     fn key(&self, name: &str) -> String {
@@ -270,14 +378,26 @@ impl World {
     async fn delete(&self, name: &str) -> Result<()> {
         self.pods.delete(name).await?;
         let key = self.key(name);
-        self.until(&format!("{name} to be gone"), |snapshot| (!snapshot.pods.contains_key(&key)).then_some(())).await
+        self.until(&format!("{name} to be gone"), |snapshot| {
+            (!snapshot.pods.contains_key(&key)).then_some(())
+        })
+        .await
     }
 
-    async fn until<C: Condition>(&self, what: &str, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
+    async fn until<C: Condition>(
+        &self,
+        what: &str,
+        condition: impl FnMut(&Snapshot) -> C,
+    ) -> Result<C::Found> {
         self.until_within(DEADLINE, what, condition).await
     }
 
-    async fn until_within<C: Condition>(&self, deadline: Duration, what: &str, condition: impl FnMut(&Snapshot) -> C) -> Result<C::Found> {
+    async fn until_within<C: Condition>(
+        &self,
+        deadline: Duration,
+        what: &str,
+        condition: impl FnMut(&Snapshot) -> C,
+    ) -> Result<C::Found> {
         match &self.cluster {
             Some(cluster) => cluster.until(what, deadline, condition).await,
             None => Ok(self.observer.until(what, deadline, condition).await?),
@@ -299,7 +419,9 @@ impl World {
                     status.message.unwrap_or_default()
                 )));
             }
-            pods.iter().all(|pod| pod.is_some_and(is_running)).then_some(Ok(()))
+            pods.iter()
+                .all(|pod| pod.is_some_and(is_running))
+                .then_some(Ok(()))
         };
         match self.until(&format!("{} to run", names.join(", ")), looks).await? {
             Ok(()) => Ok(()),
@@ -319,12 +441,21 @@ impl World {
         let (namespace, key) = (self.namespace.clone(), self.key(name));
         let starts = |snapshot: &Snapshot| {
             let status = snapshot.pods.get(&key)?.status.as_ref()?;
-            status.container_statuses.iter().flatten().find(|container| container.name == "main").map(|main| main.restart_count)
+            status
+                .container_statuses
+                .iter()
+                .flatten()
+                .find(|container| container.name == "main")
+                .map(|main| main.restart_count)
         };
         let before = starts(&self.observer.now()).with_context(|| format!("{name} does not run"))?;
-        self.cluster()?.node(node)?.kubelet().restart_container(&namespace, name, "main")?;
+        self.cluster()?
+            .node(node)?
+            .kubelet()
+            .restart_container(&namespace, name, "main")?;
         let again = |snapshot: &Snapshot| {
-            let is_up = starts(snapshot).is_some_and(|now| now > before) && snapshot.pods.get(&key).is_some_and(is_running);
+            let is_up = starts(snapshot).is_some_and(|now| now > before)
+                && snapshot.pods.get(&key).is_some_and(is_running);
             is_up.then_some(())
         };
         self.until(&format!("{name} to start again"), again).await
@@ -333,8 +464,17 @@ impl World {
     /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
     async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
         let key = self.key(name);
-        let says = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(unscheduled_because).is_some_and(|text| text.contains(fragment));
-        self.until(&format!("{name} to be refused with {fragment:?}"), |snapshot| says(snapshot).then_some(())).await
+        let says = |snapshot: &Snapshot| {
+            snapshot
+                .pods
+                .get(&key)
+                .and_then(unscheduled_because)
+                .is_some_and(|text| text.contains(fragment))
+        };
+        self.until(&format!("{name} to be refused with {fragment:?}"), |snapshot| {
+            says(snapshot).then_some(())
+        })
+        .await
     }
 
     /// Tries a pod that breaks a rule: it is refused in these words, when it is made where there are webhooks, else by the filter.
@@ -344,7 +484,10 @@ impl World {
             Ok(pod) => self.until_refused(&pod.name_any(), words).await,
             Err(error) if self.has_webhooks => {
                 let text = format!("{error:#}");
-                ensure!(text.contains("denied the request") && text.contains(words), "not refused with {words:?}: {text}");
+                ensure!(
+                    text.contains("denied the request") && text.contains(words),
+                    "not refused with {words:?}: {text}"
+                );
                 Ok(())
             }
             Err(error) => Err(error),
@@ -352,28 +495,48 @@ impl World {
     }
 
     fn pod(&self, name: &str) -> Result<Pod> {
-        self.observer.now().pods.get(&self.key(name)).cloned().with_context(|| format!("there is no pod {name}"))
+        self.observer
+            .now()
+            .pods
+            .get(&self.key(name))
+            .cloned()
+            .with_context(|| format!("there is no pod {name}"))
     }
 
     /// What a container has printed.
     async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let spec = self.pod(pod)?.spec.unwrap_or_default();
-        let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-        let described =
-            containers.find(|described| described.name == container).with_context(|| format!("{pod} has no container {container}"))?;
-        printed::whole(self.pods.api(), pod, described).await.with_context(|| format!("cannot read the log of {pod}/{container}"))
+        let mut containers = spec
+            .containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten());
+        let described = containers
+            .find(|described| described.name == container)
+            .with_context(|| format!("{pod} has no container {container}"))?;
+        printed::whole(self.pods.api(), pod, described)
+            .await
+            .with_context(|| format!("cannot read the log of {pod}/{container}"))
     }
 
     /// Checks every invariant on what the API server shows now.
     async fn verify(&self) -> Result<()> {
         // Watches run ahead of each other.
-        let mut snapshot = self.cluster.as_ref().map_or_else(|| self.observer.now(), |cluster| Snapshot::of(cluster.api().cluster()));
+        let mut snapshot = self.cluster.as_ref().map_or_else(
+            || self.observer.now(),
+            |cluster| Snapshot::of(cluster.api().cluster()),
+        );
         let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
-        snapshot.pods.retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
+        snapshot
+            .pods
+            .retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
         let sights = invariants::sights(&self.client.0, &snapshot).await?;
         problems.extend(invariants::misfits(&sights));
         problems.extend(invariants::clashes(&snapshot, &sights));
-        if problems.is_empty() { Ok(()) } else { bail!("{}", problems.join("; ")) }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            bail!("{}", problems.join("; "))
+        }
     }
 
     /// Deletes every pod of the namespace and waits until they are gone.
@@ -385,9 +548,17 @@ impl World {
         self.pods.delete_all().await?;
         let prefix = format!("{}/", self.namespace);
         // A pod that no watch has shown yet may still be there.
-        let is_left = |cluster: &Cluster| cluster.api().cluster().list("pods", Some(&self.namespace)).is_ok_and(|pods| !pods.is_empty());
+        let is_left = |cluster: &Cluster| {
+            cluster
+                .api()
+                .cluster()
+                .list("pods", Some(&self.namespace))
+                .is_ok_and(|pods| !pods.is_empty())
+        };
         let is_shown = |snapshot: &Snapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
-        let gone = |snapshot: &Snapshot| (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(());
+        let gone = |snapshot: &Snapshot| {
+            (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(())
+        };
         self.until_within(deadline, "all pods to be gone", gone).await
     }
 
@@ -397,20 +568,35 @@ impl World {
         let accounts = invariants::accounts(&snapshot, &self.excused);
         let nodes = snapshot.devices.keys().map(|name| {
             let unit = invariants::memory_unit(&snapshot, name);
-            let gpus = accounts.gpus.values().filter(|gpu| gpu.node == *name && gpu.healthy);
-            GpuNode { name: name.clone(), units: gpus.map(|gpu| gpu.total / unit).collect() }
+            let gpus = accounts
+                .gpus
+                .values()
+                .filter(|gpu| gpu.node == *name && gpu.healthy);
+            GpuNode {
+                name: name.clone(),
+                units: gpus.map(|gpu| gpu.total / unit).collect(),
+            }
         });
         let mut fitting = nodes.filter(|node| node.units.len() >= n_gpus);
-        fitting.next().with_context(|| format!("no node has {n_gpus} healthy GPUs"))
+        fitting
+            .next()
+            .with_context(|| format!("no node has {n_gpus} healthy GPUs"))
     }
 
     /// How many of these pods are bound.
     fn n_bound(snapshot: &Snapshot, keys: &[String]) -> usize {
-        keys.iter().filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some())).count()
+        keys.iter()
+            .filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some()))
+            .count()
     }
 
     /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … at once.
-    async fn create_many(&self, prefix: &str, n_pods: usize, limits: &crate::pods::Limits<'_>) -> Result<Vec<String>> {
+    async fn create_many(
+        &self,
+        prefix: &str,
+        n_pods: usize,
+        limits: &crate::pods::Limits<'_>,
+    ) -> Result<Vec<String>> {
         let names: Vec<String> = (0..n_pods).map(|idx| format!("{prefix}-{idx}")).collect();
         let creations = names.iter().map(|name| self.create(PodSpec::new(name, limits)));
         futures::future::try_join_all(creations).await?;
@@ -418,7 +604,8 @@ impl World {
     }
 
     async fn until_all_run(&self, names: &[String]) -> Result<()> {
-        self.until_running(&names.iter().map(String::as_str).collect::<Vec<_>>()).await
+        self.until_running(&names.iter().map(String::as_str).collect::<Vec<_>>())
+            .await
     }
 }
 

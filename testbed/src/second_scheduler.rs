@@ -31,7 +31,16 @@ const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-schedule
 /// The names of the pods.
 const PODS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
 /// Times of the election, for the extender; shorter than by default, in the same proportions.
-const FLAGS: [&str; 8] = ["--lease-duration", "4s", "--renew-deadline", "2s", "--retry-period", "400ms", "--bind-timeout", "2s"];
+const FLAGS: [&str; 8] = [
+    "--lease-duration",
+    "4s",
+    "--renew-deadline",
+    "2s",
+    "--retry-period",
+    "400ms",
+    "--bind-timeout",
+    "2s",
+];
 /// Pause between two looks, and longest wait.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 /// The metric by which an extender says that it decides.
@@ -69,7 +78,11 @@ impl SecondScheduler {
         for file in replicas::FENCE {
             manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
         }
-        let mut second = Self { api, containers: BTreeMap::new(), extenders: BTreeMap::new() };
+        let mut second = Self {
+            api,
+            containers: BTreeMap::new(),
+            extenders: BTreeMap::new(),
+        };
         for pod in PODS {
             second.start_pod(cluster, pod)?;
         }
@@ -84,31 +97,89 @@ impl SecondScheduler {
         replicas::write_kubeconfig(cluster, pod)?;
         let kubeconfig = replicas::kubeconfig(cluster.dir(), pod).display().to_string();
         self.api.create("pods", replicas::pod(pod))?;
-        let addresses = Addresses { extender: free_address()?, health: free_address()? };
+        let addresses = Addresses {
+            extender: free_address()?,
+            health: free_address()?,
+        };
         self.extenders.insert(pod, addresses);
         let (extender, health) = (addresses.extender.to_string(), addresses.health.to_string());
-        let mut args = vec!["--listen", &extender, "--health-listen", &health, "--kubeconfig", &kubeconfig];
-        args.extend(["--kube-scheduler-lease", LEASE, "--fence-bindings", "--pod-name", pod, "--pod-namespace", NAMESPACE]);
+        let mut args = vec![
+            "--listen",
+            &extender,
+            "--health-listen",
+            &health,
+            "--kubeconfig",
+            &kubeconfig,
+        ];
+        args.extend([
+            "--kube-scheduler-lease",
+            LEASE,
+            "--fence-bindings",
+            "--pod-name",
+            pod,
+            "--pod-namespace",
+            NAMESPACE,
+        ]);
         args.extend(FLAGS);
-        self.run(cluster, (pod, Container::Extender), cluster.binaries().scheduler.clone(), args)?;
+        self.run(
+            cluster,
+            (pod, Container::Extender),
+            cluster.binaries().scheduler.clone(),
+            args,
+        )?;
         let config = write_configuration(cluster, pod, addresses.extender)?;
         let config = config.display().to_string();
-        let args = vec!["kube-scheduler", "--kubeconfig", &kubeconfig, "--config", &config, "--host-name", pod];
-        self.run(cluster, (pod, Container::KubeScheduler), cluster.binaries().testbed.clone(), args)
+        let args = vec![
+            "kube-scheduler",
+            "--kubeconfig",
+            &kubeconfig,
+            "--config",
+            &config,
+            "--host-name",
+            pod,
+        ];
+        self.run(
+            cluster,
+            (pod, Container::KubeScheduler),
+            cluster.binaries().testbed.clone(),
+            args,
+        )
     }
 
-    fn run(&mut self, cluster: &Cluster, key: (&'static str, Container), program: PathBuf, args: Vec<&str>) -> Result<()> {
+    fn run(
+        &mut self,
+        cluster: &Cluster,
+        key: (&'static str, Container),
+        program: PathBuf,
+        args: Vec<&str>,
+    ) -> Result<()> {
         let name = format!("{}-{:?}", key.0, key.1);
         let log = cluster.dir().join(format!("{name}.log"));
         let args = args.into_iter().map(str::to_owned).collect();
         let crashes: &Crashes = cluster.crashes();
-        self.containers.insert(key, Daemon::start(Invocation { name, program, args, log }, crashes)?);
+        self.containers.insert(
+            key,
+            Daemon::start(
+                Invocation {
+                    name,
+                    program,
+                    args,
+                    log,
+                },
+                crashes,
+            )?,
+        );
         Ok(())
     }
 
     fn container(&mut self, pod: &str, container: Container) -> Result<&mut Daemon> {
-        let found = self.containers.iter_mut().find(|((name, kind), _)| *name == pod && *kind == container);
-        found.map(|(_, daemon)| daemon).with_context(|| format!("there is no pod {pod}"))
+        let found = self
+            .containers
+            .iter_mut()
+            .find(|((name, kind), _)| *name == pod && *kind == container);
+        found
+            .map(|(_, daemon)| daemon)
+            .with_context(|| format!("there is no pod {pod}"))
     }
 
     /// Kills a container.
@@ -134,15 +205,24 @@ impl SecondScheduler {
 
     /// URL of a pod's extender.
     pub fn extender(&self, pod: &str) -> Result<String> {
-        let addresses = self.extenders.get(pod).with_context(|| format!("there is no pod {pod}"))?;
+        let addresses = self
+            .extenders
+            .get(pod)
+            .with_context(|| format!("there is no pod {pod}"))?;
         Ok(format!("http://{}/gpushare-scheduler", addresses.extender))
     }
 
     /// The pod whose kube-scheduler holds the Lease; empty if none does.
     pub fn holder(&self) -> String {
         let lease = self.api.get("leases", NAMESPACE, LEASE).unwrap_or_default();
-        let holder = lease.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default();
-        holder.rsplit_once('_').map(|(pod, _)| pod.to_owned()).unwrap_or_default()
+        let holder = lease
+            .pointer("/spec/holderIdentity")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        holder
+            .rsplit_once('_')
+            .map(|(pod, _)| pod.to_owned())
+            .unwrap_or_default()
     }
 
     /// Waits until the kube-scheduler of another pod than this holds the Lease; the name of that pod.
@@ -156,17 +236,35 @@ impl SecondScheduler {
                 tokio::time::sleep(LOOK.0).await;
             }
         };
-        tokio::time::timeout(LOOK.1, found).await.with_context(|| format!("no kube-scheduler but that of {pod:?} holds the Lease in time"))
+        tokio::time::timeout(LOOK.1, found)
+            .await
+            .with_context(|| format!("no kube-scheduler but that of {pod:?} holds the Lease in time"))
     }
 
     /// Writes another holder into the Lease, as a person may.
     pub fn give_lease_to(&self, holder: &str) -> Result<()> {
-        self.api.patch("leases", NAMESPACE, LEASE, json!({"spec": {"holderIdentity": holder}})).map(drop).map_err(Into::into)
+        self.api
+            .patch(
+                "leases",
+                NAMESPACE,
+                LEASE,
+                json!({"spec": {"holderIdentity": holder}}),
+            )
+            .map(drop)
+            .map_err(Into::into)
     }
 
     /// Names another leader to the API server's policy, as a person may.
     pub fn name_as_leader(&self, holder: &str) -> Result<()> {
-        self.api.patch(LEADER.0, NAMESPACE, LEADER.1, json!({"spec": {"holderIdentity": holder}})).map(drop).map_err(Into::into)
+        self.api
+            .patch(
+                LEADER.0,
+                NAMESPACE,
+                LEADER.1,
+                json!({"spec": {"holderIdentity": holder}}),
+            )
+            .map(drop)
+            .map_err(Into::into)
     }
 
     /// The pods whose extenders say that they decide.
@@ -180,7 +278,9 @@ impl SecondScheduler {
             let asked = async { client.get(&format!("http://{}/metrics", addresses.health)).await };
             // A container that is stopped or dead decides nothing.
             if let Ok(Ok((_, body))) = tokio::time::timeout(LOOK.0, asked).await
-                && String::from_utf8_lossy(&body).lines().any(|line| line == IS_LEADER)
+                && String::from_utf8_lossy(&body)
+                    .lines()
+                    .any(|line| line == IS_LEADER)
             {
                 deciders.push(*pod);
             }
@@ -203,21 +303,32 @@ impl SecondScheduler {
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.
 fn write_configuration(cluster: &Cluster, pod: &str, extender: SocketAddr) -> Result<PathBuf> {
     let shipped = cluster.deploy().join(CONFIGURATION);
-    let text = std::fs::read_to_string(&shipped).with_context(|| format!("cannot read {}", shipped.display()))?;
-    let mut configuration: Value = serde_yaml_ng::from_str(&text).with_context(|| format!("cannot read {}", shipped.display()))?;
+    let text =
+        std::fs::read_to_string(&shipped).with_context(|| format!("cannot read {}", shipped.display()))?;
+    let mut configuration: Value =
+        serde_yaml_ng::from_str(&text).with_context(|| format!("cannot read {}", shipped.display()))?;
     for (pointer, field, value) in [
         ("/leaderElection", "leaseDuration", "4s".to_owned()),
         ("/leaderElection", "renewDeadline", "2s".to_owned()),
         ("/leaderElection", "retryPeriod", "400ms".to_owned()),
-        ("/extenders/0", "urlPrefix", format!("http://{extender}/gpushare-scheduler")),
+        (
+            "/extenders/0",
+            "urlPrefix",
+            format!("http://{extender}/gpushare-scheduler"),
+        ),
     ] {
         let object = configuration.pointer_mut(pointer).and_then(Value::as_object_mut);
-        object.with_context(|| format!("{}: no {pointer}", shipped.display()))?.insert(field.to_owned(), value.into());
+        object
+            .with_context(|| format!("{}: no {pointer}", shipped.display()))?
+            .insert(field.to_owned(), value.into());
     }
-    let object = configuration.as_object_mut().context("the configuration is no object")?;
+    let object = configuration
+        .as_object_mut()
+        .context("the configuration is no object")?;
     object.insert("podMaxBackoffSeconds".to_owned(), 2.into());
     let path = cluster.dir().join(format!("{pod}.kube-scheduler.yaml"));
-    std::fs::write(&path, configuration.to_string()).with_context(|| format!("cannot write {}", path.display()))?;
+    std::fs::write(&path, configuration.to_string())
+        .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
 
@@ -228,5 +339,7 @@ async fn until_ready(health: SocketAddr) -> Result<()> {
             tokio::time::sleep(LOOK.0).await;
         }
     };
-    tokio::time::timeout(LOOK.1, ready).await.with_context(|| format!("{url} is not ready in time"))
+    tokio::time::timeout(LOOK.1, ready)
+        .await
+        .with_context(|| format!("{url} is not ready in time"))
 }

@@ -12,8 +12,9 @@ use hyper_util::rt::TokioIo;
 use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
-    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions, Empty,
+    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, RegisterRequest,
 };
 use proto::kubelet::{DEVICE_PLUGIN_VERSION, HEALTHY};
 use tokio::net::{UnixListener, UnixStream};
@@ -42,15 +43,25 @@ impl VendorPlugin {
         let socket = plugin_dir.join(socket_name(resource));
         // Left behind by a predecessor; there is often none.
         let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let listener =
+            UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
         let ended = CancellationToken::new();
-        let server = Server::builder().add_service(DevicePluginServer::new(WholeGpus { uuids, ended: ended.clone() }));
+        let server = Server::builder().add_service(DevicePluginServer::new(WholeGpus {
+            uuids,
+            ended: ended.clone(),
+        }));
         let serving = tokio::spawn(async move {
-            if let Err(error) = server.serve_with_incoming(UnixListenerStream::new(listener)).await {
+            if let Err(error) = server
+                .serve_with_incoming(UnixListenerStream::new(listener))
+                .await
+            {
                 tracing::error!(%error, "the vendor's plugin cannot serve");
             }
         });
-        let plugin = Self { _serving: AbortOnDropHandle::new(serving), _connections: ended.drop_guard() };
+        let plugin = Self {
+            _serving: AbortOnDropHandle::new(serving),
+            _connections: ended.drop_guard(),
+        };
         register(plugin_dir, resource).await?;
         Ok(plugin)
     }
@@ -62,14 +73,20 @@ async fn register(plugin_dir: &Path, resource: &str) -> Result<()> {
         let kubelet = kubelet.clone();
         async move { UnixStream::connect(kubelet).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.context("no kubelet answers")?;
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .context("no kubelet answers")?;
     let request = RegisterRequest {
         version: DEVICE_PLUGIN_VERSION.to_owned(),
         endpoint: socket_name(resource),
         resource_name: resource.to_owned(),
         options: Some(DevicePluginOptions::default()),
     };
-    RegistrationClient::new(channel).register(request).await.with_context(|| format!("kubelet refuses {resource}"))?;
+    RegistrationClient::new(channel)
+        .register(request)
+        .await
+        .with_context(|| format!("kubelet refuses {resource}"))?;
     Ok(())
 }
 
@@ -87,14 +104,25 @@ struct WholeGpus {
 impl DevicePlugin for WholeGpus {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions::default()))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let device = |uuid: &String| Device { id: uuid.clone(), health: HEALTHY.to_owned(), topology: None };
-        let list = ListAndWatchResponse { devices: self.uuids.iter().map(device).collect() };
-        let lasting = stream::once(async { Ok(list) }).chain(stream::pending()).take_until(self.ended.clone().cancelled_owned());
+        let device = |uuid: &String| Device {
+            id: uuid.clone(),
+            health: HEALTHY.to_owned(),
+            topology: None,
+        };
+        let list = ListAndWatchResponse {
+            devices: self.uuids.iter().map(device).collect(),
+        };
+        let lasting = stream::once(async { Ok(list) })
+            .chain(stream::pending())
+            .take_until(self.ended.clone().cancelled_owned());
         Ok(Response::new(Box::pin(lasting)))
     }
 
@@ -105,19 +133,30 @@ impl DevicePlugin for WholeGpus {
         Err(Status::unimplemented("this plugin has no preference"))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             if let Some(unknown) = container.device_ids.iter().find(|id| !self.uuids.contains(id)) {
-                return Err(Status::unknown(format!("invalid allocation request for '{NVIDIA_GPU}': unknown device: {unknown}")));
+                return Err(Status::unknown(format!(
+                    "invalid allocation request for '{NVIDIA_GPU}': unknown device: {unknown}"
+                )));
             }
             let envs = [(VISIBLE_DEVICES.to_owned(), container.device_ids.join(","))].into();
-            container_responses.push(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() });
+            container_responses.push(ContainerAllocateResponse {
+                envs,
+                ..ContainerAllocateResponse::default()
+            });
         }
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 
-    async fn pre_start_container(&self, _: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

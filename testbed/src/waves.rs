@@ -53,16 +53,35 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         let commands = Commands::read(file, kubeconfig)?;
         let parts: Vec<Part> = commands.parts.keys().copied().collect();
         let namespace = format!("gpushare-waves-{}", std::process::id());
-        let world = World::new(client_of(kubeconfig).await?, &namespace, args.scheduler_name.clone(), None).await?;
+        let world = World::new(
+            client_of(kubeconfig).await?,
+            &namespace,
+            args.scheduler_name.clone(),
+            None,
+        )
+        .await?;
         (world.broken_by(Some(commands)), parts)
     } else {
         Binaries::locate().await?;
         let cluster = Cluster::start(Stage::Faults.spec(default_deploy())).await?;
-        (World::new(cluster.client().clone(), "waves", None, Some(cluster)).await?, OF_TESTBED.to_vec())
+        (
+            World::new(cluster.client().clone(), "waves", None, Some(cluster)).await?,
+            OF_TESTBED.to_vec(),
+        )
     };
     let unknown = args.kill.iter().find(|part| !parts.contains(part));
-    ensure!(unknown.is_none(), "there is no {}", unknown.map(|part| Need::Kill(*part).to_string()).unwrap_or_default());
-    let kill = if args.kill.is_empty() { parts } else { args.kill.clone() };
+    ensure!(
+        unknown.is_none(),
+        "there is no {}",
+        unknown
+            .map(|part| Need::Kill(*part).to_string())
+            .unwrap_or_default()
+    );
+    let kill = if args.kill.is_empty() {
+        parts
+    } else {
+        args.kill.clone()
+    };
     let waves = run_all(&console, &mut world, &args, &kill).await;
     let cluster = world.end().await;
     console.finish();
@@ -72,24 +91,46 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
     if let Some(cluster) = cluster? {
         cluster.stop().await?;
     }
-    Ok(waves.iter().all(|wave| wave.wrong.is_empty() && wave.over.is_empty() && wave.stuck.is_empty()))
+    Ok(waves
+        .iter()
+        .all(|wave| wave.wrong.is_empty() && wave.over.is_empty() && wave.stuck.is_empty()))
 }
 
 async fn run_all(console: &Console, world: &mut World, args: &WavesArgs, kill: &[Part]) -> Result<Vec<Wave>> {
     // Every part is killed in as many waves as no part is.
-    let faults: Vec<Option<Part>> = std::iter::once(None).chain(kill.iter().copied().map(Some)).collect();
+    let faults: Vec<Option<Part>> = std::iter::once(None)
+        .chain(kill.iter().copied().map(Some))
+        .collect();
     let mut waves = Vec::new();
     for nth in 0..args.pods.div_ceil(args.wave) {
         let (round, turn) = (nth / faults.len(), nth % faults.len());
         let kill = faults.get(turn).copied().flatten();
         // Each killing of a part meets another moment of the wave.
         let n_bound = args.wave * (round % 4) / 4;
-        let plan = Plan { prefix: format!("wave-{nth}"), n_pods: args.wave, kill, n_bound };
+        let plan = Plan {
+            prefix: format!("wave-{nth}"),
+            n_pods: args.wave,
+            kill,
+            n_bound,
+        };
         let what = kill.map_or("nothing".to_owned(), |part| part.to_string());
-        console.step(&format!("wave {nth}: {what} is killed with {n_bound} of {} pods bound", args.wave));
-        let wave = run_wave(world, &plan).await.with_context(|| format!("wave {nth}, in which {what} was killed"))?;
-        let Wave { n_ran, seconds, seconds_away, .. } = &wave;
-        console.step(&format!("wave {nth}: {n_ran} ran, {} lost, {seconds:.1} s, {what} away {seconds_away:.1} s", wave.n_lost()));
+        console.step(&format!(
+            "wave {nth}: {what} is killed with {n_bound} of {} pods bound",
+            args.wave
+        ));
+        let wave = run_wave(world, &plan)
+            .await
+            .with_context(|| format!("wave {nth}, in which {what} was killed"))?;
+        let Wave {
+            n_ran,
+            seconds,
+            seconds_away,
+            ..
+        } = &wave;
+        console.step(&format!(
+            "wave {nth}: {n_ran} ran, {} lost, {seconds:.1} s, {what} away {seconds_away:.1} s",
+            wave.n_lost()
+        ));
         for problem in wave.wrong.iter().chain(&wave.over).chain(&wave.stuck) {
             console.say(&format!("wave {nth}: {problem}"));
         }
@@ -104,7 +145,9 @@ fn show(waves: &[Wave]) -> String {
     for wave in waves {
         by_fault.entry(wave.killed).or_default().push(wave);
     }
-    let mut lines = table(["KILLED", "WAVES", "PODS", "RAN", "LOST", "WRONG", "OVER", "STUCK", "AWAY", "LAST POD", ""]);
+    let mut lines = table([
+        "KILLED", "WAVES", "PODS", "RAN", "LOST", "WRONG", "OVER", "STUCK", "AWAY", "LAST POD", "",
+    ]);
     for (killed, waves) in by_fault {
         let sum = |count: fn(&Wave) -> usize| waves.iter().map(|wave| count(wave)).sum::<usize>().to_string();
         let longest = |seconds: fn(&Wave) -> f64| waves.iter().map(|wave| seconds(wave)).fold(0.0, f64::max);
@@ -112,7 +155,10 @@ fn show(waves: &[Wave]) -> String {
         for (reason, n_pods) in waves.iter().flat_map(|wave| &wave.lost) {
             *reasons.entry(reason).or_default() += n_pods;
         }
-        let reasons: Vec<String> = reasons.into_iter().map(|(reason, n_pods)| format!("{n_pods} {reason}")).collect();
+        let reasons: Vec<String> = reasons
+            .into_iter()
+            .map(|(reason, n_pods)| format!("{n_pods} {reason}"))
+            .collect();
         lines.add_row([
             killed.map_or("nothing".to_owned(), |part| part.to_string()),
             waves.len().to_string(),
@@ -137,9 +183,29 @@ mod tests {
     #[test]
     fn one_line_for_each_kind_of_fault() {
         let lost = BTreeMap::from([("UnexpectedAdmissionError".to_owned(), 3)]);
-        let plugin = Wave { killed: Some(Part::Plugin), n_pods: 25, n_ran: 22, lost, seconds_away: 3.2, ..Wave::default() };
-        let calm = Wave { n_pods: 25, n_ran: 25, seconds: 9.5, ..Wave::default() };
-        let waves = [calm.clone(), plugin.clone(), calm, Wave { seconds_away: 1.0, ..plugin }];
+        let plugin = Wave {
+            killed: Some(Part::Plugin),
+            n_pods: 25,
+            n_ran: 22,
+            lost,
+            seconds_away: 3.2,
+            ..Wave::default()
+        };
+        let calm = Wave {
+            n_pods: 25,
+            n_ran: 25,
+            seconds: 9.5,
+            ..Wave::default()
+        };
+        let waves = [
+            calm.clone(),
+            plugin.clone(),
+            calm,
+            Wave {
+                seconds_away: 1.0,
+                ..plugin
+            },
+        ];
         insta::assert_snapshot!(show(&waves));
     }
 }

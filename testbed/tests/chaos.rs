@@ -7,7 +7,10 @@ use testbed::console::Console;
 async fn run(mode: Mode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
     let run = one_run(&Console::new(true), mode, seed, steps, default_deploy()).await?;
     assert_eq!(run.violations, Vec::<String>::new());
-    assert!(run.admissions >= 3 * steps && run.starts >= run.admissions, "{run:#?}");
+    assert!(
+        run.admissions >= 3 * steps && run.starts >= run.admissions,
+        "{run:#?}"
+    );
     Ok(run)
 }
 
@@ -28,7 +31,12 @@ async fn with_the_variable_no_container_sees_a_wrong_device() {
 #[tokio::test(flavor = "multi_thread")]
 async fn on_several_kinds_of_nodes_no_container_sees_more_than_its_record_or_has_a_stale_spec() {
     let run = run(Mode::Kinds, 1, 10).await.unwrap();
-    assert_eq!((run.wrong, run.sees_more, run.stale, run.killed), (0, 0, 0, 0), "{:#?}", run.quotes);
+    assert_eq!(
+        (run.wrong, run.sees_more, run.stale, run.killed),
+        (0, 0, 0, 0),
+        "{:#?}",
+        run.quotes
+    );
 }
 
 /// The comparison's other side: wrong devices do show, so that their absence above means something.

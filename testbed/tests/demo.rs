@@ -6,13 +6,27 @@ use serde_json::Value;
 
 #[test]
 fn the_demo_holds_what_it_promises() {
-    let output = Command::new(env!("CARGO_BIN_EXE_testbed")).args(["demo", "--json"]).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_testbed"))
+        .args(["demo", "--json"])
+        .output()
+        .unwrap();
     let progress = String::from_utf8_lossy(&output.stderr);
-    let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{progress}"));
+    let result: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{progress}"));
     let checks = result["checks"].as_array().unwrap();
-    let failed: Vec<_> = checks.iter().filter(|check| check["problems"] != Value::Array(Vec::new())).collect();
-    assert!(output.status.success() && failed.is_empty(), "{failed:#?}\n{progress}");
+    let failed: Vec<_> = checks
+        .iter()
+        .filter(|check| check["problems"] != Value::Array(Vec::new()))
+        .collect();
+    assert!(
+        output.status.success() && failed.is_empty(),
+        "{failed:#?}\n{progress}"
+    );
     assert!(checks.len() >= 15, "{checks:#?}");
     assert_eq!(result["gpus"].as_array().unwrap().len(), 8);
-    assert!(result["containers"].as_array().unwrap().len() >= 8, "{:#}", result["containers"]);
+    assert!(
+        result["containers"].as_array().unwrap().len() >= 8,
+        "{:#}",
+        result["containers"]
+    );
 }

@@ -47,7 +47,10 @@ impl fmt::Display for Outcome {
         match self {
             Works(way) => write!(f, "works, by {way}"),
             Refused(reason) => write!(f, "refused: `Injectable=False {reason}`"),
-            FirstWithout(reason) => write!(f, "first container without a GPU, then refused: `Injectable=False {reason}`"),
+            FirstWithout(reason) => write!(
+                f,
+                "first container without a GPU, then refused: `Injectable=False {reason}`"
+            ),
             Without(reason) => write!(f, "without a GPU: `Injectable=Unknown {reason}`"),
             NotMade(words) => write!(f, "container not made: `{words}`"),
         }
@@ -89,28 +92,89 @@ const UNRESOLVABLE: &str = "unresolvable CDI devices management.nvidia.com/gpu=G
 const NOT_ENABLED: &str = "CDI devices are requested, and CDI is not enabled";
 
 fn rows() -> Vec<Row> {
-    let row = |kind, outcomes, uncounted| Row { kind, outcomes, with_class: None, uncounted };
+    let row = |kind, outcomes, uncounted| Row {
+        kind,
+        outcomes,
+        with_class: None,
+        uncounted,
+    };
     let cdi = || Works("CDI");
     let variable = || Works("the variable");
     vec![
-        row(NodeKind::Variable, [variable(), Refused("NoDriverSpec"), variable()], Uncounted::All),
-        row(NodeKind::VariableWithSpec, [cdi(), cdi(), variable()], Uncounted::All),
+        row(
+            NodeKind::Variable,
+            [variable(), Refused("NoDriverSpec"), variable()],
+            Uncounted::All,
+        ),
+        row(
+            NodeKind::VariableWithSpec,
+            [cdi(), cdi(), variable()],
+            Uncounted::All,
+        ),
         row(NodeKind::JitCdi, [cdi(), cdi(), variable()], Uncounted::All),
         Row {
             with_class: Some([cdi(), cdi(), variable()]),
-            ..row(NodeKind::RuntimeClass, [cdi(), cdi(), Without("VariableAssumed")], Uncounted::AllOfClass)
+            ..row(
+                NodeKind::RuntimeClass,
+                [cdi(), cdi(), Without("VariableAssumed")],
+                Uncounted::AllOfClass,
+            )
         },
         Row {
             with_class: Some([cdi(), cdi(), NotMade(UNRESOLVABLE)]),
-            ..row(NodeKind::Operator, [cdi(), cdi(), Without("VariableAssumed")], Uncounted::AllOfClass)
+            ..row(
+                NodeKind::Operator,
+                [cdi(), cdi(), Without("VariableAssumed")],
+                Uncounted::AllOfClass,
+            )
         },
-        row(NodeKind::OperatorDefaultRuntime, [cdi(), cdi(), NotMade(UNRESOLVABLE)], Uncounted::All),
-        row(NodeKind::Hardened, [cdi(), cdi(), Without("VariableAssumed")], Uncounted::None),
-        row(NodeKind::PlainCdi, [cdi(), cdi(), Without("VariableAssumed")], Uncounted::None),
-        row(NodeKind::CdiDroppedVariable, [variable(), FirstWithout("CdiOff"), variable()], Uncounted::All),
-        row(NodeKind::CdiDropped, [FirstWithout("CdiOff"), FirstWithout("CdiOff"), Without("VariableAssumed")], Uncounted::None),
-        row(NodeKind::CdiRefused, [NotMade(NOT_ENABLED), NotMade(NOT_ENABLED), Without("VariableAssumed")], Uncounted::None),
-        row(NodeKind::NoDriverSpec, [Refused("NoDriverSpec"), Refused("NoDriverSpec"), Without("VariableAssumed")], Uncounted::None),
+        row(
+            NodeKind::OperatorDefaultRuntime,
+            [cdi(), cdi(), NotMade(UNRESOLVABLE)],
+            Uncounted::All,
+        ),
+        row(
+            NodeKind::Hardened,
+            [cdi(), cdi(), Without("VariableAssumed")],
+            Uncounted::None,
+        ),
+        row(
+            NodeKind::PlainCdi,
+            [cdi(), cdi(), Without("VariableAssumed")],
+            Uncounted::None,
+        ),
+        row(
+            NodeKind::CdiDroppedVariable,
+            [variable(), FirstWithout("CdiOff"), variable()],
+            Uncounted::All,
+        ),
+        row(
+            NodeKind::CdiDropped,
+            [
+                FirstWithout("CdiOff"),
+                FirstWithout("CdiOff"),
+                Without("VariableAssumed"),
+            ],
+            Uncounted::None,
+        ),
+        row(
+            NodeKind::CdiRefused,
+            [
+                NotMade(NOT_ENABLED),
+                NotMade(NOT_ENABLED),
+                Without("VariableAssumed"),
+            ],
+            Uncounted::None,
+        ),
+        row(
+            NodeKind::NoDriverSpec,
+            [
+                Refused("NoDriverSpec"),
+                Refused("NoDriverSpec"),
+                Without("VariableAssumed"),
+            ],
+            Uncounted::None,
+        ),
     ]
 }
 
@@ -121,11 +185,31 @@ fn table() -> String {
             .to_owned(),
         "|---|---|---|---|---|---|".to_owned(),
     ];
-    for Row { kind, outcomes, with_class, uncounted } in rows() {
-        let cells = |outcomes: &[Outcome]| outcomes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" | ");
-        lines.push(format!("| `{}` | {} | {uncounted} | none |", kind.name(), cells(&outcomes)));
+    for Row {
+        kind,
+        outcomes,
+        with_class,
+        uncounted,
+    } in rows()
+    {
+        let cells = |outcomes: &[Outcome]| {
+            outcomes
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(" | ")
+        };
+        lines.push(format!(
+            "| `{}` | {} | {uncounted} | none |",
+            kind.name(),
+            cells(&outcomes)
+        ));
         if let Some(outcomes) = with_class {
-            lines.push(format!("| `{}`, pod with `runtimeClassName: nvidia` | {} | see above | none |", kind.name(), cells(&outcomes)));
+            lines.push(format!(
+                "| `{}`, pod with `runtimeClassName: nvidia` | {} | see above | none |",
+                kind.name(),
+                cells(&outcomes)
+            ));
         }
     }
     lines.join("\n")
@@ -139,7 +223,11 @@ impl Starts {
     fn hook(&self, node: &str) -> StartHook {
         let (starts, node) = (self.clone(), node.to_owned());
         StartHook::new(move |start: &Start| {
-            starts.0.lock().unwrap_or_else(PoisonError::into_inner).push((node.clone(), start.container.clone()));
+            starts
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((node.clone(), start.container.clone()));
         })
     }
 
@@ -155,7 +243,12 @@ fn node_name(kind: NodeKind, inject: &str) -> String {
 fn nodes(starts: &Starts) -> Vec<NodeSpec> {
     let node = |kind: NodeKind, inject: &'static str, suffix: &str, runtime: RuntimeSpec| {
         let name = node_name(kind, suffix);
-        NodeSpec { inject, runtime, started: starts.hook(&name), ..NodeSpec::of_kind(kind, &name, &[16384, 16384]) }
+        NodeSpec {
+            inject,
+            runtime,
+            started: starts.hook(&name),
+            ..NodeSpec::of_kind(kind, &name, &[16384, 16384])
+        }
     };
     let mut nodes = Vec::new();
     for kind in NodeKind::ALL {
@@ -167,11 +260,17 @@ fn nodes(starts: &Starts) -> Vec<NodeSpec> {
 
 /// A pod whose first container asks for a GPU if `units` are more than none, and whose sidecar asks for nothing.
 fn pod(name: &str, node: &str, units: u64, class: Option<&str>) -> Result<Pod> {
-    let spec = if units > 0 { PodSpec::new(name, &[(GPU_MEM, &units.to_string())]) } else { PodSpec::new(name, &[]) };
+    let spec = if units > 0 {
+        PodSpec::new(name, &[(GPU_MEM, &units.to_string())])
+    } else {
+        PodSpec::new(name, &[])
+    };
     let mut pod = spec.on(node).container(SIDECAR, &[]).pod()?;
     let spec = pod.spec.as_mut().context("no spec")?;
     spec.runtime_class_name = class.map(str::to_owned);
-    spec.containers.iter_mut().for_each(|container| container.image = Some(IMAGE.to_owned()));
+    spec.containers
+        .iter_mut()
+        .for_each(|container| container.image = Some(IMAGE.to_owned()));
     Ok(pod)
 }
 
@@ -183,7 +282,10 @@ struct Scene {
 
 impl Scene {
     async fn create(&self, name: &str, node: &str, units: u64, class: Option<&str>) -> Result<()> {
-        self.pods.api().create(&kube::api::PostParams::default(), &pod(name, node, units, class)?).await?;
+        self.pods
+            .api()
+            .create(&kube::api::PostParams::default(), &pod(name, node, units, class)?)
+            .await?;
         Ok(())
     }
 
@@ -193,9 +295,16 @@ impl Scene {
     }
 
     /// Returns the outcome of a pod with a GPU by now, in the words of an [`Outcome`].
-    fn observed(&self, snapshot: &Snapshot, node: &str, name: &str, second: Option<&str>) -> Result<String, String> {
+    fn observed(
+        &self,
+        snapshot: &Snapshot,
+        node: &str,
+        name: &str,
+        second: Option<&str>,
+    ) -> Result<String, String> {
         let pod = snapshot.pod(name).ok_or_else(|| format!("{name} is not there"))?;
-        let injectable = condition(snapshot, node, CONDITION_INJECTABLE).ok_or_else(|| format!("{node} has no condition"))?;
+        let injectable = condition(snapshot, node, CONDITION_INJECTABLE)
+            .ok_or_else(|| format!("{node} has no condition"))?;
         if let Some(words) = unscheduled_because(pod) {
             return match injectable.status.as_str() {
                 "False" if words.contains(&format!("1 Insufficient {GPU_MEM}")) => {
@@ -204,11 +313,19 @@ impl Scene {
                 _ => Err(format!("{name} is unscheduled: {words}")),
             };
         }
-        let main = self.container(node, name, "main").ok_or_else(|| format!("{name} has not been tried"))?;
+        let main = self
+            .container(node, name, "main")
+            .ok_or_else(|| format!("{name} has not been tried"))?;
         match &main.state {
-            RunState::Waiting { reason, message } if reason == "CreateContainerError" || reason == "RunContainerError" => {
-                let words = [UNRESOLVABLE, NOT_ENABLED].into_iter().find(|words| message.contains(words));
-                return words.map(|words| format!("container not made: `{words}`")).ok_or_else(|| format!("{name}: {reason}: {message}"));
+            RunState::Waiting { reason, message }
+                if reason == "CreateContainerError" || reason == "RunContainerError" =>
+            {
+                let words = [UNRESOLVABLE, NOT_ENABLED]
+                    .into_iter()
+                    .find(|words| message.contains(words));
+                return words
+                    .map(|words| format!("container not made: `{words}`"))
+                    .ok_or_else(|| format!("{name}: {reason}: {message}"));
             }
             RunState::Running { .. } if is_running(pod) => {}
             other => return Err(format!("{name}: {other:?}")),
@@ -216,20 +333,35 @@ impl Scene {
         let device = snapshot.devices.get(node);
         if !main.gpus.is_empty() {
             let recorded = invariants::should_see(pod, device, "main");
-            let is_right =
-                main.gpus == recorded && main.env.get(GPU_DEVICES).is_some_and(|named| invariants::devices_of(named) == recorded);
+            let is_right = main.gpus == recorded
+                && main
+                    .env
+                    .get(GPU_DEVICES)
+                    .is_some_and(|named| invariants::devices_of(named) == recorded);
             let has_driver = main.mounts.iter().any(|path| path.contains("/libcuda.so"))
                 && main.device_nodes.iter().any(|path| path == "/dev/nvidiactl");
-            let way = if main.cdi_devices.is_empty() { "the variable" } else { "CDI" };
+            let way = if main.cdi_devices.is_empty() {
+                "the variable"
+            } else {
+                "CDI"
+            };
             return if is_right && has_driver && injectable.status != "False" {
                 Ok(format!("works, by {way}"))
             } else {
-                Err(format!("{name} sees {:?} of {recorded:?}, driver {has_driver}, {injectable:?}", main.gpus))
+                Err(format!(
+                    "{name} sees {:?} of {recorded:?}, driver {has_driver}, {injectable:?}",
+                    main.gpus
+                ))
             };
         }
         match second.map(|second| self.observed(snapshot, node, second, None)) {
-            Some(Ok(refused)) if refused.starts_with("refused") => Ok(format!("first container without a GPU, then {refused}")),
-            _ if injectable.status == "Unknown" => Ok(format!("without a GPU: `Injectable=Unknown {}`", injectable.reason)),
+            Some(Ok(refused)) if refused.starts_with("refused") => {
+                Ok(format!("first container without a GPU, then {refused}"))
+            }
+            _ if injectable.status == "Unknown" => Ok(format!(
+                "without a GPU: `Injectable=Unknown {}`",
+                injectable.reason
+            )),
             _ => Err(format!("{name} has no GPU, {injectable:?}")),
         }
     }
@@ -237,7 +369,12 @@ impl Scene {
 
 fn condition(snapshot: &Snapshot, node: &str, condition_type: &str) -> Option<DeviceCondition> {
     let devices = &snapshot.devices.get(node)?.spec.devices;
-    devices.first()?.conditions.iter().find(|condition| condition.condition_type == condition_type).cloned()
+    devices
+        .first()?
+        .conditions
+        .iter()
+        .find(|condition| condition.condition_type == condition_type)
+        .cloned()
 }
 
 /// A pod, its node, the `RuntimeClass` it has, and what is to come of it.
@@ -257,16 +394,31 @@ impl Case {
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for Row { kind, outcomes, with_class, .. } in rows() {
+    for Row {
+        kind,
+        outcomes,
+        with_class,
+        ..
+    } in rows()
+    {
         let of = |class: Option<&'static str>, outcomes: [Outcome; 3]| {
             let case = move |(inject, expected): (&str, Outcome)| {
                 let node = node_name(kind, inject);
-                Case { pod: format!("gpu-{node}{}", class.map_or("", |_| "-class")), node, class, expected }
+                Case {
+                    pod: format!("gpu-{node}{}", class.map_or("", |_| "-class")),
+                    node,
+                    class,
+                    expected,
+                }
             };
             MODES.into_iter().zip(outcomes).map(case).collect::<Vec<_>>()
         };
         cases.extend(of(None, outcomes));
-        cases.extend(with_class.into_iter().flat_map(|outcomes| of(Some(RUNTIME_CLASS), outcomes)));
+        cases.extend(
+            with_class
+                .into_iter()
+                .flat_map(|outcomes| of(Some(RUNTIME_CLASS), outcomes)),
+        );
     }
     cases
 }
@@ -291,9 +443,15 @@ async fn until_decided(cluster: &Cluster, cases: &[Case]) -> Result<()> {
                 (!is_so).then(|| format!("{} says {} {}", case.node, found.status, found.reason))
             })
             .collect();
-        if open.is_empty() { Ok(()) } else { Err(open.join("; ")) }
+        if open.is_empty() {
+            Ok(())
+        } else {
+            Err(open.join("; "))
+        }
     };
-    cluster.until("every node to say how containers get GPUs", DEADLINE, decided).await
+    cluster
+        .until("every node to say how containers get GPUs", DEADLINE, decided)
+        .await
 }
 
 /// Every cell of the table: a pod sees its record's GPU with the driver, or there is a reason to read; no container sees more,
@@ -303,12 +461,24 @@ async fn every_kind_of_node_gives_the_gpu_of_the_record_or_a_reason() -> Result<
     let starts = Starts::default();
     let cluster = Cluster::launch(Spec::of(nodes(&starts))).await?;
     let pods = Pods::of(cluster.client(), "default");
-    let scene = Scene { cluster, pods, starts };
+    let scene = Scene {
+        cluster,
+        pods,
+        starts,
+    };
     let cases = cases();
     until_decided(&scene.cluster, &cases).await?;
     scene.cluster.until_scheduler_ready(DEADLINE).await?;
-    for node in scene.cluster.nodes().filter(|node| node.name().ends_with("-hook")) {
-        ensure!(node.kubelet().until_asked(1, DEADLINE).await, "no hook on {}", node.name());
+    for node in scene
+        .cluster
+        .nodes()
+        .filter(|node| node.name().ends_with("-hook"))
+    {
+        ensure!(
+            node.kubelet().until_asked(1, DEADLINE).await,
+            "no hook on {}",
+            node.name()
+        );
     }
     for case in &cases {
         scene.create(&case.pod, &case.node, 4, case.class).await?;
@@ -318,17 +488,29 @@ async fn every_kind_of_node_gives_the_gpu_of_the_record_or_a_reason() -> Result<
     let settled = |snapshot: &Snapshot| {
         let open: Vec<String> = cases
             .iter()
-            .filter_map(|case| match scene.observed(snapshot, &case.node, &case.pod, case.second().as_deref()) {
-                Ok(found) if found == case.expected.to_string() => None,
-                Ok(found) => Some(format!("{}: {found}", case.pod)),
-                Err(problem) => Some(problem),
+            .filter_map(|case| {
+                match scene.observed(snapshot, &case.node, &case.pod, case.second().as_deref()) {
+                    Ok(found) if found == case.expected.to_string() => None,
+                    Ok(found) => Some(format!("{}: {found}", case.pod)),
+                    Err(problem) => Some(problem),
+                }
             })
             .collect();
-        let waiting = bare.keys().filter(|name| !snapshot.pod(name).is_some_and(is_running)).map(|name| format!("{name} does not run"));
+        let waiting = bare
+            .keys()
+            .filter(|name| !snapshot.pod(name).is_some_and(is_running))
+            .map(|name| format!("{name} does not run"));
         let open: Vec<String> = open.into_iter().chain(waiting).collect();
-        if open.is_empty() { Ok(()) } else { Err(open.join("; ")) }
+        if open.is_empty() {
+            Ok(())
+        } else {
+            Err(open.join("; "))
+        }
     };
-    scene.cluster.until("every cell of the table", DEADLINE, settled).await?;
+    scene
+        .cluster
+        .until("every cell of the table", DEADLINE, settled)
+        .await?;
     scene.check_uncounted(&bare)?;
     scene.check_events(&cases)?;
     scene.check_starts()?;
@@ -342,7 +524,12 @@ impl Scene {
     async fn create_bare(&self) -> Result<BTreeMap<String, (NodeKind, bool, bool)>> {
         let mut bare = BTreeMap::new();
         for Row { kind, with_class, .. } in rows() {
-            for (suffix, class) in [("auto", None), ("hook", None), ("auto", Some(RUNTIME_CLASS)), ("hook", Some(RUNTIME_CLASS))] {
+            for (suffix, class) in [
+                ("auto", None),
+                ("hook", None),
+                ("auto", Some(RUNTIME_CLASS)),
+                ("hook", Some(RUNTIME_CLASS)),
+            ] {
                 if class.is_some() && with_class.is_none() {
                     continue;
                 }
@@ -350,7 +537,8 @@ impl Scene {
                 let name = format!("bare-{node}{}", class.map_or("", |_| "-class"));
                 self.create(&name, &node, 0, class).await?;
                 if suffix == "hook" {
-                    self.create(&name.replacen("bare", "gpu", 1), &node, 4, class).await?;
+                    self.create(&name.replacen("bare", "gpu", 1), &node, 4, class)
+                        .await?;
                 }
                 bare.insert(name, (kind, suffix == "hook", class.is_some()));
             }
@@ -364,9 +552,19 @@ impl Scene {
             let Some(second) = case.second() else { continue };
             let is_off = |snapshot: &Snapshot| {
                 let found = condition(snapshot, &case.node, CONDITION_INJECTABLE);
-                if found.as_ref().is_some_and(|found| found.status == "False") { Ok(()) } else { Err(format!("{found:?}")) }
+                if found.as_ref().is_some_and(|found| found.status == "False") {
+                    Ok(())
+                } else {
+                    Err(format!("{found:?}"))
+                }
             };
-            self.cluster.until(&format!("{} to find out that CDI is off", case.node), DEADLINE, is_off).await?;
+            self.cluster
+                .until(
+                    &format!("{} to find out that CDI is off", case.node),
+                    DEADLINE,
+                    is_off,
+                )
+                .await?;
             self.create(&second, &case.node, 4, None).await?;
         }
         Ok(())
@@ -376,15 +574,30 @@ impl Scene {
     fn check_events(&self, cases: &[Case]) -> Result<()> {
         let events = self.cluster.api().cluster().list("events", None)?;
         for case in cases {
-            let (Refused(reason) | FirstWithout(reason)) = case.expected else { continue };
-            let advice = if reason == "CdiOff" { "set enable_cdi = true" } else { "enable nvidia-cdi-refresh.service" };
+            let (Refused(reason) | FirstWithout(reason)) = case.expected else {
+                continue;
+            };
+            let advice = if reason == "CdiOff" {
+                "set enable_cdi = true"
+            } else {
+                "enable nvidia-cdi-refresh.service"
+            };
             let is_it = |event: &serde_json::Value| {
-                let text = |pointer: &str| event.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
+                let text = |pointer: &str| {
+                    event
+                        .pointer(pointer)
+                        .and_then(serde_json::Value::as_str)
+                        .unwrap_or_default()
+                };
                 text("/reason") == "GPUInjectionImpossible"
                     && text("/involvedObject/name") == case.node
                     && text("/message").contains(advice)
             };
-            ensure!(events.iter().any(|event| is_it(event)), "no event on {} says {advice:?}", case.node);
+            ensure!(
+                events.iter().any(|event| is_it(event)),
+                "no event on {} says {advice:?}",
+                case.node
+            );
         }
         Ok(())
     }
@@ -393,16 +606,31 @@ impl Scene {
     fn check_uncounted(&self, bare: &BTreeMap<String, (NodeKind, bool, bool)>) -> Result<()> {
         let snapshot = self.cluster.observer().now();
         for (name, (kind, has_hook, has_class)) in bare {
-            let row = rows().into_iter().find(|row| row.kind == *kind).context("a row")?;
+            let row = rows()
+                .into_iter()
+                .find(|row| row.kind == *kind)
+                .context("a row")?;
             let node = node_name(*kind, if *has_hook { "hook" } else { "auto" });
             let is_exposed = !has_hook && row.uncounted != Uncounted::None;
             let sees_all = is_exposed && (row.uncounted == Uncounted::All || *has_class);
             let isolated = condition(&snapshot, &node, CONDITION_ISOLATED);
-            ensure!(isolated.as_ref().is_some_and(|found| found.status == "False") == is_exposed, "{node} says {isolated:?}");
+            ensure!(
+                isolated.as_ref().is_some_and(|found| found.status == "False") == is_exposed,
+                "{node} says {isolated:?}"
+            );
             let sidecar = (name.replacen("bare", "gpu", 1), SIDECAR);
             for (pod, container) in [(name.clone(), "main"), (name.clone(), SIDECAR), sidecar] {
-                let Some(found) = self.container(&node, &pod, container).filter(|found| found.starts > 0) else { continue };
-                ensure!(found.gpus.len() == if sees_all { 2 } else { 0 }, "{pod}/{container} sees {:?}", found.gpus);
+                let Some(found) = self
+                    .container(&node, &pod, container)
+                    .filter(|found| found.starts > 0)
+                else {
+                    continue;
+                };
+                ensure!(
+                    found.gpus.len() == if sees_all { 2 } else { 0 },
+                    "{pod}/{container} sees {:?}",
+                    found.gpus
+                );
             }
         }
         Ok(())
@@ -412,11 +640,22 @@ impl Scene {
     fn check_starts(&self) -> Result<()> {
         let snapshot = self.cluster.observer().now();
         for (node, container) in self.starts.all() {
-            ensure!(container.stale_devices.is_empty(), "{}/{} has {:?}", container.pod, container.name, container.stale_devices);
+            ensure!(
+                container.stale_devices.is_empty(),
+                "{}/{} has {:?}",
+                container.pod,
+                container.name,
+                container.stale_devices
+            );
             if container.name == "main" && container.pod.starts_with("gpu-") && !container.gpus.is_empty() {
                 let pod = snapshot.pod(&container.pod).context("a pod is gone")?;
                 let recorded = invariants::should_see(pod, snapshot.devices.get(&node), "main");
-                ensure!(container.gpus == recorded, "{} sees {:?}, its record is {recorded:?}", container.pod, container.gpus);
+                ensure!(
+                    container.gpus == recorded,
+                    "{} sees {:?}, its record is {recorded:?}",
+                    container.pod,
+                    container.gpus
+                );
             }
         }
         Ok(())
@@ -428,5 +667,9 @@ impl Scene {
 fn the_documentation_has_this_table() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/nvidia.md");
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(text.contains(&table()), "docs/nvidia.md lacks this table:\n{}", table());
+    assert!(
+        text.contains(&table()),
+        "docs/nvidia.md lacks this table:\n{}",
+        table()
+    );
 }

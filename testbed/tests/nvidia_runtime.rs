@@ -5,7 +5,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
-use testbed::kubelet::nvidia_runtime::{Created, Modification, NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES, find_gpus};
+use testbed::kubelet::nvidia_runtime::{
+    Created, Modification, NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES, find_gpus,
+};
 
 #[derive(Deserialize)]
 struct Recorded {
@@ -35,8 +37,16 @@ impl Case {
             "cdi" => RuntimeMode::Cdi,
             _ => RuntimeMode::Auto,
         };
-        let default_kind = if self.kind.starts_with("management") { "management.nvidia.com/gpu" } else { "nvidia.com/gpu" };
-        NvidiaRuntime { mode, default_kind, accepts_unprivileged: self.trust == "open" }
+        let default_kind = if self.kind.starts_with("management") {
+            "management.nvidia.com/gpu"
+        } else {
+            "nvidia.com/gpu"
+        };
+        NvidiaRuntime {
+            mode,
+            default_kind,
+            accepts_unprivileged: self.trust == "open",
+        }
     }
 
     /// The GPUs of a device of the specs that this machine has: those of the toolkit name each GPU, that of GPU Operator all.
@@ -45,7 +55,9 @@ impl Case {
         let has = |specs: &str| self.specs == specs || self.specs == "both";
         match kind {
             "nvidia.com/gpu" if has("toolkit") => find_gpus(&[device.to_owned()], uuids).ok(),
-            "management.nvidia.com/gpu" if has("management") && device == "all" => Some((0..uuids.len()).collect()),
+            "management.nvidia.com/gpu" if has("management") && device == "all" => {
+                Some((0..uuids.len()).collect())
+            }
             _ => None,
         }
     }
@@ -53,22 +65,41 @@ impl Case {
     /// The model's outcome, in the words of the recording.
     fn modelled(&self, uuids: &[String]) -> Value {
         let unchanged = || self.env.get(VISIBLE_DEVICES).cloned();
-        let injected = |gpus: Vec<usize>| serde_json::json!({"gpus": gpus, "driver": true, "visible": "void"});
-        let created = Created { env: &self.env, annotations: &self.annotations, is_privileged: self.privileged };
+        let injected =
+            |gpus: Vec<usize>| serde_json::json!({"gpus": gpus, "driver": true, "visible": "void"});
+        let created = Created {
+            env: &self.env,
+            annotations: &self.annotations,
+            is_privileged: self.privileged,
+        };
         match self.runtime().modify(created) {
             Err(error) => serde_json::json!({"error": error.to_string()}),
-            Ok(Modification::None) => serde_json::json!({"gpus": [], "driver": false, "visible": unchanged()}),
-            Ok(Modification::Cli(names)) => serde_json::json!({"cli": names.join(","), "visible": unchanged()}),
+            Ok(Modification::None) => {
+                serde_json::json!({"gpus": [], "driver": false, "visible": unchanged()})
+            }
+            Ok(Modification::Cli(names)) => {
+                serde_json::json!({"cli": names.join(","), "visible": unchanged()})
+            }
             Ok(Modification::InMemory(names)) => match find_gpus(&names, uuids) {
                 Ok(gpus) => injected(gpus),
-                Err(name) => serde_json::json!({"error": if name.starts_with("GPU-") { "Not Found" } else { "Invalid Argument" }}),
+                Err(name) => {
+                    serde_json::json!({"error": if name.starts_with("GPU-") { "Not Found" } else { "Invalid Argument" }})
+                }
             },
             Ok(Modification::Specs(names)) => {
-                let missing: Vec<&str> = names.iter().filter(|name| self.in_specs(name, uuids).is_none()).map(String::as_str).collect();
+                let missing: Vec<&str> = names
+                    .iter()
+                    .filter(|name| self.in_specs(name, uuids).is_none())
+                    .map(String::as_str)
+                    .collect();
                 if !missing.is_empty() {
                     return serde_json::json!({"error": format!("unresolvable CDI devices {}", missing.join(", "))});
                 }
-                let mut gpus: Vec<usize> = names.iter().filter_map(|name| self.in_specs(name, uuids)).flatten().collect();
+                let mut gpus: Vec<usize> = names
+                    .iter()
+                    .filter_map(|name| self.in_specs(name, uuids))
+                    .flatten()
+                    .collect();
                 gpus.sort_unstable();
                 gpus.dedup();
                 injected(gpus)
@@ -97,5 +128,11 @@ fn the_model_does_what_the_real_program_did() {
             )
         })
         .collect();
-    assert!(different.is_empty(), "{} of {} cases of {program}:\n{}", different.len(), cases.len(), different.join("\n"));
+    assert!(
+        different.is_empty(),
+        "{} of {} cases of {program}:\n{}",
+        different.len(),
+        cases.len(),
+        different.join("\n")
+    );
 }

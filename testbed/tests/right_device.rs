@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use proto::pod::ALL_DEVICES;
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
+};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 use testbed::apiserver::{Fault, Matching};
@@ -23,7 +25,11 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// A node of two GPUs of 16 GiB, whose plugin is started with these arguments.
 async fn cluster(plugin_args: &[&str]) -> Result<(Cluster, Pods)> {
     let args = plugin_args.iter().map(|arg| (*arg).to_owned()).collect();
-    cluster_of(NodeSpec { plugin_args: args, ..NodeSpec::new("n1", &[16384, 16384]) }).await
+    cluster_of(NodeSpec {
+        plugin_args: args,
+        ..NodeSpec::new("n1", &[16384, 16384])
+    })
+    .await
 }
 
 async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
@@ -50,7 +56,11 @@ fn record(minor: u32, units: u64, nanos: u64) -> BTreeMap<String, String> {
 
 /// The same pod with a variable of its own.
 fn setting(mut pod: Pod, name: &str, value: &str) -> Result<Pod> {
-    let container = pod.spec.as_mut().and_then(|spec| spec.containers.first_mut()).context("no container")?;
+    let container = pod
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.containers.first_mut())
+        .context("no container")?;
     container.env = Some(serde_json::from_value(json!([{"name": name, "value": value}]))?);
     Ok(pod)
 }
@@ -69,7 +79,12 @@ async fn create(pods: &Pods, pod: &Pod) -> Result<()> {
 }
 
 async fn until_running(cluster: &Cluster, name: &str) -> Result<Pod> {
-    let running = |snapshot: &testbed::observer::Snapshot| snapshot.pod(&format!("default/{name}")).filter(|pod| is_running(pod)).cloned();
+    let running = |snapshot: &testbed::observer::Snapshot| {
+        snapshot
+            .pod(&format!("default/{name}"))
+            .filter(|pod| is_running(pod))
+            .cloned()
+    };
     cluster.until(&format!("{name} to run"), DEADLINE, running).await
 }
 
@@ -79,7 +94,9 @@ async fn until_recorded(cluster: &Cluster, name: &str, minors: &[i32]) -> Result
         let record = invariants::record(snapshot.pod(&format!("default/{name}"))?).ok()?;
         (record.iter().map(|(minor, _)| *minor).collect::<Vec<_>>() == minors).then_some(())
     };
-    cluster.until(&format!("{name} to be recorded on {minors:?}"), DEADLINE, is_so).await
+    cluster
+        .until(&format!("{name} to be recorded on {minors:?}"), DEADLINE, is_so)
+        .await
 }
 
 /// Waits for an event of this reason on an object.
@@ -88,19 +105,26 @@ async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<Str
     let found = async {
         loop {
             let list = events.list(&ListParams::default()).await?;
-            let is_it = |event: &Event| event.reason.as_deref() == Some(reason) && event.involved_object.name.as_deref() == Some(object);
+            let is_it = |event: &Event| {
+                event.reason.as_deref() == Some(reason)
+                    && event.involved_object.name.as_deref() == Some(object)
+            };
             if let Some(event) = list.items.into_iter().find(is_it) {
                 return anyhow::Ok(event.message.unwrap_or_default());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("no event {reason} on {object}"))?
+    tokio::time::timeout(DEADLINE, found)
+        .await
+        .with_context(|| format!("no event {reason} on {object}"))?
 }
 
 async fn annotate(pods: &Pods, name: &str, annotations: &Value) -> Result<()> {
     let patch = json!({"metadata": {"annotations": annotations}});
-    pods.api().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    pods.api()
+        .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await?;
     Ok(())
 }
 
@@ -125,7 +149,11 @@ async fn a_record_changed_under_a_running_pod_says_the_truth_again() -> Result<(
     let (mut cluster, pods) = cluster(&[]).await?;
     pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
-    let minor = invariants::record(&pod).map_err(anyhow::Error::msg)?.first().context("no device")?.0;
+    let minor = invariants::record(&pod)
+        .map_err(anyhow::Error::msg)?
+        .first()
+        .context("no device")?
+        .0;
     let other = u32::try_from(1 - minor)?;
     let edited = record(other, 4, 1);
     annotate(
@@ -153,7 +181,10 @@ async fn pods_that_nobody_placed_are_adopted_where_they_fit() -> Result<()> {
         }
     }
     until_told(&cluster, "three", "GPUNotPlaced").await?;
-    ensure!(!is_started(&mut cluster, "three")?, "it has started on GPUs that are full");
+    ensure!(
+        !is_started(&mut cluster, "three")?,
+        "it has started on GPUs that are full"
+    );
     for name in ["one", "two"] {
         pods.delete_now(name).await?;
     }
@@ -180,7 +211,8 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copied_flag_keeps_nobody_from_its_devices() -> Result<()> {
     let (cluster, pods) = cluster(&[]).await?;
-    let copied = PodSpec::new("a", &[(GPU_MEM, "4")]).annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
+    let copied = PodSpec::new("a", &[(GPU_MEM, "4")])
+        .annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
     pods.create(&copied).await?;
     until_running(&cluster, "a").await?;
     verify(&cluster).await
@@ -192,10 +224,24 @@ async fn a_sick_gpu_is_told_of() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
     pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
-    let minor = u32::try_from(invariants::record(&pod).map_err(anyhow::Error::msg)?.first().context("no device")?.0)?;
+    let minor = u32::try_from(
+        invariants::record(&pod)
+            .map_err(anyhow::Error::msg)?
+            .first()
+            .context("no device")?
+            .0,
+    )?;
     cluster.node("n1")?.set_health(minor, Health::Xid(79))?;
-    ensure!(until_told(&cluster, "n1", "GPUUnhealthy").await?.contains("XID 79"));
-    ensure!(until_told(&cluster, "a", "GPUUnhealthy").await?.contains("which this pod holds"));
+    ensure!(
+        until_told(&cluster, "n1", "GPUUnhealthy")
+            .await?
+            .contains("XID 79")
+    );
+    ensure!(
+        until_told(&cluster, "a", "GPUUnhealthy")
+            .await?
+            .contains("which this pod holds")
+    );
     cluster.node("n1")?.set_health(minor, Health::Healthy)?;
     until_told(&cluster, "n1", "GPUHealthy").await?;
     until_running(&cluster, "a").await.map(drop)
@@ -208,10 +254,17 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
     pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
     until_running(&cluster, "a").await?;
-    let away = cluster.api().faults().inject(Matching::anything(), Fault::DropConnection);
+    let away = cluster
+        .api()
+        .faults()
+        .inject(Matching::anything(), Fault::DropConnection);
     cluster.api().faults().drop_watches("");
     let kubelet = cluster.node("n1")?.kubelet();
-    let starts = |kubelet: &testbed::kubelet::Kubelet| kubelet.container("default", "a", "main").map_or(0, |container| container.starts);
+    let starts = |kubelet: &testbed::kubelet::Kubelet| {
+        kubelet
+            .container("default", "a", "main")
+            .map_or(0, |container| container.starts)
+    };
     let before = starts(kubelet);
     kubelet.restart_container("default", "a", "main")?;
     let again = kubelet.until(DEADLINE, |kubelet| starts(kubelet) > before).await;
@@ -227,8 +280,10 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
     let forged = |name: &str, minors: &[u32]| -> Result<Pod> {
-        let gpus: Vec<Value> =
-            minors.iter().map(|minor| json!({"minor": minor, "id": format!("GPU-n1-{minor}"), "resources": {}})).collect();
+        let gpus: Vec<Value> = minors
+            .iter()
+            .map(|minor| json!({"minor": minor, "id": format!("GPU-n1-{minor}"), "resources": {}}))
+            .collect();
         let annotations = json!({ALL_DEVICES: "true", DEVICE_ALLOCATED: json!({"gpu": gpus}).to_string(), BIND_TIMESTAMP: "1"});
         let container = json!({"name": "c", "image": "x", "resources": {"limits": {GPU_SHARED: "1"}}});
         Ok(serde_json::from_value(
@@ -236,8 +291,18 @@ async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
         )?)
     };
     for (args, minors, reason, words) in [
-        (&[][..], &[0, 1][..], "GPUAllDevicesForbidden", "runs without --allow-all-devices"),
-        (&["--allow-all-devices"], &[1], "GPUMismatch", "counts only where the record names every healthy GPU of the node"),
+        (
+            &[][..],
+            &[0, 1][..],
+            "GPUAllDevicesForbidden",
+            "runs without --allow-all-devices",
+        ),
+        (
+            &["--allow-all-devices"],
+            &[1],
+            "GPUMismatch",
+            "counts only where the record names every healthy GPU of the node",
+        ),
     ] {
         let (mut cluster, pods) = cluster(args).await?;
         create(&pods, &forged("forged", minors)?).await?;
@@ -246,15 +311,24 @@ async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
         ensure!(!is_started(&mut cluster, "forged")?, "it has started");
         // The pod's own watch and the plugin's report arrive in any order.
         let is_counted = |node: &Value| node.to_string().contains(r#""name":"forged""#);
-        cluster.until_scheduler_shows("n1", "the forged pod", DEADLINE, is_counted).await?;
+        cluster
+            .until_scheduler_shows("n1", "the forged pod", DEADLINE, is_counted)
+            .await?;
         pods.create(&PodSpec::new("honest", &[(GPU_MEM, "4")])).await?;
         if args.is_empty() {
             // The scheduler, which does not believe it either, takes it for the holder of both GPUs.
             let is_waiting = |snapshot: &testbed::observer::Snapshot| {
                 let status = snapshot.pod("default/honest")?.status.as_ref()?;
-                status.conditions.iter().flatten().any(|condition| condition.status == "False").then_some(())
+                status
+                    .conditions
+                    .iter()
+                    .flatten()
+                    .any(|condition| condition.status == "False")
+                    .then_some(())
             };
-            cluster.until("honest to be refused", DEADLINE, is_waiting).await?;
+            cluster
+                .until("honest to be refused", DEADLINE, is_waiting)
+                .await?;
         }
         pods.delete("forged").await?;
         until_running(&cluster, "honest").await?;
@@ -266,12 +340,25 @@ async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
     for inject in ["envvar", "cdi"] {
-        let (mut cluster, pods) = cluster_of(NodeSpec { inject, ..NodeSpec::new("n1", &[16384, 16384]) }).await?;
-        let with = |name: &str, value: &str| setting(stray(name, 4, &record(0, 4, 1))?, invariants::VISIBLE_DEVICES, value);
+        let (mut cluster, pods) = cluster_of(NodeSpec {
+            inject,
+            ..NodeSpec::new("n1", &[16384, 16384])
+        })
+        .await?;
+        let with = |name: &str, value: &str| {
+            setting(
+                stray(name, 4, &record(0, 4, 1))?,
+                invariants::VISIBLE_DEVICES,
+                value,
+            )
+        };
         create(&pods, &with("same", "GPU-n1-0")?).await?;
         if inject == "cdi" {
             let said = until_told(&cluster, "same", "GPUMismatch").await?;
-            ensure!(said.contains("this node's runtime has not been seen reading CDI specs yet"), "{said}");
+            ensure!(
+                said.contains("this node's runtime has not been seen reading CDI specs yet"),
+                "{said}"
+            );
             create(&pods, &stray("first", 4, &record(0, 4, 1))?).await?;
             until_running(&cluster, "first").await?;
         }

@@ -1,7 +1,12 @@
 //! The scheduling loop against the API server and an extender that answers as told: what it asks, and what it makes
 //! of every kind of answer.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "the rig is part of the tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "the rig is part of the tests"
+)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,7 +35,11 @@ struct Extender {
     asked: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
-async fn handle(State(extender): State<Extender>, Path(verb): Path<String>, body: Bytes) -> (StatusCode, String) {
+async fn handle(
+    State(extender): State<Extender>,
+    Path(verb): Path<String>,
+    body: Bytes,
+) -> (StatusCode, String) {
     let body: Value = serde_json::from_slice(&body).unwrap();
     let (status, answer) = (extender.answer)(&verb, &body);
     extender.asked.lock().unwrap().push((verb, body));
@@ -47,12 +56,20 @@ struct Rig {
 }
 
 impl Rig {
-    async fn start(more: &str, answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static) -> Self {
+    async fn start(
+        more: &str,
+        answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let extender = Extender { answer: Arc::new(answer), asked: Arc::default() };
+        let extender = Extender {
+            answer: Arc::new(answer),
+            asked: Arc::default(),
+        };
         let asked = Arc::clone(&extender.asked);
-        let app = axum::Router::new().route("/x/{verb}", post(handle)).with_state(extender);
+        let app = axum::Router::new()
+            .route("/x/{verb}", post(handle))
+            .with_state(extender);
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         let text = format!(
             "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\npodMaxBackoffSeconds: 1\nextenders:\n\
@@ -64,11 +81,26 @@ impl Rig {
         let (journal, attempts) = mpsc::unbounded_channel();
         for (name, shares) in [("a", "4"), ("b", "8"), ("c", "8")] {
             let amounts = json!({"pods": "10", "cpu": "4", RESOURCE: shares});
-            let node = json!({"metadata": {"name": name}, "status": {"allocatable": amounts, "capacity": amounts}});
+            let node =
+                json!({"metadata": {"name": name}, "status": {"allocatable": amounts, "capacity": amounts}});
             api.cluster().create("nodes", node).unwrap();
         }
-        let running = KubeScheduler::start(&client, &configuration, Options { seed: None, journal: Some(journal) }).unwrap();
-        Self { api, attempts, asked, _loop: running, _extender: AbortOnDropHandle::new(serving) }
+        let running = KubeScheduler::start(
+            &client,
+            &configuration,
+            Options {
+                seed: None,
+                journal: Some(journal),
+            },
+        )
+        .unwrap();
+        Self {
+            api,
+            attempts,
+            asked,
+            _loop: running,
+            _extender: AbortOnDropHandle::new(serving),
+        }
     }
 
     fn create(&self, name: &str, shares: &str) {
@@ -77,13 +109,20 @@ impl Rig {
 
     fn create_with(&self, name: &str, shares: &str, group: &Value) {
         let limits = json!({RESOURCE: shares});
-        let container = json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
+        let container =
+            json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
         let spec = json!({"containers": [container], "schedulingGroup": group});
-        self.api.cluster().create("pods", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        self.api
+            .cluster()
+            .create("pods", json!({"metadata": {"name": name}, "spec": spec}))
+            .unwrap();
     }
 
     async fn attempt(&mut self) -> Attempt {
-        tokio::time::timeout(DEADLINE, self.attempts.recv()).await.expect("an attempt in time").unwrap()
+        tokio::time::timeout(DEADLINE, self.attempts.recv())
+            .await
+            .expect("an attempt in time")
+            .unwrap()
     }
 
     fn node_of(&self, pod: &str) -> Value {
@@ -92,13 +131,25 @@ impl Rig {
 
     /// Waits until a pod satisfies a condition.
     async fn until(&self, pod: &str, condition: impl Fn(&Value) -> bool) {
-        let mut watch = self.api.cluster().watch("pods", None, "", &format!("metadata.name={pod}"), None).unwrap();
+        let mut watch = self
+            .api
+            .cluster()
+            .watch("pods", None, "", &format!("metadata.name={pod}"), None)
+            .unwrap();
         let found = async { while !condition(&watch.next().await.unwrap().object) {} };
-        tokio::time::timeout(DEADLINE, found).await.expect("the pod in time");
+        tokio::time::timeout(DEADLINE, found)
+            .await
+            .expect("the pod in time");
     }
 
     fn questions(&self, verb: &str) -> Vec<Value> {
-        self.asked.lock().unwrap().iter().filter(|(asked, _)| asked == verb).map(|(_, body)| body.clone()).collect()
+        self.asked
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(asked, _)| asked == verb)
+            .map(|(_, body)| body.clone())
+            .collect()
     }
 }
 
@@ -112,9 +163,16 @@ async fn names_are_asked_in_order_and_the_named_node_is_taken() {
     rig.create("p", "5");
     let attempt = rig.attempt().await;
     assert_eq!(attempt.outcome, Outcome::Bound("c".to_owned()));
-    assert_eq!(attempt.diagnosis.refusals["a"].reasons, ["Insufficient example.com/shares"]);
+    assert_eq!(
+        attempt.diagnosis.refusals["a"].reasons,
+        ["Insufficient example.com/shares"]
+    );
     let question = &rig.questions("filter")[0];
-    assert_eq!(question["NodeNames"], json!(["b", "c"]), "a fails the aggregate fit");
+    assert_eq!(
+        question["NodeNames"],
+        json!(["b", "c"]),
+        "a fails the aggregate fit"
+    );
     assert_eq!(question["Nodes"], Value::Null);
     assert_eq!(question["Pod"]["metadata"]["name"], "p");
     assert_eq!(rig.node_of("p"), "c");
@@ -123,12 +181,21 @@ async fn names_are_asked_in_order_and_the_named_node_is_taken() {
 #[tokio::test]
 async fn whole_nodes_for_an_extender_without_a_cache() {
     let node = |name: &str| json!({"metadata": {"name": name}});
-    let mut rig = Rig::start("", move |_, _| (200, json!({"Nodes": {"items": [node("b")]}, "FailedNodes": null, "Error": ""}))).await;
+    let mut rig = Rig::start("", move |_, _| {
+        (
+            200,
+            json!({"Nodes": {"items": [node("b")]}, "FailedNodes": null, "Error": ""}),
+        )
+    })
+    .await;
     rig.create("p", "5");
     assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
     let question = &rig.questions("filter")[0];
     assert_eq!(question["NodeNames"], Value::Null);
-    assert_eq!(question["Nodes"]["items"][0]["status"]["allocatable"][RESOURCE], "8");
+    assert_eq!(
+        question["Nodes"]["items"][0]["status"]["allocatable"][RESOURCE],
+        "8"
+    );
 }
 
 #[tokio::test]
@@ -142,10 +209,16 @@ async fn reasons_end_up_in_the_condition_and_decide_about_preemption() {
     let message = "0/3 nodes are available: 1 no device, 2 no room. preemption: 0/3 nodes are available: \
                    1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod.";
     rig.until("p", |pod| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions
-            .iter()
-            .any(|c| c["type"] == "PodScheduled" && c["status"] == "False" && c["reason"] == "Unschedulable" && c["message"] == message)
+        let conditions = pod["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        conditions.iter().any(|c| {
+            c["type"] == "PodScheduled"
+                && c["status"] == "False"
+                && c["reason"] == "Unschedulable"
+                && c["message"] == message
+        })
     })
     .await;
 }
@@ -156,7 +229,11 @@ async fn reasons_end_up_in_the_condition_and_decide_about_preemption() {
 #[case::unknown_node(200, json!({"NodeNames": ["z"], "Error": ""}), "claims a filtered node \"z\"")]
 #[case::not_its_json(200, json!([]), "invalid")]
 #[tokio::test]
-async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(#[case] status: u16, #[case] bad: Value, #[case] message: &str) {
+async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(
+    #[case] status: u16,
+    #[case] bad: Value,
+    #[case] message: &str,
+) {
     let n_asked = std::sync::atomic::AtomicUsize::new(0);
     let answer = move |_: &str, _: &Value| match n_asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
         0 => (status, bad.clone()),
@@ -165,25 +242,46 @@ async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(#[case] status: u
     let mut rig = Rig::start("  nodeCacheCapable: true", answer).await;
     rig.create("p", "1");
     let first = rig.attempt().await.outcome;
-    assert!(matches!(&first, Outcome::Error(text) if text.contains(message)), "{first:?}");
+    assert!(
+        matches!(&first, Outcome::Error(text) if text.contains(message)),
+        "{first:?}"
+    );
     assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
 }
 
 #[tokio::test]
 async fn an_ignorable_extender_that_fails_is_skipped() {
-    let mut rig = Rig::start("  nodeCacheCapable: true\n  ignorable: true\n  bindVerb: bind", |_, _| (500, json!({}))).await;
+    let mut rig = Rig::start(
+        "  nodeCacheCapable: true\n  ignorable: true\n  bindVerb: bind",
+        |_, _| (500, json!({})),
+    )
+    .await;
     rig.create("p", "1");
-    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("a".to_owned()), "bound without it");
-    assert_eq!((rig.questions("filter").len(), rig.questions("bind").len()), (1, 1));
+    assert_eq!(
+        rig.attempt().await.outcome,
+        Outcome::Bound("a".to_owned()),
+        "bound without it"
+    );
+    assert_eq!(
+        (rig.questions("filter").len(), rig.questions("bind").len()),
+        (1, 1)
+    );
 }
 
 #[tokio::test]
 async fn scores_are_weighted_against_the_loop_s_own() {
     let answer = |verb: &str, _: &Value| match verb {
         "filter" => (200, passing(&["a", "b", "c"])),
-        _ => (200, json!([{"Host": "a", "Score": 1}, {"Host": "b", "Score": 7}, {"Host": "c", "Score": 3}])),
+        _ => (
+            200,
+            json!([{"Host": "a", "Score": 1}, {"Host": "b", "Score": 7}, {"Host": "c", "Score": 3}]),
+        ),
     };
-    let mut rig = Rig::start("  nodeCacheCapable: true\n  prioritizeVerb: prioritize\n  weight: 1", answer).await;
+    let mut rig = Rig::start(
+        "  nodeCacheCapable: true\n  prioritizeVerb: prioritize\n  weight: 1",
+        answer,
+    )
+    .await;
     rig.create("p", "1");
     assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
 }
@@ -191,47 +289,77 @@ async fn scores_are_weighted_against_the_loop_s_own() {
 /// The extender is told the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
 #[tokio::test]
 async fn binding_goes_on_beside_the_next_pod() {
-    let rig = Rig::start("  nodeCacheCapable: true\n  bindVerb: bind\n  httpTimeout: 2s", |verb, body| match verb {
-        "filter" => (200, json!({"NodeNames": body["NodeNames"], "Error": ""})),
-        _ => (200, json!({"Error": "not today"})),
-    });
+    let rig = Rig::start(
+        "  nodeCacheCapable: true\n  bindVerb: bind\n  httpTimeout: 2s",
+        |verb, body| match verb {
+            "filter" => (200, json!({"NodeNames": body["NodeNames"], "Error": ""})),
+            _ => (200, json!({"Error": "not today"})),
+        },
+    );
     let mut rig = rig.await;
     rig.create("first", "8");
     rig.create("second", "8");
     let (one, two) = (rig.attempt().await, rig.attempt().await);
-    assert!([&one, &two].iter().all(|a| a.outcome == Outcome::Error("not today".to_owned())), "{one:?} {two:?}");
+    assert!(
+        [&one, &two]
+            .iter()
+            .all(|a| a.outcome == Outcome::Error("not today".to_owned())),
+        "{one:?} {two:?}"
+    );
     let bound = rig.questions("bind");
     let node = |pod: &str| bound.iter().find(|b| b["PodName"] == pod).unwrap()["Node"].clone();
-    assert_ne!(node("first"), node("second"), "the share of the first was assumed");
+    assert_ne!(
+        node("first"),
+        node("second"),
+        "the share of the first was assumed"
+    );
     let uid = rig.api.cluster().get("pods", "default", "first").unwrap()["metadata"]["uid"].clone();
-    assert_eq!(bound.iter().find(|b| b["PodName"] == "first").unwrap()["PodUID"], uid);
+    assert_eq!(
+        bound.iter().find(|b| b["PodName"] == "first").unwrap()["PodUID"],
+        uid
+    );
     // Forgotten after the failure, the share can be taken again.
     assert!(matches!(rig.attempt().await.outcome, Outcome::Error(_)));
 }
 
 #[tokio::test]
 async fn a_waiting_pod_is_tried_when_room_is_freed() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, body| (200, json!({"NodeNames": body["NodeNames"], "Error": ""}))).await;
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, body| {
+        (200, json!({"NodeNames": body["NodeNames"], "Error": ""}))
+    })
+    .await;
     for name in ["one", "two"] {
         rig.create(name, "8");
         assert!(matches!(rig.attempt().await.outcome, Outcome::Bound(_)));
     }
     rig.create("waits", "8");
     assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
-    rig.api.cluster().delete("pods", "default", "one", Some(0)).unwrap();
+    rig.api
+        .cluster()
+        .delete("pods", "default", "one", Some(0))
+        .unwrap();
     let last = loop {
         let attempt = rig.attempt().await;
         if attempt.outcome != Outcome::NoFit {
             break attempt;
         }
     };
-    assert_eq!((last.pod.as_str(), last.outcome), ("default/waits", Outcome::Bound("b".to_owned())));
+    assert_eq!(
+        (last.pod.as_str(), last.outcome),
+        ("default/waits", Outcome::Bound("b".to_owned()))
+    );
 }
 
 #[tokio::test]
 async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["b"]))).await;
-    let lost = rig.api.faults().inject(Matching::anything().verb("create").subresource("binding").times(1), Fault::DropReply);
+    let lost = rig.api.faults().inject(
+        Matching::anything()
+            .verb("create")
+            .subresource("binding")
+            .times(1),
+        Fault::DropReply,
+    );
     rig.create("p", "1");
     rig.until("p", |pod| pod["spec"]["nodeName"] == "b").await;
     rig.create("next", "1");
@@ -245,9 +373,15 @@ async fn pods_of_other_schedulers_and_without_the_resource_do_not_reach_the_exte
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
     let pod = |name: &str, scheduler: &str| json!({"metadata": {"name": name}, "spec": {"schedulerName": scheduler, "containers": [{"name": "c", "image": "i"}]}});
     rig.api.cluster().create("pods", pod("other", "another")).unwrap();
-    rig.api.cluster().create("pods", pod("plain", "default-scheduler")).unwrap();
+    rig.api
+        .cluster()
+        .create("pods", pod("plain", "default-scheduler"))
+        .unwrap();
     let attempt = rig.attempt().await;
-    assert_eq!((attempt.pod.as_str(), attempt.outcome), ("default/plain", Outcome::Bound("a".to_owned())));
+    assert_eq!(
+        (attempt.pod.as_str(), attempt.outcome),
+        ("default/plain", Outcome::Bound("a".to_owned()))
+    );
     assert!(rig.questions("filter").is_empty());
 }
 
@@ -255,17 +389,25 @@ impl Rig {
     /// A pod of this priority; with a node it is there already.
     fn put(&self, name: &str, shares: &str, priority: i32, node: Option<&str>) -> String {
         let limits = json!({RESOURCE: shares});
-        let container = json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
+        let container =
+            json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
         let mut spec = json!({"containers": [container], "priority": priority});
         if let Some(node) = node {
             spec["nodeName"] = node.into();
         }
-        let pod = self.api.cluster().create("pods", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        let pod = self
+            .api
+            .cluster()
+            .create("pods", json!({"metadata": {"name": name}, "spec": spec}))
+            .unwrap();
         pod["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
     fn is_deleted(&self, name: &str) -> bool {
-        self.api.cluster().get("pods", "default", name).is_ok_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+        self.api
+            .cluster()
+            .get("pods", "default", name)
+            .is_ok_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
     }
 }
 
@@ -277,7 +419,10 @@ async fn victims_are_proposed_and_those_of_the_extender_are_evicted() {
     let uids: Arc<Mutex<Vec<String>>> = Arc::default();
     let chosen = Arc::clone(&uids);
     let answer = move |verb: &str, question: &Value| match verb {
-        "preempt" => (200, json!({"NodeNameToMetaVictims": {"b": {"Pods": [{"UID": chosen.lock().unwrap()[1]}], "NumPDBViolations": 0}}})),
+        "preempt" => (
+            200,
+            json!({"NodeNameToMetaVictims": {"b": {"Pods": [{"UID": chosen.lock().unwrap()[1]}], "NumPDBViolations": 0}}}),
+        ),
         _ => (200, passing(&[question["NodeNames"][0].as_str().unwrap()])),
     };
     let mut rig = Rig::start(PREEMPTS, answer).await;
@@ -295,11 +440,18 @@ async fn victims_are_proposed_and_those_of_the_extender_are_evicted() {
     let proposed = json!({
         "a": {"Pods": [{"UID": uids[0]}], "NumPDBViolations": 0}, "b": {"Pods": [{"UID": uids[2]}], "NumPDBViolations": 0},
     });
-    assert_eq!(question["NodeNameToMetaVictims"], proposed, "the least important of b, and none of c");
-    rig.until("p", |pod| pod["status"]["nominatedNodeName"] == "b").await;
+    assert_eq!(
+        question["NodeNameToMetaVictims"], proposed,
+        "the least important of b, and none of c"
+    );
+    rig.until("p", |pod| pod["status"]["nominatedNodeName"] == "b")
+        .await;
     assert!(rig.is_deleted("b1") && !rig.is_deleted("b2") && !rig.is_deleted("a1"));
     let evicted = rig.api.cluster().get("pods", "default", "b1").unwrap();
-    assert_eq!(evicted["status"]["conditions"][0]["reason"], "PreemptionByScheduler");
+    assert_eq!(
+        evicted["status"]["conditions"][0]["reason"],
+        "PreemptionByScheduler"
+    );
 }
 
 /// One pod that is not there fails the round, as does a node without victims.
@@ -331,15 +483,23 @@ fn first_of(question: &Value) -> Value {
 /// bound, and in each cycle again; after the first of them the members' conditions say so, and never change.
 #[tokio::test]
 async fn members_of_a_group_are_bound_together_or_not_at_all() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| (200, first_of(question))).await;
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| {
+        (200, first_of(question))
+    })
+    .await;
     let policy = json!({"gang": {"minCount": 2}});
-    let group = json!({"metadata": {"name": "g", "namespace": "default"}, "spec": {"schedulingPolicy": policy}});
+    let group =
+        json!({"metadata": {"name": "g", "namespace": "default"}, "spec": {"schedulingPolicy": policy}});
     rig.api.cluster().create("podgroups", group).unwrap();
     let member = json!({"podGroupName": "g"});
     rig.create_with("g-0", "8", &member);
     rig.create("single", "8");
     let single = rig.attempt().await;
-    assert_eq!((single.pod.as_str(), single.outcome), ("default/single", Outcome::Bound("b".to_owned())), "g is not complete");
+    assert_eq!(
+        (single.pod.as_str(), single.outcome),
+        ("default/single", Outcome::Bound("b".to_owned())),
+        "g is not complete"
+    );
 
     rig.create_with("g-1", "8", &member);
     for pod in ["default/g-0", "default/g-1"] {
@@ -348,9 +508,20 @@ async fn members_of_a_group_are_bound_together_or_not_at_all() {
     }
     // Nothing happens in the cluster, and the group is tried again.
     assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
-    let asked: Vec<Value> = rig.questions("filter").iter().map(|question| question["Pod"].clone()).collect();
-    let names: Vec<&str> = asked.iter().map(|pod| pod["metadata"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["single", "g-0", "g-0"], "no node has room for g-1 beside g-0");
+    let asked: Vec<Value> = rig
+        .questions("filter")
+        .iter()
+        .map(|question| question["Pod"].clone())
+        .collect();
+    let names: Vec<&str> = asked
+        .iter()
+        .map(|pod| pod["metadata"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["single", "g-0", "g-0"],
+        "no node has room for g-1 beside g-0"
+    );
     assert_eq!(asked[1]["status"]["conditions"], Value::Null);
     assert_eq!(
         asked[2]["status"]["conditions"][0]["message"],
@@ -358,7 +529,10 @@ async fn members_of_a_group_are_bound_together_or_not_at_all() {
          plugin rejected pod"
     );
 
-    rig.api.cluster().delete("pods", "default", "single", Some(0)).unwrap();
+    rig.api
+        .cluster()
+        .delete("pods", "default", "single", Some(0))
+        .unwrap();
     let mut bound = Vec::new();
     while bound.len() < 2 {
         let attempt = rig.attempt().await;
@@ -367,5 +541,11 @@ async fn members_of_a_group_are_bound_together_or_not_at_all() {
         }
     }
     bound.sort();
-    assert_eq!(bound, [("default/g-0".to_owned(), "b".to_owned()), ("default/g-1".to_owned(), "c".to_owned())]);
+    assert_eq!(
+        bound,
+        [
+            ("default/g-0".to_owned(), "b".to_owned()),
+            ("default/g-1".to_owned(), "c".to_owned())
+        ]
+    );
 }

@@ -15,8 +15,17 @@ fn is_due(stage: Stage, is_confirmed: bool, is_assigned: bool) -> bool {
     if is_confirmed {
         ledger.confirm(&PodUid::from("a"));
     }
-    let mut now = NodePod { stage, ..pod("a", 1, [units(1), units(2)]) };
-    now.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = is_assigned;
+    let mut now = NodePod {
+        stage,
+        ..pod("a", 1, [units(1), units(2)])
+    };
+    now.placement
+        .as_mut()
+        .unwrap()
+        .gpushare
+        .as_mut()
+        .unwrap()
+        .assigned = is_assigned;
     !due(&pods([now]), &ledger).is_empty()
 }
 
@@ -27,14 +36,22 @@ fn is_due(stage: Stage, is_confirmed: bool, is_assigned: bool) -> bool {
 #[case::left_behind_by_a_predecessor(Stage::Running, false, false, true)]
 #[case::marked_already(Stage::Running, true, true, false)]
 #[case::failed(Stage::Terminal, true, false, false)]
-fn due_once_a_container_may_start(#[case] stage: Stage, #[case] is_confirmed: bool, #[case] marked: bool, #[case] expected: bool) {
+fn due_once_a_container_may_start(
+    #[case] stage: Stage,
+    #[case] is_confirmed: bool,
+    #[case] marked: bool,
+    #[case] expected: bool,
+) {
     assert_eq!(is_due(stage, is_confirmed, marked), expected);
 }
 
 /// Assigned is derived, not written, for pods of the other dialect.
 #[test]
 fn other_dialect_is_never_marked() {
-    let mut running = NodePod { stage: Stage::Running, ..pod("a", 1, [units(1)]) };
+    let mut running = NodePod {
+        stage: Stage::Running,
+        ..pod("a", 1, [units(1)])
+    };
     running.placement.as_mut().unwrap().gpushare = None;
     assert_eq!(due(&pods([running]), &Ledger::default()), []);
 }
@@ -43,7 +60,11 @@ fn other_dialect_is_never_marked() {
 async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let due = Due { uid: PodUid::from("u1"), namespace: "team".to_owned(), name: "p".to_owned() };
+    let due = Due {
+        uid: PodUid::from("u1"),
+        namespace: "team".to_owned(),
+        name: "p".to_owned(),
+    };
     let marking = tokio::spawn(async move { mark(&client, &due).await });
     let (request, answer) = requests.next_request().await.unwrap();
     let line = format!("{} {}", request.method(), request.uri().path());
@@ -51,21 +72,40 @@ async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
     let success = json!({"metadata": {"name": "p"}});
     let failure = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "x", "code": code});
     let object = if code == 200 { success } else { failure };
-    answer.send_response(Response::builder().status(code).body(Body::from(object.to_string().into_bytes())).unwrap());
-    (line, serde_json::from_slice(&body).unwrap(), marking.await.unwrap().is_ok())
+    answer.send_response(
+        Response::builder()
+            .status(code)
+            .body(Body::from(object.to_string().into_bytes()))
+            .unwrap(),
+    );
+    (
+        line,
+        serde_json::from_slice(&body).unwrap(),
+        marking.await.unwrap().is_ok(),
+    )
 }
 
 /// The assume time is the order of the pods and stays as it is; the UID guards against a successor of the same name.
 #[tokio::test]
 async fn mark_writes_one_annotation_of_this_very_pod() {
     let (line, body, is_done) = mark_with(200, "").await;
-    assert_eq!((line.as_str(), is_done), ("PATCH /api/v1/namespaces/team/pods/p", true));
-    assert_eq!(body, json!({"metadata": {"uid": "u1", "annotations": {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}}}));
+    assert_eq!(
+        (line.as_str(), is_done),
+        ("PATCH /api/v1/namespaces/team/pods/p", true)
+    );
+    assert_eq!(
+        body,
+        json!({"metadata": {"uid": "u1", "annotations": {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}}})
+    );
 }
 
 #[rstest]
 #[case::gone(404, "pods \"p\" not found", true)]
-#[case::replaced(409, "Precondition failed: UID in precondition: u1, UID in object meta: u2", true)]
+#[case::replaced(
+    409,
+    "Precondition failed: UID in precondition: u1, UID in object meta: u2",
+    true
+)]
 #[case::conflict(409, "the object has been modified", false)]
 #[case::too_many(429, "later", false)]
 #[case::broken(500, "etcd", false)]

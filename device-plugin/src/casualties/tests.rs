@@ -24,7 +24,10 @@ fn shown(deeds: &[Deed]) -> Vec<String> {
         Deed::TellPod(uid, reason, text) => format!("{} {reason}: {text}", uid.as_str()),
         Deed::Evict(uid) => format!("evict {}", uid.as_str()),
     };
-    deeds.iter().map(|deed| show(deed).replace(FIRST, "GPU-0")).collect()
+    deeds
+        .iter()
+        .map(|deed| show(deed).replace(FIRST, "GPU-0"))
+        .collect()
 }
 
 #[test]
@@ -33,26 +36,47 @@ fn each_change_is_told_once_and_whoever_comes_later_too() {
     let now = Instant::now();
     let a = || pod("a", 1, [units(2)]);
     let others = || pod("b", 1, [units(2)]).on([1]);
-    let (well, sick) = ([(true, "fine"), (true, "fine")], [(false, "XID 79"), (true, "fine")]);
-    assert!(ward.look(&with(&well), &pods([a(), others()]), now).is_empty(), "nothing is new at first");
+    let (well, sick) = (
+        [(true, "fine"), (true, "fine")],
+        [(false, "XID 79"), (true, "fine")],
+    );
+    assert!(
+        ward.look(&with(&well), &pods([a(), others()]), now).is_empty(),
+        "nothing is new at first"
+    );
     let told = ward.look(&with(&sick), &pods([a(), others()]), now);
     assert_eq!(
         shown(&told),
-        ["node Warning GPUUnhealthy: GPU GPU-0 is unhealthy: XID 79", "a GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]
+        [
+            "node Warning GPUUnhealthy: GPU GPU-0 is unhealthy: XID 79",
+            "a GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"
+        ]
     );
     assert!(ward.look(&with(&sick), &pods([a(), others()]), now).is_empty());
     let late = pod("late", 2, [units(2)]);
-    assert_eq!(shown(&ward.look(&with(&sick), &pods([a(), late]), now)), ["late GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]);
+    assert_eq!(
+        shown(&ward.look(&with(&sick), &pods([a(), late]), now)),
+        ["late GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]
+    );
     let told = ward.look(&with(&well), &pods([a()]), now);
-    assert_eq!(shown(&told), ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]);
+    assert_eq!(
+        shown(&told),
+        ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]
+    );
 }
 
 #[test]
 fn a_device_that_goes_and_comes_back() {
     let mut ward = Ward::new(false);
-    let (now, here) = (Instant::now(), pods([pod("a", 1, [units(2)]), pod("ended", 1, [units(2)])]));
+    let (now, here) = (
+        Instant::now(),
+        pods([pod("a", 1, [units(2)]), pod("ended", 1, [units(2)])]),
+    );
     let mut here = here;
-    here.apply(NodePod { stage: Stage::Terminal, ..pod("ended", 1, [units(2)]) });
+    here.apply(NodePod {
+        stage: Stage::Terminal,
+        ..pod("ended", 1, [units(2)])
+    });
     ward.look(&with(&[(true, "fine")]), &here, now);
     let told = ward.look(&with(&[]), &here, now);
     assert_eq!(
@@ -63,7 +87,10 @@ fn a_device_that_goes_and_comes_back() {
         ]
     );
     assert!(ward.look(&with(&[]), &here, now).is_empty());
-    assert_eq!(shown(&ward.look(&with(&[(true, "fine")]), &here, now)), ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]);
+    assert_eq!(
+        shown(&ward.look(&with(&[(true, "fine")]), &here, now)),
+        ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]
+    );
     let told = ward.look(&with(&[(true, "fine"), (true, "fine")]), &here, now);
     assert_eq!(told.len(), 1, "another one: {told:?}");
 }
@@ -72,30 +99,56 @@ fn a_device_that_goes_and_comes_back() {
 #[test]
 fn eviction() {
     let sick = || with(&[(false, "XID 79")]);
-    let evictions = |deeds: Vec<Deed>| deeds.into_iter().filter(|deed| matches!(deed, Deed::Evict(_))).count();
+    let evictions = |deeds: Vec<Deed>| {
+        deeds
+            .into_iter()
+            .filter(|deed| matches!(deed, Deed::Evict(_)))
+            .count()
+    };
     let now = Instant::now();
     let here = pods([pod("a", 1, [units(2)])]);
     let mut never = Ward::new(false);
     never.look(&sick(), &here, now);
-    assert_eq!((evictions(never.look(&sick(), &here, now + 2 * GRACE)), never.next(now)), (0, None));
+    assert_eq!(
+        (
+            evictions(never.look(&sick(), &here, now + 2 * GRACE)),
+            never.next(now)
+        ),
+        (0, None)
+    );
     let mut ward = Ward::new(true);
     assert_eq!(evictions(ward.look(&sick(), &here, now)), 0);
     assert_eq!(ward.next(now), Some(now + GRACE));
     assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE)), 1);
     assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE + AGAIN / 2)), 0);
     assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE + AGAIN)), 1);
-    let leaving = pods([NodePod { deleting: true, ..pod("a", 1, [units(2)]) }]);
+    let leaving = pods([NodePod {
+        deleting: true,
+        ..pod("a", 1, [units(2)])
+    }]);
     assert_eq!(evictions(ward.look(&sick(), &leaving, now + 2 * GRACE)), 0);
 }
 
 #[test]
 fn faults_of_applications_are_told_to_whoever_runs_there() {
-    let running = NodePod { stage: Stage::Running, ..pod("a", 1, [units(2)]) };
-    let elsewhere = NodePod { stage: Stage::Running, ..pod("b", 1, [units(2)]).on([1]) };
+    let running = NodePod {
+        stage: Stage::Running,
+        ..pod("a", 1, [units(2)])
+    };
+    let elsewhere = NodePod {
+        stage: Stage::Running,
+        ..pod("b", 1, [units(2)]).on([1])
+    };
     let here = pods([running, elsewhere, pod("waiting", 2, [units(2)])]);
-    let fault = Fault { uuid: FIRST.parse().unwrap(), xid: 31 };
+    let fault = Fault {
+        uuid: FIRST.parse().unwrap(),
+        xid: 31,
+    };
     let told = Ward::fault(&fault, &here, &fleet(2));
-    assert!(matches!(told.as_slice(), [Deed::TellPod(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"), "{told:?}");
+    assert!(
+        matches!(told.as_slice(), [Deed::TellPod(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"),
+        "{told:?}"
+    );
 }
 
 /// The API server refuses as long as a disruption budget does not allow it.
@@ -104,21 +157,43 @@ async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
     let (_health, fleet) = watch::channel(Arc::new(with(&[(false, "XID 79"), (true, "fine")])));
-    let (_pods, pods) = watch::channel(pods([pod("a", 1, [units(2)]), pod("well", 2, [units(2)]).on([1])]));
+    let (_pods, pods) = watch::channel(pods([
+        pod("a", 1, [units(2)]),
+        pod("well", 2, [units(2)]).on([1]),
+    ]));
     let (_faults, faults) = mpsc::channel(1);
     let (recorder, _writer) = crate::events::recorder(&client.clone().into(), "n1".to_owned());
     let began = Instant::now();
-    let task = tokio::spawn(look_after(client, Sources { fleet, pods, faults, recorder }, true));
+    let task = tokio::spawn(look_after(
+        client,
+        Sources {
+            fleet,
+            pods,
+            faults,
+            recorder,
+        },
+        true,
+    ));
     for (answer, after) in [(429, GRACE), (201, GRACE + AGAIN)] {
         let (request, response) = requests.next_request().await.unwrap();
         let body = request.method().as_str().to_owned() + " " + request.uri().path();
         assert_eq!(body, "POST /api/v1/namespaces/default/pods/a/eviction");
-        assert!(began.elapsed() >= after && began.elapsed() < after + AGAIN, "after {:?}", began.elapsed());
-        let said: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
+        assert!(
+            began.elapsed() >= after && began.elapsed() < after + AGAIN,
+            "after {:?}",
+            began.elapsed()
+        );
+        let said: Value =
+            serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
         assert_eq!(said["deleteOptions"]["preconditions"]["uid"], "a");
         let word = if answer == 201 { "Success" } else { "Failure" };
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": word, "code": answer, "message": "a budget", "reason": "no"});
-        response.send_response(Response::builder().status(answer).body(Body::from(status.to_string().into_bytes())).unwrap());
+        response.send_response(
+            Response::builder()
+                .status(answer)
+                .body(Body::from(status.to_string().into_bytes()))
+                .unwrap(),
+        );
     }
     task.abort();
 }

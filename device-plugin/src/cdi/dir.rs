@@ -61,7 +61,9 @@ pub enum Written {
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// The runtime may still resolve the name with its old content.
-    #[error("its CDI device {name} had other content before; it starts once the runtime no longer knows that")]
+    #[error(
+        "its CDI device {name} had other content before; it starts once the runtime no longer knows that"
+    )]
     Retired {
         /// The name.
         name: String,
@@ -100,7 +102,10 @@ impl Eq for SpecDir {}
 impl SpecDir {
     /// The specs in this directory, which need not exist.
     pub fn new(dir: PathBuf) -> Self {
-        Self { dir, known: Arc::default() }
+        Self {
+            dir,
+            known: Arc::default(),
+        }
     }
 
     /// The directory.
@@ -122,19 +127,26 @@ impl SpecDir {
     pub fn write(&self, spec: &ContainerSpec, now: SystemTime) -> Result<Written, SpecError> {
         let path = self.dir.join(Self::file(&spec.name));
         let retired = path.with_extension(RETIRED);
-        let (wanted, io_error) = (spec.text(), |source| SpecError::Io { path: path.clone(), source });
+        let (wanted, io_error) = (spec.text(), |source| SpecError::Io {
+            path: path.clone(),
+            source,
+        });
         match self.content(&path) {
             Some(found) if *found == *wanted => return Ok(Written::Unchanged),
             // What does not parse is resolved by no runtime, so nothing has to be forgotten.
             Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
                 // The rename sets the time of its last change.
                 fs::rename(&path, &retired).map_err(io_error)?;
-                return Err(SpecError::Retired { name: spec.name.clone() });
+                return Err(SpecError::Retired {
+                    name: spec.name.clone(),
+                });
             }
             _ => {}
         }
         if changed(&retired).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age < RETIREMENT)) {
-            return Err(SpecError::Retired { name: spec.name.clone() });
+            return Err(SpecError::Retired {
+                name: spec.name.clone(),
+            });
         }
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
@@ -162,8 +174,15 @@ impl SpecDir {
     /// The directory cannot be written.
     pub fn call(&self) -> io::Result<()> {
         // A spec without any edit is invalid.
-        let edits = Edits { env: [("GPUSHARE_READ".to_owned(), String::new())].into(), ..Edits::default() };
-        replace(&self.dir.join(CALL_FILE), &self.dir, &text("gpushare.dev/read", "read", &edits))
+        let edits = Edits {
+            env: [("GPUSHARE_READ".to_owned(), String::new())].into(),
+            ..Edits::default()
+        };
+        replace(
+            &self.dir.join(CALL_FILE),
+            &self.dir,
+            &text("gpushare.dev/read", "read", &edits),
+        )
     }
 
     /// Returns true if the spec of an answer is there.
@@ -175,7 +194,12 @@ impl SpecDir {
     pub fn env(&self, name: &str) -> Option<HashMap<String, String>> {
         let spec: Value = serde_json::from_str(&self.content(&self.dir.join(Self::file(name)))?).ok()?;
         let pairs = spec.pointer("/devices/0/containerEdits/env")?.as_array()?.iter();
-        Some(pairs.filter_map(|pair| pair.as_str()?.split_once('=')).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+        Some(
+            pairs
+                .filter_map(|pair| pair.as_str()?.split_once('='))
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+        )
     }
 
     /// Removes specs of answers that are not among `kept`, and files that interrupted writes left, except those younger than
@@ -190,14 +214,20 @@ impl SpecDir {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
             let is_unused = || {
-                let name = file.strip_prefix(CONTAINER_FILE.0).and_then(|rest| rest.strip_suffix(CONTAINER_FILE.1));
+                let name = file
+                    .strip_prefix(CONTAINER_FILE.0)
+                    .and_then(|rest| rest.strip_suffix(CONTAINER_FILE.1));
                 name.is_some_and(|name| !kept.contains(name))
             };
             let is_left_over = || {
-                let is_temporary = file.strip_prefix('.').is_some_and(|rest| rest.starts_with(OWN_PREFIX));
+                let is_temporary = file
+                    .strip_prefix('.')
+                    .is_some_and(|rest| rest.starts_with(OWN_PREFIX));
                 is_temporary || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED))
             };
-            let is_old = || changed(&entry.path()).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age > YOUNG));
+            let is_old = || {
+                changed(&entry.path()).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age > YOUNG))
+            };
             if (is_unused() || is_left_over()) && is_old() && fs::remove_file(entry.path()).is_ok() {
                 self.known().remove(&entry.path());
                 n_removed += 1;
@@ -244,7 +274,8 @@ impl SpecDir {
 
     fn remember(&self, path: &Path, text: Arc<str>) {
         if let Ok(found) = fs::metadata(path) {
-            self.known().insert(path.to_owned(), (FileVersion::from(&found), text));
+            self.known()
+                .insert(path.to_owned(), (FileVersion::from(&found), text));
         }
     }
 
@@ -260,7 +291,10 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = staging.join(format!(".{file}.tmp"));
     let mut written = fs::write(&temporary, text);
-    if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+    if written
+        .as_ref()
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    {
         fs::create_dir_all(staging)?;
         written = fs::write(&temporary, text);
     }
@@ -275,7 +309,10 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
 /// The time at which a file was last written or renamed.
 fn changed(path: &Path) -> Option<SystemTime> {
     let found = fs::metadata(path).ok()?;
-    let (seconds, nanos) = (u64::try_from(found.ctime()).ok()?, u32::try_from(found.ctime_nsec()).ok()?);
+    let (seconds, nanos) = (
+        u64::try_from(found.ctime()).ok()?,
+        u32::try_from(found.ctime_nsec()).ok()?,
+    );
     SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
 }
 
@@ -284,12 +321,21 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, value: &str) -> ContainerSpec {
-        let edits = Edits { env: [("V".to_owned(), value.to_owned())].into(), ..Edits::default() };
-        ContainerSpec { name: name.to_owned(), edits }
+        let edits = Edits {
+            env: [("V".to_owned(), value.to_owned())].into(),
+            ..Edits::default()
+        };
+        ContainerSpec {
+            name: name.to_owned(),
+            edits,
+        }
     }
 
     fn files(dir: &SpecDir) -> Vec<String> {
-        let mut files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut files: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         files.retain(|file| file != STAGING);
         files.sort();
         files
@@ -306,8 +352,15 @@ mod tests {
         let error = dir.write(&spec("one", "b"), now).unwrap_err();
         assert!(matches!(error, SpecError::Retired { .. }), "{error}");
         assert!(!dir.has("one"), "no runtime resolves it any more");
-        assert!(dir.write(&spec("one", "b"), now + Duration::from_secs(1)).is_err(), "the runtime may still know the old one");
-        assert_eq!(dir.write(&spec("one", "b"), now + 2 * RETIREMENT).unwrap(), Written::New);
+        assert!(
+            dir.write(&spec("one", "b"), now + Duration::from_secs(1))
+                .is_err(),
+            "the runtime may still know the old one"
+        );
+        assert_eq!(
+            dir.write(&spec("one", "b"), now + 2 * RETIREMENT).unwrap(),
+            Written::New
+        );
         assert_eq!(files(&dir), ["gpushare.dev-gpu_one.json"]);
     }
 
@@ -321,7 +374,10 @@ mod tests {
         dir.call().unwrap();
         fs::write(root.path().join("cdi/nvidia.yaml"), "").unwrap();
         assert_eq!(dir.remove_all().unwrap(), 3);
-        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert_eq!(left, ["nvidia.yaml"]);
         assert!(!dir.has("one"));
     }
@@ -346,9 +402,15 @@ mod tests {
         let whole = fs::read_to_string(&path).unwrap();
         for left in ["", &whole[..whole.len() / 2]] {
             fs::write(&path, left).unwrap();
-            assert_eq!(dir.write(&spec("one", "b"), SystemTime::now()).unwrap(), Written::New);
+            assert_eq!(
+                dir.write(&spec("one", "b"), SystemTime::now()).unwrap(),
+                Written::New
+            );
             fs::write(&path, left).unwrap();
-            assert_eq!(dir.write(&spec("one", "a"), SystemTime::now()).unwrap(), Written::New);
+            assert_eq!(
+                dir.write(&spec("one", "a"), SystemTime::now()).unwrap(),
+                Written::New
+            );
             assert_eq!(fs::read_to_string(&path).unwrap(), whole);
         }
     }
@@ -362,13 +424,23 @@ mod tests {
         }
         dir.write(&spec("retired", "a"), SystemTime::now()).unwrap();
         dir.write(&spec("retired", "b"), SystemTime::now()).unwrap_err();
-        assert!(dir.write_driver(&Edits::default()).unwrap() && !dir.write_driver(&Edits::default()).unwrap());
+        assert!(
+            dir.write_driver(&Edits::default()).unwrap() && !dir.write_driver(&Edits::default()).unwrap()
+        );
         for other in ["nvidia.json", ".gpushare.dev-gpu_torn.json.tmp", ".other.tmp"] {
             fs::write(root.path().join(other), "{}").unwrap();
         }
         let kept = BTreeSet::from(["kept".to_owned()]);
         assert_eq!(dir.clean(&kept, SystemTime::now()).unwrap(), 0, "they are young");
         assert_eq!(dir.clean(&kept, SystemTime::now() + 2 * YOUNG).unwrap(), 3);
-        assert_eq!(files(&dir), [".other.tmp", DRIVER_FILE, "gpushare.dev-gpu_kept.json", "nvidia.json"]);
+        assert_eq!(
+            files(&dir),
+            [
+                ".other.tmp",
+                DRIVER_FILE,
+                "gpushare.dev-gpu_kept.json",
+                "nvidia.json"
+            ]
+        );
     }
 }

@@ -87,7 +87,10 @@ pub struct Readers {
 
 impl Default for Readers {
     fn default() -> Self {
-        Self { state: Arc::new(watch::Sender::new(State::default())), turn: Arc::default() }
+        Self {
+            state: Arc::new(watch::Sender::new(State::default())),
+            turn: Arc::default(),
+        }
     }
 }
 
@@ -118,7 +121,10 @@ impl Readers {
         std::fs::create_dir_all(dir)?;
         let inotify = Inotify::init()?;
         let files = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN;
-        inotify.watches().add(dir, files | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR)?;
+        inotify.watches().add(
+            dir,
+            files | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR,
+        )?;
         let mut events = inotify.into_event_stream(vec![0; BUFFER])?;
         while let Some(event) = events.next().await {
             let EventOwned { mask, name, .. } = event?;
@@ -134,7 +140,8 @@ impl Readers {
 
     /// Forgets what is known of a file that is about to be written.
     pub fn expect(&self, file: &str) {
-        self.state.send_if_modified(|state| state.files.remove(file).is_some());
+        self.state
+            .send_if_modified(|state| state.files.remove(file).is_some());
     }
 
     /// Notes that a file which this process has not written need not be waited for.
@@ -150,7 +157,8 @@ impl Readers {
     pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.call_until_read(specs, files)).await.is_ok();
         if !is_read {
-            self.state.send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
+            self.state
+                .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
             // The last call may have been before these files were there.
             call(specs);
         }
@@ -160,7 +168,11 @@ impl Readers {
     async fn call_until_read(&self, specs: &SpecDir, files: &[String]) {
         loop {
             let _turn = self.turn.lock().await;
-            let are_read = |state: &State| files.iter().all(|file| state.files.get(file) == Some(&Progress::Read));
+            let are_read = |state: &State| {
+                files
+                    .iter()
+                    .all(|file| state.files.get(file) == Some(&Progress::Read))
+            };
             if are_read(&self.state.borrow()) {
                 return;
             }
@@ -181,7 +193,8 @@ impl Readers {
 
     /// Notes that the first container of a pod that does not run yet starts with this file.
     pub fn need(&self, file: &str) {
-        self.state.send_if_modified(|state| state.needed.insert(file.to_owned()));
+        self.state
+            .send_if_modified(|state| state.needed.insert(file.to_owned()));
     }
 
     /// Returns true if a pod has started with this file and no read has been seen since it was written.
@@ -192,7 +205,11 @@ impl Readers {
 
     /// Returns true if a file that this process has written was read since; none if no event of it has been seen.
     pub fn was_read(&self, file: &str) -> Option<bool> {
-        self.state.borrow().files.get(file).map(|progress| *progress == Progress::Read)
+        self.state
+            .borrow()
+            .files
+            .get(file)
+            .map(|progress| *progress == Progress::Read)
     }
 
     /// Returns when something has been read that was not before.
@@ -225,7 +242,11 @@ mod tests {
     #[case::written_again("to open to", Some(false), 1)]
     #[case::retired("to open from", None, 1)]
     #[case::removed("to delete open", None, 0)]
-    fn a_read_counts_after_the_last_write(#[case] events: &str, #[case] was_read: Option<bool>, #[case] n_reads: u64) {
+    fn a_read_counts_after_the_last_write(
+        #[case] events: &str,
+        #[case] was_read: Option<bool>,
+        #[case] n_reads: u64,
+    ) {
         let readers = Readers::default();
         for event in events.split(' ') {
             let mask = match event {
@@ -238,7 +259,13 @@ mod tests {
                 readers.state.send_if_modified(|state| state.apply(file, mask));
             }
         }
-        assert_eq!((readers.was_read("gpushare.dev-gpu_a.json"), readers.state.borrow().n_reads), (was_read, n_reads));
+        assert_eq!(
+            (
+                readers.was_read("gpushare.dev-gpu_a.json"),
+                readers.state.borrow().n_reads
+            ),
+            (was_read, n_reads)
+        );
         assert_eq!(readers.was_read("nvidia.json"), None);
     }
 
@@ -248,7 +275,9 @@ mod tests {
     #[case::removed(|dir: &Path| std::fs::remove_dir_all(dir))]
     #[case::renamed(|dir: &Path| std::fs::rename(dir, dir.with_extension("aside")))]
     #[tokio::test]
-    async fn a_directory_that_is_made_again_is_watched_at_once(#[case] take_away: fn(&Path) -> io::Result<()>) {
+    async fn a_directory_that_is_made_again_is_watched_at_once(
+        #[case] take_away: fn(&Path) -> io::Result<()>,
+    ) {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("cdi");
         let readers = Readers::default();
@@ -268,7 +297,9 @@ mod tests {
             }
             write_until_seen().await;
         };
-        timeout(RETRY, forgotten).await.expect("nothing that is written is seen for as long as after a failure");
+        timeout(RETRY, forgotten)
+            .await
+            .expect("nothing that is written is seen for as long as after a failure");
         watching.abort();
     }
 
@@ -304,7 +335,10 @@ mod tests {
         let readers = Readers::default();
         let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
         let dir = SpecDir::new(root.path().to_owned());
-        let spec = ContainerSpec { name: "one".to_owned(), edits: crate::cdi::Edits::default() };
+        let spec = ContainerSpec {
+            name: "one".to_owned(),
+            edits: crate::cdi::Edits::default(),
+        };
         let file = SpecDir::file("one");
         // The watch may begin after the first write.
         while readers.was_read(CALL_FILE).is_none() {
@@ -317,7 +351,11 @@ mod tests {
         while readers.was_read(&file).is_none() {
             tokio::task::yield_now().await;
         }
-        assert!(!readers.until_read(&dir, std::slice::from_ref(&file), Duration::from_millis(50)).await);
+        assert!(
+            !readers
+                .until_read(&dir, std::slice::from_ref(&file), Duration::from_millis(50))
+                .await
+        );
         assert!(!readers.has_reader());
         std::fs::read(root.path().join(&file)).unwrap();
         while readers.was_read(&file) != Some(true) {
@@ -325,7 +363,11 @@ mod tests {
         }
         assert!(readers.until_read(&dir, &[file], Duration::from_secs(10)).await && readers.has_reader());
         for n_missed in 1..=MOST_MISSED {
-            assert!(!readers.until_read(&dir, &["never-written".to_owned()], Duration::from_millis(1)).await);
+            assert!(
+                !readers
+                    .until_read(&dir, &["never-written".to_owned()], Duration::from_millis(1))
+                    .await
+            );
             assert_eq!(readers.has_reader(), n_missed < MOST_MISSED);
         }
         watching.abort();
@@ -334,15 +376,27 @@ mod tests {
     /// As containerd: after each event but the appearance of a file, all specs are read in the order of their names.
     async fn runtime(dir: PathBuf, n_refreshes: Arc<std::sync::atomic::AtomicUsize>) {
         let inotify = Inotify::init().unwrap();
-        inotify.watches().add(&dir, WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE).unwrap();
+        inotify
+            .watches()
+            .add(
+                &dir,
+                WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE,
+            )
+            .unwrap();
         let mut events = inotify.into_event_stream(vec![0; BUFFER]).unwrap();
         while let Some(Ok(event)) = events.next().await {
-            let is_spec = event.name.as_deref().is_some_and(|name| Path::new(name).extension().is_some_and(|end| end == "json"));
+            let is_spec = event
+                .name
+                .as_deref()
+                .is_some_and(|name| Path::new(name).extension().is_some_and(|end| end == "json"));
             if event.mask.contains(EventMask::MODIFY) && !is_spec {
                 continue;
             }
             n_refreshes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            let mut paths: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+            let mut paths: Vec<PathBuf> = std::fs::read_dir(&dir)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+                .collect();
             paths.sort();
             for path in paths.iter().filter(|path| path.is_file()) {
                 let _ = std::fs::read(path);
@@ -360,21 +414,35 @@ mod tests {
         let n_refreshes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
         let runtime = tokio::spawn(runtime(root.path().to_owned(), Arc::clone(&n_refreshes)));
-        while !readers.until_read(&dir, &[CALL_FILE.to_owned()], Duration::from_millis(20)).await {}
+        while !readers
+            .until_read(&dir, &[CALL_FILE.to_owned()], Duration::from_millis(20))
+            .await
+        {}
         let before = n_refreshes.load(std::sync::atomic::Ordering::SeqCst);
         let starts = (0..30).map(|number| {
             let (dir, readers) = (dir.clone(), readers.clone());
             async move {
-                let spec = ContainerSpec { name: format!("s{number}"), edits: crate::cdi::Edits::default() };
+                let spec = ContainerSpec {
+                    name: format!("s{number}"),
+                    edits: crate::cdi::Edits::default(),
+                };
                 let file = SpecDir::file(&spec.name);
                 readers.expect(&file);
                 dir.write(&spec, std::time::SystemTime::now()).unwrap();
                 readers.until_read(&dir, &[file], Duration::from_secs(30)).await
             }
         });
-        assert!(futures::future::join_all(starts).await.into_iter().all(|is_read| is_read));
+        assert!(
+            futures::future::join_all(starts)
+                .await
+                .into_iter()
+                .all(|is_read| is_read)
+        );
         let n_refreshes = n_refreshes.load(std::sync::atomic::Ordering::SeqCst) - before;
-        assert!((1..=5).contains(&n_refreshes), "{n_refreshes} readings for 30 starts");
+        assert!(
+            (1..=5).contains(&n_refreshes),
+            "{n_refreshes} readings for 30 starts"
+        );
         watching.abort();
         runtime.abort();
     }

@@ -46,7 +46,8 @@ impl Edits {
         for (field, value) in &more.others {
             match (self.others.get_mut(field), value) {
                 (Some(Value::Array(own)), Value::Array(list)) => {
-                    let missing: Vec<Value> = list.iter().filter(|item| !own.contains(item)).cloned().collect();
+                    let missing: Vec<Value> =
+                        list.iter().filter(|item| !own.contains(item)).cloned().collect();
                     own.extend(missing);
                 }
                 (Some(_), _) => {}
@@ -58,7 +59,11 @@ impl Edits {
     fn to_json(&self) -> Map<String, Value> {
         let mut fields = self.others.clone();
         if !self.env.is_empty() {
-            let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let env: Vec<String> = self
+                .env
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
             fields.insert("env".to_owned(), json!(env));
         }
         if !self.device_nodes.is_empty() {
@@ -94,7 +99,10 @@ pub fn driver_text(edits: &Edits) -> String {
 pub(super) fn text(kind: &str, name: &str, edits: &Edits) -> String {
     let version = edits.version.as_deref().unwrap_or(VERSION);
     let device = json!({"name": name, "containerEdits": edits.to_json()});
-    format!("{}\n", json!({"cdiVersion": version, "kind": kind, "devices": [device]}))
+    format!(
+        "{}\n",
+        json!({"cdiVersion": version, "kind": kind, "devices": [device]})
+    )
 }
 
 #[cfg(test)]
@@ -103,10 +111,16 @@ mod tests {
 
     #[test]
     fn a_spec_in_full() {
-        let mut edits = Edits { env: [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into(), ..Edits::default() };
+        let mut edits = Edits {
+            env: [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into(),
+            ..Edits::default()
+        };
         edits.add_node(Path::new("/dev/nvidia0"));
         edits.add_node(Path::new("/dev/nvidia0"));
-        let spec = ContainerSpec { name: "0123-1".to_owned(), edits };
+        let spec = ContainerSpec {
+            name: "0123-1".to_owned(),
+            edits,
+        };
         let text: Value = serde_json::from_str(&spec.text()).unwrap();
         insta::assert_snapshot!(format!("{text:#}"), @r#"
         {
@@ -138,14 +152,24 @@ mod tests {
         let edits = |version: &str, mount: &str, value: &str| Edits {
             version: Some(version.to_owned()),
             env: [("A".to_owned(), value.to_owned())].into(),
-            others: [("mounts".to_owned(), json!([{"hostPath": mount}, {"hostPath": "/both"}]))].into_iter().collect(),
+            others: [(
+                "mounts".to_owned(),
+                json!([{"hostPath": mount}, {"hostPath": "/both"}]),
+            )]
+            .into_iter()
+            .collect(),
             ..Edits::default()
         };
         let mut merged = edits("0.5.0", "/one", "own");
         merged.merge(&edits("0.7.0", "/two", "other"));
         assert_eq!(merged.version.as_deref(), Some("0.7.0"));
         assert_eq!(merged.env["A"], "own");
-        let mounts: Vec<_> = merged.others["mounts"].as_array().unwrap().iter().map(|mount| mount["hostPath"].as_str().unwrap()).collect();
+        let mounts: Vec<_> = merged.others["mounts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|mount| mount["hostPath"].as_str().unwrap())
+            .collect();
         assert_eq!(mounts, ["/one", "/both", "/two"]);
     }
 }

@@ -24,7 +24,13 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// Device nodes that belong to the driver and to no GPU. Of a spec's other nodes none is shared: the specs of some kinds name
 /// every GPU of the node.
-const CONTROL_NODES: [&str; 5] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/dxg"];
+const CONTROL_NODES: [&str; 5] = [
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+    "/dev/dxg",
+];
 
 /// Libraries of the driver whose file name ends with its version.
 const VERSIONED_LIBRARIES: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
@@ -87,7 +93,10 @@ impl Device {
     /// Returns true if each GPU node that the device brings is this GPU's own: a spec that is older than the last start of the
     /// driver may mean another GPU by a name or an index.
     fn is_of(&self, gpu: &Gpu) -> bool {
-        let is_of_gpu = |path: &&str| path.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+        let is_of_gpu = |path: &&str| {
+            path.strip_prefix("/dev/nvidia")
+                .is_some_and(|rest| rest.parse::<u32>().is_ok())
+        };
         let mut of_gpus = self.nodes().filter_map(path_of).filter(is_of_gpu).peekable();
         of_gpus.peek().is_none() || of_gpus.all(|path| gpu.device_node == Path::new(path))
     }
@@ -157,7 +166,10 @@ impl Eq for VendorSpecs {}
 impl VendorSpecs {
     /// Those in these directories.
     pub fn of(dirs: Vec<PathBuf>) -> Self {
-        Self { dirs, read: Arc::default() }
+        Self {
+            dirs,
+            read: Arc::default(),
+        }
     }
 
     /// Returns a container's edits for the driver, from the first kind that has a spec for the running driver.
@@ -169,17 +181,36 @@ impl VendorSpecs {
     pub fn driver(&self, running: Option<&str>, variable: &str) -> Result<DriverEdits, NoDriver> {
         let specs = self.read();
         let mut stale = None;
-        for spec in VendorKind::ALL.iter().flat_map(|kind| specs.iter().filter(move |spec| spec.kind == *kind)) {
+        for spec in VendorKind::ALL
+            .iter()
+            .flat_map(|kind| specs.iter().filter(move |spec| spec.kind == *kind))
+        {
             let edits = driver_edits(&spec.file, variable);
             match (library_version(&edits), running) {
                 (Some(found), Some(running)) if found != running => {
-                    let no_driver = NoDriver::Stale { path: spec.path.clone(), found, running: running.to_owned() };
+                    let no_driver = NoDriver::Stale {
+                        path: spec.path.clone(),
+                        found,
+                        running: running.to_owned(),
+                    };
                     stale.get_or_insert(no_driver);
                 }
-                _ => return Ok(DriverEdits { kind: spec.kind, path: spec.path.clone(), edits }),
+                _ => {
+                    return Ok(DriverEdits {
+                        kind: spec.kind,
+                        path: spec.path.clone(),
+                        edits,
+                    });
+                }
             }
         }
-        let dirs = || self.dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ");
+        let dirs = || {
+            self.dirs
+                .iter()
+                .map(|dir| dir.display().to_string())
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         Err(stale.unwrap_or_else(|| NoDriver::Missing { dirs: dirs() }))
     }
 
@@ -187,13 +218,20 @@ impl VendorSpecs {
     pub fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
         let specs = self.read();
         let of_gpu = |name: &str| {
-            let named = specs.iter().flat_map(|spec| &spec.file.devices).find(|device| device.name == name);
+            let named = specs
+                .iter()
+                .flat_map(|spec| &spec.file.devices)
+                .find(|device| device.name == name);
             named.filter(|device| device.is_of(gpu) && device.nodes().next().is_some())
         };
         if let Some(device) = of_gpu(gpu.uuid.as_str()).or_else(|| of_gpu(&gpu.index.to_string())) {
             return Some(device.nodes().cloned().collect());
         }
-        let mut of_all = specs.iter().flat_map(|spec| &spec.file.devices).filter(|device| device.name == "all").flat_map(Device::nodes);
+        let mut of_all = specs
+            .iter()
+            .flat_map(|spec| &spec.file.devices)
+            .filter(|device| device.name == "all")
+            .flat_map(Device::nodes);
         let own = of_all.find(|node| path_of(node).is_some_and(|path| gpu.device_node == Path::new(path)));
         own.map(|node| vec![node.clone()])
     }
@@ -202,7 +240,10 @@ impl VendorSpecs {
     pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let specs = self.read();
         let of_kind = specs.iter().filter(|spec| spec.kind == kind);
-        let named: HashSet<&str> = of_kind.flat_map(|spec| &spec.file.devices).map(|device| device.name.as_str()).collect();
+        let named: HashSet<&str> = of_kind
+            .flat_map(|spec| &spec.file.devices)
+            .map(|device| device.name.as_str())
+            .collect();
         devices.into_iter().any(|device| named.contains(device))
     }
 
@@ -217,7 +258,11 @@ impl VendorSpecs {
         let mut found = HashMap::new();
         let mut specs = Vec::new();
         for path in self.dirs.iter().rev().flat_map(|dir| files(dir)) {
-            let Some(version) = fs::metadata(&path).ok().filter(|file| file.len() <= MAX_BYTES).map(|file| FileVersion::from(&file)) else {
+            let Some(version) = fs::metadata(&path)
+                .ok()
+                .filter(|file| file.len() <= MAX_BYTES)
+                .map(|file| FileVersion::from(&file))
+            else {
                 continue;
             };
             let before = known.remove(&path).filter(|(of, _)| *of == version);
@@ -232,18 +277,30 @@ impl VendorSpecs {
 
 /// Returns the spec's edits for all its devices; of device nodes only the control nodes, also from a device `all`.
 fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
-    let mut edits = Edits { version: Some(file.cdi_version.clone()), ..Edits::default() };
+    let mut edits = Edits {
+        version: Some(file.cdi_version.clone()),
+        ..Edits::default()
+    };
     for (field, value) in &file.container_edits {
         match (field.as_str(), value.as_array()) {
             ("env", Some(list)) => {
-                let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('=')).filter(|(name, _)| *name != variable);
-                edits.env.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+                let pairs = list
+                    .iter()
+                    .filter_map(|pair| pair.as_str()?.split_once('='))
+                    .filter(|(name, _)| *name != variable);
+                edits
+                    .env
+                    .extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
             }
             ("deviceNodes", _) => {}
             _ => drop(edits.others.insert(field.clone(), value.clone())),
         }
     }
-    let of_all = file.devices.iter().filter(|device| device.name == "all").flat_map(Device::nodes);
+    let of_all = file
+        .devices
+        .iter()
+        .filter(|device| device.name == "all")
+        .flat_map(Device::nodes);
     for node in nodes(&file.container_edits).chain(of_all) {
         let is_control = path_of(node).is_some_and(|path| CONTROL_NODES.contains(&path));
         if is_control && !edits.device_nodes.contains(node) {
@@ -256,16 +313,31 @@ fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
 /// The version of the driver whose libraries the edits mount, if a file name contains it.
 fn library_version(edits: &Edits) -> Option<String> {
     let mounts = edits.others.get("mounts")?.as_array()?.iter();
-    let files = mounts.filter_map(|mount| Path::new(mount.get("containerPath")?.as_str()?).file_name()?.to_str());
+    let files = mounts.filter_map(|mount| {
+        Path::new(mount.get("containerPath")?.as_str()?)
+            .file_name()?
+            .to_str()
+    });
     // libcuda.so.1 is a link that says nothing.
-    let is_version = |version: &&str| version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit());
-    let mut versions =
-        files.filter_map(|file| VERSIONED_LIBRARIES.iter().find_map(|library| file.strip_prefix(library))).filter(is_version);
+    let is_version = |version: &&str| {
+        version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
+    };
+    let mut versions = files
+        .filter_map(|file| {
+            VERSIONED_LIBRARIES
+                .iter()
+                .find_map(|library| file.strip_prefix(library))
+        })
+        .filter(is_version);
     versions.next().map(str::to_owned)
 }
 
 fn nodes(edits: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    edits.get("deviceNodes").and_then(Value::as_array).into_iter().flatten()
+    edits
+        .get("deviceNodes")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
 }
 
 fn path_of(node: &Value) -> Option<&str> {
@@ -275,14 +347,19 @@ fn path_of(node: &Value) -> Option<&str> {
 fn files(dir: &Path) -> Vec<PathBuf> {
     let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml");
     // Specs of our own are most of the directory.
-    let others = fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| !is_own(&entry.file_name()));
+    let others = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| !is_own(&entry.file_name()));
     let mut paths: Vec<PathBuf> = others.map(|entry| entry.path()).filter(is_spec).collect();
     paths.sort();
     paths
 }
 
 fn is_own(file: &OsStr) -> bool {
-    file.as_encoded_bytes().starts_with(super::dir::OWN_PREFIX.as_bytes())
+    file.as_encoded_bytes()
+        .starts_with(super::dir::OWN_PREFIX.as_bytes())
 }
 
 /// A spec of one of the kinds; none of others.
@@ -290,9 +367,17 @@ fn parse(path: &Path) -> Option<Arc<Spec>> {
     let text = fs::read_to_string(path).ok()?;
     // JSON is YAML, so one parser does for both.
     let file: Result<SpecFile, _> = serde_yaml_ng::from_str(&text);
-    let file = file.inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec does not parse")).ok()?;
-    let kind = VendorKind::ALL.into_iter().find(|kind| kind.as_str() == file.kind)?;
-    Some(Arc::new(Spec { kind, path: path.to_owned(), file }))
+    let file = file
+        .inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec does not parse"))
+        .ok()?;
+    let kind = VendorKind::ALL
+        .into_iter()
+        .find(|kind| kind.as_str() == file.kind)?;
+    Some(Arc::new(Spec {
+        kind,
+        path: path.to_owned(),
+        file,
+    }))
 }
 
 #[cfg(test)]
@@ -355,12 +440,22 @@ devices:
 
     #[test]
     fn the_driver_is_what_all_devices_have_in_common() {
-        let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT), ("broken.json", "{"), ("other.json", r#"{"kind": "x/y"}"#)]);
+        let (_dir, specs) = specs(&[
+            ("nvidia.yaml", TOOLKIT),
+            ("broken.json", "{"),
+            ("other.json", r#"{"kind": "x/y"}"#),
+        ]);
         let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1"), VISIBLE).unwrap();
-        assert_eq!((kind, edits.version.as_deref()), (VendorKind::Toolkit, Some("0.5.0")));
+        assert_eq!(
+            (kind, edits.version.as_deref()),
+            (VendorKind::Toolkit, Some("0.5.0"))
+        );
         assert_eq!(edits.env, [("A".to_owned(), "b".to_owned())].into());
         assert_eq!(paths(&edits.device_nodes), ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
-        assert_eq!(edits.others.keys().collect::<Vec<_>>(), ["additionalGids", "hooks", "mounts"]);
+        assert_eq!(
+            edits.others.keys().collect::<Vec<_>>(),
+            ["additionalGids", "hooks", "mounts"]
+        );
     }
 
     /// GPU Operator's spec must not hand over GPUs beside the libraries.
@@ -368,9 +463,15 @@ devices:
     fn the_operators_spec_gives_the_driver_and_no_gpu() {
         let (_dir, specs) = specs(&[("management.nvidia.com-gpu.yaml", MANAGEMENT)]);
         let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1"), VISIBLE).unwrap();
-        assert_eq!((kind, paths(&edits.device_nodes)), (VendorKind::Management, vec!["/dev/nvidiactl"]));
+        assert_eq!(
+            (kind, paths(&edits.device_nodes)),
+            (VendorKind::Management, vec!["/dev/nvidiactl"])
+        );
         let own = specs.nodes(&gpu(1)).unwrap();
-        assert_eq!((own.len(), &own[0]["hostPath"]), (1, &Value::from("/run/nvidia/driver/dev/nvidia1")));
+        assert_eq!(
+            (own.len(), &own[0]["hostPath"]),
+            (1, &Value::from("/run/nvidia/driver/dev/nvidia1"))
+        );
         assert_eq!(specs.nodes(&gpu(2)), None, "it is not among all");
         assert!(specs.names_any(VendorKind::Management, ["all"]) && !specs.has(VendorKind::Toolkit));
     }
@@ -380,17 +481,29 @@ devices:
     #[case::of_another_driver(&[("a.yaml", TOOLKIT)], Some("580.2"), "is of driver 570.1, and the node runs 580.2")]
     #[case::the_driver_is_not_known(&[("a.yaml", TOOLKIT)], None, "nvidia.com/gpu")]
     #[case::none(&[], Some("570.1"), "no CDI spec of the NVIDIA driver is in /does/not/exist, ")]
-    fn the_spec_that_is_used(#[case] files: &[(&str, &str)], #[case] running: Option<&str>, #[case] expected: &str) {
+    fn the_spec_that_is_used(
+        #[case] files: &[(&str, &str)],
+        #[case] running: Option<&str>,
+        #[case] expected: &str,
+    ) {
         let (_dir, specs) = specs(files);
-        let found = specs.driver(running, VISIBLE).map_or_else(|why| why.to_string(), |driver| driver.kind.to_string());
+        let found = specs
+            .driver(running, VISIBLE)
+            .map_or_else(|why| why.to_string(), |driver| driver.kind.to_string());
         assert!(found.contains(expected), "{found}");
     }
 
     /// One spec is old, another kind's is not.
     #[test]
     fn a_stale_spec_is_passed_over() {
-        let (_dir, specs) = specs(&[("a.yaml", TOOLKIT), ("b.yaml", &MANAGEMENT.replace("570.1", "580.2"))]);
-        assert_eq!(specs.driver(Some("580.2"), VISIBLE).unwrap().kind, VendorKind::Management);
+        let (_dir, specs) = specs(&[
+            ("a.yaml", TOOLKIT),
+            ("b.yaml", &MANAGEMENT.replace("570.1", "580.2")),
+        ]);
+        assert_eq!(
+            specs.driver(Some("580.2"), VISIBLE).unwrap().kind,
+            VendorKind::Management
+        );
     }
 
     #[test]
@@ -400,16 +513,34 @@ devices:
         assert_eq!(found(1).as_deref(), Some("/dev/nvidia1 /dev/dri/card1"));
         assert_eq!(found(2).as_deref(), Some("/dev/nvidia2"));
         assert_eq!(found(3), None);
-        assert_eq!(specs.nodes(&gpu(1)).unwrap()[0]["hostPath"], "/run/nvidia/driver/dev/nvidia1");
+        assert_eq!(
+            specs.nodes(&gpu(1)).unwrap()[0]["hostPath"],
+            "/run/nvidia/driver/dev/nvidia1"
+        );
     }
 
     /// A GPU is gone since, and the driver has numbered the others differently.
     #[test]
     fn a_spec_that_means_another_gpu_is_not_believed() {
         let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT)]);
-        assert_eq!(specs.nodes(&Gpu { index: 2, ..gpu(3) }), None, "2 is /dev/nvidia2, and it is /dev/nvidia3");
-        assert_eq!(specs.nodes(&Gpu { device_node: "/dev/nvidia0".into(), ..gpu(1) }), None);
-        let renumbered = specs.nodes(&Gpu { device_node: "/dev/nvidia2".into(), ..gpu(1) }).unwrap();
+        assert_eq!(
+            specs.nodes(&Gpu { index: 2, ..gpu(3) }),
+            None,
+            "2 is /dev/nvidia2, and it is /dev/nvidia3"
+        );
+        assert_eq!(
+            specs.nodes(&Gpu {
+                device_node: "/dev/nvidia0".into(),
+                ..gpu(1)
+            }),
+            None
+        );
+        let renumbered = specs
+            .nodes(&Gpu {
+                device_node: "/dev/nvidia2".into(),
+                ..gpu(1)
+            })
+            .unwrap();
         assert_eq!(paths(&renumbered), ["/dev/nvidia2"], "its own among all");
     }
 
@@ -418,7 +549,12 @@ devices:
     fn a_changed_file_is_read_again() {
         let (dir, specs) = specs(&[]);
         let file = dir.path().join("nvidia.yaml");
-        let first = |specs: &VendorSpecs| specs.driver(None, VISIBLE).ok().map(|driver| paths(&driver.edits.device_nodes)[0].to_owned());
+        let first = |specs: &VendorSpecs| {
+            specs
+                .driver(None, VISIBLE)
+                .ok()
+                .map(|driver| paths(&driver.edits.device_nodes)[0].to_owned())
+        };
         assert_eq!(first(&specs), None);
         fs::write(&file, TOOLKIT).unwrap();
         assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));

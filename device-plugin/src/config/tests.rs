@@ -7,19 +7,32 @@ use super::*;
 use crate::inventory::InventoryError;
 
 fn parse(flags: &[&str]) -> Result<Config, String> {
-    let args = ["gpushare-device-plugin", "--node-name", "n1"].iter().chain(flags);
-    Args::try_parse_from(args).map(Config::from).map_err(|error| error.to_string())
+    let args = ["gpushare-device-plugin", "--node-name", "n1"]
+        .iter()
+        .chain(flags);
+    Args::try_parse_from(args)
+        .map(Config::from)
+        .map_err(|error| error.to_string())
 }
 
 #[test]
 fn defaults() {
     let config = parse(&[]).unwrap();
-    assert_eq!((config.slots.get(), config.settings.memory_unit, config.no_gpu), (100, MemoryUnit::GIB, NoGpu::Exit));
+    assert_eq!(
+        (config.slots.get(), config.settings.memory_unit, config.no_gpu),
+        (100, MemoryUnit::GIB, NoGpu::Exit)
+    );
     assert_eq!(config.settings.names, ServedNames::default());
     assert_eq!(config.settings.allocate_wait, Duration::from_secs(2));
     assert_eq!(config.shared_devices, SharedDevices::All);
-    assert_eq!(config.pod_resources_socket, PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock"));
-    assert_eq!(config.served_by(VendorServer::Vendor).collect::<Vec<_>>(), ["nvidia.com/gpu"]);
+    assert_eq!(
+        config.pod_resources_socket,
+        PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock")
+    );
+    assert_eq!(
+        config.served_by(VendorServer::Vendor).collect::<Vec<_>>(),
+        ["nvidia.com/gpu"]
+    );
     assert!(!config.serves_vendor());
     assert_eq!(config.dra_drivers.to_string(), "gpu.nvidia.com");
 }
@@ -85,15 +98,26 @@ fn log_levels(#[case] text: &str) {
 fn help() {
     use clap::CommandFactory;
     // The values of variables would depend on who runs the test.
-    let mut command = Args::command().term_width(120).mut_args(|arg| arg.hide_env_values(true));
+    let mut command = Args::command()
+        .term_width(120)
+        .mut_args(|arg| arg.hide_env_values(true));
     insta::assert_snapshot!(command.render_long_help());
 }
 
 #[test]
 fn vendors_resources_may_be_listed_and_the_last_word_counts() {
-    let listed = ["--vendor-resource", "nvidia.com/gpu=vendor,amd.com/gpu=ignore", "--vendor-resource", "nvidia.com/gpu=ours"];
+    let listed = [
+        "--vendor-resource",
+        "nvidia.com/gpu=vendor,amd.com/gpu=ignore",
+        "--vendor-resource",
+        "nvidia.com/gpu=ours",
+    ];
     let config = parse(&listed).unwrap();
-    let told: Vec<String> = config.vendor_resources.iter().map(VendorResource::to_string).collect();
+    let told: Vec<String> = config
+        .vendor_resources
+        .iter()
+        .map(VendorResource::to_string)
+        .collect();
     assert_eq!(told, ["amd.com/gpu=ignore", "nvidia.com/gpu=ours"]);
     assert!(config.serves_vendor());
     assert_eq!(config.settings.names.whole.as_deref(), Some("nvidia.com/gpu"));
@@ -111,11 +135,19 @@ fn dra_drivers(#[case] text: &str, #[case] expected: &[&str]) {
 #[test]
 fn socket_of_pod_resources_is_beside_the_plugins() {
     let config = parse(&["--device-plugin-dir", "/kubelet/device-plugins"]).unwrap();
-    assert_eq!(config.pod_resources_socket, PathBuf::from("/kubelet/pod-resources/kubelet.sock"));
+    assert_eq!(
+        config.pod_resources_socket,
+        PathBuf::from("/kubelet/pod-resources/kubelet.sock")
+    );
     let config = parse(&["--pod-resources-socket", "/a.sock", "--sysfs-root", "/host/sys"]).unwrap();
     assert_eq!(config.pod_resources_socket, PathBuf::from("/a.sock"));
-    let Source::Machine(machine) = config.source else { panic!("{:?}", config.source) };
-    assert_eq!((machine.gpus.unwrap().sysfs, machine.others.root), (PathBuf::from("/host/sys"), PathBuf::from("/host/sys")));
+    let Source::Machine(machine) = config.source else {
+        panic!("{:?}", config.source)
+    };
+    assert_eq!(
+        (machine.gpus.unwrap().sysfs, machine.others.root),
+        (PathBuf::from("/host/sys"), PathBuf::from("/host/sys"))
+    );
 }
 
 proptest! {
@@ -140,5 +172,9 @@ proptest! {
 #[case::mismatch_in_a_driver_root(InventoryError::DriverMismatch { library: "lib".into() }, false, true)]
 #[case::replaced(InventoryError::DriverReplaced { how: String::new() }, false, false)]
 fn waiting_without_devices(#[case] error: InventoryError, #[case] exits: bool, #[case] waits: bool) {
-    assert_eq!((NoGpu::Exit.waits_after(&error), NoGpu::Wait.waits_after(&error)), (exits, waits), "{error}");
+    assert_eq!(
+        (NoGpu::Exit.waits_after(&error), NoGpu::Wait.waits_after(&error)),
+        (exits, waits),
+        "{error}"
+    );
 }

@@ -34,7 +34,11 @@ impl FromStr for NodeName {
     type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        if is_dns_subdomain(text) { Ok(Self(text.to_owned())) } else { Err(InvalidValue("not the name of a node".to_owned())) }
+        if is_dns_subdomain(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidValue("not the name of a node".to_owned()))
+        }
     }
 }
 
@@ -60,13 +64,20 @@ pub(super) fn extended_resource(text: &str) -> Result<(), InvalidValue> {
         return Err(InvalidValue("not of the form domain/name".to_owned()));
     };
     let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.ends_with(|c: char| c.is_ascii_alphanumeric());
+    let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.ends_with(|c: char| c.is_ascii_alphanumeric());
     // The annotation of the unit has a longer name, which must be legal too.
-    if !is_dns_subdomain(domain) || !is_bounded || !name.chars().all(is_name_char) || name.len() > 63 - "-unit".len() {
+    if !is_dns_subdomain(domain)
+        || !is_bounded
+        || !name.chars().all(is_name_char)
+        || name.len() > 63 - "-unit".len()
+    {
         return Err(InvalidValue("not the name of an extended resource".to_owned()));
     }
     if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
-        return Err(InvalidValue("the domain kubernetes.io belongs to Kubernetes".to_owned()));
+        return Err(InvalidValue(
+            "the domain kubernetes.io belongs to Kubernetes".to_owned(),
+        ));
     }
     Ok(())
 }
@@ -88,7 +99,8 @@ impl FromStr for VariableName {
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-        if text.is_empty() || text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_allowed) {
+        if text.is_empty() || text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_allowed)
+        {
             return Err(InvalidValue("not the name of an environment variable".to_owned()));
         }
         Ok(Self(text.to_owned()))
@@ -103,8 +115,14 @@ impl FromStr for GpuMemory {
     type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let bytes = text.parse::<Quantity>().ok().and_then(Quantity::unsigned).filter(|bytes| *bytes >= 1 << 20);
-        bytes.map(Self).ok_or_else(|| InvalidValue("write a quantity of at least 1Mi, such as 96Gi".to_owned()))
+        let bytes = text
+            .parse::<Quantity>()
+            .ok()
+            .and_then(Quantity::unsigned)
+            .filter(|bytes| *bytes >= 1 << 20);
+        bytes
+            .map(Self)
+            .ok_or_else(|| InvalidValue("write a quantity of at least 1Mi, such as 96Gi".to_owned()))
     }
 }
 
@@ -131,7 +149,9 @@ impl FromStr for InventoryKind {
         match (text, text.strip_prefix("file:")) {
             ("nvml", _) => Ok(Self::Nvml),
             (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err(InvalidValue("write nvml, or file: and the path of a file of simulated devices".to_owned())),
+            _ => Err(InvalidValue(
+                "write nvml, or file: and the path of a file of simulated devices".to_owned(),
+            )),
         }
     }
 }
@@ -240,10 +260,14 @@ impl FromStr for LogLevel {
         // A lone word that is no level would be taken for the name of a module, and silence everything.
         let lone = text.split(',').filter(|part| !part.contains(['=', '[', ':']));
         let levels = ["error", "warn", "info", "debug", "trace", "off"];
-        let is_level = lone.into_iter().all(|word| levels.contains(&word.trim().to_lowercase().as_str()));
+        let is_level = lone
+            .into_iter()
+            .all(|word| levels.contains(&word.trim().to_lowercase().as_str()));
         match directives {
             Ok(_) if is_level => Ok(Self(text.to_owned())),
-            Ok(_) => Err(InvalidValue("write error, warn, info, debug, trace, or directives such as info,kube=debug".to_owned())),
+            Ok(_) => Err(InvalidValue(
+                "write error, warn, info, debug, trace, or directives such as info,kube=debug".to_owned(),
+            )),
             Err(error) => Err(InvalidValue(error.to_string())),
         }
     }
@@ -257,14 +281,20 @@ impl fmt::Display for NodeName {
 
 /// A duration, or `0s` for no limit.
 pub(super) fn limit(text: &str) -> Result<Duration, InvalidValue> {
-    if text == "0s" { Ok(Duration::ZERO) } else { duration(text) }
+    if text == "0s" {
+        Ok(Duration::ZERO)
+    } else {
+        duration(text)
+    }
 }
 
 /// A duration such as `500ms`, `2s` or `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
     /// Nothing here makes sense beyond an hour.
     const LONGEST: Duration = Duration::from_secs(3600);
-    let fail = || InvalidValue("not a duration: write a number and ms, s or m, such as 500ms; at most 60m".to_owned());
+    let fail = || {
+        InvalidValue("not a duration: write a number and ms, s or m, such as 500ms; at most 60m".to_owned())
+    };
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at_checked(digits).ok_or_else(fail)?;
     let number: u64 = number.parse().map_err(|_| fail())?;
@@ -274,5 +304,9 @@ pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
         "m" => Duration::from_secs(number.checked_mul(60).ok_or_else(fail)?),
         _ => return Err(fail()),
     };
-    if duration.is_zero() || duration > LONGEST { Err(fail()) } else { Ok(duration) }
+    if duration.is_zero() || duration > LONGEST {
+        Err(fail())
+    } else {
+        Ok(duration)
+    }
 }

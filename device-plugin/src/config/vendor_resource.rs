@@ -32,7 +32,8 @@ impl FromStr for VendorResource {
     type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let form = || InvalidValue("write the name of a resource, = and one of vendor, ours, ignore".to_owned());
+        let form =
+            || InvalidValue("write the name of a resource, = and one of vendor, ours, ignore".to_owned());
         let (name, server) = text.trim().rsplit_once('=').ok_or_else(form)?;
         let server = match server {
             "vendor" => VendorServer::Vendor,
@@ -42,9 +43,15 @@ impl FromStr for VendorResource {
         };
         extended_resource(name)?;
         if server == VendorServer::Ours && !VENDOR_GPUS.contains(&name) {
-            return Err(InvalidValue(format!("this plugin can serve one of {}", VENDOR_GPUS.join(", "))));
+            return Err(InvalidValue(format!(
+                "this plugin can serve one of {}",
+                VENDOR_GPUS.join(", ")
+            )));
         }
-        Ok(Self { name: name.to_owned(), server })
+        Ok(Self {
+            name: name.to_owned(),
+            server,
+        })
     }
 }
 

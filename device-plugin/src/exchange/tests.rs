@@ -21,19 +21,32 @@ fn scene() -> (NodeState, Exchange, Handle<Request<Body>, Response<Body>>) {
 }
 
 /// A node with equal pods on GPUs of these minors.
-fn scene_of<N: AsRef<str>>(of: impl IntoIterator<Item = (N, u32)>) -> (NodeState, Exchange, Handle<Request<Body>, Response<Body>>) {
+fn scene_of<N: AsRef<str>>(
+    of: impl IntoIterator<Item = (N, u32)>,
+) -> (NodeState, Exchange, Handle<Request<Body>, Response<Body>>) {
     let (service, requests) = pair::<Request<Body>, Response<Body>>();
-    let on = |(name, minor): (N, u32)| NodePod { ..pod(name.as_ref(), u64::from(minor), [units(2)]).on([minor]) };
+    let on = |(name, minor): (N, u32)| NodePod {
+        ..pod(name.as_ref(), u64::from(minor), [units(2)]).on([minor])
+    };
     let (sender, seen) = watch::channel(pods(of.into_iter().map(on)));
     let (_, fleet) = watch::channel(Arc::new(fleet(4)));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
     let node = NodeState::new(settings, fleet, seen, Ledger::default());
-    (node, Exchange::new(&Client::new(service, "default").into(), "n1".to_owned(), sender), requests)
+    (
+        node,
+        Exchange::new(&Client::new(service, "default").into(), "n1".to_owned(), sender),
+        requests,
+    )
 }
 
 async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16, body: &Value) -> String {
     let (request, response) = requests.next_request().await.unwrap();
-    response.send_response(Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap());
+    response.send_response(
+        Response::builder()
+            .status(code)
+            .body(Body::from(body.to_string().into_bytes()))
+            .unwrap(),
+    );
     request.method().to_string()
 }
 
@@ -42,7 +55,11 @@ fn device(version: &str) -> Value {
 }
 
 fn minors(node: &NodeState) -> Vec<String> {
-    node.pods.borrow().iter().map(|pod| pod.placement.as_ref().unwrap().to_string()).collect()
+    node.pods
+        .borrow()
+        .iter()
+        .map(|pod| pod.placement.as_ref().unwrap().to_string())
+        .collect()
 }
 
 /// Only the two of which it is not known whether they have exchanged their records have to wait until it is.
@@ -56,16 +73,24 @@ async fn a_write_without_an_answer_leaves_others_alone() {
         (requests, unanswered)
     });
     exchange.load().await.unwrap();
-    assert!(matches!(exchange.swap(&node, (&a, &b), &[]).await, Err(ExchangeFailed::Slow(_))));
+    assert!(matches!(
+        exchange.swap(&node, (&a, &b), &[]).await,
+        Err(ExchangeFailed::Slow(_))
+    ));
     let (mut requests, unanswered) = server.await.unwrap();
     drop(unanswered);
     exchange.load_for(&c).await.unwrap();
-    assert!(matches!(exchange.load_for(&a).await, Err(ExchangeFailed::Resting(_))), "nobody waits for it at once");
+    assert!(
+        matches!(exchange.load_for(&a).await, Err(ExchangeFailed::Resting(_))),
+        "nobody waits for it at once"
+    );
     tokio::time::sleep(REST).await;
     // It was done.
-    let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+    let record =
+        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
     let mut done = device("2");
-    done["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"a": record(1), "b": record(0)}).to_string()});
+    done["metadata"]["annotations"] =
+        json!({EXCHANGED_RECORDS: json!({"a": record(1), "b": record(0)}).to_string()});
     let (loaded, _) = tokio::join!(exchange.load_for(&a), answer(&mut requests, 200, &done));
     loaded.unwrap();
     assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
@@ -84,7 +109,11 @@ async fn what_is_gone_from_the_object_is_written_again() {
         let (request, response) = requests.next_request().await.unwrap();
         let body = request.into_body().collect_bytes().await.unwrap();
         let patch: Value = serde_json::from_slice(&body).unwrap();
-        response.send_response(Response::builder().body(Body::from(device("8").to_string().into_bytes())).unwrap());
+        response.send_response(
+            Response::builder()
+                .body(Body::from(device("8").to_string().into_bytes()))
+                .unwrap(),
+        );
         patch["metadata"].clone()
     };
     let client = async {
@@ -95,16 +124,24 @@ async fn what_is_gone_from_the_object_is_written_again() {
     let (is_restored, patch) = tokio::join!(client, server);
     assert!(is_restored);
     assert_eq!(patch["resourceVersion"], "7");
-    assert!(patch["annotations"][EXCHANGED_RECORDS].as_str().unwrap().contains("\"a\""), "{patch}");
+    assert!(
+        patch["annotations"][EXCHANGED_RECORDS]
+            .as_str()
+            .unwrap()
+            .contains("\"a\""),
+        "{patch}"
+    );
     assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_somebody_else_has_written_is_not_written_over() {
     let (node, mut exchange, mut requests) = scene();
-    let record = |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+    let record =
+        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
     let mut other = device("2");
-    other["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"b": record(2), "c": record(1)}).to_string()});
+    other["metadata"]["annotations"] =
+        json!({EXCHANGED_RECORDS: json!({"b": record(2), "c": record(1)}).to_string()});
     let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
     let server = async {
         assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
@@ -117,7 +154,11 @@ async fn what_somebody_else_has_written_is_not_written_over() {
         exchange.swap(&node, (&a, &b), &[]).await.unwrap();
     };
     let ((), ()) = tokio::join!(swap, server);
-    assert_eq!(minors(&node), ["minor 0", "minor 2", "minor 1"], "taken in, and nothing exchanged");
+    assert_eq!(
+        minors(&node),
+        ["minor 0", "minor 2", "minor 1"],
+        "taken in, and nothing exchanged"
+    );
 }
 
 /// The whole annotation that a write carries.
@@ -125,8 +166,17 @@ async fn written(requests: &mut Handle<Request<Body>, Response<Body>>, version: 
     let (request, response) = requests.next_request().await.unwrap();
     let body = request.into_body().collect_bytes().await.unwrap();
     let patch: Value = serde_json::from_slice(&body).unwrap();
-    response.send_response(Response::builder().body(Body::from(device(version).to_string().into_bytes())).unwrap());
-    serde_json::from_str(patch["metadata"]["annotations"][EXCHANGED_RECORDS].as_str().unwrap()).unwrap()
+    response.send_response(
+        Response::builder()
+            .body(Body::from(device(version).to_string().into_bytes()))
+            .unwrap(),
+    );
+    serde_json::from_str(
+        patch["metadata"]["annotations"][EXCHANGED_RECORDS]
+            .as_str()
+            .unwrap(),
+    )
+    .unwrap()
 }
 
 /// kubelet has admitted a batch in another order: one write for all of which that is known.
@@ -139,7 +189,10 @@ async fn several_exchanges_are_one_write() {
     };
     let client = async {
         exchange.load().await.unwrap();
-        exchange.swap(&node, (&uid("p0"), &uid("p1")), &[(uid("p2"), uid("p3"))]).await.unwrap()
+        exchange
+            .swap(&node, (&uid("p0"), &uid("p1")), &[(uid("p2"), uid("p3"))])
+            .await
+            .unwrap()
     };
     let (n_swapped, text) = tokio::join!(client, server);
     assert_eq!((n_swapped, text.as_object().unwrap().len()), (2, 4));
@@ -152,7 +205,12 @@ async fn entries_of_pods_that_are_gone_make_room() {
     let name = |at: u32| format!("{at:0>120}");
     let n_pods = 700;
     let (node, mut exchange, mut requests) = scene_of((0..2 * n_pods).map(|at| (name(at), at % 2)));
-    let pairs = |from: u32| (from..from + n_pods).step_by(2).map(|at| (uid(&name(at)), uid(&name(at + 1)))).collect::<Vec<_>>();
+    let pairs = |from: u32| {
+        (from..from + n_pods)
+            .step_by(2)
+            .map(|at| (uid(&name(at)), uid(&name(at + 1))))
+            .collect::<Vec<_>>()
+    };
     let swap = async |exchange: &mut Exchange, from: u32| {
         let pairs = pairs(from);
         let ((one, other), beside) = pairs.split_first().unwrap();
@@ -167,11 +225,20 @@ async fn entries_of_pods_that_are_gone_make_room() {
     let client = async {
         exchange.load().await.unwrap();
         let first = swap(&mut exchange, 0).await;
-        exchange.pods.send_modify(|pods| (0..n_pods).for_each(|at| pods.delete(&uid(&name(at)))));
+        exchange
+            .pods
+            .send_modify(|pods| (0..n_pods).for_each(|at| pods.delete(&uid(&name(at)))));
         (first, swap(&mut exchange, n_pods).await)
     };
     let ((n_first, n_second), (first, second, _)) = tokio::join!(client, server);
-    assert_eq!((first, second.as_object().unwrap().len()), (2 * n_first, 2 * n_second), "those that are gone are left out");
-    assert!(n_first > 0 && n_first < n_pods as usize / 2, "as many as there is room for: {n_first}");
+    assert_eq!(
+        (first, second.as_object().unwrap().len()),
+        (2 * n_first, 2 * n_second),
+        "those that are gone are left out"
+    );
+    assert!(
+        n_first > 0 && n_first < n_pods as usize / 2,
+        "as many as there is room for: {n_first}"
+    );
     assert_eq!(n_second, n_first);
 }

@@ -27,10 +27,16 @@ pub async fn watch_clearance(
     corrections: mpsc::Sender<Correction>,
 ) {
     while held.changed().await.is_ok() {
-        let Some((node, text)) = asked(&held.borrow_and_update()) else { continue };
+        let Some((node, text)) = asked(&held.borrow_and_update()) else {
+            continue;
+        };
         let named = named(&text, &fleet.borrow());
         if named.is_empty() {
-            warn!(node, value = text, "the annotation {CLEAR_UNHEALTHY} names no device of this node");
+            warn!(
+                node,
+                value = text,
+                "the annotation {CLEAR_UNHEALTHY} names no device of this node"
+            );
         }
         for device in named {
             info!(%device, "an operator clears a device");
@@ -39,8 +45,15 @@ pub async fn watch_clearance(
             }
         }
         let removal = json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}});
-        if let Err(error) = devices.patch(&node, &PatchParams::default(), &Patch::Merge(removal)).await {
-            warn!(node, error = one_line(&error), "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again");
+        if let Err(error) = devices
+            .patch(&node, &PatchParams::default(), &Patch::Merge(removal))
+            .await
+        {
+            warn!(
+                node,
+                error = one_line(&error),
+                "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
+            );
         }
     }
 }
@@ -54,9 +67,15 @@ fn asked(held: &Held) -> Option<(String, String)> {
 
 /// The devices of the fleet that an annotation's value names.
 fn named(text: &str, fleet: &Fleet) -> Vec<GpuUuid> {
-    let all = fleet.gpus.iter().map(|entry| &entry.gpu.uuid).chain(fleet.others.iter().map(|entry| &entry.device.id));
+    let all = fleet
+        .gpus
+        .iter()
+        .map(|entry| &entry.gpu.uuid)
+        .chain(fleet.others.iter().map(|entry| &entry.device.id));
     let names: Vec<_> = text.split(',').map(str::trim).collect();
-    all.filter(|id| names.contains(&"all") || names.contains(&id.as_str())).cloned().collect()
+    all.filter(|id| names.contains(&"all") || names.contains(&id.as_str()))
+        .cloned()
+        .collect()
 }
 
 #[cfg(test)]
@@ -76,7 +95,9 @@ mod tests {
     #[case::another_nodes("GPU-9", &[])]
     #[case::nothing("", &[])]
     fn devices_that_a_value_names(#[case] text: &str, #[case] expected: &[u32]) {
-        let text = (0..3).fold(text.to_owned(), |text, minor| text.replace(&format!("GPU-{minor}"), builders::gpu(minor).uuid.as_str()));
+        let text = (0..3).fold(text.to_owned(), |text, minor| {
+            text.replace(&format!("GPU-{minor}"), builders::gpu(minor).uuid.as_str())
+        });
         let expected: Vec<_> = expected.iter().map(|minor| builders::gpu(*minor).uuid).collect();
         assert_eq!(named(&text, &builders::fleet(3)), expected);
     }
@@ -88,12 +109,25 @@ mod tests {
         let (device, held) = watch::channel(Held::Unknown);
         let (_fleet, fleet) = watch::channel(Arc::new(builders::fleet(1)));
         let (sender, mut corrections) = mpsc::channel(1);
-        tokio::spawn(watch_clearance(Api::all(Client::new(service, "default")), held, fleet, sender));
+        tokio::spawn(watch_clearance(
+            Api::all(Client::new(service, "default")),
+            held,
+            fleet,
+            sender,
+        ));
         let object = json!({"metadata": {"name": "n1", "annotations": {CLEAR_UNHEALTHY: "all"}}, "spec": {}});
-        device.send_replace(Held::Object(Box::new(serde_json::from_value(object.clone()).unwrap())));
-        assert_eq!(corrections.recv().await, Some(Correction::Cleared(builders::gpu(0).uuid)));
+        device.send_replace(Held::Object(Box::new(
+            serde_json::from_value(object.clone()).unwrap(),
+        )));
+        assert_eq!(
+            corrections.recv().await,
+            Some(Correction::Cleared(builders::gpu(0).uuid))
+        );
         let (request, response) = requests.next_request().await.unwrap();
-        assert_eq!((request.method(), request.uri().path().rsplit('/').next()), (&Method::PATCH, Some("n1")));
+        assert_eq!(
+            (request.method(), request.uri().path().rsplit('/').next()),
+            (&Method::PATCH, Some("n1"))
+        );
         let body = request.into_body().collect_bytes().await.unwrap();
         assert_eq!(
             serde_json::from_slice::<serde_json::Value>(&body).unwrap(),

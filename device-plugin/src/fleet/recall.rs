@@ -37,9 +37,20 @@ pub struct Recalled {
 /// kubelet hears of the devices before this is known. The Device object is not written again before, and no container starts.
 ///
 /// `boot_id` is the boot of this node, if the kernel names it.
-pub async fn recall(devices: &Api<RawDevice>, node: &str, boot_id: Option<&str>, backoff: &mut Backoff) -> Vec<Recalled> {
-    let Some(device) = read(devices, node, backoff).await else { return Vec::new() };
-    let written_in = device.metadata.annotations.as_ref().and_then(|annotations| annotations.get(BOOT_ID));
+pub async fn recall(
+    devices: &Api<RawDevice>,
+    node: &str,
+    boot_id: Option<&str>,
+    backoff: &mut Backoff,
+) -> Vec<Recalled> {
+    let Some(device) = read(devices, node, backoff).await else {
+        return Vec::new();
+    };
+    let written_in = device
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(BOOT_ID));
     if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
@@ -49,7 +60,12 @@ pub async fn recall(devices: &Api<RawDevice>, node: &str, boot_id: Option<&str>,
         DeviceSpec::default()
     });
     let sick = device_object::sick_by_xid(&spec);
-    sick.map(|(device, xid, since)| Recalled { device, xid, since: since.to_owned() }).collect()
+    sick.map(|(device, xid, since)| Recalled {
+        device,
+        xid,
+        since: since.to_owned(),
+    })
+    .collect()
 }
 
 /// Reads the object, again and again while the API server is away or cannot answer.
@@ -59,14 +75,20 @@ async fn read(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Op
         let error = match timeout(LIMIT, devices.get_opt(node)).await {
             Ok(Ok(found)) => return found,
             Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
-                warn!(error = one_line(&status), "the Device object of before cannot be read, so all devices begin as healthy");
+                warn!(
+                    error = one_line(&status),
+                    "the Device object of before cannot be read, so all devices begin as healthy"
+                );
                 return None;
             }
             Ok(Err(error)) => one_line(&error),
             Err(_) => format!("no answer within {LIMIT:?}"),
         };
         if !is_told {
-            warn!(error, "the Device object of before cannot be read yet; containers start once it is");
+            warn!(
+                error,
+                "the Device object of before cannot be read yet; containers start once it is"
+            );
             is_told = true;
         }
         backoff.pause().await;
@@ -85,8 +107,7 @@ mod tests {
     use crate::connection::Contact;
 
     fn device(minor: u32, kind: &str, status: &str, reason: &str) -> Value {
-        let condition =
-            json!({"type": "Healthy", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z", "reason": reason, "message": ""});
+        let condition = json!({"type": "Healthy", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z", "reason": reason, "message": ""});
         json!({"type": kind, "id": builders::gpu(minor).uuid.to_string(), "health": status == "True", "conditions": [condition]})
     }
 
@@ -101,16 +122,34 @@ mod tests {
                 assert!(request.uri().path().ends_with("/devices/n1"), "{}", request.uri());
                 match answer {
                     Some((code, body)) => {
-                        response.send_response(Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap());
+                        response.send_response(
+                            Response::builder()
+                                .status(code)
+                                .body(Body::from(body.to_string().into_bytes()))
+                                .unwrap(),
+                        );
                     }
                     None => unanswered.push(response),
                 }
             }
         });
-        let recalled = recall(&devices, "n1", Some("this-boot"), &mut Contact::default().backoff(PAUSES)).await;
+        let recalled = recall(
+            &devices,
+            "n1",
+            Some("this-boot"),
+            &mut Contact::default().backoff(PAUSES),
+        )
+        .await;
         server.await.unwrap();
-        let minor = |device: &GpuUuid| (0..8).find(|minor| builders::gpu(*minor).uuid == *device).unwrap();
-        recalled.iter().map(|error| (minor(&error.device), error.xid)).collect()
+        let minor = |device: &GpuUuid| {
+            (0..8)
+                .find(|minor| builders::gpu(*minor).uuid == *device)
+                .unwrap()
+        };
+        recalled
+            .iter()
+            .map(|error| (minor(&error.device), error.xid))
+            .collect()
     }
 
     #[tokio::test]
@@ -137,13 +176,20 @@ mod tests {
     }
 
     fn failure(code: u16, reason: &str) -> (u16, Value) {
-        (code, json!({"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": "no"}))
+        (
+            code,
+            json!({"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": "no"}),
+        )
     }
 
     #[tokio::test]
     async fn an_answer_without_an_object_recalls_nothing() {
         let nonsense = json!({"metadata": {"name": "n1"}, "spec": {"devices": [{"health": "no"}]}});
-        for answer in [failure(404, "NotFound"), failure(403, "Forbidden"), (200, nonsense)] {
+        for answer in [
+            failure(404, "NotFound"),
+            failure(403, "Forbidden"),
+            (200, nonsense),
+        ] {
             assert_eq!(recalled(vec![Some(answer)]).await, []);
         }
     }
@@ -151,8 +197,14 @@ mod tests {
     /// A sick device that begins as healthy because the API server is away gets pods again.
     #[tokio::test(start_paused = true)]
     async fn without_an_answer_the_object_is_read_again() {
-        let object = json!({"metadata": {"name": "n1"}, "spec": {"devices": [device(0, "gpu", "False", "Xid79")]}});
-        let answers = vec![None, Some(failure(500, "InternalError")), Some(failure(429, "TooManyRequests")), Some((200, object))];
+        let object =
+            json!({"metadata": {"name": "n1"}, "spec": {"devices": [device(0, "gpu", "False", "Xid79")]}});
+        let answers = vec![
+            None,
+            Some(failure(500, "InternalError")),
+            Some(failure(429, "TooManyRequests")),
+            Some((200, object)),
+        ];
         assert_eq!(recalled(answers).await, [(0, 79)]);
     }
 }

@@ -69,9 +69,25 @@ pub struct DriverReplaced {
 }
 
 /// Follows the devices of `source` until the task is dropped or another process is needed for it.
-pub async fn watch_devices(source: Source, inventory: Inventory, health: Health, number: Number, channels: Channels) -> DriverReplaced {
-    let discovery = Discovery { source: source.clone(), running: None };
-    let mut follower = Follower { discovery, inventory, health, number, channels, began: Instant::now() };
+pub async fn watch_devices(
+    source: Source,
+    inventory: Inventory,
+    health: Health,
+    number: Number,
+    channels: Channels,
+) -> DriverReplaced {
+    let discovery = Discovery {
+        source: source.clone(),
+        running: None,
+    };
+    let mut follower = Follower {
+        discovery,
+        inventory,
+        health,
+        number,
+        channels,
+        began: Instant::now(),
+    };
     loop {
         match source.watch(&follower.inventory) {
             // The feed goes on with the devices it knows, and so does their health as long as no others are adopted.
@@ -107,7 +123,11 @@ impl Follower {
     ///
     /// A feed that says nothing of a device for `limit` is waiting for its driver. It is kept: another one would wait too,
     /// and its thread could not be ended either.
-    async fn follow(&mut self, mut seen: mpsc::Receiver<Observation>, limit: Duration) -> Result<(), DriverReplaced> {
+    async fn follow(
+        &mut self,
+        mut seen: mpsc::Receiver<Observation>,
+        limit: Duration,
+    ) -> Result<(), DriverReplaced> {
         let mut look_at = None;
         let mut silence = Silence::new(limit, self.inventory.ids().cloned());
         loop {
@@ -141,9 +161,16 @@ impl Follower {
         match correction {
             Correction::Cleared(device) => tell(&self.channels.fleet, health.clear(now, &device).as_slice()),
             Correction::Recalled(errors) => {
-                let recalled = errors.iter().filter_map(|error| health.recall(now, &error.device, error.xid, &error.since));
+                let recalled = errors
+                    .iter()
+                    .filter_map(|error| health.recall(now, &error.device, error.xid, &error.since));
                 let changes: Vec<_> = recalled.collect();
-                self.channels.fleet.send_modify(|fleet| *fleet = Arc::new(Fleet { is_recalled: true, ..changed(fleet, &changes) }));
+                self.channels.fleet.send_modify(|fleet| {
+                    *fleet = Arc::new(Fleet {
+                        is_recalled: true,
+                        ..changed(fleet, &changes)
+                    });
+                });
             }
         }
     }
@@ -152,8 +179,14 @@ impl Follower {
     fn fail(&mut self, devices: &[GpuUuid], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let (now, health) = (self.began.elapsed(), &mut self.health);
-        let failed = |uuid: &GpuUuid| Observation { device: Some(uuid.clone()), kind: ObservationKind::Failed(how.clone()) };
-        let changes = devices.iter().filter_map(|id| health.observe(now, &failed(id))).collect::<Vec<_>>();
+        let failed = |uuid: &GpuUuid| Observation {
+            device: Some(uuid.clone()),
+            kind: ObservationKind::Failed(how.clone()),
+        };
+        let changes = devices
+            .iter()
+            .filter_map(|id| health.observe(now, &failed(id)))
+            .collect::<Vec<_>>();
         tell(&self.channels.fleet, &changes);
     }
 
@@ -164,7 +197,13 @@ impl Follower {
                 warn!("no GPU answers now, keeping what is known of the devices");
                 false
             }
-            Ok(found) => adopt(found, &mut self.inventory, &mut self.health, &self.number, &self.channels.fleet),
+            Ok(found) => adopt(
+                found,
+                &mut self.inventory,
+                &mut self.health,
+                &self.number,
+                &self.channels.fleet,
+            ),
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known");
                 false
@@ -190,8 +229,12 @@ struct Discovery {
 impl Discovery {
     async fn run(&mut self) -> anyhow::Result<Inventory> {
         let source = self.source.clone();
-        let running = self.running.get_or_insert_with(|| spawn_blocking(move || source.discover()));
-        let found = timeout(LOOK_LIMIT, &mut *running).await.context("the driver does not answer")?;
+        let running = self
+            .running
+            .get_or_insert_with(|| spawn_blocking(move || source.discover()));
+        let found = timeout(LOOK_LIMIT, &mut *running)
+            .await
+            .context("the driver does not answer")?;
         self.running = None;
         Ok(found??)
     }
@@ -206,11 +249,18 @@ struct Silence {
 impl Silence {
     fn new(limit: Duration, devices: impl Iterator<Item = GpuUuid>) -> Self {
         let now = Instant::now();
-        Self { limit, heard: devices.map(|device| (device, now)).collect() }
+        Self {
+            limit,
+            heard: devices.map(|device| (device, now)).collect(),
+        }
     }
 
     fn hear(&mut self, observation: &Observation) {
-        if let Some(heard) = observation.device.as_ref().and_then(|device| self.heard.get_mut(device)) {
+        if let Some(heard) = observation
+            .device
+            .as_ref()
+            .and_then(|device| self.heard.get_mut(device))
+        {
             *heard = Instant::now();
         }
     }
@@ -258,7 +308,9 @@ async fn take_in(
     fleet: &watch::Sender<Arc<Fleet>>,
     faults: &mpsc::Sender<Fault>,
 ) -> Seen {
-    let Some(mut observation) = seen.recv().await else { return Seen::End };
+    let Some(mut observation) = seen.recv().await else {
+        return Seen::End;
+    };
     let mut changes = Vec::new();
     let goes_on = loop {
         silence.hear(&observation);
@@ -298,9 +350,15 @@ pub fn changed(fleet: &Fleet, changes: &[HealthChange]) -> Fleet {
         } else {
             error!(device = %change.uuid, reason = %change.reason, message = change.message, "device is unhealthy");
         }
-        let gpus = fleet.gpus.iter_mut().filter(|entry| entry.gpu.uuid == change.uuid);
+        let gpus = fleet
+            .gpus
+            .iter_mut()
+            .filter(|entry| entry.gpu.uuid == change.uuid);
         let gpus = gpus.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
-        let others = fleet.others.iter_mut().filter(|entry| entry.device.id == change.uuid);
+        let others = fleet
+            .others
+            .iter_mut()
+            .filter(|entry| entry.device.id == change.uuid);
         let others = others.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
         for (is_healthy, reason, message) in gpus.chain(others) {
             *is_healthy = change.healthy;
@@ -313,7 +371,13 @@ pub fn changed(fleet: &Fleet, changes: &[HealthChange]) -> Fleet {
 
 /// Goes over to another inventory, and says whether it did: not if kubelet could not be told of it.
 /// A device that stays keeps its state.
-fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, number: &Number, fleet: &watch::Sender<Arc<Fleet>>) -> bool {
+fn adopt(
+    found: Inventory,
+    inventory: &mut Inventory,
+    health: &mut Health,
+    number: &Number,
+    fleet: &watch::Sender<Arc<Fleet>>,
+) -> bool {
     if found == *inventory {
         // The change has been undone, and the feed tells of the next one only when begun anew.
         return true;
@@ -329,15 +393,29 @@ fn adopt(found: Inventory, inventory: &mut Inventory, health: &mut Health, numbe
     health.retarget(found.ids().cloned());
     inventory.clone_from(&found);
     fleet.send_modify(|fleet| {
-        let mut new = Fleet { is_recalled: fleet.is_recalled, ..Fleet::new(found, ids) };
+        let mut new = Fleet {
+            is_recalled: fleet.is_recalled,
+            ..Fleet::new(found, ids)
+        };
         for entry in &mut new.gpus {
             if let Some(before) = fleet.gpus.iter().find(|before| before.gpu.uuid == entry.gpu.uuid) {
-                *entry = FleetGpu { gpu: entry.gpu.clone(), is_shared: entry.is_shared, ..before.clone() };
+                *entry = FleetGpu {
+                    gpu: entry.gpu.clone(),
+                    is_shared: entry.is_shared,
+                    ..before.clone()
+                };
             }
         }
         for entry in &mut new.others {
-            if let Some(before) = fleet.others.iter().find(|before| before.device.id == entry.device.id) {
-                *entry = FleetDevice { device: entry.device.clone(), ..before.clone() };
+            if let Some(before) = fleet
+                .others
+                .iter()
+                .find(|before| before.device.id == entry.device.id)
+            {
+                *entry = FleetDevice {
+                    device: entry.device.clone(),
+                    ..before.clone()
+                };
             }
         }
         *fleet = Arc::new(new);

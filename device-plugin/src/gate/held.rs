@@ -145,7 +145,11 @@ mod tests {
     use super::*;
 
     fn counted(held: &HeldContainers) -> Vec<(&'static str, usize)> {
-        held.count().into_iter().filter(|(_, n_held)| *n_held > 0).map(|(reason, n_held)| (reason.as_str(), n_held)).collect()
+        held.count()
+            .into_iter()
+            .filter(|(_, n_held)| *n_held > 0)
+            .map(|(reason, n_held)| (reason.as_str(), n_held))
+            .collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -162,7 +166,11 @@ mod tests {
         held.release(Served::Memory, &other);
         assert_eq!(counted(&held), [("no_room", 2)]);
         advance(FORGOTTEN / 2).await;
-        assert_eq!(counted(&held), [("no_room", 1)], "kubelet has not asked about the other one");
+        assert_eq!(
+            counted(&held),
+            [("no_room", 1)],
+            "kubelet has not asked about the other one"
+        );
         assert_eq!(held.count().len(), HeldReason::ALL.len());
     }
 }

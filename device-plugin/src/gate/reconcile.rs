@@ -91,7 +91,9 @@ impl Gate {
             Ok(false) => {}
             Ok(true) => {
                 self.metrics.count(Outcome::Restored);
-                warn!("somebody had removed the records that pods have exchanged from the Device object; they are there again");
+                warn!(
+                    "somebody had removed the records that pods have exchanged from the Device object; they are there again"
+                );
             }
             // Specs are files of this node. Records are compared again when the API server is back.
             Err(error) => debug!(error = one_line(&error), "records are compared later"),
@@ -107,7 +109,10 @@ impl Gate {
             node.ledger().observe(&pods);
             node.ledger().forget_starts(written);
             memory.told.retain(|uid, _| pods.get(uid).is_some());
-            pods.iter().filter(|pod| has_started(pod, &node.ledger())).map(|pod| pod.uid.clone()).collect()
+            pods.iter()
+                .filter(|pod| has_started(pod, &node.ledger()))
+                .map(|pod| pod.uid.clone())
+                .collect()
         };
         for uid in uids {
             self.reconcile_pod(node, written, &uid, memory).await;
@@ -117,39 +122,74 @@ impl Gate {
 
     /// Puts one running pod right, or tells what is wrong with it. Where a container may not have started yet only what is
     /// right in any case is done: its turn comes when it starts.
-    async fn reconcile_pod(&self, node: &NodeState, written: &[Allocated], uid: &PodUid, memory: &mut Memory) {
+    async fn reconcile_pod(
+        &self,
+        node: &NodeState,
+        written: &[Allocated],
+        uid: &PodUid,
+        memory: &mut Memory,
+    ) {
         let mut exchange = self.exchange.lock().await;
-        let Some(Judged { pod, seen, verdict, is_certain, removed }) = judge_running(node, written, uid) else { return };
+        let Some(Judged {
+            pod,
+            seen,
+            verdict,
+            is_certain,
+            removed,
+        }) = judge_running(node, written, uid)
+        else {
+            return;
+        };
         let name = pod.display_name();
         if let Some(record) = removed {
             self.restore(&pod, &record).await;
             return;
         }
         match verdict {
-            Verdict::Confirm | Verdict::LookAgain(_) | Verdict::Refuse(Refusal::Unavailable(_) | Refusal::Unknown) => {
+            Verdict::Confirm
+            | Verdict::LookAgain(_)
+            | Verdict::Refuse(Refusal::Unavailable(_) | Refusal::Unknown) => {
                 memory.told.remove(uid);
             }
             Verdict::Exchange(other) => match exchange.swap(node, (uid, &other), &[]).await {
                 Ok(_) => {
                     self.metrics.count(Outcome::Exchanged);
-                    warn!(pod = name, other = other.as_str(), "a running pod has the devices of another: their records are exchanged");
+                    warn!(
+                        pod = name,
+                        other = other.as_str(),
+                        "a running pod has the devices of another: their records are exchanged"
+                    );
                 }
-                Err(error) => debug!(pod = name, error = one_line(&error), "records are exchanged later"),
+                Err(error) => debug!(
+                    pod = name,
+                    error = one_line(&error),
+                    "records are exchanged later"
+                ),
             },
             Verdict::Refuse(Refusal::Unplaced(_)) if self.policy.unplaced == Unplaced::Adopt => {
-                let Some(entry) = written.iter().find(|entry| entry.pod == *uid && entry.resource.device_type() == TYPE_GPU) else {
+                let Some(entry) = written
+                    .iter()
+                    .find(|entry| entry.pod == *uid && entry.resource.device_type() == TYPE_GPU)
+                else {
                     return;
                 };
-                let start = Start { resource: entry.resource, ids: &entry.ids, uid: uid.clone() };
+                let start = Start {
+                    resource: entry.resource,
+                    ids: &entry.ids,
+                    uid: uid.clone(),
+                };
                 match self.adopt(node, &pod, written, &start).await {
                     Ok(()) => self.metrics.count(Outcome::Adopted),
                     Err(held) => self.report(&pod, "GPUNotPlaced", one_line(&held), memory),
                 }
             }
             Verdict::Refuse(refusal) => {
-                let truth = (refusal.is_final() && is_certain).then(|| truth(node, &pod, &seen)).flatten();
+                let truth = (refusal.is_final() && is_certain)
+                    .then(|| truth(node, &pod, &seen))
+                    .flatten();
                 let Some(truth) = truth else {
-                    let is_to_go = is_certain && refusal.is_final() && self.policy.on_mismatch == OnMismatch::Evict;
+                    let is_to_go =
+                        is_certain && refusal.is_final() && self.policy.on_mismatch == OnMismatch::Evict;
                     self.report(&pod, refusal_reason(&refusal), refusal.to_string(), memory);
                     if is_to_go {
                         self.evict(&pod).await;
@@ -159,11 +199,19 @@ impl Gate {
                 match exchange.put(uid, truth).await {
                     Ok(true) => {
                         self.metrics.count(Outcome::Recorded);
-                        self.recorder.warn(&pod, "GPUMismatch", format!("{refusal}; its record now says what it has"));
+                        self.recorder.warn(
+                            &pod,
+                            "GPUMismatch",
+                            format!("{refusal}; its record now says what it has"),
+                        );
                         warn!(pod = name, reason = %refusal, "the record of a running pod now says what it has");
                     }
                     Ok(false) => {}
-                    Err(error) => debug!(pod = name, error = one_line(&error), "a record is put right later"),
+                    Err(error) => debug!(
+                        pod = name,
+                        error = one_line(&error),
+                        "a record is put right later"
+                    ),
                 }
             }
         }
@@ -172,7 +220,11 @@ impl Gate {
     fn report(&self, pod: &NodePod, reason: &'static str, text: String, memory: &mut Memory) {
         if memory.is_news(&pod.uid, &text) {
             self.metrics.count(Outcome::Reported);
-            warn!(pod = pod.display_name(), reason = text, "a running pod and its record do not agree");
+            warn!(
+                pod = pod.display_name(),
+                reason = text,
+                "a running pod and its record do not agree"
+            );
             self.recorder.warn(pod, reason, text);
         }
     }
@@ -188,7 +240,10 @@ impl Gate {
             match annotate(&self.client, pod, &flag).await {
                 Ok(()) => {
                     self.metrics.count(Outcome::Unflagged);
-                    info!(pod = pod.display_name(), "kubelet has given it nothing yet, so it is not marked assigned any more");
+                    info!(
+                        pod = pod.display_name(),
+                        "kubelet has given it nothing yet, so it is not marked assigned any more"
+                    );
                 }
                 Err(error) => debug!(error = %format!("{error:#}"), "a flag is taken off later"),
             }
@@ -220,44 +275,95 @@ fn judge_running(node: &NodeState, written: &[Allocated], uid: &PodUid) -> Optio
     let pod = pods.get(uid).filter(|pod| has_started(pod, &ledger))?;
     let variable = &node.settings.visible_devices_env;
     // The spec of a container that has not started may be that of an earlier holder of its IDs.
-    let has_started = |entry: &Allocated| ledger.has_let_start(entry) || (entry.pod == *uid && restore::has_run_placed(pod, entry));
-    let known = |entry: &Allocated| if has_started(entry) { as_started(node, entry) } else { entry.clone() };
-    let is_certain = written.iter().filter(|entry| entry.pod == *uid).all(|entry| ledger.has_let_start(entry));
+    let has_started = |entry: &Allocated| {
+        ledger.has_let_start(entry) || (entry.pod == *uid && restore::has_run_placed(pod, entry))
+    };
+    let known = |entry: &Allocated| {
+        if has_started(entry) {
+            as_started(node, entry)
+        } else {
+            entry.clone()
+        }
+    };
+    let is_certain = written
+        .iter()
+        .filter(|entry| entry.pod == *uid)
+        .all(|entry| ledger.has_let_start(entry));
     let written: Vec<Allocated> = written.iter().map(known).collect();
     let seen = sight::of_pod(&written, uid, variable, &fleet);
     if seen.is_empty() {
         return None;
     }
     let (unit, written) = (node.settings.memory_unit, written.as_slice());
-    let evidence =
-        Evidence { pods: &pods, fleet: &fleet, ledger: &ledger, written, is_written_known: true, is_young: false, variable, unit };
+    let evidence = Evidence {
+        pods: &pods,
+        fleet: &fleet,
+        ledger: &ledger,
+        written,
+        is_written_known: true,
+        is_young: false,
+        variable,
+        unit,
+    };
     let verdict = evidence.judge(pod, &seen);
     let was_placed = written.iter().filter(|entry| entry.pod == *uid).all(has_started);
     let removed = restore::removed_record(node, &evidence, pod, &seen, was_placed);
-    Some(Judged { pod: pod.clone(), seen, verdict, is_certain, removed })
+    Some(Judged {
+        pod: pod.clone(),
+        seen,
+        verdict,
+        is_certain,
+        removed,
+    })
 }
 
 /// The entry with what its CDI spec says in place of its answer: a running container sees what the spec said.
 fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
-    let Some(mut envs) = device_of(&entry.answer).and_then(|name| node.settings.injection.specs.env(name)) else { return entry.clone() };
+    let Some(mut envs) = device_of(&entry.answer).and_then(|name| node.settings.injection.specs.env(name))
+    else {
+        return entry.clone();
+    };
     let visible = inject::variable(&node.settings.visible_devices_env, entry.resource);
     // Specs of versions before name the devices in the vendor's variable.
     if let Some(named) = envs.get(inject::own_variable(entry.resource)).cloned() {
         envs.insert(visible.to_owned(), named);
     }
-    Allocated { answer: ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() }, ..entry.clone() }
+    Allocated {
+        answer: ContainerAllocateResponse {
+            envs,
+            ..ContainerAllocateResponse::default()
+        },
+        ..entry.clone()
+    }
 }
 
 /// The record of a pod with the GPUs that it sees; none if it sees other devices than GPUs that it should not, or not as many.
 fn truth(node: &NodeState, pod: &NodePod, seen: &Sights) -> Option<DeviceAllocations> {
-    let Some(Sight::Devices(gpus)) = seen.get(TYPE_GPU) else { return None };
+    let Some(Sight::Devices(gpus)) = seen.get(TYPE_GPU) else {
+        return None;
+    };
     let placement = pod.placement.as_ref().ok()?;
-    on_gpus(placement, placement.to_allocations(node.settings.memory_unit), gpus, &node.fleet.borrow())
+    on_gpus(
+        placement,
+        placement.to_allocations(node.settings.memory_unit),
+        gpus,
+        &node.fleet.borrow(),
+    )
 }
 
 /// The record on these GPUs; what it has of one that is not among them it has of one that it did not name.
-fn on_gpus(placement: &Placement, mut record: DeviceAllocations, gpus: &BTreeSet<GpuUuid>, fleet: &Fleet) -> Option<DeviceAllocations> {
-    let keys: Vec<DeviceKey> = fleet.gpus.iter().map(|entry| DeviceKey::from(&entry.gpu)).filter(|key| gpus.contains(&key.id)).collect();
+fn on_gpus(
+    placement: &Placement,
+    mut record: DeviceAllocations,
+    gpus: &BTreeSet<GpuUuid>,
+    fleet: &Fleet,
+) -> Option<DeviceAllocations> {
+    let keys: Vec<DeviceKey> = fleet
+        .gpus
+        .iter()
+        .map(|entry| DeviceKey::from(&entry.gpu))
+        .filter(|key| gpus.contains(&key.id))
+        .collect();
     let entries = record.get_mut(TYPE_GPU)?;
     if entries.len() != keys.len() || placement.gpus.len() != keys.len() {
         return None;
@@ -276,10 +382,19 @@ fn on_gpus(placement: &Placement, mut record: DeviceAllocations, gpus: &BTreeSet
 
 /// The pods that are marked assigned though kubelet has not taken them on.
 fn stale_flags(pods: &Pods, ledger: &Ledger, written: &[Allocated]) -> Vec<NodePod> {
-    let is_marked = |pod: &&NodePod| pod.stage == Stage::Bound && pod.placement.as_ref().is_ok_and(Placement::is_assigned);
-    let is_given =
-        |pod: &NodePod| ledger.is_answered(&pod.uid) || ledger.is_confirmed(&pod.uid) || written.iter().any(|entry| entry.pod == pod.uid);
-    pods.iter().filter(is_marked).filter(|pod| !is_given(pod)).cloned().collect()
+    let is_marked = |pod: &&NodePod| {
+        pod.stage == Stage::Bound && pod.placement.as_ref().is_ok_and(Placement::is_assigned)
+    };
+    let is_given = |pod: &NodePod| {
+        ledger.is_answered(&pod.uid)
+            || ledger.is_confirmed(&pod.uid)
+            || written.iter().any(|entry| entry.pod == pod.uid)
+    };
+    pods.iter()
+        .filter(is_marked)
+        .filter(|pod| !is_given(pod))
+        .cloned()
+        .collect()
 }
 
 #[cfg(test)]

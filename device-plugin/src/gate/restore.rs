@@ -29,9 +29,14 @@ impl Gate {
                 self.metrics.count(Outcome::Recorded);
                 let text = "annotations of its record were removed or cannot be read; they say again what its containers have";
                 self.recorder.warn(pod, "GPUMismatch", text.to_owned());
-                warn!(pod = name, "the annotations of a running pod's record were removed or cannot be read; they are there again");
+                warn!(
+                    pod = name,
+                    "the annotations of a running pod's record were removed or cannot be read; they are there again"
+                );
             }
-            Err(error) => debug!(pod = name, error = %format!("{error:#}"), "a record is written again later"),
+            Err(error) => {
+                debug!(pod = name, error = %format!("{error:#}"), "a record is written again later");
+            }
         }
     }
 }
@@ -45,27 +50,53 @@ pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
 
 /// The record of a pod whose annotations do not have all of it any more: what they said before, if that fits what its
 /// containers see, else a record of what they see. `was_placed` says that all of them started with a record.
-pub(super) fn removed_record(node: &NodeState, evidence: &Evidence<'_>, pod: &NodePod, seen: &Sights, was_placed: bool) -> Option<Record> {
-    let lost = evidence.pods.lost(&pod.uid).filter(|lost| is_as_seen(evidence, pod, lost, seen));
+pub(super) fn removed_record(
+    node: &NodeState,
+    evidence: &Evidence<'_>,
+    pod: &NodePod,
+    seen: &Sights,
+    was_placed: bool,
+) -> Option<Record> {
+    let lost = evidence
+        .pods
+        .lost(&pod.uid)
+        .filter(|lost| is_as_seen(evidence, pod, lost, seen));
     if let Some(lost) = lost {
         return Some(lost.to_record());
     }
     if pod.placement.is_ok() || pod.sees_all || !was_placed {
         return None;
     }
-    let Some(Sight::Devices(uuids)) = seen.get(TYPE_GPU) else { return None };
+    let Some(Sight::Devices(uuids)) = seen.get(TYPE_GPU) else {
+        return None;
+    };
     // Amounts of other devices cannot be told from what a container sees.
     if pod.asks_for(Served::Rdma) || pod.asks_for(Served::Fpga) {
         return None;
     }
-    let gpus: Vec<Gpu> = evidence.fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| uuids.contains(&gpu.uuid)).cloned().collect();
+    let gpus: Vec<Gpu> = evidence
+        .fleet
+        .gpus
+        .iter()
+        .map(|entry| &entry.gpu)
+        .filter(|gpu| uuids.contains(&gpu.uuid))
+        .cloned()
+        .collect();
     let is_whole = gpus.len() == adopt::n_devices(pod);
-    is_whole.then(|| adopt::record(node, pod, &gpus, pod.memory_units()).ok()).flatten()
+    is_whole
+        .then(|| adopt::record(node, pod, &gpus, pod.memory_units()).ok())
+        .flatten()
 }
 
 /// Whether the pod's containers see what this record says. Whether there is room for it is no question: they run.
 fn is_as_seen(evidence: &Evidence<'_>, pod: &NodePod, record: &Placement, seen: &Sights) -> bool {
-    let recorded = NodePod { placement: Ok(record.clone()), ..pod.clone() };
+    let recorded = NodePod {
+        placement: Ok(record.clone()),
+        ..pod.clone()
+    };
     let verdict = evidence.judge(&recorded, seen);
-    matches!(verdict, Verdict::Confirm | Verdict::Refuse(Refusal::NoRoom(_) | Refusal::Unavailable(_)))
+    matches!(
+        verdict,
+        Verdict::Confirm | Verdict::Refuse(Refusal::NoRoom(_) | Refusal::Unavailable(_))
+    )
 }

@@ -23,13 +23,22 @@ const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// An answer that sets one variable.
 fn says(variable: &str, value: &str) -> ContainerAllocateResponse {
-    ContainerAllocateResponse { envs: [(variable.to_owned(), value.to_owned())].into(), ..ContainerAllocateResponse::default() }
+    ContainerAllocateResponse {
+        envs: [(variable.to_owned(), value.to_owned())].into(),
+        ..ContainerAllocateResponse::default()
+    }
 }
 
 /// What kubelet has written down of the only container of a pod.
 fn entry(pod: &NodePod, resource: Served, ids: &[&str], answer: ContainerAllocateResponse) -> Allocated {
     let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-    Allocated { pod: pod.uid.clone(), container: pod.containers[0].name.clone(), resource, ids, answer }
+    Allocated {
+        pod: pod.uid.clone(),
+        container: pod.containers[0].name.clone(),
+        resource,
+        ids,
+        answer,
+    }
 }
 
 /// Two GPUs, two adapters, and a plugin that serves whole GPUs too and has answered nothing.
@@ -69,8 +78,15 @@ fn judged_where(
     let uid = all[of].uid.clone();
     let (_pods, pods) = watch::channel(pods(all));
     let plain = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-    let names = ServedNames { whole: Some("nvidia.com/gpu".to_owned()), ..ServedNames::default() };
-    let settings = Settings { names, allows_all_devices: is_allowed, ..plain };
+    let names = ServedNames {
+        whole: Some("nvidia.com/gpu".to_owned()),
+        ..ServedNames::default()
+    };
+    let settings = Settings {
+        names,
+        allows_all_devices: is_allowed,
+        ..plain
+    };
     let node = NodeState::new(settings, fleet, pods, Ledger::default());
     let known = node.pods.borrow().clone();
     node.inherit(&known);
@@ -78,23 +94,44 @@ fn judged_where(
     if let Some(answer) = answer {
         node.ledger().keep(resource, &ids, Some(uid.clone()), answer);
     }
-    let knowledge = Knowledge { is_written_known: true, is_young: false };
-    judge(&node, &Arc::new(written.to_vec()), knowledge, &Start { resource, ids: &ids, uid }).unwrap_or_else(|held| panic!("{held}"))
+    let knowledge = Knowledge {
+        is_written_known: true,
+        is_young: false,
+    };
+    judge(
+        &node,
+        &Arc::new(written.to_vec()),
+        knowledge,
+        &Start {
+            resource,
+            ids: &ids,
+            uid,
+        },
+    )
+    .unwrap_or_else(|held| panic!("{held}"))
 }
 
 fn running(pod: NodePod) -> NodePod {
-    NodePod { stage: Stage::Running, ..pod }
+    NodePod {
+        stage: Stage::Running,
+        ..pod
+    }
 }
 
 fn unplaced(pod: NodePod) -> NodePod {
-    NodePod { placement: Err(crate::pods::Unplaced::NoDevice("gpu")), ..pod }
+    NodePod {
+        placement: Err(crate::pods::Unplaced::NoDevice("gpu")),
+        ..pod
+    }
 }
 
 /// How the start of a container ends.
 fn ending(judged: &Judged, resource: Served) -> String {
     match &judged.verdict {
         Verdict::Confirm => "starts".to_owned(),
-        Verdict::Refuse(refusal) if judged.is_inherited && survives(resource, refusal) => "starts again".to_owned(),
+        Verdict::Refuse(refusal) if judged.is_inherited && survives(resource, refusal) => {
+            "starts again".to_owned()
+        }
         Verdict::Refuse(refusal) => refusal.to_string(),
         other => format!("{other:?}"),
     }
@@ -111,8 +148,14 @@ fn ending(judged: &Judged, resource: Served) -> String {
 #[case::another_gpu(running(pod("a", 1, [units(1)]).on([1])), Some("0"), "kubelet has given it GPU-00000000")]
 fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&str>, #[case] expected: &str) {
     let ids = ["GPU-00000001-aaaa-bbbb-cccc-000000000001-_-3"];
-    let written: Vec<_> = visible.map(|value| entry(&pod, Served::Memory, &ids, says(VISIBLE, value))).into_iter().collect();
-    let found = ending(&judged(vec![pod], &written, 0, Served::Memory, &ids), Served::Memory);
+    let written: Vec<_> = visible
+        .map(|value| entry(&pod, Served::Memory, &ids, says(VISIBLE, value)))
+        .into_iter()
+        .collect();
+    let found = ending(
+        &judged(vec![pod], &written, 0, Served::Memory, &ids),
+        Served::Memory,
+    );
     assert!(found.starts_with(expected), "{found}");
 }
 
@@ -125,7 +168,10 @@ fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&s
 fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[case] expected: &str) {
     let uuid = gpu(seen).uuid.to_string();
     let written = [entry(&pod, Served::Whole, &[&uuid], says(VISIBLE, &uuid))];
-    let found = ending(&judged(vec![pod], &written, 0, Served::Whole, &[&uuid]), Served::Whole);
+    let found = ending(
+        &judged(vec![pod], &written, 0, Served::Whole, &[&uuid]),
+        Served::Whole,
+    );
     assert!(found.starts_with(expected), "{found}");
 }
 
@@ -134,53 +180,132 @@ fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[c
 fn a_running_pod_that_lost_its_record_does_not_see_just_anything() {
     let pod = running(unplaced(pod("a", 1, [whole(1)])));
     let ids = [gpu(0).uuid.to_string()];
-    let written = [entry(&pod, Served::Whole, &[&ids[0]], cdi_answer(VISIBLE, Served::Whole, &ids, 1))];
+    let written = [entry(
+        &pod,
+        Served::Whole,
+        &[&ids[0]],
+        cdi_answer(VISIBLE, Served::Whole, &ids, 1),
+    )];
     let judged = judged(vec![pod], &written, 0, Served::Whole, &[&ids[0]]);
-    assert!(judged.is_by_spec && !judged.is_inherited && matches!(judged.verdict, Verdict::Refuse(Refusal::Unplaced(_))));
+    assert!(
+        judged.is_by_spec
+            && !judged.is_inherited
+            && matches!(judged.verdict, Verdict::Refuse(Refusal::Unplaced(_)))
+    );
 }
 
 /// A pod with so many percent of this adapter, and a share of a GPU if it has one.
 fn with_adapter(name: &str, assumed_at: u64, minor: u32, percent: u64, gpu_minor: Option<u32>) -> NodePod {
     let resources = [(RDMA.to_owned(), Quantity::from_unsigned(percent))].into();
-    let one = |minor: u32| DeviceAllocation { minor: i32::try_from(minor).unwrap(), ..DeviceAllocation::default() };
-    let mut allocations = std::collections::BTreeMap::from([(TYPE_RDMA.to_owned(), vec![DeviceAllocation { resources, ..one(minor) }])]);
+    let one = |minor: u32| DeviceAllocation {
+        minor: i32::try_from(minor).unwrap(),
+        ..DeviceAllocation::default()
+    };
+    let mut allocations = std::collections::BTreeMap::from([(
+        TYPE_RDMA.to_owned(),
+        vec![DeviceAllocation {
+            resources,
+            ..one(minor)
+        }],
+    )]);
     allocations.extend(gpu_minor.map(|minor| ("gpu".to_owned(), vec![one(minor)])));
-    let record = Record { allocations, assumed_at: Some(assumed_at), gpushare: None };
+    let record = Record {
+        allocations,
+        assumed_at: Some(assumed_at),
+        gpushare: None,
+    };
     let mut container = rdma(percent);
     container.shared = gpu_minor.map_or(0, |_| 1);
-    NodePod { placement: Ok(Placement::of_record(record, assumed_at).unwrap()), ..pod(name, assumed_at, [container]) }
+    NodePod {
+        placement: Ok(Placement::of_record(record, assumed_at).unwrap()),
+        ..pod(name, assumed_at, [container])
+    }
 }
 
 fn sees_adapter(pod: &NodePod, minor: u32) -> Allocated {
-    entry(pod, Served::Rdma, &[&format!("{}-id", pod.name)], says("GPUSHARE_RDMA_DEVICES", &format!("0000:{minor:02x}:00.0")))
+    entry(
+        pod,
+        Served::Rdma,
+        &[&format!("{}-id", pod.name)],
+        says("GPUSHARE_RDMA_DEVICES", &format!("0000:{minor:02x}:00.0")),
+    )
 }
 
 #[test]
 fn an_adapter_is_proven_as_gpus_are() {
-    let (a, b) = (with_adapter("a", 1, 0, 60, None), with_adapter("b", 2, 1, 60, None));
-    let start = |written: &[Allocated], all: Vec<NodePod>| ending(&judged(all, written, 0, Served::Rdma, &["a-id"]), Served::Rdma);
-    assert_eq!(start(&[sees_adapter(&a, 0)], vec![a.clone(), b.clone()]), "starts");
-    assert_eq!(start(&[sees_adapter(&a, 1), sees_adapter(&b, 0)], vec![a.clone(), b.clone()]), r#"Exchange("b")"#);
+    let (a, b) = (
+        with_adapter("a", 1, 0, 60, None),
+        with_adapter("b", 2, 1, 60, None),
+    );
+    let start = |written: &[Allocated], all: Vec<NodePod>| {
+        ending(&judged(all, written, 0, Served::Rdma, &["a-id"]), Served::Rdma)
+    };
+    assert_eq!(
+        start(&[sees_adapter(&a, 0)], vec![a.clone(), b.clone()]),
+        "starts"
+    );
+    assert_eq!(
+        start(
+            &[sees_adapter(&a, 1), sees_adapter(&b, 0)],
+            vec![a.clone(), b.clone()]
+        ),
+        r#"Exchange("b")"#
+    );
     let other = with_adapter("b", 2, 1, 70, None);
-    let found = start(&[sees_adapter(&a, 1), sees_adapter(&other, 0)], vec![a.clone(), other]);
-    assert!(found.starts_with("kubelet has given it 0000:01:00.0, but minor 0 is counted for it"), "{found}");
+    let found = start(
+        &[sees_adapter(&a, 1), sees_adapter(&other, 0)],
+        vec![a.clone(), other],
+    );
+    assert!(
+        found.starts_with("kubelet has given it 0000:01:00.0, but minor 0 is counted for it"),
+        "{found}"
+    );
     let before = running(with_adapter("b", 2, 0, 60, None));
     let found = start(&[sees_adapter(&a, 0)], vec![a.clone(), before]);
-    assert_eq!(found, "rdma 0000:00:00.0 has no room for it: 60 of 100 percent are held by pods that came before, and it asks for 60");
-    let nothing = NodePod { placement: pod("x", 1, [shares(1)]).placement, ..a };
+    assert_eq!(
+        found,
+        "rdma 0000:00:00.0 has no room for it: 60 of 100 percent are held by pods that came before, and it asks for 60"
+    );
+    let nothing = NodePod {
+        placement: pod("x", 1, [shares(1)]).placement,
+        ..a
+    };
     let found = start(&[sees_adapter(&nothing, 0)], vec![nothing.clone()]);
-    assert_eq!(found, "annotation scheduling.koordinator.sh/device-allocated names no rdma");
+    assert_eq!(
+        found,
+        "annotation scheduling.koordinator.sh/device-allocated names no rdma"
+    );
 }
 
 /// The two may have each other's adapter and both the same GPU; then only the whole records fit.
 #[test]
 fn who_changes_places_does_so_with_all_devices() {
-    let pair = |gpu_of_b: u32| [with_adapter("a", 1, 0, 40, Some(0)), with_adapter("b", 2, 1, 40, Some(gpu_of_b))];
-    let sees_gpu = |pod: &NodePod, minor: u32| entry(pod, Served::Shared, &["s"], says(VISIBLE, gpu(minor).uuid.as_str()));
+    let pair = |gpu_of_b: u32| {
+        [
+            with_adapter("a", 1, 0, 40, Some(0)),
+            with_adapter("b", 2, 1, 40, Some(gpu_of_b)),
+        ]
+    };
+    let sees_gpu = |pod: &NodePod, minor: u32| {
+        entry(
+            pod,
+            Served::Shared,
+            &["s"],
+            says(VISIBLE, gpu(minor).uuid.as_str()),
+        )
+    };
     for (gpu_of_b, expected) in [(0, r#"Exchange("b")"#), (1, "kubelet has given it")] {
         let [a, b] = pair(gpu_of_b);
-        let written = [sees_adapter(&a, 1), sees_gpu(&a, 0), sees_adapter(&b, 0), sees_gpu(&b, gpu_of_b)];
-        let found = ending(&judged(vec![a, b], &written, 0, Served::Rdma, &["a-id"]), Served::Rdma);
+        let written = [
+            sees_adapter(&a, 1),
+            sees_gpu(&a, 0),
+            sees_adapter(&b, 0),
+            sees_gpu(&b, gpu_of_b),
+        ];
+        let found = ending(
+            &judged(vec![a, b], &written, 0, Served::Rdma, &["a-id"]),
+            Served::Rdma,
+        );
         assert!(found.starts_with(expected), "{found}");
     }
 }
@@ -190,7 +315,10 @@ fn who_changes_places_does_so_with_all_devices() {
 fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     let gpus = fleet(2);
     let only_first = crate::plugin::ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory { gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(), ..Inventory::default() };
+    let inventory = Inventory {
+        gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
+        ..Inventory::default()
+    };
     let fleet = Fleet::new(inventory, only_first);
     let verdict = |pod: NodePod| {
         let pods = pods([pod.clone()]);
@@ -208,13 +336,18 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
         };
         evidence.judge(&pod, &sight::Sights::new())
     };
-    let Verdict::Refuse(refusal) = verdict(pod("a", 1, [shares(1)]).on([1])) else { panic!("it starts") };
+    let Verdict::Refuse(refusal) = verdict(pod("a", 1, [shares(1)]).on([1])) else {
+        panic!("it starts")
+    };
     assert_eq!(
         refusal.to_string(),
         "GPU GPU-00000001-aaaa-bbbb-cccc-000000000001 of this node is not shared: --shared-devices of its plugin leaves it to pods that \
          take whole GPUs"
     );
-    assert_eq!(verdict(running(pod("a", 1, [shares(1)]).on([1]))), Verdict::Confirm);
+    assert_eq!(
+        verdict(running(pod("a", 1, [shares(1)]).on([1]))),
+        Verdict::Confirm
+    );
     assert_eq!(verdict(pod("a", 1, [shares(1)]).on([0])), Verdict::Confirm);
 }
 
@@ -225,36 +358,73 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
 #[case::units_beside_shares(pod("a", 1, [ContainerRequest { shared: 1, ..units(1) }]), "what kubelet has given it is not known")]
 fn an_answer_that_names_no_device_is_none(#[case] pod: NodePod, #[case] expected: &str) {
     let written = [entry(&pod, Served::Memory, &["x"], says("OTHER", "0"))];
-    let found = ending(&judged(vec![pod], &written, 0, Served::Memory, &["x"]), Served::Memory);
+    let found = ending(
+        &judged(vec![pod], &written, 0, Served::Memory, &["x"]),
+        Served::Memory,
+    );
     assert!(found.starts_with(expected), "{found}");
 }
 
 /// Of a container that asks for units too, the answer about shares says nothing.
 #[test]
 fn an_answer_that_has_nothing_to_say_is_one() {
-    let both = ContainerRequest { shared: 1, ..units(1) };
+    let both = ContainerRequest {
+        shared: 1,
+        ..units(1)
+    };
     let pod = pod("a", 1, [both]);
     let silent = entry(&pod, Served::Shared, &["s"], ContainerAllocateResponse::default());
-    let written = [silent, entry(&pod, Served::Memory, &["m"], says(VISIBLE, gpu(0).uuid.as_str()))];
-    assert_eq!(ending(&judged(vec![pod], &written, 0, Served::Shared, &["s"]), Served::Shared), "starts");
+    let written = [
+        silent,
+        entry(&pod, Served::Memory, &["m"], says(VISIBLE, gpu(0).uuid.as_str())),
+    ];
+    assert_eq!(
+        ending(
+            &judged(vec![pod], &written, 0, Served::Shared, &["s"]),
+            Served::Shared
+        ),
+        "starts"
+    );
 }
 
 /// kubelet's file has another container of the pod already, and not yet this one, which this process has answered otherwise.
 #[test]
 fn what_is_not_written_down_yet_counts_too() {
     let pod = pod("a", 1, [units(1), units(2)]);
-    let written = [entry(&pod, Served::Memory, &["x"], says(VISIBLE, gpu(0).uuid.as_str()))];
+    let written = [entry(
+        &pod,
+        Served::Memory,
+        &["x"],
+        says(VISIBLE, gpu(0).uuid.as_str()),
+    )];
     let found = |minor: u32| {
         let answer = says(VISIBLE, gpu(minor).uuid.as_str());
-        ending(&judged_after(vec![pod.clone()], &written, 0, Served::Memory, &["y", "z"], Some(answer)), Served::Memory)
+        ending(
+            &judged_after(
+                vec![pod.clone()],
+                &written,
+                0,
+                Served::Memory,
+                &["y", "z"],
+                Some(answer),
+            ),
+            Served::Memory,
+        )
     };
     assert_eq!(found(0), "starts");
-    assert!(found(1).contains("its containers were given different devices"), "{}", found(1));
+    assert!(
+        found(1).contains("its containers were given different devices"),
+        "{}",
+        found(1)
+    );
 }
 
 /// A pod of this name that is marked to see all GPUs and whose record names these.
 fn marked(minors: impl IntoIterator<Item = u32>) -> NodePod {
-    NodePod { sees_all: true, ..pod("a", 1, [shares(1)]).on(minors) }
+    NodePod {
+        sees_all: true,
+        ..pod("a", 1, [shares(1)]).on(minors)
+    }
 }
 
 /// The author of a pod writes the mark and may have written the record, and binds it past the scheduler.
@@ -268,8 +438,17 @@ fn marked(minors: impl IntoIterator<Item = u32>) -> NodePod {
 #[case::forged(true, marked([1, 1]), "1", "annotation gpushare/all-devices counts only where", "GPUMismatch")]
 #[case::forged_with_none(true, unplaced(marked([0])), "0", "annotation scheduling.koordinator.sh/device-allocated names no GPU", "GPUNotPlaced")]
 #[case::of_what_is_not_here(true, marked([0, 1, 7]), "0,1", "its record names", "GPUNotPlaced")]
-fn the_mark_for_all_gpus(#[case] is_allowed: bool, #[case] pod: NodePod, #[case] seen: &str, #[case] expected: &str, #[case] reason: &str) {
-    let uuids: Vec<String> = seen.split(',').map(|minor| gpu(minor.parse().unwrap()).uuid.to_string()).collect();
+fn the_mark_for_all_gpus(
+    #[case] is_allowed: bool,
+    #[case] pod: NodePod,
+    #[case] seen: &str,
+    #[case] expected: &str,
+    #[case] reason: &str,
+) {
+    let uuids: Vec<String> = seen
+        .split(',')
+        .map(|minor| gpu(minor.parse().unwrap()).uuid.to_string())
+        .collect();
     let ids = ["GPU-00000000-aaaa-bbbb-cccc-000000000000-_-3"];
     let written = [entry(&pod, Served::Shared, &ids, says(VISIBLE, &uuids.join(",")))];
     let judged = judged_where(is_allowed, vec![pod], &written, 0, Served::Shared, &ids, None);
@@ -283,7 +462,14 @@ fn the_mark_for_all_gpus(#[case] is_allowed: bool, #[case] pod: NodePod, #[case]
 /// The mark does not hold up the pod's requests for devices other than GPUs.
 #[test]
 fn the_mark_is_about_gpus() {
-    let marked = NodePod { sees_all: true, ..pod("a", 1, [rdma(50)]) };
+    let marked = NodePod {
+        sees_all: true,
+        ..pod("a", 1, [rdma(50)])
+    };
     let judged = judged(vec![marked], &[], 0, Served::Rdma, &["x"]);
-    assert!(!matches!(judged.verdict, Verdict::Refuse(Refusal::AllDevicesForbidden)), "{:?}", judged.verdict);
+    assert!(
+        !matches!(judged.verdict, Verdict::Refuse(Refusal::AllDevicesForbidden)),
+        "{:?}",
+        judged.verdict
+    );
 }

@@ -17,7 +17,10 @@ fn seconds(n: u64) -> Duration {
 }
 
 fn of(device: &str, kind: ObservationKind) -> Observation {
-    Observation { device: Some(uuid(device)), kind }
+    Observation {
+        device: Some(uuid(device)),
+        kind,
+    }
 }
 
 fn failed() -> ObservationKind {
@@ -57,7 +60,10 @@ fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64,
 fn one_observation_of_a_healthy_device(#[case] kind: ObservationKind, #[case] expected: Option<Reason>) {
     let mut health = two_devices();
     let change = health.observe(seconds(1), &of(A, kind));
-    assert_eq!(change.map(|change| (change.uuid, change.healthy, change.reason)), expected.map(|reason| (uuid(A), false, reason)));
+    assert_eq!(
+        change.map(|change| (change.uuid, change.healthy, change.reason)),
+        expected.map(|reason| (uuid(A), false, reason))
+    );
     assert_eq!(health.illness(&uuid(A)), expected);
     assert_eq!(health.is_healthy(&uuid(A)), expected.is_none());
     assert!(health.is_healthy(&uuid(B)));
@@ -70,7 +76,16 @@ fn one_observation_of_a_healthy_device(#[case] kind: ObservationKind, #[case] ex
 fn trouble_of_no_known_device_changes_nothing(#[case] device: Option<&str>) {
     let mut health = two_devices();
     for kind in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
-        assert_eq!(health.observe(seconds(1), &Observation { device: device.map(uuid), kind }), None);
+        assert_eq!(
+            health.observe(
+                seconds(1),
+                &Observation {
+                    device: device.map(uuid),
+                    kind
+                }
+            ),
+            None
+        );
     }
     assert!(health.is_healthy(&uuid(A)) && health.is_healthy(&uuid(B)));
 }
@@ -85,8 +100,14 @@ fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: 
     for trouble in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
         let mut health = two_devices();
         assert!(health.observe(seconds(0), &of(A, trouble)).is_some());
-        let answers: Vec<_> = answers.iter().map(|at| (*at, ObservationKind::Answered)).collect();
-        let expected: Vec<_> = recovered.iter().map(|at| (*at, true, "Recovered".to_owned())).collect();
+        let answers: Vec<_> = answers
+            .iter()
+            .map(|at| (*at, ObservationKind::Answered))
+            .collect();
+        let expected: Vec<_> = recovered
+            .iter()
+            .map(|at| (*at, true, "Recovered".to_owned()))
+            .collect();
         assert_eq!(changes(&mut health, &answers), expected);
         assert_eq!(health.is_healthy(&uuid(A)), recovered.is_some());
     }
@@ -96,7 +117,11 @@ fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: 
 #[case::xid_again(ObservationKind::Xid(92), 3, 131)]
 #[case::failed_probe(failed(), 3, 131)]
 #[case::ignored_xid(ObservationKind::Xid(31), 0, 73)]
-fn trouble_during_recovery_begins_it_anew(#[case] trouble: ObservationKind, #[case] extra: u64, #[case] at: u64) {
+fn trouble_during_recovery_begins_it_anew(
+    #[case] trouble: ObservationKind,
+    #[case] extra: u64,
+    #[case] at: u64,
+) {
     let mut health = two_devices();
     let answers = |from: u64, n: u64| (from..from + n).map(|at| (at, ObservationKind::Answered));
     let history: Vec<_> = [(0, ObservationKind::Xid(92)), (70, ObservationKind::Answered)]
@@ -105,7 +130,10 @@ fn trouble_during_recovery_begins_it_anew(#[case] trouble: ObservationKind, #[ca
         .chain(answers(72, 2 + extra))
         .chain(answers(131, 1))
         .collect();
-    let recovered: Vec<_> = changes(&mut health, &history).into_iter().filter(|(_, healthy, _)| *healthy).collect();
+    let recovered: Vec<_> = changes(&mut health, &history)
+        .into_iter()
+        .filter(|(_, healthy, _)| *healthy)
+        .collect();
     assert_eq!(recovered, [(at, true, "Recovered".to_owned())]);
 }
 
@@ -119,15 +147,23 @@ fn repeated_trouble_is_reported_once_and_another_reason_again() {
         (4, ObservationKind::Lost),
         (5, ObservationKind::Xid(48)),
     ];
-    let expected = [(1, "Xid92"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
+    let expected =
+        [(1, "Xid92"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
     assert_eq!(changes(&mut two_devices(), &history), expected);
 }
 
 #[test]
 fn messages_are_for_people() {
-    let policy = Policy { quiet: seconds(5), ..Policy::default() };
+    let policy = Policy {
+        quiet: seconds(5),
+        ..Policy::default()
+    };
     let mut health = Health::new(policy, [uuid(A)]);
-    let mut message = |at, kind| health.observe(seconds(at), &of(A, kind)).map(|change| change.message);
+    let mut message = |at, kind| {
+        health
+            .observe(seconds(at), &of(A, kind))
+            .map(|change| change.message)
+    };
     insta::assert_snapshot!(message(0, failed()).unwrap(), @"the device does not answer: no");
     insta::assert_snapshot!(message(0, ObservationKind::Lost).unwrap(), @"the device fell off the bus or is not listed any more");
     insta::assert_snapshot!(message(1, ObservationKind::Xid(92)).unwrap(), @"the driver reported critical error XID 92");
@@ -144,7 +180,10 @@ fn other_devices_keep_the_state_of_those_that_stay() {
     health.retarget([uuid(A), uuid("GPU-c")]);
     assert_eq!(health.illness(&uuid(A)), Some(Reason::Lost));
     assert!(health.is_healthy(&uuid("GPU-c")));
-    assert!(!health.is_healthy(&uuid(B)), "a device that is not there is not healthy");
+    assert!(
+        !health.is_healthy(&uuid(B)),
+        "a device that is not there is not healthy"
+    );
     health.retarget([uuid(B)]);
     assert!(health.is_healthy(&uuid(B)), "its old state is forgotten");
 }
@@ -169,7 +208,12 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
     let (mut now, mut taken) = (0, Vec::new());
     for _ in 0..=relapses {
         now += gap;
-        assert!(!health.observe(seconds(now), &of(A, ObservationKind::Xid(92))).unwrap().healthy);
+        assert!(
+            !health
+                .observe(seconds(now), &of(A, ObservationKind::Xid(92)))
+                .unwrap()
+                .healthy
+        );
         let began = now;
         while health.illness(&uuid(A)).is_some() {
             now += 1;
@@ -183,14 +227,26 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
 
 #[test]
 fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
-    let policy = Policy { quiet: LONGEST_QUIET * 2, answers: NonZeroU32::MIN, ..Policy::default() };
+    let policy = Policy {
+        quiet: LONGEST_QUIET * 2,
+        answers: NonZeroU32::MIN,
+        ..Policy::default()
+    };
     let mut health = Health::new(policy, [uuid(A)]);
     for at in [0, 1, 2] {
         health.observe(seconds(at), &of(A, ObservationKind::Xid(92)));
     }
-    let recovery = changes(&mut health, &[(7201, ObservationKind::Answered), (7202, ObservationKind::Answered)]);
+    let recovery = changes(
+        &mut health,
+        &[
+            (7201, ObservationKind::Answered),
+            (7202, ObservationKind::Answered),
+        ],
+    );
     assert_eq!(recovery, [(7202, true, "Recovered".to_owned())]);
-    let change = health.observe(seconds(7300), &of(A, ObservationKind::Lost)).unwrap();
+    let change = health
+        .observe(seconds(7300), &of(A, ObservationKind::Lost))
+        .unwrap();
     assert_eq!(
         change.message,
         "the device fell off the bus or is not listed any more; relapse 1: to recover it must be without trouble for 7200 s"
@@ -201,12 +257,24 @@ fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
 #[test]
 fn xid_of_before_is_recalled() {
     let mut health = two_devices();
-    let change = health.recall(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z").unwrap();
+    let change = health
+        .recall(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z")
+        .unwrap();
     insta::assert_snapshot!(change.message, @"the driver reported critical error XID 92 before this process began; unhealthy since 2026-01-01T00:00:00Z");
-    assert_eq!((change.healthy, health.illness(&uuid(A))), (false, Some(Reason::Xid(92))));
+    assert_eq!(
+        (change.healthy, health.illness(&uuid(A))),
+        (false, Some(Reason::Xid(92)))
+    );
     let answers = [30, 60, 64, 65].map(|at| (at, ObservationKind::Answered));
-    assert_eq!(changes(&mut health, &answers), [(65, true, "Recovered".to_owned())]);
-    assert_eq!(health.recall(seconds(70), &uuid(B), 31, "then"), None, "an XID that is ignored now");
+    assert_eq!(
+        changes(&mut health, &answers),
+        [(65, true, "Recovered".to_owned())]
+    );
+    assert_eq!(
+        health.recall(seconds(70), &uuid(B), 31, "then"),
+        None,
+        "an XID that is ignored now"
+    );
     assert_eq!(health.recall(seconds(70), &uuid("GPU-gone"), 92, "then"), None);
 }
 
@@ -253,25 +321,36 @@ fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Op
     let is_proof = |kind: &ObservationKind| matches!(kind, ObservationKind::Sound | ObservationKind::Lost);
     let proven = asked.map(|asked| {
         let later = history.iter().enumerate().skip(asked + 1);
-        later.filter(|(_, (_, kind))| is_proof(kind)).map(|(at, _)| at).next()
+        later
+            .filter(|(_, (_, kind))| is_proof(kind))
+            .map(|(at, _)| at)
+            .next()
     });
     let counted_from = match proven {
         None => last + 1,
         Some(Some(at)) => at.max(last + 1),
         Some(None) => history.len(),
     };
-    let is_answer = |kind: &ObservationKind| matches!(kind, ObservationKind::Answered | ObservationKind::Sound);
+    let is_answer =
+        |kind: &ObservationKind| matches!(kind, ObservationKind::Answered | ObservationKind::Sound);
     let answers = history[counted_from..].iter().filter(|(_, kind)| is_answer(kind));
     let since = history[last].0;
-    if answers.skip(policy.answers.get() as usize - 1).any(|(at, _)| *at >= since + policy.quiet) {
+    if answers
+        .skip(policy.answers.get() as usize - 1)
+        .any(|(at, _)| *at >= since + policy.quiet)
+    {
         return None;
     }
     // The need of a reset does not hide the XID right before it.
     let troubles = history[..=last].iter().rev().filter_map(|(_, kind)| reason(kind));
-    troubles.clone().find(|reason| *reason != Reason::NeedsReset).filter(|cause| matches!(cause, Reason::Xid(_))).or_else(|| {
-        let mut troubles = troubles;
-        troubles.next()
-    })
+    troubles
+        .clone()
+        .find(|reason| *reason != Reason::NeedsReset)
+        .filter(|cause| matches!(cause, Reason::Xid(_)))
+        .or_else(|| {
+            let mut troubles = troubles;
+            troubles.next()
+        })
 }
 
 fn any_kind() -> impl Strategy<Value = ObservationKind> {
@@ -334,12 +413,22 @@ proptest! {
 #[case::device(92, None, true)]
 #[case::ignored_though_an_application_causes_it(13, None, false)]
 fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: bool) {
-    let policy = Policy { ignored_xids: "13".parse().unwrap(), ..Policy::default() };
+    let policy = Policy {
+        ignored_xids: "13".parse().unwrap(),
+        ..Policy::default()
+    };
     let mut health = Health::new(policy, [uuid(A)]);
-    let seen = |device: Option<GpuUuid>| Observation { device, kind: ObservationKind::Xid(xid) };
+    let seen = |device: Option<GpuUuid>| Observation {
+        device,
+        kind: ObservationKind::Xid(xid),
+    };
     assert_eq!(health.fault(&seen(Some(uuid(A)))).map(|fault| fault.xid), fault);
     assert_eq!(health.fault(&seen(None)), None, "of no device");
-    assert_eq!(health.fault(&seen(Some(uuid("GPU-c")))), None, "of another's device");
+    assert_eq!(
+        health.fault(&seen(Some(uuid("GPU-c")))),
+        None,
+        "of another's device"
+    );
     health.observe(Duration::ZERO, &seen(Some(uuid(A))));
     assert_eq!(health.is_healthy(&uuid(A)), !is_sick);
 }
@@ -352,23 +441,63 @@ fn a_reset_is_waited_for(#[case] trouble: ObservationKind) {
     let sick = || {
         let mut health = two_devices();
         let change = health.observe(seconds(0), &of(A, trouble.clone())).unwrap();
-        assert!(change.message.ends_with("until it has been reset or an operator clears it"), "{}", change.message);
-        assert_eq!(changes(&mut health, &[(30, ObservationKind::Answered), (9_000, ObservationKind::Answered)]), []);
+        assert!(
+            change
+                .message
+                .ends_with("until it has been reset or an operator clears it"),
+            "{}",
+            change.message
+        );
+        assert_eq!(
+            changes(
+                &mut health,
+                &[
+                    (30, ObservationKind::Answered),
+                    (9_000, ObservationKind::Answered)
+                ]
+            ),
+            []
+        );
         health
     };
     let answers = |kind: ObservationKind| [9_001, 9_002, 9_003].map(|at| (at, kind.clone()));
-    assert_eq!(changes(&mut sick(), &answers(ObservationKind::Answered)), [], "time alone");
-    assert_eq!(changes(&mut sick(), &answers(ObservationKind::Sound)), [(9_003, true, "Recovered".to_owned())]);
+    assert_eq!(
+        changes(&mut sick(), &answers(ObservationKind::Answered)),
+        [],
+        "time alone"
+    );
+    assert_eq!(
+        changes(&mut sick(), &answers(ObservationKind::Sound)),
+        [(9_003, true, "Recovered".to_owned())]
+    );
     let mut lost = sick();
-    assert_eq!(changes(&mut lost, &[(9_000, ObservationKind::Lost)]), [(9_000, false, "Lost".to_owned())]);
+    assert_eq!(
+        changes(&mut lost, &[(9_000, ObservationKind::Lost)]),
+        [(9_000, false, "Lost".to_owned())]
+    );
     let found = [9_050, 9_060, 9_070].map(|at| (at, ObservationKind::Answered));
-    assert_eq!(changes(&mut lost, &found), [(9_070, true, "Recovered".to_owned())], "lost and found");
+    assert_eq!(
+        changes(&mut lost, &found),
+        [(9_070, true, "Recovered".to_owned())],
+        "lost and found"
+    );
     let mut cleared = sick();
-    assert_eq!(cleared.clear(seconds(9_001), &uuid(A)).unwrap().reason, Reason::Cleared);
+    assert_eq!(
+        cleared.clear(seconds(9_001), &uuid(A)).unwrap().reason,
+        Reason::Cleared
+    );
     assert!(cleared.is_healthy(&uuid(A)));
-    assert_eq!(cleared.clear(seconds(9_002), &uuid(A)), None, "nothing is left to be cleared");
+    assert_eq!(
+        cleared.clear(seconds(9_002), &uuid(A)),
+        None,
+        "nothing is left to be cleared"
+    );
     let again = cleared.observe(seconds(9_003), &of(A, trouble)).unwrap();
-    assert!(again.message.contains("relapse 1"), "an operator's word lasts until the next trouble: {}", again.message);
+    assert!(
+        again.message.contains("relapse 1"),
+        "an operator's word lasts until the next trouble: {}",
+        again.message
+    );
 }
 
 /// Other trouble meanwhile does not make the device forget that it needs a reset.
@@ -384,6 +513,12 @@ fn a_failed_probe_does_not_replace_a_reset() {
 /// The driver's own word comes after its XID, and does not hide it.
 #[test]
 fn the_xid_stays_the_reason() {
-    let history = [(0, ObservationKind::Xid(95)), (1, ObservationKind::NeedsReset("GPU reset".to_owned()))];
-    assert_eq!(changes(&mut two_devices(), &history), [(0, false, "Xid95".to_owned())]);
+    let history = [
+        (0, ObservationKind::Xid(95)),
+        (1, ObservationKind::NeedsReset("GPU reset".to_owned())),
+    ];
+    assert_eq!(
+        changes(&mut two_devices(), &history),
+        [(0, false, "Xid95".to_owned())]
+    );
 }

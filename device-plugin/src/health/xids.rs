@@ -70,13 +70,20 @@ impl FromStr for Xids {
         match text.trim() {
             "all" => Ok(Self::All),
             "none" => Ok(Self::none()),
-            list => list.split(',').map(parse_xid).collect::<Result<_, _>>().map(Self::List),
+            list => list
+                .split(',')
+                .map(parse_xid)
+                .collect::<Result<_, _>>()
+                .map(Self::List),
         }
     }
 }
 
 fn parse_xid(entry: &str) -> Result<u64, InvalidXidList> {
-    entry.trim().parse().map_err(|source| InvalidXidList { entry: entry.to_owned(), source })
+    entry.trim().parse().map_err(|source| InvalidXidList {
+        entry: entry.to_owned(),
+        source,
+    })
 }
 
 impl fmt::Display for Xids {

@@ -36,9 +36,17 @@ pub struct Allocated {
 impl Allocated {
     /// The same in terms of the pod, if it has such a container that asks for the resource.
     pub(super) fn step(&self, pod: &NodePod) -> Option<Step> {
-        let (idx, container) = pod.containers.iter().enumerate().find(|(_, container)| container.name == self.container)?;
+        let (idx, container) = pod
+            .containers
+            .iter()
+            .enumerate()
+            .find(|(_, container)| container.name == self.container)?;
         let count = self.resource.count(container);
-        (count > 0).then_some(Step { container: idx, resource: self.resource, count })
+        (count > 0).then_some(Step {
+            container: idx,
+            resource: self.resource,
+            count,
+        })
     }
 }
 
@@ -56,7 +64,11 @@ type Written = Option<Arc<Vec<Allocated>>>;
 impl Checkpoint {
     /// The checkpoint in kubelet's device plugin directory.
     pub fn new(dir: &Path, names: ServedNames) -> Self {
-        Self { dir: dir.to_owned(), names, read: Mutex::new(None) }
+        Self {
+            dir: dir.to_owned(),
+            names,
+            read: Mutex::new(None),
+        }
     }
 
     /// What it says; none, with a warning, if there is none or it cannot be understood.
@@ -82,8 +94,7 @@ impl Checkpoint {
 }
 
 fn read_file(dir: &Path, names: &ServedNames) -> Option<Vec<Allocated>> {
-    let complain =
-        |error: &CheckpointError| warn!(dir = %dir.display(), error = one_line(error), "what kubelet allocated before is not known");
+    let complain = |error: &CheckpointError| warn!(dir = %dir.display(), error = one_line(error), "what kubelet allocated before is not known");
     let entries = kubelet_checkpoint::read(dir).inspect_err(complain).ok()?;
     let allocated = entries.into_iter().filter(|entry| !entry.device_ids.is_empty()).filter_map(|entry| {
         let resource = names.find(&entry.resource_name)?;
@@ -104,7 +115,9 @@ mod tests {
     use super::*;
 
     fn reread(dir: &Path) -> Option<Vec<Allocated>> {
-        Checkpoint::new(dir, ServedNames::default()).read().map(|read| read.to_vec())
+        Checkpoint::new(dir, ServedNames::default())
+            .read()
+            .map(|read| read.to_vec())
     }
 
     fn entry(pod: &str, resource: &str, ids: &Value) -> Value {
@@ -121,10 +134,14 @@ mod tests {
             {"PodUID": 7},
         ]);
         let dir = tempfile::tempdir().unwrap();
-        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}).to_string();
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+            .to_string();
         fs::write(dir.path().join(FILE), text).unwrap();
         let found = reread(dir.path()).unwrap();
-        let found: Vec<_> = found.iter().map(|found| (found.pod.as_str(), found.container.as_str(), found.resource)).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| (found.pod.as_str(), found.container.as_str(), found.resource))
+            .collect();
         assert_eq!(found, [("u1", "c", Served::Memory), ("u2", "c", Served::Shared)]);
     }
 

@@ -93,7 +93,10 @@ impl Default for Serves {
 impl Ledger {
     /// Books that begin with what a predecessor answered, as far as kubelet has written it down.
     pub fn after(before: Option<Vec<Allocated>>) -> Self {
-        Self { before, ..Self::default() }
+        Self {
+            before,
+            ..Self::default()
+        }
     }
 
     /// From now on kubelet asks for these resources.
@@ -122,7 +125,11 @@ impl Ledger {
     pub fn is_unsure(&self, pods: &Pods) -> bool {
         let is_open = |pod: &NodePod| pod.stage == Stage::Bound && !self.is_complete(pod);
         let is_due = |uid: &&PodUid| !self.is_doubtful(uid);
-        self.inherited.iter().filter(is_due).filter_map(|uid| pods.get(uid)).any(is_open)
+        self.inherited
+            .iter()
+            .filter(is_due)
+            .filter_map(|uid| pods.get(uid))
+            .any(is_open)
     }
 
     /// Enters what kubelet has written down of inherited pods. One of which it has written down a part is being admitted.
@@ -137,7 +144,12 @@ impl Ledger {
         }
         let mut begun = Vec::new();
         for pod in self.inherited.clone().iter().filter_map(|uid| pods.get(uid)) {
-            let Some(steps) = written.get(&pod.uid).and_then(|written| self.more_steps(pod, written)) else { continue };
+            let Some(steps) = written
+                .get(&pod.uid)
+                .and_then(|written| self.more_steps(pod, written))
+            else {
+                continue;
+            };
             self.steps.insert(pod.uid.clone(), steps);
             self.answered_before.insert(pod.uid.clone());
             self.note_latest(&pod.uid, pods);
@@ -160,7 +172,11 @@ impl Ledger {
             return None;
         }
         let known = self.steps(&pod.uid);
-        let is_known = |step: &Step| known.iter().any(|known| (known.container, known.resource) == (step.container, step.resource));
+        let is_known = |step: &Step| {
+            known
+                .iter()
+                .any(|known| (known.container, known.resource) == (step.container, step.resource))
+        };
         let written = written.iter().filter_map(|allocated| allocated.step(pod));
         let mut steps: Vec<Step> = written.filter(|step| !is_known(step)).collect();
         if steps.is_empty() {
@@ -189,12 +205,20 @@ impl Ledger {
     }
 
     fn note_latest(&mut self, uid: &PodUid, pods: &Pods) {
-        self.latest_assumed = self.latest_assumed.max(pods.get(uid).and_then(NodePod::assumed_at));
+        self.latest_assumed = self
+            .latest_assumed
+            .max(pods.get(uid).and_then(NodePod::assumed_at));
         self.latest_arrival = self.latest_arrival.max(pods.arrival(uid));
     }
 
     /// Keeps an answer about these device IDs, for a call that was or was not found to be somebody's.
-    pub fn keep(&mut self, resource: Served, ids: &[String], pod: Option<PodUid>, response: ContainerAllocateResponse) {
+    pub fn keep(
+        &mut self,
+        resource: Served,
+        ids: &[String],
+        pod: Option<PodUid>,
+        response: ContainerAllocateResponse,
+    ) {
         let ids = sorted(ids);
         self.n_kept += 1;
         self.started.remove(&(resource, ids.clone()));
@@ -208,7 +232,9 @@ impl Ledger {
             pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal)
         };
         let of_resource = self.answers.of(resource).filter(|(_, answer)| may_live(answer));
-        of_resource.flat_map(|(ids, _)| ids.iter().map(String::as_str)).collect()
+        of_resource
+            .flat_map(|(ids, _)| ids.iter().map(String::as_str))
+            .collect()
     }
 
     /// What a call about these device IDs, sorted, was answered by this process.
@@ -218,7 +244,13 @@ impl Ledger {
 
     /// Enters an answered call.
     pub fn record(&mut self, found: Found, pods: &Pods) {
-        let Found { pod: uid, steps, corrects, record_of, .. } = found;
+        let Found {
+            pod: uid,
+            steps,
+            corrects,
+            record_of,
+            ..
+        } = found;
         self.preferred = None;
         self.note_latest(&uid, pods);
         if let Some(mistaken) = corrects {
@@ -269,17 +301,26 @@ impl Ledger {
     /// more from the same.
     pub fn learn_from(&mut self, written: &Arc<Vec<Allocated>>, pods: &Pods) {
         let known = (self.n_kept, pods.n_arrived(), pods.n_left());
-        if self.learnt.as_ref().is_some_and(|learnt| Arc::ptr_eq(&learnt.written, written) && learnt.known == known) {
+        if self
+            .learnt
+            .as_ref()
+            .is_some_and(|learnt| Arc::ptr_eq(&learnt.written, written) && learnt.known == known)
+        {
             return;
         }
         self.learn(written, pods);
-        self.learnt = Some(Learnt { written: Arc::clone(written), known });
+        self.learnt = Some(Learnt {
+            written: Arc::clone(written),
+            known,
+        });
     }
 
     /// Takes in for whom kubelet has written down the answers that are in the books.
     pub fn learn(&mut self, written: &[Allocated], pods: &Pods) {
         for entry in written {
-            let Some(answer) = self.answers.get_mut(entry.resource, &entry.ids) else { continue };
+            let Some(answer) = self.answers.get_mut(entry.resource, &entry.ids) else {
+                continue;
+            };
             let accounted = answer.pod.get_or_insert_with(|| entry.pod.clone()).clone();
             if accounted == entry.pod {
                 self.enter(entry, pods);
@@ -302,9 +343,14 @@ impl Ledger {
 
     /// Enters a call that was answered before its pod was known.
     fn enter(&mut self, entry: &Allocated, pods: &Pods) {
-        let Some(step) = pods.get(&entry.pod).and_then(|pod| entry.step(pod)) else { return };
+        let Some(step) = pods.get(&entry.pod).and_then(|pod| entry.step(pod)) else {
+            return;
+        };
         let steps = self.steps.entry(entry.pod.clone()).or_default();
-        if !steps.iter().any(|known| (known.container, known.resource) == (step.container, step.resource)) {
+        if !steps
+            .iter()
+            .any(|known| (known.container, known.resource) == (step.container, step.resource))
+        {
             steps.push(step);
         }
     }
@@ -313,10 +359,20 @@ impl Ledger {
     fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, step: Step, pods: &Pods) {
         self.preferred = None;
         self.seen_left = None;
-        let (moved, back) = (self.steps.remove(mistaken).unwrap_or_default(), self.steps.remove(real).unwrap_or_default());
-        let explained = |uid: &PodUid, steps: &[Step]| pods.get(uid).and_then(|pod| explain(pod, steps, self.serves())).unwrap_or_default();
+        let (moved, back) = (
+            self.steps.remove(mistaken).unwrap_or_default(),
+            self.steps.remove(real).unwrap_or_default(),
+        );
+        let explained = |uid: &PodUid, steps: &[Step]| {
+            pods.get(uid)
+                .and_then(|pod| explain(pod, steps, self.serves()))
+                .unwrap_or_default()
+        };
         let (mut moved, back) = (explained(real, &moved), explained(mistaken, &back));
-        if !moved.iter().any(|known| (known.container, known.resource) == (step.container, step.resource)) {
+        if !moved
+            .iter()
+            .any(|known| (known.container, known.resource) == (step.container, step.resource))
+        {
             moved = vec![step];
         }
         self.steps.insert(real.clone(), moved);
@@ -328,7 +384,10 @@ impl Ledger {
             self.plan.swap(mistaken, real);
         }
         self.doubtful.remove(real);
-        let admitting = self.admitting.take().map(|uid| if uid == *mistaken { real.clone() } else { uid });
+        let admitting = self
+            .admitting
+            .take()
+            .map(|uid| if uid == *mistaken { real.clone() } else { uid });
         self.admitting = admitting.filter(|uid| pods.get(uid).is_some_and(|pod| !self.is_complete(pod)));
     }
 
@@ -366,8 +425,12 @@ impl Ledger {
 
     /// Forgets starts of containers that kubelet has not written down any more.
     pub fn forget_starts(&mut self, written: &[Allocated]) {
-        let kept: BTreeSet<(Served, &[String])> = written.iter().map(|entry| (entry.resource, entry.ids.as_slice())).collect();
-        self.started.retain(|(resource, ids)| kept.contains(&(*resource, ids.as_slice())));
+        let kept: BTreeSet<(Served, &[String])> = written
+            .iter()
+            .map(|entry| (entry.resource, entry.ids.as_slice()))
+            .collect();
+        self.started
+            .retain(|(resource, ids)| kept.contains(&(*resource, ids.as_slice())));
     }
 
     /// Whether one of the pod's containers was let start.
@@ -397,19 +460,35 @@ impl Ledger {
         }
         let is_there = |uid: &PodUid| pods.get(uid).is_some();
         self.steps.retain(|uid, _| is_there(uid));
-        self.answers.retain(|answer| answer.pod.as_ref().is_none_or(is_there));
-        for set in [&mut self.doubtful, &mut self.inherited, &mut self.answered_before, &mut self.proven, &mut self.confirmed] {
+        self.answers
+            .retain(|answer| answer.pod.as_ref().is_none_or(is_there));
+        for set in [
+            &mut self.doubtful,
+            &mut self.inherited,
+            &mut self.answered_before,
+            &mut self.proven,
+            &mut self.confirmed,
+        ] {
             set.retain(is_there);
         }
-        self.plan.forget_gone(|uid| pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal));
+        self.plan
+            .forget_gone(|uid| pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal));
     }
 
     /// Whether every call that the pod is due for has been answered.
     pub fn is_complete(&self, pod: &NodePod) -> bool {
         let steps = self.steps(&pod.uid);
-        let is_answered = |container, resource| steps.iter().any(|step| step.container == container && step.resource == resource);
+        let is_answered = |container, resource| {
+            steps
+                .iter()
+                .any(|step| step.container == container && step.resource == resource)
+        };
         let mut due = pod.containers.iter().enumerate().flat_map(|(idx, container)| {
-            let asked = self.serves().iter().copied().filter(|resource| resource.count(container) > 0);
+            let asked = self
+                .serves()
+                .iter()
+                .copied()
+                .filter(|resource| resource.count(container) > 0);
             asked.map(move |resource| (idx, resource))
         });
         !steps.is_empty() && due.all(|(idx, resource)| is_answered(idx, resource))
@@ -454,7 +533,9 @@ impl Ledger {
 
 /// Whether two pods ask for the same, so that exchanging their records changes no device's sums.
 fn are_alike(pods: &Pods, one: &PodUid, other: &PodUid) -> bool {
-    pods.get(one).zip(pods.get(other)).is_some_and(|(one, other)| one.asks_like(other))
+    pods.get(one)
+        .zip(pods.get(other))
+        .is_some_and(|(one, other)| one.asks_like(other))
 }
 
 fn sorted(ids: &[String]) -> Vec<String> {

@@ -20,11 +20,29 @@ struct Scene {
 
 impl Scene {
     fn new(all: impl IntoIterator<Item = NodePod>) -> Self {
-        Self { pods: pods(all), ledger: Ledger::default() }
+        Self {
+            pods: pods(all),
+            ledger: Ledger::default(),
+        }
     }
 
-    fn ask(&self, resource: Served, count: u64, devices: &[DeviceKey], patience: Patience) -> Result<Found, Unidentified> {
-        identify(&self.pods, &self.ledger, &Call { resource, count, devices }, patience)
+    fn ask(
+        &self,
+        resource: Served,
+        count: u64,
+        devices: &[DeviceKey],
+        patience: Patience,
+    ) -> Result<Found, Unidentified> {
+        identify(
+            &self.pods,
+            &self.ledger,
+            &Call {
+                resource,
+                count,
+                devices,
+            },
+            patience,
+        )
     }
 
     /// One answered call; `pod/container`.
@@ -48,7 +66,12 @@ impl Scene {
         let found = self.ask(resource, count, &[], Patience::Over).unwrap();
         let told = format!("{}/{}", found.pod.as_str(), found.container);
         let gpus = found.placement.as_ref().unwrap().to_string();
-        self.ledger.keep(resource, &[id.to_owned()], Some(found.pod.clone()), ContainerAllocateResponse::default());
+        self.ledger.keep(
+            resource,
+            &[id.to_owned()],
+            Some(found.pod.clone()),
+            ContainerAllocateResponse::default(),
+        );
         self.ledger.record(found, &self.pods);
         (told, gpus)
     }
@@ -62,8 +85,19 @@ impl Scene {
 
 #[test]
 fn earliest_assumed_first_and_each_call_once() {
-    let mut scene = Scene::new([pod("a", 2, [units(2)]), pod("b", 1, [units(2)]), pod("c", 3, [units(3)])]);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2), scene.call(Memory, 3)], ["b/0", "a/0", "c/0"]);
+    let mut scene = Scene::new([
+        pod("a", 2, [units(2)]),
+        pod("b", 1, [units(2)]),
+        pod("c", 3, [units(3)]),
+    ]);
+    assert_eq!(
+        [
+            scene.call(Memory, 2),
+            scene.call(Memory, 2),
+            scene.call(Memory, 3)
+        ],
+        ["b/0", "a/0", "c/0"]
+    );
     assert_eq!(scene.call(Memory, 2), "Nobody");
 }
 
@@ -75,24 +109,50 @@ fn equal_times_are_ordered_by_name() {
 
 #[test]
 fn containers_come_in_order_and_resources_of_one_in_any() {
-    let both = ContainerRequest { shared: 1, ..units(2) };
+    let both = ContainerRequest {
+        shared: 1,
+        ..units(2)
+    };
     let mut scene = Scene::new([pod("a", 1, [init(units(5)), both, units(3)])]);
-    assert_eq!(scene.call(Memory, 2), "Nobody", "the init container has not been admitted");
-    assert_eq!([scene.call(Memory, 5), scene.call(Shared, 1), scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "a/1", "a/1", "a/2"]);
+    assert_eq!(
+        scene.call(Memory, 2),
+        "Nobody",
+        "the init container has not been admitted"
+    );
+    assert_eq!(
+        [
+            scene.call(Memory, 5),
+            scene.call(Shared, 1),
+            scene.call(Memory, 2),
+            scene.call(Memory, 3)
+        ],
+        ["a/0", "a/1", "a/1", "a/2"]
+    );
 }
 
 /// The pod whose admission is under way comes before one that was assumed earlier.
 #[test]
 fn admission_under_way_goes_on() {
     let mut scene = Scene::new([pod("early", 1, [units(2)]), pod("late", 2, [units(4), units(2)])]);
-    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 2), scene.call(Memory, 2)], ["late/0", "late/1", "early/0"]);
+    assert_eq!(
+        [
+            scene.call(Memory, 4),
+            scene.call(Memory, 2),
+            scene.call(Memory, 2)
+        ],
+        ["late/0", "late/1", "early/0"]
+    );
 }
 
 #[test]
 fn gpus_of_the_ids_decide_before_time() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "b/0");
-    assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "a/0", "time decides where the GPUs do not");
+    assert_eq!(
+        scene.call_on(Memory, 2, &[(&gpu(1)).into()]),
+        "a/0",
+        "time decides where the GPUs do not"
+    );
 }
 
 fn written(pod: &str, container: &str, resource: Served, ids: &[&str]) -> checkpoint::Allocated {
@@ -109,11 +169,26 @@ fn written(pod: &str, container: &str, resource: Served, ids: &[&str]) -> checkp
 /// kubelet admits `b`, though `a` was assumed earlier, and writes it down: each is meant to get the other's record, and `c` its own.
 #[test]
 fn equal_pods_admitted_in_another_order_are_meant_to_change_places() {
-    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1]), pod("c", 3, [units(2)]).on([2])]);
-    assert_eq!(scene.call_for(Memory, 2, "x"), ("a/0".to_owned(), "minor 0".to_owned()));
-    scene.ledger.learn(&[written("b", "u2", Memory, &["x"])], &scene.pods);
-    assert_eq!(scene.call_for(Memory, 2, "y"), ("a/0".to_owned(), "minor 1".to_owned()));
-    assert_eq!(scene.call_for(Memory, 2, "z"), ("c/0".to_owned(), "minor 2".to_owned()));
+    let mut scene = Scene::new([
+        pod("a", 1, [units(2)]).on([0]),
+        pod("b", 2, [units(2)]).on([1]),
+        pod("c", 3, [units(2)]).on([2]),
+    ]);
+    assert_eq!(
+        scene.call_for(Memory, 2, "x"),
+        ("a/0".to_owned(), "minor 0".to_owned())
+    );
+    scene
+        .ledger
+        .learn(&[written("b", "u2", Memory, &["x"])], &scene.pods);
+    assert_eq!(
+        scene.call_for(Memory, 2, "y"),
+        ("a/0".to_owned(), "minor 1".to_owned())
+    );
+    assert_eq!(
+        scene.call_for(Memory, 2, "z"),
+        ("c/0".to_owned(), "minor 2".to_owned())
+    );
     scene.pods.delete(&PodUid::from("b"));
     scene.ledger.observe(&scene.pods);
     assert_eq!(scene.call(Memory, 2), "Nobody");
@@ -140,21 +215,33 @@ fn no_record_is_answered_with_twice() {
 fn a_plan_with_a_pod_that_is_gone_is_dropped() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
-    scene.ledger.learn(&[written("b", "u2", Memory, &["x"])], &scene.pods);
+    scene
+        .ledger
+        .learn(&[written("b", "u2", Memory, &["x"])], &scene.pods);
     scene.pods.delete(&PodUid::from("b"));
     scene.ledger.observe(&scene.pods);
-    assert_eq!(scene.call_for(Memory, 2, "y"), ("a/0".to_owned(), "minor 0".to_owned()));
+    assert_eq!(
+        scene.call_for(Memory, 2, "y"),
+        ("a/0".to_owned(), "minor 0".to_owned())
+    );
 }
 
 /// Pods that look alike to kubelet and ask for other amounts cannot change places.
 #[test]
 fn pods_of_other_amounts_do_not_change_places() {
-    let asking =
-        |name: &str, assumed_at, bytes: u64| NodePod { requests: Requests::of_device(bytes), ..pod(name, assumed_at, [shares(1)]) };
+    let asking = |name: &str, assumed_at, bytes: u64| NodePod {
+        requests: Requests::of_device(bytes),
+        ..pod(name, assumed_at, [shares(1)])
+    };
     let mut scene = Scene::new([asking("a", 1, 1).on([0]), asking("b", 2, 2).on([1])]);
     assert_eq!(scene.call_for(Shared, 1, "x").0, "a/0");
-    scene.ledger.learn(&[written("b", "s1", Shared, &["x"])], &scene.pods);
-    assert_eq!(scene.call_for(Shared, 1, "y"), ("a/0".to_owned(), "minor 0".to_owned()));
+    scene
+        .ledger
+        .learn(&[written("b", "s1", Shared, &["x"])], &scene.pods);
+    assert_eq!(
+        scene.call_for(Shared, 1, "y"),
+        ("a/0".to_owned(), "minor 0".to_owned())
+    );
 }
 
 /// kubelet clears away late what it has written down of pods that have ended.
@@ -165,7 +252,10 @@ fn an_entry_of_a_pod_before_proves_nothing() {
     let stale = written("old", "u2", Memory, &["x"]);
     scene.ledger.learn(std::slice::from_ref(&stale), &scene.pods);
     scene.pods.apply(pod("new", 2, [units(2)]).on([1]));
-    assert_eq!(scene.call_for(Memory, 2, "x"), ("new/0".to_owned(), "minor 1".to_owned()));
+    assert_eq!(
+        scene.call_for(Memory, 2, "x"),
+        ("new/0".to_owned(), "minor 1".to_owned())
+    );
     scene.ledger.learn(&[stale], &scene.pods);
     assert_eq!(scene.call(Memory, 2), "Nobody");
 }
@@ -174,9 +264,16 @@ fn an_entry_of_a_pod_before_proves_nothing() {
 #[test]
 fn a_call_answered_before_its_pod_was_known_is_entered_later() {
     let mut scene = Scene::new([]);
-    scene.ledger.keep(Memory, &["x".to_owned()], None, ContainerAllocateResponse::default());
+    scene.ledger.keep(
+        Memory,
+        &["x".to_owned()],
+        None,
+        ContainerAllocateResponse::default(),
+    );
     scene.pods.apply(pod("a", 1, [units(2)]));
-    scene.ledger.learn(&[written("a", "u2", Memory, &["x"])], &scene.pods);
+    scene
+        .ledger
+        .learn(&[written("a", "u2", Memory, &["x"])], &scene.pods);
     assert_eq!(scene.call(Memory, 2), "Nobody");
 }
 
@@ -185,7 +282,12 @@ fn a_call_answered_before_its_pod_was_known_is_entered_later() {
 fn the_same_is_learnt_from_again_when_a_pod_has_come() {
     let mut scene = Scene::new([]);
     let known = std::sync::Arc::new(vec![written("a", "u2", Memory, &["x"])]);
-    scene.ledger.keep(Memory, &["x".to_owned()], None, ContainerAllocateResponse::default());
+    scene.ledger.keep(
+        Memory,
+        &["x".to_owned()],
+        None,
+        ContainerAllocateResponse::default(),
+    );
     scene.ledger.learn_from(&known, &scene.pods);
     scene.pods.apply(pod("a", 1, [units(2)]));
     scene.ledger.learn_from(&known, &scene.pods);
@@ -195,19 +297,32 @@ fn the_same_is_learnt_from_again_when_a_pod_has_come() {
 /// The answer may have gone to the pod that was deleted, so nobody is taken to have been passed over.
 #[test]
 fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {
-    let mut scene = Scene::new([pod("a", 1, [units(2)]), pod("b", 2, [units(2)]), pod("c", 3, [units(2)]), pod("d", 4, [units(2)])]);
+    let mut scene = Scene::new([
+        pod("a", 1, [units(2)]),
+        pod("b", 2, [units(2)]),
+        pod("c", 3, [units(2)]),
+        pod("d", 4, [units(2)]),
+    ]);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
     scene.pods.delete(&PodUid::from("a"));
     scene.ledger.observe(&scene.pods);
     scene.change("c", |pod| pod.stage = Stage::Running);
     scene.ledger.observe(&scene.pods);
-    assert_eq!(scene.call(Memory, 2), "d/0", "b may just not have been reported yet");
+    assert_eq!(
+        scene.call(Memory, 2),
+        "d/0",
+        "b may just not have been reported yet"
+    );
 }
 
 /// What this process did not answer itself says nothing about its own answers.
 #[test]
 fn pods_of_a_predecessor_are_no_evidence() {
-    let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("a", 2, [units(2)]), pod("b", 3, [units(2)])]);
+    let mut scene = Scene::new([
+        pod("old", 1, [units(2)]),
+        pod("a", 2, [units(2)]),
+        pod("b", 3, [units(2)]),
+    ]);
     scene.ledger.inherit(&pods([pod("old", 1, [units(2)])]));
     scene.change("old", |pod| pod.stage = Stage::Running);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
@@ -216,7 +331,11 @@ fn pods_of_a_predecessor_are_no_evidence() {
 /// Nor does a pod that was admitted before the first answer.
 #[test]
 fn pods_admitted_before_an_answer_are_no_evidence_against_it() {
-    let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("a", 2, [units(2)]), pod("b", 3, [units(2)])]);
+    let mut scene = Scene::new([
+        pod("old", 1, [units(2)]),
+        pod("a", 2, [units(2)]),
+        pod("b", 3, [units(2)]),
+    ]);
     scene.change("old", |pod| pod.stage = Stage::Running);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
@@ -248,10 +367,18 @@ fn deleting_pod_that_kubelet_admits_keeps_its_place() {
 /// kubelet went on to a later pod, so it has passed over the one being deleted: nobody gets its devices.
 #[test]
 fn deleting_pod_that_kubelet_skips_is_in_nobodys_way() {
-    let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(3)]), pod("c", 3, [units(2)]).on([1])]);
+    let mut scene = Scene::new([
+        pod("a", 1, [units(2)]).on([0]),
+        pod("b", 2, [units(3)]),
+        pod("c", 3, [units(2)]).on([1]),
+    ]);
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["b/0", "c/0"]);
-    assert_eq!(scene.ask(Memory, 2, &[], Patience::Waiting), Err(Unidentified::Nobody), "somebody else may come");
+    assert_eq!(
+        scene.ask(Memory, 2, &[], Patience::Waiting),
+        Err(Unidentified::Nobody),
+        "somebody else may come"
+    );
     assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
@@ -275,7 +402,10 @@ fn deleting_pod_on_other_gpus_than_the_ids_comes_later() {
 }
 
 fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
-    NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod(name, 0, [units(units_asked)]) }
+    NodePod {
+        placement: Err(Unplaced::NoDevice("gpu")),
+        ..pod(name, 0, [units(units_asked)])
+    }
 }
 
 /// It would use devices that are counted for the pod that came later.
@@ -284,10 +414,17 @@ fn pod_without_record_that_came_first_is_not_given_the_next_ones_devices() {
     let mut scene = Scene::new([unplaced_pod("z", 2), pod("a", 1, [units(2)])]);
     assert_eq!(
         scene.ask(Memory, 2, &[], Patience::Waiting),
-        Err(Unidentified::Unplaced { pod: "default/z".to_owned() }),
+        Err(Unidentified::Unplaced {
+            pod: "default/z".to_owned()
+        }),
         "its record may come"
     );
-    assert_eq!(scene.ask(Memory, 2, &[], Patience::Over).map(|found| found.placement), Ok(None));
+    assert_eq!(
+        scene
+            .ask(Memory, 2, &[], Patience::Over)
+            .map(|found| found.placement),
+        Ok(None)
+    );
     assert_eq!(scene.call(Memory, 2), "z/0");
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "Nobody"]);
 }
@@ -302,18 +439,36 @@ fn pod_without_record_that_came_later_waits_its_turn() {
 /// kubelet turned it away itself and went on; the report of that is on its way.
 #[test]
 fn pod_without_record_that_kubelet_passed_over_blocks_nobody() {
-    let mut scene = Scene::new([unplaced_pod("u", 2), pod("a", 1, [units(3)]), pod("b", 2, [units(2)])]);
+    let mut scene = Scene::new([
+        unplaced_pod("u", 2),
+        pod("a", 1, [units(3)]),
+        pod("b", 2, [units(2)]),
+    ]);
     assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
 
 #[test]
 fn what_was_preferred_is_allocated() {
     let mut scene = Scene::new([pod("b", 2, [units(2)])]);
-    let call = Call { resource: Memory, count: 2, devices: &[] };
+    let call = Call {
+        resource: Memory,
+        count: 2,
+        devices: &[],
+    };
     let found = scene.ask(Memory, 2, &[], Patience::Waiting).unwrap();
     scene.ledger.prefer(Some(found));
     scene.pods.apply(pod("a", 1, [units(2)]));
-    assert_eq!(preferred(&scene.pods, &scene.ledger, &Call { count: 3, ..call.clone() }), None);
+    assert_eq!(
+        preferred(
+            &scene.pods,
+            &scene.ledger,
+            &Call {
+                count: 3,
+                ..call.clone()
+            }
+        ),
+        None
+    );
     let found = preferred(&scene.pods, &scene.ledger, &call).unwrap();
     assert_eq!(found.pod.as_str(), "b");
     scene.change("b", |pod| pod.stage = Stage::Terminal);
@@ -326,8 +481,19 @@ fn what_was_preferred_is_allocated() {
 /// `b` explains both calls and has the GPU of `a`; `c` would be given another one.
 #[test]
 fn harmless_explanation_comes_before_another_pod() {
-    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)]), pod("c", 3, [units(3)]).on([1])]);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3), scene.call(Memory, 3)], ["a/0", "b/1", "c/0"]);
+    let mut scene = Scene::new([
+        pod("a", 1, [units(2), units(4)]),
+        pod("b", 2, [units(2), units(3)]),
+        pod("c", 3, [units(3)]).on([1]),
+    ]);
+    assert_eq!(
+        [
+            scene.call(Memory, 2),
+            scene.call(Memory, 3),
+            scene.call(Memory, 3)
+        ],
+        ["a/0", "b/1", "c/0"]
+    );
 }
 
 /// The container before got the GPU of `m`; the likeliest explanation goes on with that, so that the pod sees one GPU only.
@@ -340,9 +506,19 @@ fn a_pod_sees_no_more_than_one_pods_devices() {
         pod("c", 5, [units(3)]).on([2]),
     ]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "m/0");
-    assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(Unidentified::Ambiguous));
-    assert_eq!(scene.call_for(Memory, 3, "y"), ("b/1".to_owned(), "minor 0".to_owned()));
-    assert_eq!(scene.call_for(Memory, 2, "z"), ("m/0".to_owned(), "minor 0".to_owned()), "it asks for more than b and keeps its own");
+    assert_eq!(
+        scene.ask(Memory, 3, &[], Patience::Waiting),
+        Err(Unidentified::Ambiguous)
+    );
+    assert_eq!(
+        scene.call_for(Memory, 3, "y"),
+        ("b/1".to_owned(), "minor 0".to_owned())
+    );
+    assert_eq!(
+        scene.call_for(Memory, 2, "z"),
+        ("m/0".to_owned(), "minor 0".to_owned()),
+        "it asks for more than b and keeps its own"
+    );
 }
 
 fn allocated(pod: &str, container: &str, resource: Served) -> checkpoint::Allocated {
@@ -353,17 +529,31 @@ fn allocated(pod: &str, container: &str, resource: Served) -> checkpoint::Alloca
 #[test]
 fn pods_of_the_checkpoint_are_not_answered_again() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("half", 2, [units(3), units(4)])]);
-    let before = vec![allocated("old", "u2", Memory), allocated("half", "u3", Memory), allocated("gone", "x", Memory)];
+    let before = vec![
+        allocated("old", "u2", Memory),
+        allocated("half", "u3", Memory),
+        allocated("gone", "x", Memory),
+    ];
     scene.ledger = Ledger::after(Some(before));
     scene.ledger.inherit(&scene.pods);
     scene.pods.apply(pod("new", 3, [units(2)]));
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2), scene.call(Memory, 4)], ["new/0", "Nobody", "half/1"]);
+    assert_eq!(
+        [
+            scene.call(Memory, 2),
+            scene.call(Memory, 2),
+            scene.call(Memory, 4)
+        ],
+        ["new/0", "Nobody", "half/1"]
+    );
 }
 
 /// Another pod would explain both calls, but kubelet says for whom the first one was.
 #[test]
 fn what_kubelet_has_written_down_is_not_put_right() {
-    let others = [pod("b", 2, [units(3)]).on([1]), pod("c", 3, [units(2), units(3)]).on([2])];
+    let others = [
+        pod("b", 2, [units(3)]).on([1]),
+        pod("c", 3, [units(2), units(3)]).on([2]),
+    ];
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)])].into_iter().chain(others));
     scene.ledger = Ledger::after(Some(vec![allocated("a", "u2", Memory)]));
     scene.ledger.inherit(&scene.pods);
@@ -392,13 +582,26 @@ fn inherited_pods_come_after_others() {
 #[test]
 fn pod_without_record_is_answered_only_if_it_waits_for_this() {
     let mut scene = Scene::new([unplaced_pod("x", 2), pod("a", 1, [units(3)])]);
-    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 2), scene.call(Memory, 3)], ["Nobody", "x/0", "a/0"]);
+    assert_eq!(
+        [
+            scene.call(Memory, 4),
+            scene.call(Memory, 2),
+            scene.call(Memory, 3)
+        ],
+        ["Nobody", "x/0", "a/0"]
+    );
 }
 
 #[test]
 fn unknown_pods_are_said_to_be_unknown() {
-    let scene = Scene { pods: Pods::default(), ledger: Ledger::default() };
-    assert_eq!(scene.ask(Memory, 1, &[], Patience::Over), Err(Unidentified::NotSynced));
+    let scene = Scene {
+        pods: Pods::default(),
+        ledger: Ledger::default(),
+    };
+    assert_eq!(
+        scene.ask(Memory, 1, &[], Patience::Over),
+        Err(Unidentified::NotSynced)
+    );
 }
 
 /// kubelet fails a pod half-way, for a reason of its own, and goes on to the next.
@@ -406,25 +609,45 @@ fn unknown_pods_are_said_to_be_unknown() {
 fn abandoned_admission_is_taken_last_and_only_after_waiting() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(3)])]);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "b/0"]);
-    assert_eq!(scene.ask(Memory, 2, &[], Patience::Waiting), Err(Unidentified::Nobody));
+    assert_eq!(
+        scene.ask(Memory, 2, &[], Patience::Waiting),
+        Err(Unidentified::Nobody)
+    );
     assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
 /// Two pods begin with the same call and have the same GPU; the second call tells them apart.
 #[test]
 fn wrong_beginning_is_put_right() {
-    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)])]);
-    let told = [scene.call(Memory, 2), scene.call(Memory, 3), scene.call(Memory, 2), scene.call(Memory, 4)];
+    let mut scene = Scene::new([
+        pod("a", 1, [units(2), units(4)]),
+        pod("b", 2, [units(2), units(3)]),
+    ]);
+    let told = [
+        scene.call(Memory, 2),
+        scene.call(Memory, 3),
+        scene.call(Memory, 2),
+        scene.call(Memory, 4),
+    ];
     assert_eq!(told, ["a/0", "b/1", "a/0", "a/1"]);
 }
 
 /// The same on different GPUs: the calls were b's, which goes on with the GPU that it was given; `a` is as if nothing had been.
 #[test]
 fn wrong_beginning_on_another_gpu_is_kept_up() {
-    let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)]).on([1])]);
+    let mut scene = Scene::new([
+        pod("a", 1, [units(2), units(4)]),
+        pod("b", 2, [units(2), units(3)]).on([1]),
+    ]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
-    assert_eq!(scene.ask(Memory, 3, &[], Patience::Waiting), Err(Unidentified::Ambiguous));
-    assert_eq!(scene.call_for(Memory, 3, "y"), ("b/1".to_owned(), "minor 0".to_owned()));
+    assert_eq!(
+        scene.ask(Memory, 3, &[], Patience::Waiting),
+        Err(Unidentified::Ambiguous)
+    );
+    assert_eq!(
+        scene.call_for(Memory, 3, "y"),
+        ("b/1".to_owned(), "minor 0".to_owned())
+    );
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 4)], ["a/0", "a/1"]);
 }
 
@@ -433,7 +656,10 @@ fn wrong_beginning_on_another_gpu_is_kept_up() {
 fn inherited_pod_is_resumed_only_after_waiting() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4), units(6)])]);
     scene.ledger.inherit(&scene.pods.clone());
-    assert_eq!(scene.ask(Memory, 4, &[], Patience::Waiting), Err(Unidentified::Nobody));
+    assert_eq!(
+        scene.ask(Memory, 4, &[], Patience::Waiting),
+        Err(Unidentified::Nobody)
+    );
     assert_eq!([scene.call(Memory, 4), scene.call(Memory, 6)], ["a/1", "a/2"]);
 }
 
@@ -442,14 +668,21 @@ fn new_pod_of_the_same_name_is_another_pod() {
     let mut scene = Scene::new([pod("a", 1, [units(2)])]);
     assert_eq!(scene.call(Memory, 2), "a/0");
     scene.pods.delete(&PodUid::from("a"));
-    scene.pods.apply(NodePod { uid: PodUid::from("a2"), ..pod("a", 5, [units(2)]) });
+    scene.pods.apply(NodePod {
+        uid: PodUid::from("a2"),
+        ..pod("a", 5, [units(2)])
+    });
     assert_eq!(scene.call(Memory, 2), "a2/0");
 }
 
 #[test]
 fn complete_once_every_call_is_answered() {
     let mut scene = Scene::new([pod("a", 1, [shares(1), units(2)])]);
-    let is_complete = |scene: &Scene| scene.ledger.is_complete(scene.pods.get(&PodUid::from("a")).unwrap());
+    let is_complete = |scene: &Scene| {
+        scene
+            .ledger
+            .is_complete(scene.pods.get(&PodUid::from("a")).unwrap())
+    };
     assert!(!is_complete(&scene));
     scene.call(Shared, 1);
     assert!(!is_complete(&scene));
@@ -466,21 +699,35 @@ fn calls_of(pod: &NodePod, flips: &[bool]) -> Vec<(usize, Served, u64)> {
         }
         order.map(|resource| (idx, resource, resource.count(container)))
     };
-    pod.containers.iter().enumerate().flat_map(calls).filter(|(.., count)| *count > 0).collect()
+    pod.containers
+        .iter()
+        .enumerate()
+        .flat_map(calls)
+        .filter(|(.., count)| *count > 0)
+        .collect()
 }
 
 fn kinds() -> impl Strategy<Value = ContainerKind> {
-    prop_oneof![Just(ContainerKind::Init), Just(ContainerKind::Sidecar), Just(ContainerKind::App)]
+    prop_oneof![
+        Just(ContainerKind::Init),
+        Just(ContainerKind::Sidecar),
+        Just(ContainerKind::App)
+    ]
 }
 
 /// Pods of one to three containers, with counts up to `counts`; each container asks for something.
 fn any_pods(counts: u64) -> impl Strategy<Value = Vec<NodePod>> {
-    let container = (kinds(), 0..=counts, 0..=counts).prop_map(|(kind, memory_units, shared)| ContainerRequest {
-        name: "c".to_owned(),
-        kind,
-        memory_units: if shared == 0 { memory_units.max(1) } else { memory_units },
-        ..shares(shared)
-    });
+    let container =
+        (kinds(), 0..=counts, 0..=counts).prop_map(|(kind, memory_units, shared)| ContainerRequest {
+            name: "c".to_owned(),
+            kind,
+            memory_units: if shared == 0 {
+                memory_units.max(1)
+            } else {
+                memory_units
+            },
+            ..shares(shared)
+        });
     let containers = prop::collection::vec(container, 1..4);
     prop::collection::vec((containers, 0_u32..3), 1..7).prop_map(|all| {
         let pod = |(idx, (mut containers, minor)): (usize, (Vec<ContainerRequest>, u32))| {

@@ -86,15 +86,17 @@ pub fn variable(facts: &VariableFacts) -> Variable {
     }
     let own = &facts.own;
     if let Some(class) = &own.runtime_class {
-        return Variable::Fails(format!("the runtime acts on it only in pods with runtimeClassName: {class}"));
+        return Variable::Fails(format!(
+            "the runtime acts on it only in pods with runtimeClassName: {class}"
+        ));
     }
     if own.has_driver_root || own.is_privileged {
         return Variable::Unknown;
     }
     match own.value.as_deref() {
-        Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => {
-            Variable::Fails("the runtime resolves it by GPU Operator's CDI spec, which names no single GPU".to_owned())
-        }
+        Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => Variable::Fails(
+            "the runtime resolves it by GPU Operator's CDI spec, which names no single GPU".to_owned(),
+        ),
         // Either spec may be the one that the runtime resolves it by, and GPU Operator's runtime then refuses the container.
         Some("void") if facts.has_management_spec => Variable::Unknown,
         // The runtime gave this container NVML. In legacy mode it leaves the variable as it is, in the modes cdi and jit-cdi it
@@ -108,16 +110,27 @@ pub fn variable(facts: &VariableFacts) -> Variable {
 /// resolve the UUIDs of the same variable.
 pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     let own = &facts.own;
-    if facts.is_simulated || own.has_driver_root || own.is_privileged || !matches!(own.value.as_deref(), Some("all" | "void")) {
+    if facts.is_simulated
+        || own.has_driver_root
+        || own.is_privileged
+        || !matches!(own.value.as_deref(), Some("all" | "void"))
+    {
         return None;
     }
-    Some(own.runtime_class.clone().map_or(Exposure::EveryPod, Exposure::RuntimeClass))
+    Some(
+        own.runtime_class
+            .clone()
+            .map_or(Exposure::EveryPod, Exposure::RuntimeClass),
+    )
 }
 
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
 pub fn decide(requested: Option<Mode>, facts: &Facts) -> Injection {
     let exposure = facts.exposure.clone().filter(|_| !facts.has_hook);
-    Injection { exposure, ..mode(requested, facts) }
+    Injection {
+        exposure,
+        ..mode(requested, facts)
+    }
 }
 
 fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
@@ -137,22 +150,42 @@ fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
 }
 
 fn by_cdi(facts: &Facts) -> Injection {
-    let found = |certainty, reason, message: String| Injection { mode: Mode::Cdi, certainty, reason, message, exposure: None };
+    let found = |certainty, reason, message: String| Injection {
+        mode: Mode::Cdi,
+        certainty,
+        reason,
+        message,
+        exposure: None,
+    };
     let of_variable = match &facts.variable {
         Variable::Fails(why) => format!("; the variable cannot stand in for it: {why}"),
         Variable::Works | Variable::Unknown => String::new(),
     };
     match (&facts.cdi, &facts.driver) {
-        (Cdi::Unwritable(why), _) => found(Certainty::Impossible, "CdiDirNotWritable", format!("{why}{of_variable}")),
+        (Cdi::Unwritable(why), _) => found(
+            Certainty::Impossible,
+            "CdiDirNotWritable",
+            format!("{why}{of_variable}"),
+        ),
         (Cdi::Off, _) => {
             let message = "the container runtime ignores CDI devices: set enable_cdi = true in containerd's configuration and restart it";
             found(Certainty::Impossible, CDI_OFF, format!("{message}{of_variable}"))
         }
-        (_, Driver::Missing(why)) => found(Certainty::Impossible, NO_DRIVER_SPEC, format!("{why}{of_variable}")),
-        (Cdi::Read, Driver::Spec(kind)) => {
-            found(Certainty::Proven, "Cdi", format!("the container runtime reads CDI specs, and the driver comes from {kind}"))
-        }
-        (Cdi::Read, Driver::NotNeeded) => found(Certainty::Proven, "Cdi", "the container runtime reads CDI specs".to_owned()),
+        (_, Driver::Missing(why)) => found(
+            Certainty::Impossible,
+            NO_DRIVER_SPEC,
+            format!("{why}{of_variable}"),
+        ),
+        (Cdi::Read, Driver::Spec(kind)) => found(
+            Certainty::Proven,
+            "Cdi",
+            format!("the container runtime reads CDI specs, and the driver comes from {kind}"),
+        ),
+        (Cdi::Read, Driver::NotNeeded) => found(
+            Certainty::Proven,
+            "Cdi",
+            "the container runtime reads CDI specs".to_owned(),
+        ),
         (Cdi::Unknown, _) => {
             let message = "the container runtime has not been seen reading CDI specs yet; if it started before their directory existed, \
                            it does so at its first container";
@@ -163,12 +196,30 @@ fn by_cdi(facts: &Facts) -> Injection {
 
 fn by_variable(facts: &Facts) -> Injection {
     let (certainty, reason, message) = match &facts.variable {
-        Variable::Works => (Certainty::Proven, "Variable", "the container runtime acts on the variable".to_owned()),
-        Variable::Unknown => (Certainty::Assumed, "VariableAssumed", "as --inject=envvar says; nothing has shown that it works".to_owned()),
+        Variable::Works => (
+            Certainty::Proven,
+            "Variable",
+            "the container runtime acts on the variable".to_owned(),
+        ),
+        Variable::Unknown => (
+            Certainty::Assumed,
+            "VariableAssumed",
+            "as --inject=envvar says; nothing has shown that it works".to_owned(),
+        ),
         // The operator may know more; a runtime that cannot resolve the variable refuses the container.
-        Variable::Fails(why) => (Certainty::Assumed, "VariableAssumed", format!("as --inject=envvar says, although {why}")),
+        Variable::Fails(why) => (
+            Certainty::Assumed,
+            "VariableAssumed",
+            format!("as --inject=envvar says, although {why}"),
+        ),
     };
-    Injection { mode: Mode::Envvar, certainty, reason, message, exposure: None }
+    Injection {
+        mode: Mode::Envvar,
+        certainty,
+        reason,
+        message,
+        exposure: None,
+    }
 }
 
 #[cfg(test)]
@@ -188,7 +239,11 @@ mod tests {
             driver: match driver {
                 "simulated" => Driver::NotNeeded,
                 "none" => Driver::Missing("no CDI spec of the NVIDIA driver".to_owned()),
-                kind => Driver::Spec(if kind == "toolkit" { "nvidia.com/gpu" } else { "management.nvidia.com/gpu" }),
+                kind => Driver::Spec(if kind == "toolkit" {
+                    "nvidia.com/gpu"
+                } else {
+                    "management.nvidia.com/gpu"
+                }),
             },
             variable: match variable {
                 "works" => Variable::Works,
@@ -208,7 +263,12 @@ mod tests {
             for cdi in ["read", "unknown", "off", "unwritable"] {
                 for driver in ["toolkit", "none", "simulated"] {
                     for variable in ["works", "fails", "unknown"] {
-                        let Injection { mode, certainty, reason, .. } = decide(requested, &facts(cdi, driver, variable));
+                        let Injection {
+                            mode,
+                            certainty,
+                            reason,
+                            ..
+                        } = decide(requested, &facts(cdi, driver, variable));
                         let requested = requested.map_or("auto", Mode::as_str);
                         let (mode, certainty) = (mode.as_str(), certainty.as_str());
                         rows.push(format!("{requested:6} {cdi:10} {driver:9} {variable:7} -> {mode:6} {certainty:10} {reason}"));
@@ -227,9 +287,17 @@ mod tests {
                 for variable in ["works", "fails", "unknown"] {
                     let facts = facts(cdi, driver, variable);
                     let chosen = decide(None, &facts);
-                    let can_work = [Mode::Cdi, Mode::Envvar].map(|mode| decide(Some(mode), &facts).certainty == Certainty::Proven);
-                    assert_eq!(chosen.certainty == Certainty::Proven, can_work.contains(&true), "{facts:?}");
-                    assert!(chosen.mode == Mode::Cdi || facts.variable == Variable::Works, "only CDI fails closed: {facts:?}");
+                    let can_work = [Mode::Cdi, Mode::Envvar]
+                        .map(|mode| decide(Some(mode), &facts).certainty == Certainty::Proven);
+                    assert_eq!(
+                        chosen.certainty == Certainty::Proven,
+                        can_work.contains(&true),
+                        "{facts:?}"
+                    );
+                    assert!(
+                        chosen.mode == Mode::Cdi || facts.variable == Variable::Works,
+                        "only CDI fails closed: {facts:?}"
+                    );
                 }
             }
         }
@@ -258,11 +326,17 @@ mod tests {
     }
 
     fn own(value: &str) -> OwnContainer {
-        OwnContainer { value: Some(value.to_owned()), ..OwnContainer::default() }
+        OwnContainer {
+            value: Some(value.to_owned()),
+            ..OwnContainer::default()
+        }
     }
 
     fn seen(own: OwnContainer) -> VariableFacts {
-        VariableFacts { own, ..VariableFacts::default() }
+        VariableFacts {
+            own,
+            ..VariableFacts::default()
+        }
     }
 
     /// A runtime that resolves no UUID may give all GPUs to an image that names none.

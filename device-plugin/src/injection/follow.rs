@@ -59,7 +59,13 @@ pub struct Listeners {
 /// Decides until the task is dropped.
 pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners) {
     let readers = node.readers.clone();
-    let mut follower = Follower { node, facts, driver: None, called: None, has_management_spec: false };
+    let mut follower = Follower {
+        node,
+        facts,
+        driver: None,
+        called: None,
+        has_management_spec: false,
+    };
     let mut without_cdi: Option<Instant> = None;
     // The runtime reads the specs that this writes.
     follower.look();
@@ -67,7 +73,11 @@ pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners
     loop {
         let facts = follower.look();
         let decided = decide(follower.node.settings.injection.mode, &facts);
-        without_cdi = if is_by_cdi(&decided) { None } else { Some(without_cdi.unwrap_or_else(Instant::now)) };
+        without_cdi = if is_by_cdi(&decided) {
+            None
+        } else {
+            Some(without_cdi.unwrap_or_else(Instant::now))
+        };
         let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
         let takes_effect = is_due(listeners.injection.borrow().as_ref(), &decided, lasted);
         if takes_effect {
@@ -97,10 +107,18 @@ impl Listeners {
             return;
         }
         self.metrics.set_injection(&decided);
-        let is_news = before.as_ref().is_none_or(|before| before.reason != decided.reason);
+        let is_news = before
+            .as_ref()
+            .is_none_or(|before| before.reason != decided.reason);
         if is_news && decided.certainty == Certainty::Impossible {
-            warn!(mode = decided.mode.as_str(), reason = decided.reason, "no container can get a device: {}", decided.message);
-            self.recorder.node(Weight::Warning, "GPUInjectionImpossible", decided.message.clone());
+            warn!(
+                mode = decided.mode.as_str(),
+                reason = decided.reason,
+                "no container can get a device: {}",
+                decided.message
+            );
+            self.recorder
+                .node(Weight::Warning, "GPUInjectionImpossible", decided.message.clone());
         } else if is_news {
             info!(
                 mode = decided.mode.as_str(),
@@ -109,7 +127,8 @@ impl Listeners {
                 decided.message
             );
             if before.is_some_and(|before| !before.is_possible()) {
-                self.recorder.node(Weight::Normal, "GPUInjectionPossible", decided.message.clone());
+                self.recorder
+                    .node(Weight::Normal, "GPUInjectionPossible", decided.message.clone());
             }
         }
         self.injection.send_replace(Some(decided));
@@ -150,7 +169,13 @@ impl Follower {
             own: self.facts.own.clone(),
         };
         let (variable, exposure) = (variable(&of_variable), exposure(&of_variable));
-        Facts { cdi, driver, variable, exposure, has_hook: self.facts.has_hook }
+        Facts {
+            cdi,
+            driver,
+            variable,
+            exposure,
+            has_hook: self.facts.has_hook,
+        }
     }
 
     fn specs(&self) -> &SpecDir {
@@ -166,9 +191,19 @@ impl Follower {
         };
         // The version of simulated devices is that of no library.
         let running = version.as_deref().filter(|_| needs_driver);
-        match settings.injection.vendor_specs.driver(running, &settings.visible_devices_env) {
-            Ok(found) => (Driver::Spec(found.kind.as_str()), Some(inject::driver_edits(settings, found.edits))),
-            Err(_) if !needs_driver => (Driver::NotNeeded, Some(inject::driver_edits(settings, Edits::default()))),
+        match settings
+            .injection
+            .vendor_specs
+            .driver(running, &settings.visible_devices_env)
+        {
+            Ok(found) => (
+                Driver::Spec(found.kind.as_str()),
+                Some(inject::driver_edits(settings, found.edits)),
+            ),
+            Err(_) if !needs_driver => (
+                Driver::NotNeeded,
+                Some(inject::driver_edits(settings, Edits::default())),
+            ),
             Err(why) => (Driver::Missing(why.to_string()), None),
         }
     }
@@ -199,12 +234,21 @@ impl Follower {
 
     /// Returns true if a pod runs whose first container this process let start with a spec that the runtime has not read.
     fn has_unread_start(&self) -> bool {
-        let Some(written) = self.node.checkpoint().and_then(Checkpoint::read) else { return false };
+        let Some(written) = self.node.checkpoint().and_then(Checkpoint::read) else {
+            return false;
+        };
         let pods = self.node.pods.borrow();
         let is_unread = |name: &str| self.node.readers.is_unread_by_start(&SpecDir::file(name));
         written.iter().any(|entry| {
-            let runs = pods.get(&entry.pod).is_some_and(|pod| pod.stage == Stage::Running);
-            runs && entry.answer.cdi_devices.iter().filter_map(|device| name_of(&device.name)).any(is_unread)
+            let runs = pods
+                .get(&entry.pod)
+                .is_some_and(|pod| pod.stage == Stage::Running);
+            runs && entry
+                .answer
+                .cdi_devices
+                .iter()
+                .filter_map(|device| name_of(&device.name))
+                .any(is_unread)
         })
     }
 }
@@ -216,19 +260,33 @@ mod tests {
     use super::*;
 
     fn injection(mode: Mode, certainty: Certainty, reason: &'static str) -> Injection {
-        Injection { mode, certainty, reason, message: String::new(), exposure: None }
+        Injection {
+            mode,
+            certainty,
+            reason,
+            message: String::new(),
+            exposure: None,
+        }
     }
 
     /// After CDI was proven, a state that does not pass by itself takes effect at once, any other when it has lasted.
     #[rstest]
     #[case::spec_replaced(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 0, false)]
     #[case::spec_gone(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 10, true)]
-    #[case::directory_gone_for_a_moment(injection(Mode::Cdi, Certainty::Impossible, "CdiDirNotWritable"), 9, false)]
+    #[case::directory_gone_for_a_moment(
+        injection(Mode::Cdi, Certainty::Impossible, "CdiDirNotWritable"),
+        9,
+        false
+    )]
     #[case::variable_would_work_meanwhile(injection(Mode::Envvar, Certainty::Proven, "Variable"), 0, false)]
     #[case::variable_from_now_on(injection(Mode::Envvar, Certainty::Proven, "Variable"), 10, true)]
     #[case::cdi_is_off(injection(Mode::Cdi, Certainty::Impossible, "CdiOff"), 0, true)]
     #[case::unsure(injection(Mode::Cdi, Certainty::Assumed, "CdiAssumed"), 0, true)]
-    fn a_passing_state_takes_effect_when_it_has_lasted(#[case] decided: Injection, #[case] seconds: u64, #[case] expected: bool) {
+    fn a_passing_state_takes_effect_when_it_has_lasted(
+        #[case] decided: Injection,
+        #[case] seconds: u64,
+        #[case] expected: bool,
+    ) {
         let lasted = Duration::from_secs(seconds);
         let proven = injection(Mode::Cdi, Certainty::Proven, "Cdi");
         assert_eq!(is_due(Some(&proven), &decided, lasted), expected);

@@ -144,7 +144,11 @@ impl InventoryError {
             | Self::NoDevice { .. }
             | Self::NothingToShare { .. } => true,
             Self::ReadFile { source, .. } => source.kind() == io::ErrorKind::NotFound,
-            Self::DriverReplaced { .. } | Self::Nvml { .. } | Self::FileForm { .. } | Self::Field { .. } | Self::Thread { .. } => false,
+            Self::DriverReplaced { .. }
+            | Self::Nvml { .. }
+            | Self::FileForm { .. }
+            | Self::Field { .. }
+            | Self::Thread { .. } => false,
         }
     }
 }

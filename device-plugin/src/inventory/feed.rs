@@ -38,15 +38,26 @@ pub(super) type Watcher = Box<dyn FnOnce(&Outbox) -> Over + Send>;
 
 impl Feed {
     /// Starts each of `watchers` on a thread of its own; all report on one channel.
-    pub(super) fn start(watchers: Vec<Watcher>) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
+    pub(super) fn start(
+        watchers: Vec<Watcher>,
+    ) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
         let (sender, receiver) = mpsc::channel(CAPACITY);
-        let mut feed = Self { stop: Arc::new(AtomicBool::new(false)), threads: Vec::new() };
+        let mut feed = Self {
+            stop: Arc::new(AtomicBool::new(false)),
+            threads: Vec::new(),
+        };
         for watch in watchers {
-            let outbox = Outbox { stop: Arc::clone(&feed.stop), sender: sender.clone() };
-            let thread = thread::Builder::new().name("device-watch".to_owned()).spawn(move || {
-                let Over = watch(&outbox);
-            });
-            feed.threads.push(thread.map_err(|source| InventoryError::Thread { source })?);
+            let outbox = Outbox {
+                stop: Arc::clone(&feed.stop),
+                sender: sender.clone(),
+            };
+            let thread = thread::Builder::new()
+                .name("device-watch".to_owned())
+                .spawn(move || {
+                    let Over = watch(&outbox);
+                });
+            feed.threads
+                .push(thread.map_err(|source| InventoryError::Thread { source })?);
         }
         Ok((feed, receiver))
     }
@@ -55,7 +66,10 @@ impl Feed {
     /// async threads.
     pub fn stop(mut self) -> io::Result<()> {
         self.signal();
-        let ended: Vec<_> = std::mem::take(&mut self.threads).into_iter().map(JoinHandle::join).collect();
+        let ended: Vec<_> = std::mem::take(&mut self.threads)
+            .into_iter()
+            .map(JoinHandle::join)
+            .collect();
         if ended.iter().any(Result::is_err) {
             return Err(io::Error::other("a thread that watches the devices has panicked"));
         }
@@ -90,12 +104,19 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Whether to go on.
     pub(super) fn check(&self) -> Result<(), Over> {
-        if self.stop.load(Ordering::Acquire) || self.sender.is_closed() { Err(Over) } else { Ok(()) }
+        if self.stop.load(Ordering::Acquire) || self.sender.is_closed() {
+            Err(Over)
+        } else {
+            Ok(())
+        }
     }
 
     /// Reports one observation, waiting for room as long as the watch is wanted.
     pub(super) fn send(&self, device: Option<&GpuUuid>, kind: ObservationKind) -> Result<(), Over> {
-        let mut observation = Observation { device: device.cloned(), kind };
+        let mut observation = Observation {
+            device: device.cloned(),
+            kind,
+        };
         loop {
             self.check()?;
             match self.sender.try_send(observation) {

@@ -74,15 +74,27 @@ impl FileSource {
         Ok(parse(&self.path, &self.node, &self.read()?)?.inventory)
     }
 
-    pub(super) fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    pub(super) fn watch(
+        &self,
+        inventory: &Inventory,
+    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         let reading = parse(&self.path, &self.node, &self.read()?)?;
-        let mut watch =
-            Watch { source: self.clone(), known: inventory.clone(), reading, text: Vec::new(), announced: false, complaint: None };
+        let mut watch = Watch {
+            source: self.clone(),
+            known: inventory.clone(),
+            reading,
+            text: Vec::new(),
+            announced: false,
+            complaint: None,
+        };
         Feed::start(vec![Box::new(move |outbox| watch.run(outbox))])
     }
 
     fn read(&self) -> Result<Vec<u8>, InventoryError> {
-        fs::read(&self.path).map_err(|source| InventoryError::ReadFile { path: self.path.clone(), source })
+        fs::read(&self.path).map_err(|source| InventoryError::ReadFile {
+            path: self.path.clone(),
+            source,
+        })
     }
 }
 
@@ -111,7 +123,13 @@ impl Watch {
     }
 
     fn look(&mut self, outbox: &Outbox) -> Result<(), Over> {
-        let fabric = |inventory: &Inventory| (inventory.links.clone(), inventory.partitions.clone(), inventory.partition_policy);
+        let fabric = |inventory: &Inventory| {
+            (
+                inventory.links.clone(),
+                inventory.partitions.clone(),
+                inventory.partition_policy,
+            )
+        };
         let now = &self.reading.inventory;
         if !self.announced && (self.known.is_outdated_by(now) || fabric(&self.known) != fabric(now)) {
             self.announced = true;
@@ -177,20 +195,31 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 }
 
 fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError> {
-    let object = serde_json::from_slice(text).map_err(|source| InventoryError::FileForm { path: path.to_owned(), source })?;
+    let object = serde_json::from_slice(text).map_err(|source| InventoryError::FileForm {
+        path: path.to_owned(),
+        source,
+    })?;
     let at_top = |fault: Fault| fault.at(path, "top level");
     let mut document = Fields(object);
     let driver_version = document.take("driverVersion").map_err(at_top)?;
     let needs_driver = document.take("needsDriver").map_err(at_top)?.unwrap_or(false);
-    let vendor = document.take("vendor").map_err(at_top)?.unwrap_or_else(|| "nvidia".to_owned());
+    let vendor = document
+        .take("vendor")
+        .map_err(at_top)?
+        .unwrap_or_else(|| "nvidia".to_owned());
     let gpus = document.need::<Vec<Value>>("gpus").map_err(at_top)?;
     let links = document.take("gpuLinks").map_err(at_top)?.unwrap_or_default();
     let partitions = partitions(&mut document).map_err(at_top)?;
     let partition_policy = partition_policy(&mut document).map_err(at_top)?;
-    let others = document.take::<Vec<Value>>("devices").map_err(at_top)?.unwrap_or_default();
+    let others = document
+        .take::<Vec<Value>>("devices")
+        .map_err(at_top)?
+        .unwrap_or_default();
     document.finish().map_err(at_top)?;
     if gpus.is_empty() && others.is_empty() {
-        return Err(InventoryError::NoGpu { place: path.to_owned() });
+        return Err(InventoryError::NoGpu {
+            place: path.to_owned(),
+        });
     }
     let mut devices = Vec::<(Gpu, Ailment)>::new();
     for (index, value) in (0..).zip(gpus) {
@@ -201,11 +230,22 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     devices.sort_by_key(|(gpu, _)| gpu.minor);
     let others = others_beside(path, node, others, &devices)?;
     let of_gpus = devices.iter().map(|(gpu, ailment)| (gpu.uuid.clone(), *ailment));
-    let ailments = of_gpus.chain(others.iter().map(|(other, ailment)| (other.id.clone(), *ailment))).collect();
+    let ailments = of_gpus
+        .chain(others.iter().map(|(other, ailment)| (other.id.clone(), *ailment)))
+        .collect();
     let gpus = devices.into_iter().map(|(gpu, _)| gpu).collect();
     let others = others.into_iter().map(|(other, _)| other).collect();
-    let inventory =
-        Inventory { gpus, others, excluded: Vec::new(), links, partitions, partition_policy, needs_driver, driver_version, vendor };
+    let inventory = Inventory {
+        gpus,
+        others,
+        excluded: Vec::new(),
+        links,
+        partitions,
+        partition_policy,
+        needs_driver,
+        driver_version,
+        vendor,
+    };
     Ok(Reading { inventory, ailments })
 }
 
@@ -219,10 +259,13 @@ fn others_beside(
     let mut others = Vec::<(OtherDevice, Ailment)>::new();
     for (index, value) in (0..).zip(values) {
         let device = name("devices", "id", index, &value);
-        let understood = others::understand(node, value, gpus, &others).map_err(|fault| fault.at(path, &device));
+        let understood =
+            others::understand(node, value, gpus, &others).map_err(|fault| fault.at(path, &device));
         others.push(understood?);
     }
-    others.sort_by(|(one, _), (other, _)| (&one.device_type, one.minor).cmp(&(&other.device_type, other.minor)));
+    others.sort_by(|(one, _), (other, _)| {
+        (&one.device_type, one.minor).cmp(&(&other.device_type, other.minor))
+    });
     Ok(others)
 }
 
@@ -243,12 +286,26 @@ struct Fault {
 
 impl Fault {
     fn new(field: &str, value: &dyn ToString, problem: &dyn ToString) -> Self {
-        Self { field: field.to_owned(), value: value.to_string(), problem: problem.to_string() }
+        Self {
+            field: field.to_owned(),
+            value: value.to_string(),
+            problem: problem.to_string(),
+        }
     }
 
     fn at(self, path: &Path, device: &str) -> InventoryError {
-        let Self { field, value, problem } = self;
-        InventoryError::Field { path: path.to_owned(), device: device.to_owned(), field, value, problem }
+        let Self {
+            field,
+            value,
+            problem,
+        } = self;
+        InventoryError::Field {
+            path: path.to_owned(),
+            device: device.to_owned(),
+            field,
+            value,
+            problem,
+        }
     }
 }
 
@@ -257,12 +314,17 @@ struct Fields(Map<String, Value>);
 
 impl Fields {
     fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, Fault> {
-        let Some(value) = self.0.remove(field) else { return Ok(None) };
-        T::deserialize(&value).map(Some).map_err(|problem| Fault::new(field, &value, &problem))
+        let Some(value) = self.0.remove(field) else {
+            return Ok(None);
+        };
+        T::deserialize(&value)
+            .map(Some)
+            .map_err(|problem| Fault::new(field, &value, &problem))
     }
 
     fn need<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, Fault> {
-        self.take(field)?.ok_or_else(|| Fault::new(field, &"missing", &"must be given"))
+        self.take(field)?
+            .ok_or_else(|| Fault::new(field, &"missing", &"must be given"))
     }
 
     /// Everything must have been taken.
@@ -275,8 +337,15 @@ impl Fields {
 }
 
 /// One device, which must differ from those `before` it.
-fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -> Result<(Gpu, Ailment), Fault> {
-    let Value::Object(object) = value else { return Err(Fault::new("gpus", &value, &"must be an object")) };
+fn understand(
+    index: u32,
+    node: &str,
+    value: Value,
+    before: &[(Gpu, Ailment)],
+) -> Result<(Gpu, Ailment), Fault> {
+    let Value::Object(object) = value else {
+        return Err(Fault::new("gpus", &value, &"must be an object"));
+    };
     let mut fields = Fields(object);
     let uuid = on_node(node, &fields.need::<String>("uuid")?);
     let minor = fields.need("minor")?;
@@ -291,7 +360,9 @@ fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -
         bus_id: fields.take("busId")?,
         place: place(&mut fields)?,
         labels: fields.take("labels")?.unwrap_or_default(),
-        device_node: fields.take("deviceNode")?.unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
+        device_node: fields
+            .take("deviceNode")?
+            .unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
     };
     fields.finish()?;
     is_distinct(before, &gpu)?;
@@ -300,23 +371,44 @@ fn understand(index: u32, node: &str, value: Value, before: &[(Gpu, Ailment)]) -
 
 /// The partition table, in the form of its annotation.
 fn partitions(document: &mut Fields) -> Result<Option<GpuPartitionTable>, Fault> {
-    let Some(value) = document.take::<Value>("gpuPartitions")? else { return Ok(None) };
-    read_partitions(&value.to_string()).map(Some).map_err(|error| Fault::new("gpuPartitions", &value, &error))
+    let Some(value) = document.take::<Value>("gpuPartitions")? else {
+        return Ok(None);
+    };
+    read_partitions(&value.to_string())
+        .map(Some)
+        .map_err(|error| Fault::new("gpuPartitions", &value, &error))
 }
 
 fn partition_policy(document: &mut Fields) -> Result<Option<GpuPartitionPolicy>, Fault> {
-    let Some(text) = document.take::<String>("gpuPartitionPolicy")? else { return Ok(None) };
-    let known = [GpuPartitionPolicy::Honor, GpuPartitionPolicy::Prefer].into_iter().find(|policy| policy.as_str() == text);
-    known.map(Some).ok_or_else(|| Fault::new("gpuPartitionPolicy", &text, &"must be `Honor` or `Prefer`"))
+    let Some(text) = document.take::<String>("gpuPartitionPolicy")? else {
+        return Ok(None);
+    };
+    let known = [GpuPartitionPolicy::Honor, GpuPartitionPolicy::Prefer]
+        .into_iter()
+        .find(|policy| policy.as_str() == text);
+    known
+        .map(Some)
+        .ok_or_else(|| Fault::new("gpuPartitionPolicy", &text, &"must be `Honor` or `Prefer`"))
 }
 
 /// Where a device sits: `numaNode`, `pcieId` (a switch, or the root complex of a device without one) and `pcieRoot`.
 fn place(fields: &mut Fields) -> Result<Place, Fault> {
     let numa_node = fields.take::<i32>("numaNode")?.filter(|node| *node >= 0);
-    let (pcie_id, root) = (fields.take::<String>("pcieId")?, fields.take::<String>("pcieRoot")?);
+    let (pcie_id, root) = (
+        fields.take::<String>("pcieId")?,
+        fields.take::<String>("pcieRoot")?,
+    );
     Ok(match pcie_id {
-        Some(id) if pci::is_root(&id) => Place { numa_node, root: root.or(Some(id)), switch: None },
-        switch => Place { numa_node, root, switch },
+        Some(id) if pci::is_root(&id) => Place {
+            numa_node,
+            root: root.or(Some(id)),
+            switch: None,
+        },
+        switch => Place {
+            numa_node,
+            root,
+            switch,
+        },
     })
 }
 
@@ -327,7 +419,9 @@ fn on_node(node: &str, uuid: &str) -> String {
         return readable;
     }
     // FNV-1a: stable across versions, which std's hasher does not promise.
-    let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     uuid.replace("{node}", &format!("{hash:016x}"))
 }
 
@@ -341,7 +435,9 @@ fn ailment(text: &str) -> Result<Ailment, Fault> {
     match text {
         "Healthy" => Ok(Ailment::Healthy),
         "Lost" => Ok(Ailment::Lost),
-        _ => xid().map(Ailment::Xid).ok_or_else(|| Fault::new("health", &text, &"must be `Healthy`, `Lost` or `Xid <number>`")),
+        _ => xid()
+            .map(Ailment::Xid)
+            .ok_or_else(|| Fault::new("health", &text, &"must be `Healthy`, `Lost` or `Xid <number>`")),
     }
 }
 

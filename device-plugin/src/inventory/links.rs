@@ -25,14 +25,27 @@ pub(super) fn groups(links: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
             FarEnd::Gpu(other) => *seen.entry((*own, *other)).or_default() += 1,
         }
     }
-    let on_switches = GpuLinks { minors: to_switches.keys().copied().collect(), links: to_switches.values().copied().min().unwrap_or(0) };
-    let pairs: BTreeSet<(u32, u32)> = seen.keys().map(|(one, other)| (*one.min(other), *one.max(other))).collect();
+    let on_switches = GpuLinks {
+        minors: to_switches.keys().copied().collect(),
+        links: to_switches.values().copied().min().unwrap_or(0),
+    };
+    let pairs: BTreeSet<(u32, u32)> = seen
+        .keys()
+        .map(|(one, other)| (*one.min(other), *one.max(other)))
+        .collect();
     let between = |(one, other): (u32, u32)| {
         let count = |from, to| seen.get(&(from, to)).copied().unwrap_or(0);
-        GpuLinks { minors: vec![one, other], links: count(one, other).max(count(other, one)) }
+        GpuLinks {
+            minors: vec![one, other],
+            links: count(one, other).max(count(other, one)),
+        }
     };
     let pairs = pairs.into_iter().filter(|(one, other)| one != other).map(between);
-    (on_switches.minors.len() > 1).then_some(on_switches).into_iter().chain(pairs).collect()
+    (on_switches.minors.len() > 1)
+        .then_some(on_switches)
+        .into_iter()
+        .chain(pairs)
+        .collect()
 }
 
 #[cfg(test)]
@@ -56,7 +69,10 @@ mod tests {
     #[case::a_loop(&[(0, Some(0))], "[]")]
     #[case::both(&[(0, None), (1, None), (1, Some(2))], r#"[{"minors":[0,1],"links":1},{"minors":[1,2],"links":1}]"#)]
     fn found(#[case] links: &[(u32, Option<u32>)], #[case] expected: &str) {
-        let links: Vec<_> = links.iter().map(|(own, far)| (*own, far.map_or(FarEnd::Switch, FarEnd::Gpu))).collect();
+        let links: Vec<_> = links
+            .iter()
+            .map(|(own, far)| (*own, far.map_or(FarEnd::Switch, FarEnd::Gpu)))
+            .collect();
         assert_eq!(text(&groups(&links)), expected);
     }
 

@@ -22,24 +22,38 @@ impl MachineSource {
     /// NVIDIA's GPUs alone.
     pub fn of_gpus(gpus: NvmlSource) -> Self {
         let others = SysfsSource::nothing(gpus.sysfs.clone());
-        Self { gpus: Some(gpus), others }
+        Self {
+            gpus: Some(gpus),
+            others,
+        }
     }
 
     pub(super) fn discover(&self) -> Result<Inventory, InventoryError> {
         let others = self.others.list();
-        let gpus = self.gpus.as_ref().map_or_else(|| Ok(Inventory::default()), NvmlSource::discover);
+        let gpus = self
+            .gpus
+            .as_ref()
+            .map_or_else(|| Ok(Inventory::default()), NvmlSource::discover);
         match gpus {
-            Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::NoDevice { place: self.others.root.clone() }),
+            Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::NoDevice {
+                place: self.others.root.clone(),
+            }),
             Ok(found) => Ok(Inventory { others, ..found }),
             Err(error) if error.is_absence() && !others.is_empty() => {
                 info!(%error, "serving the devices that this node has besides GPUs");
-                Ok(Inventory { others, ..Inventory::default() })
+                Ok(Inventory {
+                    others,
+                    ..Inventory::default()
+                })
             }
             Err(error) => Err(error),
         }
     }
 
-    pub(super) fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    pub(super) fn watch(
+        &self,
+        inventory: &Inventory,
+    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         let gpus = self.gpus.iter().map(|nvml| nvml.watcher(inventory));
         let others = self.others.is_wanted().then(|| self.others.watcher(inventory));
         Feed::start(gpus.chain(others).collect())

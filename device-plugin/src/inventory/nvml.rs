@@ -79,7 +79,10 @@ impl NvmlSource {
         if inventory.gpus.is_empty() {
             let reasons: Vec<_> = inventory.excluded.iter().map(ExcludedGpu::to_string).collect();
             let place = self.library.clone();
-            return Err(InventoryError::NothingToShare { place, reasons: reasons.join("; ") });
+            return Err(InventoryError::NothingToShare {
+                place,
+                reasons: reasons.join("; "),
+            });
         }
         inventory.links = links(&nvml, &Bus::read(&self.sysfs), &inventory.gpus);
         Ok(inventory)
@@ -93,14 +96,20 @@ impl NvmlSource {
 
     /// What this session sees; not an error if nothing of it can be shared.
     fn list(&self, nvml: &Nvml) -> Result<Inventory, InventoryError> {
-        let count = nvml.device_count().map_err(|error| failed("count the devices", error))?;
+        let count = nvml
+            .device_count()
+            .map_err(|error| failed("count the devices", error))?;
         if count == 0 {
-            return Err(InventoryError::NoGpu { place: self.library.clone() });
+            return Err(InventoryError::NoGpu {
+                place: self.library.clone(),
+            });
         }
         let bus = Bus::read(&self.sysfs);
         let (mut gpus, mut excluded) = (Vec::<Gpu>::new(), Vec::new());
         for index in 0..count {
-            let looked = self.look_at(nvml, &bus, index).and_then(|gpu| distinct(&gpus, gpu));
+            let looked = self
+                .look_at(nvml, &bus, index)
+                .and_then(|gpu| distinct(&gpus, gpu));
             match looked {
                 Ok(gpu) => gpus.push(gpu),
                 Err(reason) => excluded.push(reason),
@@ -108,27 +117,50 @@ impl NvmlSource {
         }
         gpus.sort_by_key(|gpu| gpu.minor);
         let driver_version = nvml.sys_driver_version().ok();
-        Ok(Inventory { gpus, excluded, needs_driver: true, driver_version, vendor: "nvidia".to_owned(), ..Inventory::default() })
+        Ok(Inventory {
+            gpus,
+            excluded,
+            needs_driver: true,
+            driver_version,
+            vendor: "nvidia".to_owned(),
+            ..Inventory::default()
+        })
     }
 
     /// One device, or why it cannot be shared: a sick device does not hide the others.
     fn look_at(&self, nvml: &Nvml, bus: &Bus, index: u32) -> Result<Gpu, ExcludedGpu> {
-        let nameless = |problem: String| ExcludedGpu { index, uuid: None, exclusion: Exclusion::Unreadable(problem) };
-        let device = nvml.device_by_index(index).map_err(|error| nameless(no("handle", &error)))?;
+        let nameless = |problem: String| ExcludedGpu {
+            index,
+            uuid: None,
+            exclusion: Exclusion::Unreadable(problem),
+        };
+        let device = nvml
+            .device_by_index(index)
+            .map_err(|error| nameless(no("handle", &error)))?;
         let uuid = device.uuid().map_err(|error| nameless(no("UUID", &error)))?;
-        let uuid: GpuUuid = uuid.parse().map_err(|error: InvalidGpuUuid| nameless(error.to_string()))?;
-        let excluded = |exclusion| ExcludedGpu { index, uuid: Some(uuid.clone()), exclusion };
+        let uuid: GpuUuid = uuid
+            .parse()
+            .map_err(|error: InvalidGpuUuid| nameless(error.to_string()))?;
+        let excluded = |exclusion| ExcludedGpu {
+            index,
+            uuid: Some(uuid.clone()),
+            exclusion,
+        };
         if is_mig(&device) {
             return Err(excluded(Exclusion::Mig));
         }
-        self.describe(&device, bus, index, &uuid).map_err(|problem| excluded(Exclusion::Unreadable(problem)))
+        self.describe(&device, bus, index, &uuid)
+            .map_err(|problem| excluded(Exclusion::Unreadable(problem)))
     }
 
     fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &GpuUuid) -> Result<Gpu, String> {
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
         let minor = self.minor(device, bus_id.as_deref())?;
         let (memory_bytes, reserved_bytes) = self.memory(device)?;
-        let place: Place = bus_id.as_deref().map(|address| bus.place(address)).unwrap_or_default();
+        let place: Place = bus_id
+            .as_deref()
+            .map(|address| bus.place(address))
+            .unwrap_or_default();
         Ok(Gpu {
             uuid: uuid.clone(),
             minor,
@@ -151,13 +183,30 @@ impl NvmlSource {
             Err(error) => return Err(no("minor number", &error)),
         };
         let Some(bus_id) = bus_id else {
-            return Err(format!("its minor number cannot be read: {unknown}, and it has no PCI address"));
+            return Err(format!(
+                "its minor number cannot be read: {unknown}, and it has no PCI address"
+            ));
         };
-        let file = self.procfs.join("driver/nvidia/gpus").join(bus_id).join("information");
-        let text = fs::read_to_string(&file)
-            .map_err(|error| format!("its minor number cannot be read: {unknown}, and {} cannot be read: {error}", file.display()))?;
-        let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse().ok());
-        minor.ok_or_else(|| format!("its minor number cannot be read: {unknown}, and {} does not name it", file.display()))
+        let file = self
+            .procfs
+            .join("driver/nvidia/gpus")
+            .join(bus_id)
+            .join("information");
+        let text = fs::read_to_string(&file).map_err(|error| {
+            format!(
+                "its minor number cannot be read: {unknown}, and {} cannot be read: {error}",
+                file.display()
+            )
+        })?;
+        let minor = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse().ok());
+        minor.ok_or_else(|| {
+            format!(
+                "its minor number cannot be read: {unknown}, and {} does not name it",
+                file.display()
+            )
+        })
     }
 
     /// Bytes that can be shared, and those besides that the driver reserves and that are left out.
@@ -186,18 +235,26 @@ fn is_mig(device: &Device<'_>) -> bool {
 
 /// How the GPUs are linked now. A link that breaks later is not news.
 fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
-    let seen = gpus.iter().flat_map(|gpu| far_ends(nvml, bus, gpus, gpu).into_iter().map(|far| (gpu.minor, far)));
+    let seen = gpus.iter().flat_map(|gpu| {
+        far_ends(nvml, bus, gpus, gpu)
+            .into_iter()
+            .map(|far| (gpu.minor, far))
+    });
     links::groups(&seen.collect::<Vec<_>>())
 }
 
 /// What is at the other ends of a GPU's active links, as far as it is a switch or one of these GPUs.
 fn far_ends(nvml: &Nvml, bus: &Bus, gpus: &[Gpu], gpu: &Gpu) -> Vec<FarEnd> {
-    let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { return Vec::new() };
+    let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else {
+        return Vec::new();
+    };
     let links = (0..MAX_LINKS).map(|number| device.link_wrapper_for(number));
     // The first number that is no link's is an error.
     let states = links.map_while(|link| link.is_active().ok().map(|is_active| (link, is_active)));
     let active = states.filter(|(_, is_active)| *is_active);
-    active.filter_map(|(link, _)| far_end(bus, gpus, &pci::address(&link.remote_pci_info().ok()?.bus_id)?)).collect()
+    active
+        .filter_map(|(link, _)| far_end(bus, gpus, &pci::address(&link.remote_pci_info().ok()?.bus_id)?))
+        .collect()
 }
 
 /// What sits at this address. The wrapper cannot tell GPUs from switches.
@@ -206,17 +263,28 @@ fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
         return Some(FarEnd::Gpu(other.minor));
     }
     // In a virtual machine switches have no function of their own; processors have one of another vendor.
-    let is_switch = bus.get(address).is_none_or(|function| function.vendor == NVIDIA && function.class >> 16 == pci::BRIDGE);
+    let is_switch = bus
+        .get(address)
+        .is_none_or(|function| function.vendor == NVIDIA && function.class >> 16 == pci::BRIDGE);
     is_switch.then_some(FarEnd::Switch)
 }
 
 /// `gpu`, unless one of those `before` it has its UUID or minor number.
 fn distinct(before: &[Gpu], gpu: Gpu) -> Result<Gpu, ExcludedGpu> {
     let same = |other: &&Gpu| other.uuid == gpu.uuid || other.minor == gpu.minor;
-    let Some(other) = before.iter().find(same) else { return Ok(gpu) };
-    let problem = format!("GPU {} has the same UUID or minor number {}", other.index, other.minor);
+    let Some(other) = before.iter().find(same) else {
+        return Ok(gpu);
+    };
+    let problem = format!(
+        "GPU {} has the same UUID or minor number {}",
+        other.index, other.minor
+    );
     let exclusion = Exclusion::Unreadable(problem);
-    Err(ExcludedGpu { index: gpu.index, uuid: Some(gpu.uuid), exclusion })
+    Err(ExcludedGpu {
+        index: gpu.index,
+        uuid: Some(gpu.uuid),
+        exclusion,
+    })
 }
 
 fn no(what: &str, error: &NvmlError) -> String {
@@ -224,5 +292,8 @@ fn no(what: &str, error: &NvmlError) -> String {
 }
 
 fn failed(operation: &str, error: NvmlError) -> InventoryError {
-    InventoryError::Nvml { operation: operation.to_owned(), source: Box::new(error) }
+    InventoryError::Nvml {
+        operation: operation.to_owned(),
+        source: Box::new(error),
+    }
 }

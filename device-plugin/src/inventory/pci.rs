@@ -30,7 +30,13 @@ pub(crate) fn address(bus_id: &str) -> Option<String> {
     let (bus, rest) = rest.split_once(':')?;
     let (slot, function) = rest.split_once('.')?;
     let hex = |text: &str| u32::from_str_radix(text, 16).ok();
-    Some(format!("{:04x}:{:02x}:{:02x}.{:x}", hex(domain)?, hex(bus)?, hex(slot)?, hex(function)?))
+    Some(format!(
+        "{:04x}:{:02x}:{:02x}.{:x}",
+        hex(domain)?,
+        hex(bus)?,
+        hex(slot)?,
+        hex(function)?
+    ))
 }
 
 /// Where a PCI device sits.
@@ -90,12 +96,16 @@ impl Bus {
         let entries = fs::read_dir(folder(sysfs)).into_iter().flatten().flatten();
         let addresses = entries.filter_map(|entry| address(entry.file_name().to_str()?));
         let functions = addresses.map(|address| (address.clone(), Function::read(sysfs, &address)));
-        Self { functions: functions.collect() }
+        Self {
+            functions: functions.collect(),
+        }
     }
 
     /// Every function with its address, in the order of addresses.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Function)> {
-        self.functions.iter().map(|(address, function)| (address.as_str(), function))
+        self.functions
+            .iter()
+            .map(|(address, function)| (address.as_str(), function))
     }
 
     /// The function at this address.
@@ -105,19 +115,37 @@ impl Bus {
 
     /// Where the function at this address sits.
     pub(super) fn place(&self, address: &str) -> Place {
-        let Some(function) = self.functions.get(address) else { return Place::default() };
+        let Some(function) = self.functions.get(address) else {
+            return Place::default();
+        };
         // After the root port come an upstream and a downstream port of each switch.
         let upstream_ports = function.bridges.iter().skip(1).step_by(2);
         let nearest = upstream_ports.rev().find(|port| !self.is_on_card(port));
-        Place { numa_node: function.numa_node, root: function.root.clone(), switch: nearest.cloned() }
+        Place {
+            numa_node: function.numa_node,
+            root: function.root.clone(),
+            switch: nearest.cloned(),
+        }
     }
 
     /// Whether a switch is part of the only card below it.
     fn is_on_card(&self, upstream_port: &str) -> bool {
-        let Some(vendor) = self.get(upstream_port).map(|port| port.vendor).filter(|vendor| *vendor != 0) else { return false };
+        let Some(vendor) = self
+            .get(upstream_port)
+            .map(|port| port.vendor)
+            .filter(|vendor| *vendor != 0)
+        else {
+            return false;
+        };
         let is_below = |function: &&Function| function.bridges.iter().any(|bridge| bridge == upstream_port);
-        let is_working = |function: &&Function| WORKING.contains(&(function.class >> 16)) && !function.is_virtual;
-        let mut below = self.functions.values().filter(is_below).filter(is_working).peekable();
+        let is_working =
+            |function: &&Function| WORKING.contains(&(function.class >> 16)) && !function.is_virtual;
+        let mut below = self
+            .functions
+            .values()
+            .filter(is_below)
+            .filter(is_working)
+            .peekable();
         below.peek().is_some() && below.all(|function| function.vendor == vendor)
     }
 }
@@ -127,14 +155,21 @@ impl Function {
         let entry = folder(sysfs).join(own);
         let hex = |name: &str| {
             let text = fs::read_to_string(entry.join(name)).ok();
-            text.and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()).unwrap_or(0)
+            text.and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok())
+                .unwrap_or(0)
         };
         let class = hex("class");
         if BACKGROUND.contains(&(class >> 16)) {
             // There may be thousands, and nobody asks where they are.
-            return Self { class, vendor: hex("vendor"), ..Self::default() };
+            return Self {
+                class,
+                vendor: hex("vendor"),
+                ..Self::default()
+            };
         }
-        let numa_node = fs::read_to_string(entry.join("numa_node")).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        let numa_node = fs::read_to_string(entry.join("numa_node"))
+            .ok()
+            .and_then(|text| text.trim().parse::<i32>().ok());
         let mut function = Self {
             class,
             vendor: hex("vendor"),

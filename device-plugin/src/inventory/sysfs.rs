@@ -44,7 +44,13 @@ pub struct SysfsSource {
 impl SysfsSource {
     /// Looks for nothing.
     pub fn nothing(root: PathBuf) -> Self {
-        Self { root, interval: Duration::from_secs(10), has_rdma: false, has_fpga: false, fpga_vendors: Vec::new() }
+        Self {
+            root,
+            interval: Duration::from_secs(10),
+            has_rdma: false,
+            has_fpga: false,
+            fpga_vendors: Vec::new(),
+        }
     }
 
     /// Whether it looks for anything at all.
@@ -59,8 +65,14 @@ impl SysfsSource {
 
     /// Every device that is there, and what is wrong with it now.
     fn look(&self) -> Vec<(OtherDevice, Option<String>)> {
-        let bus = if self.is_wanted() { Bus::read(&self.root) } else { Bus::default() };
-        let fpgas = self.has_fpga.then(|| fpga::list(&self.root, &bus, &self.fpga_vendors));
+        let bus = if self.is_wanted() {
+            Bus::read(&self.root)
+        } else {
+            Bus::default()
+        };
+        let fpgas = self
+            .has_fpga
+            .then(|| fpga::list(&self.root, &bus, &self.fpga_vendors));
         let adapters = self.has_rdma.then(|| rdma::list(&self.root, &bus));
         fpgas.into_iter().chain(adapters).flatten().collect()
     }
@@ -109,12 +121,23 @@ struct Kind<'a> {
 impl Kind<'_> {
     /// The device that is the function at this address; `nodes` tells the device files of a function.
     fn device(&self, address: &str, minor: u32, nodes: impl Fn(&str) -> Vec<PathBuf>) -> Option<OtherDevice> {
-        let id: GpuUuid = address.parse().inspect_err(|error| info!(address, %error, "passing over a PCI function")).ok()?;
+        let id: GpuUuid = address
+            .parse()
+            .inspect_err(|error| info!(address, %error, "passing over a PCI function"))
+            .ok()?;
         let functions = &self.bus.get(address)?.virtual_functions;
-        let vf = |(number, bus_id): &(u32, String)| VirtualFunction { minor: i32::try_from(*number).unwrap_or(-1), bus_id: bus_id.clone() };
+        let vf = |(number, bus_id): &(u32, String)| VirtualFunction {
+            minor: i32::try_from(*number).unwrap_or(-1),
+            bus_id: bus_id.clone(),
+        };
         let vfs: Vec<_> = functions.iter().map(vf).collect();
-        let group = (!vfs.is_empty()).then(|| VirtualFunctionGroup { labels: BTreeMap::new(), vfs });
-        let function_nodes = functions.iter().map(|(_, address)| (address.clone(), nodes(address)));
+        let group = (!vfs.is_empty()).then(|| VirtualFunctionGroup {
+            labels: BTreeMap::new(),
+            vfs,
+        });
+        let function_nodes = functions
+            .iter()
+            .map(|(_, address)| (address.clone(), nodes(address)));
         Some(OtherDevice {
             device_type: self.device_type.to_owned(),
             id,
@@ -134,5 +157,7 @@ impl Kind<'_> {
 fn function_of(link: &std::path::Path) -> Option<String> {
     let path = std::fs::canonicalize(link).ok()?;
     let mut parts = path.iter().rev().filter_map(|part| part.to_str());
-    parts.find(|part| pci::address(part).as_deref() == Some(part)).map(str::to_owned)
+    parts
+        .find(|part| pci::address(part).as_deref() == Some(part))
+        .map(str::to_owned)
 }

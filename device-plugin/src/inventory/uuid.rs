@@ -40,7 +40,10 @@ impl FromStr for GpuUuid {
         } else {
             return Ok(Self(text.into()));
         };
-        Err(InvalidGpuUuid { text: text.to_owned(), problem })
+        Err(InvalidGpuUuid {
+            text: text.to_owned(),
+            problem,
+        })
     }
 }
 
@@ -74,9 +77,18 @@ mod tests {
     #[case::space("GPU a", "it has a character that is not visible ASCII")]
     #[case::newline("GPU-a\n", "it has a character that is not visible ASCII")]
     #[case::not_ascii("GPU-ä", "it has a character that is not visible ASCII")]
-    #[case::too_long("GPU-5a1d9f6c-0b1e-4c6a-9f4e-0123456789abc", "it is longer than 40 characters")]
+    #[case::too_long(
+        "GPU-5a1d9f6c-0b1e-4c6a-9f4e-0123456789abc",
+        "it is longer than 40 characters"
+    )]
     fn refuses(#[case] text: &str, #[case] problem: &'static str) {
-        assert_eq!(text.parse::<GpuUuid>(), Err(InvalidGpuUuid { text: text.to_owned(), problem }));
+        assert_eq!(
+            text.parse::<GpuUuid>(),
+            Err(InvalidGpuUuid {
+                text: text.to_owned(),
+                problem
+            })
+        );
     }
 
     proptest! {

@@ -27,15 +27,26 @@ use super::{NodeState, SHORT_CHECKPOINT};
 
 impl NodeState {
     /// Answers for one container.
-    pub(super) async fn allocate(&self, resource: Served, request: &ContainerAllocateRequest) -> ContainerAllocateResponse {
+    pub(super) async fn allocate(
+        &self,
+        resource: Served,
+        request: &ContainerAllocateRequest,
+    ) -> ContainerAllocateResponse {
         self.until_decided().await;
         let ids = &request.device_ids;
         let devices = self.devices_of(resource, ids);
-        let call = Call { resource, count: ids.len() as u64, devices: &devices };
+        let call = Call {
+            resource,
+            count: ids.len() as u64,
+            devices: &devices,
+        };
         let answer = |pods: &Pods, found: Found| self.answer(pods, found, &call, ids);
         let answered = match self.follow_preference(&call, answer) {
             Some(response) => Ok(response),
-            None => self.when_identified(&call, self.allocate_patience(), answer).await,
+            None => {
+                self.when_identified(&call, self.allocate_patience(), answer)
+                    .await
+            }
         };
         let response = answered.unwrap_or_else(|reason| self.answer_by_ids(&call, ids, &reason));
         self.answered.notify_one();
@@ -45,7 +56,11 @@ impl NodeState {
     /// How long to wait for the pod of an Allocate.
     fn allocate_patience(&self) -> Duration {
         let has_waited = self.has_waited.swap(false, Ordering::Relaxed);
-        if has_waited || self.mode() == Mode::Cdi { Duration::ZERO } else { self.pod_wait() }
+        if has_waited || self.mode() == Mode::Cdi {
+            Duration::ZERO
+        } else {
+            self.pod_wait()
+        }
     }
 
     /// Answers for the pod that `GetPreferredAllocation` was answered for just before, if there is one.
@@ -84,7 +99,15 @@ impl NodeState {
         let pods = pods.borrow_and_update();
         let found = {
             let mut ledger = self.ledger();
-            self.catch_up(&mut ledger, &pods, if patience == Patience::Over { u64::MAX } else { SHORT_CHECKPOINT });
+            self.catch_up(
+                &mut ledger,
+                &pods,
+                if patience == Patience::Over {
+                    u64::MAX
+                } else {
+                    SHORT_CHECKPOINT
+                },
+            );
             identity::identify(&pods, &ledger, call, patience)?
         };
         Ok(act(&pods, found))
@@ -93,14 +116,32 @@ impl NodeState {
     /// The devices that device IDs are of; IDs that nobody issued say nothing.
     pub(crate) fn devices_of(&self, resource: Served, ids: &[String]) -> Vec<DeviceKey> {
         let fleet = self.fleet.borrow();
-        let meant: BTreeSet<&GpuUuid> = ids.iter().filter_map(|id| fleet.ids.device_of(resource, id)).collect();
-        fleet.entries(resource.device_type()).map(|entry| entry.key).filter(|key| meant.contains(&key.id)).collect()
+        let meant: BTreeSet<&GpuUuid> = ids
+            .iter()
+            .filter_map(|id| fleet.ids.device_of(resource, id))
+            .collect();
+        fleet
+            .entries(resource.device_type())
+            .map(|entry| entry.key)
+            .filter(|key| meant.contains(&key.id))
+            .collect()
     }
 
-    fn answer(&self, pods: &Pods, found: Found, call: &Call<'_>, ids: &[String]) -> ContainerAllocateResponse {
+    fn answer(
+        &self,
+        pods: &Pods,
+        found: Found,
+        call: &Call<'_>,
+        ids: &[String],
+    ) -> ContainerAllocateResponse {
         let pod = pods.get(&found.pod);
-        let known =
-            pod.and_then(|pod| Some(Known { pod, container: pod.containers.get(found.container)?, placement: found.placement.as_ref() }));
+        let known = pod.and_then(|pod| {
+            Some(Known {
+                pod,
+                container: pod.containers.get(found.container)?,
+                placement: found.placement.as_ref(),
+            })
+        });
         let fleet = self.fleet.borrow().clone();
         let given = given(&fleet, found.placement.as_ref(), call);
         let response = self.respond(known.as_ref(), call.resource, ids, &given);
@@ -111,10 +152,19 @@ impl NodeState {
         response
     }
 
-    fn answer_by_ids(&self, call: &Call<'_>, ids: &[String], reason: &Unidentified) -> ContainerAllocateResponse {
+    fn answer_by_ids(
+        &self,
+        call: &Call<'_>,
+        ids: &[String],
+        reason: &Unidentified,
+    ) -> ContainerAllocateResponse {
         let fleet = self.fleet.borrow().clone();
         let response = self.respond(None, call.resource, ids, &given(&fleet, None, call));
-        debug!(resource = self.settings.names.of(call.resource), ?reason, "allocated before the pod is known");
+        debug!(
+            resource = self.settings.names.of(call.resource),
+            ?reason,
+            "allocated before the pod is known"
+        );
         self.log(call, &response);
         self.ledger().keep(call.resource, ids, None, response.clone());
         response
@@ -123,14 +173,28 @@ impl NodeState {
     /// Logs what is known of an answer. kubelet does not name the pod; the log of the container's start does.
     fn log(&self, call: &Call<'_>, response: &ContainerAllocateResponse) {
         let (resource, count) = (self.settings.names.of(call.resource), call.count);
-        let cdi_device = response.cdi_devices.iter().find_map(|device| name_of(&device.name));
+        let cdi_device = response
+            .cdi_devices
+            .iter()
+            .find_map(|device| name_of(&device.name));
         let devices = response.envs.get(inject::own_variable(call.resource));
         info!(resource, count, cdi_device, devices, "allocated");
     }
 
-    fn respond(&self, known: Option<&Known<'_>>, resource: Served, ids: &[String], given: &Given<'_>) -> ContainerAllocateResponse {
+    fn respond(
+        &self,
+        known: Option<&Known<'_>>,
+        resource: Served,
+        ids: &[String],
+        given: &Given<'_>,
+    ) -> ContainerAllocateResponse {
         match self.mode() {
-            Mode::Cdi => inject::cdi_answer(&self.settings.visible_devices_env, resource, ids, self.fresh_number()),
+            Mode::Cdi => inject::cdi_answer(
+                &self.settings.visible_devices_env,
+                resource,
+                ids,
+                self.fresh_number(),
+            ),
             Mode::Envvar => inject::envvar_answer(&self.settings, known, resource, given),
         }
     }
@@ -140,7 +204,11 @@ impl NodeState {
 fn given<'a>(fleet: &'a Fleet, placement: Option<&Placement>, call: &Call<'_>) -> Given<'a> {
     let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
     let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
-    let n_of_ids = if call.resource == Served::Memory { 1 } else { usize::MAX };
+    let n_of_ids = if call.resource == Served::Memory {
+        1
+    } else {
+        usize::MAX
+    };
     let of_ids = || call.devices.iter().take(n_of_ids).cloned().collect();
     let keys = recorded.filter(|keys| !keys.is_empty()).unwrap_or_else(of_ids);
     Given::of(fleet, call.resource, &keys)
@@ -168,7 +236,9 @@ mod tests {
         settings.injection.mode = Some(mode);
         let node = NodeState::new(settings, fleet, pods, Ledger::default());
         let began = Instant::now();
-        let request = ContainerAllocateRequest { device_ids: IDS.map(str::to_owned).into() };
+        let request = ContainerAllocateRequest {
+            device_ids: IDS.map(str::to_owned).into(),
+        };
         let answer = node.allocate(Served::Memory, &request).await;
         (answer, began.elapsed().as_secs())
     }
@@ -178,15 +248,31 @@ mod tests {
         let (answer, waited) = nobodys(Mode::Envvar).await;
         assert_eq!(waited, 2);
         let uuid = crate::builders::gpu(0).uuid.to_string();
-        assert_eq!(answer.envs, ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"].map(|name| (name.to_owned(), uuid.clone())).into());
+        assert_eq!(
+            answer.envs,
+            ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"]
+                .map(|name| (name.to_owned(), uuid.clone()))
+                .into()
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn by_cdi_a_call_is_answered_at_once_by_its_ids_alone() {
         let (answer, waited) = nobodys(Mode::Cdi).await;
-        let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+        let names: Vec<_> = answer
+            .cdi_devices
+            .iter()
+            .map(|device| device.name.as_str())
+            .collect();
         assert_eq!((waited, names.len(), names[0]), (0, 2, "gpushare.dev/driver=all"));
-        assert!(names[1].starts_with("gpushare.dev/gpu=be37fd026d9b3b0b-"), "{}", names[1]);
-        assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into());
+        assert!(
+            names[1].starts_with("gpushare.dev/gpu=be37fd026d9b3b0b-"),
+            "{}",
+            names[1]
+        );
+        assert_eq!(
+            answer.envs,
+            [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into()
+        );
     }
 }

@@ -38,11 +38,18 @@ pub async fn keep_forgotten(node: Arc<NodeState>, lister: Lister) {
         if is_due && !node.is_allocating() {
             match lister.list(&node.settings.names).await {
                 Ok(_) => node.list_again.send_replace(()),
-                Err(error) => debug!(error = one_line(&error), "kubelet is asked later to forget pods that have ended"),
+                Err(error) => debug!(
+                    error = one_line(&error),
+                    "kubelet is asked later to forget pods that have ended"
+                ),
             }
         }
         changed(&mut pods, is_due.then_some(pause)).await;
-        pause = if is_due { (pause * 2).min(PAUSES.1) } else { PAUSES.0 };
+        pause = if is_due {
+            (pause * 2).min(PAUSES.1)
+        } else {
+            PAUSES.0
+        };
         sleep(SETTLE).await;
     }
 }
@@ -62,7 +69,10 @@ async fn changed(pods: &mut watch::Receiver<Pods>, longest: Option<Duration>) {
 
 /// Returns true if the checkpoint names a pod that has ended.
 fn names_ended(written: &[Allocated], pods: &Pods) -> bool {
-    written.iter().any(|entry| pods.get(&entry.pod).is_none_or(|pod| pod.stage == Stage::Terminal))
+    written.iter().any(|entry| {
+        pods.get(&entry.pod)
+            .is_none_or(|pod| pod.stage == Stage::Terminal)
+    })
 }
 
 #[cfg(test)]
@@ -77,7 +87,13 @@ mod tests {
 
     fn entry(uid: &str) -> Allocated {
         let answer = ContainerAllocateResponse::default();
-        Allocated { pod: PodUid::from(uid), container: "c".to_owned(), resource: Served::Memory, ids: vec!["a".to_owned()], answer }
+        Allocated {
+            pod: PodUid::from(uid),
+            container: "c".to_owned(),
+            resource: Served::Memory,
+            ids: vec!["a".to_owned()],
+            answer,
+        }
     }
 
     #[rstest]
@@ -86,8 +102,18 @@ mod tests {
     #[case::one_is_gone(&["a", "gone"], &[("a", Stage::Running)], true)]
     #[case::one_has_ended(&["a", "b"], &[("a", Stage::Running), ("b", Stage::Terminal)], true)]
     #[case::the_api_server_knows_no_end(&["a"], &[("a", Stage::Bound)], false)]
-    fn what_kubelet_is_to_forget(#[case] written: &[&str], #[case] there: &[(&str, Stage)], #[case] expected: bool) {
-        let there: Vec<NodePod> = there.iter().map(|(name, stage)| NodePod { stage: *stage, ..pod(name, 1, [units(1)]) }).collect();
+    fn what_kubelet_is_to_forget(
+        #[case] written: &[&str],
+        #[case] there: &[(&str, Stage)],
+        #[case] expected: bool,
+    ) {
+        let there: Vec<NodePod> = there
+            .iter()
+            .map(|(name, stage)| NodePod {
+                stage: *stage,
+                ..pod(name, 1, [units(1)])
+            })
+            .collect();
         let written: Vec<Allocated> = written.iter().map(|uid| entry(uid)).collect();
         assert_eq!(names_ended(&written, &pods(there)), expected);
     }

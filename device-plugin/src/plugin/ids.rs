@@ -76,7 +76,13 @@ pub struct NumberedIds {
 
 impl<'a> Numbered<'a> {
     fn percent(device: &'a GpuUuid, count: u64) -> Self {
-        Self { device, ids: NumberedIds { prefix: format!("{device}::"), count: Some(count) } }
+        Self {
+            device,
+            ids: NumberedIds {
+                prefix: format!("{device}::"),
+                count: Some(count),
+            },
+        }
     }
 }
 
@@ -84,13 +90,22 @@ impl NumberedIds {
     /// Every ID.
     pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
         let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
-        (0..self.count.unwrap_or(1)).map(move |n| if is_alone { prefix.clone() } else { format!("{prefix}{n}") })
+        (0..self.count.unwrap_or(1)).map(move |n| {
+            if is_alone {
+                prefix.clone()
+            } else {
+                format!("{prefix}{n}")
+            }
+        })
     }
 
     /// Size of their list if each device's entry has so many bytes besides its ID and its health.
     fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
-        self.count.map_or_else(|| device_bytes(prefix, besides), |count| list_bytes(prefix, count, besides))
+        self.count.map_or_else(
+            || device_bytes(prefix, besides),
+            |count| list_bytes(prefix, count, besides),
+        )
     }
 }
 
@@ -111,7 +126,9 @@ pub enum TooLong {
         fitting: MemoryUnit,
     },
     /// There are too many memory units, whatever the unit.
-    #[error("the GPUs of this node have more memory than units of any size can list in {MAX_MESSAGE_BYTES} bytes")]
+    #[error(
+        "the GPUs of this node have more memory than units of any size can list in {MAX_MESSAGE_BYTES} bytes"
+    )]
     AnyUnit,
     /// There are too many shares.
     #[error(
@@ -141,7 +158,12 @@ impl IdScheme {
     ///
     /// # Errors
     /// As above; such a list is longer.
-    pub fn telling(tells_numa_nodes: bool, gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
+    pub fn telling(
+        tells_numa_nodes: bool,
+        gpus: &[Gpu],
+        slots: u32,
+        unit: MemoryUnit,
+    ) -> Result<Self, TooLong> {
         let stems = stems(gpus);
         let with = |slots: u32, unit: MemoryUnit| {
             let named = gpus.iter().zip(&stems);
@@ -151,21 +173,39 @@ impl IdScheme {
                 units: unit.units_in(gpu.memory_bytes),
             };
             let gpus = named.map(ids).collect();
-            Self { slots, tells_numa_nodes, gpus, whole: Vec::new(), others: Vec::new(), by_prefix: BTreeMap::new() }
+            Self {
+                slots,
+                tells_numa_nodes,
+                gpus,
+                whole: Vec::new(),
+                others: Vec::new(),
+                by_prefix: BTreeMap::new(),
+            }
         };
         let mut scheme = with(slots, unit);
         let bytes = scheme.longest_list_bytes(Served::Memory);
         if bytes > LIMIT {
-            let fits = |mib| unit_of(mib).is_some_and(|unit| with(slots, unit).longest_list_bytes(Served::Memory) <= LIMIT);
-            let fitting = first_true(1, MAX_UNIT_MIB, fits).and_then(unit_of).ok_or(TooLong::AnyUnit)?;
+            let fits = |mib| {
+                unit_of(mib).is_some_and(|unit| with(slots, unit).longest_list_bytes(Served::Memory) <= LIMIT)
+            };
+            let fitting = first_true(1, MAX_UNIT_MIB, fits)
+                .and_then(unit_of)
+                .ok_or(TooLong::AnyUnit)?;
             return Err(TooLong::Units { unit, bytes, fitting });
         }
         let bytes = scheme.longest_list_bytes(Served::Shared);
         if bytes > LIMIT {
-            let too_many = |slots| with(u32::try_from(slots).unwrap_or(u32::MAX), unit).longest_list_bytes(Served::Shared) > LIMIT;
+            let too_many = |slots| {
+                with(u32::try_from(slots).unwrap_or(u32::MAX), unit).longest_list_bytes(Served::Shared)
+                    > LIMIT
+            };
             let first_too_many = first_true(1, u64::from(slots), too_many).unwrap_or(1);
             let fitting = u32::try_from(first_too_many - 1).unwrap_or(0);
-            return Err(TooLong::Slots { slots, bytes, fitting });
+            return Err(TooLong::Slots {
+                slots,
+                bytes,
+                fitting,
+            });
         }
         scheme.index();
         Ok(scheme)
@@ -174,10 +214,21 @@ impl IdScheme {
     /// Notes the prefixes of all IDs.
     fn index(&mut self) {
         let prefixes = |resource| {
-            let of_device = |Numbered { device, ids }: Numbered<'_>| (ids.prefix, Prefixed { device: device.clone(), count: ids.count });
+            let of_device = |Numbered { device, ids }: Numbered<'_>| {
+                (
+                    ids.prefix,
+                    Prefixed {
+                        device: device.clone(),
+                        count: ids.count,
+                    },
+                )
+            };
             self.numbered(resource).map(of_device).collect()
         };
-        self.by_prefix = Served::ALL.into_iter().map(|resource| (resource, prefixes(resource))).collect();
+        self.by_prefix = Served::ALL
+            .into_iter()
+            .map(|resource| (resource, prefixes(resource)))
+            .collect();
     }
 
     /// The same with the IDs of whole GPUs and of devices of other types.
@@ -212,20 +263,35 @@ impl IdScheme {
     pub fn numbered(&self, resource: Served) -> impl Iterator<Item = Numbered<'_>> {
         let shared = self.gpus.iter().filter_map(move |gpu| match resource {
             Served::Shared => Some(Numbered::percent(&gpu.uuid, u64::from(self.slots))),
-            Served::Memory => {
-                Some(Numbered { device: &gpu.uuid, ids: NumberedIds { prefix: format!("{}-", gpu.stem), count: Some(gpu.units) } })
-            }
+            Served::Memory => Some(Numbered {
+                device: &gpu.uuid,
+                ids: NumberedIds {
+                    prefix: format!("{}-", gpu.stem),
+                    count: Some(gpu.units),
+                },
+            }),
             Served::Whole | Served::Rdma | Served::Fpga => None,
         });
         let whole = self.whole.iter().filter(move |_| resource == Served::Whole);
-        let whole = whole.map(|uuid| Numbered { device: uuid, ids: NumberedIds { prefix: uuid.to_string(), count: None } });
+        let whole = whole.map(|uuid| Numbered {
+            device: uuid,
+            ids: NumberedIds {
+                prefix: uuid.to_string(),
+                count: None,
+            },
+        });
         let others = self.others.iter().filter(move |(other, ..)| *other == resource);
-        shared.chain(whole).chain(others.map(|(_, id, amount)| Numbered::percent(id, *amount)))
+        shared
+            .chain(whole)
+            .chain(others.map(|(_, id, amount)| Numbered::percent(id, *amount)))
     }
 
     /// The IDs of one device's virtual devices.
     pub fn ids(&self, resource: Served, device: &GpuUuid) -> impl Iterator<Item = String> {
-        self.numbered(resource).find(|numbered| numbered.device == device).into_iter().flat_map(|numbered| numbered.ids.iter())
+        self.numbered(resource)
+            .find(|numbered| numbered.device == device)
+            .into_iter()
+            .flat_map(|numbered| numbered.ids.iter())
     }
 
     /// The device whose virtual device this is.
@@ -242,13 +308,16 @@ impl IdScheme {
 
     /// Whether there is anything of a resource.
     pub fn has(&self, resource: Served) -> bool {
-        self.numbered(resource).any(|numbered| numbered.ids.count != Some(0))
+        self.numbered(resource)
+            .any(|numbered| numbered.ids.count != Some(0))
     }
 
     /// Size of the list of all devices when all of them are unhealthy.
     pub fn longest_list_bytes(&self, resource: Served) -> u64 {
         let besides = if self.tells_numa_nodes { NUMA_NODE_BYTES } else { 0 };
-        self.numbered(resource).map(|numbered| numbered.ids.list_bytes(besides)).fold(0, u64::saturating_add)
+        self.numbered(resource)
+            .map(|numbered| numbered.ids.list_bytes(besides))
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -286,7 +355,8 @@ fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
     let (mut digits, mut start) = (1, 0_u64);
     while start < count {
         let end = 10_u64.saturating_pow(digits).min(count);
-        bytes = bytes.saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits), besides)));
+        bytes = bytes
+            .saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits), besides)));
         (digits, start) = (digits + 1, end);
     }
     bytes
@@ -305,12 +375,27 @@ fn varint_bytes(value: u64) -> u64 {
 /// A word for each GPU that no other GPU of the node has: the start of its UUID's hash, longer only where
 /// two are alike. So that a GPU keeps its IDs when another one comes, the hash is of the whole UUID alone.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
-    let hashes: Vec<String> = gpus.iter().map(|gpu| format!("{:016x}", fnv1a(gpu.uuid.as_str()))).collect();
+    let hashes: Vec<String> = gpus
+        .iter()
+        .map(|gpu| format!("{:016x}", fnv1a(gpu.uuid.as_str())))
+        .collect();
     let stem = |own: &String| {
-        let alone = |len: &usize| hashes.iter().filter(|other| start(other, *len) == start(own, *len)).count() == 1;
-        STEM_LENGTHS.into_iter().find(alone).map(|len| start(own, len).to_owned())
+        let alone = |len: &usize| {
+            hashes
+                .iter()
+                .filter(|other| start(other, *len) == start(own, *len))
+                .count()
+                == 1
+        };
+        STEM_LENGTHS
+            .into_iter()
+            .find(alone)
+            .map(|len| start(own, len).to_owned())
     };
-    let stems = gpus.iter().zip(&hashes).map(|(gpu, hash)| stem(hash).unwrap_or_else(|| gpu.uuid.to_string()));
+    let stems = gpus
+        .iter()
+        .zip(&hashes)
+        .map(|(gpu, hash)| stem(hash).unwrap_or_else(|| gpu.uuid.to_string()));
     stems.collect()
 }
 

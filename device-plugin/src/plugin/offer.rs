@@ -14,7 +14,13 @@ use super::registration::{KubeletDir, keep_registered};
 
 /// Serves and registers `resource` while there is anything of it, until `stop`; `is_registered` tells whether kubelet knows all
 /// that there is.
-pub async fn keep_offered(dir: KubeletDir, resource: Served, node: Arc<NodeState>, mut stop: Stop, is_registered: watch::Sender<bool>) {
+pub async fn keep_offered(
+    dir: KubeletDir,
+    resource: Served,
+    node: Arc<NodeState>,
+    mut stop: Stop,
+    is_registered: watch::Sender<bool>,
+) {
     let mut fleet = node.fleet.clone();
     let is_there = |fleet: &Fleet| fleet.offers(resource, &node.settings.names);
     loop {
@@ -27,7 +33,13 @@ pub async fn keep_offered(dir: KubeletDir, resource: Served, node: Arc<NodeState
             return;
         }
         let (stopper, ending) = Stopper::new();
-        let mut serving = std::pin::pin!(keep_registered(dir.clone(), resource, Arc::clone(&node), ending, is_registered.clone()));
+        let mut serving = std::pin::pin!(keep_registered(
+            dir.clone(),
+            resource,
+            Arc::clone(&node),
+            ending,
+            is_registered.clone()
+        ));
         tokio::select! {
             () = &mut serving => return,
             () = stop.requested() => {}

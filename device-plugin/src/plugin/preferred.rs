@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use proto::kubelet::deviceplugin::{ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse};
+use proto::kubelet::deviceplugin::{
+    ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse,
+};
 use proto::request::ContainerKind;
 use tracing::debug;
 
@@ -34,10 +36,18 @@ impl NodeState {
         self.until_decided().await;
         let devices = self.devices_of(resource, &request.must_include_device_ids);
         let count = u64::try_from(request.allocation_size).unwrap_or(0);
-        let call = Call { resource, count, devices: &devices };
+        let call = Call {
+            resource,
+            count,
+            devices: &devices,
+        };
         self.ledger().prefer(None);
         // Mode cdi needs no pinning for the right device, only for those who read kubelet's books.
-        let patience = if self.mode() == Mode::Cdi { self.settings.allocate_wait.min(CDI_WAIT) } else { self.pod_wait() };
+        let patience = if self.mode() == Mode::Cdi {
+            self.settings.allocate_wait.min(CDI_WAIT)
+        } else {
+            self.pod_wait()
+        };
         let wanted = self.when_identified(&call, patience, |pods, found| {
             let wanted = self.wanted(pods, &found, resource);
             self.ledger().prefer(Some(found));
@@ -50,7 +60,9 @@ impl NodeState {
             Vec::new()
         });
         let device_ids = {
-            let written = self.checkpoint().and_then(|checkpoint| checkpoint.read_up_to(SHORT_CHECKPOINT));
+            let written = self
+                .checkpoint()
+                .and_then(|checkpoint| checkpoint.read_up_to(SHORT_CHECKPOINT));
             // The same order as everywhere: pods before the books.
             let pods = self.pods.borrow();
             let ledger = self.ledger();
@@ -66,13 +78,25 @@ impl NodeState {
 
     /// The devices of the pod, beginning with those that the containers before this one have no share of.
     fn wanted(&self, pods: &Pods, found: &Found, resource: Served) -> Vec<GpuUuid> {
-        let Some(pod) = pods.get(&found.pod) else { return Vec::new() };
+        let Some(pod) = pods.get(&found.pod) else {
+            return Vec::new();
+        };
         let fleet = self.fleet.borrow();
-        let Some(placement) = &found.placement else { return Vec::new() };
-        let Ok(mut devices) = fleet.resolve(resource, placement.names(resource)) else { return Vec::new() };
+        let Some(placement) = &found.placement else {
+            return Vec::new();
+        };
+        let Ok(mut devices) = fleet.resolve(resource, placement.names(resource)) else {
+            return Vec::new();
+        };
         // The IDs of an ordinary init container are handed on, so they are not taken.
-        let before = pod.containers.iter().take(found.container).filter(|before| before.kind != ContainerKind::Init);
-        let before: u64 = before.map(|container| resource.count(container)).fold(0, u64::saturating_add);
+        let before = pod
+            .containers
+            .iter()
+            .take(found.container)
+            .filter(|before| before.kind != ContainerKind::Init);
+        let before: u64 = before
+            .map(|container| resource.count(container))
+            .fold(0, u64::saturating_add);
         if let (true, Some(skip)) = (is_spread(resource), before.checked_rem(devices.len() as u64)) {
             devices.rotate_left(usize::try_from(skip).unwrap_or(0));
         }
@@ -96,8 +120,15 @@ fn choose(
     wanted: &[GpuUuid],
     given: &HashSet<&str>,
 ) -> Vec<String> {
-    let included: BTreeSet<&str> = request.must_include_device_ids.iter().map(String::as_str).collect();
-    let covered: Vec<&GpuUuid> = included.iter().filter_map(|id| fleet.ids.device_of(resource, id)).collect();
+    let included: BTreeSet<&str> = request
+        .must_include_device_ids
+        .iter()
+        .map(String::as_str)
+        .collect();
+    let covered: Vec<&GpuUuid> = included
+        .iter()
+        .filter_map(|id| fleet.ids.device_of(resource, id))
+        .collect();
     let mut choice = Choice::new(fleet, resource, request, &included, given);
     if is_spread(resource) {
         for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
@@ -140,19 +171,31 @@ impl<'a> Choice<'a> {
         given: &'a HashSet<&'a str>,
     ) -> Self {
         let mut free = BTreeMap::<&GpuUuid, Free<'_>>::new();
-        for id in request.available_device_ids.iter().map(String::as_str).filter(|id| !included.contains(id)) {
+        for id in request
+            .available_device_ids
+            .iter()
+            .map(String::as_str)
+            .filter(|id| !included.contains(id))
+        {
             if let Some(gpu) = fleet.ids.device_of(resource, id) {
                 free.entry(gpu).or_default().ids.push(id);
             }
         }
         let size = usize::try_from(request.allocation_size).unwrap_or(0);
-        Self { chosen: request.must_include_device_ids.clone(), size, free, given }
+        Self {
+            chosen: request.must_include_device_ids.clone(),
+            size,
+            free,
+            given,
+        }
     }
 
     /// Takes at most `most` IDs of a device, the lowest numbers first and given ones last, and returns how many.
     fn take(&mut self, uuid: &GpuUuid, most: usize) -> usize {
         let missing = self.size.saturating_sub(self.chosen.len()).min(most);
-        let Some(Free { ids, is_in_order }) = self.free.get_mut(uuid).filter(|_| missing > 0) else { return 0 };
+        let Some(Free { ids, is_in_order }) = self.free.get_mut(uuid).filter(|_| missing > 0) else {
+            return 0;
+        };
         if !std::mem::replace(is_in_order, true) {
             ids.sort_by_cached_key(|id| Reverse((self.given.contains(id), id.len(), *id)));
         }
@@ -167,9 +210,16 @@ impl<'a> Choice<'a> {
     /// The fullest device that has all that is missing, or else the emptiest one; none when nothing is missing or left.
     fn best_device(&self) -> Option<&'a GpuUuid> {
         let missing = self.size.saturating_sub(self.chosen.len());
-        let sizes = || self.free.iter().map(|(uuid, free)| (free.ids.len(), *uuid)).filter(|_| missing > 0);
+        let sizes = || {
+            self.free
+                .iter()
+                .map(|(uuid, free)| (free.ids.len(), *uuid))
+                .filter(|_| missing > 0)
+        };
         let enough = sizes().filter(|(n_free, _)| *n_free >= missing).min();
-        enough.or_else(|| sizes().max_by_key(|(n_free, uuid)| (*n_free, Reverse(*uuid)))).map(|(_, uuid)| uuid)
+        enough
+            .or_else(|| sizes().max_by_key(|(n_free, uuid)| (*n_free, Reverse(*uuid))))
+            .map(|(_, uuid)| uuid)
     }
 }
 

@@ -59,7 +59,11 @@ pub struct KubeletDir {
 impl KubeletDir {
     /// A directory looked at every second.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, interval: Duration::from_secs(1), patience: Duration::from_secs(10) }
+        Self {
+            path,
+            interval: Duration::from_secs(1),
+            patience: Duration::from_secs(10),
+        }
     }
 }
 
@@ -122,12 +126,20 @@ impl End {
 
 /// Serves and registers `resource` until `stop`; `is_registered` tells how things are. Returns at once if the resource has no
 /// name on this node.
-pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeState>, mut stop: Stop, is_registered: watch::Sender<bool>) {
+pub async fn keep_registered(
+    dir: KubeletDir,
+    resource: Served,
+    node: Arc<NodeState>,
+    mut stop: Stop,
+    is_registered: watch::Sender<bool>,
+) {
     /// How long a registration must have lasted for the next one to come without a pause.
     const STABLE: Duration = Duration::from_secs(5);
     const LONGEST_PAUSE: Duration = Duration::from_secs(10);
     let shortest = dir.interval.min(Duration::from_millis(200));
-    let Some(name) = node.settings.names.of(resource).map(str::to_owned) else { return };
+    let Some(name) = node.settings.names.of(resource).map(str::to_owned) else {
+        return;
+    };
     let mut pause = shortest;
     while !stop.is_requested() {
         let began = Instant::now();
@@ -144,10 +156,18 @@ pub async fn keep_registered(dir: KubeletDir, resource: Served, node: Arc<NodeSt
         match end {
             Ok(End::Stopped) => return,
             Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
-            Err(error) => warn!(resource = name, error = one_line(&error), "not registered, trying again"),
+            Err(error) => warn!(
+                resource = name,
+                error = one_line(&error),
+                "not registered, trying again"
+            ),
         }
         node.resume();
-        pause = if is_quick || began.elapsed() >= STABLE { shortest } else { (pause * 2).min(longest) };
+        pause = if is_quick || began.elapsed() >= STABLE {
+            shortest
+        } else {
+            (pause * 2).min(longest)
+        };
         tokio::select! {
             () = stop.requested() => return,
             () = sleep(pause) => {}
@@ -166,7 +186,10 @@ async fn register_once(
     is_registered: &watch::Sender<bool>,
 ) -> Result<End, RegistrationError> {
     let path = dir.path.join(resource.socket());
-    let listen = |source| RegistrationError::Listen { path: path.clone(), source };
+    let listen = |source| RegistrationError::Listen {
+        path: path.clone(),
+        source,
+    };
     let (socket, listener) = OwnSocket::bind(path.clone()).map_err(listen)?;
     let serving = Serving::start(resource, Arc::clone(node), UnixListenerStream::new(listener));
     let kubelet = dir.path.join(KUBELET_SOCKET);
@@ -200,8 +223,13 @@ async fn follow(
     };
     let mut streams = serving.streams.subscribe();
     let registration = async {
-        timeout(dir.patience, register(kubelet, request)).await.map_err(|_| RegistrationError::Silent(dir.patience))??;
-        if !matches!(timeout(dir.patience, streams.wait_for(|streams| streams.n_ever > 0)).await, Ok(Ok(_))) {
+        timeout(dir.patience, register(kubelet, request))
+            .await
+            .map_err(|_| RegistrationError::Silent(dir.patience))??;
+        if !matches!(
+            timeout(dir.patience, streams.wait_for(|streams| streams.n_ever > 0)).await,
+            Ok(Ok(_))
+        ) {
             return Ok(End::StreamNeverOpened);
         }
         info!(resource = name, "registered with kubelet");
@@ -217,7 +245,12 @@ async fn follow(
 }
 
 /// Returns when one of the two sockets is no longer the file that it was, and kubelet takes connections.
-async fn until_moved((name, kubelet): (&str, &Path), kubelet_id: FileId, socket: &OwnSocket, interval: Duration) -> End {
+async fn until_moved(
+    (name, kubelet): (&str, &Path),
+    kubelet_id: FileId,
+    socket: &OwnSocket,
+    interval: Duration,
+) -> End {
     let mut is_told = false;
     loop {
         sleep(interval).await;
@@ -278,11 +311,22 @@ async fn register(kubelet: &Path, request: RegisterRequest) -> Result<(), Regist
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The address is not used, its host becomes the authority that grpc-go expects.
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
-    let channel = channel.map_err(|source| RegistrationError::Connect { path: kubelet.to_owned(), source })?;
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connect)
+        .await;
+    let channel = channel.map_err(|source| RegistrationError::Connect {
+        path: kubelet.to_owned(),
+        source,
+    })?;
     let resource = request.resource_name.clone();
-    let refused = |source| RegistrationError::Refused { resource, source: Box::new(source) };
-    RegistrationClient::new(channel).register(request).await.map_err(refused)?;
+    let refused = |source| RegistrationError::Refused {
+        resource,
+        source: Box::new(source),
+    };
+    RegistrationClient::new(channel)
+        .register(request)
+        .await
+        .map_err(refused)?;
     Ok(())
 }
 
@@ -303,10 +347,18 @@ impl Serving {
         let task = tokio::spawn(async move {
             let end = async move { stop.requested().await };
             if let Err(error) = server.serve_with_incoming_shutdown(incoming, end).await {
-                warn!(error = one_line(&error), ?resource, "the server of a resource has failed");
+                warn!(
+                    error = one_line(&error),
+                    ?resource,
+                    "the server of a resource has failed"
+                );
             }
         });
-        Self { stopper, streams, task }
+        Self {
+            stopper,
+            streams,
+            task,
+        }
     }
 
     /// Ends the streams, then the connections.

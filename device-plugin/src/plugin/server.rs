@@ -9,8 +9,9 @@ use std::sync::Arc;
 use futures::{Stream, stream};
 use proto::kubelet::deviceplugin::device_plugin_server::DevicePlugin;
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
+    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, TopologyInfo,
 };
 use proto::kubelet::{HEALTHY, UNHEALTHY};
 use tokio::sync::watch;
@@ -28,7 +29,10 @@ use super::NodeState;
 use super::ids::{NUMA_NODES, Numbered, NumberedIds};
 
 /// What kubelet is told on connect and at registration.
-pub const OPTIONS: DevicePluginOptions = DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
+pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
+    pre_start_required: true,
+    get_preferred_allocation_available: true,
+};
 
 /// Serves one resource until it is stopped.
 #[derive(Clone, Debug)]
@@ -42,7 +46,12 @@ pub struct DeviceService {
 impl DeviceService {
     /// `streams` is kept up to date with the `ListAndWatch` streams; `stop` ends them.
     pub fn new(resource: Served, node: Arc<NodeState>, streams: watch::Sender<Streams>, stop: Stop) -> Self {
-        Self { resource, node, streams, stop }
+        Self {
+            resource,
+            node,
+            streams,
+            stop,
+        }
     }
 }
 
@@ -70,7 +79,8 @@ impl OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.send_modify(|streams| streams.n_open = streams.n_open.saturating_sub(1));
+        self.0
+            .send_modify(|streams| streams.n_open = streams.n_open.saturating_sub(1));
     }
 }
 
@@ -104,7 +114,11 @@ impl Listing {
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
         let list = loop {
             let device_type = self.resource.device_type();
-            let is_injectable = self.injection.borrow_and_update().as_ref().is_none_or(|injection| injection.is_possible_for(device_type));
+            let is_injectable = self
+                .injection
+                .borrow_and_update()
+                .as_ref()
+                .is_none_or(|injection| injection.is_possible_for(device_type));
             let contents = contents(&self.fleet.borrow_and_update(), self.resource, is_injectable);
             if self.sent.as_ref() != Some(&contents) {
                 let list = list_of(&contents);
@@ -138,12 +152,18 @@ async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
 
 /// A device that no container can get is as good as a sick one.
 fn contents(fleet: &Fleet, resource: Served, is_injectable: bool) -> Contents {
-    let states = fleet.entries(resource.device_type()).map(|entry| (entry.key.id, (entry.is_healthy, entry.numa_node)));
+    let states = fleet
+        .entries(resource.device_type())
+        .map(|entry| (entry.key.id, (entry.is_healthy, entry.numa_node)));
     let states: BTreeMap<GpuUuid, (bool, Option<i32>)> = states.collect();
     let is_told = |node: &i32| fleet.ids.tells_numa_nodes() && NUMA_NODES.contains(node);
     let entry = |numbered: Numbered<'_>| {
         let (is_healthy, numa_node) = states.get(numbered.device).copied().unwrap_or_default();
-        Entry { ids: numbered.ids, is_healthy: is_healthy && is_injectable, numa_node: numa_node.filter(is_told) }
+        Entry {
+            ids: numbered.ids,
+            is_healthy: is_healthy && is_injectable,
+            numa_node: numa_node.filter(is_told),
+        }
     };
     fleet.ids.numbered(resource).map(entry).collect()
 }
@@ -156,18 +176,29 @@ pub fn list(fleet: &Fleet, resource: Served) -> ListAndWatchResponse {
 fn list_of(contents: &Contents) -> ListAndWatchResponse {
     let of_device = |entry: &Entry| {
         let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
-        let topology = entry.numa_node.map(|id| TopologyInfo { nodes: vec![NumaNode { id: i64::from(id) }] });
-        let device = move |id| Device { id, health: health.to_owned(), topology: topology.clone() };
+        let topology = entry.numa_node.map(|id| TopologyInfo {
+            nodes: vec![NumaNode { id: i64::from(id) }],
+        });
+        let device = move |id| Device {
+            id,
+            health: health.to_owned(),
+            topology: topology.clone(),
+        };
         entry.ids.iter().map(device).collect::<Vec<_>>()
     };
-    ListAndWatchResponse { devices: contents.iter().flat_map(of_device).collect() }
+    ListAndWatchResponse {
+        devices: contents.iter().flat_map(of_device).collect(),
+    }
 }
 
 #[tonic::async_trait]
 impl DevicePlugin for DeviceService {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(OPTIONS))
     }
 
@@ -197,7 +228,10 @@ impl DevicePlugin for DeviceService {
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let (_call, began) = (self.node.begin_call(), Instant::now());
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
@@ -209,9 +243,14 @@ impl DevicePlugin for DeviceService {
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 
-    async fn pre_start_container(&self, request: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
         if let Some(gate) = self.node.gate.get() {
-            let opened = gate.open(&self.node, self.resource, request.into_inner().device_ids).await;
+            let opened = gate
+                .open(&self.node, self.resource, request.into_inner().device_ids)
+                .await;
             opened.map_err(|held| Status::failed_precondition(crate::watching::one_line(&held)))?;
         }
         Ok(Response::new(PreStartContainerResponse {}))
@@ -230,13 +269,23 @@ mod tests {
 
     /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.
     fn fleet(tells_numa_nodes: bool) -> Fleet {
-        let at = |numa_node| Place { numa_node, ..Place::default() };
+        let at = |numa_node| Place {
+            numa_node,
+            ..Place::default()
+        };
         let mut gpus = vec![builders::gpu(0), builders::gpu(1)];
         gpus[0].place = at(Some(1));
         let mut adapter = builders::adapter(3);
         adapter.place = at(Some(0));
         let ids = IdScheme::telling(tells_numa_nodes, &gpus, 2, MemoryUnit::GIB).unwrap();
-        Fleet::new(Inventory { gpus, others: vec![adapter], ..Inventory::default() }, ids)
+        Fleet::new(
+            Inventory {
+                gpus,
+                others: vec![adapter],
+                ..Inventory::default()
+            },
+            ids,
+        )
     }
 
     /// On request only, of every resource, and within the size that was reckoned with.
@@ -245,19 +294,34 @@ mod tests {
         for resource in [Served::Shared, Served::Memory, Served::Whole, Served::Rdma] {
             let nodes = |fleet: &Fleet| {
                 let list = list(fleet, resource).devices;
-                let mut told: Vec<_> = list.into_iter().map(|device| device.topology.map(|topology| topology.nodes[0].id)).collect();
+                let mut told: Vec<_> = list
+                    .into_iter()
+                    .map(|device| device.topology.map(|topology| topology.nodes[0].id))
+                    .collect();
                 told.dedup();
                 told
             };
-            let expected = if resource == Served::Rdma { vec![Some(0)] } else { vec![Some(1), None] };
-            assert_eq!((nodes(&fleet(true)), nodes(&fleet(false))), (expected, vec![None]), "{resource:?}");
+            let expected = if resource == Served::Rdma {
+                vec![Some(0)]
+            } else {
+                vec![Some(1), None]
+            };
+            assert_eq!(
+                (nodes(&fleet(true)), nodes(&fleet(false))),
+                (expected, vec![None]),
+                "{resource:?}"
+            );
             let mut all_sick = fleet(true);
             for entry in &mut all_sick.gpus {
                 (entry.is_healthy, entry.gpu.place.numa_node) = (false, Some(127));
             }
             all_sick.others[0].is_healthy = false;
             all_sick.others[0].device.place.numa_node = Some(127);
-            assert_eq!(list(&all_sick, resource).encoded_len() as u64, all_sick.ids.longest_list_bytes(resource), "{resource:?}");
+            assert_eq!(
+                list(&all_sick, resource).encoded_len() as u64,
+                all_sick.ids.longest_list_bytes(resource),
+                "{resource:?}"
+            );
         }
     }
 }

@@ -9,7 +9,8 @@ use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
 use proto::record::{
-    BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, MEM_ASSUME_TIME, MEM_IDX, Record, RecordError,
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, MEM_ASSUME_TIME,
+    MEM_IDX, Record, RecordError,
 };
 use proto::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA};
 
@@ -86,7 +87,8 @@ pub struct Held {
 impl Held {
     /// Its memory of a GPU that has so many bytes.
     pub fn bytes_of(&self, total: u64) -> Option<u64> {
-        let of_ratio = |ratio: u64| u64::try_from(u128::from(total) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
+        let of_ratio =
+            |ratio: u64| u64::try_from(u128::from(total) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
         self.bytes.or_else(|| self.ratio.map(of_ratio))
     }
 }
@@ -110,9 +112,13 @@ pub struct Placement {
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let others = self.others.values().flat_map(|others| others.names.iter().zip(&others.held));
-        let others =
-            others.flat_map(|(name, portion)| std::iter::once(name.to_string()).chain(portion.functions.iter().map(ToString::to_string)));
+        let others = self
+            .others
+            .values()
+            .flat_map(|others| others.names.iter().zip(&others.held));
+        let others = others.flat_map(|(name, portion)| {
+            std::iter::once(name.to_string()).chain(portion.functions.iter().map(ToString::to_string))
+        });
         let names: Vec<String> = self.gpus.iter().map(ToString::to_string).chain(others).collect();
         f.write_str(&names.join(","))
     }
@@ -137,7 +143,9 @@ pub enum Unplaced {
     #[error("annotation {DEVICE_ALLOCATED}: {0}")]
     BadDevice(String),
     /// The two dialects' annotations name different GPUs.
-    #[error("annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})")]
+    #[error(
+        "annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})"
+    )]
     Contradiction {
         /// What gpushare's annotation says.
         idx: u32,
@@ -149,7 +157,13 @@ pub enum Unplaced {
 impl Placement {
     /// Reads the annotations of a pod that asks for `asked`, which says also whose annotation is missed when there is none.
     pub(super) fn read(annotations: &BTreeMap<String, String>, asked: &[Served]) -> Result<Self, Unplaced> {
-        let missing = |units, other| Unplaced::Missing { key: if asked.contains(&Served::Memory) { units } else { other } };
+        let missing = |units, other| Unplaced::Missing {
+            key: if asked.contains(&Served::Memory) {
+                units
+            } else {
+                other
+            },
+        };
         let record = Record::read(annotations).map_err(Unplaced::Unreadable)?;
         let record = record.ok_or_else(|| missing(MEM_IDX, DEVICE_ALLOCATED))?;
         let assumed_at = record.assumed_at;
@@ -157,7 +171,9 @@ impl Placement {
         if placement.gpus.is_empty() && asked.iter().any(|resource| resource.device_type() == TYPE_GPU) {
             return Err(Unplaced::NoDevice(TYPE_GPU));
         }
-        assumed_at.map(|_| placement).ok_or_else(|| missing(MEM_ASSUME_TIME, BIND_TIMESTAMP))
+        assumed_at
+            .map(|_| placement)
+            .ok_or_else(|| missing(MEM_ASSUME_TIME, BIND_TIMESTAMP))
     }
 
     /// What a record says that was assumed then.
@@ -168,14 +184,25 @@ impl Placement {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
         for (device_type, resource) in [(TYPE_RDMA, RDMA), (TYPE_FPGA, FPGA)] {
-            if let Some(devices) = record.allocations.get(device_type).filter(|devices| !devices.is_empty()) {
+            if let Some(devices) = record
+                .allocations
+                .get(device_type)
+                .filter(|devices| !devices.is_empty())
+            {
                 others.insert(device_type, Others::read(device_type, resource, devices)?);
             }
         }
         if gpus.is_empty() && others.is_empty() {
             return Err(Unplaced::NoDevice(TYPE_GPU));
         }
-        Ok(Self { gpus, held, others, assumed_at, gpushare: record.gpushare, allocations: record.allocations })
+        Ok(Self {
+            gpus,
+            held,
+            others,
+            assumed_at,
+            gpushare: record.gpushare,
+            allocations: record.allocations,
+        })
     }
 
     /// The pod's devices that a resource is about.
@@ -187,17 +214,35 @@ impl Placement {
     }
 
     /// The record that an exchange has given to a pod whose annotations say `told`.
-    pub(super) fn exchanged(allocations: &DeviceAllocations, told: &Result<Self, Unplaced>) -> Result<Self, Unplaced> {
+    pub(super) fn exchanged(
+        allocations: &DeviceAllocations,
+        told: &Result<Self, Unplaced>,
+    ) -> Result<Self, Unplaced> {
         let told = told.as_ref().ok();
-        let only = allocations.get(TYPE_GPU).and_then(|devices| devices.first()).and_then(|device| u32::try_from(device.minor).ok());
-        let gpushare = told.and_then(|told| told.gpushare).zip(only).map(|(record, idx)| GpushareRecord { idx, ..record });
+        let only = allocations
+            .get(TYPE_GPU)
+            .and_then(|devices| devices.first())
+            .and_then(|device| u32::try_from(device.minor).ok());
+        let gpushare = told
+            .and_then(|told| told.gpushare)
+            .zip(only)
+            .map(|(record, idx)| GpushareRecord { idx, ..record });
         let assumed_at = told.map(|told| told.assumed_at);
-        Self::of_record(Record { allocations: allocations.clone(), assumed_at, gpushare }, assumed_at.unwrap_or_default())
+        Self::of_record(
+            Record {
+                allocations: allocations.clone(),
+                assumed_at,
+                gpushare,
+            },
+            assumed_at.unwrap_or_default(),
+        )
     }
 
     /// The record in Koordinator's form, also of a pod that has only gpushare's annotations.
     pub fn to_allocations(&self, memory_unit: MemoryUnit) -> DeviceAllocations {
-        let (Some(DeviceName::Minor(minor)), Some(gpushare), true) = (self.gpus.first(), self.gpushare, self.allocations.is_empty()) else {
+        let (Some(DeviceName::Minor(minor)), Some(gpushare), true) =
+            (self.gpus.first(), self.gpushare, self.allocations.is_empty())
+        else {
             return self.allocations.clone();
         };
         let bytes = gpushare.pod_units.saturating_mul(memory_unit.bytes());
@@ -220,13 +265,19 @@ impl Placement {
         let is_less = |now: GpushareRecord, before: GpushareRecord| {
             (now.pod_units == 0 && before.pod_units > 0) || (now.device_units == 0 && before.device_units > 0)
         };
-        let lacks_gpushare = before.gpushare.is_some_and(|before| self.gpushare.is_none_or(|now| is_less(now, before)));
+        let lacks_gpushare = before
+            .gpushare
+            .is_some_and(|before| self.gpushare.is_none_or(|now| is_less(now, before)));
         lacks_gpushare || (self.allocations.is_empty() && !before.allocations.is_empty())
     }
 
     /// The record as it is written.
     pub fn to_record(&self) -> Record {
-        Record { allocations: self.allocations.clone(), assumed_at: Some(self.assumed_at), gpushare: self.gpushare }
+        Record {
+            allocations: self.allocations.clone(),
+            assumed_at: Some(self.assumed_at),
+            gpushare: self.gpushare,
+        }
     }
 
     /// Whether the devices have been handed over before.
@@ -236,27 +287,45 @@ impl Placement {
 
     /// The virtual functions that it was given of the devices that a resource is about.
     pub fn functions(&self, resource: Served) -> impl Iterator<Item = &GpuUuid> {
-        let held = self.others.get(resource.device_type()).into_iter().flat_map(|others| &others.held);
+        let held = self
+            .others
+            .get(resource.device_type())
+            .into_iter()
+            .flat_map(|others| &others.held);
         held.flat_map(|portion| &portion.functions)
     }
 
     /// Whether both name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
-        let is_same = |resource| self.names(resource) == other.names(resource) && self.functions(resource).eq(other.functions(resource));
-        [Served::Whole, Served::Rdma, Served::Fpga].into_iter().all(is_same)
+        let is_same = |resource| {
+            self.names(resource) == other.names(resource)
+                && self.functions(resource).eq(other.functions(resource))
+        };
+        [Served::Whole, Served::Rdma, Served::Fpga]
+            .into_iter()
+            .all(is_same)
     }
 
     /// Whether the pod was given this device, or this virtual function of it.
     pub fn gives(&self, resource: Served, device: &DeviceKey, function: Option<&str>) -> bool {
-        let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else { return false };
-        let portion = self.others.get(resource.device_type()).and_then(|others| others.held.get(at));
+        let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else {
+            return false;
+        };
+        let portion = self
+            .others
+            .get(resource.device_type())
+            .and_then(|others| others.held.get(at));
         let functions = portion.map_or(&[][..], |portion| &portion.functions);
-        function.map_or(functions.is_empty(), |function| functions.iter().any(|given| given.as_str() == function))
+        function.map_or(functions.is_empty(), |function| {
+            functions.iter().any(|given| given.as_str() == function)
+        })
     }
 
     /// Whether every one of these devices of a resource is one of the pod's.
     pub fn includes(&self, resource: Served, devices: &[DeviceKey]) -> bool {
-        devices.iter().all(|device| self.names(resource).iter().any(|name| name.is(device)))
+        devices
+            .iter()
+            .all(|device| self.names(resource).iter().any(|name| name.is(device)))
     }
 }
 
@@ -270,11 +339,26 @@ impl Others {
             }
             // Of a function that the record does not tell, nothing can be handed out: the device itself least of all.
             let bad = |error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string());
-            let untold = || Unplaced::BadDevice(format!("{device_type} minor {} has a function without busID", device.minor));
+            let untold = || {
+                Unplaced::BadDevice(format!(
+                    "{device_type} minor {} has a function without busID",
+                    device.minor
+                ))
+            };
             let functions = device.functions().into_iter();
-            let functions = functions.map(|one| if one.bus_id.is_empty() { Err(untold()) } else { one.bus_id.parse().map_err(bad) });
+            let functions = functions.map(|one| {
+                if one.bus_id.is_empty() {
+                    Err(untold())
+                } else {
+                    one.bus_id.parse().map_err(bad)
+                }
+            });
             let functions: Vec<GpuUuid> = functions.collect::<Result<_, _>>()?;
-            let percent = device.resources.get(resource).and_then(|amount| amount.unsigned()).unwrap_or(0);
+            let percent = device
+                .resources
+                .get(resource)
+                .and_then(|amount| amount.unsigned())
+                .unwrap_or(0);
             others.held.push(Portion { percent, functions });
             others.names.push(name);
         }
@@ -285,27 +369,54 @@ impl Others {
 /// What a record calls a device.
 fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceName, Unplaced> {
     if device.id.is_empty() {
-        let no_minor = |_| Unplaced::BadDevice(format!("minor {} is no {}", device.minor, type_name(device_type)));
-        return u32::try_from(device.minor).map(DeviceName::Minor).map_err(no_minor);
+        let no_minor =
+            |_| Unplaced::BadDevice(format!("minor {} is no {}", device.minor, type_name(device_type)));
+        return u32::try_from(device.minor)
+            .map(DeviceName::Minor)
+            .map_err(no_minor);
     }
-    device.id.parse().map(DeviceName::Id).map_err(|error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string()))
+    device
+        .id
+        .parse()
+        .map(DeviceName::Id)
+        .map_err(|error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string()))
 }
 
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
-    let Some(allocations) = record.allocations.get(TYPE_GPU).filter(|allocations| !allocations.is_empty()) else {
-        return Ok(record.gpushare.map(|gpushare| (DeviceName::Minor(gpushare.idx), Held::default())).into_iter().collect());
+    let Some(allocations) = record
+        .allocations
+        .get(TYPE_GPU)
+        .filter(|allocations| !allocations.is_empty())
+    else {
+        return Ok(record
+            .gpushare
+            .map(|gpushare| (DeviceName::Minor(gpushare.idx), Held::default()))
+            .into_iter()
+            .collect());
     };
     if let (Some(gpushare), [only]) = (record.gpushare, allocations.as_slice())
         && i64::from(gpushare.idx) != i64::from(only.minor)
     {
-        return Err(Unplaced::Contradiction { idx: gpushare.idx, minor: only.minor });
+        return Err(Unplaced::Contradiction {
+            idx: gpushare.idx,
+            minor: only.minor,
+        });
     }
     let mut gpus = Vec::<(DeviceName, Held)>::with_capacity(allocations.len());
     for allocation in allocations {
         let name = device_name(TYPE_GPU, allocation)?;
         if !gpus.iter().any(|(known, _)| *known == name) {
-            let amount = |resource: &str| allocation.resources.get(resource).and_then(|amount| amount.unsigned());
-            let held = Held { bytes: amount(GPU_MEMORY), ratio: amount(GPU_MEMORY_RATIO), core: amount(GPU_CORE).unwrap_or(0) };
+            let amount = |resource: &str| {
+                allocation
+                    .resources
+                    .get(resource)
+                    .and_then(|amount| amount.unsigned())
+            };
+            let held = Held {
+                bytes: amount(GPU_MEMORY),
+                ratio: amount(GPU_MEMORY_RATIO),
+                core: amount(GPU_CORE).unwrap_or(0),
+            };
             gpus.push((name, held));
         }
     }

@@ -38,15 +38,21 @@ impl Requests {
         let resources = &container.resources;
         Self {
             amounts: IN_NODE_STATUS.map(|name| {
-                let text = resources.requests.get(name).or_else(|| resources.limits.get(name));
-                text.and_then(|text| text.quantity().ok()?.unsigned()).unwrap_or(0)
+                let text = resources
+                    .requests
+                    .get(name)
+                    .or_else(|| resources.limits.get(name));
+                text.and_then(|text| text.quantity().ok()?.unsigned())
+                    .unwrap_or(0)
             }),
         }
     }
 
     /// The amount of each resource of [`IN_NODE_STATUS`] that `amount` tells.
     pub fn from_fn(amount: impl Fn(&str) -> u64) -> Self {
-        Self { amounts: IN_NODE_STATUS.map(amount) }
+        Self {
+            amounts: IN_NODE_STATUS.map(amount),
+        }
     }
 
     /// What one whole device of so much memory has.
@@ -91,7 +97,10 @@ impl Requests {
 /// `name=amount` for each that is not zero, separated by blanks.
 impl fmt::Display for Requests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = self.iter().filter(|(_, amount)| *amount > 0).map(|(name, amount)| format!("{name}={amount}"));
+        let named = self
+            .iter()
+            .filter(|(_, amount)| *amount > 0)
+            .map(|(name, amount)| format!("{name}={amount}"));
         f.write_str(&named.collect::<Vec<_>>().join(" "))
     }
 }

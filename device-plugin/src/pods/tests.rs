@@ -13,7 +13,11 @@ fn pod(annotations: &Value, containers: &Value, status: &Value) -> Option<NodePo
         "spec": {"nodeName": "n1", "containers": containers},
         "status": status,
     });
-    NodePod::of(&serde_json::from_value(pod).unwrap(), "n1", &ResourceNames::default())
+    NodePod::of(
+        &serde_json::from_value(pod).unwrap(),
+        "n1",
+        &ResourceNames::default(),
+    )
 }
 
 fn units(n: u64) -> Value {
@@ -40,20 +44,44 @@ fn stages(#[case] status: Value, #[case] expected: Stage) {
 #[test]
 fn of_another_node_or_without_requests_is_left_out() {
     assert_eq!(pod(&json!({}), &json!([{"name": "c"}]), &json!({})), None);
-    let elsewhere = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n2", "containers": units(1)}});
-    assert_eq!(NodePod::of(&serde_json::from_value(elsewhere).unwrap(), "n1", &ResourceNames::default()), None);
+    let elsewhere =
+        json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n2", "containers": units(1)}});
+    assert_eq!(
+        NodePod::of(
+            &serde_json::from_value(elsewhere).unwrap(),
+            "n1",
+            &ResourceNames::default()
+        ),
+        None
+    );
 }
 
 #[test]
 fn reads_both_records() {
     let koordinator = json!({"scheduling.koordinator.sh/device-allocated": RECORD, "scheduling.koordinator.sh/bind-timestamp": "7"});
-    let placement = pod(&koordinator, &shares(2), &json!({})).unwrap().placement.unwrap();
-    assert_eq!(placement.gpus, [DeviceName::Id("GPU-b".parse().unwrap()), DeviceName::Id("GPU-a".parse().unwrap())]);
+    let placement = pod(&koordinator, &shares(2), &json!({}))
+        .unwrap()
+        .placement
+        .unwrap();
+    assert_eq!(
+        placement.gpus,
+        [
+            DeviceName::Id("GPU-b".parse().unwrap()),
+            DeviceName::Id("GPU-a".parse().unwrap())
+        ]
+    );
     assert_eq!((placement.assumed_at, placement.is_assigned()), (7, false));
 
     let old = json!({"ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "9", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"});
     let placement = pod(&old, &units(2), &json!({})).unwrap().placement.unwrap();
-    assert_eq!((placement.gpus.as_slice(), placement.assumed_at, placement.is_assigned()), ([DeviceName::Minor(3)].as_slice(), 9, true));
+    assert_eq!(
+        (
+            placement.gpus.as_slice(),
+            placement.assumed_at,
+            placement.is_assigned()
+        ),
+        ([DeviceName::Minor(3)].as_slice(), 9, true)
+    );
 }
 
 #[rstest]
@@ -81,7 +109,11 @@ fn reads_both_records() {
     "ALIYUN_COM_GPU_MEM_IDX is 0, which is not the GPU that annotation scheduling.koordinator.sh/device-allocated names (minor 1)"
 )]
 fn unusable_records(#[case] annotations: Value, #[case] containers: Value, #[case] expected: &str) {
-    let error = pod(&annotations, &containers, &json!({})).unwrap().placement.unwrap_err().to_string();
+    let error = pod(&annotations, &containers, &json!({}))
+        .unwrap()
+        .placement
+        .unwrap_err()
+        .to_string();
     assert!(error.contains(expected), "{error}");
 }
 
@@ -94,7 +126,13 @@ fn requests_are_summed_as_kubernetes_does() {
         "containers": [container("a", 20, None), container("b", 20, None)],
     });
     let requests = Requests::of(&serde_json::from_value(spec).unwrap());
-    assert_eq!(requests.iter().filter(|(_, amount)| *amount > 0).collect::<Vec<_>>(), [("koordinator.sh/gpu-core", 60)]);
+    assert_eq!(
+        requests
+            .iter()
+            .filter(|(_, amount)| *amount > 0)
+            .collect::<Vec<_>>(),
+        [("koordinator.sh/gpu-core", 60)]
+    );
 }
 
 /// A pod that wants a virtual function must not get an adapter, nor one that keeps others away a place beside them.
@@ -129,12 +167,27 @@ fn pods_whose_devices_were_chosen_in_other_ways_are_not_alike() {
 #[case::nothing(&[], false)]
 fn removed_annotations(#[case] removed: &[&str], #[case] is_lost: bool) {
     let record = r#"{"gpu":[{"minor":1,"id":"GPU-b","resources":{"koordinator.sh/gpu-memory":"2Gi"}}]}"#;
-    let koordinator = [("DEVICE", DEVICE_ALLOCATED, record), ("BIND", BIND_TIMESTAMP, "7")];
-    let gpushare = [("IDX", MEM_IDX, "1"), ("TIME", MEM_ASSUME_TIME, "7"), ("POD", MEM_POD, "2")];
+    let koordinator = [
+        ("DEVICE", DEVICE_ALLOCATED, record),
+        ("BIND", BIND_TIMESTAMP, "7"),
+    ];
+    let gpushare = [
+        ("IDX", MEM_IDX, "1"),
+        ("TIME", MEM_ASSUME_TIME, "7"),
+        ("POD", MEM_POD, "2"),
+    ];
     let all = [&koordinator[..], &gpushare[..]].concat();
     let having = |removed: &[&str]| {
-        let left = all.iter().filter(|(word, ..)| !removed.contains(word)).map(|(_, key, value)| ((*key).to_owned(), json!(value)));
-        pod(&Value::Object(left.collect()), &units(2), &json!({"phase": "Running"})).unwrap()
+        let left = all
+            .iter()
+            .filter(|(word, ..)| !removed.contains(word))
+            .map(|(_, key, value)| ((*key).to_owned(), json!(value)));
+        pod(
+            &Value::Object(left.collect()),
+            &units(2),
+            &json!({"phase": "Running"}),
+        )
+        .unwrap()
     };
     let whole = having(&[]);
     let mut pods = Pods::default();
@@ -146,7 +199,10 @@ fn removed_annotations(#[case] removed: &[&str], #[case] is_lost: bool) {
         pods.apply(having(removed));
         // A second change of what is left loses no more.
         pods.apply(having(removed));
-        assert_eq!(pods.lost(&whole.uid), whole.placement.as_ref().ok().filter(|_| is_lost));
+        assert_eq!(
+            pods.lost(&whole.uid),
+            whole.placement.as_ref().ok().filter(|_| is_lost)
+        );
         assert_eq!(pods.n_altered() > 0, is_lost);
         pods.apply(whole.clone());
         assert_eq!(pods.lost(&whole.uid), None, "the record is there again");

@@ -21,7 +21,12 @@ use super::{Claimant, NodePod, PodUid, Pods, Stage};
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Watches until the task is dropped.
-pub async fn watch_pods(connection: Connection, node: String, names: ResourceNames, pods: watch::Sender<Pods>) {
+pub async fn watch_pods(
+    connection: Connection,
+    node: String,
+    names: ResourceNames,
+    pods: watch::Sender<Pods>,
+) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut listing = Listing::default();
     let take_in = |news| match news {
@@ -30,7 +35,14 @@ pub async fn watch_pods(connection: Connection, node: String, names: ResourceNam
         News::Restored => pods.send_modify(|pods| pods.set_interrupted(false)),
     };
     let Connection { client, contact } = connection;
-    follow("pods of this node", (Api::<Pod>::all(client), &contact), config, LONGEST_PAUSE, take_in).await;
+    follow(
+        "pods of this node",
+        (Api::<Pod>::all(client), &contact),
+        config,
+        LONGEST_PAUSE,
+        take_in,
+    )
+    .await;
 }
 
 /// Pods of a list that is not complete yet.
@@ -44,7 +56,13 @@ struct Listing {
     claimants: Vec<Claimant>,
 }
 
-fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listing: &mut Listing, pods: &watch::Sender<Pods>) {
+fn take_in(
+    event: watcher::Event<Pod>,
+    node: &str,
+    names: &ResourceNames,
+    listing: &mut Listing,
+    pods: &watch::Sender<Pods>,
+) {
     match event {
         watcher::Event::Init => *listing = Listing::default(),
         watcher::Event::InitApply(pod) => {
@@ -55,7 +73,11 @@ fn take_in(event: watcher::Event<Pod>, node: &str, names: &ResourceNames, listin
             }
         }
         watcher::Event::InitDone => {
-            let Listing { pods: mut complete, idle, claimants } = std::mem::take(listing);
+            let Listing {
+                pods: mut complete,
+                idle,
+                claimants,
+            } = std::mem::take(listing);
             info!(n_pods = complete.len(), "the pods of this node are known");
             // A list is in the order of names; kubelet takes the pods of one by their age.
             complete.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -108,8 +130,17 @@ mod tests {
 
     /// Names of the known pods once there are so many.
     async fn names(pods: &mut watch::Receiver<Pods>, n: usize) -> Vec<String> {
-        let enough = timeout(Duration::from_secs(20), pods.wait_for(|pods| pods.is_synced() && pods.iter().count() == n)).await;
-        enough.expect("the pods do not come").unwrap().iter().map(|pod| pod.name.clone()).collect()
+        let enough = timeout(
+            Duration::from_secs(20),
+            pods.wait_for(|pods| pods.is_synced() && pods.iter().count() == n),
+        )
+        .await;
+        enough
+            .expect("the pods do not come")
+            .unwrap()
+            .iter()
+            .map(|pod| pod.name.clone())
+            .collect()
     }
 
     #[tokio::test]
@@ -117,30 +148,51 @@ mod tests {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let client = Client::new(service, "default");
         let (sender, mut pods) = watch::channel(Pods::default());
-        tokio::spawn(watch_pods(client.into(), "n1".to_owned(), ResourceNames::default(), sender));
+        tokio::spawn(watch_pods(
+            client.into(),
+            "n1".to_owned(),
+            ResourceNames::default(),
+            sender,
+        ));
         let answer = |text: String| Response::builder().body(Body::from(text.into_bytes())).unwrap();
-        let list =
-            |items: Value| json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}, "items": items}).to_string();
+        let list = |items: Value| {
+            json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}, "items": items}).to_string()
+        };
         let event = |kind: &str, pod: &Value| json!({"type": kind, "object": pod}).to_string() + "\n";
 
         let (request, response) = requests.next_request().await.unwrap();
-        assert!(request.uri().query().unwrap().contains("fieldSelector=spec.nodeName%3Dn1"), "{}", request.uri());
+        assert!(
+            request
+                .uri()
+                .query()
+                .unwrap()
+                .contains("fieldSelector=spec.nodeName%3Dn1"),
+            "{}",
+            request.uri()
+        );
         response.send_response(answer(list(
             json!([pod("a", "1", 4), {"metadata": {"name": "other", "uid": "o"}, "spec": {"nodeName": "n1"}}]),
         )));
         assert_eq!(names(&mut pods, 1).await, ["a"]);
 
         let (request, response) = requests.next_request().await.unwrap();
-        assert!(request.uri().query().unwrap().contains("watch=true"), "{}", request.uri());
+        assert!(
+            request.uri().query().unwrap().contains("watch=true"),
+            "{}",
+            request.uri()
+        );
         response.send_response(answer(
-            event("ADDED", &pod("b", "2", 6)) + &event("DELETED", &pod("a", "1", 7)) + &event("ADDED", &pod("c", "2", 8)),
+            event("ADDED", &pod("b", "2", 6))
+                + &event("DELETED", &pod("a", "1", 7))
+                + &event("ADDED", &pod("c", "2", 8)),
         ));
         assert_eq!(names(&mut pods, 2).await, ["b", "c"]);
 
         let (_, response) = requests.next_request().await.unwrap();
-        let gone =
-            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "too old", "reason": "Expired", "code": 410});
-        response.send_response(answer(json!({"type": "ERROR", "object": gone}).to_string() + "\n"));
+        let gone = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "too old", "reason": "Expired", "code": 410});
+        response.send_response(answer(
+            json!({"type": "ERROR", "object": gone}).to_string() + "\n",
+        ));
         let (_, response) = requests.next_request().await.unwrap();
         response.send_response(answer(list(json!([pod("d", "1", 9)]))));
         assert_eq!(names(&mut pods, 1).await, ["d"]);

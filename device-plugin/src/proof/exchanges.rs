@@ -28,7 +28,10 @@ pub(super) fn among(mut seats: Vec<Seat>) -> Vec<(PodUid, PodUid)> {
     let mut alone = Vec::new();
     // First those that are both right afterwards.
     while let Some(one) = seats.pop() {
-        match seats.iter().position(|other| other.recorded == one.sees && other.sees == one.recorded) {
+        match seats
+            .iter()
+            .position(|other| other.recorded == one.sees && other.sees == one.recorded)
+        {
             Some(at) => exchanges.push((one.pod, seats.swap_remove(at).pod)),
             None => alone.push(one),
         }
@@ -37,7 +40,9 @@ pub(super) fn among(mut seats: Vec<Seat>) -> Vec<(PodUid, PodUid)> {
     while let Some(one) = alone.pop() {
         let others = [&mut alone, &mut passed_over];
         let partner = others.into_iter().find_map(|others| {
-            let at = others.iter().position(|other: &Seat| other.recorded == one.sees)?;
+            let at = others
+                .iter()
+                .position(|other: &Seat| other.recorded == one.sees)?;
             Some(others.swap_remove(at))
         });
         match partner {
@@ -57,7 +62,11 @@ mod tests {
     use super::*;
 
     fn seats(pairs: &[(usize, usize)]) -> Vec<Seat> {
-        let seat = |(at, &(sees, recorded)): (usize, &(usize, usize))| Seat { pod: PodUid::from(&*at.to_string()), sees, recorded };
+        let seat = |(at, &(sees, recorded)): (usize, &(usize, usize))| Seat {
+            pod: PodUid::from(&*at.to_string()),
+            sees,
+            recorded,
+        };
         pairs.iter().enumerate().map(seat).collect()
     }
 
@@ -65,7 +74,11 @@ mod tests {
     fn pairs_are_settled_at_once_and_rings_by_and_by() {
         assert_eq!(among(seats(&[(1, 0), (0, 1), (3, 2), (2, 3)])).len(), 2);
         assert_eq!(among(seats(&[(1, 0), (2, 1), (0, 2)])).len(), 1);
-        assert_eq!(among(seats(&[(1, 0), (2, 1)])).len(), 1, "whoever has what it sees need not be right afterwards");
+        assert_eq!(
+            among(seats(&[(1, 0), (2, 1)])).len(),
+            1,
+            "whoever has what it sees need not be right afterwards"
+        );
     }
 
     proptest! {

@@ -28,7 +28,14 @@ struct Found<T> {
 impl<T: Clone> SharedLook<T> {
     /// Nobody has looked yet.
     pub fn new(pace: Duration) -> Self {
-        Self { turn: tokio::sync::Mutex::new(None), found: Mutex::new(Found { n_begun: 0, latest: None }), pace }
+        Self {
+            turn: tokio::sync::Mutex::new(None),
+            found: Mutex::new(Found {
+                n_begun: 0,
+                latest: None,
+            }),
+            pace,
+        }
     }
 
     /// What a look found that began after this call.
@@ -113,7 +120,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_look_that_was_given_up_is_nobodys_answer() {
         let looks = SharedLook::new(Duration::ZERO);
-        let forever = tokio::time::timeout(Duration::from_millis(5), looks.look(async || std::future::pending::<u8>().await));
+        let forever = tokio::time::timeout(
+            Duration::from_millis(5),
+            looks.look(async || std::future::pending::<u8>().await),
+        );
         assert!(forever.await.is_err());
         assert_eq!(looks.look(async || 7).await, 7);
     }

@@ -51,11 +51,21 @@ pub fn find(look: &Look, pods: &Pods, resource: Served, ids: &[String]) -> Resul
     if !pods.is_synced() {
         return Err(Unproven::NotTold);
     }
-    let is_theirs = |listed: &&Listed| listed.resource == resource && listed.ids.iter().any(|id| ids.binary_search(id).is_ok());
-    let listed = look.listed.as_ref().map(|listed| listed.iter().filter(is_theirs).map(full_name).collect::<BTreeSet<_>>());
+    let is_theirs = |listed: &&Listed| {
+        listed.resource == resource && listed.ids.iter().any(|id| ids.binary_search(id).is_ok())
+    };
+    let listed = look.listed.as_ref().map(|listed| {
+        listed
+            .iter()
+            .filter(is_theirs)
+            .map(full_name)
+            .collect::<BTreeSet<_>>()
+    });
     let holds = |entry: &&Allocated| entry.resource == resource && entry.ids == ids;
-    let written: Option<BTreeSet<&PodUid>> =
-        look.written.as_ref().map(|written| written.iter().filter(holds).map(|entry| &entry.pod).collect());
+    let written: Option<BTreeSet<&PodUid>> = look
+        .written
+        .as_ref()
+        .map(|written| written.iter().filter(holds).map(|entry| &entry.pod).collect());
     match (listed, written) {
         (Ok(listed), Some(written)) => by_both(pods, &listed, &written),
         (Ok(listed), None) => by_name(pods, &listed),
@@ -76,13 +86,21 @@ fn is_live(pod: &NodePod) -> bool {
     pod.stage != Stage::Terminal
 }
 
-fn by_both(pods: &Pods, listed: &BTreeSet<(&str, &str)>, written: &BTreeSet<&PodUid>) -> Result<PodUid, Unproven> {
+fn by_both(
+    pods: &Pods,
+    listed: &BTreeSet<(&str, &str)>,
+    written: &BTreeSet<&PodUid>,
+) -> Result<PodUid, Unproven> {
     if listed.is_empty() {
         // All GPU containers of the pod are init containers, or kubelet no longer counts it as active.
         return only(pods, written)?.ok_or(Unproven::NotTold);
     }
     let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
-    let known: Vec<&NodePod> = written.iter().filter_map(|uid| pods.get(uid)).filter(|pod| is_live(pod)).collect();
+    let known: Vec<&NodePod> = written
+        .iter()
+        .filter_map(|uid| pods.get(uid))
+        .filter(|pod| is_live(pod))
+        .collect();
     let both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
     let is_unknown = |uid: &&PodUid| pods.get(uid).is_none();
     match both.as_slice() {
@@ -99,10 +117,20 @@ fn by_both(pods: &Pods, listed: &BTreeSet<(&str, &str)>, written: &BTreeSet<&Pod
 fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, Unproven> {
     let mut names_listed = listed.iter();
     let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
-        let text: Vec<String> = listed.iter().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
-        return Err(if text.is_empty() { Unproven::Nobody } else { Unproven::Several(text.join(", ")) });
+        let text: Vec<String> = listed
+            .iter()
+            .map(|(namespace, name)| format!("{namespace}/{name}"))
+            .collect();
+        return Err(if text.is_empty() {
+            Unproven::Nobody
+        } else {
+            Unproven::Several(text.join(", "))
+        });
     };
-    let mut found = pods.iter().filter(|pod| is_live(pod)).filter(|pod| pod.namespace == *namespace && pod.name == *name);
+    let mut found = pods
+        .iter()
+        .filter(|pod| is_live(pod))
+        .filter(|pod| pod.namespace == *namespace && pod.name == *name);
     match (found.next(), found.next()) {
         (Some(pod), None) => Ok(pod.uid.clone()),
         (None, _) => Err(Unproven::NotTold),
@@ -118,7 +146,11 @@ fn only(pods: &Pods, written: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, Unpr
     if written.iter().any(|uid| pods.get(uid).is_none()) {
         return Ok(None);
     }
-    let known: Vec<&NodePod> = written.iter().filter_map(|uid| pods.get(uid)).filter(|pod| is_live(pod)).collect();
+    let known: Vec<&NodePod> = written
+        .iter()
+        .filter_map(|uid| pods.get(uid))
+        .filter(|pod| is_live(pod))
+        .collect();
     match known.as_slice() {
         [only] => Ok(Some(only.uid.clone())),
         [] => Ok(None),
@@ -127,7 +159,9 @@ fn only(pods: &Pods, written: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, Unpr
 }
 
 fn names<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
-    pods.map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str())).collect::<Vec<_>>().join(", ")
+    pods.map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -145,12 +179,23 @@ mod tests {
     }
 
     fn listed((pod, ids): (&str, Vec<String>)) -> Listed {
-        Listed { namespace: "default".to_owned(), pod: pod.to_owned(), resource: Served::Memory, ids }
+        Listed {
+            namespace: "default".to_owned(),
+            pod: pod.to_owned(),
+            resource: Served::Memory,
+            ids,
+        }
     }
 
     fn written((pod, ids): (&str, Vec<String>)) -> Allocated {
         let answer = ContainerAllocateResponse::default();
-        Allocated { pod: PodUid::from(pod), container: "c".to_owned(), resource: Served::Memory, ids, answer }
+        Allocated {
+            pod: PodUid::from(pod),
+            container: "c".to_owned(),
+            resource: Served::Memory,
+            ids,
+            answer,
+        }
     }
 
     /// The container has the IDs x and y. The node has pod a with UID `a`, and b whose UID is `b2`: it was made anew.
@@ -163,7 +208,11 @@ mod tests {
     #[case::nobody("", Some(""), "kubelet names no pod")]
     #[case::nobody_without_checkpoint("b=z", None, "kubelet names no pod")]
     #[case::several_settled_by_the_checkpoint("a=x b=x", Some("b2=xy"), "b2")]
-    #[case::several("a=x b=y", None, "kubelet names several pods that hold these device IDs: default/a, default/b")]
+    #[case::several(
+        "a=x b=y",
+        None,
+        "kubelet names several pods that hold these device IDs: default/a, default/b"
+    )]
     #[case::several_everywhere("a=x b=x", Some("a=xy b2=xy"), "kubelet names several")]
     #[case::made_anew_and_not_told("b=x", Some("b3=xy"), "the API server has not yet told")]
     #[case::made_anew_and_the_old_one_written_too("b=x", Some("b1=xy b2=xy"), "b2")]
@@ -172,8 +221,14 @@ mod tests {
     #[case::only_init_containers_and_one_not_told("", Some("a=xy new=xy"), "the API server has not yet told")]
     #[case::contradiction("a=x", Some("b2=xy"), "kubelet's list and its checkpoint name different pods")]
     fn finds(#[case] list: &str, #[case] checkpoint: Option<&str>, #[case] expected: &str) {
-        let recreated = NodePod { uid: PodUid::from("b2"), ..pod("b", 2, [units(2)]) };
-        let ended = NodePod { stage: Stage::Terminal, ..pod("ended", 2, [units(2)]) };
+        let recreated = NodePod {
+            uid: PodUid::from("b2"),
+            ..pod("b", 2, [units(2)])
+        };
+        let ended = NodePod {
+            stage: Stage::Terminal,
+            ..pod("ended", 2, [units(2)])
+        };
         let pods = pods([pod("a", 1, [units(2)]), recreated, ended]);
         let look = Look {
             listed: Ok(Arc::new(entries(list).map(listed).collect())),

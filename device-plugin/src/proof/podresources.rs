@@ -24,7 +24,11 @@ const LIMIT: Duration = Duration::from_secs(5);
 const MAX_BYTES: usize = 64 << 20;
 
 /// Pauses before asking again when kubelet answers that it is asked too often.
-const PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+];
 
 /// The devices of one resource of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +61,10 @@ pub struct Lister {
 impl Lister {
     /// Asks over this socket.
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, client: Mutex::new(None) }
+        Self {
+            socket,
+            client: Mutex::new(None),
+        }
     }
 
     /// Asks kubelet for the devices of every container, app containers and sidecars only.
@@ -65,11 +72,15 @@ impl Lister {
     /// # Errors
     /// It cannot be reached, refuses, or takes too long.
     pub async fn list(&self, names: &ServedNames) -> Result<Vec<Listed>, PodResourcesError> {
-        let fail = |problem: String| PodResourcesError { socket: self.socket.clone(), problem };
+        let fail = |problem: String| PodResourcesError {
+            socket: self.socket.clone(),
+            problem,
+        };
         let mut pauses = PAUSES.iter();
         loop {
-            let answer =
-                timeout(LIMIT, self.ask()).await.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {LIMIT:?}"))));
+            let answer = timeout(LIMIT, self.ask())
+                .await
+                .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {LIMIT:?}"))));
             match answer {
                 Ok(response) => return Ok(of_response(&response, names)),
                 Err(status) if is_too_often(&status) => match pauses.next() {
@@ -115,7 +126,9 @@ async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, Sta
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The address is not used, its host becomes the authority that grpc-go expects.
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connect)
+        .await;
     let channel = channel.map_err(|error| Status::unavailable(crate::watching::one_line(&error)))?;
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES))
 }
@@ -126,11 +139,21 @@ fn of_response(response: &ListPodResourcesResponse, names: &ServedNames) -> Vec<
     for pod in &response.pod_resources {
         for container in &pod.containers {
             for resource in Served::ALL {
-                let own = container.devices.iter().filter(|devices| names.of(resource) == Some(devices.resource_name.as_str()));
-                let mut ids: Vec<String> = own.flat_map(|devices| devices.device_ids.iter().cloned()).collect();
+                let own = container
+                    .devices
+                    .iter()
+                    .filter(|devices| names.of(resource) == Some(devices.resource_name.as_str()));
+                let mut ids: Vec<String> = own
+                    .flat_map(|devices| devices.device_ids.iter().cloned())
+                    .collect();
                 ids.sort_unstable();
                 if !ids.is_empty() {
-                    listed.push(Listed { namespace: pod.namespace.clone(), pod: pod.name.clone(), resource, ids });
+                    listed.push(Listed {
+                        namespace: pod.namespace.clone(),
+                        pod: pod.name.clone(),
+                        resource,
+                        ids,
+                    });
                 }
             }
         }

@@ -67,12 +67,20 @@ pub fn check(
 ) -> Result<(), NoRoom> {
     let mut held = BTreeMap::<&GpuUuid, Sum>::new();
     let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
-    let counts = |pod: &&NodePod| pod.stage != Stage::Terminal && (pod.placement.is_ok() || pod.stage == Stage::Running);
+    let counts = |pod: &&NodePod| {
+        pod.stage != Stage::Terminal && (pod.placement.is_ok() || pod.stage == Stage::Running)
+    };
     let mut order: Vec<&NodePod> = pods.iter().filter(counts).collect();
     order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
-        let shares = if pod.placement.is_ok() { shares(pod, fleet, unit) } else { unrecorded(pod, fleet, unit, &seen(&pod.uid)) };
-        let refusal = shares.iter().find_map(|share| share.no_room(held.get(share.device).copied().unwrap_or_default()));
+        let shares = if pod.placement.is_ok() {
+            shares(pod, fleet, unit)
+        } else {
+            unrecorded(pod, fleet, unit, &seen(&pod.uid))
+        };
+        let refusal = shares
+            .iter()
+            .find_map(|share| share.no_room(held.get(share.device).copied().unwrap_or_default()));
         if pod.uid == *uid {
             return refusal.map_or(Ok(()), Err);
         }
@@ -93,10 +101,28 @@ pub fn check(
 impl Share<'_> {
     /// Why there is no room for it beside what is held of the device before, if there is none.
     fn no_room(&self, before: Sum) -> Option<NoRoom> {
-        let Self { device, device_type, held, total } = self;
+        let Self {
+            device,
+            device_type,
+            held,
+            total,
+        } = self;
         let exceeds = |before: u64, asked: u64, total: u64| asked > 0 && before.saturating_add(asked) > total;
-        let refuse = |what, before, total, asked| Some(NoRoom { device_type, device: (*device).clone(), what, before, total, asked });
-        if exceeds(before.bytes, held.bytes, total.bytes.saturating_add(before.n_holders + 1)) {
+        let refuse = |what, before, total, asked| {
+            Some(NoRoom {
+                device_type,
+                device: (*device).clone(),
+                what,
+                before,
+                total,
+                asked,
+            })
+        };
+        if exceeds(
+            before.bytes,
+            held.bytes,
+            total.bytes.saturating_add(before.n_holders + 1),
+        ) {
             return refuse("bytes of memory", before.bytes, total.bytes, held.bytes);
         }
         if exceeds(before.core, held.core, total.core) {
@@ -114,35 +140,76 @@ impl Share<'_> {
 
 /// What the pod holds of each device of this node that its record names.
 fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a>> {
-    let Ok(placement) = &pod.placement else { return Vec::new() };
-    let gpus = (0..).zip(&placement.gpus).zip(&placement.held).filter_map(|((at, name), held)| {
-        let gpu = &fleet.gpus.iter().find(|entry| name.names(&entry.gpu))?.gpu;
-        let (asked, record) = (asked(pod, gpu, placement.gpus.len(), unit), placement.gpushare);
-        let is_other_unit = record.is_some_and(|record| record.device_units > 0 && record.device_units != unit.units_in(gpu.memory_bytes));
-        let of_units = record.filter(|_| is_other_unit).map(|record| part(gpu.memory_bytes, record.pod_units, record.device_units));
-        let of_record = held.bytes_of(gpu.memory_bytes).or(of_units);
-        let bytes = match of_record {
-            Some(recorded) if is_other_unit || pod.stage == Stage::Running => recorded,
-            recorded => asked.bytes.max(recorded.unwrap_or(0)),
-        };
-        // A pod that sees all GPUs of its node is a sharer of as many as it asks for.
-        let slots = u64::from(at < pod.shared());
-        Some(of_gpu(gpu, fleet, Sum { bytes, core: held.core.max(asked.core), slots, ..asked }))
-    });
+    let Ok(placement) = &pod.placement else {
+        return Vec::new();
+    };
+    let gpus = (0..)
+        .zip(&placement.gpus)
+        .zip(&placement.held)
+        .filter_map(|((at, name), held)| {
+            let gpu = &fleet.gpus.iter().find(|entry| name.names(&entry.gpu))?.gpu;
+            let (asked, record) = (asked(pod, gpu, placement.gpus.len(), unit), placement.gpushare);
+            let is_other_unit = record.is_some_and(|record| {
+                record.device_units > 0 && record.device_units != unit.units_in(gpu.memory_bytes)
+            });
+            let of_units = record
+                .filter(|_| is_other_unit)
+                .map(|record| part(gpu.memory_bytes, record.pod_units, record.device_units));
+            let of_record = held.bytes_of(gpu.memory_bytes).or(of_units);
+            let bytes = match of_record {
+                Some(recorded) if is_other_unit || pod.stage == Stage::Running => recorded,
+                recorded => asked.bytes.max(recorded.unwrap_or(0)),
+            };
+            // A pod that sees all GPUs of its node is a sharer of as many as it asks for.
+            let slots = u64::from(at < pod.shared());
+            Some(of_gpu(
+                gpu,
+                fleet,
+                Sum {
+                    bytes,
+                    core: held.core.max(asked.core),
+                    slots,
+                    ..asked
+                },
+            ))
+        });
     let others = placement.others.iter().flat_map(|(device_type, others)| {
-        others.names.iter().zip(&others.held).filter_map(|(name, portion)| {
-            let find = |entry: &&FleetDevice| name.is(&DeviceKey::from(&entry.device));
-            let device = &fleet.devices_of(device_type).find(find)?.device;
-            let percent = |percent: u64| Sum { percent, ..Sum::default() };
-            let (held, total) = (percent(portion.percent), percent(device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)));
-            Some(Share { device: &device.id, device_type, held, total })
-        })
+        others
+            .names
+            .iter()
+            .zip(&others.held)
+            .filter_map(|(name, portion)| {
+                let find = |entry: &&FleetDevice| name.is(&DeviceKey::from(&entry.device));
+                let device = &fleet.devices_of(device_type).find(find)?.device;
+                let percent = |percent: u64| Sum {
+                    percent,
+                    ..Sum::default()
+                };
+                let (held, total) = (
+                    percent(portion.percent),
+                    percent(device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)),
+                );
+                Some(Share {
+                    device: &device.id,
+                    device_type,
+                    held,
+                    total,
+                })
+            })
     });
     let functions = placement.others.iter().flat_map(|(device_type, others)| {
         // There is one of each.
-        let one = Sum { slots: 1, ..Sum::default() };
+        let one = Sum {
+            slots: 1,
+            ..Sum::default()
+        };
         let functions = others.held.iter().flat_map(|portion| &portion.functions);
-        functions.map(move |device| Share { device, device_type, held: one, total: one })
+        functions.map(move |device| Share {
+            device,
+            device_type,
+            held: one,
+            total: one,
+        })
     });
     gpus.chain(others).chain(functions).collect()
 }
@@ -150,34 +217,80 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
 fn of_gpu<'a>(gpu: &'a Gpu, fleet: &Fleet, held: Sum) -> Share<'a> {
     let slots = u64::from(fleet.ids.slots());
     // Records from before the reserved memory was withheld stay valid; new ones name less, as the scheduler counts less.
-    let total = Sum { bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes), core: WHOLE_DEVICE_PERCENT, slots, ..Sum::default() };
-    Share { device: &gpu.uuid, device_type: TYPE_GPU, held, total }
+    let total = Sum {
+        bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes),
+        core: WHOLE_DEVICE_PERCENT,
+        slots,
+        ..Sum::default()
+    };
+    Share {
+        device: &gpu.uuid,
+        device_type: TYPE_GPU,
+        held,
+        total,
+    }
 }
 
 /// What a pod without record that runs holds of the GPUs that it sees.
-fn unrecorded<'a>(pod: &NodePod, fleet: &'a Fleet, unit: MemoryUnit, seen: &BTreeSet<GpuUuid>) -> Vec<Share<'a>> {
-    let gpus = fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| seen.contains(&gpu.uuid));
-    gpus.map(|gpu| of_gpu(gpu, fleet, asked(pod, gpu, seen.len(), unit))).collect()
+fn unrecorded<'a>(
+    pod: &NodePod,
+    fleet: &'a Fleet,
+    unit: MemoryUnit,
+    seen: &BTreeSet<GpuUuid>,
+) -> Vec<Share<'a>> {
+    let gpus = fleet
+        .gpus
+        .iter()
+        .map(|entry| &entry.gpu)
+        .filter(|gpu| seen.contains(&gpu.uuid));
+    gpus.map(|gpu| of_gpu(gpu, fleet, asked(pod, gpu, seen.len(), unit)))
+        .collect()
 }
 
 /// What the pod's spec asks for of one of so many GPUs.
 fn asked(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Sum {
-    let requested = |name: &str| pod.requests.iter().find(|(known, _)| *known == name).map_or(0, |(_, amount)| amount);
+    let requested = |name: &str| {
+        pod.requests
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or(0, |(_, amount)| amount)
+    };
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
     let each = |name: &str| requested(name).div_ceil(n_gpus);
     let whole = if pod.whole() > 0 { WHOLE_DEVICE_PERCENT } else { 0 };
     // A percentage of several GPUs is not always a whole number of them: what is lost is no more than rounding is allowed.
-    let percent = |name: &str| part(gpu.memory_bytes, requested(name), n_gpus.saturating_mul(WHOLE_DEVICE_PERCENT));
-    let ratio = percent(GPU).max(percent(GPU_MEMORY_RATIO)).max(part(gpu.memory_bytes, whole, WHOLE_DEVICE_PERCENT));
-    let bytes = pod.memory_units().saturating_mul(unit.bytes()).max(each(GPU_MEMORY)).max(ratio);
+    let percent = |name: &str| {
+        part(
+            gpu.memory_bytes,
+            requested(name),
+            n_gpus.saturating_mul(WHOLE_DEVICE_PERCENT),
+        )
+    };
+    let ratio =
+        percent(GPU)
+            .max(percent(GPU_MEMORY_RATIO))
+            .max(part(gpu.memory_bytes, whole, WHOLE_DEVICE_PERCENT));
+    let bytes = pod
+        .memory_units()
+        .saturating_mul(unit.bytes())
+        .max(each(GPU_MEMORY))
+        .max(ratio);
     let core = each(GPU_CORE).max(each(GPU)).max(whole);
-    Sum { bytes, core, slots: u64::from(pod.shared() > 0), ..Sum::default() }
+    Sum {
+        bytes,
+        core,
+        slots: u64::from(pod.shared() > 0),
+        ..Sum::default()
+    }
 }
 
 /// `total * numerator / denominator`, rounded down.
 fn part(total: u64, numerator: u64, denominator: u64) -> u64 {
     let product = u128::from(total) * u128::from(numerator);
-    product.checked_div(u128::from(denominator)).and_then(|part| u64::try_from(part).ok()).unwrap_or(u64::MAX)
+    product
+        .checked_div(u128::from(denominator))
+        .and_then(|part| u64::try_from(part).ok())
+        .unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -190,16 +303,29 @@ mod tests {
         let pods = pods(all);
         let is_started = |uid: &PodUid| started.contains(&uid.as_str());
         let seen = |_: &PodUid| BTreeSet::from([gpu(0).uuid]);
-        let refused = pods.iter().filter(|pod| check(&pods, &fleet(2), MemoryUnit::GIB, is_started, seen, &pod.uid).is_err());
+        let refused = pods
+            .iter()
+            .filter(|pod| check(&pods, &fleet(2), MemoryUnit::GIB, is_started, seen, &pod.uid).is_err());
         refused.map(|pod| pod.name.clone()).collect()
     }
 
     #[test]
     fn the_later_pod_waits_unless_it_has_started() {
-        let all = || vec![pod("a", 1, [units(10)]), pod("b", 2, [units(10)]), pod("c", 3, [units(6)]), pod("d", 4, [units(16)]).on([1])];
+        let all = || {
+            vec![
+                pod("a", 1, [units(10)]),
+                pod("b", 2, [units(10)]),
+                pod("c", 3, [units(6)]),
+                pod("d", 4, [units(16)]).on([1]),
+            ]
+        };
         assert_eq!(refused(all(), &[]), ["b"]);
         assert_eq!(refused(all(), &["b"]), ["a"]);
-        assert_eq!(refused(all(), &["a", "b"]), ["b", "c"], "what runs counts, fit or not");
+        assert_eq!(
+            refused(all(), &["a", "b"]),
+            ["b", "c"],
+            "what runs counts, fit or not"
+        );
     }
 
     /// By hand, or by a scheduler that knows other requests.
@@ -207,10 +333,16 @@ mod tests {
     fn a_record_that_says_less_than_is_asked_for_is_not_believed() {
         let mut small = pod("small", 2, [units(10)]);
         small.placement.as_mut().unwrap().held[0].bytes = Some(1);
-        assert_eq!(refused(vec![pod("a", 1, [units(10)]), small.clone()], &[]), ["small"]);
+        assert_eq!(
+            refused(vec![pod("a", 1, [units(10)]), small.clone()], &[]),
+            ["small"]
+        );
         // The GPU had 32 units when it was written and has 16 now: one was half of what it is.
         let record = small.placement.as_mut().unwrap();
-        (record.held[0].bytes, record.gpushare.as_mut().unwrap().device_units) = (Some(5 << 30), 32);
+        (
+            record.held[0].bytes,
+            record.gpushare.as_mut().unwrap().device_units,
+        ) = (Some(5 << 30), 32);
         assert!(refused(vec![pod("a", 1, [units(10)]), small], &[]).is_empty());
     }
 
@@ -227,15 +359,26 @@ mod tests {
     #[test]
     fn a_running_pod_without_record_holds_what_it_sees() {
         let unplaced = || Err(Unplaced::Missing { key: "k" });
-        let stray = || NodePod { placement: unplaced(), ..pod("stray", 0, [units(10)]) };
-        let running = NodePod { stage: Stage::Running, ..stray() };
+        let stray = || NodePod {
+            placement: unplaced(),
+            ..pod("stray", 0, [units(10)])
+        };
+        let running = NodePod {
+            stage: Stage::Running,
+            ..stray()
+        };
         assert_eq!(refused(vec![running, pod("a", 1, [units(10)])], &[]), ["a"]);
-        assert!(refused(vec![stray(), pod("a", 1, [units(10)])], &[]).is_empty(), "it has not started");
+        assert!(
+            refused(vec![stray(), pod("a", 1, [units(10)])], &[]).is_empty(),
+            "it has not started"
+        );
     }
 
     #[test]
     fn places_for_sharers_are_counted() {
-        let all: Vec<NodePod> = (0..101).map(|at| pod(&format!("p{at:03}"), at, [shared(1)])).collect();
+        let all: Vec<NodePod> = (0..101)
+            .map(|at| pod(&format!("p{at:03}"), at, [shared(1)]))
+            .collect();
         assert_eq!(refused(all, &[]), ["p100"]);
     }
 
@@ -246,10 +389,23 @@ mod tests {
             let text = format!(
                 r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
             );
-            let record = proto::record::Record { allocations: serde_json::from_str(&text).unwrap(), assumed_at: Some(at), gpushare: None };
-            NodePod { placement: crate::pods::Placement::of_record(record, at), ..pod(name, at, [crate::builders::rdma(1)]) }
+            let record = proto::record::Record {
+                allocations: serde_json::from_str(&text).unwrap(),
+                assumed_at: Some(at),
+                gpushare: None,
+            };
+            NodePod {
+                placement: crate::pods::Placement::of_record(record, at),
+                ..pod(name, at, [crate::builders::rdma(1)])
+            }
         };
-        let all = || vec![with("a", 1, "0000:01:00.2"), with("b", 2, "0000:01:00.3"), with("c", 3, "0000:01:00.2")];
+        let all = || {
+            vec![
+                with("a", 1, "0000:01:00.2"),
+                with("b", 2, "0000:01:00.3"),
+                with("c", 3, "0000:01:00.2"),
+            ]
+        };
         assert_eq!(refused(all(), &[]), ["c"]);
         assert_eq!(refused(all(), &["c"]), ["a"]);
     }
@@ -263,14 +419,31 @@ mod tests {
         let mut full = pod("full", 1, [units(16)]);
         full.placement.as_mut().unwrap().held[0].bytes = Some(16 << 30);
         let all = pods([full, pod("late", 2, [units(1)])]);
-        let room = |name: &str| check(&all, &withheld, MemoryUnit::GIB, |_| false, |_| BTreeSet::new(), &PodUid::from(name));
+        let room = |name: &str| {
+            check(
+                &all,
+                &withheld,
+                MemoryUnit::GIB,
+                |_| false,
+                |_| BTreeSet::new(),
+                &PodUid::from(name),
+            )
+        };
         assert!(room("full").is_ok() && room("late").is_err());
     }
 
     #[test]
     fn the_words_name_what_is_missing() {
         let pods = pods([pod("a", 1, [units(10)]), pod("b", 2, [units(7)])]);
-        let error = check(&pods, &fleet(1), MemoryUnit::GIB, |_| false, |_| BTreeSet::new(), &PodUid::from("b")).unwrap_err();
+        let error = check(
+            &pods,
+            &fleet(1),
+            MemoryUnit::GIB,
+            |_| false,
+            |_| BTreeSet::new(),
+            &PodUid::from("b"),
+        )
+        .unwrap_err();
         assert_eq!(
             error.to_string(),
             "GPU GPU-00000000-aaaa-bbbb-cccc-000000000000 has no room for it: 10737418240 of 17179869184 bytes of memory are held by pods \

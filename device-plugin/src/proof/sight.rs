@@ -28,19 +28,39 @@ pub type Sights = BTreeMap<&'static str, Sight>;
 
 /// What one answer about a resource makes its container see; none if it says nothing of devices. `variable`
 /// is the one that names GPUs.
-pub fn of_answer(resource: Served, answer: &ContainerAllocateResponse, variable: &str, fleet: &Fleet) -> Option<Sight> {
-    if answer.cdi_devices.iter().any(|device| crate::cdi::name_of(&device.name).is_some()) {
+pub fn of_answer(
+    resource: Served,
+    answer: &ContainerAllocateResponse,
+    variable: &str,
+    fleet: &Fleet,
+) -> Option<Sight> {
+    if answer
+        .cdi_devices
+        .iter()
+        .any(|device| crate::cdi::name_of(&device.name).is_some())
+    {
         return Some(Sight::Spec);
     }
     let variable = inject::variable(variable, resource);
     let value = answer.envs.get(variable)?;
-    let strange = || format!("{variable}={value}, which is not a list of {} devices of this node", type_name(resource.device_type()));
+    let strange = || {
+        format!(
+            "{variable}={value}, which is not a list of {} devices of this node",
+            type_name(resource.device_type())
+        )
+    };
     let functions = inject::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
-    let functions: Option<Vec<GpuUuid>> = functions.into_iter().flat_map(|value| value.split(',')).map(|name| name.parse().ok()).collect();
-    let seen = named(resource, value, fleet).zip(functions).map(|(mut devices, functions)| {
-        devices.extend(functions);
-        devices
-    });
+    let functions: Option<Vec<GpuUuid>> = functions
+        .into_iter()
+        .flat_map(|value| value.split(','))
+        .map(|name| name.parse().ok())
+        .collect();
+    let seen = named(resource, value, fleet)
+        .zip(functions)
+        .map(|(mut devices, functions)| {
+            devices.extend(functions);
+            devices
+        });
     Some(seen.map_or_else(|| Sight::Unclear(strange()), Sight::Devices))
 }
 
@@ -53,9 +73,23 @@ pub fn named(resource: Served, value: &str, fleet: &Fleet) -> Option<BTreeSet<Gp
 pub fn named_in_order(resource: Served, value: &str, fleet: &Fleet) -> Option<Vec<GpuUuid>> {
     let device_type = resource.device_type();
     let device = |name: &str| {
-        let by_index = |index: u32| fleet.gpus.iter().find(|entry| entry.gpu.index == index).map(|entry| entry.gpu.uuid.clone());
-        let by_id = fleet.entries(device_type).map(|entry| entry.key.id).find(|id| id.as_str() == name);
-        by_id.or_else(|| name.parse().ok().filter(|_| device_type == TYPE_GPU).and_then(by_index))
+        let by_index = |index: u32| {
+            fleet
+                .gpus
+                .iter()
+                .find(|entry| entry.gpu.index == index)
+                .map(|entry| entry.gpu.uuid.clone())
+        };
+        let by_id = fleet
+            .entries(device_type)
+            .map(|entry| entry.key.id)
+            .find(|id| id.as_str() == name);
+        by_id.or_else(|| {
+            name.parse()
+                .ok()
+                .filter(|_| device_type == TYPE_GPU)
+                .and_then(by_index)
+        })
     };
     value.split(',').map(device).collect()
 }
@@ -64,7 +98,9 @@ pub fn named_in_order(resource: Served, value: &str, fleet: &Fleet) -> Option<Ve
 pub fn of_pod(written: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet) -> Sights {
     let mut sights = Sights::new();
     for entry in written.iter().filter(|entry| entry.pod == *uid) {
-        let Some(sight) = of_answer(entry.resource, &entry.answer, variable, fleet) else { continue };
+        let Some(sight) = of_answer(entry.resource, &entry.answer, variable, fleet) else {
+            continue;
+        };
         add(&mut sights, entry.resource.device_type(), sight);
     }
     sights

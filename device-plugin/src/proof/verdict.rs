@@ -106,14 +106,19 @@ pub enum Refusal {
         recorded: String,
     },
     /// Nobody can tell what it would see.
-    #[error("what kubelet has given it is not known: no answer that names devices is in kubelet's checkpoint or was given by this process")]
+    #[error(
+        "what kubelet has given it is not known: no answer that names devices is in kubelet's checkpoint or was given by this process"
+    )]
     Unknown,
 }
 
 impl Refusal {
     /// Whether trying again cannot help.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Mismatch { .. } | Self::Limits { .. } | Self::NotAllDevices { .. })
+        matches!(
+            self,
+            Self::Mismatch { .. } | Self::Limits { .. } | Self::NotAllDevices { .. }
+        )
     }
 }
 
@@ -130,10 +135,22 @@ pub fn check_all_devices(pod: &NodePod, fleet: &Fleet, is_allowed: bool) -> Resu
         return Err(Refusal::AllDevicesForbidden);
     }
     // Without a usable record it is refused for that.
-    let Ok(placement) = &pod.placement else { return Ok(()) };
+    let Ok(placement) = &pod.placement else {
+        return Ok(());
+    };
     let is_named = |gpu: &&Gpu| placement.gpus.iter().any(|name| name.names(gpu));
-    let unnamed = fleet.gpus.iter().filter(|entry| entry.is_healthy).map(|entry| &entry.gpu).find(|gpu| !is_named(gpu));
-    unnamed.map_or(Ok(()), |gpu| Err(Refusal::NotAllDevices { recorded: placement.to_string(), unnamed: gpu.uuid.clone() }))
+    let unnamed = fleet
+        .gpus
+        .iter()
+        .filter(|entry| entry.is_healthy)
+        .map(|entry| &entry.gpu)
+        .find(|gpu| !is_named(gpu));
+    unnamed.map_or(Ok(()), |gpu| {
+        Err(Refusal::NotAllDevices {
+            recorded: placement.to_string(),
+            unnamed: gpu.uuid.clone(),
+        })
+    })
 }
 
 /// Everything that a verdict is reached by.
@@ -167,22 +184,43 @@ impl Evidence<'_> {
     }
 
     fn try_judge(&self, pod: &NodePod, seen: &Sights) -> Result<Verdict, Refusal> {
-        let placement = pod.placement.as_ref().map_err(|unplaced| Refusal::Unplaced(unplaced.to_string()))?;
+        let placement = pod
+            .placement
+            .as_ref()
+            .map_err(|unplaced| Refusal::Unplaced(unplaced.to_string()))?;
         let recorded = self.recorded(pod, placement)?;
-        let mismatch = |seen: String| Refusal::Mismatch { seen, recorded: placement.to_string() };
+        let mismatch = |seen: String| Refusal::Mismatch {
+            seen,
+            recorded: placement.to_string(),
+        };
         let mut certain = DevicesByType::new();
-        for (device_type, sight) in seen.iter().filter(|(device_type, _)| recorded.contains_key(*device_type)) {
+        for (device_type, sight) in seen
+            .iter()
+            .filter(|(device_type, _)| recorded.contains_key(*device_type))
+        {
             match sight {
                 Sight::Unclear(problem) => return Err(mismatch(problem.clone())),
                 Sight::Devices(devices) => drop(certain.insert(*device_type, devices.clone())),
                 Sight::Spec => {}
             }
         }
-        if certain.iter().any(|(device_type, devices)| recorded.get(device_type) != Some(devices)) {
-            let ids = || certain.values().flatten().map(GpuUuid::as_str).collect::<Vec<_>>().join(",");
+        if certain
+            .iter()
+            .any(|(device_type, devices)| recorded.get(device_type) != Some(devices))
+        {
+            let ids = || {
+                certain
+                    .values()
+                    .flatten()
+                    .map(GpuUuid::as_str)
+                    .collect::<Vec<_>>()
+                    .join(",")
+            };
             // A container of it that started by its spec sees the devices of its record, which must stay its own.
             let is_bound_to_record = self.may_have_started(pod) && self.has_spec(pod);
-            let partner = (!is_bound_to_record).then(|| self.partner(pod, &certain, &recorded)).flatten();
+            let partner = (!is_bound_to_record)
+                .then(|| self.partner(pod, &certain, &recorded))
+                .flatten();
             return partner.ok_or_else(|| mismatch(ids()));
         }
         for resource in self.asked(pod) {
@@ -194,7 +232,9 @@ impl Evidence<'_> {
         }
         let may_run = |uid: &PodUid| self.is_young && *uid != pod.uid && self.ledger.is_from_before(uid);
         let is_started = |uid: &PodUid| self.ledger.is_confirmed(uid) || may_run(uid);
-        let seen = |uid: &PodUid| match sight::of_pod(self.written, uid, self.variable, self.fleet).remove(TYPE_GPU) {
+        let seen = |uid: &PodUid| match sight::of_pod(self.written, uid, self.variable, self.fleet)
+            .remove(TYPE_GPU)
+        {
             Some(Sight::Devices(gpus)) => gpus,
             _ => BTreeSet::new(),
         };
@@ -204,7 +244,11 @@ impl Evidence<'_> {
 
     /// What kubelet asks this plugin for on behalf of the pod.
     fn asked(&self, pod: &NodePod) -> impl Iterator<Item = Served> {
-        self.ledger.serves().iter().copied().filter(|resource| pod.asks_for(*resource))
+        self.ledger
+            .serves()
+            .iter()
+            .copied()
+            .filter(|resource| pod.asks_for(*resource))
     }
 
     /// The devices of a pod's record of the types that it asks for, sick ones included, with their virtual functions.
@@ -216,10 +260,19 @@ impl Evidence<'_> {
         for resource in self.asked(pod) {
             let names = placement.names(resource);
             if names.is_empty() {
-                return Err(Refusal::Unplaced(Unplaced::NoDevice(resource.device_type()).to_string()));
+                return Err(Refusal::Unplaced(
+                    Unplaced::NoDevice(resource.device_type()).to_string(),
+                ));
             }
-            let ids: Option<BTreeSet<GpuUuid>> = names.iter().map(|name| self.fleet.find(resource, name).map(|key| key.id)).collect();
-            let absent = || Refusal::Unplaced(format!("its record names {placement}, which this node does not have"));
+            let ids: Option<BTreeSet<GpuUuid>> = names
+                .iter()
+                .map(|name| self.fleet.find(resource, name).map(|key| key.id))
+                .collect();
+            let absent = || {
+                Refusal::Unplaced(format!(
+                    "its record names {placement}, which this node does not have"
+                ))
+            };
             let mut ids = ids.ok_or_else(absent)?;
             ids.extend(placement.functions(resource).cloned());
             recorded.insert(resource.device_type(), ids);
@@ -229,51 +282,83 @@ impl Evidence<'_> {
 
     /// Whether a container of the pod was given its devices by a CDI spec.
     fn has_spec(&self, pod: &NodePod) -> bool {
-        let is_by_spec =
-            |entry: &&Allocated| sight::of_answer(entry.resource, &entry.answer, self.variable, self.fleet) == Some(Sight::Spec);
-        self.written.iter().filter(|entry| entry.pod == pod.uid).any(|entry| is_by_spec(&entry))
+        let is_by_spec = |entry: &&Allocated| {
+            sight::of_answer(entry.resource, &entry.answer, self.variable, self.fleet) == Some(Sight::Spec)
+        };
+        self.written
+            .iter()
+            .filter(|entry| entry.pod == pod.uid)
+            .any(|entry| is_by_spec(&entry))
     }
 
     /// Whether a container of the pod may be running, by what this process knows.
     fn may_have_started(&self, pod: &NodePod) -> bool {
-        pod.stage == Stage::Running || self.ledger.is_confirmed(&pod.uid) || self.ledger.is_from_before(&pod.uid)
+        pod.stage == Stage::Running
+            || self.ledger.is_confirmed(&pod.uid)
+            || self.ledger.is_from_before(&pod.uid)
     }
 
     /// Whom the pod can change places with: one whose record is what this one sees and that does not see it itself; best
     /// one that sees what this one's record says.
     fn partner(&self, pod: &NodePod, seen: &DevicesByType, recorded: &DevicesByType) -> Option<Verdict> {
-        let is_alike = |other: &&NodePod| other.uid != pod.uid && other.stage != Stage::Terminal && pod.asks_like(other);
+        let is_alike =
+            |other: &&NodePod| other.uid != pod.uid && other.stage != Stage::Terminal && pod.asks_like(other);
         let has_record = |other: &&NodePod| {
-            let others = other.placement.as_ref().ok().and_then(|placement| self.recorded(other, placement).ok());
-            others.is_some_and(|others| seen.iter().all(|(device_type, devices)| others.get(device_type) == Some(devices)))
+            let others = other
+                .placement
+                .as_ref()
+                .ok()
+                .and_then(|placement| self.recorded(other, placement).ok());
+            others.is_some_and(|others| {
+                seen.iter()
+                    .all(|(device_type, devices)| others.get(device_type) == Some(devices))
+            })
         };
         let known = sight::by_pod(self.written, self.variable, self.fleet);
         let unknown = Sights::new();
-        let wrong = || seen.iter().filter(|(device_type, devices)| recorded.get(*device_type) != Some(*devices));
-        let others = self.pods.iter().filter(is_alike).filter(has_record).filter_map(|other| {
-            let sights = known.get(&other.uid).unwrap_or(&unknown);
-            let rank = |(device_type, devices): (&&'static str, &BTreeSet<GpuUuid>)| match sights.get(*device_type) {
-                Some(Sight::Devices(own)) if own == devices => None,
-                Some(Sight::Devices(own)) if Some(own) == recorded.get(device_type) => Some(0),
-                Some(Sight::Devices(_)) => Some(1),
-                // Its containers see the devices of its record, for all that is known.
-                _ if self.may_have_started(other) => None,
-                Some(_) => Some(1),
-                None if !self.is_written_known || self.ledger.is_answered_unproven(&other.uid) => Some(3),
-                None => Some(2),
-            };
-            let ranks: Option<Vec<u8>> = wrong().map(rank).collect();
-            Some((ranks?.into_iter().max()?, other.assumed_at(), &other.uid))
-        });
+        let wrong = || {
+            seen.iter()
+                .filter(|(device_type, devices)| recorded.get(*device_type) != Some(*devices))
+        };
+        let others = self
+            .pods
+            .iter()
+            .filter(is_alike)
+            .filter(has_record)
+            .filter_map(|other| {
+                let sights = known.get(&other.uid).unwrap_or(&unknown);
+                let rank = |(device_type, devices): (&&'static str, &BTreeSet<GpuUuid>)| match sights
+                    .get(*device_type)
+                {
+                    Some(Sight::Devices(own)) if own == devices => None,
+                    Some(Sight::Devices(own)) if Some(own) == recorded.get(device_type) => Some(0),
+                    Some(Sight::Devices(_)) => Some(1),
+                    // Its containers see the devices of its record, for all that is known.
+                    _ if self.may_have_started(other) => None,
+                    Some(_) => Some(1),
+                    None if !self.is_written_known || self.ledger.is_answered_unproven(&other.uid) => Some(3),
+                    None => Some(2),
+                };
+                let ranks: Option<Vec<u8>> = wrong().map(rank).collect();
+                Some((ranks?.into_iter().max()?, other.assumed_at(), &other.uid))
+            });
         let (rank, _, uid) = others.min()?;
-        Some(if rank == 3 { Verdict::LookAgain(uid.clone()) } else { Verdict::Exchange(uid.clone()) })
+        Some(if rank == 3 {
+            Verdict::LookAgain(uid.clone())
+        } else {
+            Verdict::Exchange(uid.clone())
+        })
     }
 
     /// What can be exchanged beside the records of these two: among pods that ask for the same, have not started, and of
     /// which kubelet has written down what they will see.
     pub fn exchanges_beside(&self, pod: &NodePod, other: &PodUid) -> Vec<(PodUid, PodUid)> {
         let is_free = |one: &&NodePod| {
-            one.uid != pod.uid && one.uid != *other && one.stage != Stage::Terminal && !self.may_have_started(one) && pod.asks_like(one)
+            one.uid != pod.uid
+                && one.uid != *other
+                && one.stage != Stage::Terminal
+                && !self.may_have_started(one)
+                && pod.asks_like(one)
         };
         let known = sight::by_pod(self.written, self.variable, self.fleet);
         let mut sets = Vec::<DevicesByType>::new();
@@ -292,7 +377,11 @@ impl Evidence<'_> {
                     Sight::Spec | Sight::Unclear(_) => None,
                 })
                 .collect();
-            Some(Seat { pod: one.uid.clone(), sees: number(sight?), recorded: number(recorded) })
+            Some(Seat {
+                pod: one.uid.clone(),
+                sees: number(sight?),
+                recorded: number(recorded),
+            })
         });
         exchanges::among(candidates.collect())
     }

@@ -119,14 +119,28 @@ impl DeviceLabels {
     }
 
     /// The virtual functions of a device in groups of equal labels, in the order of their first ones.
-    pub fn regroup(&self, device_type: &str, device: &str, groups: &[VirtualFunctionGroup]) -> Vec<VirtualFunctionGroup> {
+    pub fn regroup(
+        &self,
+        device_type: &str,
+        device: &str,
+        groups: &[VirtualFunctionGroup],
+    ) -> Vec<VirtualFunctionGroup> {
         let mut regrouped = Vec::<VirtualFunctionGroup>::new();
-        for (labels, function) in groups.iter().flat_map(|group| group.vfs.iter().map(|function| (&group.labels, function))) {
+        for (labels, function) in groups
+            .iter()
+            .flat_map(|group| group.vfs.iter().map(|function| (&group.labels, function)))
+        {
             let mut labels = labels.clone();
-            labels.extend(merged(&self.virtual_functions, [Some(device_type), Some(device), Some(&function.bus_id)]));
+            labels.extend(merged(
+                &self.virtual_functions,
+                [Some(device_type), Some(device), Some(&function.bus_id)],
+            ));
             match regrouped.iter_mut().find(|group| group.labels == labels) {
                 Some(group) => group.vfs.push(function.clone()),
-                None => regrouped.push(VirtualFunctionGroup { labels, vfs: vec![function.clone()] }),
+                None => regrouped.push(VirtualFunctionGroup {
+                    labels,
+                    vfs: vec![function.clone()],
+                }),
             }
         }
         regrouped
@@ -135,22 +149,35 @@ impl DeviceLabels {
     /// With PCI addresses in the form of sysfs.
     fn normalised(self) -> Self {
         let address = |(name, labels): (String, Labels)| (pci::address(&name).unwrap_or(name), labels);
-        let [devices, virtual_functions] = [self.devices, self.virtual_functions].map(|all| all.into_iter().map(address).collect());
-        Self { devices, virtual_functions }
+        let [devices, virtual_functions] =
+            [self.devices, self.virtual_functions].map(|all| all.into_iter().map(address).collect());
+        Self {
+            devices,
+            virtual_functions,
+        }
     }
 
     /// The first label that is none: whose it is, and what is wrong with it.
     fn fault(&self) -> Option<(String, String, &'static str)> {
         let all = self.devices.iter().chain(&self.virtual_functions);
-        let labels = all.flat_map(|(device, labels)| labels.iter().map(move |(name, value)| (device, name, value)));
-        let faults = labels.filter_map(|(device, name, value)| Some((device.clone(), format!("{name}={value}"), fault(name, value)?)));
+        let labels =
+            all.flat_map(|(device, labels)| labels.iter().map(move |(name, value)| (device, name, value)));
+        let faults = labels.filter_map(|(device, name, value)| {
+            Some((device.clone(), format!("{name}={value}"), fault(name, value)?))
+        });
         faults.into_iter().next()
     }
 }
 
 /// The labels under all of these names; those of a later name win.
 fn merged<const N: usize>(all: &BTreeMap<String, Labels>, names: [Option<&str>; N]) -> Labels {
-    names.into_iter().flatten().filter_map(|name| all.get(name)).flatten().map(|(name, value)| (name.clone(), value.clone())).collect()
+    names
+        .into_iter()
+        .flatten()
+        .filter_map(|name| all.get(name))
+        .flatten()
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 /// What is wrong with a label.
@@ -158,12 +185,19 @@ fn fault(name: &str, value: &str) -> Option<&'static str> {
     let is_text = |text: &str| {
         let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
-        text.len() <= MAX_LABEL && text.bytes().all(is_inner) && is_end(text.bytes().next()) && is_end(text.bytes().last())
+        text.len() <= MAX_LABEL
+            && text.bytes().all(is_inner)
+            && is_end(text.bytes().next())
+            && is_end(text.bytes().last())
     };
-    let (prefix, short) = name.split_once('/').map_or((None, name), |(prefix, short)| (Some(prefix), short));
+    let (prefix, short) = name
+        .split_once('/')
+        .map_or((None, name), |(prefix, short)| (Some(prefix), short));
     if name.starts_with(OWN) {
         Some("is written by this plugin alone")
-    } else if !is_text(short) || prefix.is_some_and(|prefix| prefix.len() > 253 || !prefix.split('.').all(is_text)) {
+    } else if !is_text(short)
+        || prefix.is_some_and(|prefix| prefix.len() > 253 || !prefix.split('.').all(is_text))
+    {
         Some("has a name that no label may have")
     } else if !value.is_empty() && !is_text(value) {
         Some("has a value that no label may have")
@@ -178,7 +212,12 @@ impl Additions {
     /// # Errors
     /// One is there and cannot be understood.
     pub fn read(files: &Files) -> Result<Self, AdditionsError> {
-        let labels = files.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
+        let labels = files
+            .labels
+            .as_deref()
+            .map(read_labels)
+            .transpose()?
+            .unwrap_or_default();
         let partitions = files.partitions.as_deref().map(read_table).transpose()?.flatten();
         Ok(Self { labels, partitions })
     }
@@ -187,15 +226,25 @@ impl Additions {
 fn read_labels(path: &Path) -> Result<DeviceLabels, AdditionsError> {
     let labels = read::<DeviceLabels>(path)?.unwrap_or_default().normalised();
     match labels.fault() {
-        Some((device, label, rule)) => Err(AdditionsError::Label { path: path.to_owned(), device, label, rule }),
+        Some((device, label, rule)) => Err(AdditionsError::Label {
+            path: path.to_owned(),
+            device,
+            label,
+            rule,
+        }),
         None => Ok(labels),
     }
 }
 
 fn read_table(path: &Path) -> Result<Option<GpuPartitionTable>, AdditionsError> {
-    let Some(value) = read::<serde_json::Value>(path)? else { return Ok(None) };
+    let Some(value) = read::<serde_json::Value>(path)? else {
+        return Ok(None);
+    };
     let table = read_partitions(&value.to_string());
-    table.map(Some).map_err(|source| AdditionsError::Partitions { path: path.to_owned(), source })
+    table.map(Some).map_err(|source| AdditionsError::Partitions {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// What a file holds; nothing if it is empty or not there.
@@ -203,9 +252,17 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, AdditionsError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(AdditionsError::Read { path: path.to_owned(), source }),
+        Err(source) => {
+            return Err(AdditionsError::Read {
+                path: path.to_owned(),
+                source,
+            });
+        }
     };
-    serde_yaml_ng::from_str(&text).map_err(|source| AdditionsError::Form { path: path.to_owned(), source })
+    serde_yaml_ng::from_str(&text).map_err(|source| AdditionsError::Form {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Reads the files again and again until the task is dropped.

@@ -7,14 +7,16 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proto::checkpoints::DEVICES_CHECKPOINTS;
 use proto::device::{
-    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology,
-    GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition,
+    DeviceInfo, DeviceSpec, DeviceTopology, GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice,
+    SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use proto::topology::{
-    GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, GpuPartitionTable, NUMA_NODE, NUMA_UNKNOWN, PCIE_ROOT,
+    GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, GpuPartitionTable, NUMA_NODE,
+    NUMA_UNKNOWN, PCIE_ROOT,
 };
 use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::json;
@@ -51,44 +53,95 @@ pub struct Remarks {
 }
 
 /// The object that describes `fleet`; a condition that is as it was `before` keeps its time.
-pub fn device(fleet: &Fleet, node: &Node, remarks: &Remarks, before: Option<&DeviceSpec>, now: DateTime<Utc>) -> Device {
+pub fn device(
+    fleet: &Fleet,
+    node: &Node,
+    remarks: &Remarks,
+    before: Option<&DeviceSpec>,
+    now: DateTime<Utc>,
+) -> Device {
     let history = History { before, now };
     let name = node.metadata.name.clone().unwrap_or_default();
     let said = &remarks.additions.labels;
     let injection = remarks.injection.as_ref();
-    let gpus = fleet.gpus.iter().map(|entry| gpu(entry, fleet.ids.slots(), &history, said, injection));
-    let others = fleet.others.iter().map(|entry| other(entry, &history, said, injection));
+    let gpus = fleet
+        .gpus
+        .iter()
+        .map(|entry| gpu(entry, fleet.ids.slots(), &history, said, injection));
+    let others = fleet
+        .others
+        .iter()
+        .map(|entry| other(entry, &history, said, injection));
     let partitions = partitions::table(fleet, remarks.additions.partitions.as_ref());
-    let mut device = Device::new(&name, DeviceSpec { devices: gpus.chain(others).collect() });
-    let policy = partitions.as_ref().map(|_| remarks.partition_policy.or(fleet.partition_policy).unwrap_or_default());
+    let mut device = Device::new(
+        &name,
+        DeviceSpec {
+            devices: gpus.chain(others).collect(),
+        },
+    );
+    let policy = partitions.as_ref().map(|_| {
+        remarks
+            .partition_policy
+            .or(fleet.partition_policy)
+            .unwrap_or_default()
+    });
     let policy = policy.map(|policy| (GPU_PARTITION_POLICY.to_owned(), policy.as_str().to_owned()));
     device.metadata.labels = Some(labels(fleet, remarks).chain(policy).collect());
     let annotations = annotations(fleet, remarks, partitions.as_ref());
     device.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
-    device.metadata.owner_references =
-        node.metadata.uid.clone().map(|uid| {
-            vec![OwnerReference { api_version: "v1".to_owned(), kind: "Node".to_owned(), name, uid, ..OwnerReference::default() }]
-        });
+    device.metadata.owner_references = node.metadata.uid.clone().map(|uid| {
+        vec![OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name,
+            uid,
+            ..OwnerReference::default()
+        }]
+    });
     device
 }
 
 /// The GPUs that the object says are unhealthy by an XID, each with that and since when.
 pub fn sick_by_xid(spec: &DeviceSpec) -> impl Iterator<Item = (GpuUuid, u64, &str)> {
-    let conditions = spec.devices.iter().filter(|device| device.device_type == TYPE_GPU).flat_map(|device| {
-        let is_illness = |condition: &&DeviceCondition| condition.condition_type == CONDITION_HEALTHY && condition.status == "False";
-        device.conditions.iter().filter(is_illness).map(|condition| (device.id.as_str(), condition))
-    });
-    conditions
-        .filter_map(|(id, condition)| Some((id.parse().ok()?, Reason::xid(&condition.reason)?, condition.last_transition_time.as_str())))
+    let conditions = spec
+        .devices
+        .iter()
+        .filter(|device| device.device_type == TYPE_GPU)
+        .flat_map(|device| {
+            let is_illness = |condition: &&DeviceCondition| {
+                condition.condition_type == CONDITION_HEALTHY && condition.status == "False"
+            };
+            device
+                .conditions
+                .iter()
+                .filter(is_illness)
+                .map(|condition| (device.id.as_str(), condition))
+        });
+    conditions.filter_map(|(id, condition)| {
+        Some((
+            id.parse().ok()?,
+            Reason::xid(&condition.reason)?,
+            condition.last_transition_time.as_str(),
+        ))
+    })
 }
 
 /// Whether the object that the API server holds says all of `wanted`; labels and annotations of others may be there too.
 pub fn says(held: &RawDevice, wanted: &Device) -> bool {
     let (ours, theirs) = (&wanted.metadata, &held.metadata);
     let includes = |held: &Option<BTreeMap<String, String>>, wanted: &Option<BTreeMap<String, String>>| {
-        wanted.iter().flatten().all(|(key, value)| held.as_ref().and_then(|held| held.get(key)) == Some(value))
+        wanted
+            .iter()
+            .flatten()
+            .all(|(key, value)| held.as_ref().and_then(|held| held.get(key)) == Some(value))
     };
-    let is_owner = |owner: &OwnerReference| theirs.owner_references.iter().flatten().any(|held| held.uid == owner.uid);
+    let is_owner = |owner: &OwnerReference| {
+        theirs
+            .owner_references
+            .iter()
+            .flatten()
+            .any(|held| held.uid == owner.uid)
+    };
     held.read().is_ok_and(|spec| spec == wanted.spec)
         && includes(&theirs.labels, &ours.labels)
         && includes(&theirs.annotations, &ours.annotations)
@@ -101,29 +154,69 @@ struct History<'a> {
     now: DateTime<Utc>,
 }
 
-fn annotations(fleet: &Fleet, remarks: &Remarks, partitions: Option<&GpuPartitionTable>) -> BTreeMap<String, String> {
-    let checkpoints = remarks.checkpoints.clone().map(|text| (DEVICES_CHECKPOINTS, text));
+fn annotations(
+    fleet: &Fleet,
+    remarks: &Remarks,
+    partitions: Option<&GpuPartitionTable>,
+) -> BTreeMap<String, String> {
+    let checkpoints = remarks
+        .checkpoints
+        .clone()
+        .map(|text| (DEVICES_CHECKPOINTS, text));
     let links = (!fleet.links.is_empty()).then(|| (GPU_LINKS, json!(fleet.links).to_string()));
     let partitions = partitions.map(|table| (GPU_PARTITIONS, json!(table).to_string()));
     let boot = remarks.boot_id.clone().map(|id| (BOOT_ID, id));
-    let without = remarks.without_devices.clone().map(|uids| (PODS_WITHOUT_DEVICES, uids));
-    checkpoints.into_iter().chain(links).chain(partitions).chain(boot).chain(without).map(|(name, text)| (name.to_owned(), text)).collect()
+    let without = remarks
+        .without_devices
+        .clone()
+        .map(|uids| (PODS_WITHOUT_DEVICES, uids));
+    checkpoints
+        .into_iter()
+        .chain(links)
+        .chain(partitions)
+        .chain(boot)
+        .chain(without)
+        .map(|(name, text)| (name.to_owned(), text))
+        .collect()
 }
 
-fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels, injection: Option<&Injection>) -> DeviceInfo {
+fn gpu(
+    entry: &FleetGpu,
+    slots: u32,
+    history: &History<'_>,
+    said: &DeviceLabels,
+    injection: Option<&Injection>,
+) -> DeviceInfo {
     let gpu = &entry.gpu;
     let said = said.of(TYPE_GPU, gpu.uuid.as_str(), gpu.bus_id.as_deref());
     let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
-    let amounts = [(GPU_CORE, percent), (GPU_MEMORY, Quantity::from_unsigned(gpu.memory_bytes)), (GPU_MEMORY_RATIO, percent)];
-    let shares = entry.is_shared.then(|| (GPU_SHARED, Quantity::from_unsigned(u64::from(slots))));
+    let amounts = [
+        (GPU_CORE, percent),
+        (GPU_MEMORY, Quantity::from_unsigned(gpu.memory_bytes)),
+        (GPU_MEMORY_RATIO, percent),
+    ];
+    let shares = entry
+        .is_shared
+        .then(|| (GPU_SHARED, Quantity::from_unsigned(u64::from(slots))));
     let sharing = (!entry.is_shared).then(|| (SHARING_LABEL.to_owned(), SHARING_DISABLED.to_owned()));
     DeviceInfo {
         device_type: TYPE_GPU.to_owned(),
         id: gpu.uuid.to_string(),
         minor: i32::try_from(gpu.minor).ok(),
-        labels: gpu.labels.clone().into_iter().chain(said).chain(of_place(&gpu.place)).chain(sharing).collect(),
+        labels: gpu
+            .labels
+            .clone()
+            .into_iter()
+            .chain(said)
+            .chain(of_place(&gpu.place))
+            .chain(sharing)
+            .collect(),
         health: entry.is_healthy && is_injectable(injection, TYPE_GPU),
-        resources: amounts.into_iter().chain(shares).map(|(name, value)| (name.to_owned(), value)).collect(),
+        resources: amounts
+            .into_iter()
+            .chain(shares)
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
         topology: topology(gpu.bus_id.as_deref(), &gpu.place),
         conditions: history
             .health(gpu.uuid.as_str(), entry.is_healthy, entry.reason, &entry.message)
@@ -135,7 +228,12 @@ fn gpu(entry: &FleetGpu, slots: u32, history: &History<'_>, said: &DeviceLabels,
     }
 }
 
-fn other(entry: &FleetDevice, history: &History<'_>, said: &DeviceLabels, injection: Option<&Injection>) -> DeviceInfo {
+fn other(
+    entry: &FleetDevice,
+    history: &History<'_>,
+    said: &DeviceLabels,
+    injection: Option<&Injection>,
+) -> DeviceInfo {
     let device = &entry.device;
     let (kind, id) = (&device.device_type, device.id.as_str());
     let labels = said.of(kind, id, device.bus_id.as_deref());
@@ -143,7 +241,13 @@ fn other(entry: &FleetDevice, history: &History<'_>, said: &DeviceLabels, inject
         device_type: device.device_type.clone(),
         id: device.id.to_string(),
         minor: i32::try_from(device.minor).ok(),
-        labels: device.labels.clone().into_iter().chain(labels).chain(of_place(&device.place)).collect(),
+        labels: device
+            .labels
+            .clone()
+            .into_iter()
+            .chain(labels)
+            .chain(of_place(&device.place))
+            .collect(),
         health: entry.is_healthy && is_injectable(injection, kind),
         resources: device.resources.clone(),
         topology: topology(device.bus_id.as_deref(), &device.place),
@@ -164,14 +268,22 @@ fn topology(bus_id: Option<&str>, place: &Place) -> Option<DeviceTopology> {
         return None;
     }
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
-    Some(DeviceTopology { socket_id: -1, node_id: place.numa_node.unwrap_or(0), pcie_id: text(place.pcie_id()), bus_id: text(bus_id) })
+    Some(DeviceTopology {
+        socket_id: -1,
+        node_id: place.numa_node.unwrap_or(0),
+        pcie_id: text(place.pcie_id()),
+        bus_id: text(bus_id),
+    })
 }
 
 /// The labels that say what has no field in the topology.
 fn of_place(place: &Place) -> impl Iterator<Item = (String, String)> {
     let root = place.root.as_deref().map(|root| (PCIE_ROOT, label_value(root)));
-    let numa = (place.numa_node.is_none() && !place.is_unknown()).then(|| (NUMA_NODE, NUMA_UNKNOWN.to_owned()));
-    root.into_iter().chain(numa).map(|(name, value)| (name.to_owned(), value))
+    let numa =
+        (place.numa_node.is_none() && !place.is_unknown()).then(|| (NUMA_NODE, NUMA_UNKNOWN.to_owned()));
+    root.into_iter()
+        .chain(numa)
+        .map(|(name, value)| (name.to_owned(), value))
 }
 
 fn is_injectable(injection: Option<&Injection>, device_type: &str) -> bool {
@@ -180,7 +292,13 @@ fn is_injectable(injection: Option<&Injection>, device_type: &str) -> bool {
 
 impl History<'_> {
     /// Why a device is in the state it is in, and since when; nothing of one that never had trouble.
-    fn health(&self, id: &str, is_healthy: bool, reason: Option<Reason>, message: &str) -> Option<DeviceCondition> {
+    fn health(
+        &self,
+        id: &str,
+        is_healthy: bool,
+        reason: Option<Reason>,
+        message: &str,
+    ) -> Option<DeviceCondition> {
         let before = self.before(id, CONDITION_HEALTHY);
         let reason = match (reason, before) {
             (Some(reason), _) => reason.to_string(),
@@ -193,18 +311,35 @@ impl History<'_> {
     }
 
     /// The condition that shows if a container can get a device of this type, and in which way.
-    fn injection(&self, id: &str, device_type: &str, injection: Option<&Injection>) -> Option<DeviceCondition> {
+    fn injection(
+        &self,
+        id: &str,
+        device_type: &str,
+        injection: Option<&Injection>,
+    ) -> Option<DeviceCondition> {
         let injection = injection?;
         let is_possible = injection.is_possible_for(device_type);
         // A missing CDI spec of the driver blocks GPUs alone.
         if is_possible && !injection.is_possible() {
-            return Some(self.condition(id, CONDITION_INJECTABLE, status(true), "Cdi", "devices of this type need no driver"));
+            return Some(self.condition(
+                id,
+                CONDITION_INJECTABLE,
+                status(true),
+                "Cdi",
+                "devices of this type need no driver",
+            ));
         }
         let status = match injection.certainty {
             Certainty::Assumed => UNKNOWN,
             Certainty::Proven | Certainty::Impossible => status(is_possible),
         };
-        Some(self.condition(id, CONDITION_INJECTABLE, status, injection.reason, &injection.message))
+        Some(self.condition(
+            id,
+            CONDITION_INJECTABLE,
+            status,
+            injection.reason,
+            &injection.message,
+        ))
     }
 
     /// That containers which ask for no GPU may see this one; nothing where they do not, unless they did.
@@ -214,7 +349,15 @@ impl History<'_> {
             return None;
         }
         let of_pods = match exposure {
-            None => return Some(self.condition(id, CONDITION_ISOLATED, status(true), "Closed", "containers that ask for no GPU see none")),
+            None => {
+                return Some(self.condition(
+                    id,
+                    CONDITION_ISOLATED,
+                    status(true),
+                    "Closed",
+                    "containers that ask for no GPU see none",
+                ));
+            }
             Some(Exposure::EveryPod) => String::new(),
             Some(Exposure::RuntimeClass(class)) => format!(" in a pod with runtimeClassName: {class}"),
         };
@@ -226,22 +369,38 @@ impl History<'_> {
     }
 
     /// A condition that keeps its time as long as its status stays.
-    fn condition(&self, id: &str, condition_type: &str, status: &str, reason: &str, message: &str) -> DeviceCondition {
-        let same = self.before(id, condition_type).filter(|before| before.status == status);
+    fn condition(
+        &self,
+        id: &str,
+        condition_type: &str,
+        status: &str,
+        reason: &str,
+        message: &str,
+    ) -> DeviceCondition {
+        let same = self
+            .before(id, condition_type)
+            .filter(|before| before.status == status);
         let since = same.map(|same| same.last_transition_time.clone());
         DeviceCondition {
             condition_type: condition_type.to_owned(),
             status: status.to_owned(),
             observed_generation: None,
-            last_transition_time: since.unwrap_or_else(|| self.now.to_rfc3339_opts(SecondsFormat::Secs, true)),
+            last_transition_time: since
+                .unwrap_or_else(|| self.now.to_rfc3339_opts(SecondsFormat::Secs, true)),
             reason: reason.to_owned(),
             message: message.to_owned(),
         }
     }
 
     fn before(&self, id: &str, condition_type: &str) -> Option<&DeviceCondition> {
-        let devices = self.before.iter().flat_map(|before| &before.devices).filter(|device| device.id == id);
-        devices.flat_map(|device| &device.conditions).find(|condition| condition.condition_type == condition_type)
+        let devices = self
+            .before
+            .iter()
+            .flat_map(|before| &before.devices)
+            .filter(|device| device.id == id);
+        devices
+            .flat_map(|device| &device.conditions)
+            .find(|condition| condition.condition_type == condition_type)
     }
 }
 
@@ -256,17 +415,30 @@ fn labels(fleet: &Fleet, remarks: &Remarks) -> impl Iterator<Item = (String, Str
     let mut models = fleet.gpus.iter().map(|entry| entry.gpu.model.as_str());
     let model = models.next().filter(|first| models.all(|model| model == *first));
     let model = model.map(|model| model.strip_prefix("NVIDIA ").unwrap_or(model));
-    let of_gpus =
-        [(GPU_VENDOR_LABEL, Some(fleet.vendor.as_str())), (GPU_MODEL_LABEL, model), (GPU_DRIVER_LABEL, fleet.driver_version.as_deref())];
+    let of_gpus = [
+        (GPU_VENDOR_LABEL, Some(fleet.vendor.as_str())),
+        (GPU_MODEL_LABEL, model),
+        (GPU_DRIVER_LABEL, fleet.driver_version.as_deref()),
+    ];
     let of_gpus = of_gpus.into_iter().filter(|_| !fleet.gpus.is_empty());
     let value = |text: Option<&str>| text.map(label_value).filter(|value| !value.is_empty());
-    let serves_vendor = remarks.serves_vendor.then(|| (SERVES_VENDOR_LABEL.to_owned(), "true".to_owned()));
-    of_gpus.filter_map(move |(key, text)| Some((key.to_owned(), value(text)?))).chain(serves_vendor)
+    let serves_vendor = remarks
+        .serves_vendor
+        .then(|| (SERVES_VENDOR_LABEL.to_owned(), "true".to_owned()));
+    of_gpus
+        .filter_map(move |(key, text)| Some((key.to_owned(), value(text)?)))
+        .chain(serves_vendor)
 }
 
 /// The text in the characters that a label may have.
 fn label_value(text: &str) -> String {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let allowed: String = text.chars().map(|c| if is_allowed(c) { c } else { '-' }).take(MAX_LABEL).collect();
-    allowed.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+    let allowed: String = text
+        .chars()
+        .map(|c| if is_allowed(c) { c } else { '-' })
+        .take(MAX_LABEL)
+        .collect();
+    allowed
+        .trim_matches(|c: char| !c.is_ascii_alphanumeric())
+        .to_owned()
 }

@@ -34,7 +34,14 @@ pub async fn watch_device(connection: Connection, node_name: String, held: watch
         News::Event(event) => take_in(event, &mut listed, &held),
     };
     let Connection { client, contact } = connection;
-    follow("this node's Device object", (Api::<RawDevice>::all(client), &contact), config, LONGEST_PAUSE, take_in).await;
+    follow(
+        "this node's Device object",
+        (Api::<RawDevice>::all(client), &contact),
+        config,
+        LONGEST_PAUSE,
+        take_in,
+    )
+    .await;
 }
 
 fn take_in(event: watcher::Event<RawDevice>, listed: &mut Held, held: &watch::Sender<Held>) {
@@ -83,11 +90,18 @@ mod tests {
         let (held, seen) = watch::channel(Held::Unknown);
         let mut listed = Held::Nothing;
         let mut revisions = BTreeSet::new();
-        for (generation, devices) in [(1, json!([{"type": "gpu"}])), (2, json!([])), (3, json!([{"type": "gpu"}]))] {
+        for (generation, devices) in [
+            (1, json!([{"type": "gpu"}])),
+            (2, json!([])),
+            (3, json!([{"type": "gpu"}])),
+        ] {
             let metadata = json!({"name": "n", "uid": "u", "generation": generation, "resourceVersion": generation.to_string()});
-            let device: RawDevice = serde_json::from_value(json!({"metadata": metadata, "spec": {"devices": devices}})).unwrap();
+            let device: RawDevice =
+                serde_json::from_value(json!({"metadata": metadata, "spec": {"devices": devices}})).unwrap();
             take_in(watcher::Event::Apply(device), &mut listed, &held);
-            let Held::Object(object) = seen.borrow().clone() else { panic!("it is not held") };
+            let Held::Object(object) = seen.borrow().clone() else {
+                panic!("it is not held")
+            };
             let patch = wake::patch(&Node::default(), &object).unwrap();
             revisions.insert(patch["metadata"]["annotations"][DEVICES_REVISION].to_string());
         }

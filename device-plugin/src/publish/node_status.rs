@@ -16,8 +16,15 @@ use crate::pods::{NodePod, Pods, Requests, Stage};
 
 /// What the healthy GPUs among these devices offer to pods that share them.
 pub fn offers(devices: &[DeviceInfo]) -> Requests {
-    let is_shared = |device: &DeviceInfo| device.labels.get(SHARING_LABEL).is_none_or(|value| value != SHARING_DISABLED);
-    let usable = devices.iter().filter(|device| device.device_type == TYPE_GPU && device.health && is_shared(device));
+    let is_shared = |device: &DeviceInfo| {
+        device
+            .labels
+            .get(SHARING_LABEL)
+            .is_none_or(|value| value != SHARING_DISABLED)
+    };
+    let usable = devices
+        .iter()
+        .filter(|device| device.device_type == TYPE_GPU && device.health && is_shared(device));
     usable.fold(Requests::default(), |sum, device| sum.plus(of_device(device)))
 }
 
@@ -30,7 +37,11 @@ fn of_device(device: &DeviceInfo) -> Requests {
 }
 
 fn amount(device: &DeviceInfo, resource: &str) -> u64 {
-    device.resources.get(resource).and_then(|quantity| quantity.unsigned()).unwrap_or(0)
+    device
+        .resources
+        .get(resource)
+        .and_then(|quantity| quantity.unsigned())
+        .unwrap_or(0)
 }
 
 /// What the pods ask for that kubelet has admitted, or may admit because they have a usable record.
@@ -40,18 +51,29 @@ pub fn requests(pods: &Pods) -> Requests {
         Stage::Bound => pod.placement.is_ok(),
         Stage::Terminal => false,
     };
-    pods.iter().filter(counts).fold(Requests::default(), |sum, pod| sum.plus(pod.requests))
+    pods.iter()
+        .filter(counts)
+        .fold(Requests::default(), |sum, pod| sum.plus(pod.requests))
 }
 
 /// The merge patch of the node's status, if it holds anything else.
 pub fn patch(node: &Node, values: Requests) -> Option<Value> {
     let status = &node.status;
-    let patches = [("capacity", &status.capacity), ("allocatable", &status.allocatable)].map(|(field, held)| {
-        let differing = values.iter().filter_map(|(name, value)| Some((name.to_owned(), differing(held.get(name), value)?)));
+    let patches = [
+        ("capacity", &status.capacity),
+        ("allocatable", &status.allocatable),
+    ]
+    .map(|(field, held)| {
+        let differing = values
+            .iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), differing(held.get(name), value)?)));
         (field, differing.collect::<Map<String, Value>>())
     });
-    let fields: Map<String, Value> =
-        patches.into_iter().filter(|(_, patch)| !patch.is_empty()).map(|(field, patch)| (field.to_owned(), Value::Object(patch))).collect();
+    let fields: Map<String, Value> = patches
+        .into_iter()
+        .filter(|(_, patch)| !patch.is_empty())
+        .map(|(field, patch)| (field.to_owned(), Value::Object(patch)))
+        .collect();
     (!fields.is_empty()).then(|| json!({"status": fields}))
 }
 

@@ -23,10 +23,22 @@ pub async fn watch_node(connection: Connection, node_name: String, node: watch::
         News::Event(event) => take_in(event, &node_name, &mut is_listed, &node),
     };
     let Connection { client, contact } = connection;
-    follow("this node", (Api::<Node>::all(client), &contact), config, LONGEST_PAUSE, take_in).await;
+    follow(
+        "this node",
+        (Api::<Node>::all(client), &contact),
+        config,
+        LONGEST_PAUSE,
+        take_in,
+    )
+    .await;
 }
 
-fn take_in(event: watcher::Event<Node>, node_name: &str, is_listed: &mut bool, node: &watch::Sender<Option<Node>>) {
+fn take_in(
+    event: watcher::Event<Node>,
+    node_name: &str,
+    is_listed: &mut bool,
+    node: &watch::Sender<Option<Node>>,
+) {
     match event {
         watcher::Event::Init => *is_listed = false,
         watcher::Event::InitApply(found) => {
@@ -36,7 +48,10 @@ fn take_in(event: watcher::Event<Node>, node_name: &str, is_listed: &mut bool, n
         watcher::Event::Apply(found) => hand_over(found, node),
         watcher::Event::InitDone if *is_listed => {}
         watcher::Event::InitDone | watcher::Event::Delete(_) => {
-            warn!(node = node_name, "there is no such node; nothing is published until it is there");
+            warn!(
+                node = node_name,
+                "there is no such node; nothing is published until it is there"
+            );
             node.send_replace(None);
         }
     }

@@ -15,13 +15,22 @@ const CARDS: [&str; 2] = ["PCIe", "NVL"];
 /// The table for these devices, if there is one; the operator's only if it names no GPU that is not there.
 pub fn table(fleet: &Fleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
     let is_fit = |table: &&GpuPartitionTable| stranger(fleet, table).is_none();
-    of_operator.filter(is_fit).or(fleet.partitions.as_ref()).cloned().or_else(|| known(fleet))
+    of_operator
+        .filter(is_fit)
+        .or(fleet.partitions.as_ref())
+        .cloned()
+        .or_else(|| known(fleet))
 }
 
 /// The first GPU that a table names and that is not there.
 pub fn stranger(fleet: &Fleet, table: &GpuPartitionTable) -> Option<u32> {
     let is_there = |minor: &u32| fleet.gpus.iter().any(|entry| entry.gpu.minor == *minor);
-    table.values().flatten().flat_map(|set| &set.minors).find(|minor| !is_there(minor)).copied()
+    table
+        .values()
+        .flatten()
+        .flat_map(|set| &set.minors)
+        .find(|minor| !is_there(minor))
+        .copied()
 }
 
 /// The table of a known board.
@@ -29,7 +38,10 @@ fn known(fleet: &Fleet) -> Option<GpuPartitionTable> {
     let has_word = |model: &str, words: &[&str]| model.split([' ', '-']).any(|word| words.contains(&word));
     let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
     minors.sort_unstable();
-    let are_on_board = fleet.gpus.iter().all(|entry| has_word(&entry.gpu.model, &BOARDS) && !has_word(&entry.gpu.model, &CARDS));
+    let are_on_board = fleet
+        .gpus
+        .iter()
+        .all(|entry| has_word(&entry.gpu.model, &BOARDS) && !has_word(&entry.gpu.model, &CARDS));
     // Where NVML tells how they are linked, they must be, all eight.
     let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
     if minors != (0..BOARD_GPUS).collect::<Vec<_>>() || !are_on_board || !are_linked {
@@ -51,7 +63,13 @@ mod tests {
         for entry in &mut fleet.gpus {
             model.clone_into(&mut entry.gpu.model);
         }
-        fleet.links = (!linked.is_empty()).then(|| GpuLinks { minors: linked.to_vec(), links: 18 }).into_iter().collect();
+        fleet.links = (!linked.is_empty())
+            .then(|| GpuLinks {
+                minors: linked.to_vec(),
+                links: 18,
+            })
+            .into_iter()
+            .collect();
         fleet
     }
 
@@ -65,16 +83,32 @@ mod tests {
     #[case::pairs_of_cards(8, "NVIDIA H100 NVL", &[], false)]
     #[case::h200(8, "NVIDIA H200", &[], false)]
     #[case::another(8, "NVIDIA A100-SXM4-80GB", &[], false)]
-    fn boards_are_known(#[case] n_gpus: u32, #[case] model: &str, #[case] linked: &[u32], #[case] expected: bool) {
+    fn boards_are_known(
+        #[case] n_gpus: u32,
+        #[case] model: &str,
+        #[case] linked: &[u32],
+        #[case] expected: bool,
+    ) {
         assert_eq!(table(&fleet(n_gpus, model, linked), None).is_some(), expected);
     }
 
     #[test]
     fn sets_of_a_board() {
         let table = table(&fleet(8, "NVIDIA H100 80GB HBM3", &[]), None).unwrap();
-        let sets = |size: u32| table[&size].iter().map(|set| set.minors.clone()).collect::<Vec<_>>();
-        assert_eq!((sets(8), sets(4)), (vec![(0..8).collect()], vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]));
-        assert_eq!((sets(2).len(), sets(2)[3].clone(), sets(1).len()), (4, vec![6, 7], 8));
+        let sets = |size: u32| {
+            table[&size]
+                .iter()
+                .map(|set| set.minors.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (sets(8), sets(4)),
+            (vec![(0..8).collect()], vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]])
+        );
+        assert_eq!(
+            (sets(2).len(), sets(2)[3].clone(), sets(1).len()),
+            (4, vec![6, 7], 8)
+        );
         assert_eq!(
             serde_json::to_string(&table[&8]).unwrap(),
             r#"[{"minors":[0,1,2,3,4,5,6,7],"gpuLinkType":"NVLink","allocationScore":1}]"#
@@ -83,7 +117,15 @@ mod tests {
 
     #[test]
     fn the_operator_comes_first_then_the_source() {
-        let of = |minor: u32| GpuPartitionTable::from([(1, vec![GpuPartition { minors: vec![minor], ..GpuPartition::default() }])]);
+        let of = |minor: u32| {
+            GpuPartitionTable::from([(
+                1,
+                vec![GpuPartition {
+                    minors: vec![minor],
+                    ..GpuPartition::default()
+                }],
+            )])
+        };
         let mut fleet = fleet(8, "NVIDIA H100 80GB HBM3", &[]);
         fleet.partitions = Some(of(2));
         assert_eq!(table(&fleet, Some(&of(3))), Some(of(3)));

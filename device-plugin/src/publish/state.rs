@@ -34,16 +34,29 @@ pub struct StateWriter {
 impl StateWriter {
     /// A writer for the plugin of this node, which runs in the pod with this UID, if in any.
     pub fn new(connection: &Connection, node_name: String, pod: Option<String>) -> Self {
-        Self { nodes: Api::all(connection.client.clone()), node_name, pod, backoff: connection.contact.backoff(PAUSES) }
+        Self {
+            nodes: Api::all(connection.client.clone()),
+            node_name,
+            pod,
+            backoff: connection.contact.backoff(PAUSES),
+        }
     }
 
     /// Writes until the task is dropped. `registered` are the resources, `leaving` says that the process is to end; `is_written` is
     /// set when the Node says so, or has nothing to say.
-    pub async fn run(mut self, mut registered: Vec<watch::Receiver<bool>>, mut leaving: Stop, is_written: watch::Sender<bool>) {
+    pub async fn run(
+        mut self,
+        mut registered: Vec<watch::Receiver<bool>>,
+        mut leaving: Stop,
+        is_written: watch::Sender<bool>,
+    ) {
         let mut written = None;
         loop {
             let is_leaving = leaving.is_requested();
-            let serving = registered.iter_mut().all(|is_registered| *is_registered.borrow_and_update()) && !is_leaving;
+            let serving = registered
+                .iter_mut()
+                .all(|is_registered| *is_registered.borrow_and_update())
+                && !is_leaving;
             // A plugin that has not served yet has nothing to take back.
             if written.unwrap_or(false) != serving {
                 match self.write(serving).await {
@@ -52,7 +65,10 @@ impl StateWriter {
                         self.backoff.reset();
                     }
                     Err(error) => {
-                        warn!(error = one_line(&error), "writing the plugin's state is tried again");
+                        warn!(
+                            error = one_line(&error),
+                            "writing the plugin's state is tried again"
+                        );
                         self.backoff.pause().await;
                     }
                 }
@@ -70,9 +86,18 @@ impl StateWriter {
     }
 
     async fn write(&self, serving: bool) -> Result<(), PublishError> {
-        let state = PluginState { serving, since: Timestamp::now(), pod: self.pod.clone() };
+        let state = PluginState {
+            serving,
+            since: Timestamp::now(),
+            pod: self.pod.clone(),
+        };
         let patch = state.patch();
-        within("the plugin's state", self.nodes.patch(&self.node_name, &PatchParams::default(), &Patch::Merge(&patch))).await?;
+        within(
+            "the plugin's state",
+            self.nodes
+                .patch(&self.node_name, &PatchParams::default(), &Patch::Merge(&patch)),
+        )
+        .await?;
         info!(serving, "published whether this plugin serves kubelet");
         Ok(())
     }
@@ -109,7 +134,11 @@ mod tests {
 
     fn start() -> (Requests, watch::Sender<bool>, Stopper, watch::Receiver<bool>) {
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let writer = StateWriter::new(&Client::new(service, "default").into(), "n1".to_owned(), Some("u".to_owned()));
+        let writer = StateWriter::new(
+            &Client::new(service, "default").into(),
+            "n1".to_owned(),
+            Some("u".to_owned()),
+        );
         let (registered, receiver) = watch::channel(false);
         let (stopper, leaving) = Stopper::new();
         let (is_written, written) = watch::channel(false);
@@ -120,14 +149,24 @@ mod tests {
     /// The next state that is written.
     async fn next(requests: &mut Requests) -> (PluginState, SendResponse<Response<Body>>) {
         let (request, answer) = requests.next_request().await.unwrap();
-        assert_eq!((request.method().as_str(), request.uri().path()), ("PATCH", "/api/v1/nodes/n1"));
+        assert_eq!(
+            (request.method().as_str(), request.uri().path()),
+            ("PATCH", "/api/v1/nodes/n1")
+        );
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let node: Node = serde_json::from_slice(&body).unwrap();
-        (proto::plugin_state::read(node.metadata.annotations.as_ref()).unwrap().unwrap(), answer)
+        (
+            proto::plugin_state::read(node.metadata.annotations.as_ref())
+                .unwrap()
+                .unwrap(),
+            answer,
+        )
     }
 
     fn node() -> Response<Body> {
-        Response::builder().body(Body::from(br#"{"metadata":{"name":"n1"}}"#.to_vec())).unwrap()
+        Response::builder()
+            .body(Body::from(br#"{"metadata":{"name":"n1"}}"#.to_vec()))
+            .unwrap()
     }
 
     #[tokio::test(start_paused = true)]

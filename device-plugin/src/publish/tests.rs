@@ -29,8 +29,11 @@ fn node(status: &Value) -> Node {
 fn sick(minor: usize) -> Fleet {
     let mut fleet = fleet(2);
     let entry = &mut fleet.gpus[minor];
-    (entry.is_healthy, entry.reason, entry.message) =
-        (false, Some(Reason::Xid(79)), "the driver reported critical error XID 79".to_owned());
+    (entry.is_healthy, entry.reason, entry.message) = (
+        false,
+        Some(Reason::Xid(79)),
+        "the driver reported critical error XID 79".to_owned(),
+    );
     fleet
 }
 
@@ -49,13 +52,18 @@ fn offers(fleet: &Fleet) -> Requests {
 
 /// What the API server holds once `device` is applied.
 fn held(device: &Device) -> Held {
-    Held::Object(Box::new(RawDevice { metadata: device.metadata.clone(), spec: json!(device.spec) }))
+    Held::Object(Box::new(RawDevice {
+        metadata: device.metadata.clone(),
+        spec: json!(device.spec),
+    }))
 }
 
 /// `reason, since` of the condition of the first device, none if there is none.
 fn condition(spec: &DeviceSpec) -> Option<(&str, &str, i64)> {
     let condition = spec.devices[0].conditions.first()?;
-    let since = DateTime::parse_from_rfc3339(&condition.last_transition_time).unwrap().timestamp();
+    let since = DateTime::parse_from_rfc3339(&condition.last_transition_time)
+        .unwrap()
+        .timestamp();
     Some((condition.status.as_str(), condition.reason.as_str(), since))
 }
 
@@ -67,12 +75,20 @@ fn nic(is_healthy: bool) -> FleetDevice {
         resources: [("koordinator.sh/rdma".to_owned(), "100".parse().unwrap())].into(),
         labels: [("fabric".to_owned(), "a".to_owned())].into(),
         bus_id: Some("0000:1f:00.0".to_owned()),
-        place: Place { root: Some("pci0000:16".to_owned()), ..Place::default() },
+        place: Place {
+            root: Some("pci0000:16".to_owned()),
+            ..Place::default()
+        },
         vf_groups: Vec::new(),
         device_nodes: vec!["/dev/infiniband/uverbs0".into()],
         function_nodes: BTreeMap::new(),
     };
-    FleetDevice { device, is_healthy, reason: (!is_healthy).then_some(Reason::Lost), message: "gone".to_owned() }
+    FleetDevice {
+        device,
+        is_healthy,
+        reason: (!is_healthy).then_some(Reason::Lost),
+        message: "gone".to_owned(),
+    }
 }
 
 /// An API server that answers as the test says, and a publisher that writes to it.
@@ -120,7 +136,15 @@ impl Server {
             guards_starts: true,
         };
         tokio::spawn(Publisher::new(&client.into(), facts, sources).run());
-        Self { requests, fleet, pods, node, device, checkpoints, additions }
+        Self {
+            requests,
+            fleet,
+            pods,
+            node,
+            device,
+            checkpoints,
+            additions,
+        }
     }
 
     /// The next request: method, path with query, body.
@@ -130,18 +154,32 @@ impl Server {
         let line = format!("{} {}", request.method(), request.uri());
         let is_get = request.method() == Method::GET;
         let body = request.into_body().collect().await.unwrap().to_bytes();
-        (line, if is_get { Value::Null } else { serde_json::from_slice(&body).unwrap() }, answer)
+        (
+            line,
+            if is_get {
+                Value::Null
+            } else {
+                serde_json::from_slice(&body).unwrap()
+            },
+            answer,
+        )
     }
 
     /// Whether nothing is asked for so many seconds.
     async fn is_silent(&mut self, seconds: u64) -> bool {
-        timeout(Duration::from_secs(seconds), self.requests.next_request()).await.is_err()
+        timeout(Duration::from_secs(seconds), self.requests.next_request())
+            .await
+            .is_err()
     }
 
     /// Accepts the next request as it is and returns its first line.
     async fn accept(&mut self) -> String {
         let (line, body, answer) = self.next().await;
-        let object = if line.starts_with(DEVICE) { body } else { json!(node(&json!({}))) };
+        let object = if line.starts_with(DEVICE) {
+            body
+        } else {
+            json!(node(&json!({})))
+        };
         answer.send_response(response(StatusCode::OK, &object));
         line
     }
@@ -155,7 +193,12 @@ impl Server {
     }
 
     async fn settle(&mut self) -> [String; 4] {
-        [self.accept().await, self.accept().await, self.accept().await, self.accept().await]
+        [
+            self.accept().await,
+            self.accept().await,
+            self.accept().await,
+            self.accept().await,
+        ]
     }
 
     /// Settles, and the node tells what was written into it, last of all that the Device object is there.
@@ -166,13 +209,19 @@ impl Server {
             "koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "100",
         });
         let mut settled = node(&held);
-        settled.metadata.annotations = Some([("aliyun.com/gpu-mem-unit".to_owned(), "GiB".to_owned())].into());
+        settled.metadata.annotations =
+            Some([("aliyun.com/gpu-mem-unit".to_owned(), "GiB".to_owned())].into());
         settled.metadata.labels = object(&fleet(1)).metadata.labels;
         self.node.send_replace(Some(settled.clone()));
         self.device.send_replace(held_by_all());
         let (line, body, answer) = self.next().await;
-        let revision = body["metadata"]["annotations"][DEVICES_REVISION].as_str().expect(&line).to_owned();
-        settled.annotations_mut().insert(DEVICES_REVISION.to_owned(), revision);
+        let revision = body["metadata"]["annotations"][DEVICES_REVISION]
+            .as_str()
+            .expect(&line)
+            .to_owned();
+        settled
+            .annotations_mut()
+            .insert(DEVICES_REVISION.to_owned(), revision);
         self.node.send_replace(Some(settled.clone()));
         answer.send_response(response(StatusCode::OK, &json!(settled)));
         assert!(self.is_silent(60).await);
@@ -188,11 +237,18 @@ fn held_by_all() -> Held {
 }
 
 fn response(code: StatusCode, body: &Value) -> Response<Body> {
-    Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap()
+    Response::builder()
+        .status(code)
+        .body(Body::from(body.to_string().into_bytes()))
+        .unwrap()
 }
 
 fn failure(code: StatusCode) -> Response<Body> {
-    let reason = if code == StatusCode::NOT_FOUND { "NotFound" } else { "Failure" };
+    let reason = if code == StatusCode::NOT_FOUND {
+        "NotFound"
+    } else {
+        "Failure"
+    };
     response(
         code,
         &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": reason, "code": code.as_u16()}),
@@ -203,16 +259,28 @@ fn failure(code: StatusCode) -> Response<Body> {
 async fn publishes_unit_labels_device_and_status_in_this_order() {
     let mut server = Server::new();
     let node = "PATCH /api/v1/nodes/n1?";
-    assert_eq!(server.settle().await, [node, node, DEVICE, "PATCH /api/v1/nodes/n1/status?"]);
+    assert_eq!(
+        server.settle().await,
+        [node, node, DEVICE, "PATCH /api/v1/nodes/n1/status?"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn failures_are_tried_again() {
-    for code in [StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS, StatusCode::INTERNAL_SERVER_ERROR] {
+    for code in [
+        StatusCode::CONFLICT,
+        StatusCode::TOO_MANY_REQUESTS,
+        StatusCode::INTERNAL_SERVER_ERROR,
+    ] {
         let mut server = Server::new();
         // Each round tries all, whatever becomes of the others.
         for _ in 0..3 {
-            for expected in ["PATCH /api/v1/nodes/n1?", "PATCH /api/v1/nodes/n1?", DEVICE, "PATCH /api/v1/nodes/n1/status?"] {
+            for expected in [
+                "PATCH /api/v1/nodes/n1?",
+                "PATCH /api/v1/nodes/n1?",
+                DEVICE,
+                "PATCH /api/v1/nodes/n1/status?",
+            ] {
                 let (line, _, answer) = server.next().await;
                 assert!(line.starts_with(expected), "{line}");
                 answer.send_response(failure(code));
@@ -265,7 +333,10 @@ async fn device_object_is_not_written_before_it_is_known() {
     let written = loop {
         let (line, body, answer) = server.next().await;
         let is_device = line.starts_with(DEVICE);
-        answer.send_response(response(StatusCode::OK, if is_device { &body } else { &Value::Null }));
+        answer.send_response(response(
+            StatusCode::OK,
+            if is_device { &body } else { &Value::Null },
+        ));
         if is_device {
             break serde_json::from_value::<Device>(body).unwrap();
         }
@@ -278,7 +349,12 @@ async fn device_object_is_not_written_before_it_is_known() {
 async fn what_others_do_to_the_device_object_is_undone_at_a_pace() {
     let mut server = Server::new();
     server.come_to_rest().await;
-    let nonsense = || Held::Object(Box::new(RawDevice { spec: json!({"devices": [{"health": "perhaps"}]}), ..RawDevice::default() }));
+    let nonsense = || {
+        Held::Object(Box::new(RawDevice {
+            spec: json!({"devices": [{"health": "perhaps"}]}),
+            ..RawDevice::default()
+        }))
+    };
     let began = Instant::now();
     server.device.send_replace(nonsense());
     assert_eq!(server.written().await.spec, object(&fleet(1)).spec);
@@ -300,14 +376,23 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
     let mut before = object(&fleet(1));
     let text = r#"[{"podUID":"u","resourceName":"nvidia.com/gpu","deviceIDs":["GPU-a"]}]"#;
     before.metadata.annotations = Some([(DEVICES_CHECKPOINTS.to_owned(), text.to_owned())].into());
-    let annotation = |device: &Device| device.metadata.annotations.as_ref().and_then(|all| all.get(DEVICES_CHECKPOINTS)).cloned();
+    let annotation = |device: &Device| {
+        device
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(DEVICES_CHECKPOINTS))
+            .cloned()
+    };
     let mut server = Server::holding(held(&before));
     for _ in 0..3 {
         server.accept().await;
     }
     assert_eq!(annotation(&server.written().await).as_deref(), Some(text));
     server.accept().await;
-    server.checkpoints.send_replace(Some(DevicesCheckpoints::default()));
+    server
+        .checkpoints
+        .send_replace(Some(DevicesCheckpoints::default()));
     let written = loop {
         let (line, body, answer) = server.next().await;
         answer.send_response(response(StatusCode::OK, &body));
@@ -322,11 +407,20 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
 async fn what_the_operator_says_is_published_when_it_changes() {
     let mut server = Server::new();
     server.come_to_rest().await;
-    let set = proto::topology::GpuPartition { minors: vec![0], ..Default::default() };
-    let additions = Additions { partitions: Some([(1, vec![set])].into()), ..Additions::default() };
+    let set = proto::topology::GpuPartition {
+        minors: vec![0],
+        ..Default::default()
+    };
+    let additions = Additions {
+        partitions: Some([(1, vec![set])].into()),
+        ..Additions::default()
+    };
     server.additions.send_replace(Arc::new(additions));
     let told = server.written().await.metadata.annotations.unwrap();
-    assert_eq!(told["scheduling.koordinator.sh/gpu-partitions"], r#"{"1":[{"minors":[0]}]}"#);
+    assert_eq!(
+        told["scheduling.koordinator.sh/gpu-partitions"],
+        r#"{"1":[{"minors":[0]}]}"#
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -338,7 +432,10 @@ async fn health_and_pods_and_a_zeroed_node_are_published_again() {
     server.fleet.send_replace(Arc::new(sick));
     assert!(!server.written().await.spec.devices[0].health);
     let (line, body, answer) = server.next().await;
-    assert_eq!((line.as_str(), &body["status"]["capacity"]["koordinator.sh/gpu"]), ("PATCH /api/v1/nodes/n1/status?", &Value::Null));
+    assert_eq!(
+        (line.as_str(), &body["status"]["capacity"]["koordinator.sh/gpu"]),
+        ("PATCH /api/v1/nodes/n1/status?", &Value::Null)
+    );
     answer.send_response(response(StatusCode::OK, &json!(settled)));
 
     let mut zeroed = settled.clone();
@@ -349,7 +446,10 @@ async fn health_and_pods_and_a_zeroed_node_are_published_again() {
     server.pods.send_if_modified(|pods| pods.apply(asking));
     let (line, body, _) = server.next().await;
     assert_eq!(
-        (line.as_str(), &body["status"]["allocatable"]["koordinator.sh/gpu-memory"]),
+        (
+            line.as_str(),
+            &body["status"]["allocatable"]["koordinator.sh/gpu-memory"]
+        ),
         ("PATCH /api/v1/nodes/n1/status?", &json!("1Gi"))
     );
 }

@@ -50,8 +50,14 @@ mod tests {
     ) {
         let mut node = Node::default();
         let first = patch(&node, &device("u", 1, Some("[1]"))).unwrap();
-        let value = first["metadata"]["annotations"][DEVICES_REVISION].as_str().unwrap();
-        node.annotations_mut().insert(DEVICES_REVISION.to_owned(), value.to_owned());
-        assert_eq!(patch(&node, &device(uid, generation, checkpoints)).is_some(), touches);
+        let value = first["metadata"]["annotations"][DEVICES_REVISION]
+            .as_str()
+            .unwrap();
+        node.annotations_mut()
+            .insert(DEVICES_REVISION.to_owned(), value.to_owned());
+        assert_eq!(
+            patch(&node, &device(uid, generation, checkpoints)).is_some(),
+            touches
+        );
     }
 }

@@ -28,10 +28,15 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// The pods to report: kubelet has admitted them and allocated them nothing, and no runtime has shown their containers a GPU.
 pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &Seen) -> String {
     let is_admitted = |stage: Stage| matches!(stage, Stage::Admitted | Stage::Running);
-    let asks_in_vain = |pod: &&NodePod| pod.containers.is_empty() && pod.placement.is_err() && is_admitted(pod.stage);
+    let asks_in_vain =
+        |pod: &&NodePod| pod.containers.is_empty() && pod.placement.is_err() && is_admitted(pod.stage);
     let asking = pods.iter().filter(asks_in_vain).map(|pod| &pod.uid);
-    let recorded = pods.only_recorded().filter(|(_, stage)| is_admitted(*stage)).map(|(uid, _)| uid);
-    let has_nothing = |uid: &&PodUid| !allocated.contains(*uid) && !seen.names(uid) && pods.claimant(uid).is_none();
+    let recorded = pods
+        .only_recorded()
+        .filter(|(_, stage)| is_admitted(*stage))
+        .map(|(uid, _)| uid);
+    let has_nothing =
+        |uid: &&PodUid| !allocated.contains(*uid) && !seen.names(uid) && pods.claimant(uid).is_none();
     without_devices::write(asking.chain(recorded).filter(has_nothing).map(PodUid::as_str))
 }
 
@@ -60,7 +65,10 @@ pub async fn watch_without_devices(
             Err(error) => {
                 let problem = one_line(&error);
                 if complaint.as_ref() != Some(&problem) {
-                    warn!(error = problem, "it is not known which pods kubelet has given no device");
+                    warn!(
+                        error = problem,
+                        "it is not known which pods kubelet has given no device"
+                    );
                     complaint = Some(problem);
                 }
                 AGAIN
@@ -102,11 +110,20 @@ mod tests {
         let spec = serde_json::json!({"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "50"}}}]});
         let requests = Requests::of(&serde_json::from_value(spec).unwrap());
         assert!(!requests.is_empty());
-        NodePod { placement: Err(Unplaced::Missing { key: "k" }), stage, requests, ..pod("core", 0, []) }
+        NodePod {
+            placement: Err(Unplaced::Missing { key: "k" }),
+            stage,
+            requests,
+            ..pod("core", 0, [])
+        }
     }
 
     fn reported(pods: &Pods, allocated: &[&str]) -> String {
-        report(pods, &allocated.iter().map(|uid| PodUid::from(*uid)).collect(), &Seen::default())
+        report(
+            pods,
+            &allocated.iter().map(|uid| PodUid::from(*uid)).collect(),
+            &Seen::default(),
+        )
     }
 
     #[rstest]
@@ -115,17 +132,32 @@ mod tests {
     #[case::running(Stage::Running, &[], "[\"core\"]")]
     #[case::ended(Stage::Terminal, &[], "[]")]
     #[case::kubelet_gave_it_something(Stage::Running, &["core"], "[]")]
-    fn pods_that_ask_for_what_nobody_gives(#[case] stage: Stage, #[case] allocated: &[&str], #[case] expected: &str) {
+    fn pods_that_ask_for_what_nobody_gives(
+        #[case] stage: Stage,
+        #[case] allocated: &[&str],
+        #[case] expected: &str,
+    ) {
         assert_eq!(reported(&pods([core_alone(stage)]), allocated), expected);
         let mut none = pods([]);
         none.note_idle("core".into(), Some(stage));
-        assert_eq!(reported(&none, allocated), expected, "one that asks for nothing and bears a record");
+        assert_eq!(
+            reported(&none, allocated),
+            expected,
+            "one that asks for nothing and bears a record"
+        );
     }
 
     #[test]
     fn others_are_not_reported() {
-        let unplaced = NodePod { placement: Err(Unplaced::Missing { key: "k" }), stage: Stage::Running, ..pod("u", 0, [units(2)]) };
-        let placed = NodePod { stage: Stage::Running, ..pod("p", 1, []) };
+        let unplaced = NodePod {
+            placement: Err(Unplaced::Missing { key: "k" }),
+            stage: Stage::Running,
+            ..pod("u", 0, [units(2)])
+        };
+        let placed = NodePod {
+            stage: Stage::Running,
+            ..pod("p", 1, [])
+        };
         let mut known = pods([unplaced, placed]);
         known.note_idle("idle".into(), None);
         assert_eq!(reported(&known, &[]), "[]");
@@ -138,14 +170,26 @@ mod tests {
         let (sender, mut report) = watch::channel(None);
         let (pods, receiver) = watch::channel(pods([core_alone(Stage::Running)]));
         let (_seen, seen) = watch::channel(Seen::default());
-        let task = tokio::spawn(watch_without_devices(dir.path().to_owned(), receiver, seen, sender));
+        let task = tokio::spawn(watch_without_devices(
+            dir.path().to_owned(),
+            receiver,
+            seen,
+            sender,
+        ));
         assert!(timeout(Duration::from_secs(60), report.changed()).await.is_err());
-        let text = serde_json::json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1});
+        let text =
+            serde_json::json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1});
         std::fs::write(dir.path().join(kubelet_checkpoint::FILE), text.to_string()).unwrap();
-        timeout(Duration::from_secs(60), report.changed()).await.unwrap().unwrap();
+        timeout(Duration::from_secs(60), report.changed())
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(report.borrow_and_update().as_deref(), Some("[\"core\"]"));
         pods.send_modify(|pods| pods.delete(&"core".into()));
-        timeout(Duration::from_secs(60), report.changed()).await.unwrap().unwrap();
+        timeout(Duration::from_secs(60), report.changed())
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(report.borrow().as_deref(), Some("[]"));
         task.abort();
     }

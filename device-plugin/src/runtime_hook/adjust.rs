@@ -9,7 +9,9 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use proto::nri::api::{Container, ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxDevice, PodSandbox};
+use proto::nri::api::{
+    Container, ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxDevice, PodSandbox,
+};
 use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX};
 use proto::request::ContainerRequest;
 
@@ -72,10 +74,17 @@ impl Change {
 
     /// The same in the runtime's words.
     pub(super) fn into_adjustment(self) -> ContainerAdjustment {
-        let away = self.nodes_away.into_iter().map(|path| LinuxDevice { path: format!("-{path}"), ..LinuxDevice::default() });
+        let away = self.nodes_away.into_iter().map(|path| LinuxDevice {
+            path: format!("-{path}"),
+            ..LinuxDevice::default()
+        });
         let devices: Vec<LinuxDevice> = away.chain(self.nodes).collect();
         ContainerAdjustment {
-            env: self.env.into_iter().map(|(key, value)| KeyValue { key, value }).collect(),
+            env: self
+                .env
+                .into_iter()
+                .map(|(key, value)| KeyValue { key, value })
+                .collect(),
             linux: (!devices.is_empty()).then_some(LinuxContainerAdjustment { devices }),
         }
     }
@@ -87,17 +96,30 @@ impl View<'_> {
         let variable = self.settings.visible_devices_env.as_str();
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
-            let has_record = [DEVICE_ALLOCATED, MEM_IDX].iter().any(|key| sandbox.annotations.contains_key(*key));
-            if has_record && !self.pods.asks_for_nothing(&uid) && seen::is_given(container, variable, self.fleet) {
-                return Decision::Unknown("it has a record, and the API server has not told this node's plugin of the pod yet".to_owned());
+            let has_record = [DEVICE_ALLOCATED, MEM_IDX]
+                .iter()
+                .any(|key| sandbox.annotations.contains_key(*key));
+            if has_record
+                && !self.pods.asks_for_nothing(&uid)
+                && seen::is_given(container, variable, self.fleet)
+            {
+                return Decision::Unknown(
+                    "it has a record, and the API server has not told this node's plugin of the pod yet"
+                        .to_owned(),
+                );
             }
             return self.hide(sandbox, container, self.pods.asks_for_nothing(&uid));
         };
-        let asks =
-            |request: &&ContainerRequest| request.name == container.name && OF_GPUS.iter().any(|resource| resource.count(request) > 0);
-        let Some(request) = pod.containers.iter().find(asks) else { return self.hide(sandbox, container, true) };
+        let asks = |request: &&ContainerRequest| {
+            request.name == container.name && OF_GPUS.iter().any(|resource| resource.count(request) > 0)
+        };
+        let Some(request) = pod.containers.iter().find(asks) else {
+            return self.hide(sandbox, container, true);
+        };
         // A pod without a record was let through before, or is the vendor's: kubelet's choice stands, and is published.
-        let Ok(placement) = &pod.placement else { return Decision::Leave };
+        let Ok(placement) = &pod.placement else {
+            return Decision::Leave;
+        };
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
         if self.has_gate && is_served && self.pods.exchanged().is_none() {
             return Decision::Unknown("it is not known which pods have exchanged their records".to_owned());
@@ -109,8 +131,18 @@ impl View<'_> {
             );
         }
         match placement.gpus.iter().map(|name| self.gpu(name)).collect() {
-            Some(gpus) => self.change(&Known { pod, container: request, placement: Some(placement) }, container, &gpus),
-            None => Decision::Refuse(format!("its record names {placement}, which this node does not have")),
+            Some(gpus) => self.change(
+                &Known {
+                    pod,
+                    container: request,
+                    placement: Some(placement),
+                },
+                container,
+                &gpus,
+            ),
+            None => Decision::Refuse(format!(
+                "its record names {placement}, which this node does not have"
+            )),
         }
     }
 
@@ -128,7 +160,10 @@ impl View<'_> {
         let names_one = |name: &str| crate::proof::sight::named(Served::Shared, name, self.fleet).is_some();
         let shows_some = match value {
             // NVIDIA's runtime resolves fully qualified CDI names too.
-            Some(value) => value.split(',').map(str::trim).any(|name| name == "all" || name.contains('=') || (is_known && names_one(name))),
+            Some(value) => value
+                .split(',')
+                .map(str::trim)
+                .any(|name| name == "all" || name.contains('=') || (is_known && names_one(name))),
             // It shows all GPUs to an image of old CUDA, which knows nothing of the variable.
             None => has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA"),
         };
@@ -136,12 +171,20 @@ impl View<'_> {
             return Decision::Leave;
         }
         let env = [(variable.to_owned(), VOID.to_owned())].into();
-        Decision::Change(Box::new(Change { before: value.map(str::to_owned), env, ..Change::default() }))
+        Decision::Change(Box::new(Change {
+            before: value.map(str::to_owned),
+            env,
+            ..Change::default()
+        }))
     }
 
     /// Sick ones too: what they do to a pod is not decided here.
     fn gpu(&self, name: &DeviceName) -> Option<&Gpu> {
-        self.fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| name.names(gpu))
+        self.fleet
+            .gpus
+            .iter()
+            .map(|entry| &entry.gpu)
+            .find(|gpu| name.names(gpu))
     }
 
     fn change(&self, known: &Known<'_>, container: &Container, gpus: &Vec<&Gpu>) -> Decision {
@@ -150,7 +193,8 @@ impl View<'_> {
         let wanted: BTreeSet<GpuUuid> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::by_nodes(container, self.fleet);
         let names_wanted = |value: Option<&str>| {
-            crate::proof::sight::named(Served::Shared, value.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted)
+            crate::proof::sight::named(Served::Shared, value.unwrap_or_default(), self.fleet).as_ref()
+                == Some(&wanted)
         };
         let mut env = self.variables(known, gpus);
         let is_by_cdi = before == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_some();
@@ -159,19 +203,30 @@ impl View<'_> {
         if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
             env.remove(variable);
         }
-        if seen::value_of(container, GPU_DEVICES).is_none() || names_wanted(seen::value_of(container, GPU_DEVICES)) {
+        if seen::value_of(container, GPU_DEVICES).is_none()
+            || names_wanted(seen::value_of(container, GPU_DEVICES))
+        {
             env.remove(GPU_DEVICES);
         }
         env.retain(|name, value| seen::value_of(container, name) != Some(value));
         // The runtime changes the first of two values, and the container sees the last.
-        if let Some(name) = env.keys().find(|name| seen::values_of(container, name).count() > 1) {
+        if let Some(name) = env
+            .keys()
+            .find(|name| seen::values_of(container, name).count() > 1)
+        {
             return Decision::Refuse(format!(
                 "its container {} sets {name} itself, which is what tells it its devices; leave that out of the pod",
                 container.name
             ));
         }
-        let is_by_nodes = !present.is_empty() || (self.settings.injection.pass_device_specs && self.mode == Mode::Envvar);
-        let mut change = Change { gpus: wanted, before: before.map(str::to_owned), env, ..Change::default() };
+        let is_by_nodes =
+            !present.is_empty() || (self.settings.injection.pass_device_specs && self.mode == Mode::Envvar);
+        let mut change = Change {
+            gpus: wanted,
+            before: before.map(str::to_owned),
+            env,
+            ..Change::default()
+        };
         if is_by_nodes && present != change.gpus {
             self.change_nodes(&mut change, gpus, &present);
         }
@@ -180,9 +235,15 @@ impl View<'_> {
 
     /// Takes device nodes of other GPUs away, and adds those of the record. The driver's libraries came with the others.
     fn change_nodes(&self, change: &mut Change, gpus: &[&Gpu], present: &BTreeSet<GpuUuid>) {
-        let others =
-            self.fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| present.contains(&gpu.uuid) && !change.gpus.contains(&gpu.uuid));
-        change.nodes_away = others.map(|gpu| gpu.device_node.to_string_lossy().into_owned()).collect();
+        let others = self
+            .fleet
+            .gpus
+            .iter()
+            .map(|entry| &entry.gpu)
+            .filter(|gpu| present.contains(&gpu.uuid) && !change.gpus.contains(&gpu.uuid));
+        change.nodes_away = others
+            .map(|gpu| gpu.device_node.to_string_lossy().into_owned())
+            .collect();
         let root = &self.settings.injection.host_root;
         let missing = gpus.iter().filter(|gpu| !present.contains(&gpu.uuid));
         change.nodes = missing.filter_map(|gpu| device(root, &gpu.device_node)).collect();
@@ -190,9 +251,13 @@ impl View<'_> {
 
     /// The variables that the container is to have.
     fn variables(&self, known: &Known<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
-        let asked = OF_GPUS.into_iter().filter(|resource| resource.count(known.container) > 0);
+        let asked = OF_GPUS
+            .into_iter()
+            .filter(|resource| resource.count(known.container) > 0);
         let given = Given::Gpus(gpus.to_vec());
-        asked.flat_map(|resource| inject::envvar_answer(self.settings, Some(known), resource, &given).envs).collect()
+        asked
+            .flat_map(|resource| inject::envvar_answer(self.settings, Some(known), resource, &given).envs)
+            .collect()
     }
 }
 
@@ -210,7 +275,10 @@ fn device(root: &Path, path: &Path) -> Option<LinuxDevice> {
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & !0xfff);
     let minor = (number & 0xff) | ((number >> 12) & !0xff);
     Some(LinuxDevice {
-        path: path.to_str().filter(|_| found.file_type().is_char_device())?.to_owned(),
+        path: path
+            .to_str()
+            .filter(|_| found.file_type().is_char_device())?
+            .to_owned(),
         r#type: "c".to_owned(),
         major: i64::try_from(major).ok()?,
         minor: i64::try_from(minor).ok()?,

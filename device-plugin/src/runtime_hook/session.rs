@@ -9,8 +9,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use prost::Message as _;
 use proto::nri::api::{
-    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, Empty, RegisterPluginRequest, SynchronizeRequest,
-    SynchronizeResponse,
+    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, Empty,
+    RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
 use proto::nri::wire::{Conversation, Decoder, Kind, Message, WireError};
@@ -67,7 +67,12 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut reader, writer) = tokio::io::split(stream);
-    let mut session = Session { hook, writer, is_configured: false, told: Telling::default() };
+    let mut session = Session {
+        hook,
+        writer,
+        is_configured: false,
+        told: Telling::default(),
+    };
     session.register().await?;
     let deadline = Instant::now() + CONFIGURED_WITHIN;
     let mut decoder = Decoder::default();
@@ -103,7 +108,10 @@ struct Session<'a, W> {
 
 impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     async fn register(&mut self) -> Result<(), SessionError> {
-        let plugin = RegisterPluginRequest { plugin_name: NAME.to_owned(), plugin_idx: INDEX.to_owned() };
+        let plugin = RegisterPluginRequest {
+            plugin_name: NAME.to_owned(),
+            plugin_idx: INDEX.to_owned(),
+        };
         let request = Request {
             service: RUNTIME_SERVICE.to_owned(),
             method: "RegisterPlugin".to_owned(),
@@ -111,20 +119,32 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             timeout_nano: 0,
         };
         let (conversation, kind) = (Conversation::Runtime, Kind::Request);
-        self.send(&Message { conversation, call: REGISTRATION, kind, payload: request.encode_to_vec() }).await
+        self.send(&Message {
+            conversation,
+            call: REGISTRATION,
+            kind,
+            payload: request.encode_to_vec(),
+        })
+        .await
     }
 
     async fn send(&mut self, message: &Message) -> Result<(), SessionError> {
         let bytes = message.encode()?;
         let written = timeout(WRITE_LIMIT, self.writer.write_all(&bytes)).await;
-        written.map_err(|_| SessionError::Stuck)?.map_err(SessionError::Broken)
+        written
+            .map_err(|_| SessionError::Stuck)?
+            .map_err(SessionError::Broken)
     }
 
     /// Takes in a message; if it is a call whose answer takes time, what answers it.
-    async fn take(&mut self, message: Message) -> Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>, SessionError> {
+    async fn take(
+        &mut self,
+        message: Message,
+    ) -> Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>, SessionError> {
         match (message.conversation, message.kind, message.call) {
             (Conversation::Runtime, Kind::Response, REGISTRATION) => {
-                let response = Response::decode(message.payload.as_slice()).map_err(SessionError::Envelope)?;
+                let response =
+                    Response::decode(message.payload.as_slice()).map_err(SessionError::Envelope)?;
                 match response.status.filter(|status| status.code != 0) {
                     Some(status) => Err(SessionError::Rejected(status.message)),
                     None => Ok(None),
@@ -153,11 +173,23 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     async fn answer(&mut self, call: u32, answer: Answer) -> Result<(), SessionError> {
         let response = match answer {
-            Ok(payload) => Response { status: None, payload },
-            Err(status) => Response { status: Some(status), payload: Vec::new() },
+            Ok(payload) => Response {
+                status: None,
+                payload,
+            },
+            Err(status) => Response {
+                status: Some(status),
+                payload: Vec::new(),
+            },
         };
         let (conversation, kind) = (Conversation::Plugin, Kind::Response);
-        self.send(&Message { conversation, call, kind, payload: response.encode_to_vec() }).await
+        self.send(&Message {
+            conversation,
+            call,
+            kind,
+            payload: response.encode_to_vec(),
+        })
+        .await
     }
 
     fn answer_at_once(&mut self, request: &Request) -> Answer {
@@ -165,28 +197,44 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN_SERVICE, "Configure") => {
                 let told = ConfigureRequest::decode(payload).map_err(|error| invalid(&error))?;
-                info!(runtime = told.runtime_name, version = told.runtime_version, "the container runtime has taken this plugin");
+                info!(
+                    runtime = told.runtime_name,
+                    version = told.runtime_version,
+                    "the container runtime has taken this plugin"
+                );
                 self.is_configured = true;
                 self.hook.metrics.hook_connected(true);
-                Ok(ConfigureResponse { events: CREATE_CONTAINER_EVENT }.encode_to_vec())
+                Ok(ConfigureResponse {
+                    events: CREATE_CONTAINER_EVENT,
+                }
+                .encode_to_vec())
             }
-            (PLUGIN_SERVICE, "Synchronize") => self.synchronize(SynchronizeRequest::decode(payload).map_err(|error| invalid(&error))?),
+            (PLUGIN_SERVICE, "Synchronize") => {
+                self.synchronize(SynchronizeRequest::decode(payload).map_err(|error| invalid(&error))?)
+            }
             // Not asked for; an empty answer asks for no change.
-            (PLUGIN_SERVICE, "StateChange" | "UpdateContainer" | "StopContainer" | "UpdatePodSandbox" | "Shutdown") => {
-                Ok(Empty {}.encode_to_vec())
-            }
-            (service, method) => {
-                Err(Status { code: code::UNIMPLEMENTED, message: format!("this plugin has no {method:.64} of service {service:.64}") })
-            }
+            (
+                PLUGIN_SERVICE,
+                "StateChange" | "UpdateContainer" | "StopContainer" | "UpdatePodSandbox" | "Shutdown",
+            ) => Ok(Empty {}.encode_to_vec()),
+            (service, method) => Err(Status {
+                code: code::UNIMPLEMENTED,
+                message: format!("this plugin has no {method:.64} of service {service:.64}"),
+            }),
         }
     }
 
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let (more, node) = (part.more, &self.hook.node);
-        let taken = self.told.take_in(part, &node.settings.visible_devices_env, &node.fleet.borrow());
+        let taken = self
+            .told
+            .take_in(part, &node.settings.visible_devices_env, &node.fleet.borrow());
         if taken.is_err() || !more {
             let told = std::mem::take(&mut self.told);
-            taken.map_err(|problem| Status { code: code::FAILED_PRECONDITION, message: problem.to_string() })?;
+            taken.map_err(|problem| Status {
+                code: code::FAILED_PRECONDITION,
+                message: problem.to_string(),
+            })?;
             self.hook.synchronize(told.complete());
         }
         Ok(SynchronizeResponse { more }.encode_to_vec())
@@ -194,17 +242,32 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 }
 
 async fn create(hook: &Hook, request: &Request) -> Answer {
-    let asked = CreateContainerRequest::decode(request.payload.as_slice()).map_err(|error| invalid(&error))?;
+    let asked =
+        CreateContainerRequest::decode(request.payload.as_slice()).map_err(|error| invalid(&error))?;
     // Half of what the runtime waits for, so that the answer is there in time.
-    let limit =
-        u64::try_from(request.timeout_nano).ok().filter(|nanos| *nanos > 0).map_or(Duration::MAX, |nanos| Duration::from_nanos(nanos / 2));
-    let adjust = hook.create(&asked.pod.unwrap_or_default(), &asked.container.unwrap_or_default(), limit).await;
-    let adjust = adjust.map_err(|refused| Status { code: code_of(&refused), message: refused.to_string() })?;
+    let limit = u64::try_from(request.timeout_nano)
+        .ok()
+        .filter(|nanos| *nanos > 0)
+        .map_or(Duration::MAX, |nanos| Duration::from_nanos(nanos / 2));
+    let adjust = hook
+        .create(
+            &asked.pod.unwrap_or_default(),
+            &asked.container.unwrap_or_default(),
+            limit,
+        )
+        .await;
+    let adjust = adjust.map_err(|refused| Status {
+        code: code_of(&refused),
+        message: refused.to_string(),
+    })?;
     Ok(CreateContainerResponse { adjust: Some(adjust) }.encode_to_vec())
 }
 
 fn invalid(error: &prost::DecodeError) -> Status {
-    Status { code: code::INVALID_ARGUMENT, message: error.to_string() }
+    Status {
+        code: code::INVALID_ARGUMENT,
+        message: error.to_string(),
+    }
 }
 
 fn code_of(refused: &Refused) -> i32 {

@@ -6,8 +6,8 @@ use prometheus_client::registry::Registry;
 use prost::Message as _;
 use proto::memory_unit::MemoryUnit;
 use proto::nri::api::{
-    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, RegisterPluginRequest, SynchronizeRequest,
-    SynchronizeResponse,
+    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse,
+    RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
 use proto::nri::wire::{Conversation, Decoder, Kind, Message};
@@ -54,9 +54,21 @@ fn scene(known: impl IntoIterator<Item = NodePod>) -> Scene {
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
     let (seen_sender, seen) = watch::channel(Seen::default());
-    let hook = Hook::new(node, Metrics::register(&mut Registry::default()), seen_sender, Vec::new());
+    let hook = Hook::new(
+        node,
+        Metrics::register(&mut Registry::default()),
+        seen_sender,
+        Vec::new(),
+    );
     let hook = tokio::spawn(serve_runtime(hook, socket));
-    Scene { _dir: dir, listener, pods: pods_sender, seen, _fleet: fleet_sender, hook }
+    Scene {
+        _dir: dir,
+        listener,
+        pods: pods_sender,
+        seen,
+        _fleet: fleet_sender,
+        hook,
+    }
 }
 
 /// The runtime's end of a connection.
@@ -69,15 +81,26 @@ struct Runtime {
 
 impl Scene {
     async fn accept(&self) -> Runtime {
-        let (stream, _) = timeout(LIMIT, self.listener.accept()).await.expect("nobody connects").unwrap();
-        Runtime { stream, decoder: Decoder::default(), come: Vec::new(), next_call: 1 }
+        let (stream, _) = timeout(LIMIT, self.listener.accept())
+            .await
+            .expect("nobody connects")
+            .unwrap();
+        Runtime {
+            stream,
+            decoder: Decoder::default(),
+            come: Vec::new(),
+            next_call: 1,
+        }
     }
 
     /// A connection that is ready for calls.
     async fn connected(&self) -> Runtime {
         let mut runtime = self.accept().await;
         runtime.take_registration(Response::default()).await;
-        let configured: ConfigureResponse = runtime.call("Configure", &ConfigureRequest::default()).await.unwrap();
+        let configured: ConfigureResponse = runtime
+            .call("Configure", &ConfigureRequest::default())
+            .await
+            .unwrap();
         assert_eq!(configured.events, 8, "CreateContainer is event 4");
         runtime
     }
@@ -88,7 +111,10 @@ impl Runtime {
     async fn next(&mut self) -> Option<Message> {
         let mut buffer = [0; 4096];
         while self.come.is_empty() {
-            let n_read = timeout(LIMIT, self.stream.read(&mut buffer)).await.expect("nothing comes").unwrap_or(0);
+            let n_read = timeout(LIMIT, self.stream.read(&mut buffer))
+                .await
+                .expect("nothing comes")
+                .unwrap_or(0);
             if n_read == 0 {
                 return None;
             }
@@ -103,37 +129,75 @@ impl Runtime {
 
     async fn take_registration(&mut self, response: Response) {
         let message = self.next().await.unwrap();
-        assert_eq!((message.conversation, message.kind), (Conversation::Runtime, Kind::Request));
+        assert_eq!(
+            (message.conversation, message.kind),
+            (Conversation::Runtime, Kind::Request)
+        );
         let request = Request::decode(message.payload.as_slice()).unwrap();
-        assert_eq!((request.service.as_str(), request.method.as_str()), (RUNTIME_SERVICE, "RegisterPlugin"));
+        assert_eq!(
+            (request.service.as_str(), request.method.as_str()),
+            (RUNTIME_SERVICE, "RegisterPlugin")
+        );
         let plugin = RegisterPluginRequest::decode(request.payload.as_slice()).unwrap();
-        assert_eq!((plugin.plugin_name.as_str(), plugin.plugin_idx.as_str()), ("gpushare", "90"));
-        self.send(&Message { kind: Kind::Response, payload: response.encode_to_vec(), ..message }).await;
+        assert_eq!(
+            (plugin.plugin_name.as_str(), plugin.plugin_idx.as_str()),
+            ("gpushare", "90")
+        );
+        self.send(&Message {
+            kind: Kind::Response,
+            payload: response.encode_to_vec(),
+            ..message
+        })
+        .await;
     }
 
     async fn begin(&mut self, payload: Vec<u8>) -> u32 {
         let call = self.next_call;
         self.next_call += 2;
-        self.send(&Message { conversation: Conversation::Plugin, call, kind: Kind::Request, payload }).await;
+        self.send(&Message {
+            conversation: Conversation::Plugin,
+            call,
+            kind: Kind::Request,
+            payload,
+        })
+        .await;
         call
     }
 
     async fn answer(&mut self, call: u32) -> Result<Vec<u8>, Status> {
         let message = self.next().await.expect("the plugin has closed");
-        assert_eq!((message.conversation, message.call, message.kind), (Conversation::Plugin, call, Kind::Response));
+        assert_eq!(
+            (message.conversation, message.call, message.kind),
+            (Conversation::Plugin, call, Kind::Response)
+        );
         let response = Response::decode(message.payload.as_slice()).unwrap();
         response.status.map_or(Ok(response.payload), Err)
     }
 
-    async fn call<A: prost::Message + Default>(&mut self, method: &str, message: &impl prost::Message) -> Result<A, Status> {
+    async fn call<A: prost::Message + Default>(
+        &mut self,
+        method: &str,
+        message: &impl prost::Message,
+    ) -> Result<A, Status> {
         let call = self.begin(request(method, message, Duration::from_secs(2))).await;
-        self.answer(call).await.map(|payload| A::decode(payload.as_slice()).unwrap())
+        self.answer(call)
+            .await
+            .map(|payload| A::decode(payload.as_slice()).unwrap())
     }
 }
 
 fn request(method: &str, message: &impl prost::Message, timeout: Duration) -> Vec<u8> {
-    let (service, timeout_nano) = (PLUGIN_SERVICE.to_owned(), i64::try_from(timeout.as_nanos()).unwrap());
-    Request { service, method: method.to_owned(), payload: message.encode_to_vec(), timeout_nano }.encode_to_vec()
+    let (service, timeout_nano) = (
+        PLUGIN_SERVICE.to_owned(),
+        i64::try_from(timeout.as_nanos()).unwrap(),
+    );
+    Request {
+        service,
+        method: method.to_owned(),
+        payload: message.encode_to_vec(),
+        timeout_nano,
+    }
+    .encode_to_vec()
 }
 
 fn sees(minor: u32) -> Vec<String> {
@@ -143,14 +207,31 @@ fn sees(minor: u32) -> Vec<String> {
 /// Container `w1` of the pod, to which the vendor's plugin gave GPU 0.
 fn making(pod: &str) -> CreateContainerRequest {
     let annotations = [(DEVICE_ALLOCATED.to_owned(), "{}".to_owned())].into();
-    let sandbox =
-        PodSandbox { uid: pod.to_owned(), name: pod.to_owned(), namespace: "default".to_owned(), annotations, ..PodSandbox::default() };
-    let container = Container { name: "w1".to_owned(), env: sees(0), ..Container::default() };
-    CreateContainerRequest { pod: Some(sandbox), container: Some(container) }
+    let sandbox = PodSandbox {
+        uid: pod.to_owned(),
+        name: pod.to_owned(),
+        namespace: "default".to_owned(),
+        annotations,
+        ..PodSandbox::default()
+    };
+    let container = Container {
+        name: "w1".to_owned(),
+        env: sees(0),
+        ..Container::default()
+    };
+    CreateContainerRequest {
+        pod: Some(sandbox),
+        container: Some(container),
+    }
 }
 
 fn visible(response: CreateContainerResponse) -> Option<String> {
-    response.adjust?.env.into_iter().find(|pair| pair.key == "NVIDIA_VISIBLE_DEVICES").map(|pair| pair.value)
+    response
+        .adjust?
+        .env
+        .into_iter()
+        .find(|pair| pair.key == "NVIDIA_VISIBLE_DEVICES")
+        .map(|pair| pair.value)
 }
 
 #[tokio::test]
@@ -160,17 +241,31 @@ async fn a_container_gets_the_devices_of_its_record() {
     let made: CreateContainerResponse = runtime.call("CreateContainer", &making("p")).await.unwrap();
     assert_eq!(visible(made), Some(gpu(2).uuid.to_string()));
     assert_eq!(scene.seen.borrow().len(), 1);
-    let _: proto::nri::api::Empty = runtime.call("StateChange", &proto::nri::api::Empty {}).await.unwrap();
-    let _: proto::nri::api::Empty = runtime.call("Shutdown", &proto::nri::api::Empty {}).await.unwrap();
+    let _: proto::nri::api::Empty = runtime
+        .call("StateChange", &proto::nri::api::Empty {})
+        .await
+        .unwrap();
+    let _: proto::nri::api::Empty = runtime
+        .call("Shutdown", &proto::nri::api::Empty {})
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_pod_that_is_not_known_yet_is_waited_for() {
     let scene = scene([]);
     let mut runtime = scene.connected().await;
-    let call = runtime.begin(request("CreateContainer", &making("p"), Duration::from_secs(60))).await;
+    let call = runtime
+        .begin(request("CreateContainer", &making("p"), Duration::from_secs(60)))
+        .await;
     // Answered while the other one waits.
-    let other = runtime.begin(request("StopContainer", &proto::nri::api::Empty {}, Duration::from_secs(2))).await;
+    let other = runtime
+        .begin(request(
+            "StopContainer",
+            &proto::nri::api::Empty {},
+            Duration::from_secs(2),
+        ))
+        .await;
     runtime.answer(other).await.unwrap();
     scene.pods.send_modify(|pods| {
         pods.apply(pod("p", 1, [whole(1)]).on([3]));
@@ -185,7 +280,13 @@ async fn a_pod_that_stays_unknown_is_refused_in_time() {
     let scene = scene([]);
     let mut runtime = scene.connected().await;
     let began = Instant::now();
-    let call = runtime.begin(request("CreateContainer", &making("p"), Duration::from_millis(100))).await;
+    let call = runtime
+        .begin(request(
+            "CreateContainer",
+            &making("p"),
+            Duration::from_millis(100),
+        ))
+        .await;
     let refused = runtime.answer(call).await.unwrap_err();
     assert!(began.elapsed() >= Duration::from_millis(50));
     assert_eq!(refused.code, code::UNAVAILABLE);
@@ -199,15 +300,34 @@ async fn a_pod_that_stays_unknown_is_refused_in_time() {
 async fn what_runs_already_becomes_known() {
     let mut scene = scene([]);
     let mut runtime = scene.connected().await;
-    let container = Container { name: "c".to_owned(), pod_sandbox_id: "s".to_owned(), env: sees(1), ..Container::default() };
-    let first = SynchronizeRequest { containers: vec![container], more: true, ..SynchronizeRequest::default() };
+    let container = Container {
+        name: "c".to_owned(),
+        pod_sandbox_id: "s".to_owned(),
+        env: sees(1),
+        ..Container::default()
+    };
+    let first = SynchronizeRequest {
+        containers: vec![container],
+        more: true,
+        ..SynchronizeRequest::default()
+    };
     let answer: SynchronizeResponse = runtime.call("Synchronize", &first).await.unwrap();
     assert!(answer.more && !scene.seen.borrow().is_synced());
-    let sandbox = PodSandbox { id: "s".to_owned(), uid: "u".to_owned(), ..PodSandbox::default() };
-    let last = SynchronizeRequest { pods: vec![sandbox], ..SynchronizeRequest::default() };
+    let sandbox = PodSandbox {
+        id: "s".to_owned(),
+        uid: "u".to_owned(),
+        ..PodSandbox::default()
+    };
+    let last = SynchronizeRequest {
+        pods: vec![sandbox],
+        ..SynchronizeRequest::default()
+    };
     let answer: SynchronizeResponse = runtime.call("Synchronize", &last).await.unwrap();
     assert!(!answer.more);
-    let seen = timeout(LIMIT, scene.seen.wait_for(Seen::is_synced)).await.unwrap().unwrap();
+    let seen = timeout(LIMIT, scene.seen.wait_for(Seen::is_synced))
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(seen.len(), 1);
 }
 
@@ -217,17 +337,38 @@ async fn calls_that_make_no_sense() {
     let scene = scene([pod("p", 1, [whole(1)]).on([2])]);
     let mut runtime = scene.connected().await;
     let call = runtime.begin(vec![0xff; 7]).await;
-    assert_eq!(runtime.answer(call).await.unwrap_err().code, code::INVALID_ARGUMENT);
-    let broken =
-        Request { service: PLUGIN_SERVICE.to_owned(), method: "CreateContainer".to_owned(), payload: vec![0xff], timeout_nano: -5 };
+    assert_eq!(
+        runtime.answer(call).await.unwrap_err().code,
+        code::INVALID_ARGUMENT
+    );
+    let broken = Request {
+        service: PLUGIN_SERVICE.to_owned(),
+        method: "CreateContainer".to_owned(),
+        payload: vec![0xff],
+        timeout_nano: -5,
+    };
     let call = runtime.begin(broken.encode_to_vec()).await;
-    assert_eq!(runtime.answer(call).await.unwrap_err().code, code::INVALID_ARGUMENT);
-    let unknown = runtime.call::<proto::nri::api::Empty>("Fly", &proto::nri::api::Empty {}).await.unwrap_err();
+    assert_eq!(
+        runtime.answer(call).await.unwrap_err().code,
+        code::INVALID_ARGUMENT
+    );
+    let unknown = runtime
+        .call::<proto::nri::api::Empty>("Fly", &proto::nri::api::Empty {})
+        .await
+        .unwrap_err();
     assert_eq!(
         (unknown.code, unknown.message.as_str()),
-        (code::UNIMPLEMENTED, "this plugin has no Fly of service nri.pkg.api.v1alpha1.Plugin")
+        (
+            code::UNIMPLEMENTED,
+            "this plugin has no Fly of service nri.pkg.api.v1alpha1.Plugin"
+        )
     );
-    let stray = Message { conversation: Conversation::Plugin, call: 99, kind: Kind::Other(3), payload: vec![1] };
+    let stray = Message {
+        conversation: Conversation::Plugin,
+        call: 99,
+        kind: Kind::Other(3),
+        payload: vec![1],
+    };
     runtime.send(&stray).await;
     let made: CreateContainerResponse = runtime.call("CreateContainer", &making("p")).await.unwrap();
     assert_eq!(visible(made), Some(gpu(2).uuid.to_string()));
@@ -239,8 +380,16 @@ async fn connects_again() {
     let scene = scene([]);
     drop(scene.connected().await);
     let mut refusing = scene.accept().await;
-    let status = Some(Status { code: code::FAILED_PRECONDITION, message: "no".to_owned() });
-    refusing.take_registration(Response { status, payload: Vec::new() }).await;
+    let status = Some(Status {
+        code: code::FAILED_PRECONDITION,
+        message: "no".to_owned(),
+    });
+    refusing
+        .take_registration(Response {
+            status,
+            payload: Vec::new(),
+        })
+        .await;
     assert_eq!(refusing.next().await, None, "the plugin closes");
     let mut babbling = scene.connected().await;
     babbling.stream.write_all(&[0xff; 64]).await.unwrap();
@@ -255,7 +404,15 @@ async fn a_runtime_that_says_nothing_is_left() {
     let (_pods, pods) = watch::channel(pods([]));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
-    let hook = Hook::new(node, Metrics::register(&mut Registry::default()), watch::channel(Seen::default()).0, Vec::new());
-    assert!(matches!(session::run(ours, &hook).await, Err(SessionError::Silent)));
+    let hook = Hook::new(
+        node,
+        Metrics::register(&mut Registry::default()),
+        watch::channel(Seen::default()).0,
+        Vec::new(),
+    );
+    assert!(matches!(
+        session::run(ours, &hook).await,
+        Err(SessionError::Silent)
+    ));
     drop(theirs);
 }

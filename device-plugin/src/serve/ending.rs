@@ -36,7 +36,11 @@ impl Ending {
     /// Ends everything by `stopper` when the end is asked for and no pod needs the plugin. Goes on until the task is dropped.
     pub(super) async fn run(mut self, mut signal: Stop, stopper: Stopper) {
         signal.requested().await;
-        if self.registered.iter().any(|is_registered| *is_registered.borrow()) {
+        if self
+            .registered
+            .iter()
+            .any(|is_registered| *is_registered.borrow())
+        {
             info!("asked to end: serving kubelet until pods that are bound to this node are admitted");
             self.serve_on().await;
         }
@@ -45,8 +49,13 @@ impl Ending {
     }
 
     async fn serve_on(&mut self) {
-        if timeout(WRITTEN_WITHIN, self.is_written.wait_for(|is_written| *is_written)).await.is_err() {
-            warn!("the Node does not say in time that this plugin ends: pods that are bound here later will fail");
+        if timeout(WRITTEN_WITHIN, self.is_written.wait_for(|is_written| *is_written))
+            .await
+            .is_err()
+        {
+            warn!(
+                "the Node does not say in time that this plugin ends: pods that are bound here later will fail"
+            );
         }
         sleep(SHORTEST).await;
         let admitted = self.pods.wait_for(|pods| !pods.iter().any(is_on_its_way));
@@ -70,7 +79,10 @@ mod tests {
     use crate::builders::{pod, pods, units};
 
     fn bound(stage: Stage) -> Pods {
-        pods([NodePod { stage, ..pod("p", 1, [units(2)]) }])
+        pods([NodePod {
+            stage,
+            ..pod("p", 1, [units(2)])
+        }])
     }
 
     #[rstest]
@@ -88,14 +100,21 @@ mod tests {
         let (_registered, registered) = watch::channel(is_registered);
         let (_written, is_written) = watch::channel(is_written);
         let (_pods, pods) = watch::channel(bound(stage));
-        let ending = Ending { registered: vec![registered], is_written, pods };
+        let ending = Ending {
+            registered: vec![registered],
+            is_written,
+            pods,
+        };
         let ((sender, signal), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
         tokio::spawn(ending.run(signal, stopper));
         let began = Instant::now();
         sender.stop();
         stop.requested().await;
         let took = began.elapsed();
-        assert!(took >= expected && took < expected + Duration::from_millis(10), "{took:?}");
+        assert!(
+            took >= expected && took < expected + Duration::from_millis(10),
+            "{took:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -103,7 +122,11 @@ mod tests {
         let (_registered, registered) = watch::channel(true);
         let (_written, is_written) = watch::channel(true);
         let (pods_sender, pods) = watch::channel(bound(Stage::Bound));
-        let ending = Ending { registered: vec![registered], is_written, pods };
+        let ending = Ending {
+            registered: vec![registered],
+            is_written,
+            pods,
+        };
         let ((sender, signal), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
         tokio::spawn(ending.run(signal, stopper));
         sender.stop();

@@ -23,16 +23,26 @@ pub(super) struct Readiness {
 }
 
 /// The answer to a probe of readiness.
-pub(super) trait ReadinessCheck: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static {}
+pub(super) trait ReadinessCheck:
+    Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static
+{
+}
 
 impl<F: Fn() -> (StatusCode, &'static str) + Clone + Send + Sync + 'static> ReadinessCheck for F {}
 
 impl Readiness {
     pub(super) fn answer(&self) -> (StatusCode, &'static str) {
         if !self.pods.borrow().is_synced() {
-            return (StatusCode::SERVICE_UNAVAILABLE, "the pods of this node are not known yet\n");
+            return (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the pods of this node are not known yet\n",
+            );
         }
-        if !self.registered.iter().all(|is_registered| *is_registered.borrow()) {
+        if !self
+            .registered
+            .iter()
+            .all(|is_registered| *is_registered.borrow())
+        {
             return (StatusCode::SERVICE_UNAVAILABLE, "not registered with kubelet\n");
         }
         (StatusCode::OK, "ok\n")
@@ -56,7 +66,14 @@ fn metrics(registry: &Registry) -> (StatusCode, [(HeaderName, &'static str); 1],
         Ok(()) => StatusCode::OK,
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    (status, [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+    (
+        status,
+        [(
+            CONTENT_TYPE,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        )],
+        text,
+    )
 }
 
 #[cfg(test)]
@@ -81,7 +98,10 @@ mod tests {
         }
         let (_pods, pods) = watch::channel(known);
         let senders = registered.map(watch::Sender::new);
-        let readiness = Readiness { registered: senders.iter().map(watch::Sender::subscribe).collect(), pods };
+        let readiness = Readiness {
+            registered: senders.iter().map(watch::Sender::subscribe).collect(),
+            pods,
+        };
         assert_eq!(readiness.answer().0, expected);
     }
 }

@@ -69,8 +69,12 @@ async fn prepare(resource: Served, node: &NodeState, published: Published) {
 /// A unit of another size passes for the same where no GPU has another number of them; the difference is less than one unit
 /// for each GPU, and is published as soon as the API server answers. A GPU without units in kubelet's checkpoint was unhealthy.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet) -> bool {
-    let Ok(mut registered) = kubelet_checkpoint::registered(dir) else { return false };
-    let ids = registered.remove(&settings.names.cluster.memory).unwrap_or_default();
+    let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
+        return false;
+    };
+    let ids = registered
+        .remove(&settings.names.cluster.memory)
+        .unwrap_or_default();
     let mut registered: BTreeSet<String> = ids.into_iter().collect();
     let n_registered = registered.len();
     for device in fleet.ids.numbered(Served::Memory) {
@@ -85,13 +89,24 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet)
 
 /// Returns when the Device object has been seen to tell that this plugin serves whole GPUs, and which of them pods of the
 /// vendor's plugin still have: a pod that is placed before is placed without a record.
-pub(super) async fn whole_published(mut device: watch::Receiver<Held>, mut checkpoints: watch::Receiver<Option<DevicesCheckpoints>>) {
+pub(super) async fn whole_published(
+    mut device: watch::Receiver<Held>,
+    mut checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+) {
     let is_told = |held: &Held, checkpoints: Option<&DevicesCheckpoints>| {
-        let (Held::Object(object), Some(checkpoints)) = (held, checkpoints) else { return false };
-        object.labels().get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true")
+        let (Held::Object(object), Some(checkpoints)) = (held, checkpoints) else {
+            return false;
+        };
+        object
+            .labels()
+            .get(SERVES_VENDOR_LABEL)
+            .is_some_and(|value| value == "true")
             && object.annotations().contains_key(DEVICES_CHECKPOINTS) != checkpoints.entries.is_empty()
     };
-    while !is_told(&device.borrow_and_update(), checkpoints.borrow_and_update().as_ref()) {
+    while !is_told(
+        &device.borrow_and_update(),
+        checkpoints.borrow_and_update().as_ref(),
+    ) {
         let is_alive = tokio::select! {
             changed = device.changed() => changed.is_ok(),
             changed = checkpoints.changed() => changed.is_ok(),
@@ -105,8 +120,10 @@ pub(super) async fn whole_published(mut device: watch::Receiver<Held>, mut check
 
 /// Returns when the node's annotation has been seen to tell our unit. From then on the publisher keeps it so.
 pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Settings) {
-    let is_told =
-        |node: &Option<Node>| node.as_ref().is_some_and(|node| unit::patch(node, &settings.names.cluster, settings.memory_unit).is_none());
+    let is_told = |node: &Option<Node>| {
+        node.as_ref()
+            .is_some_and(|node| unit::patch(node, &settings.names.cluster, settings.memory_unit).is_none())
+    };
     if !is_told(&node.borrow()) {
         info!(resource = settings.names.cluster.memory, unit = %settings.memory_unit, "registering once the node's annotation tells the memory unit");
     }

@@ -45,18 +45,35 @@ async fn memory_waits_for_its_unit() {
 #[case::larger_units("2Gi", &[0, 1], false)]
 #[case::another_gpu_besides("GiB", &[0, 1, 2], false)]
 #[case::none("GiB", &[], false)]
-fn units_that_kubelet_has_already(#[case] unit_before: &str, #[case] gpus_before: &[u32], #[case] expected: bool) {
+fn units_that_kubelet_has_already(
+    #[case] unit_before: &str,
+    #[case] gpus_before: &[u32],
+    #[case] expected: bool,
+) {
     let fleet = |unit: MemoryUnit, minors: &[u32]| {
         let gpus: Vec<_> = minors.iter().map(|minor| crate::builders::gpu(*minor)).collect();
         let ids = IdScheme::new(&gpus, 2, unit).unwrap();
-        Fleet::new(Inventory { gpus, ..Inventory::default() }, ids)
+        Fleet::new(
+            Inventory {
+                gpus,
+                ..Inventory::default()
+            },
+            ids,
+        )
     };
     let before = fleet(unit_before.parse().unwrap(), gpus_before);
-    let ids: Vec<String> = before.ids.numbered(Served::Memory).flat_map(|device| device.ids.iter().collect::<Vec<_>>()).collect();
+    let ids: Vec<String> = before
+        .ids
+        .numbered(Served::Memory)
+        .flat_map(|device| device.ids.iter().collect::<Vec<_>>())
+        .collect();
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let now = fleet(MemoryUnit::GIB, &[0, 1]);
-    assert!(!keeps_memory_units(dir.path(), &settings, &now), "there is no checkpoint");
+    assert!(
+        !keeps_memory_units(dir.path(), &settings, &now),
+        "there is no checkpoint"
+    );
     let text = json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"aliyun.com/gpu-mem": ids}}, "Checksum": 1});
     std::fs::write(dir.path().join(crate::kubelet_checkpoint::FILE), text.to_string()).unwrap();
     assert_eq!(keeps_memory_units(dir.path(), &settings, &now), expected);
@@ -75,10 +92,16 @@ async fn whole_gpus_wait_for_the_device_object() {
     let label = json!({"gpushare/serves-vendor": "true"});
     device.send_replace(held(label.clone(), json!({})));
     assert_eq!(poll!(&mut wait), Poll::Pending, "who holds what is not known yet");
-    let entry = proto::checkpoints::ContainerDevices { resource_name: "nvidia.com/gpu".to_owned(), ..Default::default() };
+    let entry = proto::checkpoints::ContainerDevices {
+        resource_name: "nvidia.com/gpu".to_owned(),
+        ..Default::default()
+    };
     checkpoints.send_replace(Some(DevicesCheckpoints { entries: vec![entry] }));
     assert_eq!(poll!(&mut wait), Poll::Pending, "and not told yet");
-    device.send_replace(held(json!({}), json!({"node.koordinator.sh/devices-checkpoints": "[]"})));
+    device.send_replace(held(
+        json!({}),
+        json!({"node.koordinator.sh/devices-checkpoints": "[]"}),
+    ));
     assert_eq!(poll!(&mut wait), Poll::Pending, "the vendor's plugin serves it");
     checkpoints.send_replace(Some(DevicesCheckpoints::default()));
     device.send_replace(held(label, json!({})));
@@ -88,13 +111,24 @@ async fn whole_gpus_wait_for_the_device_object() {
 /// What one request is about: its method and the last parts of its path.
 fn line(request: &Request<Body>) -> String {
     let path: Vec<&str> = request.uri().path().rsplit('/').take(2).collect();
-    format!("{} {}/{}", request.method(), path.last().copied().unwrap_or_default(), path.first().copied().unwrap_or_default())
+    format!(
+        "{} {}/{}",
+        request.method(),
+        path.last().copied().unwrap_or_default(),
+        path.first().copied().unwrap_or_default()
+    )
 }
 
 /// A node that had a GPU when this process ran the last time: labels, status and devices go, and what running pods ask for stays.
 #[tokio::test]
 async fn what_was_published_goes_away_with_the_devices() {
-    let args = ["gpushare-device-plugin", "--node-name", "n1", "--vendor-resource", "nvidia.com/gpu=ignore"];
+    let args = [
+        "gpushare-device-plugin",
+        "--node-name",
+        "n1",
+        "--vendor-resource",
+        "nvidia.com/gpu=ignore",
+    ];
     let config = Config::from(Args::try_parse_from(args).unwrap());
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let _parts = Parts::without_devices(&config, &Client::new(service, "default").into()).unwrap();
@@ -113,7 +147,11 @@ async fn what_was_published_goes_away_with_the_devices() {
         let line = line(&request);
         let list = |item: &Value| json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [item]});
         let body = match line.as_str() {
-            _ if request.uri().query().is_some_and(|query| query.contains("watch=true")) => {
+            _ if request
+                .uri()
+                .query()
+                .is_some_and(|query| query.contains("watch=true")) =>
+            {
                 watches.push(answer);
                 continue;
             }
@@ -130,10 +168,19 @@ async fn what_was_published_goes_away_with_the_devices() {
         answer.send_response(Response::new(Body::from(body.to_string().into_bytes())));
     }
     let device = &written["PATCH devices/n1"];
-    assert_eq!((&device["spec"], &device["metadata"]["labels"]), (&json!({"devices": []}), &json!({})));
-    assert_eq!(written["PATCH nodes/n1"], json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": null}}}));
+    assert_eq!(
+        (&device["spec"], &device["metadata"]["labels"]),
+        (&json!({"devices": []}), &json!({}))
+    );
+    assert_eq!(
+        written["PATCH nodes/n1"],
+        json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": null}}})
+    );
     let amounts = json!({"koordinator.sh/gpu-core": "30", "koordinator.sh/gpu": null});
-    assert_eq!(written["PATCH n1/status"], json!({"status": {"capacity": amounts, "allocatable": amounts}}));
+    assert_eq!(
+        written["PATCH n1/status"],
+        json!({"status": {"capacity": amounts, "allocatable": amounts}})
+    );
 }
 
 #[tokio::test]
@@ -143,7 +190,10 @@ async fn a_task_that_ends_is_an_error() {
     parts.servers.spawn("server", std::future::pending());
     parts.watches.spawn("watch", async {});
     let error = timeout(ENDING, parts.run(stop)).await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "task \"watch\" has ended, and the process with it");
+    assert_eq!(
+        error.to_string(),
+        "task \"watch\" has ended, and the process with it"
+    );
     stopper.stop();
     let (stopper, stop) = Stopper::new();
     stopper.stop();
@@ -155,9 +205,20 @@ async fn a_task_that_ends_is_an_error() {
 /// One plugin knows one vendor's GPUs.
 #[tokio::test]
 async fn two_vendors_cannot_both_be_ours() {
-    let args = ["gpushare-device-plugin", "--node-name", "n1", "--vendor-resource", "nvidia.com/gpu=ours,amd.com/gpu=ours"];
-    let error = run(Config::from(Args::try_parse_from(args).unwrap())).await.unwrap_err();
-    assert!(error.to_string().contains("only one resource can be ours"), "{error}");
+    let args = [
+        "gpushare-device-plugin",
+        "--node-name",
+        "n1",
+        "--vendor-resource",
+        "nvidia.com/gpu=ours,amd.com/gpu=ours",
+    ];
+    let error = run(Config::from(Args::try_parse_from(args).unwrap()))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("only one resource can be ours"),
+        "{error}"
+    );
 }
 
 /// With hints of NUMA nodes kubelet offers other IDs than the scheduler chose, so only CDI will do.
@@ -168,8 +229,19 @@ async fn two_vendors_cannot_both_be_ours() {
 #[tokio::test]
 async fn numa_hints_need_cdi(#[case] flags: &[&str], #[case] is_fine: bool) {
     // Ends at once in any case: there is no such file.
-    let args = ["gpushare-device-plugin", "--node-name", "n1", "--numa-hints", "--inventory", "file:/nowhere"];
+    let args = [
+        "gpushare-device-plugin",
+        "--node-name",
+        "n1",
+        "--numa-hints",
+        "--inventory",
+        "file:/nowhere",
+    ];
     let config = Config::from(Args::try_parse_from(args.iter().chain(flags)).unwrap());
     let error = format!("{:#}", run(config).await.unwrap_err());
-    assert_eq!(!error.contains("--numa-hints needs --inject=cdi"), is_fine, "{error}");
+    assert_eq!(
+        !error.contains("--numa-hints needs --inject=cdi"),
+        is_fine,
+        "{error}"
+    );
 }

@@ -25,12 +25,17 @@ pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
     let (removed, is_removed) = watch::channel(false);
     let mut parts = Parts::default();
     let readiness = move || answer(*is_removed.borrow());
-    parts.serve_health(&config, readiness, Arc::new(Registry::default())).await?;
+    parts
+        .serve_health(&config, readiness, Arc::new(Registry::default()))
+        .await?;
     let connection = Connection::new(&config).await?;
     let (pods, pods_seen) = watch::channel(Pods::default());
     parts.watch_pods(&config, &connection, pods);
     let (sender, node) = watch::channel(None);
-    parts.watches.spawn("watch of the node", watch_node(connection.clone(), config.node_name.to_string(), sender));
+    parts.watches.spawn(
+        "watch of the node",
+        watch_node(connection.clone(), config.node_name.to_string(), sender),
+    );
     let removal = Removal {
         when,
         nodes: Api::all(connection.client),
@@ -48,5 +53,12 @@ pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
 }
 
 fn answer(is_removed: bool) -> (StatusCode, &'static str) {
-    if is_removed { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "something of the plugin is left on this node\n") }
+    if is_removed {
+        (StatusCode::OK, "ok\n")
+    } else {
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "something of the plugin is left on this node\n",
+        )
+    }
 }

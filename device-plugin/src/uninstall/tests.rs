@@ -16,7 +16,10 @@ const SERVED: [&str; 2] = ["aliyun.com/gpu-mem", "koordinator.sh/gpu.shared"];
 
 fn node(annotations: &Value, labels: &Value, amounts: &Value) -> Node {
     let status = json!({"capacity": amounts, "allocatable": amounts});
-    serde_json::from_value(json!({"metadata": {"name": "n1", "annotations": annotations, "labels": labels}, "status": status})).unwrap()
+    serde_json::from_value(
+        json!({"metadata": {"name": "n1", "annotations": annotations, "labels": labels}, "status": status}),
+    )
+    .unwrap()
 }
 
 /// As kubelet and the plugin leave it.
@@ -46,7 +49,10 @@ fn patches_name_nothing_of_others() {
         "labels": {"node.koordinator.sh/gpu-vendor": null}}});
     assert_eq!(metadata_patch(&used(), &names), Some(metadata));
     let amounts = json!({"koordinator.sh/gpu-core": null});
-    assert_eq!(status_patch(&used(), &IN_NODE_STATUS), Some(json!({"status": {"capacity": amounts, "allocatable": amounts}})));
+    assert_eq!(
+        status_patch(&used(), &IN_NODE_STATUS),
+        Some(json!({"status": {"capacity": amounts, "allocatable": amounts}}))
+    );
     assert_eq!(metadata_patch(&clean(), &names), None);
     assert_eq!(status_patch(&clean(), &IN_NODE_STATUS), None);
 }
@@ -57,7 +63,10 @@ fn patches_name_nothing_of_others() {
 #[case::running(Stage::Running, true)]
 #[case::ended(Stage::Terminal, false)]
 fn pods_hold_devices_until_they_end(#[case] stage: Stage, #[case] holds: bool) {
-    let all = pods([NodePod { stage, ..pod("a", 0, [units(1)]) }]);
+    let all = pods([NodePod {
+        stage,
+        ..pod("a", 0, [units(1)])
+    }]);
     assert_eq!(!holders(&all).is_empty(), holds);
 }
 
@@ -86,9 +95,20 @@ impl Scene {
             pods: pods_seen,
             node: node_seen,
         };
-        let scene = Self { removal, requests, pods, node, dir };
+        let scene = Self {
+            removal,
+            requests,
+            pods,
+            node,
+            dir,
+        };
         std::fs::create_dir_all(dir_of(&scene, "cdi/.gpushare.dev-new")).unwrap();
-        for file in ["gpushare.dev-gpu_x.json", ".gpushare.dev-gpu_y.json", "gpushare.dev-gpu_z.retired", "nvidia.yaml"] {
+        for file in [
+            "gpushare.dev-gpu_x.json",
+            ".gpushare.dev-gpu_y.json",
+            "gpushare.dev-gpu_z.retired",
+            "nvidia.yaml",
+        ] {
             std::fs::write(dir_of(&scene, "cdi").join(file), "{}").unwrap();
         }
         drop(std::os::unix::net::UnixListener::bind(dir_of(&scene, Served::Memory.socket())).unwrap());
@@ -97,15 +117,21 @@ impl Scene {
     }
 
     fn kubelet_knows(&self, resources: &[&str]) {
-        let registered: Map<String, Value> = resources.iter().map(|name| ((*name).to_owned(), json!([]))).collect();
-        let text = json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": registered}, "Checksum": 1});
+        let registered: Map<String, Value> = resources
+            .iter()
+            .map(|name| ((*name).to_owned(), json!([])))
+            .collect();
+        let text =
+            json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": registered}, "Checksum": 1});
         std::fs::write(dir_of(self, kubelet_checkpoint::FILE), text.to_string()).unwrap();
     }
 
     /// One attempt, whose requests are accepted: its outcome, and the requests.
     async fn attempt(&mut self) -> (String, Vec<String>) {
         let mut lines = Vec::new();
-        let Self { removal, requests, .. } = self;
+        let Self {
+            removal, requests, ..
+        } = self;
         let mut attempt = std::pin::pin!(removal.attempt());
         loop {
             tokio::select! {
@@ -122,8 +148,13 @@ impl Scene {
     }
 
     fn files(&self) -> Vec<String> {
-        let listed = [dir_of(self, "cdi"), self.dir.path().to_owned()].map(|dir| std::fs::read_dir(dir).unwrap());
-        let mut names: Vec<_> = listed.into_iter().flatten().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let listed =
+            [dir_of(self, "cdi"), self.dir.path().to_owned()].map(|dir| std::fs::read_dir(dir).unwrap());
+        let mut names: Vec<_> = listed
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -137,16 +168,33 @@ fn dir_of(scene: &Scene, file: &str) -> PathBuf {
 async fn what_kubelet_writes_again_is_removed_last() {
     let mut scene = Scene::new(When::Unused);
     let (outcome, lines) = scene.attempt().await;
-    assert_eq!(outcome, "kubelet remembers the plugin until five minutes after its end: koordinator.sh/gpu.shared, aliyun.com/gpu-mem");
+    assert_eq!(
+        outcome,
+        "kubelet remembers the plugin until five minutes after its end: koordinator.sh/gpu.shared, aliyun.com/gpu-mem"
+    );
     assert_eq!(lines.len(), 2);
-    assert!(lines[0].starts_with("PATCH /api/v1/nodes/n1 ") && lines[1].starts_with("PATCH /api/v1/nodes/n1/status "), "{lines:#?}");
-    assert!(lines.iter().all(|line| !line.contains(SERVED[0]) || line.contains("gpu-mem-unit")), "{lines:#?}");
+    assert!(
+        lines[0].starts_with("PATCH /api/v1/nodes/n1 ")
+            && lines[1].starts_with("PATCH /api/v1/nodes/n1/status "),
+        "{lines:#?}"
+    );
+    assert!(
+        lines
+            .iter()
+            .all(|line| !line.contains(SERVED[0]) || line.contains("gpu-mem-unit")),
+        "{lines:#?}"
+    );
     assert_eq!(scene.files(), ["cdi", kubelet_checkpoint::FILE, "nvidia.yaml"]);
 
     scene.kubelet_knows(&["nvidia.com/gpu"]);
     let (outcome, lines) = scene.attempt().await;
     assert_eq!(outcome, "the API server does not show the node's changes yet");
-    assert!(SERVED.iter().all(|name| lines[2].contains(&format!("\"{name}\":null"))), "{lines:#?}");
+    assert!(
+        SERVED
+            .iter()
+            .all(|name| lines[2].contains(&format!("\"{name}\":null"))),
+        "{lines:#?}"
+    );
     scene.node.send_replace(Some(clean()));
     assert_eq!(scene.attempt().await, ("removed".to_owned(), Vec::new()));
 }
@@ -156,10 +204,19 @@ async fn pods_are_waited_for() {
     let mut scene = Scene::new(When::Unused);
     let all = scene.files();
     scene.pods.send_replace(Pods::default());
-    assert_eq!(scene.attempt().await.0, "the API server has not told the pods of this node yet");
-    scene.pods.send_replace(pods([NodePod { stage: Stage::Running, ..pod("a", 0, [units(1)]) }]));
+    assert_eq!(
+        scene.attempt().await.0,
+        "the API server has not told the pods of this node yet"
+    );
+    scene.pods.send_replace(pods([NodePod {
+        stage: Stage::Running,
+        ..pod("a", 0, [units(1)])
+    }]));
     let (outcome, lines) = scene.attempt().await;
-    assert!(outcome.starts_with("pods hold devices: ") && outcome.ends_with("/a"), "{outcome}");
+    assert!(
+        outcome.starts_with("pods hold devices: ") && outcome.ends_with("/a"),
+        "{outcome}"
+    );
     assert_eq!((lines, scene.files()), (Vec::new(), all));
     scene.removal.when = When::Now;
     assert_eq!(scene.attempt().await.1.len(), 2);
@@ -171,7 +228,13 @@ async fn a_plugin_that_serves_is_waited_for() {
     let socket = dir_of(&scene, Served::Shared.socket());
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let (outcome, lines) = scene.attempt().await;
-    assert_eq!((outcome, lines), (format!("another process of the plugin serves {}", socket.display()), Vec::new()));
+    assert_eq!(
+        (outcome, lines),
+        (
+            format!("another process of the plugin serves {}", socket.display()),
+            Vec::new()
+        )
+    );
     drop(listener);
     assert_eq!(scene.attempt().await.1.len(), 2);
 }

@@ -106,14 +106,20 @@ struct AllocatedDevice {
 impl AdminAccess {
     /// Reads from this API server.
     pub fn new(api: Client) -> Self {
-        Self { api, known: BTreeMap::new() }
+        Self {
+            api,
+            known: BTreeMap::new(),
+        }
     }
 
     /// The devices that are not allocated for administration only.
     pub(super) async fn leave_out(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
         let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
         for device in &claimed {
-            cdi_names.entry(device.claim.clone()).or_default().extend(device.cdi_names.iter().cloned());
+            cdi_names
+                .entry(device.claim.clone())
+                .or_default()
+                .extend(device.cdi_names.iter().cloned());
         }
         let mut before = std::mem::take(&mut self.known);
         for (claim, cdi_names) in cdi_names {
@@ -125,10 +131,16 @@ impl AdminAccess {
             self.known.insert(claim, now);
         }
         let is_admins = |claimed: &ClaimedDevice| {
-            let devices = self.known.get(&claimed.claim).and_then(|known| known.devices.as_ref());
+            let devices = self
+                .known
+                .get(&claimed.claim)
+                .and_then(|known| known.devices.as_ref());
             devices.is_some_and(|devices| devices.contains(&claimed.device))
         };
-        claimed.into_iter().filter(|claimed| !is_admins(claimed)).collect()
+        claimed
+            .into_iter()
+            .filter(|claimed| !is_admins(claimed))
+            .collect()
     }
 
     async fn look_up(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> Known {
@@ -145,28 +157,61 @@ impl AdminAccess {
     }
 
     /// The devices of a claim that are allocated for administration only.
-    async fn get(&self, claim: &ClaimName, cdi_names: &BTreeSet<String>) -> Result<BTreeSet<DraDevice>, ClaimError> {
-        let resource =
-            ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"), "resourceclaims");
+    async fn get(
+        &self,
+        claim: &ClaimName,
+        cdi_names: &BTreeSet<String>,
+    ) -> Result<BTreeSet<DraDevice>, ClaimError> {
+        let resource = ApiResource::from_gvk_with_plural(
+            &GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"),
+            "resourceclaims",
+        );
         let api: Api<DynamicObject> = Api::namespaced_with(self.api.clone(), &claim.namespace, &resource);
-        let got = timeout(REQUEST_LIMIT, api.get(&claim.name)).await.map_err(|_| ClaimError::Silent(claim.clone()))?;
-        let object = got.map_err(|source| ClaimError::Get { claim: claim.clone(), source })?;
+        let got = timeout(REQUEST_LIMIT, api.get(&claim.name))
+            .await
+            .map_err(|_| ClaimError::Silent(claim.clone()))?;
+        let object = got.map_err(|source| ClaimError::Get {
+            claim: claim.clone(),
+            source,
+        })?;
         let uid = object.metadata.uid.unwrap_or_default();
         if uid.is_empty() || !cdi_names.iter().any(|name| name.contains(&uid)) {
-            return Err(ClaimError::Replaced { claim: claim.clone(), uid });
+            return Err(ClaimError::Replaced {
+                claim: claim.clone(),
+                uid,
+            });
         }
-        let data: ClaimData = serde_json::from_value(object.data).map_err(|source| ClaimError::Form { claim: claim.clone(), source })?;
-        let results = data.status.and_then(|status| status.allocation).map(|allocation| allocation.devices.results).unwrap_or_default();
+        let data: ClaimData = serde_json::from_value(object.data).map_err(|source| ClaimError::Form {
+            claim: claim.clone(),
+            source,
+        })?;
+        let results = data
+            .status
+            .and_then(|status| status.allocation)
+            .map(|allocation| allocation.devices.results)
+            .unwrap_or_default();
         Ok(for_administration(results))
     }
 }
 
 /// A device that a claim has a second time, for use, is used.
 fn for_administration(results: Vec<AllocatedDevice>) -> BTreeSet<DraDevice> {
-    let (admins, used): (Vec<_>, Vec<_>) = results.into_iter().partition(|result| result.admin_access == Some(true));
-    let device = |AllocatedDevice { driver, pool, device, .. }| DraDevice { driver, pool, name: device };
+    let (admins, used): (Vec<_>, Vec<_>) = results
+        .into_iter()
+        .partition(|result| result.admin_access == Some(true));
+    let device = |AllocatedDevice {
+                      driver, pool, device, ..
+                  }| DraDevice {
+        driver,
+        pool,
+        name: device,
+    };
     let used: BTreeSet<DraDevice> = used.into_iter().map(device).collect();
-    admins.into_iter().map(device).filter(|device| !used.contains(device)).collect()
+    admins
+        .into_iter()
+        .map(device)
+        .filter(|device| !used.contains(device))
+        .collect()
 }
 
 #[cfg(test)]
@@ -184,10 +229,20 @@ mod tests {
 
     fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {
-            pod: PodName::Named { namespace: "team".to_owned(), name: "monitor".to_owned() },
+            pod: PodName::Named {
+                namespace: "team".to_owned(),
+                name: "monitor".to_owned(),
+            },
             container: "main".to_owned(),
-            claim: ClaimName { namespace: "team".to_owned(), name: "all-gpus".to_owned() },
-            device: DraDevice { driver: "gpu.nvidia.com".to_owned(), pool: "n1".to_owned(), name: device.to_owned() },
+            claim: ClaimName {
+                namespace: "team".to_owned(),
+                name: "all-gpus".to_owned(),
+            },
+            device: DraDevice {
+                driver: "gpu.nvidia.com".to_owned(),
+                pool: "n1".to_owned(),
+                name: device.to_owned(),
+            },
             cdi_names: [format!("k8s.gpu.nvidia.com/claim={UID}-{device}")].into(),
         }
     }
@@ -211,8 +266,16 @@ mod tests {
     /// Answers one request; its line.
     async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, object: &Value) -> String {
         let (request, response) = requests.next_request().await.unwrap();
-        let code = object.get("code").and_then(Value::as_u64).map_or(200, |code| u16::try_from(code).unwrap());
-        response.send_response(Response::builder().status(code).body(Body::from(object.to_string().into_bytes())).unwrap());
+        let code = object
+            .get("code")
+            .and_then(Value::as_u64)
+            .map_or(200, |code| u16::try_from(code).unwrap());
+        response.send_response(
+            Response::builder()
+                .status(code)
+                .body(Body::from(object.to_string().into_bytes()))
+                .unwrap(),
+        );
         format!("{} {}", request.method(), request.uri().path())
     }
 
@@ -220,8 +283,14 @@ mod tests {
     async fn counted(object: &Value) -> Vec<String> {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let mut access = AdminAccess::new(Client::new(service, "default"));
-        let (left, line) = tokio::join!(access.leave_out(vec![claimed("gpu-0"), claimed("gpu-1")]), answer(&mut requests, object));
-        assert_eq!(line, "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/all-gpus");
+        let (left, line) = tokio::join!(
+            access.leave_out(vec![claimed("gpu-0"), claimed("gpu-1")]),
+            answer(&mut requests, object)
+        );
+        assert_eq!(
+            line,
+            "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/all-gpus"
+        );
         left.into_iter().map(|claimed| claimed.device.name).collect()
     }
 
@@ -246,14 +315,23 @@ mod tests {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let mut access = AdminAccess::new(Client::new(service, "default"));
         let failure = refusal(500);
-        let (left, _) = tokio::join!(access.leave_out(vec![claimed("gpu-0")]), answer(&mut requests, &failure));
+        let (left, _) = tokio::join!(
+            access.leave_out(vec![claimed("gpu-0")]),
+            answer(&mut requests, &failure)
+        );
         assert_eq!(left.len(), 1);
         let object = claim(UID, &[result("gpu-0", Some(true))]);
-        let (left, _) = tokio::join!(access.leave_out(vec![claimed("gpu-0")]), answer(&mut requests, &object));
+        let (left, _) = tokio::join!(
+            access.leave_out(vec![claimed("gpu-0")]),
+            answer(&mut requests, &object)
+        );
         assert_eq!(left, []);
         // No request is answered here.
         assert_eq!(access.leave_out(vec![claimed("gpu-0")]).await, []);
-        let successor = ClaimedDevice { cdi_names: ["k8s.gpu.nvidia.com/claim=e1-gpu-0".to_owned()].into(), ..claimed("gpu-0") };
+        let successor = ClaimedDevice {
+            cdi_names: ["k8s.gpu.nvidia.com/claim=e1-gpu-0".to_owned()].into(),
+            ..claimed("gpu-0")
+        };
         let object = claim("e1", &[result("gpu-0", None)]);
         let (left, _) = tokio::join!(access.leave_out(vec![successor]), answer(&mut requests, &object));
         assert_eq!(left.len(), 1);

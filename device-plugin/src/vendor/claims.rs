@@ -76,8 +76,12 @@ enum Named {
 
 impl Named {
     fn parse(name: &str) -> Self {
-        let Some(rest) = name.strip_prefix("gpu-") else { return Self::Unknown };
-        let (minor, instance) = rest.split_once("-mig-").map_or((rest, None), |(minor, instance)| (minor, Some(instance)));
+        let Some(rest) = name.strip_prefix("gpu-") else {
+            return Self::Unknown;
+        };
+        let (minor, instance) = rest
+            .split_once("-mig-")
+            .map_or((rest, None), |(minor, instance)| (minor, Some(instance)));
         let is_number = !minor.is_empty() && minor.bytes().all(|byte| byte.is_ascii_digit());
         match (minor.parse(), instance) {
             (Ok(minor), None) if is_number => Self::Gpu(minor),
@@ -89,15 +93,32 @@ impl Named {
 
 /// The allocation that a container holds by a claim; none if that is no GPU which this plugin shares.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Allocation> {
-    let ClaimedDevice { pod, container, claim, device, .. } = claimed;
-    let with = |minor: u32| fleet.gpus.iter().map(|entry| &entry.gpu).find(|gpu| gpu.minor == minor).map(|gpu| &gpu.uuid);
+    let ClaimedDevice {
+        pod,
+        container,
+        claim,
+        device,
+        ..
+    } = claimed;
+    let with = |minor: u32| {
+        fleet
+            .gpus
+            .iter()
+            .map(|entry| &entry.gpu)
+            .find(|gpu| gpu.minor == minor)
+            .map(|gpu| &gpu.uuid)
+    };
     let (gpu, is_mapped) = match Named::parse(&device.name) {
         // A GPU in MIG mode is not in the fleet.
         Named::Instance(minor) => (with(minor), true),
         Named::Gpu(minor) => (with(minor), with(minor).is_some()),
         Named::Unknown => (None, false),
     };
-    let all = fleet.gpus.iter().map(|entry| &entry.gpu.uuid).filter(|_| !is_mapped);
+    let all = fleet
+        .gpus
+        .iter()
+        .map(|entry| &entry.gpu.uuid)
+        .filter(|_| !is_mapped);
     let device_ids: Vec<String> = gpu.into_iter().chain(all).map(GpuUuid::to_string).collect();
     (!device_ids.is_empty()).then(|| Allocation {
         pod,
@@ -105,7 +126,11 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Alloca
         resource: device.driver.clone(),
         device_ids,
         is_by_record: false,
-        claim: Some(Claim { name: claim, device, is_mapped }),
+        claim: Some(Claim {
+            name: claim,
+            device,
+            is_mapped,
+        }),
     })
 }
 
@@ -119,18 +144,32 @@ mod tests {
 
     fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {
-            pod: PodName::Named { namespace: "team".to_owned(), name: "train".to_owned() },
+            pod: PodName::Named {
+                namespace: "team".to_owned(),
+                name: "train".to_owned(),
+            },
             container: "main".to_owned(),
-            claim: ClaimName { namespace: "team".to_owned(), name: "one-gpu".to_owned() },
-            device: DraDevice { driver: "gpu.nvidia.com".to_owned(), pool: "n1".to_owned(), name: device.to_owned() },
+            claim: ClaimName {
+                namespace: "team".to_owned(),
+                name: "one-gpu".to_owned(),
+            },
+            device: DraDevice {
+                driver: "gpu.nvidia.com".to_owned(),
+                pool: "n1".to_owned(),
+                name: device.to_owned(),
+            },
             cdi_names: BTreeSet::new(),
         }
     }
 
     /// The minor numbers of the GPUs that a device of this name is taken for, on a node with GPUs 0 to 2.
     fn minors(device: &str) -> Vec<u32> {
-        let ids = allocation(claimed(device), &fleet(3)).map(|allocation| allocation.device_ids).unwrap_or_default();
-        (0..3).filter(|minor| ids.contains(&gpu(*minor).uuid.to_string())).collect()
+        let ids = allocation(claimed(device), &fleet(3))
+            .map(|allocation| allocation.device_ids)
+            .unwrap_or_default();
+        (0..3)
+            .filter(|minor| ids.contains(&gpu(*minor).uuid.to_string()))
+            .collect()
     }
 
     /// Names as releases 25.3 to 0.4 of NVIDIA's driver make them.

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use proto::kubelet::podresources::{ClaimResource, ContainerDevices, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse};
+use proto::kubelet::podresources::{
+    ClaimResource, ContainerDevices, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse,
+};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tonic::Code;
@@ -56,7 +58,9 @@ pub(super) async fn list(socket: &Path) -> Result<Listed, PodResourcesError> {
     if socket.try_exists().is_ok_and(|exists| !exists) {
         return Err(PodResourcesError::Absent);
     }
-    let answer = timeout(LIMIT, ask(socket)).await.map_err(|_| PodResourcesError::Silent)??;
+    let answer = timeout(LIMIT, ask(socket))
+        .await
+        .map_err(|_| PodResourcesError::Silent)??;
     Ok(Listed::from(answer))
 }
 
@@ -68,12 +72,18 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, PodResourcesErro
     });
     // The address is not looked at; the host name is what Go sends.
     let endpoint = Endpoint::from_static("http://localhost");
-    let channel = endpoint.connect_with_connector(connector).await.map_err(PodResourcesError::Connect)?;
+    let channel = endpoint
+        .connect_with_connector(connector)
+        .await
+        .map_err(PodResourcesError::Connect)?;
     let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
-    let answer = client.list(ListPodResourcesRequest {}).await.map_err(|status| match status.code() {
-        Code::Unimplemented => PodResourcesError::Absent,
-        _ => PodResourcesError::Refused(Box::new(status)),
-    })?;
+    let answer = client
+        .list(ListPodResourcesRequest {})
+        .await
+        .map_err(|status| match status.code() {
+            Code::Unimplemented => PodResourcesError::Absent,
+            _ => PodResourcesError::Refused(Box::new(status)),
+        })?;
     Ok(answer.into_inner())
 }
 
@@ -81,10 +91,20 @@ impl From<ListPodResourcesResponse> for Listed {
     fn from(answer: ListPodResourcesResponse) -> Self {
         let mut listed = Self::default();
         for pod in answer.pod_resources {
-            let name = PodName::Named { namespace: pod.namespace, name: pod.name };
+            let name = PodName::Named {
+                namespace: pod.namespace,
+                name: pod.name,
+            };
             for container in pod.containers {
-                listed.allocations.extend(of_plugins(&name, &container.name, container.devices));
-                listed.claimed.extend(container.dynamic_resources.into_iter().flat_map(|claim| of_claim(&name, &container.name, claim)));
+                listed
+                    .allocations
+                    .extend(of_plugins(&name, &container.name, container.devices));
+                listed.claimed.extend(
+                    container
+                        .dynamic_resources
+                        .into_iter()
+                        .flat_map(|claim| of_claim(&name, &container.name, claim)),
+                );
             }
         }
         listed
@@ -95,7 +115,10 @@ impl From<ListPodResourcesResponse> for Listed {
 fn of_plugins(pod: &PodName, container: &str, devices: Vec<ContainerDevices>) -> Vec<Allocation> {
     let mut by_resource = BTreeMap::<String, Vec<String>>::new();
     for devices in devices {
-        by_resource.entry(devices.resource_name).or_default().extend(devices.device_ids);
+        by_resource
+            .entry(devices.resource_name)
+            .or_default()
+            .extend(devices.device_ids);
     }
     let allocation = |(resource, device_ids)| Allocation {
         pod: pod.clone(),
@@ -110,13 +133,24 @@ fn of_plugins(pod: &PodName, container: &str, devices: Vec<ContainerDevices>) ->
 
 /// All devices of the claim, whichever of its requests the container names.
 fn of_claim(pod: &PodName, container: &str, resource: DynamicResource) -> Vec<ClaimedDevice> {
-    let claim = ClaimName { namespace: resource.claim_namespace, name: resource.claim_name };
+    let claim = ClaimName {
+        namespace: resource.claim_namespace,
+        name: resource.claim_name,
+    };
     let claimed = |device: ClaimResource| ClaimedDevice {
         pod: pod.clone(),
         container: container.to_owned(),
         claim: claim.clone(),
-        device: DraDevice { driver: device.driver_name, pool: device.pool_name, name: device.device_name },
-        cdi_names: device.cdi_devices.into_iter().map(|device| device.name).collect::<BTreeSet<_>>(),
+        device: DraDevice {
+            driver: device.driver_name,
+            pool: device.pool_name,
+            name: device.device_name,
+        },
+        cdi_names: device
+            .cdi_devices
+            .into_iter()
+            .map(|device| device.name)
+            .collect::<BTreeSet<_>>(),
     };
     resource.claim_resources.into_iter().map(claimed).collect()
 }

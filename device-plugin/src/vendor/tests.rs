@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use proptest::prelude::*;
-use proto::kubelet::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use proto::kubelet::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
 use proto::kubelet::podresources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource, ContainerDevices as Devices, ContainerResources,
-    DynamicResource, GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource,
+    ContainerDevices as Devices, ContainerResources, DynamicResource, GetPodResourcesRequest,
+    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
 };
 use rstest::rstest;
 use serde_json::json;
@@ -30,21 +33,42 @@ fn uuid(minor: u32) -> String {
 
 fn allocation(pod: PodName, ids: &[&str]) -> Allocation {
     let device_ids = ids.iter().map(|id| (*id).to_owned()).collect();
-    Allocation { pod, container: "c".to_owned(), resource: NVIDIA.to_owned(), device_ids, is_by_record: false, claim: None }
+    Allocation {
+        pod,
+        container: "c".to_owned(),
+        resource: NVIDIA.to_owned(),
+        device_ids,
+        is_by_record: false,
+        claim: None,
+    }
 }
 
 fn named(name: &str) -> PodName {
-    PodName::Named { namespace: "default".to_owned(), name: name.to_owned() }
+    PodName::Named {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+    }
 }
 
 /// A pod of which our scheduler wrote nothing.
 fn stranger(name: &str) -> NodePod {
-    NodePod { placement: Err(Unplaced::NoDevice("gpu")), stage: Stage::Running, ..pod(name, 1, [whole(1)]) }
+    NodePod {
+        placement: Err(Unplaced::NoDevice("gpu")),
+        stage: Stage::Running,
+        ..pod(name, 1, [whole(1)])
+    }
 }
 
-fn published(allocations: &[Allocation], known: impl IntoIterator<Item = NodePod>) -> Vec<(String, Vec<String>)> {
+fn published(
+    allocations: &[Allocation],
+    known: impl IntoIterator<Item = NodePod>,
+) -> Vec<(String, Vec<String>)> {
     let checkpoints = foreign(allocations, &pods(known), &fleet(4));
-    checkpoints.entries.into_iter().map(|entry| (entry.pod_uid, entry.device_ids)).collect()
+    checkpoints
+        .entries
+        .into_iter()
+        .map(|entry| (entry.pod_uid, entry.device_ids))
+        .collect()
 }
 
 #[rstest]
@@ -64,29 +88,51 @@ fn ids_become_uuids_where_that_is_known(#[case] id: &str, #[case] expected: Stri
 
 #[test]
 fn pods_of_others_are_published_and_pods_on_record_are_not() {
-    let ours = NodePod { stage: Stage::Running, ..pod("ours", 1, [whole(1)]).on([0]) };
-    let elsewhere = NodePod { stage: Stage::Running, ..pod("elsewhere", 1, [whole(1)]).on([0]) };
+    let ours = NodePod {
+        stage: Stage::Running,
+        ..pod("ours", 1, [whole(1)]).on([0])
+    };
+    let elsewhere = NodePod {
+        stage: Stage::Running,
+        ..pod("elsewhere", 1, [whole(1)]).on([0])
+    };
     let allocations = [
         allocation(named("ours"), &[&uuid(0)]),
         allocation(named("elsewhere"), &[&uuid(1)]),
         allocation(named("theirs"), &[&uuid(2)]),
         allocation(named("unknown"), &[&uuid(3)]),
     ];
-    let expected = [(String::new(), vec![uuid(3)]), ("elsewhere".to_owned(), vec![uuid(1)]), ("theirs".to_owned(), vec![uuid(2)])];
-    assert_eq!(published(&allocations, [ours, elsewhere, stranger("theirs")]), expected);
+    let expected = [
+        (String::new(), vec![uuid(3)]),
+        ("elsewhere".to_owned(), vec![uuid(1)]),
+        ("theirs".to_owned(), vec![uuid(2)]),
+    ];
+    assert_eq!(
+        published(&allocations, [ours, elsewhere, stranger("theirs")]),
+        expected
+    );
 }
 
 /// A record that names one of two devices does not agree.
 #[test]
 fn records_must_name_every_device() {
-    let ours = NodePod { stage: Stage::Running, ..pod("ours", 1, [whole(2)]).on([0]) };
+    let ours = NodePod {
+        stage: Stage::Running,
+        ..pod("ours", 1, [whole(2)]).on([0])
+    };
     let allocations = [allocation(named("ours"), &[&uuid(0), &uuid(1)])];
-    assert_eq!(published(&allocations, [ours]), [("ours".to_owned(), vec![uuid(0), uuid(1)])]);
+    assert_eq!(
+        published(&allocations, [ours]),
+        [("ours".to_owned(), vec![uuid(0), uuid(1)])]
+    );
 }
 
 #[test]
 fn pods_that_have_ended_hold_nothing() {
-    let ended = NodePod { stage: Stage::Terminal, ..stranger("ended") };
+    let ended = NodePod {
+        stage: Stage::Terminal,
+        ..stranger("ended")
+    };
     let by_uid = |uid: &str| PodName::Uid(uid.into());
     let allocations = [
         allocation(named("ended"), &[&uuid(0)]),
@@ -95,7 +141,10 @@ fn pods_that_have_ended_hold_nothing() {
         allocation(by_uid("there"), &[&uuid(2)]),
         allocation(by_uid("there"), &[]),
     ];
-    assert_eq!(published(&allocations, [ended, stranger("there")]), [("there".to_owned(), vec![uuid(2)])]);
+    assert_eq!(
+        published(&allocations, [ended, stranger("there")]),
+        [("there".to_owned(), vec![uuid(2)])]
+    );
 }
 
 proptest! {
@@ -133,8 +182,13 @@ struct Kubelet(watch::Receiver<Vec<PodResources>>);
 
 #[tonic::async_trait]
 impl PodResourcesLister for Kubelet {
-    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
-        Ok(Response::new(ListPodResourcesResponse { pod_resources: self.0.borrow().clone() }))
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        Ok(Response::new(ListPodResourcesResponse {
+            pod_resources: self.0.borrow().clone(),
+        }))
     }
 
     async fn get_allocatable_resources(
@@ -144,7 +198,10 @@ impl PodResourcesLister for Kubelet {
         Err(Status::unimplemented(""))
     }
 
-    async fn get(&self, _: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
+    async fn get(
+        &self,
+        _: Request<GetPodResourcesRequest>,
+    ) -> Result<Response<GetPodResourcesResponse>, Status> {
         Err(Status::unimplemented(""))
     }
 }
@@ -156,8 +213,16 @@ fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
         device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
         ..Devices::default()
     };
-    let container = ContainerResources { name: "c".to_owned(), devices: ids.iter().map(part).collect(), ..ContainerResources::default() };
-    PodResources { name: name.to_owned(), namespace: "default".to_owned(), containers: vec![container] }
+    let container = ContainerResources {
+        name: "c".to_owned(),
+        devices: ids.iter().map(part).collect(),
+        ..ContainerResources::default()
+    };
+    PodResources {
+        name: name.to_owned(),
+        namespace: "default".to_owned(),
+        containers: vec![container],
+    }
 }
 
 /// Serves what kubelet lists.
@@ -169,7 +234,9 @@ fn serve(settings: &Settings, lists: watch::Receiver<Vec<PodResources>>) {
 
 /// A pod whose one container has these devices by a claim, as kubelet lists it.
 fn claiming(name: &str, driver: &str, devices: &[&str]) -> PodResources {
-    let cdi = |device: &&str| CdiDevice { name: format!("k8s.{driver}/claim=c1-{device}") };
+    let cdi = |device: &&str| CdiDevice {
+        name: format!("k8s.{driver}/claim=c1-{device}"),
+    };
     let resource = |(at, device): (usize, &&str)| ClaimResource {
         // kubelet lists those of the devices before too.
         cdi_devices: devices[..=at].iter().map(cdi).collect(),
@@ -183,12 +250,25 @@ fn claiming(name: &str, driver: &str, devices: &[&str]) -> PodResources {
         claim_namespace: "default".to_owned(),
         claim_resources: devices.iter().enumerate().map(resource).collect(),
     };
-    let container = ContainerResources { name: "c".to_owned(), dynamic_resources: vec![claim], ..ContainerResources::default() };
-    PodResources { name: name.to_owned(), namespace: "default".to_owned(), containers: vec![container] }
+    let container = ContainerResources {
+        name: "c".to_owned(),
+        dynamic_resources: vec![claim],
+        ..ContainerResources::default()
+    };
+    PodResources {
+        name: name.to_owned(),
+        namespace: "default".to_owned(),
+        containers: vec![container],
+    }
 }
 
 fn claimant(name: &str, stage: Stage) -> Claimant {
-    Claimant { uid: name.into(), namespace: "default".to_owned(), name: name.to_owned(), stage }
+    Claimant {
+        uid: name.into(),
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        stage,
+    }
 }
 
 /// An API server without claims.
@@ -202,16 +282,24 @@ fn no_claims() -> AdminAccess {
 }
 
 fn recorder() -> Recorder {
-    let (service, _requests) = tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+    let (service, _requests) =
+        tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
     crate::events::recorder(&kube::Client::new(service, "default").into(), "n1".to_owned()).0
 }
 
 fn sinks(checkpoints: watch::Sender<Option<DevicesCheckpoints>>) -> Sinks {
-    Sinks { checkpoints, recorder: recorder() }
+    Sinks {
+        checkpoints,
+        recorder: recorder(),
+    }
 }
 
 fn sources(fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) -> Sources {
-    Sources { fleet, pods, seen: watch::channel(Seen::default()).1 }
+    Sources {
+        fleet,
+        pods,
+        seen: watch::channel(Seen::default()).1,
+    }
 }
 
 fn settings(dir: &std::path::Path) -> Settings {
@@ -229,9 +317,16 @@ fn settings(dir: &std::path::Path) -> Settings {
 /// The devices that are published once they are these.
 async fn until(seen: &mut watch::Receiver<Option<DevicesCheckpoints>>, expected: &[String]) {
     let is_so = |now: &Option<DevicesCheckpoints>| {
-        now.as_ref().is_some_and(|now| now.entries.iter().flat_map(|entry| &entry.device_ids).eq(expected))
+        now.as_ref().is_some_and(|now| {
+            now.entries
+                .iter()
+                .flat_map(|entry| &entry.device_ids)
+                .eq(expected)
+        })
     };
-    let found = timeout(Duration::from_secs(20), seen.wait_for(is_so)).await.is_ok();
+    let found = timeout(Duration::from_secs(20), seen.wait_for(is_so))
+        .await
+        .is_ok();
     assert!(found, "{:?}", seen.borrow());
 }
 
@@ -239,12 +334,20 @@ async fn until(seen: &mut watch::Receiver<Option<DevicesCheckpoints>>, expected:
 async fn follows_the_pods_by_the_api() {
     let dir = tempfile::tempdir().unwrap();
     let settings = settings(dir.path());
-    let (kubelet, lists) = watch::channel(vec![told("a", NVIDIA, &[&[&uuid(1)], &[&uuid(0)]]), told("b", "other.com/gpu", &[&["x"]])]);
+    let (kubelet, lists) = watch::channel(vec![
+        told("a", NVIDIA, &[&[&uuid(1)], &[&uuid(0)]]),
+        told("b", "other.com/gpu", &[&["x"]]),
+    ]);
     serve(&settings, lists);
     let (known, pods_seen) = watch::channel(pods([stranger("a")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
+    tokio::spawn(watch_vendor(
+        settings,
+        sources(fleet_seen, pods_seen),
+        no_claims(),
+        sinks(sender),
+    ));
     until(&mut seen, &[uuid(0), uuid(1)]).await;
 
     kubelet.send_replace(vec![told("c", NVIDIA, &[&[&uuid(2)]])]);
@@ -265,11 +368,20 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
         entry("b", "aliyun.com/gpu-mem", json!(["x-0"])),
         entry("gone", NVIDIA, json!([uuid(3)])),
     ]);
-    fs::write(dir.path().join(kubelet_checkpoint::FILE), json!({"Data": {"PodDeviceEntries": entries}}).to_string()).unwrap();
+    fs::write(
+        dir.path().join(kubelet_checkpoint::FILE),
+        json!({"Data": {"PodDeviceEntries": entries}}).to_string(),
+    )
+    .unwrap();
     let (_pods, pods_seen) = watch::channel(pods([stranger("a"), stranger("b")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings(dir.path()), sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
+    tokio::spawn(watch_vendor(
+        settings(dir.path()),
+        sources(fleet_seen, pods_seen),
+        no_claims(),
+        sinks(sender),
+    ));
     until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
 }
 
@@ -295,9 +407,20 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
         entry("theirs-elsewhere", &uuid(2), &by_variable(2)),
         entry("ours-without-record", &uuid(3), &ours(&uuid(3))),
     ]);
-    fs::write(dir.path().join(kubelet_checkpoint::FILE), json!({"Data": {"PodDeviceEntries": entries}}).to_string()).unwrap();
-    let settings = Settings { resources: BTreeSet::new(), ours: Some(NVIDIA.to_owned()), ..settings(dir.path()) };
-    let placed = |name: &str, minor: u32| NodePod { stage: Stage::Running, ..pod(name, 1, [whole(1)]).on([minor]) };
+    fs::write(
+        dir.path().join(kubelet_checkpoint::FILE),
+        json!({"Data": {"PodDeviceEntries": entries}}).to_string(),
+    )
+    .unwrap();
+    let settings = Settings {
+        resources: BTreeSet::new(),
+        ours: Some(NVIDIA.to_owned()),
+        ..settings(dir.path())
+    };
+    let placed = |name: &str, minor: u32| NodePod {
+        stage: Stage::Running,
+        ..pod(name, 1, [whole(1)]).on([minor])
+    };
     let known = [
         placed("ours", 0),
         placed("ours-by-variable", 1),
@@ -305,9 +428,15 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
         placed("theirs-elsewhere", 0),
         stranger("ours-without-record"),
     ];
-    let found = published(&read(&settings, &fleet(4), false, &mut no_claims()).await.unwrap(), known);
+    let found = published(
+        &read(&settings, &fleet(4), false, &mut no_claims()).await.unwrap(),
+        known,
+    );
     let expected = [("ours-without-record", 3), ("theirs", 0), ("theirs-elsewhere", 2)];
-    assert_eq!(found, expected.map(|(pod, minor)| (pod.to_owned(), vec![uuid(minor)])));
+    assert_eq!(
+        found,
+        expected.map(|(pod, minor)| (pod.to_owned(), vec![uuid(minor)]))
+    );
     // Without the answers kubelet's names have to do: rather too much is counted than too little.
     fs::remove_file(dir.path().join(kubelet_checkpoint::FILE)).unwrap();
     assert!(read(&settings, &fleet(4), false, &mut no_claims()).await.is_err());
@@ -316,45 +445,81 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
 #[tokio::test]
 async fn without_either_nothing_is_claimed() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims()).await.unwrap_err();
+    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims())
+        .await
+        .unwrap_err();
     assert!(matches!(error, VendorError::Neither { .. }), "{error}");
     // A socket that nobody listens on any more is not a missing API: kubelet is restarting.
     drop(UnixListener::bind(dir.path().join("kubelet.sock")).unwrap());
-    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims()).await.unwrap_err();
-    assert!(matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))), "{error}");
+    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))),
+        "{error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_to_watch_is_known_at_once() {
     let nothing = settings(std::path::Path::new("/nowhere"));
-    let settings = Settings { resources: BTreeSet::new(), dra_drivers: BTreeSet::new(), ..nothing };
+    let settings = Settings {
+        resources: BTreeSet::new(),
+        dra_drivers: BTreeSet::new(),
+        ..nothing
+    };
     let (_pods, pods_seen) = watch::channel(Pods::default());
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
-    assert_eq!(seen.wait_for(Option::is_some).await.unwrap().clone(), Some(DevicesCheckpoints::default()));
+    tokio::spawn(watch_vendor(
+        settings,
+        sources(fleet_seen, pods_seen),
+        no_claims(),
+        sinks(sender),
+    ));
+    assert_eq!(
+        seen.wait_for(Option::is_some).await.unwrap().clone(),
+        Some(DevicesCheckpoints::default())
+    );
 }
 
 /// A claim's GPU counts from when kubelet has prepared it until its pod has ended, also while other pods are on the GPU.
 #[tokio::test]
 async fn follows_the_claims_of_a_driver() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings { resources: BTreeSet::new(), ..settings(dir.path()) };
+    let settings = Settings {
+        resources: BTreeSet::new(),
+        ..settings(dir.path())
+    };
     let (kubelet, lists) = watch::channel(Vec::new());
     serve(&settings, lists);
-    let shares = NodePod { stage: Stage::Running, ..pod("shares", 1, [crate::builders::shares(1)]).on([2]) };
+    let shares = NodePod {
+        stage: Stage::Running,
+        ..pod("shares", 1, [crate::builders::shares(1)]).on([2])
+    };
     let (known, pods_seen) = watch::channel(pods([shares]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(settings, sources(fleet_seen, pods_seen), no_claims(), sinks(sender)));
+    tokio::spawn(watch_vendor(
+        settings,
+        sources(fleet_seen, pods_seen),
+        no_claims(),
+        sinks(sender),
+    ));
     until(&mut seen, &[]).await;
 
     let admitted = |stage| move |pods: &mut Pods| pods.note_claimant(claimant("a", stage));
-    kubelet.send_replace(vec![claiming("a", DRIVER, &["gpu-0", "gpu-2"]), claiming("b", "other.com", &["gpu-1"])]);
+    kubelet.send_replace(vec![
+        claiming("a", DRIVER, &["gpu-0", "gpu-2"]),
+        claiming("b", "other.com", &["gpu-1"]),
+    ]);
     known.send_if_modified(admitted(Stage::Admitted));
     until(&mut seen, &[uuid(0), uuid(2)]).await;
     let entry = seen.borrow().as_ref().unwrap().entries[0].clone();
-    assert_eq!((entry.pod_uid.as_str(), entry.resource_name.as_str()), ("a", DRIVER));
+    assert_eq!(
+        (entry.pod_uid.as_str(), entry.resource_name.as_str()),
+        ("a", DRIVER)
+    );
     // kubelet lists a pod until it has cleaned up after it.
     known.send_if_modified(admitted(Stage::Terminal));
     until(&mut seen, &[]).await;
@@ -363,22 +528,45 @@ async fn follows_the_claims_of_a_driver() {
 #[tokio::test]
 async fn devices_that_are_no_known_gpu_are_all_gpus() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings { resources: BTreeSet::new(), ..settings(dir.path()) };
+    let settings = Settings {
+        resources: BTreeSet::new(),
+        ..settings(dir.path())
+    };
     let (_kubelet, lists) = watch::channel(vec![claiming("a", DRIVER, &["gpu-vfio-0"])]);
     serve(&settings, lists);
     let found = read(&settings, &fleet(2), true, &mut no_claims()).await.unwrap();
-    assert_eq!(found.iter().map(|found| found.device_ids.clone()).collect::<Vec<_>>(), [vec![uuid(0), uuid(1)]]);
+    assert_eq!(
+        found
+            .iter()
+            .map(|found| found.device_ids.clone())
+            .collect::<Vec<_>>(),
+        [vec![uuid(0), uuid(1)]]
+    );
     // kubelet is not asked as long as no pod of the node uses claims.
-    assert_eq!(read(&settings, &fleet(2), false, &mut no_claims()).await.unwrap(), []);
+    assert_eq!(
+        read(&settings, &fleet(2), false, &mut no_claims()).await.unwrap(),
+        []
+    );
 }
 
 /// A kubelet that is there and does not answer may have prepared anything; one without the API prepares nothing.
 #[tokio::test]
 async fn claims_that_cannot_be_listed_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings { resources: BTreeSet::new(), ..settings(dir.path()) };
-    assert_eq!(read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap(), []);
+    let settings = Settings {
+        resources: BTreeSet::new(),
+        ..settings(dir.path())
+    };
+    assert_eq!(
+        read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap(),
+        []
+    );
     drop(UnixListener::bind(&settings.socket).unwrap());
-    let error = read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap_err();
-    assert!(matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))), "{error}");
+    let error = read(&settings, &fleet(1), true, &mut no_claims())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))),
+        "{error}"
+    );
 }

@@ -23,7 +23,13 @@ pub(super) struct Warnings(BTreeSet<Warning>);
 
 impl Warnings {
     /// Takes in what is allocated now, and writes what is new.
-    pub(super) fn update(&mut self, allocations: &[Allocation], pods: &Pods, fleet: &Fleet, recorder: &Recorder) {
+    pub(super) fn update(
+        &mut self,
+        allocations: &[Allocation],
+        pods: &Pods,
+        fleet: &Fleet,
+        recorder: &Recorder,
+    ) {
         let now = warnings(allocations, pods, fleet);
         for (uid, message) in now.difference(&self.0) {
             match uid.as_ref().and_then(|uid| pods.get(uid)) {
@@ -37,7 +43,10 @@ impl Warnings {
 
 fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
-    for allocation in allocations.iter().filter(|allocation| !has_ended(allocation, pods)) {
+    for allocation in allocations
+        .iter()
+        .filter(|allocation| !has_ended(allocation, pods))
+    {
         let Some(claim) = &allocation.claim else { continue };
         if claim.is_mapped {
             let own = uid_of(pods, &allocation.pod);
@@ -53,11 +62,20 @@ fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<
 /// The pods that have not ended and whose records name one of these GPUs.
 fn holders<'a>(uuids: &'a [String], pods: &'a Pods, fleet: &'a Fleet) -> impl Iterator<Item = &'a NodePod> {
     let names_one = move |pod: &&NodePod| {
-        let gpus = fleet.gpus.iter().map(|entry| &entry.gpu).filter(|gpu| uuids.iter().any(|uuid| uuid == gpu.uuid.as_str()));
-        let Ok(placement) = &pod.placement else { return false };
-        gpus.into_iter().any(|gpu| placement.gpus.iter().any(|name| name.names(gpu)))
+        let gpus = fleet
+            .gpus
+            .iter()
+            .map(|entry| &entry.gpu)
+            .filter(|gpu| uuids.iter().any(|uuid| uuid == gpu.uuid.as_str()));
+        let Ok(placement) = &pod.placement else {
+            return false;
+        };
+        gpus.into_iter()
+            .any(|gpu| placement.gpus.iter().any(|name| name.names(gpu)))
     };
-    pods.iter().filter(|pod| pod.stage != Stage::Terminal).filter(names_one)
+    pods.iter()
+        .filter(|pod| pod.stage != Stage::Terminal)
+        .filter(names_one)
 }
 
 fn unknown(allocation: &Allocation, claim: &Claim) -> String {
@@ -85,7 +103,10 @@ fn allocated(allocation: &Allocation, claim: &Claim) -> String {
         PodName::Named { namespace, name } => format!("{namespace}/{name}"),
         PodName::Uid(uid) => uid.as_str().to_owned(),
     };
-    format!("ResourceClaim {} of pod {pod} (DRA driver {})", claim.name, claim.device.driver)
+    format!(
+        "ResourceClaim {} of pod {pod} (DRA driver {})",
+        claim.name, claim.device.driver
+    )
 }
 
 #[cfg(test)]
@@ -100,24 +121,43 @@ mod tests {
 
     fn claimed(device: &str) -> Allocation {
         let claimed = ClaimedDevice {
-            pod: PodName::Named { namespace: "team".to_owned(), name: "train".to_owned() },
+            pod: PodName::Named {
+                namespace: "team".to_owned(),
+                name: "train".to_owned(),
+            },
             container: "main".to_owned(),
-            claim: ClaimName { namespace: "team".to_owned(), name: "one-gpu".to_owned() },
-            device: DraDevice { driver: "gpu.nvidia.com".to_owned(), pool: "n1".to_owned(), name: device.to_owned() },
+            claim: ClaimName {
+                namespace: "team".to_owned(),
+                name: "one-gpu".to_owned(),
+            },
+            device: DraDevice {
+                driver: "gpu.nvidia.com".to_owned(),
+                pool: "n1".to_owned(),
+                name: device.to_owned(),
+            },
             cdi_names: BTreeSet::new(),
         };
         allocation(claimed, &fleet(3)).unwrap()
     }
 
     fn now(devices: &[&str], stage: Stage) -> BTreeSet<Warning> {
-        let mut known = pods([pod("shares-0", 1, [shares(1)]).on([0]), pod("shares-1", 2, [shares(1)]).on([1])]);
-        known.note_claimant(Claimant { uid: "train".into(), namespace: "team".to_owned(), name: "train".to_owned(), stage });
+        let mut known = pods([
+            pod("shares-0", 1, [shares(1)]).on([0]),
+            pod("shares-1", 2, [shares(1)]).on([1]),
+        ]);
+        known.note_claimant(Claimant {
+            uid: "train".into(),
+            namespace: "team".to_owned(),
+            name: "train".to_owned(),
+            stage,
+        });
         let allocations: Vec<Allocation> = devices.iter().map(|device| claimed(device)).collect();
         warnings(&allocations, &known, &fleet(3))
     }
 
     fn text(warnings: &BTreeSet<Warning>) -> String {
-        let line = |(uid, message): &Warning| format!("{}: {message}", uid.as_ref().map_or("node", PodUid::as_str));
+        let line =
+            |(uid, message): &Warning| format!("{}: {message}", uid.as_ref().map_or("node", PodUid::as_str));
         warnings.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 

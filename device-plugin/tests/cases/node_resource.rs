@@ -22,10 +22,15 @@ type Amounts = BTreeMap<String, Quantity>;
 pub(super) fn run(case: &Value) -> Outcome {
     let (input, expected) = (&case["input"], &case["expected"]);
     if expected["ok"] != true {
-        return Outcome::Skipped("failures of Koordinator's controller to ask its API server, none of a Device object");
+        return Outcome::Skipped(
+            "failures of Koordinator's controller to ask its API server, none of a Device object",
+        );
     }
-    let is_of_others =
-        |value: &Value| value["node_resources"].as_object().is_some_and(|all| all.keys().any(|name| name.starts_with("huawei.com/")));
+    let is_of_others = |value: &Value| {
+        value["node_resources"]
+            .as_object()
+            .is_some_and(|all| all.keys().any(|name| name.starts_with("huawei.com/")))
+    };
     if is_of_others(expected) {
         return Outcome::Skipped("another vendor's resources (Huawei)");
     }
@@ -37,7 +42,13 @@ pub(super) fn run(case: &Value) -> Outcome {
     let resources = || Outcome::of(&resources(input, &spec), &wanted);
     // Of the adapters nothing is written into node status, so nothing has to be taken out of it.
     let is_written = input["plugin"] != "rdma";
-    let removed = || if is_written { removed(&spec) } else { BTreeSet::new() };
+    let removed = || {
+        if is_written {
+            removed(&spec)
+        } else {
+            BTreeSet::new()
+        }
+    };
     let removed = || Outcome::of(&removed(), &of_node_status(&expected["removed_resources"]));
     let labels = || Outcome::of(&labels_of(&input["device"]["labels"]), &expected["node_labels"]);
     resources().and(removed).and(labels)
@@ -63,13 +74,26 @@ fn resources(input: &Value, spec: &DeviceSpec) -> Amounts {
 
 /// Healthy virtual devices in the list that kubelet is sent.
 fn advertised_shares(spec: &DeviceSpec) -> u64 {
-    let (gpus, are_healthy): (Vec<Gpu>, Vec<bool>) =
-        spec.devices.iter().filter(|device| device.device_type == TYPE_GPU).map(|device| (gpu(device), device.health)).unzip();
+    let (gpus, are_healthy): (Vec<Gpu>, Vec<bool>) = spec
+        .devices
+        .iter()
+        .filter(|device| device.device_type == TYPE_GPU)
+        .map(|device| (gpu(device), device.health))
+        .unzip();
     let ids = IdScheme::new(&gpus, DEFAULT_SLOTS, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory { gpus, ..Inventory::default() };
+    let inventory = Inventory {
+        gpus,
+        ..Inventory::default()
+    };
     let fleet = Fleet::new(inventory, ids);
-    let healthy = fleet.gpus.iter().zip(are_healthy).filter(|(_, is_healthy)| *is_healthy);
-    healthy.map(|(entry, _)| fleet.ids.ids(Served::Shared, &entry.gpu.uuid).count() as u64).sum()
+    let healthy = fleet
+        .gpus
+        .iter()
+        .zip(are_healthy)
+        .filter(|(_, is_healthy)| *is_healthy);
+    healthy
+        .map(|(entry, _)| fleet.ids.ids(Served::Shared, &entry.gpu.uuid).count() as u64)
+        .sum()
 }
 
 fn gpu(device: &DeviceInfo) -> Gpu {
@@ -90,19 +114,31 @@ fn gpu(device: &DeviceInfo) -> Gpu {
 
 /// Percent of the healthy adapters.
 fn advertised_rdma(spec: &DeviceSpec) -> Amounts {
-    let healthy = spec.devices.iter().filter(|device| device.device_type == TYPE_RDMA && device.health);
-    let percent: u64 = healthy.filter_map(|device| device.resources.get(RDMA)?.unsigned()).sum();
-    (percent > 0).then(|| (RDMA.to_owned(), Quantity::from_unsigned(percent))).into_iter().collect()
+    let healthy = spec
+        .devices
+        .iter()
+        .filter(|device| device.device_type == TYPE_RDMA && device.health);
+    let percent: u64 = healthy
+        .filter_map(|device| device.resources.get(RDMA)?.unsigned())
+        .sum();
+    (percent > 0)
+        .then(|| (RDMA.to_owned(), Quantity::from_unsigned(percent)))
+        .into_iter()
+        .collect()
 }
 
 /// What is taken out of a node that has everything, of the resources that are written there.
 fn removed(spec: &DeviceSpec) -> BTreeSet<String> {
     let all: BTreeMap<&str, &str> = IN_NODE_STATUS.into_iter().map(|name| (name, "1")).collect();
-    let node: Node = serde_json::from_value(json!({"status": {"capacity": all, "allocatable": all}})).unwrap();
+    let node: Node =
+        serde_json::from_value(json!({"status": {"capacity": all, "allocatable": all}})).unwrap();
     let patch = node_status::patch(&node, node_status::offers(&spec.devices)).unwrap_or_default();
     let nulls = |field: &str| -> BTreeSet<String> {
         let fields = patch["status"][field].as_object().into_iter().flatten();
-        fields.filter(|(name, value)| value.is_null() && *name != GPU_COUNT).map(|(name, _)| name.clone()).collect()
+        fields
+            .filter(|(name, value)| value.is_null() && *name != GPU_COUNT)
+            .map(|(name, _)| name.clone())
+            .collect()
     };
     assert_eq!(nulls("capacity"), nulls("allocatable"));
     nulls("capacity")
@@ -111,12 +147,16 @@ fn removed(spec: &DeviceSpec) -> BTreeSet<String> {
 /// The others are the plugin's, which lists no device then, or other vendors'.
 fn of_node_status(names: &Value) -> BTreeSet<String> {
     let names = names.as_array().into_iter().flatten().filter_map(Value::as_str);
-    names.filter(|name| IN_NODE_STATUS.contains(name)).map(str::to_owned).collect()
+    names
+        .filter(|name| IN_NODE_STATUS.contains(name))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The labels of a node that had none.
 fn labels_of(of_device: &Value) -> Value {
     let of_device: BTreeMap<String, String> = serde_json::from_value(of_device.clone()).unwrap_or_default();
-    let patch = labels::patch(&Node::default(), &of_device).unwrap_or_else(|| json!({"metadata": {"labels": {}}}));
+    let patch =
+        labels::patch(&Node::default(), &of_device).unwrap_or_else(|| json!({"metadata": {"labels": {}}}));
     patch["metadata"]["labels"].clone()
 }

@@ -24,7 +24,10 @@ pub(super) fn pci_topology(case: &Value) -> Outcome {
     let entries = sysfs.path().join("bus/pci/devices");
     fs::create_dir_all(&entries).unwrap();
     if let Some(target) = input["sysfs_link_target"].as_str() {
-        let device = sysfs.path().join("devices").join(target.trim_start_matches("<pci devices>").trim_matches('/'));
+        let device = sysfs
+            .path()
+            .join("devices")
+            .join(target.trim_start_matches("<pci devices>").trim_matches('/'));
         fs::create_dir_all(&device).unwrap();
         symlink(&device, entries.join(address)).unwrap();
         if let Some(node) = input["sysfs_numa_node"].as_i64() {
@@ -32,7 +35,11 @@ pub(super) fn pci_topology(case: &Value) -> Outcome {
         }
     }
     let place = pci::place(sysfs.path(), address);
-    let gpu = Gpu { bus_id: Some(address.to_owned()), place, ..gpu("GPU-a", 0, 1) };
+    let gpu = Gpu {
+        bus_id: Some(address.to_owned()),
+        place,
+        ..gpu("GPU-a", 0, 1)
+    };
     let found = published(vec![gpu], |_| None).remove(0).topology;
     if expected["ok"] != true {
         return Outcome::of(&found.is_none(), &true);
@@ -54,7 +61,11 @@ pub(super) fn report_device(case: &Value) -> Outcome {
                 root: entry["pcie"].as_str().map(str::to_owned),
                 switch: None,
             },
-            ..gpu(entry["id"].as_str().unwrap(), u32::try_from(number("minor")).unwrap(), number("memory_total"))
+            ..gpu(
+                entry["id"].as_str().unwrap(),
+                u32::try_from(number("minor")).unwrap(),
+                number("memory_total"),
+            )
         }
     });
     let illness = |bus_id: &str| {
@@ -64,11 +75,16 @@ pub(super) fn report_device(case: &Value) -> Outcome {
     };
     let devices = published(gpus.collect(), illness);
     let is_right = devices.iter().all(|device| {
-        let bus_id = device.topology.as_ref().map(|topology| topology.bus_id.as_str()).unwrap();
+        let bus_id = device
+            .topology
+            .as_ref()
+            .map(|topology| topology.bus_id.as_str())
+            .unwrap();
         device.health == input["unhealthy"].get(bus_id).is_none()
     });
     let found: Map<String, Value> = devices.iter().map(conditions).collect();
-    Outcome::of(&is_right, &true).and(|| Outcome::of(&Value::Object(found), &case["expected"]["conditions_by_bus_id"]))
+    Outcome::of(&is_right, &true)
+        .and(|| Outcome::of(&Value::Object(found), &case["expected"]["conditions_by_bus_id"]))
 }
 
 /// The conditions of a device without their times, null if there are none.
@@ -84,7 +100,14 @@ fn conditions(device: &DeviceInfo) -> (String, Value) {
             })
         })
         .collect();
-    (bus_id, if conditions.is_empty() { Value::Null } else { Value::Array(conditions) })
+    (
+        bus_id,
+        if conditions.is_empty() {
+            Value::Null
+        } else {
+            Value::Array(conditions)
+        },
+    )
 }
 
 fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
@@ -105,7 +128,11 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
 /// The devices that are published of these GPUs, of which some have an illness.
 fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(Reason, String)>) -> Vec<DeviceInfo> {
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory { gpus, vendor: "nvidia".to_owned(), ..Inventory::default() };
+    let inventory = Inventory {
+        gpus,
+        vendor: "nvidia".to_owned(),
+        ..Inventory::default()
+    };
     let mut fleet = Fleet::new(inventory, ids);
     for entry in &mut fleet.gpus {
         if let Some((reason, message)) = entry.gpu.bus_id.as_deref().and_then(&illness) {
@@ -113,5 +140,7 @@ fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(Reason, String)>)
         }
     }
     let now = DateTime::from_timestamp(0, 0).unwrap();
-    device_object::device(&fleet, &Node::default(), &Remarks::default(), None, now).spec.devices
+    device_object::device(&fleet, &Node::default(), &Remarks::default(), None, now)
+        .spec
+        .devices
 }

@@ -11,8 +11,9 @@ use proto::kubelet::HEALTHY;
 use proto::kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
 use proto::kubelet::deviceplugin::registration_server::{Registration, RegistrationServer};
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest, Device, Empty,
-    ListAndWatchResponse, PreferredAllocationRequest, RegisterRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, Device, Empty, ListAndWatchResponse, PreferredAllocationRequest,
+    RegisterRequest,
 };
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -59,16 +60,28 @@ pub(crate) struct Plugin {
 impl FakeKubelet {
     /// Starts as kubelet does: removes every socket, then listens.
     pub(crate) fn start(dir: &Path) -> Self {
-        for entry in fs::read_dir(dir).unwrap().map(Result::unwrap).filter(|entry| entry.file_type().unwrap().is_socket()) {
+        for entry in fs::read_dir(dir)
+            .unwrap()
+            .map(Result::unwrap)
+            .filter(|entry| entry.file_type().unwrap().is_socket())
+        {
             fs::remove_file(entry.path()).unwrap();
         }
         let listener = UnixListener::bind(dir.join("kubelet.sock")).unwrap();
         let (sender, registered) = mpsc::unbounded_channel();
         let server = Server::builder().add_service(RegistrationServer::new(Desk(sender)));
         let server = tokio::spawn(async move {
-            server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
+            server
+                .serve_with_incoming(UnixListenerStream::new(listener))
+                .await
+                .unwrap();
         });
-        Self { dir: dir.to_owned(), registered, server, plugins: BTreeMap::new() }
+        Self {
+            dir: dir.to_owned(),
+            registered,
+            server,
+            plugins: BTreeMap::new(),
+        }
     }
 
     /// Ends without a word, as a killed process does; its socket stays.
@@ -79,13 +92,26 @@ impl FakeKubelet {
 
     /// Takes in the next registration and returns the resource's name.
     pub(crate) async fn register(&mut self) -> String {
-        let request = timeout(SOON, self.registered.recv()).await.expect("nobody registers").unwrap();
+        let request = timeout(SOON, self.registered.recv())
+            .await
+            .expect("nobody registers")
+            .unwrap();
         assert_eq!(request.version, "v1beta1");
         let mut client = connect(self.dir.join(&request.endpoint)).await;
-        let options = client.get_device_plugin_options(Empty {}).await.unwrap().into_inner();
+        let options = client
+            .get_device_plugin_options(Empty {})
+            .await
+            .unwrap()
+            .into_inner();
         assert!(options.get_preferred_allocation_available && options.pre_start_required);
         let stream = client.list_and_watch(Empty {}).await.unwrap().into_inner();
-        let mut plugin = Plugin { client, stream, devices: Vec::new(), used: BTreeSet::new(), answers: Vec::new() };
+        let mut plugin = Plugin {
+            client,
+            stream,
+            devices: Vec::new(),
+            used: BTreeSet::new(),
+            answers: Vec::new(),
+        };
         plugin.next_list().await;
         self.plugins.insert(request.resource_name.clone(), plugin);
         request.resource_name
@@ -108,11 +134,17 @@ impl FakeKubelet {
         for (resource, count) in limits {
             let plugin = self.plugin(resource);
             let ids = plugin.preferred(*count, &[]).await;
-            let answer = plugin.allocate(&ids).await.map_err(|status| status.message().to_owned())?;
+            let answer = plugin
+                .allocate(&ids)
+                .await
+                .map_err(|status| status.message().to_owned())?;
             plugin.used.extend(ids);
             for (key, value) in answer {
                 let before = env.insert(key.clone(), value.clone());
-                assert!(before.is_none_or(|before| before == value), "conflicting values of {key}");
+                assert!(
+                    before.is_none_or(|before| before == value),
+                    "conflicting values of {key}"
+                );
             }
         }
         Ok(env)
@@ -130,23 +162,43 @@ impl Plugin {
     /// What the plugin prefers, completed to the size from what is free.
     pub(crate) async fn preferred(&mut self, count: usize, must: &[String]) -> Vec<String> {
         let healthy = self.devices.iter().filter(|device| device.health == HEALTHY);
-        let available: Vec<String> = healthy.map(|device| device.id.clone()).filter(|id| !self.used.contains(id)).collect();
+        let available: Vec<String> = healthy
+            .map(|device| device.id.clone())
+            .filter(|id| !self.used.contains(id))
+            .collect();
         let request = ContainerPreferredAllocationRequest {
             available_device_ids: available.clone(),
             must_include_device_ids: must.to_vec(),
             allocation_size: i32::try_from(count).unwrap(),
         };
-        let request = PreferredAllocationRequest { container_requests: vec![request] };
-        let answer = self.client.get_preferred_allocation(request).await.unwrap().into_inner();
+        let request = PreferredAllocationRequest {
+            container_requests: vec![request],
+        };
+        let answer = self
+            .client
+            .get_preferred_allocation(request)
+            .await
+            .unwrap()
+            .into_inner();
         let ids = answer.container_responses[0].device_ids.clone();
         assert_eq!(ids.len(), count);
-        assert!(ids.iter().all(|id| available.contains(id) || must.contains(id)), "{ids:?}");
+        assert!(
+            ids.iter().all(|id| available.contains(id) || must.contains(id)),
+            "{ids:?}"
+        );
         ids
     }
 
     pub(crate) async fn allocate(&mut self, ids: &[String]) -> Result<BTreeMap<String, String>, Status> {
-        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { device_ids: ids.to_vec() }] };
-        let answer = timeout(SOON, self.client.allocate(request)).await.expect("no answer")?.into_inner();
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest {
+                device_ids: ids.to_vec(),
+            }],
+        };
+        let answer = timeout(SOON, self.client.allocate(request))
+            .await
+            .expect("no answer")?
+            .into_inner();
         self.answers.push(answer.container_responses[0].clone());
         Ok(answer.container_responses[0].envs.clone().into_iter().collect())
     }
@@ -157,6 +209,9 @@ async fn connect(path: PathBuf) -> DevicePluginClient<Channel> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await.unwrap();
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connect)
+        .await
+        .unwrap();
     DevicePluginClient::new(channel).max_decoding_message_size(4 << 20)
 }

@@ -43,7 +43,13 @@ pub(crate) struct Equipment {
 
 impl Default for Equipment {
     fn default() -> Self {
-        Self { n_gpus: 1, n_shared: 1, others: Vec::new(), serves_whole: false, memory_unit: MemoryUnit::GIB }
+        Self {
+            n_gpus: 1,
+            n_shared: 1,
+            others: Vec::new(),
+            serves_whole: false,
+            memory_unit: MemoryUnit::GIB,
+        }
     }
 }
 
@@ -54,7 +60,14 @@ impl Equipment {
         let ids = IdScheme::new(&shared, 100, self.memory_unit).unwrap();
         let vendor = "nvidia".to_owned();
         Fleet::new(
-            Inventory { gpus, others: self.others.clone(), excluded: Vec::new(), driver_version: None, vendor, ..Inventory::default() },
+            Inventory {
+                gpus,
+                others: self.others.clone(),
+                excluded: Vec::new(),
+                driver_version: None,
+                vendor,
+                ..Inventory::default()
+            },
             ids,
         )
     }
@@ -73,11 +86,20 @@ pub(crate) struct Node {
 impl Node {
     /// So many GPUs of 16 GiB, in GiB units, served at once; nobody is registered yet.
     pub(crate) fn new(n_gpus: u32) -> Self {
-        Self::with(&Equipment { n_gpus, n_shared: n_gpus, ..Equipment::default() })
+        Self::with(&Equipment {
+            n_gpus,
+            n_shared: n_gpus,
+            ..Equipment::default()
+        })
     }
 
     pub(crate) fn with_unit(n_gpus: u32, memory_unit: MemoryUnit) -> Self {
-        Self::with(&Equipment { n_gpus, n_shared: n_gpus, memory_unit, ..Equipment::default() })
+        Self::with(&Equipment {
+            n_gpus,
+            n_shared: n_gpus,
+            memory_unit,
+            ..Equipment::default()
+        })
     }
 
     pub(crate) fn with(equipment: &Equipment) -> Self {
@@ -85,19 +107,54 @@ impl Node {
         let mut known = Pods::default();
         known.reset([]);
         let (pods, pods_seen) = watch::channel(known);
-        let names = ServedNames { whole: equipment.serves_whole.then(|| WHOLE.to_owned()), ..ServedNames::default() };
-        let plain = Settings::plain(ResourceNames::default(), equipment.memory_unit, Duration::from_millis(200));
-        let settings = Settings { names: names.clone(), ..plain };
+        let names = ServedNames {
+            whole: equipment.serves_whole.then(|| WHOLE.to_owned()),
+            ..ServedNames::default()
+        };
+        let plain = Settings::plain(
+            ResourceNames::default(),
+            equipment.memory_unit,
+            Duration::from_millis(200),
+        );
+        let settings = Settings {
+            names: names.clone(),
+            ..plain
+        };
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
-        let state = Arc::new(NodeState::beside_kubelet(settings, fleet_seen, pods_seen, dir.path()));
+        let state = Arc::new(NodeState::beside_kubelet(
+            settings,
+            fleet_seen,
+            pods_seen,
+            dir.path(),
+        ));
         state.inherit(&pods.borrow());
         let (stopper, stop) = Stopper::new();
-        let kubelet_dir = KubeletDir { path: dir.path().to_owned(), interval: Duration::from_millis(10), patience: Duration::from_secs(5) };
-        for resource in Served::ALL.into_iter().filter(|resource| names.of(*resource).is_some()) {
+        let kubelet_dir = KubeletDir {
+            path: dir.path().to_owned(),
+            interval: Duration::from_millis(10),
+            patience: Duration::from_secs(5),
+        };
+        for resource in Served::ALL
+            .into_iter()
+            .filter(|resource| names.of(*resource).is_some())
+        {
             let (is_registered, _) = watch::channel(false);
-            tasks.spawn(keep_offered(kubelet_dir.clone(), resource, Arc::clone(&state), stop.clone(), is_registered));
+            tasks.spawn(keep_offered(
+                kubelet_dir.clone(),
+                resource,
+                Arc::clone(&state),
+                stop.clone(),
+                is_registered,
+            ));
         }
-        Self { fleet, pods, state, stopper, tasks, dir }
+        Self {
+            fleet,
+            pods,
+            state,
+            stopper,
+            tasks,
+            dir,
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -115,13 +172,19 @@ impl Node {
     pub(crate) fn write_checkpoint(&self, allocated: &[(&str, &str)]) {
         let entry = |(container, resource): &(&str, &str)| json!({"PodUID": "uid-a", "ContainerName": container, "ResourceName": resource, "DeviceIDs": {"-1": ["x"]}});
         let entries: Vec<_> = allocated.iter().map(entry).collect();
-        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}).to_string();
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+            .to_string();
         fs::write(self.path().join("kubelet_internal_checkpoint"), text).unwrap();
     }
 
     /// Tells the plugin of a new or changed pod.
     pub(crate) fn tell(&self, pod: &Value) {
-        let pod = NodePod::of(&serde_json::from_value(pod.clone()).unwrap(), "n1", &ResourceNames::default()).unwrap();
+        let pod = NodePod::of(
+            &serde_json::from_value(pod.clone()).unwrap(),
+            "n1",
+            &ResourceNames::default(),
+        )
+        .unwrap();
         self.pods.send_if_modified(|pods| pods.apply(pod));
     }
 
@@ -129,8 +192,13 @@ impl Node {
     pub(crate) fn set_health(&self, minor: u32, is_healthy: bool) {
         self.fleet.send_modify(|fleet| {
             let fleet = Arc::make_mut(fleet);
-            let entry = fleet.gpus.iter_mut().find(|entry| entry.gpu.minor == minor).unwrap();
-            (entry.is_healthy, entry.message) = (is_healthy, "the driver reported critical error XID 79".to_owned());
+            let entry = fleet
+                .gpus
+                .iter_mut()
+                .find(|entry| entry.gpu.minor == minor)
+                .unwrap();
+            (entry.is_healthy, entry.message) =
+                (is_healthy, "the driver reported critical error XID 79".to_owned());
         });
     }
 }
@@ -160,7 +228,11 @@ pub(crate) fn device(device_type: &str, minor: u32, nodes: &[&str]) -> OtherDevi
         device_type: device_type.to_owned(),
         id: format!("0000:{minor:02x}:00.0").parse().unwrap(),
         minor,
-        resources: [(format!("koordinator.sh/{device_type}"), Quantity::from_unsigned(100))].into(),
+        resources: [(
+            format!("koordinator.sh/{device_type}"),
+            Quantity::from_unsigned(100),
+        )]
+        .into(),
         labels: BTreeMap::new(),
         bus_id: None,
         place: Place::default(),
@@ -173,7 +245,10 @@ pub(crate) fn device(device_type: &str, minor: u32, nodes: &[&str]) -> OtherDevi
 /// A bound pod with one app container for each list of limits.
 pub(crate) fn pod(name: &str, containers: &[&[(&str, usize)]], annotations: &Value) -> Value {
     let container = |(idx, limits): (usize, &&[(&str, usize)])| {
-        let limits: serde_json::Map<String, Value> = limits.iter().map(|(name, n)| ((*name).to_owned(), json!(n.to_string()))).collect();
+        let limits: serde_json::Map<String, Value> = limits
+            .iter()
+            .map(|(name, n)| ((*name).to_owned(), json!(n.to_string())))
+            .collect();
         json!({"name": format!("c{idx}"), "resources": {"limits": limits}})
     };
     json!({
@@ -196,7 +271,10 @@ pub(crate) fn gpushare(minor: u32, units: usize, assumed_at: u64) -> Value {
 
 /// Koordinator's record of so many whole devices.
 pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
-    let gpus: Vec<_> = minors.iter().map(|minor| json!({"minor": minor, "id": uuid(*minor), "resources": {}})).collect();
+    let gpus: Vec<_> = minors
+        .iter()
+        .map(|minor| json!({"minor": minor, "id": uuid(*minor), "resources": {}}))
+        .collect();
     json!({
         "scheduling.koordinator.sh/device-allocated": json!({"gpu": gpus}).to_string(),
         "scheduling.koordinator.sh/bind-timestamp": assumed_at.to_string(),
@@ -207,7 +285,11 @@ pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
 pub(crate) async fn in_the_middle_of_a_container(half: (&str, usize)) -> (Node, FakeKubelet) {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
-    node.tell(&pod("a", &[&[(UNITS, 2)], &[(SHARES, 1), (UNITS, 3)]], &gpushare(0, 5, 1)));
+    node.tell(&pod(
+        "a",
+        &[&[(UNITS, 2)], &[(SHARES, 1), (UNITS, 3)]],
+        &gpushare(0, 5, 1),
+    ));
     node.tell(&pod("b", &[&[(UNITS, 3)]], &gpushare(1, 3, 2)));
     for call in [(UNITS, 2), half] {
         kubelet.container(&[call]).await.unwrap();

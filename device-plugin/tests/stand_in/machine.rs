@@ -64,7 +64,10 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(cards: &[Card]) -> Self {
-        let machine = Self { folder: tempfile::tempdir().unwrap(), n_events: AtomicU32::new(0) };
+        let machine = Self {
+            folder: tempfile::tempdir().unwrap(),
+            n_events: AtomicU32::new(0),
+        };
         fs::write(machine.library(), library()).unwrap();
         fs::create_dir(machine.path("events-queue")).unwrap();
         machine.insert(cards);
@@ -74,7 +77,17 @@ impl Machine {
     /// Replaces the cards at once.
     pub(crate) fn insert(&self, cards: &[Card]) {
         let line = |card: &Card| {
-            let Card { handle, uuid, minor, memory, mig, events, code, bus_id, model } = card;
+            let Card {
+                handle,
+                uuid,
+                minor,
+                memory,
+                mig,
+                events,
+                code,
+                bus_id,
+                model,
+            } = card;
             let mig = u8::from(*mig);
             format!("{handle} {uuid} {minor} {memory} {mig} {events} {code} {bus_id} {model}\n")
         };
@@ -88,7 +101,10 @@ impl Machine {
 
     /// Queues a critical XID of the device with this handle.
     pub(crate) fn xid(&self, handle: i32, xid: u64) {
-        let name = format!("events-queue/{:06}", self.n_events.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "events-queue/{:06}",
+            self.n_events.fetch_add(1, Ordering::Relaxed)
+        );
         self.put(&name, &format!("{handle} {XID_CRITICAL} {xid}"));
     }
 
@@ -121,7 +137,11 @@ impl Machine {
     /// Links, each from a handle to a bus address, active or not.
     pub(crate) fn set_links(&self, links: &[(u32, &str, bool)]) {
         let line = |(at, (handle, far_end, is_active)): (usize, &(u32, &str, bool))| {
-            let number = links.iter().take(at).filter(|(other, ..)| other == handle).count();
+            let number = links
+                .iter()
+                .take(at)
+                .filter(|(other, ..)| other == handle)
+                .count();
             format!("{handle} {number} {} {far_end}\n", u8::from(*is_active))
         };
         self.put("links", &links.iter().enumerate().map(line).collect::<String>());

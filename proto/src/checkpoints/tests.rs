@@ -18,15 +18,27 @@ fn read(key: &str, text: &str) -> Result<Option<DevicesCheckpoints>, String> {
 #[case::annotation_of_the_example(GPU_CHECKPOINTS)]
 fn example_of_the_proposal_is_read(#[case] key: &str) {
     let entry = read(key, EXAMPLE).unwrap().unwrap().entries.remove(0);
-    assert_eq!((entry.pod_uid.as_str(), entry.container_name.as_str()), ("fa8983dc-bb76-4eeb-8dcc-556fbd44d7ce", "cuda-container"));
-    assert_eq!((entry.resource_name.as_str(), entry.alloc_resp), ("nvidia.com/gpu", None));
+    assert_eq!(
+        (entry.pod_uid.as_str(), entry.container_name.as_str()),
+        ("fa8983dc-bb76-4eeb-8dcc-556fbd44d7ce", "cuda-container")
+    );
+    assert_eq!(
+        (entry.resource_name.as_str(), entry.alloc_resp),
+        ("nvidia.com/gpu", None)
+    );
     assert_eq!(entry.device_ids, ["GPU-36b27e44-b086-46f7-f2dc-73c36dc65991"]);
 }
 
 #[test]
 fn one_annotation_decides() {
-    let both = [(DEVICES_CHECKPOINTS.to_owned(), "[]".to_owned()), (GPU_CHECKPOINTS.to_owned(), EXAMPLE.to_owned())];
-    assert_eq!(DevicesCheckpoints::read(&both.into()), Ok(Some(DevicesCheckpoints::default())));
+    let both = [
+        (DEVICES_CHECKPOINTS.to_owned(), "[]".to_owned()),
+        (GPU_CHECKPOINTS.to_owned(), EXAMPLE.to_owned()),
+    ];
+    assert_eq!(
+        DevicesCheckpoints::read(&both.into()),
+        Ok(Some(DevicesCheckpoints::default()))
+    );
     assert_eq!(DevicesCheckpoints::read(&BTreeMap::new()), Ok(None));
 }
 
@@ -36,23 +48,40 @@ fn one_annotation_decides() {
 #[case::null_ids(r#"[{"podUID":"u","deviceIDs":null}]"#, 1)]
 #[case::more_fields(r#"[{"podUID":"u","deviceIDs":["a"],"node":7}]"#, 1)]
 fn what_go_may_write_is_read(#[case] text: &str, #[case] n_entries: usize) {
-    assert_eq!(read(DEVICES_CHECKPOINTS, text).unwrap().unwrap().entries.len(), n_entries);
+    assert_eq!(
+        read(DEVICES_CHECKPOINTS, text).unwrap().unwrap().entries.len(),
+        n_entries
+    );
 }
 
 #[rstest]
 #[case::empty("", "is no list: EOF while parsing a value at line 1 column 0")]
 #[case::object("{}", "is no list: invalid type: map, expected a sequence at line 1 column 0")]
-#[case::word("[{}, 7]", "entry 1: invalid type: integer `7`, expected struct ContainerDevices")]
-#[case::one_id(r#"[{"deviceIDs":"GPU-a"}]"#, r#"entry 0: invalid type: string "GPU-a", expected a sequence"#)]
+#[case::word(
+    "[{}, 7]",
+    "entry 1: invalid type: integer `7`, expected struct ContainerDevices"
+)]
+#[case::one_id(
+    r#"[{"deviceIDs":"GPU-a"}]"#,
+    r#"entry 0: invalid type: string "GPU-a", expected a sequence"#
+)]
 #[case::number(r#"[{"podUID":1}]"#, "entry 0: invalid type: integer `1`, expected a string")]
 fn what_cannot_be_read_is_named(#[case] text: &str, #[case] rule: &str) {
-    assert_eq!(read(GPU_CHECKPOINTS, text), Err(format!("annotation {GPU_CHECKPOINTS} {rule}")));
+    assert_eq!(
+        read(GPU_CHECKPOINTS, text),
+        Err(format!("annotation {GPU_CHECKPOINTS} {rule}"))
+    );
 }
 
 #[test]
 fn length_is_limited() {
     let long = format!("[{}]", " ".repeat(MAX_BYTES));
-    assert_eq!(read(DEVICES_CHECKPOINTS, &long), Err(format!("annotation {DEVICES_CHECKPOINTS} is 131074 bytes long, more than 131072")));
+    assert_eq!(
+        read(DEVICES_CHECKPOINTS, &long),
+        Err(format!(
+            "annotation {DEVICES_CHECKPOINTS} is 131074 bytes long, more than 131072"
+        ))
+    );
 }
 
 #[rstest]
@@ -78,15 +107,22 @@ fn nothing_to_say_is_no_annotation() {
 fn entry() -> impl Strategy<Value = ContainerDevices> {
     let word = || "[a-z\"\\\\/é0-9:-]{0,12}";
     let ids = prop::collection::vec(word(), 0..4);
-    (word(), word(), word(), ids, prop::option::of("[A-Za-z0-9+/]{0,8}")).prop_map(
-        |(pod_uid, container_name, resource_name, ids, answer)| ContainerDevices {
-            pod_uid,
-            container_name,
-            resource_name,
-            device_ids: ids,
-            alloc_resp: answer,
-        },
+    (
+        word(),
+        word(),
+        word(),
+        ids,
+        prop::option::of("[A-Za-z0-9+/]{0,8}"),
     )
+        .prop_map(
+            |(pod_uid, container_name, resource_name, ids, answer)| ContainerDevices {
+                pod_uid,
+                container_name,
+                resource_name,
+                device_ids: ids,
+                alloc_resp: answer,
+            },
+        )
 }
 
 proptest! {

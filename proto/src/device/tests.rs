@@ -29,7 +29,10 @@ fn labels() -> Value {
 
 /// Koordinator's definition at commit a7a1b76b, field by field.
 fn shipped() -> Value {
-    let (text, number) = (json!({"type": "string"}), json!({"type": "integer", "format": "int32"}));
+    let (text, number) = (
+        json!({"type": "string"}),
+        json!({"type": "integer", "format": "int32"}),
+    );
     let quantity = json!({
         "x-kubernetes-int-or-string": true,
         "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
@@ -54,7 +57,8 @@ fn shipped() -> Value {
         "required": ["nodeID", "pcieID", "socketID"],
         "properties": {"busID": text, "nodeID": number, "pcieID": text, "socketID": number},
     });
-    let function = json!({"type": "object", "required": ["minor"], "properties": {"busID": text, "minor": number}});
+    let function =
+        json!({"type": "object", "required": ["minor"], "properties": {"busID": text, "minor": number}});
     let group = json!({"type": "object", "properties": {"labels": labels(), "vfs": list(&function)}});
     let device = json!({
         "type": "object",
@@ -78,19 +82,39 @@ fn schema_is_the_one_that_koordinator_ships() {
     let crd = serde_json::to_value(Device::crd()).unwrap();
     let mut schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"].clone();
     without_descriptions(&mut schema);
-    assert_eq!(serde_json::to_string_pretty(&schema).unwrap(), serde_json::to_string_pretty(&shipped()).unwrap());
+    assert_eq!(
+        serde_json::to_string_pretty(&schema).unwrap(),
+        serde_json::to_string_pretty(&shipped()).unwrap()
+    );
 }
 
 #[test]
 fn is_described_and_has_columns() {
     let crd = serde_json::to_value(Device::crd()).unwrap();
     let version = &crd["spec"]["versions"][0];
-    let description = version["schema"]["openAPIV3Schema"]["description"].as_str().unwrap();
-    assert!(description.starts_with("The devices of one node"), "{description}");
-    let columns: Vec<&str> =
-        version["additionalPrinterColumns"].as_array().unwrap().iter().map(|c| c["jsonPath"].as_str().unwrap()).collect();
+    let description = version["schema"]["openAPIV3Schema"]["description"]
+        .as_str()
+        .unwrap();
+    assert!(
+        description.starts_with("The devices of one node"),
+        "{description}"
+    );
+    let columns: Vec<&str> = version["additionalPrinterColumns"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["jsonPath"].as_str().unwrap())
+        .collect();
     let path = |label: &str| format!(".metadata.labels.{}", label.replace('.', r"\."));
-    assert_eq!(columns, [path(GPU_VENDOR_LABEL), path(GPU_MODEL_LABEL), path(GPU_DRIVER_LABEL), ".metadata.creationTimestamp".to_owned()]);
+    assert_eq!(
+        columns,
+        [
+            path(GPU_VENDOR_LABEL),
+            path(GPU_MODEL_LABEL),
+            path(GPU_DRIVER_LABEL),
+            ".metadata.creationTimestamp".to_owned()
+        ]
+    );
 }
 
 /// What Koordinator's tools write, with every field, comes out as it went in.
@@ -119,7 +143,14 @@ fn every_field_is_kept() {
 fn what_go_leaves_out_or_writes_as_null_is_read() {
     let spec = json!({"devices": [{"health": true, "labels": null, "resources": null, "conditions": null, "vfGroups": [{"vfs": null}]}]});
     let read: DeviceSpec = serde_json::from_value(spec).unwrap();
-    let expected = DeviceInfo { health: true, vf_groups: vec![VirtualFunctionGroup::default()], ..DeviceInfo::default() };
+    let expected = DeviceInfo {
+        health: true,
+        vf_groups: vec![VirtualFunctionGroup::default()],
+        ..DeviceInfo::default()
+    };
     assert_eq!(read.devices, [expected]);
-    assert_eq!(serde_json::from_value::<DeviceSpec>(json!({"devices": null})).unwrap(), DeviceSpec::default());
+    assert_eq!(
+        serde_json::from_value::<DeviceSpec>(json!({"devices": null})).unwrap(),
+        DeviceSpec::default()
+    );
 }

@@ -68,7 +68,11 @@ impl ExtenderPreemptionArgs {
     pub fn into_proposals(self) -> (Pod, BTreeMap<String, MetaVictims>) {
         let proposals = match (self.node_name_to_meta_victims, self.node_name_to_victims) {
             (Some(by_uid), _) => by_uid,
-            (None, whole) => whole.into_iter().flatten().map(|(node, victims)| (node, victims.into())).collect(),
+            (None, whole) => whole
+                .into_iter()
+                .flatten()
+                .map(|(node, victims)| (node, victims.into()))
+                .collect(),
         };
         (self.pod, proposals)
     }
@@ -83,8 +87,13 @@ impl MetaVictims {
 
 impl From<Victims> for MetaVictims {
     fn from(victims: Victims) -> Self {
-        let pods = victims.pods.into_iter().map(|pod| MetaPod { uid: pod.metadata.uid.unwrap_or_default() });
-        Self { pods: pods.collect(), n_pdb_violations: victims.n_pdb_violations }
+        let pods = victims.pods.into_iter().map(|pod| MetaPod {
+            uid: pod.metadata.uid.unwrap_or_default(),
+        });
+        Self {
+            pods: pods.collect(),
+            n_pdb_violations: victims.n_pdb_violations,
+        }
     }
 }
 
@@ -113,7 +122,14 @@ struct Port {
 }
 
 /// Volumes that belong to one pod alone, so that no other pod stands in their way.
-const OWN_VOLUMES: [&str; 6] = ["name", "configMap", "downwardAPI", "emptyDir", "projected", "secret"];
+const OWN_VOLUMES: [&str; 6] = [
+    "name",
+    "configMap",
+    "downwardAPI",
+    "emptyDir",
+    "projected",
+    "secret",
+];
 
 /// Returns true if the pod may find no node for another reason than amounts of resources, so that it may need the eviction
 /// of every victim that kube-scheduler proposes.
@@ -132,9 +148,18 @@ pub fn minds_neighbours(request: &[u8], pod: &Pod) -> Result<bool, serde_json::E
         spec: Neighbours,
     }
     let Request { pod: Spec { spec } } = serde_json::from_slice(request)?;
-    let mut ports = spec.containers.iter().chain(&spec.init_containers).flat_map(|container| &container.ports);
-    let shares_volumes = spec.volumes.iter().any(|volume| volume.keys().any(|key| !OWN_VOLUMES.contains(&key.as_str())));
-    Ok(ports.any(|port| port.host_port.is_some_and(|port| port > 0)) || shares_volumes || pod.spec.demands_neighbours())
+    let mut ports = spec
+        .containers
+        .iter()
+        .chain(&spec.init_containers)
+        .flat_map(|container| &container.ports);
+    let shares_volumes = spec
+        .volumes
+        .iter()
+        .any(|volume| volume.keys().any(|key| !OWN_VOLUMES.contains(&key.as_str())));
+    Ok(ports.any(|port| port.host_port.is_some_and(|port| port > 0))
+        || shares_volumes
+        || pod.spec.demands_neighbours())
 }
 
 #[cfg(test)]
@@ -158,18 +183,36 @@ mod tests {
             "NodeNameToVictims": {"n1": {"Pods": [pod("a"), pod("b")], "NumPDBViolations": 1}, "n2": {"Pods": null, "NumPDBViolations": 0}},
             "NodeNameToMetaVictims": null,
         });
-        let read = |args: Value| serde_json::from_value::<ExtenderPreemptionArgs>(args).unwrap().into_proposals().1;
+        let read = |args: Value| {
+            serde_json::from_value::<ExtenderPreemptionArgs>(args)
+                .unwrap()
+                .into_proposals()
+                .1
+        };
         assert_eq!(read(by_uid.clone()), read(whole));
         let victims = read(by_uid);
-        assert_eq!(victims["n1"].pods.iter().map(|pod| pod.uid.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(
+            victims["n1"]
+                .pods
+                .iter()
+                .map(|pod| pod.uid.as_str())
+                .collect::<Vec<_>>(),
+            ["a", "b"]
+        );
         assert_eq!((victims["n1"].n_pdb_violations, victims["n2"].pods.len()), (1, 0));
     }
 
     #[test]
     fn an_answer_has_the_names_that_go_reads() {
-        let victims = MetaVictims { pods: vec![MetaPod { uid: "a".to_owned() }], n_pdb_violations: 2 };
-        let result = ExtenderPreemptionResult { node_name_to_meta_victims: [("n1".to_owned(), victims)].into() };
-        let expected = json!({"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "a"}], "NumPDBViolations": 2}}});
+        let victims = MetaVictims {
+            pods: vec![MetaPod { uid: "a".to_owned() }],
+            n_pdb_violations: 2,
+        };
+        let result = ExtenderPreemptionResult {
+            node_name_to_meta_victims: [("n1".to_owned(), victims)].into(),
+        };
+        let expected =
+            json!({"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "a"}], "NumPDBViolations": 2}}});
         assert_eq!(serde_json::to_value(result).unwrap(), expected);
     }
 

@@ -19,7 +19,9 @@ fn names_are_borrowed_from_the_request() {
 #[test]
 fn whole_nodes_come_back_unchanged() {
     let node = r#"{"metadata":{"name":"n1","creationTimestamp":null},"spec":{"podCIDR":"10.0.0.0/24"},"status":{"capacity":{"aliyun.com/gpu-mem":"30"}}}"#;
-    let body = format!(r#"{{"Pod":{{"spec":{{"containers":null}}}},"Nodes":{{"metadata":{{}},"items":[{node}]}},"NodeNames":null}}"#);
+    let body = format!(
+        r#"{{"Pod":{{"spec":{{"containers":null}}}},"Nodes":{{"metadata":{{}},"items":[{node}]}},"NodeNames":null}}"#
+    );
     let args: ExtenderArgs<'_> = serde_json::from_str(&body).unwrap();
     let nodes = args.nodes.unwrap();
     assert_eq!(nodes.items[0].node.capacity("aliyun.com/gpu-mem"), Some(30));
@@ -31,9 +33,25 @@ fn whole_nodes_come_back_unchanged() {
 #[test]
 fn nothing_can_be_null() {
     let body = r#"{"Pod":{"spec":{"containers":null,"initContainers":null}},"Nodes":{"items":null},"NodeNames":null}"#;
-    assert!(serde_json::from_str::<ExtenderArgs<'_>>(body).unwrap().nodes.unwrap().items.is_empty());
+    assert!(
+        serde_json::from_str::<ExtenderArgs<'_>>(body)
+            .unwrap()
+            .nodes
+            .unwrap()
+            .items
+            .is_empty()
+    );
     let body = r#"{"Pod":{},"Nodes":{"items":[{"metadata":{"name":"n"},"status":{"capacity":null,"allocatable":null}}]}}"#;
-    assert_eq!(serde_json::from_str::<ExtenderArgs<'_>>(body).unwrap().nodes.unwrap().items[0].node.capacity("cpu"), None);
+    assert_eq!(
+        serde_json::from_str::<ExtenderArgs<'_>>(body)
+            .unwrap()
+            .nodes
+            .unwrap()
+            .items[0]
+            .node
+            .capacity("cpu"),
+        None
+    );
 }
 
 #[test]
@@ -44,7 +62,10 @@ fn answers_have_capitalised_keys() {
         failed_and_unresolvable_nodes: BTreeMap::from([("n2", "full")]),
         ..ExtenderFilterResult::default()
     };
-    let priorities = [HostPriority { host: "n3", score: 10 }];
+    let priorities = [HostPriority {
+        host: "n3",
+        score: 10,
+    }];
     insta::assert_snapshot!(serde_json::to_string(&filter).unwrap(), @r#"{"Nodes":null,"NodeNames":["n3"],"FailedNodes":{"n1":"unknown"},"FailedAndUnresolvableNodes":{"n2":"full"},"Error":""}"#);
     insta::assert_snapshot!(serde_json::to_string(&priorities).unwrap(), @r#"[{"Host":"n3","Score":10}]"#);
     insta::assert_snapshot!(serde_json::to_string(&ExtenderBindingResult::default()).unwrap(), @r#"{"Error":""}"#);
@@ -52,13 +73,21 @@ fn answers_have_capitalised_keys() {
 
 #[test]
 fn binding_arguments_spell_the_uid_in_capitals() {
-    let args: ExtenderBindingArgs = serde_json::from_str(r#"{"PodName":"p","PodNamespace":"ns","PodUID":"u","Node":"n"}"#).unwrap();
+    let args: ExtenderBindingArgs =
+        serde_json::from_str(r#"{"PodName":"p","PodNamespace":"ns","PodUID":"u","Node":"n"}"#).unwrap();
     assert_eq!((args.pod_name.as_str(), args.pod_uid.as_str()), ("p", "u"));
 }
 
 #[test]
 fn malformed_bodies_are_errors() {
-    for body in ["", "{", "[]", r#"{"NodeNames":["n1"]}"#, r#"{"Pod":{"spec":{"containers":7}}}"#, r#"{"Pod":{},"NodeNames":[1]}"#] {
+    for body in [
+        "",
+        "{",
+        "[]",
+        r#"{"NodeNames":["n1"]}"#,
+        r#"{"Pod":{"spec":{"containers":7}}}"#,
+        r#"{"Pod":{},"NodeNames":[1]}"#,
+    ] {
         assert!(serde_json::from_str::<ExtenderArgs<'_>>(body).is_err(), "{body}");
     }
 }

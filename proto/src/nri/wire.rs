@@ -37,7 +37,9 @@ impl Conversation {
     }
 
     fn of(number: u32) -> Option<Self> {
-        [Self::Plugin, Self::Runtime].into_iter().find(|conversation| conversation.number() == number)
+        [Self::Plugin, Self::Runtime]
+            .into_iter()
+            .find(|conversation| conversation.number() == number)
     }
 }
 
@@ -103,7 +105,10 @@ impl Message {
     /// It is too long.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         let too_long = WireError::LongMessage(self.payload.len());
-        let length = u32::try_from(self.payload.len()).ok().filter(|_| self.payload.len() <= MAX_PAYLOAD).ok_or(too_long)?;
+        let length = u32::try_from(self.payload.len())
+            .ok()
+            .filter(|_| self.payload.len() <= MAX_PAYLOAD)
+            .ok_or(too_long)?;
         let mut message = Vec::with_capacity(MESSAGE_HEADER + self.payload.len());
         message.extend(length.to_be_bytes());
         message.extend(self.call.to_be_bytes());
@@ -151,7 +156,9 @@ impl Decoder {
             };
             let mut piece = take(&mut bytes, left);
             self.frame = Some((conversation, left - piece.len())).filter(|(_, left)| *left > 0);
-            let Some(conversation) = conversation else { continue };
+            let Some(conversation) = conversation else {
+                continue;
+            };
             let partial = self.partial.entry(conversation).or_default();
             while !piece.is_empty() {
                 messages.extend(partial.feed(conversation, &mut piece)?);
@@ -162,8 +169,13 @@ impl Decoder {
 
     fn begin_frame(&mut self, bytes: &mut &[u8]) -> Result<(), WireError> {
         self.header.extend(take(bytes, FRAME_HEADER - self.header.len()));
-        let (Some(number), Some(length)) = (number_at(&self.header, 0), number_at(&self.header, 4)) else { return Ok(()) };
-        let left = usize::try_from(length).ok().filter(|length| *length <= MAX_FRAME).ok_or(WireError::LongFrame(length))?;
+        let (Some(number), Some(length)) = (number_at(&self.header, 0), number_at(&self.header, 4)) else {
+            return Ok(());
+        };
+        let left = usize::try_from(length)
+            .ok()
+            .filter(|length| *length <= MAX_FRAME)
+            .ok_or(WireError::LongFrame(length))?;
         self.header.clear();
         self.frame = Some((Conversation::of(number), left)).filter(|(_, left)| *left > 0);
         Ok(())
@@ -173,8 +185,13 @@ impl Decoder {
 impl Partial {
     /// Takes from the piece what belongs to the message; the message if that completes it.
     fn feed(&mut self, conversation: Conversation, piece: &mut &[u8]) -> Result<Option<Message>, WireError> {
-        self.header.extend(take(piece, MESSAGE_HEADER - self.header.len()));
-        let (Some(length), Some(call), Some(kind)) = (number_at(&self.header, 0), number_at(&self.header, 4), self.header.get(8)) else {
+        self.header
+            .extend(take(piece, MESSAGE_HEADER - self.header.len()));
+        let (Some(length), Some(call), Some(kind)) = (
+            number_at(&self.header, 0),
+            number_at(&self.header, 4),
+            self.header.get(8),
+        ) else {
             return Ok(None);
         };
         if self.header.len() < MESSAGE_HEADER {
@@ -190,7 +207,12 @@ impl Partial {
             return Ok(None);
         }
         let payload = std::mem::take(self).payload;
-        Ok(Some(Message { conversation, call, kind, payload }))
+        Ok(Some(Message {
+            conversation,
+            call,
+            kind,
+            payload,
+        }))
     }
 }
 

@@ -33,10 +33,18 @@ pub struct Affinity {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Preferred {
     /// Their number.
-    #[serde(default, rename = "preferredDuringSchedulingIgnoredDuringExecution", deserialize_with = "number")]
+    #[serde(
+        default,
+        rename = "preferredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "number"
+    )]
     pub n: usize,
     /// True if there are demands too.
-    #[serde(default, rename = "requiredDuringSchedulingIgnoredDuringExecution", deserialize_with = "is_there")]
+    #[serde(
+        default,
+        rename = "requiredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "is_there"
+    )]
     pub is_required: bool,
 }
 
@@ -83,15 +91,25 @@ pub struct Toleration {
 impl PodSpec {
     /// Whether the pod has preferences among nodes that it may run on.
     pub fn has_preferences(&self) -> bool {
-        let Affinity { node_affinity, pod_affinity, pod_anti_affinity } = &self.affinity;
+        let Affinity {
+            node_affinity,
+            pod_affinity,
+            pod_anti_affinity,
+        } = &self.affinity;
         let mut spreads = self.topology_spread_constraints.iter();
-        [node_affinity, pod_affinity, pod_anti_affinity].into_iter().any(|preferred| preferred.n > 0)
+        [node_affinity, pod_affinity, pod_anti_affinity]
+            .into_iter()
+            .any(|preferred| preferred.n > 0)
             || spreads.any(|constraint| constraint.when_unsatisfiable == "ScheduleAnyway")
     }
 
     /// Returns true if the pod demands that certain pods are, or are not, near by.
     pub fn demands_neighbours(&self) -> bool {
-        let Affinity { pod_affinity, pod_anti_affinity, .. } = &self.affinity;
+        let Affinity {
+            pod_affinity,
+            pod_anti_affinity,
+            ..
+        } = &self.affinity;
         let mut spreads = self.topology_spread_constraints.iter();
         pod_affinity.is_required
             || pod_anti_affinity.is_required
@@ -119,7 +137,11 @@ impl Toleration {
             "" | "Equal" => self.value == taint.value,
             _ => false,
         };
-        let same_key = if self.key.is_empty() { self.operator == "Exists" } else { self.key == taint.key };
+        let same_key = if self.key.is_empty() {
+            self.operator == "Exists"
+        } else {
+            self.key == taint.key
+        };
         same_key && same_value && (self.effect.is_empty() || self.effect == taint.effect)
     }
 }
@@ -172,8 +194,18 @@ mod tests {
     #[case::by_an_unknown_word(json!([{"key": "spot", "operator": "Gt", "value": "yes"}]), true)]
     fn taints(#[case] tolerations: Value, #[case] avoids: bool) {
         let pod = spec(json!({"tolerations": tolerations}));
-        let taint = |effect: &str| Taint { key: "spot".to_owned(), value: "yes".to_owned(), effect: effect.to_owned() };
-        assert_eq!(pod.avoids(&[taint("NoExecute"), taint("PreferNoSchedule")]), avoids);
-        assert!(!pod.avoids(&[taint("NoSchedule")]), "what forbids is kube-scheduler's business");
+        let taint = |effect: &str| Taint {
+            key: "spot".to_owned(),
+            value: "yes".to_owned(),
+            effect: effect.to_owned(),
+        };
+        assert_eq!(
+            pod.avoids(&[taint("NoExecute"), taint("PreferNoSchedule")]),
+            avoids
+        );
+        assert!(
+            !pod.avoids(&[taint("NoSchedule")]),
+            "what forbids is kube-scheduler's business"
+        );
     }
 }

@@ -13,7 +13,10 @@ const UNSCHEDULABLE: &str = "Unschedulable";
 const SCHEDULER_ERROR: &str = "SchedulerError";
 
 /// Labels by which the coscheduling plugin knows the pods of a group, newest first.
-const GROUP_LABELS: [&str; 2] = ["scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io"];
+const GROUP_LABELS: [&str; 2] = [
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+];
 
 /// The annotation by which Koordinator's coscheduling knows the pods of a gang.
 const GANG_ANNOTATION: &str = "gang.scheduling.koordinator.sh/name";
@@ -61,7 +64,9 @@ impl Pod {
     pub fn failed_attempt(&self) -> Option<&PodCondition> {
         let failed = |condition: &&PodCondition| {
             let reason = condition.reason.as_str();
-            condition.kind == POD_SCHEDULED && condition.status == "False" && (reason == UNSCHEDULABLE || reason == SCHEDULER_ERROR)
+            condition.kind == POD_SCHEDULED
+                && condition.status == "False"
+                && (reason == UNSCHEDULABLE || reason == SCHEDULER_ERROR)
         };
         self.status.conditions.iter().find(failed)
     }
@@ -85,7 +90,12 @@ impl Pod {
     ///
     /// The pod alone does not say which of its claims are bound already.
     pub fn may_wait_for_claims(&self) -> bool {
-        self.uses_claims() || self.spec.volumes.iter().any(|volume| volume.is_claimed || volume.is_ephemeral)
+        self.uses_claims()
+            || self
+                .spec
+                .volumes
+                .iter()
+                .any(|volume| volume.is_claimed || volume.is_ephemeral)
     }
 
     /// Number of the version of the object, by which later ones are known; `None` if it has none.
@@ -155,7 +165,13 @@ mod tests {
 
     #[test]
     fn nominations() {
-        assert_eq!(pod(json!({"status": {"nominatedNodeName": "n1"}})).nominated_node(), Some("n1"));
-        assert_eq!(pod(json!({"status": {"nominatedNodeName": ""}})).nominated_node(), None);
+        assert_eq!(
+            pod(json!({"status": {"nominatedNodeName": "n1"}})).nominated_node(),
+            Some("n1")
+        );
+        assert_eq!(
+            pod(json!({"status": {"nominatedNodeName": ""}})).nominated_node(),
+            None
+        );
     }
 }

@@ -62,7 +62,10 @@ fn thousandths_are_rounded_up(#[case] text: &str, #[case] thousandths: i128) {
 #[test]
 fn json_takes_strings_and_numbers() {
     let values: Vec<Quantity> = serde_json::from_str(r#"["16Gi", 100, 0.5]"#).unwrap();
-    assert_eq!(serde_json::to_string(&values).unwrap(), r#"["16Gi","100","500m"]"#);
+    assert_eq!(
+        serde_json::to_string(&values).unwrap(),
+        r#"["16Gi","100","500m"]"#
+    );
 }
 
 #[test]

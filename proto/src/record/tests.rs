@@ -6,25 +6,40 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::{
-    BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocation, GpushareRecord, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD, Record,
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocation, GpushareRecord, MEM_ASSIGNED, MEM_ASSUME_TIME,
+    MEM_DEV, MEM_IDX, MEM_POD, Record,
 };
 
 fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn gpushare_record() -> Record {
-    let resources = [("koordinator.sh/gpu-memory", "8138Mi"), ("koordinator.sh/gpu-memory-ratio", "50")];
+    let resources = [
+        ("koordinator.sh/gpu-memory", "8138Mi"),
+        ("koordinator.sh/gpu-memory-ratio", "50"),
+    ];
     let allocation = DeviceAllocation {
         minor: 1,
-        resources: resources.iter().map(|(name, value)| ((*name).to_owned(), value.parse().unwrap())).collect(),
+        resources: resources
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.parse().unwrap()))
+            .collect(),
         id: "GPU-1".to_owned(),
         extension: None,
     };
     Record {
         allocations: BTreeMap::from([("gpu".to_owned(), vec![allocation])]),
         assumed_at: Some(1_700_000_000_000_000_001),
-        gpushare: Some(GpushareRecord { idx: 1, pod_units: 8138, device_units: 16276, assigned: false }),
+        gpushare: Some(GpushareRecord {
+            idx: 1,
+            pod_units: 8138,
+            device_units: 16276,
+            assigned: false,
+        }),
     }
 }
 
@@ -46,18 +61,34 @@ fn a_gpushare_pod_carries_both_records() {
 
 #[test]
 fn what_is_written_is_read_back() {
-    assert_eq!(Record::read(&gpushare_record().annotations()).unwrap(), Some(gpushare_record()));
+    assert_eq!(
+        Record::read(&gpushare_record().annotations()).unwrap(),
+        Some(gpushare_record())
+    );
     assert_eq!(Record::read(&BTreeMap::new()).unwrap(), None);
 }
 
 #[test]
 fn a_record_of_the_old_extender_is_understood() {
-    let old =
-        annotations(&[(MEM_IDX, "0"), (MEM_POD, "3"), (MEM_DEV, "14"), (MEM_ASSIGNED, "true"), (MEM_ASSUME_TIME, "1537426400000000000")]);
+    let old = annotations(&[
+        (MEM_IDX, "0"),
+        (MEM_POD, "3"),
+        (MEM_DEV, "14"),
+        (MEM_ASSIGNED, "true"),
+        (MEM_ASSUME_TIME, "1537426400000000000"),
+    ]);
     let record = Record::read(&old).unwrap().unwrap();
     assert!(record.allocations.is_empty());
     assert_eq!(record.assumed_at, Some(1_537_426_400_000_000_000));
-    assert_eq!(record.gpushare, Some(GpushareRecord { idx: 0, pod_units: 3, device_units: 14, assigned: true }));
+    assert_eq!(
+        record.gpushare,
+        Some(GpushareRecord {
+            idx: 0,
+            pod_units: 3,
+            device_units: 14,
+            assigned: true
+        })
+    );
 }
 
 /// Koordinator writes no timestamp unless told to, and keeps fields that we pass through.
@@ -65,9 +96,14 @@ fn a_record_of_the_old_extender_is_understood() {
 fn a_record_of_koordinator_is_understood() {
     let text = r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"16Gi"},"id":"GPU-8c25ea37"}],
         "rdma":[{"minor":0,"resources":{"koordinator.sh/rdma":"1"},"id":"0000:01:00.0","extension":{"vfs":[{"minor":-1,"busID":"0000:01:00.2"}]}}]}"#;
-    let record = Record::read(&annotations(&[(DEVICE_ALLOCATED, text)])).unwrap().unwrap();
+    let record = Record::read(&annotations(&[(DEVICE_ALLOCATED, text)]))
+        .unwrap()
+        .unwrap();
     assert_eq!(record.assumed_at, None);
-    assert_eq!(record.allocations["gpu"][0].resources["koordinator.sh/gpu-memory"].unsigned(), Some(16 << 30));
+    assert_eq!(
+        record.allocations["gpu"][0].resources["koordinator.sh/gpu-memory"].unsigned(),
+        Some(16 << 30)
+    );
     let again = Record::read(&record.annotations()).unwrap().unwrap();
     assert_eq!(again, record);
 }
@@ -77,24 +113,70 @@ fn a_record_of_koordinator_is_understood() {
 fn a_record_in_deprecated_words_is_understood() {
     let text = r#"{"gpu":[{"minor":1,"resouurces":{"kubernetes.io/gpu-core":100,"kubernetes.io/gpu-mem-ratio":100,"kubernetes.io/gpu-mem":"16Gi"}}],
         "rdma":[{"minor":0,"resources":{"kubernetes.io/rdma":"50"}}],"fpga":[{"minor":0,"resources":null}]}"#;
-    let record = Record::read(&annotations(&[(DEVICE_ALLOCATED, text)])).unwrap().unwrap();
+    let record = Record::read(&annotations(&[(DEVICE_ALLOCATED, text)]))
+        .unwrap()
+        .unwrap();
     let amounts = |kind: &str| {
         let resources = &record.allocations[kind][0].resources;
-        resources.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>().join(" ")
+        resources
+            .iter()
+            .map(|(name, amount)| format!("{name}={amount}"))
+            .collect::<Vec<_>>()
+            .join(" ")
     };
-    assert_eq!(amounts("gpu"), "koordinator.sh/gpu-core=100 koordinator.sh/gpu-memory=16Gi koordinator.sh/gpu-memory-ratio=100");
-    assert_eq!((amounts("rdma").as_str(), amounts("fpga").as_str()), ("koordinator.sh/rdma=50", ""));
-    assert_eq!((record.allocations["gpu"][0].minor, record.allocations["gpu"][0].id.as_str()), (1, ""));
+    assert_eq!(
+        amounts("gpu"),
+        "koordinator.sh/gpu-core=100 koordinator.sh/gpu-memory=16Gi koordinator.sh/gpu-memory-ratio=100"
+    );
+    assert_eq!(
+        (amounts("rdma").as_str(), amounts("fpga").as_str()),
+        ("koordinator.sh/rdma=50", "")
+    );
+    assert_eq!(
+        (
+            record.allocations["gpu"][0].minor,
+            record.allocations["gpu"][0].id.as_str()
+        ),
+        (1, "")
+    );
 }
 
 #[rstest]
-#[case::not_json(DEVICE_ALLOCATED, "gpu 0", "annotation scheduling.koordinator.sh/device-allocated is \"gpu 0\"")]
-#[case::wrong_shape(DEVICE_ALLOCATED, r#"{"gpu":0}"#, "annotation scheduling.koordinator.sh/device-allocated")]
-#[case::bad_quantity(DEVICE_ALLOCATED, r#"{"gpu":[{"minor":0,"resources":{"m":"8GiB"}}]}"#, "is not a quantity")]
-#[case::negative_idx(MEM_IDX, "-1", "annotation ALIYUN_COM_GPU_MEM_IDX is \"-1\": not the number of a GPU")]
-#[case::units(MEM_POD, "3GiB", "annotation ALIYUN_COM_GPU_MEM_POD is \"3GiB\": not a whole number")]
-#[case::assigned(MEM_ASSIGNED, "yes", "annotation ALIYUN_COM_GPU_MEM_ASSIGNED is \"yes\": neither true nor false")]
-#[case::timestamp(BIND_TIMESTAMP, "today", "annotation scheduling.koordinator.sh/bind-timestamp is \"today\"")]
+#[case::not_json(
+    DEVICE_ALLOCATED,
+    "gpu 0",
+    "annotation scheduling.koordinator.sh/device-allocated is \"gpu 0\""
+)]
+#[case::wrong_shape(
+    DEVICE_ALLOCATED,
+    r#"{"gpu":0}"#,
+    "annotation scheduling.koordinator.sh/device-allocated"
+)]
+#[case::bad_quantity(
+    DEVICE_ALLOCATED,
+    r#"{"gpu":[{"minor":0,"resources":{"m":"8GiB"}}]}"#,
+    "is not a quantity"
+)]
+#[case::negative_idx(
+    MEM_IDX,
+    "-1",
+    "annotation ALIYUN_COM_GPU_MEM_IDX is \"-1\": not the number of a GPU"
+)]
+#[case::units(
+    MEM_POD,
+    "3GiB",
+    "annotation ALIYUN_COM_GPU_MEM_POD is \"3GiB\": not a whole number"
+)]
+#[case::assigned(
+    MEM_ASSIGNED,
+    "yes",
+    "annotation ALIYUN_COM_GPU_MEM_ASSIGNED is \"yes\": neither true nor false"
+)]
+#[case::timestamp(
+    BIND_TIMESTAMP,
+    "today",
+    "annotation scheduling.koordinator.sh/bind-timestamp is \"today\""
+)]
 fn an_unreadable_annotation_is_named(#[case] key: &str, #[case] value: &str, #[case] words: &str) {
     let mut all = annotations(&[(MEM_IDX, "0"), (MEM_POD, "3")]);
     all.insert(key.to_owned(), value.to_owned());
@@ -108,12 +190,17 @@ fn stray_gpushare_annotations_do_not_spoil_a_record() {
     let mut all = gpushare_record().annotations();
     all.insert(MEM_IDX.to_owned(), "x".to_owned());
     let record = Record::read(&all).unwrap().unwrap();
-    assert_eq!((record.gpushare, record.allocations), (None, gpushare_record().allocations));
+    assert_eq!(
+        (record.gpushare, record.allocations),
+        (None, gpushare_record().allocations)
+    );
 }
 
 #[test]
 fn an_oversized_record_is_refused_and_not_repeated() {
-    let message = Record::read(&annotations(&[(DEVICE_ALLOCATED, &"x".repeat(300 * 1024))])).unwrap_err().to_string();
+    let message = Record::read(&annotations(&[(DEVICE_ALLOCATED, &"x".repeat(300 * 1024))]))
+        .unwrap_err()
+        .to_string();
     assert!(message.len() < 250, "{message}");
 }
 

@@ -6,8 +6,8 @@ use super::rules::{of_container, of_pod};
 use super::{Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError};
 use crate::pod::{ALL_DEVICES, Container, PodSpec};
 use crate::resource::{
-    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS, WHOLE_PERCENT, is_extended,
-    is_gpu_resource,
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
+    WHOLE_PERCENT, is_extended, is_gpu_resource,
 };
 use crate::totals::{Summed, Totals};
 
@@ -39,14 +39,23 @@ impl Summed for Amounts {
 
 impl Amounts {
     /// What a pod's containers ask for together.
-    pub(super) fn of_pod(spec: &PodSpec, names: &ResourceNames, sees_all: bool) -> Result<Self, RequestError> {
+    pub(super) fn of_pod(
+        spec: &PodSpec,
+        names: &ResourceNames,
+        sees_all: bool,
+    ) -> Result<Self, RequestError> {
         Totals::of(spec, |container| Self::of(container, names, sees_all)).map(|totals| totals.peak())
     }
 
     /// Reads one container and applies the rules that hold per container.
     fn of(container: &Container, names: &ResourceNames, sees_all: bool) -> Result<Self, RequestError> {
         let read = |resource| amount(container, resource);
-        let (both, bytes, ratio, core) = (read(GPU)?, read(GPU_MEMORY)?, read(GPU_MEMORY_RATIO)?, read(GPU_CORE)?);
+        let (both, bytes, ratio, core) = (
+            read(GPU)?,
+            read(GPU_MEMORY)?,
+            read(GPU_MEMORY_RATIO)?,
+            read(GPU_CORE)?,
+        );
         let (shared, units) = (read(GPU_SHARED)?, read(&names.memory)?);
         let rule = |rule: String| of_container(container, rule);
         if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
@@ -55,21 +64,38 @@ impl Amounts {
             )));
         }
         if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
-            return Err(rule(format!("{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them")));
+            return Err(rule(format!(
+                "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"
+            )));
         }
         let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
         if let (Some(core), false) = (core, has_memory) {
-            return Err(rule(format!("{GPU_CORE} ({core}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
+            return Err(rule(format!(
+                "{GPU_CORE} ({core}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
+            )));
         }
         if let (Some(shared), false, false) = (shared, has_memory, sees_all) {
-            return Err(rule(format!("{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it")));
+            return Err(rule(format!(
+                "{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
+            )));
         }
         // Several vendors' names are refused elsewhere.
         let vendor = VENDOR_GPUS.into_iter().find(|name| container.asks_for(name));
         let whole = vendor.map(read).transpose()?.flatten().unwrap_or(0);
         let or_zero = Option::unwrap_or_default;
-        let [units, shared, bytes, ratio, core, both] = [units, shared, bytes, ratio, core, both].map(or_zero);
-        Ok(Self { units, shared, bytes, ratio, core, both, whole, vendor, others: others(container, names)? })
+        let [units, shared, bytes, ratio, core, both] =
+            [units, shared, bytes, ratio, core, both].map(or_zero);
+        Ok(Self {
+            units,
+            shared,
+            bytes,
+            ratio,
+            core,
+            both,
+            whole,
+            vendor,
+            others: others(container, names)?,
+        })
     }
 
     fn combine(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
@@ -97,8 +123,15 @@ impl Amounts {
             let amount = self.others.get(name).copied().unwrap_or(0);
             refuse_uneven_percent(name, amount)?;
         }
-        let gpus = if sees_all { self.all_gpus(names)? } else { self.gpus()? };
-        Ok(PodRequest { gpus, others: self.others.into_iter().collect() })
+        let gpus = if sees_all {
+            self.all_gpus(names)?
+        } else {
+            self.gpus()?
+        };
+        Ok(PodRequest {
+            gpus,
+            others: self.others.into_iter().collect(),
+        })
     }
 
     /// All GPUs of a node and no amounts of them.
@@ -112,10 +145,17 @@ impl Amounts {
             (self.vendor.unwrap_or_default(), self.whole),
         ];
         if let Some((name, amount)) = amounts.iter().find(|(_, amount)| *amount > 0) {
-            return Err(of_pod(format!("annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({amount})")));
+            return Err(of_pod(format!(
+                "annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({amount})"
+            )));
         }
         let devices = devices(GPU_SHARED, self.shared)?;
-        let request = GpuRequest { dialect: Dialect::AllDevices, devices, memory: Memory::Bytes(0), core: 0 };
+        let request = GpuRequest {
+            dialect: Dialect::AllDevices,
+            devices,
+            memory: Memory::Bytes(0),
+            core: 0,
+        };
         Ok((self.shared > 0).then_some(request))
     }
 
@@ -123,12 +163,25 @@ impl Amounts {
         if let Some(name) = self.vendor.filter(|_| self.whole > 0) {
             let devices = devices(name, self.whole)?;
             let percent = self.whole * WHOLE_PERCENT;
-            return Ok(Some(GpuRequest { dialect: Dialect::Vendor, devices, memory: Memory::Ratio(percent), core: percent }));
+            return Ok(Some(GpuRequest {
+                dialect: Dialect::Vendor,
+                devices,
+                memory: Memory::Ratio(percent),
+                core: percent,
+            }));
         }
         if self.units > 0 {
-            return Ok(Some(GpuRequest { dialect: Dialect::Gpushare, devices: 1, memory: Memory::Units(self.units), core: 0 }));
+            return Ok(Some(GpuRequest {
+                dialect: Dialect::Gpushare,
+                devices: 1,
+                memory: Memory::Units(self.units),
+                core: 0,
+            }));
         }
-        let (ratio, core) = (self.ratio.saturating_add(self.both), self.core.saturating_add(self.both));
+        let (ratio, core) = (
+            self.ratio.saturating_add(self.both),
+            self.core.saturating_add(self.both),
+        );
         let memory = match (self.bytes, ratio) {
             (0, 0) => return Ok(None),
             (bytes, 0) => Memory::Bytes(bytes),
@@ -143,7 +196,12 @@ impl Amounts {
             0 => self.devices_of_percent(ratio, core)?,
             shared => devices_of_shares(shared, ratio, core)?,
         };
-        Ok(Some(GpuRequest { dialect: Dialect::Koordinator, devices, memory, core }))
+        Ok(Some(GpuRequest {
+            dialect: Dialect::Koordinator,
+            devices,
+            memory,
+            core,
+        }))
     }
 
     /// Number of devices where nothing but percentages says how many.
@@ -157,7 +215,9 @@ impl Amounts {
             (_, ratio) => (GPU, ratio),
         };
         let most = MAX_DEVICES * WHOLE_PERCENT;
-        let n = u32::try_from((percent / WHOLE_PERCENT).max(1)).ok().filter(|_| percent <= most);
+        let n = u32::try_from((percent / WHOLE_PERCENT).max(1))
+            .ok()
+            .filter(|_| percent <= most);
         n.ok_or_else(|| of_pod(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
     }
 }
@@ -171,10 +231,14 @@ fn devices_of_shares(shared: u64, ratio: u64, core: u64) -> Result<u32, RequestE
     let devices = devices(GPU_SHARED, shared)?;
     for (name, value) in [(GPU_CORE, core), (GPU_MEMORY_RATIO, ratio)] {
         if !value.is_multiple_of(shared) {
-            return Err(of_pod(format!("{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})")));
+            return Err(of_pod(format!(
+                "{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})"
+            )));
         }
         if value / shared > WHOLE_PERCENT {
-            return Err(of_pod(format!("{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device")));
+            return Err(of_pod(format!(
+                "{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device"
+            )));
         }
     }
     Ok(devices)
@@ -184,7 +248,9 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
     if percent <= WHOLE_PERCENT || percent.is_multiple_of(WHOLE_PERCENT) {
         return Ok(());
     }
-    Err(of_pod(format!("{name} ({percent}) is more than one device, so it must be a multiple of 100")))
+    Err(of_pod(format!(
+        "{name} ({percent}) is more than one device, so it must be a multiple of 100"
+    )))
 }
 
 /// Amounts of everything that is no GPU and may be a device's. A name that no device is known to have may be anybody's, so
@@ -207,7 +273,11 @@ fn others(container: &Container, names: &ResourceNames) -> Result<BTreeMap<Strin
 /// The whole number that a container asks for of a resource; none if it does not name it, or writes a zero, as charts do.
 pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64>, RequestError> {
     let resources = &container.resources;
-    let Some(text) = resources.limits.get(resource).or_else(|| resources.requests.get(resource)) else {
+    let Some(text) = resources
+        .limits
+        .get(resource)
+        .or_else(|| resources.requests.get(resource))
+    else {
         return Ok(None);
     };
     let fail = |value: String| RequestError::Quantity {
@@ -216,6 +286,9 @@ pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64
         value: value.chars().take(64).collect(),
     };
     let quantity = text.quantity().map_err(|text| fail(text.into_owned()))?;
-    let value = quantity.unsigned().filter(|value| *value <= MAX_AMOUNT).ok_or_else(|| fail(quantity.to_string()))?;
+    let value = quantity
+        .unsigned()
+        .filter(|value| *value <= MAX_AMOUNT)
+        .ok_or_else(|| fail(quantity.to_string()))?;
     Ok((value > 0).then_some(value))
 }

@@ -140,9 +140,18 @@ pub struct Hint {
 
 /// Every such annotation.
 pub const HINTS: [Hint; 3] = [
-    Hint { key: ALLOCATE_HINT, read: |text, hints| form::by_type(text).map(|by_type| hints.by_type = by_type) },
-    Hint { key: JOINT_ALLOCATE, read: |text, hints| form::joint(text).map(|joint| hints.joint = joint) },
-    Hint { key: PARTITION_SPEC, read: |text, hints| form::partition(text).map(|partition| hints.partition = Some(partition)) },
+    Hint {
+        key: ALLOCATE_HINT,
+        read: |text, hints| form::by_type(text).map(|by_type| hints.by_type = by_type),
+    },
+    Hint {
+        key: JOINT_ALLOCATE,
+        read: |text, hints| form::joint(text).map(|joint| hints.joint = joint),
+    },
+    Hint {
+        key: PARTITION_SPEC,
+        read: |text, hints| form::partition(text).map(|partition| hints.partition = Some(partition)),
+    },
 ];
 
 impl Hint {
@@ -155,7 +164,9 @@ impl Hint {
     }
 
     fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
-        let Some(text) = text(pod, self.key) else { return Ok(()) };
+        let Some(text) = text(pod, self.key) else {
+            return Ok(());
+        };
         if text.len() > MAX_BYTES {
             return Err(refusal(self.key, text, format!("longer than {MAX_BYTES} bytes")));
         }
@@ -170,7 +181,9 @@ impl Hints {
     /// The first that [`Hint::judge`] refuses.
     pub fn of(pod: &Pod) -> Result<Self, RequestError> {
         let mut hints = Self::default();
-        HINTS.into_iter().try_for_each(|hint| hint.read(pod, &mut hints))?;
+        HINTS
+            .into_iter()
+            .try_for_each(|hint| hint.read(pod, &mut hints))?;
         Ok(hints)
     }
 
@@ -185,13 +198,24 @@ impl Hints {
 
     /// Refuses what no node can give to a pod that asks for this.
     pub(super) fn refuse_impossible(&self, pod: &Pod, request: &PodRequest) -> Result<(), RequestError> {
-        let Some((gpus, hint)) = request.gpus.as_ref().zip(self.by_type.get(TYPE_GPU)) else { return Ok(()) };
-        let impossible = |rule: String| Err(refusal(ALLOCATE_HINT, text(pod, ALLOCATE_HINT).unwrap_or_default(), rule));
+        let Some((gpus, hint)) = request.gpus.as_ref().zip(self.by_type.get(TYPE_GPU)) else {
+            return Ok(());
+        };
+        let impossible = |rule: String| {
+            Err(refusal(
+                ALLOCATE_HINT,
+                text(pod, ALLOCATE_HINT).unwrap_or_default(),
+                rule,
+            ))
+        };
         if hint.vf_selector.is_some() {
             return impossible("gpu.vfSelector: GPUs are not given by virtual functions".to_owned());
         }
         if hint.scope == Some(TopologyScope::Device) && gpus.devices > 1 {
-            return impossible(format!("gpu.requiredTopologyScope is Device, but the pod asks for {} GPUs", gpus.devices));
+            return impossible(format!(
+                "gpu.requiredTopologyScope is Device, but the pod asks for {} GPUs",
+                gpus.devices
+            ));
         }
         Ok(())
     }
@@ -202,7 +226,11 @@ fn text<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 }
 
 fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
-    RequestError::Hint { key, value: text.chars().take(EXCERPT).collect(), rule }
+    RequestError::Hint {
+        key,
+        value: text.chars().take(EXCERPT).collect(),
+        rule,
+    }
 }
 
 /// Reads a JSON object; serde alone would take a list for one too.

@@ -14,13 +14,19 @@ fn spec(value: serde_json::Value) -> PodSpec {
 
 /// A pod of app containers with these limits.
 fn pod(limits: &[serde_json::Value]) -> PodSpec {
-    let list: Vec<_> =
-        limits.iter().enumerate().map(|(n, limits)| json!({"name": format!("c{n}"), "resources": {"limits": limits}})).collect();
+    let list: Vec<_> = limits
+        .iter()
+        .enumerate()
+        .map(|(n, limits)| json!({"name": format!("c{n}"), "resources": {"limits": limits}}))
+        .collect();
     spec(json!({"containers": list}))
 }
 
 fn whole(spec: &PodSpec) -> Pod {
-    Pod { spec: spec.clone(), ..Pod::default() }
+    Pod {
+        spec: spec.clone(),
+        ..Pod::default()
+    }
 }
 
 /// A pod that is marked to see all GPUs of its node.
@@ -41,7 +47,15 @@ fn read_bound(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
 }
 
 fn gpus(dialect: Dialect, devices: u32, memory: Memory, core: u64) -> PodRequest {
-    PodRequest { gpus: Some(GpuRequest { dialect, devices, memory, core }), others: Vec::new() }
+    PodRequest {
+        gpus: Some(GpuRequest {
+            dialect,
+            devices,
+            memory,
+            core,
+        }),
+        others: Vec::new(),
+    }
 }
 
 fn koordinator(devices: u32, memory: Memory, core: u64) -> PodRequest {
@@ -94,7 +108,10 @@ fn accepted_as_devices(#[case] limits: serde_json::Value, #[case] expected: PodR
     json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-core": 200}),
     koordinator(2, Memory::Bytes(8 << 30), 200)
 )]
-fn amounts_without_shares_are_understood_of_bound_pods_only(#[case] limits: serde_json::Value, #[case] expected: PodRequest) {
+fn amounts_without_shares_are_understood_of_bound_pods_only(
+    #[case] limits: serde_json::Value,
+    #[case] expected: PodRequest,
+) {
     let spec = pod(&[limits]);
     assert_eq!(read_bound(&spec), Ok(Some(expected)));
     assert!(matches!(read(&spec), Err(RequestError::NotServed { .. })));
@@ -138,8 +155,16 @@ fn a_zero_asks_for_nothing(#[case] zeros: serde_json::Value) {
         json!({"aliyun.com/gpu-mem": 2}),
         json!({"nvidia.com/gpu": 1}),
     ] {
-        assert_eq!(read(&pod(&[asked.clone(), zeros.clone()])), read(&pod(std::slice::from_ref(&asked))), "{asked} beside it");
-        assert_eq!(containers(&pod(&[zeros.clone(), asked.clone()]), &ResourceNames::default()).len(), 1, "kubelet is asked about one");
+        assert_eq!(
+            read(&pod(&[asked.clone(), zeros.clone()])),
+            read(&pod(std::slice::from_ref(&asked))),
+            "{asked} beside it"
+        );
+        assert_eq!(
+            containers(&pod(&[zeros.clone(), asked.clone()]), &ResourceNames::default()).len(),
+            1,
+            "kubelet is asked about one"
+        );
     }
 }
 
@@ -158,17 +183,28 @@ fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
     let names = ResourceNames::default();
     let shared = |n: u64| pod(&[json!({"koordinator.sh/gpu.shared": n}), json!({"cpu": 1})]);
     let expected = gpus(Dialect::AllDevices, 1, Memory::Bytes(0), 0);
-    assert_eq!(PodRequest::of_new(&marked(&shared(1), "true"), &names), Ok(Some(expected)));
-    let refused = |pod: &Pod| validate(pod, &names).unwrap_err().to_string();
-    assert_eq!(refused(&marked(&shared(1), "yes")), "annotation gpushare/all-devices is \"yes\", neither true nor false");
-    assert!(refused(&marked(&shared(1), "false")).contains("koordinator.sh/gpu.shared (1) needs koordinator.sh/gpu-memory"));
-    let unserved = pod(&[json!({"cpu": 1})]);
-    assert!(refused(&marked(&unserved, "true")).contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"));
-    let greedy = pod(&[json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 7})]);
-    assert!(
-        refused(&marked(&greedy, "true"))
-            .contains("annotation gpushare/all-devices excludes amounts, but the pod asks for koordinator.sh/gpu-memory (7)")
+    assert_eq!(
+        PodRequest::of_new(&marked(&shared(1), "true"), &names),
+        Ok(Some(expected))
     );
+    let refused = |pod: &Pod| validate(pod, &names).unwrap_err().to_string();
+    assert_eq!(
+        refused(&marked(&shared(1), "yes")),
+        "annotation gpushare/all-devices is \"yes\", neither true nor false"
+    );
+    assert!(
+        refused(&marked(&shared(1), "false"))
+            .contains("koordinator.sh/gpu.shared (1) needs koordinator.sh/gpu-memory")
+    );
+    let unserved = pod(&[json!({"cpu": 1})]);
+    assert!(
+        refused(&marked(&unserved, "true"))
+            .contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared")
+    );
+    let greedy = pod(&[json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 7})]);
+    assert!(refused(&marked(&greedy, "true")).contains(
+        "annotation gpushare/all-devices excludes amounts, but the pod asks for koordinator.sh/gpu-memory (7)"
+    ));
 }
 
 #[test]
@@ -181,7 +217,13 @@ fn other_devices_are_summed_like_amounts_of_gpus() {
         ],
     }));
     let others = read(&spec).unwrap().unwrap().others;
-    assert_eq!(others, [("example.com/npu".to_owned(), 2), ("koordinator.sh/rdma".to_owned(), 100)]);
+    assert_eq!(
+        others,
+        [
+            ("example.com/npu".to_owned(), 2),
+            ("koordinator.sh/rdma".to_owned(), 100)
+        ]
+    );
 }
 
 #[rstest]
@@ -245,13 +287,21 @@ fn refused(#[case] limits: serde_json::Value, #[case] words: &str) {
 
 #[test]
 fn dialects_must_not_mix_across_containers_either() {
-    let mixed = pod(&[json!({"aliyun.com/gpu-mem": 1}), json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 1})]);
+    let mixed = pod(&[
+        json!({"aliyun.com/gpu-mem": 1}),
+        json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 1}),
+    ]);
     assert!(matches!(read(&mixed), Err(RequestError::MixedDialects { .. })));
     let forms = pod(&[
         json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory-ratio": 1}),
         json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 1}),
     ]);
-    assert!(read(&forms).unwrap_err().to_string().contains("also in different containers"));
+    assert!(
+        read(&forms)
+            .unwrap_err()
+            .to_string()
+            .contains("also in different containers")
+    );
 }
 
 #[test]
@@ -267,7 +317,10 @@ fn containers_are_summed_and_init_containers_raise_the_sum() {
     }));
     // The sidecar runs beside the second init container (3 + 9) and beside the app containers (3 + 4 + 4).
     assert_eq!(memory(read(&spec)), Memory::Units(12));
-    let kinds: Vec<_> = containers(&spec, &ResourceNames::default()).into_iter().map(|c| (c.name, c.kind, c.memory_units)).collect();
+    let kinds: Vec<_> = containers(&spec, &ResourceNames::default())
+        .into_iter()
+        .map(|c| (c.name, c.kind, c.memory_units))
+        .collect();
     let expected = [
         ("first", ContainerKind::Init, 2),
         ("proxy", ContainerKind::Sidecar, 3),
@@ -275,18 +328,25 @@ fn containers_are_summed_and_init_containers_raise_the_sum() {
         ("a", ContainerKind::App, 4),
         ("b", ContainerKind::App, 4),
     ];
-    assert_eq!(kinds, expected.map(|(name, kind, units)| (name.to_owned(), kind, units)));
+    assert_eq!(
+        kinds,
+        expected.map(|(name, kind, units)| (name.to_owned(), kind, units))
+    );
 }
 
 #[test]
 fn requests_count_where_limits_are_missing() {
-    let spec = spec(json!({"containers": [{"name": "c", "resources": {"requests": {"aliyun.com/gpu-mem": "5"}, "limits": null}}]}));
+    let spec = spec(
+        json!({"containers": [{"name": "c", "resources": {"requests": {"aliyun.com/gpu-mem": "5"}, "limits": null}}]}),
+    );
     assert_eq!(memory(read(&spec)), Memory::Units(5));
 }
 
 #[test]
 fn the_memory_resource_can_have_another_name() {
-    let names = ResourceNames { memory: "example.com/vram".to_owned() };
+    let names = ResourceNames {
+        memory: "example.com/vram".to_owned(),
+    };
     let request = PodRequest::of_new(&whole(&pod(&[json!({"example.com/vram": 5})])), &names);
     assert_eq!(memory(request), Memory::Units(5));
     assert_eq!(names.memory_unit_annotation(), "example.com/vram-unit");

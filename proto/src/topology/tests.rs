@@ -2,11 +2,15 @@
 
 use rstest::rstest;
 
-use super::{GPU_LINKS, GPU_PARTITIONS, GpuLinks, GpuPartition, GpuPartitionPolicy, GpuPartitionTable, read_links, read_partitions};
+use super::{
+    GPU_LINKS, GPU_PARTITIONS, GpuLinks, GpuPartition, GpuPartitionPolicy, GpuPartitionTable, read_links,
+    read_partitions,
+};
 
 #[test]
 fn a_table_as_koordinator_writes_it_is_read_and_written_alike() {
-    let text = r#"{"2":[{"minors":[0,1],"gpuLinkType":"NVLink","ringBusBandwidth":"200Gi","allocationScore":10}]}"#;
+    let text =
+        r#"{"2":[{"minors":[0,1],"gpuLinkType":"NVLink","ringBusBandwidth":"200Gi","allocationScore":10}]}"#;
     let pair = GpuPartition {
         minors: vec![0, 1],
         gpu_link_type: "NVLink".to_owned(),
@@ -15,12 +19,18 @@ fn a_table_as_koordinator_writes_it_is_read_and_written_alike() {
     };
     let table = GpuPartitionTable::from([(2, vec![pair])]);
     assert_eq!(read_partitions(text), Ok(table.clone()));
-    assert_eq!(read_partitions(&serde_json::to_string(&table).unwrap()), Ok(table));
+    assert_eq!(
+        read_partitions(&serde_json::to_string(&table).unwrap()),
+        Ok(table)
+    );
 }
 
 #[rstest]
 #[case::no_json("Invalid JSON format", "expected value at line 1 column 1")]
-#[case::quoted_score(r#"{"1":[{"minors":[0],"allocationScore":"1"}]}"#, r#"invalid type: string "1", expected i64 at line 1 column 41"#)]
+#[case::quoted_score(
+    r#"{"1":[{"minors":[0],"allocationScore":"1"}]}"#,
+    r#"invalid type: string "1", expected i64 at line 1 column 41"#
+)]
 #[case::size(r#"{"2":[{"minors":[0]}]}"#, "the set [0] under 2 is of another size")]
 #[case::twice(r#"{"2":[{"minors":[3,3]}]}"#, "the set [3, 3] under 2 names a GPU twice")]
 #[case::bandwidth(
@@ -28,15 +38,24 @@ fn a_table_as_koordinator_writes_it_is_read_and_written_alike() {
     "the set [0] under 1 has a ringBusBandwidth that is not a whole number up to 2^50"
 )]
 fn a_table_that_makes_no_sense_is_refused(#[case] text: &str, #[case] rule: &str) {
-    assert_eq!(read_partitions(text).unwrap_err().to_string(), format!("annotation {GPU_PARTITIONS}: {rule}"));
+    assert_eq!(
+        read_partitions(text).unwrap_err().to_string(),
+        format!("annotation {GPU_PARTITIONS}: {rule}")
+    );
 }
 
 #[test]
 fn links_are_read() {
-    let groups = vec![GpuLinks { minors: vec![0, 1, 2], links: 18 }];
+    let groups = vec![GpuLinks {
+        minors: vec![0, 1, 2],
+        links: 18,
+    }];
     assert_eq!(read_links(r#"[{"minors":[0,1,2],"links":18}]"#), Ok(groups));
     let error = read_links(r#"[{"minors":[1,1],"links":18}]"#).unwrap_err();
-    assert_eq!(error.to_string(), format!("annotation {GPU_LINKS}: the group [1, 1] names a GPU twice"));
+    assert_eq!(
+        error.to_string(),
+        format!("annotation {GPU_LINKS}: the group [1, 1] names a GPU twice")
+    );
 }
 
 #[rstest]
@@ -52,10 +71,19 @@ fn policies(#[case] label: Option<&str>, #[case] expected: GpuPartitionPolicy) {
 #[test]
 fn more_than_anybody_needs_is_not_read() {
     let of = |entry: &str, n: usize| vec![entry; n].join(",");
-    let table = |n| read_partitions(&format!(r#"{{"1":[{}]}}"#, of(r#"{"minors":[0]}"#, n))).map(|table| table[&1].len());
+    let table = |n| {
+        read_partitions(&format!(r#"{{"1":[{}]}}"#, of(r#"{"minors":[0]}"#, n))).map(|table| table[&1].len())
+    };
     assert_eq!(table(512), Ok(512));
-    assert_eq!(table(513).unwrap_err().to_string(), format!("annotation {GPU_PARTITIONS}: more than 512 sets"));
-    let links = |n| read_links(&format!("[{}]", of(r#"{"minors":[0,1],"links":1}"#, n))).map(|groups| groups.len());
+    assert_eq!(
+        table(513).unwrap_err().to_string(),
+        format!("annotation {GPU_PARTITIONS}: more than 512 sets")
+    );
+    let links =
+        |n| read_links(&format!("[{}]", of(r#"{"minors":[0,1],"links":1}"#, n))).map(|groups| groups.len());
     assert_eq!(links(512), Ok(512));
-    assert_eq!(links(513).unwrap_err().to_string(), format!("annotation {GPU_LINKS}: more than 512 groups"));
+    assert_eq!(
+        links(513).unwrap_err().to_string(),
+        format!("annotation {GPU_LINKS}: more than 512 groups")
+    );
 }

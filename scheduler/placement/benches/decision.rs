@@ -8,27 +8,55 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use placement::{
-    Ask, Asking, DevicePolicy, Fleet, Gpu, GpuAsk, Hints, HostAmounts, Inventory, MemoryAsk, NodeId, NodePolicy, OwnerId, Policies,
-    Request, Score, Spec, Traits,
+    Ask, Asking, DevicePolicy, Fleet, Gpu, GpuAsk, Hints, HostAmounts, Inventory, MemoryAsk, NodeId,
+    NodePolicy, OwnerId, Policies, Request, Score, Spec, Traits,
 };
 
 const GIB: u64 = 1 << 30;
 
 /// How many nodes, with how many GPUs of how many GiB, and how many CPUs.
-const KINDS: [(u32, u32, u64, u64); 6] =
-    [(590, 8, 24, 96), (400, 2, 16, 104), (107, 2, 16, 16), (30, 8, 32, 96), (46, 4, 32, 64), (40, 1, 32, 8)];
+const KINDS: [(u32, u32, u64, u64); 6] = [
+    (590, 8, 24, 96),
+    (400, 2, 16, 104),
+    (107, 2, 16, 16),
+    (30, 8, 32, 96),
+    (46, 4, 32, 64),
+    (40, 1, 32, 8),
+];
 
 /// Percent of how many GPUs, and how many CPUs, typical pods ask for, and how often.
-const PODS: [(u32, u32, u64, u32); 7] =
-    [(100, 1, 8, 30), (50, 1, 6, 14), (81, 1, 11, 12), (25, 1, 4, 10), (33, 1, 3, 8), (100, 8, 64, 1), (100, 2, 16, 1)];
+const PODS: [(u32, u32, u64, u32); 7] = [
+    (100, 1, 8, 30),
+    (50, 1, 6, 14),
+    (81, 1, 11, 12),
+    (25, 1, 4, 10),
+    (33, 1, 3, 8),
+    (100, 8, 64, 1),
+    (100, 2, 16, 1),
+];
 
 fn spec(percent: u32, devices: u32, cpus: u64) -> Spec {
-    let request = Request { devices, memory: MemoryAsk::Ratio(percent), core: percent, slots: 1 };
-    Spec { gpus: GpuAsk::Share(request), host: HostAmounts { cpu_milli: cpus * 1000, memory: 4 * GIB } }
+    let request = Request {
+        devices,
+        memory: MemoryAsk::Ratio(percent),
+        core: percent,
+        slots: 1,
+    };
+    Spec {
+        gpus: GpuAsk::Share(request),
+        host: HostAmounts {
+            cpu_milli: cpus * 1000,
+            memory: 4 * GIB,
+        },
+    }
 }
 
 fn ask(spec: Spec) -> Ask<'static> {
-    Ask { gpus: spec.gpus, host: spec.host, ..Ask::default() }
+    Ask {
+        gpus: spec.gpus,
+        host: spec.host,
+        ..Ask::default()
+    }
 }
 
 fn empty_fleet() -> Fleet {
@@ -38,10 +66,31 @@ fn empty_fleet() -> Fleet {
             let name = format!("node-{kind}-{node:04}");
             let gpu = |minor| {
                 let (uuid, traits) = (format!("GPU-{kind}-{node:04}-{minor}").into(), Traits::default());
-                Gpu { uuid, minor, memory_bytes: gib * GIB, core: 100, slots: 100, healthy: true, sharing: true, traits }
+                Gpu {
+                    uuid,
+                    minor,
+                    memory_bytes: gib * GIB,
+                    core: 100,
+                    slots: 100,
+                    healthy: true,
+                    sharing: true,
+                    traits,
+                }
             };
-            fleet.set_inventory(&name, Inventory { gpus: (0..n_gpus).map(gpu).collect(), ..Inventory::default() });
-            fleet.set_host(&name, Some(HostAmounts { cpu_milli: cpus * 1000, memory: 512 * GIB }));
+            fleet.set_inventory(
+                &name,
+                Inventory {
+                    gpus: (0..n_gpus).map(gpu).collect(),
+                    ..Inventory::default()
+                },
+            );
+            fleet.set_host(
+                &name,
+                Some(HostAmounts {
+                    cpu_milli: cpus * 1000,
+                    memory: 512 * GIB,
+                }),
+            );
         }
     }
     fleet
@@ -50,13 +99,17 @@ fn empty_fleet() -> Fleet {
 /// The best node, and what it is worth.
 fn best(fleet: &Fleet, ids: &[NodeId], ask: Ask<'_>, policies: Policies) -> Option<(Score, NodeId)> {
     let mut asking = Asking::new(fleet, ask, Hints::Respect);
-    let verdicts = ids.iter().filter_map(|id| Some((asking.verdict(*id, policies).ok()?, *id)));
+    let verdicts = ids
+        .iter()
+        .filter_map(|id| Some((asking.verdict(*id, policies).ok()?, *id)));
     verdicts.reduce(|one, other| if other.0 > one.0 { other } else { one })
 }
 
 fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: Spec, policies: Policies) -> bool {
     let ask = ask(spec);
-    let Some((_, id)) = best(fleet, ids, ask, policies) else { return false };
+    let Some((_, id)) = best(fleet, ids, ask, policies) else {
+        return false;
+    };
     let placement = fleet.choose(id, ask, policies.device, Hints::Respect).unwrap();
     fleet.reserve(owner, id, &placement).unwrap();
     let name = fleet.view(id).unwrap().name().to_owned();
@@ -68,7 +121,10 @@ fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: Spec, policie
 fn filled(policies: Policies, n_pods: usize) -> (Fleet, Vec<NodeId>) {
     let mut fleet = empty_fleet();
     let ids: Vec<NodeId> = fleet.nodes().map(placement::NodeView::id).collect();
-    let kinds: Vec<Spec> = PODS.iter().flat_map(|(percent, n, cpus, often)| (0..*often).map(|_| spec(*percent, *n, *cpus))).collect();
+    let kinds: Vec<Spec> = PODS
+        .iter()
+        .flat_map(|(percent, n, cpus, often)| (0..*often).map(|_| spec(*percent, *n, *cpus)))
+        .collect();
     for at in 0..n_pods {
         // A step that has no factor in common with the number takes all kinds in turn, well mixed.
         let kind = *kinds.get(at * 31 % kinds.len()).unwrap();
@@ -76,7 +132,13 @@ fn filled(policies: Policies, n_pods: usize) -> (Fleet, Vec<NodeId>) {
         if at % 1000 == 999 {
             fleet.learn();
         }
-        place(&mut fleet, &ids, &format!("pod-{at}").as_str().into(), kind, policies);
+        place(
+            &mut fleet,
+            &ids,
+            &format!("pod-{at}").as_str().into(),
+            kind,
+            policies,
+        );
     }
     (fleet, ids)
 }
@@ -85,8 +147,14 @@ fn decide(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("1213 nodes");
     let all = [
         Policies::default(),
-        Policies { node: NodePolicy::Binpack, device: DevicePolicy::Binpack },
-        Policies { node: NodePolicy::Spread, device: DevicePolicy::Spread },
+        Policies {
+            node: NodePolicy::Binpack,
+            device: DevicePolicy::Binpack,
+        },
+        Policies {
+            node: NodePolicy::Spread,
+            device: DevicePolicy::Spread,
+        },
     ];
     for policies in all {
         let (mut fleet, ids) = filled(policies, 6_000);
@@ -102,9 +170,15 @@ fn decide(criterion: &mut Criterion) {
                 fleet.end(owner.as_str());
             });
         });
-        group.bench_function(format!("{}: of a kind that nobody has asked for", policies.node), |b| ask_anew(b, &fleet, &ids, policies));
+        group.bench_function(
+            format!("{}: of a kind that nobody has asked for", policies.node),
+            |b| ask_anew(b, &fleet, &ids, policies),
+        );
         let (fleet, ids) = filled(policies, 2_000);
-        let name = format!("{}: of a kind that nobody has asked for, most nodes idle", policies.node);
+        let name = format!(
+            "{}: of a kind that nobody has asked for, most nodes idle",
+            policies.node
+        );
         group.bench_function(name, |b| ask_anew(b, &fleet, &ids, policies));
     }
     group.finish();
@@ -117,9 +191,19 @@ fn ask_anew(b: &mut Bencher<'_>, fleet: &Fleet, ids: &[NodeId], policies: Polici
     let pod = spec(25, 1, 1);
     let mut new = || {
         let cpu_milli = pod.host.cpu_milli + N_ASKED.fetch_add(1, Ordering::Relaxed);
-        Spec { host: HostAmounts { cpu_milli, ..pod.host }, ..pod }
+        Spec {
+            host: HostAmounts {
+                cpu_milli,
+                ..pod.host
+            },
+            ..pod
+        }
     };
-    b.iter_batched(&mut new, |pod| best(fleet, black_box(ids), ask(pod), policies), BatchSize::PerIteration);
+    b.iter_batched(
+        &mut new,
+        |pod| best(fleet, black_box(ids), ask(pod), policies),
+        BatchSize::PerIteration,
+    );
 }
 
 criterion_group!(benches, decide);

@@ -6,8 +6,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use placement::{
-    Amounts, DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory, MemoryAsk, Placement, Policies,
-    Request, Share,
+    Amounts, DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory,
+    MemoryAsk, Placement, Policies, Request, Share,
 };
 
 const GIB: u64 = 1 << 30;
@@ -19,7 +19,16 @@ fn name(at: u32) -> String {
 
 fn gpu(node: u32, minor: u32) -> Gpu {
     let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
-    Gpu { uuid, minor, memory_bytes: 80 * GIB, core: 100, slots: 100, healthy: true, sharing: true, traits: placement::Traits::default() }
+    Gpu {
+        uuid,
+        minor,
+        memory_bytes: 80 * GIB,
+        core: 100,
+        slots: 100,
+        healthy: true,
+        sharing: true,
+        traits: placement::Traits::default(),
+    }
 }
 
 /// Nodes with 8 GPUs of 80 GiB; on every other node each GPU is too full for 40 GiB more.
@@ -27,11 +36,28 @@ fn half_full(n_nodes: u32) -> Fleet {
     let mut fleet = Fleet::new();
     for node in 0..n_nodes {
         let gpus: Vec<Gpu> = (0..GPUS).map(|minor| gpu(node, minor)).collect();
-        fleet.set_inventory(&name(node), Inventory { gpus: gpus.clone(), unit_bytes: Some(GIB), ..Inventory::default() });
+        fleet.set_inventory(
+            &name(node),
+            Inventory {
+                gpus: gpus.clone(),
+                unit_bytes: Some(GIB),
+                ..Inventory::default()
+            },
+        );
         for gpu in gpus {
             let owner = format!("{node:08x}-0000-4000-8000-{:012x}", gpu.minor);
-            let memory = HeldMemory::Exact(Memory::from_bytes(if node % 2 == 0 { 30 * GIB } else { 50 * GIB }));
-            let share = HeldShare { gpu: GpuRef::Uuid(gpu.uuid), memory, core: 40, slots: 1, trusted: true };
+            let memory = HeldMemory::Exact(Memory::from_bytes(if node % 2 == 0 {
+                30 * GIB
+            } else {
+                50 * GIB
+            }));
+            let share = HeldShare {
+                gpu: GpuRef::Uuid(gpu.uuid),
+                memory,
+                core: 40,
+                slots: 1,
+                trusted: true,
+            };
             fleet.hold(&owner.as_str().into(), &name(node), Holding::Shares(vec![share]));
         }
     }
@@ -40,23 +66,66 @@ fn half_full(n_nodes: u32) -> Fleet {
 
 fn hint_every_tenth(fleet: &mut Fleet, n_nodes: u32) {
     for node in (0..n_nodes).step_by(10) {
-        let amounts = Amounts { memory: Memory::from_bytes(GIB), core: 0, slots: 1 };
-        let shares = vec![Share { gpu: gpu(node, 0).uuid, minor: 0, amounts }];
+        let amounts = Amounts {
+            memory: Memory::from_bytes(GIB),
+            core: 0,
+            slots: 1,
+        };
+        let shares = vec![Share {
+            gpu: gpu(node, 0).uuid,
+            minor: 0,
+            amounts,
+        }];
         let id = fleet.node_id(&name(node)).unwrap();
-        fleet.hint(&format!("hinting-{node}").as_str().into(), id, Placement { shares, ..Placement::default() });
+        fleet.hint(
+            &format!("hinting-{node}").as_str().into(),
+            id,
+            Placement {
+                shares,
+                ..Placement::default()
+            },
+        );
     }
 }
 
 fn n_fitting(fleet: &Fleet, names: &[String], request: &Request) -> usize {
-    let fits = |name: &&String| fleet.node_id(name).is_some_and(|id| fleet.fit(id, request, Hints::Respect).is_ok());
+    let fits = |name: &&String| {
+        fleet
+            .node_id(name)
+            .is_some_and(|id| fleet.fit(id, request, Hints::Respect).is_ok())
+    };
     names.iter().filter(fits).count()
 }
 
 fn filter(criterion: &mut Criterion) {
     let asks = [
-        ("bytes", Request { devices: 1, memory: MemoryAsk::Bytes(40 * GIB), core: 0, slots: 1 }),
-        ("units", Request { devices: 1, memory: MemoryAsk::Units(40), core: 0, slots: 1 }),
-        ("4 devices by ratio", Request { devices: 4, memory: MemoryAsk::Ratio(50), core: 50, slots: 1 }),
+        (
+            "bytes",
+            Request {
+                devices: 1,
+                memory: MemoryAsk::Bytes(40 * GIB),
+                core: 0,
+                slots: 1,
+            },
+        ),
+        (
+            "units",
+            Request {
+                devices: 1,
+                memory: MemoryAsk::Units(40),
+                core: 0,
+                slots: 1,
+            },
+        ),
+        (
+            "4 devices by ratio",
+            Request {
+                devices: 4,
+                memory: MemoryAsk::Ratio(50),
+                core: 50,
+                slots: 1,
+            },
+        ),
     ];
     for n_nodes in [5_000, 15_000] {
         let mut fleet = half_full(n_nodes);
@@ -64,18 +133,31 @@ fn filter(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("{n_nodes} nodes x {GPUS} GPUs"));
         group.throughput(Throughput::Elements(n_nodes.into()));
         group.bench_function("names only", |b| {
-            b.iter(|| black_box(&names).iter().filter(|name| fleet.node_id(name).is_some()).count());
+            b.iter(|| {
+                black_box(&names)
+                    .iter()
+                    .filter(|name| fleet.node_id(name).is_some())
+                    .count()
+            });
         });
         for (what, request) in &asks {
             assert_eq!(n_fitting(&fleet, &names, request), names.len() / 2);
-            group.bench_function(format!("fit, {what}"), |b| b.iter(|| n_fitting(&fleet, black_box(&names), request)));
+            group.bench_function(format!("fit, {what}"), |b| {
+                b.iter(|| n_fitting(&fleet, black_box(&names), request));
+            });
         }
         let (_, request) = asks[0];
         hint_every_tenth(&mut fleet, n_nodes);
-        group.bench_function("fit, a tenth of the nodes hinted at", |b| b.iter(|| n_fitting(&fleet, black_box(&names), &request)));
+        group.bench_function("fit, a tenth of the nodes hinted at", |b| {
+            b.iter(|| n_fitting(&fleet, black_box(&names), &request));
+        });
         group.bench_function("score", |b| {
             let ids: Vec<_> = names.iter().filter_map(|name| fleet.node_id(name)).collect();
-            let score = |id| fleet.score(id, &request, Policies::default(), Hints::Respect).parts_per_million();
+            let score = |id| {
+                fleet
+                    .score(id, &request, Policies::default(), Hints::Respect)
+                    .parts_per_million()
+            };
             b.iter(|| black_box(&ids).iter().map(|id| score(*id)).max());
         });
         group.finish();
@@ -85,10 +167,17 @@ fn filter(criterion: &mut Criterion) {
 fn choose_and_reserve(criterion: &mut Criterion) {
     let mut fleet = half_full(5_000);
     let id = fleet.node_id(&name(2_000)).unwrap();
-    let request = Request { devices: 2, memory: MemoryAsk::Ratio(30), core: 30, slots: 1 };
+    let request = Request {
+        devices: 2,
+        memory: MemoryAsk::Ratio(30),
+        core: 30,
+        slots: 1,
+    };
     criterion.bench_function("choose, reserve and release", |b| {
         b.iter(|| {
-            let placement = fleet.choose(id, &request, DevicePolicy::Binpack, Hints::Respect).unwrap();
+            let placement = fleet
+                .choose(id, &request, DevicePolicy::Binpack, Hints::Respect)
+                .unwrap();
             fleet.reserve(&"pod".into(), id, &placement).unwrap();
             fleet.release("pod")
         });

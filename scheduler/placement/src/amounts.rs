@@ -28,7 +28,11 @@ pub enum Dimension {
 
 impl Amounts {
     /// Nothing of anything.
-    pub const ZERO: Self = Self { memory: Memory::ZERO, core: 0, slots: 0 };
+    pub const ZERO: Self = Self {
+        memory: Memory::ZERO,
+        core: 0,
+        slots: 0,
+    };
 
     /// The sum, at most what the types hold.
     #[must_use]
@@ -66,7 +70,11 @@ impl Amounts {
 
 impl fmt::Display for Amounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes, {} % of core, {} slots", self.memory, self.core, self.slots)
+        write!(
+            f,
+            "{} bytes, {} % of core, {} slots",
+            self.memory, self.core, self.slots
+        )
     }
 }
 

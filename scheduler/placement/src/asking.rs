@@ -66,8 +66,20 @@ impl<'a> Asking<'a> {
 
     /// The same question under other forecasts than those that count.
     pub(crate) fn under(fleet: &'a Fleet, forecasts: &'a Forecasts, ask: Ask<'a>, hints: Hints<'a>) -> Self {
-        let own = if let Hints::RespectOthers(own) = hints { fleet.hinted.get(own).copied() } else { None };
-        Self { fleet, forecasts, ask, hints, known: FxHashMap::default(), ranking: None, own }
+        let own = if let Hints::RespectOthers(own) = hints {
+            fleet.hinted.get(own).copied()
+        } else {
+            None
+        };
+        Self {
+            fleet,
+            forecasts,
+            ask,
+            hints,
+            known: FxHashMap::default(),
+            ranking: None,
+            own,
+        }
     }
 
     /// What [`Fleet::fit`] and [`Fleet::score`] say of a node: from memory, unless it has changed since the last question of
@@ -87,7 +99,11 @@ impl<'a> Asking<'a> {
     #[inline]
     pub fn remembered(&self, index: u32, policies: Policies) -> Option<Result<Score, Reason>> {
         let (of, ranking) = self.ranking.as_ref()?;
-        if *of == policies && !self.may_be_special(index) { ranking.get(index, self.fleet.version_at(index)) } else { None }
+        if *of == policies && !self.may_be_special(index) {
+            ranking.get(index, self.fleet.version_at(index))
+        } else {
+            None
+        }
     }
 
     /// Whether an answer may be the asker's own: it has a hint there, or does not heed those of others.
@@ -117,22 +133,35 @@ impl<'a> Asking<'a> {
             return Arc::clone(ranking);
         }
         let fleet = self.fleet;
-        let ranking = fleet.rankings.of(&self.ask, policies, self.forecasts.number(), fleet.slots.len());
+        let ranking = fleet
+            .rankings
+            .of(&self.ask, policies, self.forecasts.number(), fleet.slots.len());
         self.ranking = Some((policies, Arc::clone(&ranking)));
         ranking
     }
 
     fn judge(&mut self, node: NodeId, brief: &Brief, policies: Policies) -> Result<Score, Reason> {
         let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
-        let outlook = Outlook { forecasts: self.forecasts, host: ask.host };
+        let outlook = Outlook {
+            forecasts: self.forecasts,
+            host: ask.host,
+        };
         let at = fleet.node(node).ok_or(Reason::NoDevice)?;
         let anew = || at.verdict(ask, policies, &fleet.weights, outlook, hints);
-        let known = if at.looks_ahead(ask) { None } else { self.known(node, brief) };
+        let known = if at.looks_ahead(ask) {
+            None
+        } else {
+            self.known(node, brief)
+        };
         let Some(known) = known else { return anew() };
         let judged = match &mut known.judged {
             Some((of, judged)) if *of == policies => judged,
             judged => {
-                let order = Order { policy: policies.device, weights: &fleet.weights, outlook: None };
+                let order = Order {
+                    policy: policies.device,
+                    weights: &fleet.weights,
+                    outlook: None,
+                };
                 let found = match policies.node {
                     NodePolicy::Fill => Judged::Rows(at.rows_by_rules(ask, order, hints)),
                     _ => Judged::Verdict(anew()),
@@ -156,7 +185,11 @@ impl<'a> Asking<'a> {
         let (fleet, ask, hints) = (self.fleet, self.ask, self.hints);
         let brief = fleet.brief_of(node).ok_or(Reason::NoDevice)?;
         let fit = || fleet.fit(node, ask, hints);
-        let known = if self.takes_work(brief) { self.known(node, brief) } else { None };
+        let known = if self.takes_work(brief) {
+            self.known(node, brief)
+        } else {
+            None
+        };
         known.map_or_else(fit, |known| *known.fit.get_or_insert_with(fit))
     }
 
@@ -165,7 +198,10 @@ impl<'a> Asking<'a> {
     pub fn leaders(&mut self, n: usize, policies: Policies) -> Vec<(NodeId, Score)> {
         let ranking = self.ranking(policies);
         let mut leaders: Vec<(NodeId, Score)> = Vec::with_capacity(n + 1);
-        for (index, slot) in (0..).zip(&self.fleet.slots).filter(|(_, slot)| slot.node.is_some()) {
+        for (index, slot) in (0..)
+            .zip(&self.fleet.slots)
+            .filter(|(_, slot)| slot.node.is_some())
+        {
             let node = NodeId::new(index, slot.generation);
             let verdict = match ranking.get(index, self.fleet.version_at(index)) {
                 _ if self.may_be_special(index) => Some(self.verdict(node, policies)),
@@ -184,11 +220,23 @@ impl<'a> Asking<'a> {
     /// Why a node is as good as the verdict on it says: the terms of what it costs. `None` where there is no room, or where
     /// another policy than [`NodePolicy::Fill`] decides.
     pub fn terms(&self, node: NodeId, policies: Policies) -> Option<Terms> {
-        let node = self.fleet.node(node).filter(|_| policies.node == NodePolicy::Fill)?;
-        let outlook = Outlook { forecasts: self.forecasts, host: self.ask.host };
+        let node = self
+            .fleet
+            .node(node)
+            .filter(|_| policies.node == NodePolicy::Fill)?;
+        let outlook = Outlook {
+            forecasts: self.forecasts,
+            host: self.ask.host,
+        };
         let looks_ahead = node.looks_ahead(self.ask).then_some(outlook);
-        let order = Order { policy: policies.device, weights: &self.fleet.weights, outlook: looks_ahead };
-        node.price(self.ask, order, outlook, self.hints).ok().map(|price| price.terms)
+        let order = Order {
+            policy: policies.device,
+            weights: &self.fleet.weights,
+            outlook: looks_ahead,
+        };
+        node.price(self.ask, order, outlook, self.hints)
+            .ok()
+            .map(|price| price.terms)
     }
 
     /// How many different nodes the answer has been worked out for.
@@ -204,7 +252,11 @@ impl<'a> Asking<'a> {
     /// What is known of nodes in the same state; `None` where nodes are not compared.
     fn known(&mut self, node: NodeId, brief: &Brief) -> Option<&mut Known> {
         let (fleet, hints) = (self.fleet, self.hints);
-        let hinted = if brief.has_hints { fleet.node(node).filter(|node| node.any_hint_counts(hints)) } else { None };
+        let hinted = if brief.has_hints {
+            fleet.node(node).filter(|node| node.any_hint_counts(hints))
+        } else {
+            None
+        };
         let alike = match hinted {
             Some(node) if node.is_varied() => Alike::Hinted(node.state_under(hints)),
             Some(_) => return None,

@@ -35,8 +35,14 @@ impl Beside {
         if used.is_tied {
             return;
         }
-        let Some(place) = self.place(used.index) else { return };
-        match place.counts.iter_mut().find(|(amounts, _)| *amounts == used.amounts) {
+        let Some(place) = self.place(used.index) else {
+            return;
+        };
+        match place
+            .counts
+            .iter_mut()
+            .find(|(amounts, _)| *amounts == used.amounts)
+        {
             Some((_, count)) => *count += 1,
             None => place.counts.push((used.amounts, 1)),
         }
@@ -50,8 +56,16 @@ impl Beside {
         if used.is_tied {
             return;
         }
-        let Some(place) = self.place(used.index) else { return };
-        let Some(at) = place.counts.iter().position(|(amounts, _)| *amounts == used.amounts) else { return };
+        let Some(place) = self.place(used.index) else {
+            return;
+        };
+        let Some(at) = place
+            .counts
+            .iter()
+            .position(|(amounts, _)| *amounts == used.amounts)
+        else {
+            return;
+        };
         if let Some((_, count)) = place.counts.get_mut(at).filter(|(_, count)| *count > 1) {
             *count -= 1;
         } else {
@@ -68,8 +82,11 @@ impl Beside {
         if std::mem::replace(&mut place.has_gpus, has_gpus) == has_gpus {
             return;
         }
-        let pods: Vec<Spec> =
-            place.counts.iter().flat_map(|(amounts, count)| std::iter::repeat_n(spec(*amounts), *count as usize)).collect();
+        let pods: Vec<Spec> = place
+            .counts
+            .iter()
+            .flat_map(|(amounts, count)| std::iter::repeat_n(spec(*amounts), *count as usize))
+            .collect();
         for pod in pods {
             if has_gpus {
                 self.workload.add(pod);
@@ -98,5 +115,8 @@ impl Fleet {
 }
 
 fn spec(host: HostAmounts) -> Spec {
-    Spec { gpus: GpuAsk::Nothing, host }
+    Spec {
+        gpus: GpuAsk::Nothing,
+        host,
+    }
 }

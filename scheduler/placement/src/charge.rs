@@ -37,7 +37,9 @@ impl Inventory {
             }
             return;
         }
-        let n_unknown = held.iter().fold(0_u32, |sum, held| sum.saturating_add(held.holdings.unknown_whole));
+        let n_unknown = held
+            .iter()
+            .fold(0_u32, |sum, held| sum.saturating_add(held.holdings.unknown_whole));
         let is_aside = |gpu: &Gpu| !gpu.healthy || self.is_withheld(gpu, n_unknown);
         let room = |gpu: &Gpu| if is_aside(gpu) { Amounts::ZERO } else { gpu.total() };
         let mut free: Vec<Amounts> = self.gpus.iter().map(room).collect();
@@ -51,7 +53,9 @@ impl Inventory {
             self.charge(&held.holdings.gpus, &mut |charge| take(&mut free, held, charge));
         }
         for held in held {
-            let Holding::Somewhere(request) = &held.holdings.gpus else { continue };
+            let Holding::Somewhere(request) = &held.holdings.gpus else {
+                continue;
+            };
             for charge in self.charges_somewhere(request, &free) {
                 take(&mut free, held, charge);
             }
@@ -61,14 +65,26 @@ impl Inventory {
     /// The charges of a request whose devices are yet to be known, where so much is free.
     fn charges_somewhere(&self, request: &Request, free: &[Amounts]) -> Vec<Charge> {
         let charge = |(row, (gpu, free)): (usize, (&Gpu, &Amounts))| {
-            let (amounts, _) = self.amounts(gpu, HeldMemory::Ask(request.memory), request.core, request.slots);
+            let (amounts, _) =
+                self.amounts(gpu, HeldMemory::Ask(request.memory), request.core, request.slots);
             let lacks_room = amounts.lacking(*free).next().is_some();
-            ((lacks_room, Reverse(free.memory), row), Charge { row, amounts, suspect: true })
+            (
+                (lacks_room, Reverse(free.memory), row),
+                Charge {
+                    row,
+                    amounts,
+                    suspect: true,
+                },
+            )
         };
         let mut charges: Vec<_> = self.gpus.iter().zip(free).enumerate().map(charge).collect();
         charges.sort_by_key(|(key, _)| *key);
         let n_devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
-        charges.into_iter().take(n_devices).map(|(_, charge)| charge).collect()
+        charges
+            .into_iter()
+            .take(n_devices)
+            .map(|(_, charge)| charge)
+            .collect()
     }
 
     /// Visits every charge of a holding, in the order of its shares; every device that it may be on, if it is on some only.
@@ -83,11 +99,17 @@ impl Inventory {
     }
 
     fn charge_share(&self, share: &HeldShare, visit: &mut dyn FnMut(Charge)) {
-        let found = self.position(&share.gpu).and_then(|row| Some((row, self.gpus.get(row)?)));
+        let found = self
+            .position(&share.gpu)
+            .and_then(|row| Some((row, self.gpus.get(row)?)));
         match (found, &share.gpu) {
             (Some((row, gpu)), _) => {
                 let (amounts, known) = self.amounts(gpu, share.memory, share.core, share.slots);
-                visit(Charge { row, amounts, suspect: !(known && share.trusted) });
+                visit(Charge {
+                    row,
+                    amounts,
+                    suspect: !(known && share.trusted),
+                });
             }
             // The device is gone, and nothing says that its sharer went elsewhere.
             (None, GpuRef::Uuid(_)) => {}
@@ -98,7 +120,11 @@ impl Inventory {
     fn charge_every(&self, memory: HeldMemory, core: u32, slots: u32, visit: &mut dyn FnMut(Charge)) {
         for (row, gpu) in self.gpus.iter().enumerate() {
             let (amounts, _) = self.amounts(gpu, memory, core, slots);
-            visit(Charge { row, amounts, suspect: true });
+            visit(Charge {
+                row,
+                amounts,
+                suspect: true,
+            });
         }
     }
 
@@ -109,6 +135,13 @@ impl Inventory {
             HeldMemory::Exact(memory) => Some(memory),
             HeldMemory::Ask(ask) => ask.on(total, self.unit_bytes),
         };
-        (Amounts { memory: known.unwrap_or(total), core, slots }, known.is_some())
+        (
+            Amounts {
+                memory: known.unwrap_or(total),
+                core,
+                slots,
+            },
+            known.is_some(),
+        )
     }
 }

@@ -121,7 +121,11 @@ impl Fleet {
         violations.extend(self.check_states());
         violations.extend(self.check_hosts());
         violations.extend(self.check_beside());
-        let nodes = self.slots.iter().zip(&self.briefs).filter_map(|(slot, brief)| Some((slot.generation, slot.node.as_ref()?, *brief)));
+        let nodes = self
+            .slots
+            .iter()
+            .zip(&self.briefs)
+            .filter_map(|(slot, brief)| Some((slot.generation, slot.node.as_ref()?, *brief)));
         for (generation, node, brief) in nodes {
             let mut found = recount::check_node(node);
             found.extend(others::check_node(node));
@@ -138,17 +142,31 @@ impl Fleet {
     fn check_names(&self) -> Vec<Violation> {
         let mut violations = Vec::new();
         let place = |index, slot: &Slot| NodeId::new(index, slot.generation);
-        let nodes = || (0_u32..).zip(&self.slots).filter_map(|(index, slot)| Some((place(index, slot), slot.node.as_ref()?)));
+        let nodes = || {
+            (0_u32..)
+                .zip(&self.slots)
+                .filter_map(|(index, slot)| Some((place(index, slot), slot.node.as_ref()?)))
+        };
         for (place, node) in nodes() {
             if self.names.get(&node.name) != Some(place) {
-                violations.push(index_error(format!("the name {} does not lead to its node", node.name)));
+                violations.push(index_error(format!(
+                    "the name {} does not lead to its node",
+                    node.name
+                )));
             }
             if node.is_idle() {
-                violations.push(index_error(format!("nothing refers to node {}, but it is still there", node.name)));
+                violations.push(index_error(format!(
+                    "nothing refers to node {}, but it is still there",
+                    node.name
+                )));
             }
         }
         if self.names.len() != nodes().count() {
-            violations.push(index_error(format!("{} names for {} nodes", self.names.len(), nodes().count())));
+            violations.push(index_error(format!(
+                "{} names for {} nodes",
+                self.names.len(),
+                nodes().count()
+            )));
         }
         violations
     }
@@ -162,15 +180,27 @@ impl Fleet {
         }
         for (owner, indices) in &found {
             if indices.len() > 1 {
-                let nodes = indices.iter().filter_map(|&index| Some(self.at(index)?.name.to_string())).collect();
-                violations.push(Violation::OwnerOnSeveralNodes { owner: (*owner).clone(), nodes });
+                let nodes = indices
+                    .iter()
+                    .filter_map(|&index| Some(self.at(index)?.name.to_string()))
+                    .collect();
+                violations.push(Violation::OwnerOnSeveralNodes {
+                    owner: (*owner).clone(),
+                    nodes,
+                });
             }
             if indices.first() != self.owners.get(*owner) {
-                violations.push(index_error(format!("owner {owner} is not found on the node where it is")));
+                violations.push(index_error(format!(
+                    "owner {owner} is not found on the node where it is"
+                )));
             }
         }
         if found.len() != self.owners.len() {
-            violations.push(index_error(format!("{} owners are known, {} hold something", self.owners.len(), found.len())));
+            violations.push(index_error(format!(
+                "{} owners are known, {} hold something",
+                self.owners.len(),
+                found.len()
+            )));
         }
         violations
     }
@@ -181,14 +211,32 @@ impl Fleet {
         for used in self.running.values() {
             let sum = sums.entry(used.index).or_default();
             let HostAmounts { cpu_milli, memory } = used.amounts;
-            *sum = (sum.0 + 1, sum.1 + u128::from(cpu_milli), sum.2 + u128::from(memory));
+            *sum = (
+                sum.0 + 1,
+                sum.1 + u128::from(cpu_milli),
+                sum.2 + u128::from(memory),
+            );
         }
         let counted = (0..).zip(&self.slots).map(|(index, slot)| {
             let host = slot.node.as_ref().map(|node| node.host).unwrap_or_default();
-            (index, (host.n_owners, u128::from(host.used.cpu_milli), u128::from(host.used.memory)))
+            (
+                index,
+                (
+                    host.n_owners,
+                    u128::from(host.used.cpu_milli),
+                    u128::from(host.used.memory),
+                ),
+            )
         });
-        let wrong = counted.filter(|(index, counted)| sums.get(index).copied().unwrap_or_default() != *counted);
-        wrong.map(|(index, _)| index_error(format!("CPU and memory used of node {index} are not what owners use"))).collect()
+        let wrong =
+            counted.filter(|(index, counted)| sums.get(index).copied().unwrap_or_default() != *counted);
+        wrong
+            .map(|(index, _)| {
+                index_error(format!(
+                    "CPU and memory used of node {index} are not what owners use"
+                ))
+            })
+            .collect()
     }
 
     /// Pods that count beside GPUs are those that hold nothing and run where GPUs are.
@@ -197,11 +245,15 @@ impl Fleet {
         for (owner, used) in &self.running {
             let has_gpus = self.at(used.index).is_some_and(|node| !node.gpus().is_empty());
             if has_gpus && !used.is_tied && !self.owners.contains_key(owner) {
-                beside.add(Spec { gpus: GpuAsk::Nothing, host: used.amounts });
+                beside.add(Spec {
+                    gpus: GpuAsk::Nothing,
+                    host: used.amounts,
+                });
             }
         }
         let is_counted = self.beside.workload().is_same(&beside);
-        (!is_counted).then(|| index_error("the pods that count beside GPUs are not those that run there".to_owned()))
+        (!is_counted)
+            .then(|| index_error("the pods that count beside GPUs are not those that run there".to_owned()))
     }
 
     /// Every state is counted for the nodes that are in it, and none is kept that no node is in.
@@ -210,9 +262,11 @@ impl Fleet {
         for state in self.briefs.iter().filter_map(|brief| brief.state) {
             *n_nodes.entry(state).or_default() += 1;
         }
-        let is_counted = |(id, n): (&StateId, &usize)| self.states.get(*id).is_some_and(|(_, counted)| counted == *n);
+        let is_counted =
+            |(id, n): (&StateId, &usize)| self.states.get(*id).is_some_and(|(_, counted)| counted == *n);
         let is_whole = n_nodes.len() == self.states.len() && n_nodes.iter().all(is_counted);
-        (!is_whole).then(|| index_error("the states that are kept are not those that nodes are in".to_owned()))
+        (!is_whole)
+            .then(|| index_error("the states that are kept are not those that nodes are in".to_owned()))
     }
 
     fn check_hints(&self) -> Vec<Violation> {
@@ -222,15 +276,24 @@ impl Fleet {
             for hint in slot.node.iter().flat_map(|node| &node.hints) {
                 n_hints += 1;
                 if self.hinted.get(&hint.owner) != Some(&index) {
-                    violations.push(index_error(format!("the hint of {} is not found on the node where it is", hint.owner)));
+                    violations.push(index_error(format!(
+                        "the hint of {} is not found on the node where it is",
+                        hint.owner
+                    )));
                 }
                 if self.owners.contains_key(&hint.owner) {
-                    violations.push(index_error(format!("{} has both a holding and a hint", hint.owner)));
+                    violations.push(index_error(format!(
+                        "{} has both a holding and a hint",
+                        hint.owner
+                    )));
                 }
             }
         }
         if n_hints != self.hinted.len() {
-            violations.push(index_error(format!("{} hints are known, {n_hints} are out", self.hinted.len())));
+            violations.push(index_error(format!(
+                "{} hints are known, {n_hints} are out",
+                self.hinted.len()
+            )));
         }
         violations
     }

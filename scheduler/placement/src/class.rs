@@ -115,16 +115,29 @@ struct Fitting<'a> {
 
 impl From<&DeviceShare> for HeldDevice {
     fn from(share: &DeviceShare) -> Self {
-        let DeviceShare { kind, id, amounts, functions, .. } = share;
+        let DeviceShare {
+            kind,
+            id,
+            amounts,
+            functions,
+            ..
+        } = share;
         let functions = functions.iter().map(|function| function.id.clone()).collect();
-        Self { kind: kind.clone(), device: DeviceRef::Id(id.clone()), amounts: amounts.clone(), functions, trusted: true }
+        Self {
+            kind: kind.clone(),
+            device: DeviceRef::Id(id.clone()),
+            amounts: amounts.clone(),
+            functions,
+            trusted: true,
+        }
     }
 }
 
 impl Class {
     /// Orders the devices by minor and takes out those that cannot be told from others.
     pub(crate) fn sift(&mut self) -> Vec<InventoryProblem> {
-        self.devices.sort_by(|a, b| (a.minor, &a.id).cmp(&(b.minor, &b.id)));
+        self.devices
+            .sort_by(|a, b| (a.minor, &a.id).cmp(&(b.minor, &b.id)));
         let (mut ids, mut minors, mut problems) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         let kind = &self.kind;
         self.devices.retain(|device| {
@@ -133,7 +146,11 @@ impl Class {
                 ids.insert(device.id.clone());
                 minors.insert(device.minor);
             } else {
-                problems.push(InventoryProblem::DuplicateDevice { kind: kind.clone(), id: device.id.clone(), minor: device.minor });
+                problems.push(InventoryProblem::DuplicateDevice {
+                    kind: kind.clone(),
+                    id: device.id.clone(),
+                    minor: device.minor,
+                });
             }
             is_new
         });
@@ -164,14 +181,25 @@ impl ClassRequest {
     pub(crate) fn split(&self, class: &Class) -> Option<(usize, NamedAmounts)> {
         let mut n_devices = 1;
         for (resource, amount) in &self.amounts {
-            let largest = || class.devices.iter().filter_map(|device| device.resources.get(resource)).max().copied();
+            let largest = || {
+                class
+                    .devices
+                    .iter()
+                    .filter_map(|device| device.resources.get(resource))
+                    .max()
+                    .copied()
+            };
             let whole = self.whole.or_else(largest).filter(|whole| *whole > 0)?;
             if *amount > whole {
                 let n = amount.is_multiple_of(whole).then_some(amount / whole)?;
                 n_devices = n_devices.max(n);
             }
         }
-        let each = self.amounts.iter().map(|(resource, amount)| (resource.clone(), amount.div_ceil(n_devices))).collect();
+        let each = self
+            .amounts
+            .iter()
+            .map(|(resource, amount)| (resource.clone(), amount.div_ceil(n_devices)))
+            .collect();
         Some((usize::try_from(n_devices).ok()?, each))
     }
 }
@@ -180,29 +208,63 @@ impl Node {
     /// What is free of every device of other types, by the places of classes and devices in the inventory.
     pub(crate) fn free_of_others(&self) -> Vec<Vec<NamedAmounts>> {
         let holdings = self.held.iter().map(|held| &held.holdings);
-        self.classes().iter().map(|class| class.devices.iter().map(|device| class.free(device, holdings.clone())).collect()).collect()
+        self.classes()
+            .iter()
+            .map(|class| {
+                class
+                    .devices
+                    .iter()
+                    .map(|device| class.free(device, holdings.clone()))
+                    .collect()
+            })
+            .collect()
     }
 
     pub(crate) fn classes(&self) -> &[Class] {
-        self.inventory.as_ref().and_then(|inventory| inventory.classes.as_deref()).unwrap_or_default()
+        self.inventory
+            .as_ref()
+            .and_then(|inventory| inventory.classes.as_deref())
+            .unwrap_or_default()
     }
 
     /// Whether there is room for parts of devices of other types.
     pub(crate) fn fit_others(&self, requests: &[ClassRequest], hints: Hints<'_>) -> Result<(), Reason> {
         // Nobody has said what there is: kube-scheduler knows what kubelet offers.
-        if self.inventory.as_ref().is_none_or(|inventory| inventory.classes.is_none()) {
+        if self
+            .inventory
+            .as_ref()
+            .is_none_or(|inventory| inventory.classes.is_none())
+        {
             return Ok(());
         }
         let fits = |request| self.fitting(request, hints).is_some();
-        if requests.iter().all(fits) { Ok(()) } else { Err(Reason::OtherDevices) }
+        if requests.iter().all(fits) {
+            Ok(())
+        } else {
+            Err(Reason::OtherDevices)
+        }
     }
 
     /// The devices to take, after it has been found that there is room.
-    pub(crate) fn choose_others(&self, requests: &[ClassRequest], order: Order<'_>, hints: Hints<'_>) -> Vec<DeviceShare> {
+    pub(crate) fn choose_others(
+        &self,
+        requests: &[ClassRequest],
+        order: Order<'_>,
+        hints: Hints<'_>,
+    ) -> Vec<DeviceShare> {
         let mut shares = Vec::new();
         for request in requests {
-            let Some(Fitting { n_devices, amounts, devices: mut fitting }) = self.fitting(request, hints) else { continue };
-            fitting.sort_by_cached_key(|(device, free)| (order.preference_of(device, free, &amounts), device.minor));
+            let Some(Fitting {
+                n_devices,
+                amounts,
+                devices: mut fitting,
+            }) = self.fitting(request, hints)
+            else {
+                continue;
+            };
+            fitting.sort_by_cached_key(|(device, free)| {
+                (order.preference_of(device, free, &amounts), device.minor)
+            });
             fitting.truncate(n_devices);
             fitting.sort_by_key(|(device, _)| device.minor);
             shares.extend(fitting.into_iter().map(|(device, _)| DeviceShare {
@@ -218,18 +280,35 @@ impl Node {
 
     /// The devices that a request may take; `None` if they are too few.
     fn fitting(&self, request: &ClassRequest, hints: Hints<'_>) -> Option<Fitting<'_>> {
-        let at = self.classes().iter().position(|class| class.kind == request.kind)?;
+        let at = self
+            .classes()
+            .iter()
+            .position(|class| class.kind == request.kind)?;
         let (class, free) = (self.classes().get(at)?, self.free_others.get(at)?);
         let (n_devices, amounts) = request.split(class)?;
-        let healthy = class.devices.iter().zip(free).filter(|(device, _)| device.healthy);
+        let healthy = class
+            .devices
+            .iter()
+            .zip(free)
+            .filter(|(device, _)| device.healthy);
         let fitting: Vec<_> = healthy
             .map(|(device, free)| (device, self.less_hints_of(&request.kind, device, free, hints)))
             .filter(|(_, free)| is_within(&amounts, free))
             .collect();
-        (fitting.len() >= n_devices).then_some(Fitting { n_devices, amounts, devices: fitting })
+        (fitting.len() >= n_devices).then_some(Fitting {
+            n_devices,
+            amounts,
+            devices: fitting,
+        })
     }
 
-    pub(crate) fn less_hints_of(&self, kind: &DeviceType, device: &Device, free: &NamedAmounts, hints: Hints<'_>) -> NamedAmounts {
+    pub(crate) fn less_hints_of(
+        &self,
+        kind: &DeviceType,
+        device: &Device,
+        free: &NamedAmounts,
+        hints: Hints<'_>,
+    ) -> NamedAmounts {
         let mut free = free.clone();
         let heeded = self.hints.iter().filter(|hint| hints.heeds(&hint.owner));
         let shares = heeded.flat_map(|hint| &hint.placement.others);
@@ -242,8 +321,11 @@ impl Node {
     /// Whether a device of another type is there, well, and has room for a share.
     pub(crate) fn admits_device(&self, share: &DeviceShare) -> bool {
         let classes = self.classes().iter().zip(&self.free_others);
-        let mut devices = classes.filter(|(class, _)| class.kind == share.kind).flat_map(|(class, free)| class.devices.iter().zip(free));
-        devices.any(|(device, free)| device.id == share.id && device.healthy && is_within(&share.amounts, free))
+        let mut devices = classes
+            .filter(|(class, _)| class.kind == share.kind)
+            .flat_map(|(class, free)| class.devices.iter().zip(free));
+        devices
+            .any(|(device, free)| device.id == share.id && device.healthy && is_within(&share.amounts, free))
     }
 }
 
@@ -251,7 +333,10 @@ impl Class {
     /// What nobody holds of a device, at least zero.
     fn free<'a>(&self, device: &Device, holdings: impl Iterator<Item = &'a Holdings>) -> NamedAmounts {
         let mut free = device.resources.clone();
-        for held in holdings.flat_map(|holdings| &holdings.others).filter(|held| held.kind == self.kind) {
+        for held in holdings
+            .flat_map(|holdings| &holdings.others)
+            .filter(|held| held.kind == self.kind)
+        {
             if self.may_be(&held.device, device) {
                 take(&mut free, &held.amounts);
             }
@@ -261,7 +346,9 @@ impl Class {
 }
 
 pub(crate) fn is_within(amounts: &NamedAmounts, free: &NamedAmounts) -> bool {
-    amounts.iter().all(|(resource, amount)| free.get(resource).is_some_and(|free| amount <= free))
+    amounts
+        .iter()
+        .all(|(resource, amount)| free.get(resource).is_some_and(|free| amount <= free))
 }
 
 fn take(free: &mut NamedAmounts, amounts: &NamedAmounts) {

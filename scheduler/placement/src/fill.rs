@@ -43,7 +43,8 @@ impl Cost {
     fn new(terms: Terms, left: u32) -> Self {
         // Rounded up: a loss of less than a step is a loss.
         let steps = -(-terms.sum()).div_euclid(STEP * Terms::SCALE);
-        let steps = u32::try_from((steps + NOTHING).clamp(0, i64::from(Self::END >> LEFT_BITS) - 1)).unwrap_or(0);
+        let steps =
+            u32::try_from((steps + NOTHING).clamp(0, i64::from(Self::END >> LEFT_BITS) - 1)).unwrap_or(0);
         let left = (left / 2).min((1 << LEFT_BITS) - 1);
         Self(steps << LEFT_BITS | left)
     }
@@ -75,8 +76,16 @@ impl Terms {
     /// Thousandths of a GPU, as they count: less that pods to come would fill, more that is useless to them, and less that
     /// whole idle GPUs are worth.
     pub const fn thousandths(self) -> [i64; 3] {
-        let Self { unfilled, useless, broken } = self;
-        [unfilled / (2 * Self::SCALE), useless / (2 * Self::SCALE), broken / Self::SCALE]
+        let Self {
+            unfilled,
+            useless,
+            broken,
+        } = self;
+        [
+            unfilled / (2 * Self::SCALE),
+            useless / (2 * Self::SCALE),
+            broken / Self::SCALE,
+        ]
     }
 }
 
@@ -105,13 +114,23 @@ impl Forecasts {
         }
         // Of those that count and those that will next, one is even and one odd: what is measured of nodes lies side by side.
         let number = used + 1 + (used + 1 + self.number + 1) % 2;
-        let by_model = self.by_model.keys().map(|model| (*model, Forecast::of(&sample, *model))).collect();
-        Some(Self { sample, number, by_model })
+        let by_model = self
+            .by_model
+            .keys()
+            .map(|model| (*model, Forecast::of(&sample, *model)))
+            .collect();
+        Some(Self {
+            sample,
+            number,
+            by_model,
+        })
     }
 
     /// Prepares for nodes with such GPUs.
     pub(crate) fn know(&mut self, model: Model) {
-        self.by_model.entry(model).or_insert_with(|| Forecast::of(&self.sample, model));
+        self.by_model
+            .entry(model)
+            .or_insert_with(|| Forecast::of(&self.sample, model));
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -151,14 +170,19 @@ impl Costs<'_> {
             lanes.take(at, part);
             size += i64::from(part.size());
         }
-        let (worth, fragment) = self.forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, self.host));
+        let (worth, fragment) = self
+            .forecast
+            .map_or((0, 0), |forecast| measure(forecast, &lanes, self.host));
         let broken = self.lanes.idle().saturating_sub(lanes.idle()) * self.caution / 1000;
         let terms = Terms {
             unfilled: i64::from(self.worth) - i64::from(worth) - size * Terms::SCALE,
             useless: i64::from(fragment) - i64::from(self.fragment),
             broken: i64::try_from(broken).unwrap_or(0) * Terms::SCALE,
         };
-        Price { cost: Cost::new(terms, lanes.free()), terms }
+        Price {
+            cost: Cost::new(terms, lanes.free()),
+            terms,
+        }
     }
 }
 
@@ -191,7 +215,9 @@ impl Worth {
         }
         let (worth, fragment) = measure();
         // Requests that measure at one time measure the same: nothing else changes while they read.
-        known.both.store(u64::from(worth) << 32 | u64::from(fragment), Ordering::Relaxed);
+        known
+            .both
+            .store(u64::from(worth) << 32 | u64::from(fragment), Ordering::Relaxed);
         known.forecasts.store(forecasts, Ordering::Release);
         (worth, fragment)
     }
@@ -201,21 +227,37 @@ impl Inventory {
     /// What its GPUs are like: as the largest.
     pub(crate) fn model(&self) -> Option<Model> {
         let memory = self.gpus.iter().map(|gpu| gpu.total().memory).max()?;
-        Some(Model { memory, unit_bytes: self.unit_bytes })
+        Some(Model {
+            memory,
+            unit_bytes: self.unit_bytes,
+        })
     }
 }
 
 impl Node {
     /// Gets ready to tell what choices cost.
     pub(crate) fn costs<'a>(&self, outlook: Outlook<'a>, hints: Hints<'_>) -> Costs<'a> {
-        let forecast = self.model.and_then(|model| outlook.forecasts.by_model.get(&model));
+        let forecast = self
+            .model
+            .and_then(|model| outlook.forecasts.by_model.get(&model));
         let lanes = Lanes::of(self.rows_under(hints).map(|row| part_of(row.free, row.total)));
         let free = self.host.free();
         let host = free.less(outlook.host);
         let measured = || forecast.map_or((0, 0), |forecast| measure(forecast, &lanes, free));
-        let (worth, fragment) = if self.heeds_all(hints) { self.worth.get(outlook.forecasts.number, measured) } else { measured() };
+        let (worth, fragment) = if self.heeds_all(hints) {
+            self.worth.get(outlook.forecasts.number, measured)
+        } else {
+            measured()
+        };
         let caution = forecast.map_or(0, |forecast| forecast.caution(self.gpus().len(), self.host.total));
-        Costs { forecast, lanes, host, worth, fragment, caution }
+        Costs {
+            forecast,
+            lanes,
+            host,
+            worth,
+            fragment,
+            caution,
+        }
     }
 
     /// Whether what a choice of one GPU costs decides which one is taken; else what it costs tells nodes apart only.
@@ -225,7 +267,13 @@ impl Node {
     }
 
     /// Whether there is room, and what the best choice of GPUs costs.
-    pub(crate) fn price(&self, ask: Ask<'_>, order: Order<'_>, outlook: Outlook<'_>, hints: Hints<'_>) -> Result<Price, Reason> {
+    pub(crate) fn price(
+        &self,
+        ask: Ask<'_>,
+        order: Order<'_>,
+        outlook: Outlook<'_>,
+        hints: Hints<'_>,
+    ) -> Result<Price, Reason> {
         let looks_ahead = self.looks_ahead(ask);
         if self.chooses_by_rules(ask) && !looks_ahead {
             let rows = self.rows_by_rules(ask, order, hints)?;
@@ -234,38 +282,79 @@ impl Node {
         self.fit_all(ask, hints)?;
         let costs = self.costs(outlook, hints);
         let GpuAsk::Share(request) = ask.gpus else {
-            let n_whole = if let GpuAsk::Whole(n) = ask.gpus { usize::try_from(n).unwrap_or(usize::MAX) } else { 0 };
+            let n_whole = if let GpuAsk::Whole(n) = ask.gpus {
+                usize::try_from(n).unwrap_or(usize::MAX)
+            } else {
+                0
+            };
             let rows = self.whole_rows(hints).map(|(at, _)| at).take(n_whole);
             return Ok(costs.of(self.taken_of(ask, rows)));
         };
         let need = self.need(&request)?;
         if order.policy == DevicePolicy::Fill && looks_ahead {
-            return self.cheapest(need, &costs, hints).map(|(.., price)| price).ok_or(Reason::TooFew);
+            return self
+                .cheapest(need, &costs, hints)
+                .map(|(.., price)| price)
+                .ok_or(Reason::TooFew);
         }
         let chosen = self.chosen_rows(need, order, hints);
         Ok(costs.of(chosen.map(|(at, row)| (at, taken_part(need.on(row.total), row.total)))))
     }
 
     /// The GPUs that are taken where rules, or places, decide.
-    pub(crate) fn rows_by_rules(&self, ask: Ask<'_>, order: Order<'_>, hints: Hints<'_>) -> Result<Vec<usize>, Reason> {
-        let decision = self.decide(ask, Order { outlook: None, ..order }, hints);
-        decision.map(|decision| decision.gpus).map_err(|miss| miss.reason())
+    pub(crate) fn rows_by_rules(
+        &self,
+        ask: Ask<'_>,
+        order: Order<'_>,
+        hints: Hints<'_>,
+    ) -> Result<Vec<usize>, Reason> {
+        let decision = self.decide(
+            ask,
+            Order {
+                outlook: None,
+                ..order
+            },
+            hints,
+        );
+        decision
+            .map(|decision| decision.gpus)
+            .map_err(|miss| miss.reason())
     }
 
     /// What it costs to take these GPUs.
-    pub(crate) fn price_of(&self, ask: Ask<'_>, rows: &[usize], outlook: Outlook<'_>, hints: Hints<'_>) -> Price {
-        self.costs(outlook, hints).of(self.taken_of(ask, rows.iter().copied()))
+    pub(crate) fn price_of(
+        &self,
+        ask: Ask<'_>,
+        rows: &[usize],
+        outlook: Outlook<'_>,
+        hints: Hints<'_>,
+    ) -> Price {
+        self.costs(outlook, hints)
+            .of(self.taken_of(ask, rows.iter().copied()))
     }
 
     /// What a request takes of GPUs that were chosen for it.
-    fn taken_of<'a>(&'a self, ask: Ask<'a>, rows: impl Iterator<Item = usize> + 'a) -> impl Iterator<Item = (usize, Part)> + 'a {
+    fn taken_of<'a>(
+        &'a self,
+        ask: Ask<'a>,
+        rows: impl Iterator<Item = usize> + 'a,
+    ) -> impl Iterator<Item = (usize, Part)> + 'a {
         let need = match ask.gpus {
             GpuAsk::Share(request) => self.need(&request).ok(),
             GpuAsk::Whole(_) | GpuAsk::All { .. } | GpuAsk::Nothing => None,
         };
         rows.filter_map(move |at| {
             let total = self.rows.get(at)?.total;
-            Some((at, need.map_or(Part { memory: WHOLE, core: WHOLE }, |need| taken_part(need.on(total), total))))
+            Some((
+                at,
+                need.map_or(
+                    Part {
+                        memory: WHOLE,
+                        core: WHOLE,
+                    },
+                    |need| taken_part(need.on(total), total),
+                ),
+            ))
         })
     }
 
@@ -275,7 +364,12 @@ impl Node {
     }
 
     /// The device that a share is best taken of, and what that costs.
-    pub(crate) fn cheapest(&self, need: Need, costs: &Costs<'_>, hints: Hints<'_>) -> Option<(usize, Row, Price)> {
+    pub(crate) fn cheapest(
+        &self,
+        need: Need,
+        costs: &Costs<'_>,
+        hints: Hints<'_>,
+    ) -> Option<(usize, Row, Price)> {
         let mut best: Option<(Price, Amounts, usize, Row)> = None;
         for (at, row) in self.rows_under(hints).enumerate() {
             let amounts = need.on(row.total);
@@ -285,8 +379,11 @@ impl Node {
             }
             let price = costs.of([(at, taken_part(amounts, row.total))]);
             let left = row.free.less(amounts);
-            let key = |price: Price, left: Amounts, at: usize| (price.cost, left.memory, left.core, left.slots, at);
-            if best.is_none_or(|(known, known_left, known_at, _)| key(price, left, at) < key(known, known_left, known_at)) {
+            let key =
+                |price: Price, left: Amounts, at: usize| (price.cost, left.memory, left.core, left.slots, at);
+            if best.is_none_or(|(known, known_left, known_at, _)| {
+                key(price, left, at) < key(known, known_left, known_at)
+            }) {
                 best = Some((price, left, at, row));
             }
         }
@@ -296,13 +393,27 @@ impl Node {
 
 /// What is free, in thousandths of a device.
 fn part_of(free: Amounts, total: Amounts) -> Part {
-    let core = if total.core == 0 { WHOLE } else { thousandths_down(free.core.into(), total.core.into()) };
-    Part { memory: thousandths_down(free.memory.hundredths(), total.memory.hundredths()), core }
+    let core = if total.core == 0 {
+        WHOLE
+    } else {
+        thousandths_down(free.core.into(), total.core.into())
+    };
+    Part {
+        memory: thousandths_down(free.memory.hundredths(), total.memory.hundredths()),
+        core,
+    }
 }
 
 /// What is taken, in thousandths of a device.
 pub(crate) fn taken_part(taken: Amounts, total: Amounts) -> Part {
-    let core = taken.core.saturating_mul(1000).checked_div(total.core).unwrap_or(0);
+    let core = taken
+        .core
+        .saturating_mul(1000)
+        .checked_div(total.core)
+        .unwrap_or(0);
     let core = i16::try_from(core).unwrap_or(WHOLE).min(WHOLE);
-    Part { memory: thousandths_up(taken.memory, total.memory).unwrap_or(WHOLE), core }
+    Part {
+        memory: thousandths_up(taken.memory, total.memory).unwrap_or(WHOLE),
+        core,
+    }
 }

@@ -42,12 +42,17 @@ impl Fleet {
     /// The most helpful reason: what would have to change least for the request to fit.
     #[inline]
     pub fn fit<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, hints: Hints<'_>) -> Result<(), Reason> {
-        self.node(node).ok_or(Reason::NoDevice)?.fit_all(ask.into(), hints)
+        self.node(node)
+            .ok_or(Reason::NoDevice)?
+            .fit_all(ask.into(), hints)
     }
 
     /// Why a node has no room for what is asked, in the terms of the node; `None` if it has. Not for the hot path.
     pub fn miss<'r>(&self, node: NodeId, ask: impl Into<Ask<'r>>, hints: Hints<'_>) -> Option<Miss> {
-        self.node(node).map_or(Some(Miss::Plain(Reason::NoDevice)), |node| node.miss(ask.into(), hints))
+        self.node(node)
+            .map_or(Some(Miss::Plain(Reason::NoDevice)), |node| {
+                node.miss(ask.into(), hints)
+            })
     }
 }
 
@@ -59,7 +64,11 @@ impl Node {
             return self.fit_by_rules(ask, hints);
         }
         self.fit_gpus(&ask.gpus, hints)?;
-        if ask.others.is_empty() { Ok(()) } else { self.fit_others(ask.others, hints) }
+        if ask.others.is_empty() {
+            Ok(())
+        } else {
+            self.fit_others(ask.others, hints)
+        }
     }
 
     /// Whether there is room on GPUs, whatever rules say.
@@ -80,7 +89,11 @@ impl Node {
 
     /// Why there is no room, if so.
     pub(crate) fn miss(&self, ask: Ask<'_>, hints: Hints<'_>) -> Option<Miss> {
-        let order = Order { policy: DevicePolicy::InOrder, weights: &Weights::default(), outlook: None };
+        let order = Order {
+            policy: DevicePolicy::InOrder,
+            weights: &Weights::default(),
+            outlook: None,
+        };
         self.decide(ask, order, hints).err()
     }
 
@@ -88,7 +101,11 @@ impl Node {
     #[inline]
     pub(crate) fn fit(&self, request: &Request, hints: Hints<'_>) -> Result<Need, Reason> {
         let need = self.need(request)?;
-        let lookup = if self.any_hint_counts(hints) { look(need, self.rows_under(hints)) } else { look(need, self.rows.iter().copied()) };
+        let lookup = if self.any_hint_counts(hints) {
+            look(need, self.rows_under(hints))
+        } else {
+            look(need, self.rows.iter().copied())
+        };
         match lookup {
             Lookup::Fits => Ok(need),
             Lookup::Misses(misses) if self.any_aside => Err(self.miss_with_aside(need, hints, misses)),
@@ -108,8 +125,18 @@ impl Node {
         if all.n_large_enough < need.devices {
             return Reason::TooLarge;
         }
-        let healthy = || self.rows_under(hints).zip(self.gpus()).zip(self.marks.iter()).filter(|((_, gpu), _)| gpu.healthy);
-        match look(need, healthy().filter(|(_, mark)| !mark.is_withheld).map(|((row, _), _)| row)) {
+        let healthy = || {
+            self.rows_under(hints)
+                .zip(self.gpus())
+                .zip(self.marks.iter())
+                .filter(|((_, gpu), _)| gpu.healthy)
+        };
+        match look(
+            need,
+            healthy()
+                .filter(|(_, mark)| !mark.is_withheld)
+                .map(|((row, _), _)| row),
+        ) {
             Lookup::Misses(misses) if misses.n_large_enough >= need.devices => return misses.reason(need),
             _ => {}
         }
@@ -144,8 +171,9 @@ fn look(need: Need, rows: impl Iterator<Item = Row>) -> Lookup {
     let mut misses = Misses::default();
     for Row { free, total } in rows {
         let needed = need.on(total);
-        let short_of =
-            u8::from(needed.memory > free.memory) | u8::from(needed.core > free.core) << 1 | u8::from(needed.slots > free.slots) << 2;
+        let short_of = u8::from(needed.memory > free.memory)
+            | u8::from(needed.core > free.core) << 1
+            | u8::from(needed.slots > free.slots) << 2;
         if short_of == 0 {
             n_missing -= 1;
             if n_missing == 0 {
@@ -176,7 +204,9 @@ impl Misses {
         if self.n_large_enough < need.devices {
             return Reason::TooLarge;
         }
-        let nearest = NEAREST_FIRST.iter().find(|(set, _)| self.short_of & (1 << set) != 0);
+        let nearest = NEAREST_FIRST
+            .iter()
+            .find(|(set, _)| self.short_of & (1 << set) != 0);
         nearest.map_or(Reason::TooLarge, |(_, reason)| *reason)
     }
 }

@@ -160,7 +160,9 @@ impl Fleet {
     /// Forgets what an owner holds, and its hint; whether it held something.
     pub fn release(&mut self, owner: &str) -> bool {
         self.unhint(owner);
-        let Some(index) = self.owners.remove(owner) else { return false };
+        let Some(index) = self.owners.remove(owner) else {
+            return false;
+        };
         if let Some(used) = self.running.get(owner) {
             self.beside.come(*used);
         }
@@ -189,7 +191,9 @@ impl Fleet {
 
     /// Forgets an owner's hint; whether there was one.
     pub fn unhint(&mut self, owner: &str) -> bool {
-        let Some(index) = self.hinted.remove(owner) else { return false };
+        let Some(index) = self.hinted.remove(owner) else {
+            return false;
+        };
         self.change(index, |node| node.take_hint(owner));
         self.vacate_if_idle(index);
         true
@@ -203,7 +207,11 @@ impl Fleet {
         self.n_openings += u64::from(before.is_some());
         let before = before.filter(|&before| before != index);
         // The new node is filled before anything is vacated: it may be there for the sake of this owner's hint only.
-        let held = Held { owner: owner.clone(), origin, holdings };
+        let held = Held {
+            owner: owner.clone(),
+            origin,
+            holdings,
+        };
         self.change(index, |node| node.put(held));
         if let Some(before) = before {
             self.change(before, |node| node.take(owner.as_str()));
@@ -225,7 +233,9 @@ impl Fleet {
     /// What is quickly told of a node, unless it is gone.
     #[inline]
     pub(crate) fn brief_of(&self, id: NodeId) -> Option<&Brief> {
-        self.briefs.get(id.index() as usize).filter(|brief| brief.generation == id.generation)
+        self.briefs
+            .get(id.index() as usize)
+            .filter(|brief| brief.generation == id.generation)
     }
 
     /// Grows with every change of the node at a place, also from one node to its successor there; 0 where there never was one.
@@ -243,14 +253,25 @@ impl Fleet {
         // The new state is entered before the old one is left: most often they are the same, or shared with others.
         let state = node.state().map(|state| self.states.enter(state));
         let (has_hints, has_rules) = (!node.hints.is_empty(), node.has_rules);
-        let brief = Brief { generation: slot.generation, is_there: true, has_hints, has_rules, state };
+        let brief = Brief {
+            generation: slot.generation,
+            is_there: true,
+            has_hints,
+            has_rules,
+            state,
+        };
         self.tell(index, brief);
         Some(result)
     }
 
     fn tell(&mut self, index: u32, brief: Brief) {
         self.n_changes += 1;
-        let (Some(told), Some(version)) = (self.briefs.get_mut(index as usize), self.versions.get_mut(index as usize)) else { return };
+        let (Some(told), Some(version)) = (
+            self.briefs.get_mut(index as usize),
+            self.versions.get_mut(index as usize),
+        ) else {
+            return;
+        };
         *version = self.n_changes;
         let before = std::mem::replace(told, brief);
         if let Some(state) = before.state {
@@ -269,7 +290,10 @@ impl Fleet {
             self.versions.push(0);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        if let (Some(slot), Some(brief)) = (self.slots.get_mut(index as usize), self.briefs.get_mut(index as usize)) {
+        if let (Some(slot), Some(brief)) = (
+            self.slots.get_mut(index as usize),
+            self.briefs.get_mut(index as usize),
+        ) {
             slot.node = Some(Node::new(name.into()));
             brief.is_there = true;
             self.names.insert(name, NodeId::new(index, slot.generation));
@@ -278,11 +302,21 @@ impl Fleet {
     }
 
     pub(crate) fn vacate_if_idle(&mut self, index: u32) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let Some(node) = slot.node.take_if(|node| node.is_idle()) else { return };
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return;
+        };
+        let Some(node) = slot.node.take_if(|node| node.is_idle()) else {
+            return;
+        };
         slot.generation = slot.generation.wrapping_add(1);
         let generation = slot.generation;
-        self.tell(index, Brief { generation, ..Brief::default() });
+        self.tell(
+            index,
+            Brief {
+                generation,
+                ..Brief::default()
+            },
+        );
         self.names.remove(&node.name);
         self.vacant.push(index);
     }

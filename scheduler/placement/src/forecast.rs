@@ -103,7 +103,10 @@ struct Block {
 }
 
 /// A lane that nothing fits.
-const FULL: Block = Block { memory: [-1; LANES], core: [-1; LANES] };
+const FULL: Block = Block {
+    memory: [-1; LANES],
+    core: [-1; LANES],
+};
 
 impl Part {
     /// What counts as taken: the dimension of which more is.
@@ -115,16 +118,33 @@ impl Part {
 impl Forecast {
     /// The sequences of a sample, for one model.
     pub(crate) fn of(sample: &Sample, model: Model) -> Self {
-        let parts = sample.chunks(LENGTH).map(|specs| specs.iter().filter_map(|spec| Step::of(spec, model)));
+        let parts = sample
+            .chunks(LENGTH)
+            .map(|specs| specs.iter().filter_map(|spec| Step::of(spec, model)));
         let mut kinds: Vec<(Step, u32)> = Vec::new();
-        for step in sample.iter().filter_map(|spec| Step::of(spec, model)).filter(|step| step.n_gpus > 0) {
+        for step in sample
+            .iter()
+            .filter_map(|spec| Step::of(spec, model))
+            .filter(|step| step.n_gpus > 0)
+        {
             match kinds.iter_mut().find(|(kind, _)| *kind == step) {
                 Some((_, n)) => *n += 1,
                 None => kinds.push((step, 1)),
             }
         }
-        let sequences = parts.flat_map(|steps| [Sequence::as_they_come(steps.clone()), Sequence::largest_first(steps)]).collect();
-        Self { beside_gpu: beside_gpu(sample, &kinds), kinds, sequences }
+        let sequences = parts
+            .flat_map(|steps| {
+                [
+                    Sequence::as_they_come(steps.clone()),
+                    Sequence::largest_first(steps),
+                ]
+            })
+            .collect();
+        Self {
+            beside_gpu: beside_gpu(sample, &kinds),
+            kinds,
+            sequences,
+        }
     }
 
     /// Thousandths of GPUs that are idle and that a typical pod could not use, for as many typical pods as there are sequences.
@@ -141,36 +161,58 @@ impl Forecast {
     pub(crate) fn caution(&self, n_gpus: usize, host: Option<HostAmounts>) -> u64 {
         let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX);
         let HostAmounts { cpu_milli, memory } = self.beside_gpu;
-        let suffices =
-            |host: HostAmounts| cpu_milli.saturating_mul(n_gpus) <= host.cpu_milli && memory.saturating_mul(n_gpus) <= host.memory;
-        if host.is_none_or(suffices) { CAUTION } else { CAUTION / 2 }
+        let suffices = |host: HostAmounts| {
+            cpu_milli.saturating_mul(n_gpus) <= host.cpu_milli && memory.saturating_mul(n_gpus) <= host.memory
+        };
+        if host.is_none_or(suffices) {
+            CAUTION
+        } else {
+            CAUTION / 2
+        }
     }
 
     /// Thousandths of GPUs that all sequences together take of a node.
     pub(crate) fn worth(&self, lanes: &Lanes, host: HostAmounts) -> u32 {
-        self.sequences.iter().map(|sequence| sequence.play(*lanes, host)).sum()
+        self.sequences
+            .iter()
+            .map(|sequence| sequence.play(*lanes, host))
+            .sum()
     }
 }
 
 /// CPU and memory that all pods of a sample ask for, per GPU that those of these kinds ask for.
 fn beside_gpu(sample: &Sample, kinds: &[(Step, u32)]) -> HostAmounts {
-    let gpus: u128 = kinds.iter().map(|(step, n)| u128::from(step.size()) * u128::from(*n)).sum();
+    let gpus: u128 = kinds
+        .iter()
+        .map(|(step, n)| u128::from(step.size()) * u128::from(*n))
+        .sum();
     let per_gpu = |amount: fn(&Spec) -> u64| {
         let all: u128 = sample.iter().map(|spec| u128::from(amount(spec))).sum();
-        (all * 1000).checked_div(gpus).map_or(0, |each| u64::try_from(each).unwrap_or(u64::MAX))
+        (all * 1000)
+            .checked_div(gpus)
+            .map_or(0, |each| u64::try_from(each).unwrap_or(u64::MAX))
     };
-    HostAmounts { cpu_milli: per_gpu(|spec| spec.host.cpu_milli), memory: per_gpu(|spec| spec.host.memory) }
+    HostAmounts {
+        cpu_milli: per_gpu(|spec| spec.host.cpu_milli),
+        memory: per_gpu(|spec| spec.host.memory),
+    }
 }
 
 impl Sequence {
     fn as_they_come(steps: impl Iterator<Item = Step>) -> Self {
         let steps: Vec<Step> = steps.take(LENGTH).collect();
         let places = |is_meant: &dyn Fn(&Step) -> bool| {
-            (0..).zip(&steps).filter(|(_, step)| is_meant(step)).fold(0, |places, (at, _)| places | 1 << at)
+            (0..)
+                .zip(&steps)
+                .filter(|(_, step)| is_meant(step))
+                .fold(0, |places, (at, _)| places | 1 << at)
         };
         let with_gpus = places(&|step| step.n_gpus > 0);
         let with_alike = steps.iter().map(|step| (*step, places(&|other| other == step)));
-        Self { steps: with_alike.collect(), with_gpus }
+        Self {
+            steps: with_alike.collect(),
+            with_gpus,
+        }
     }
 
     fn largest_first(steps: impl Iterator<Item = Step>) -> Self {
@@ -183,11 +225,15 @@ impl Sequence {
     fn play(&self, mut lanes: Lanes, mut host: HostAmounts) -> u32 {
         let (mut taken, mut most) = (0, lanes.most());
         // What did not fit never will: nothing is given back.
-        let mut fitting = u64::MAX.checked_shr(u64::BITS - u32::try_from(self.steps.len()).unwrap_or(0)).unwrap_or(0);
+        let mut fitting = u64::MAX
+            .checked_shr(u64::BITS - u32::try_from(self.steps.len()).unwrap_or(0))
+            .unwrap_or(0);
         while fitting & self.with_gpus != 0 {
             let mut round = fitting;
             while round != 0 {
-                let Some((step, alike)) = self.steps.get(round.trailing_zeros() as usize) else { break };
+                let Some((step, alike)) = self.steps.get(round.trailing_zeros() as usize) else {
+                    break;
+                };
                 round &= round - 1;
                 if step.is_taken(&mut lanes, &mut host, most) {
                     taken += step.size();
@@ -206,7 +252,8 @@ impl Step {
     /// Takes it of a node, on no GPU of which more memory is free than this, if it fits.
     #[inline]
     fn is_taken(&self, lanes: &mut Lanes, host: &mut HostAmounts, most: i16) -> bool {
-        let fits = host.cpu_milli >= self.cpu_milli && host.memory >= self.host_memory && most >= self.part.memory;
+        let fits =
+            host.cpu_milli >= self.cpu_milli && host.memory >= self.host_memory && most >= self.part.memory;
         if !fits || (self.n_gpus > 0 && lanes.take_tightest(self.part, self.n_gpus) == 0) {
             return false;
         }
@@ -223,16 +270,34 @@ impl Step {
     /// `None` if no GPU of the model can take it.
     fn of(spec: &Spec, model: Model) -> Option<Self> {
         let none = (Part::default(), 0);
-        let (part, n_gpus) = if spec.asks_for_gpus() { part_of(spec.gpus, model)? } else { none };
-        let HostAmounts { cpu_milli, memory: host_memory } = spec.host;
-        Some(Self { cpu_milli, host_memory, part, n_gpus })
+        let (part, n_gpus) = if spec.asks_for_gpus() {
+            part_of(spec.gpus, model)?
+        } else {
+            none
+        };
+        let HostAmounts {
+            cpu_milli,
+            memory: host_memory,
+        } = spec.host;
+        Some(Self {
+            cpu_milli,
+            host_memory,
+            part,
+            n_gpus,
+        })
     }
 }
 
 /// Thousandths of each of so many GPUs; `None` if that is more than a GPU, or nothing.
 fn part_of(gpus: GpuAsk, model: Model) -> Option<(Part, u16)> {
     match gpus {
-        GpuAsk::Whole(n) => Some((Part { memory: WHOLE, core: WHOLE }, u16::try_from(n).ok().filter(|n| *n > 0)?)),
+        GpuAsk::Whole(n) => Some((
+            Part {
+                memory: WHOLE,
+                core: WHOLE,
+            },
+            u16::try_from(n).ok().filter(|n| *n > 0)?,
+        )),
         GpuAsk::Share(request) => {
             let memory = match request.memory {
                 MemoryAsk::Ratio(percent) => i16::try_from(percent.checked_mul(10)?).ok()?,
@@ -249,7 +314,10 @@ fn part_of(gpus: GpuAsk, model: Model) -> Option<(Part, u16)> {
 /// How many thousandths of `total` an amount is, rounded up.
 pub(crate) fn thousandths_up(amount: Memory, total: Memory) -> Option<i16> {
     let scaled = u128::from(amount.hundredths()) * 1000;
-    i16::try_from(scaled.checked_add(u128::from(total.hundredths()).checked_sub(1)?)? / u128::from(total.hundredths())).ok()
+    i16::try_from(
+        scaled.checked_add(u128::from(total.hundredths()).checked_sub(1)?)? / u128::from(total.hundredths()),
+    )
+    .ok()
 }
 
 /// How many thousandths of `total` an amount is, rounded down and at most a whole.
@@ -264,7 +332,11 @@ pub(crate) fn thousandths_down(amount: u64, total: u64) -> i16 {
 impl Lanes {
     /// What is free of each GPU of a node.
     pub(crate) fn of(parts: impl Iterator<Item = Part>) -> Self {
-        let mut lanes = Self { n: 0, n_blocks: 0, blocks: [FULL; MAX_GPUS / LANES] };
+        let mut lanes = Self {
+            n: 0,
+            n_blocks: 0,
+            blocks: [FULL; MAX_GPUS / LANES],
+        };
         for (at, part) in parts.enumerate().take(MAX_GPUS) {
             lanes.n += 1;
             lanes.n_blocks = at / LANES + 1;
@@ -275,12 +347,18 @@ impl Lanes {
 
     pub(crate) fn get(&self, at: usize) -> Option<Part> {
         let block = self.blocks.get(at / LANES)?;
-        Some(Part { memory: *block.memory.get(at % LANES)?, core: *block.core.get(at % LANES)? })
+        Some(Part {
+            memory: *block.memory.get(at % LANES)?,
+            core: *block.core.get(at % LANES)?,
+        })
     }
 
     fn set(&mut self, at: usize, part: Part) {
-        let Some(block) = self.blocks.get_mut(at / LANES) else { return };
-        if let (Some(memory), Some(core)) = (block.memory.get_mut(at % LANES), block.core.get_mut(at % LANES)) {
+        let Some(block) = self.blocks.get_mut(at / LANES) else {
+            return;
+        };
+        if let (Some(memory), Some(core)) = (block.memory.get_mut(at % LANES), block.core.get_mut(at % LANES))
+        {
             (*memory, *core) = (part.memory, part.core);
         }
     }
@@ -288,7 +366,13 @@ impl Lanes {
     /// Takes a part of one GPU, as much as there is.
     pub(crate) fn take(&mut self, at: usize, part: Part) {
         if let Some(free) = self.get(at) {
-            self.set(at, Part { memory: (free.memory - part.memory).max(0), core: (free.core - part.core).max(0) });
+            self.set(
+                at,
+                Part {
+                    memory: (free.memory - part.memory).max(0),
+                    core: (free.core - part.core).max(0),
+                },
+            );
         }
     }
 
@@ -303,15 +387,21 @@ impl Lanes {
     pub(crate) fn idle(&self) -> u64 {
         let blocks = self.blocks.iter().take(self.n_blocks);
         let parts = blocks.flat_map(|block| block.memory.iter().zip(&block.core));
-        let n_idle: u64 = parts.map(|(memory, core)| u64::from(*memory == WHOLE && *core == WHOLE)).sum();
-        (n_idle * n_idle * u64::from(WHOLE.unsigned_abs())).checked_div(u64::from(self.n)).unwrap_or(0)
+        let n_idle: u64 = parts
+            .map(|(memory, core)| u64::from(*memory == WHOLE && *core == WHOLE))
+            .sum();
+        (n_idle * n_idle * u64::from(WHOLE.unsigned_abs()))
+            .checked_div(u64::from(self.n))
+            .unwrap_or(0)
     }
 
     /// Thousandths that are free of the GPUs, of whichever dimension there is less.
     pub(crate) fn free(&self) -> u32 {
         let blocks = self.blocks.iter().take(self.n_blocks);
         let parts = blocks.flat_map(|block| block.memory.iter().zip(&block.core));
-        parts.map(|(memory, core)| u32::from((*memory).min(*core).max(0).unsigned_abs())).sum()
+        parts
+            .map(|(memory, core)| u32::from((*memory).min(*core).max(0).unsigned_abs()))
+            .sum()
     }
 
     /// Thousandths that are free and of no use to a pod.
@@ -321,10 +411,15 @@ impl Lanes {
             for (memory, core) in block.memory.iter().zip(&block.core) {
                 let fits = *memory >= pod.part.memory && *core >= pod.part.core;
                 n_fitting += u16::from(fits);
-                too_full += if fits { 0 } else { u32::from((*memory).min(*core).max(0).unsigned_abs()) };
+                too_full += if fits {
+                    0
+                } else {
+                    u32::from((*memory).min(*core).max(0).unsigned_abs())
+                };
             }
         }
-        let has_room = n_fitting >= pod.n_gpus && host.cpu_milli >= pod.cpu_milli && host.memory >= pod.host_memory;
+        let has_room =
+            n_fitting >= pod.n_gpus && host.cpu_milli >= pod.cpu_milli && host.memory >= pod.host_memory;
         if has_room { too_full } else { self.free() }
     }
 
@@ -345,8 +440,16 @@ impl Lanes {
             self.set(at, Part { memory: -1, core: -1 });
         }
         for at in 0..self.n_blocks * LANES {
-            if let (Some(free), Some(Part { memory: -1, .. })) = (before.get(at).filter(|free| free.memory >= 0), self.get(at)) {
-                self.set(at, Part { memory: free.memory - part.memory, core: free.core - part.core });
+            if let (Some(free), Some(Part { memory: -1, .. })) =
+                (before.get(at).filter(|free| free.memory >= 0), self.get(at))
+            {
+                self.set(
+                    at,
+                    Part {
+                        memory: free.memory - part.memory,
+                        core: free.core - part.core,
+                    },
+                );
             }
         }
         u32::from(n)
@@ -375,7 +478,11 @@ impl Block {
         for ((memory, core), place) in self.memory.iter().zip(&self.core).zip(PLACES) {
             let fits = *memory >= part.memory && *core >= part.core;
             // Thousandths of two dimensions, in eighths: below 16,008.
-            let key = if fits { (memory + core) * 8 + place } else { i16::MAX };
+            let key = if fits {
+                (memory + core) * 8 + place
+            } else {
+                i16::MAX
+            };
             least = least.min(key);
         }
         least

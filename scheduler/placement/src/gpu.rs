@@ -100,7 +100,9 @@ pub enum InventoryProblem {
         slots: u32,
     },
     /// A memory unit of no bytes, or larger than any device; treated as unknown.
-    #[error("a memory unit of {unit_bytes} bytes is not from 1 to 2^50; the node's units are taken to be unknown")]
+    #[error(
+        "a memory unit of {unit_bytes} bytes is not from 1 to 2^50; the node's units are taken to be unknown"
+    )]
     Unit {
         /// The unit that the node claims.
         unit_bytes: u64,
@@ -110,28 +112,51 @@ pub enum InventoryProblem {
 impl Gpu {
     /// Everything that the device has, healthy or not.
     pub fn total(&self) -> Amounts {
-        Amounts { memory: Memory::from_bytes(self.memory_bytes), core: self.core, slots: self.slots }
+        Amounts {
+            memory: Memory::from_bytes(self.memory_bytes),
+            core: self.core,
+            slots: self.slots,
+        }
     }
 
     fn absurdity(&self) -> Option<InventoryProblem> {
-        let Self { ref uuid, memory_bytes, core, slots, .. } = *self;
+        let Self {
+            ref uuid,
+            memory_bytes,
+            core,
+            slots,
+            ..
+        } = *self;
         if !(1..=MAX_MEMORY_BYTES).contains(&memory_bytes) {
-            return Some(InventoryProblem::Memory { uuid: uuid.clone(), memory_bytes });
+            return Some(InventoryProblem::Memory {
+                uuid: uuid.clone(),
+                memory_bytes,
+            });
         }
-        (core > MAX_COUNT || slots > MAX_COUNT).then(|| InventoryProblem::Count { uuid: uuid.clone(), core, slots })
+        (core > MAX_COUNT || slots > MAX_COUNT).then(|| InventoryProblem::Count {
+            uuid: uuid.clone(),
+            core,
+            slots,
+        })
     }
 }
 
 impl Inventory {
     /// Whether there is any device, usable or not.
     pub fn has_devices(&self) -> bool {
-        !self.gpus.is_empty() || self.classes.iter().flatten().any(|class| !class.devices.is_empty())
+        !self.gpus.is_empty()
+            || self
+                .classes
+                .iter()
+                .flatten()
+                .any(|class| !class.devices.is_empty())
     }
 
     /// Orders the devices by minor and takes out what cannot be used.
     pub(crate) fn sift(&mut self) -> Vec<InventoryProblem> {
         let mut problems = Vec::new();
-        self.gpus.sort_by(|a, b| (a.minor, &a.uuid).cmp(&(b.minor, &b.uuid)));
+        self.gpus
+            .sort_by(|a, b| (a.minor, &a.uuid).cmp(&(b.minor, &b.uuid)));
         let (mut uuids, mut minors) = (BTreeSet::new(), BTreeSet::new());
         self.gpus.retain(|gpu| {
             let problem = gpu.absurdity().or_else(|| {
@@ -153,7 +178,10 @@ impl Inventory {
         if let Some(classes) = &mut self.classes {
             classes.sort_by(|a, b| a.kind.cmp(&b.kind));
         }
-        if let Some(unit_bytes) = self.unit_bytes.filter(|unit| !(1..=MAX_MEMORY_BYTES).contains(unit)) {
+        if let Some(unit_bytes) = self
+            .unit_bytes
+            .filter(|unit| !(1..=MAX_MEMORY_BYTES).contains(unit))
+        {
             problems.push(InventoryProblem::Unit { unit_bytes });
             self.unit_bytes = None;
         }

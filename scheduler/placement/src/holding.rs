@@ -70,7 +70,13 @@ pub struct Holdings {
 
 impl From<Holding> for Holdings {
     fn from(gpus: Holding) -> Self {
-        Self { gpus, unknown_whole: 0, is_vendor: false, others: Vec::new(), exclusions: Vec::new() }
+        Self {
+            gpus,
+            unknown_whole: 0,
+            is_vendor: false,
+            others: Vec::new(),
+            exclusions: Vec::new(),
+        }
     }
 }
 
@@ -125,7 +131,13 @@ pub struct Placement {
 impl From<&Share> for HeldShare {
     fn from(share: &Share) -> Self {
         let Amounts { memory, core, slots } = share.amounts;
-        Self { gpu: GpuRef::Uuid(share.gpu.clone()), memory: HeldMemory::Exact(memory), core, slots, trusted: true }
+        Self {
+            gpu: GpuRef::Uuid(share.gpu.clone()),
+            memory: HeldMemory::Exact(memory),
+            core,
+            slots,
+            trusted: true,
+        }
     }
 }
 

@@ -44,24 +44,36 @@ pub struct HostLoad {
 
 impl From<HostAmounts> for HostLoad {
     fn from(amounts: HostAmounts) -> Self {
-        Self { amounts, is_tied: false }
+        Self {
+            amounts,
+            is_tied: false,
+        }
     }
 }
 
 impl HostAmounts {
     /// More than any node has.
-    pub const PLENTY: Self = Self { cpu_milli: u64::MAX, memory: u64::MAX };
+    pub const PLENTY: Self = Self {
+        cpu_milli: u64::MAX,
+        memory: u64::MAX,
+    };
 
     /// The sum, at most what the types hold.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
-        Self { cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli), memory: self.memory.saturating_add(other.memory) }
+        Self {
+            cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli),
+            memory: self.memory.saturating_add(other.memory),
+        }
     }
 
     /// The difference, at least zero.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
-        Self { cpu_milli: self.cpu_milli.saturating_sub(other.cpu_milli), memory: self.memory.saturating_sub(other.memory) }
+        Self {
+            cpu_milli: self.cpu_milli.saturating_sub(other.cpu_milli),
+            memory: self.memory.saturating_sub(other.memory),
+        }
     }
 }
 
@@ -73,7 +85,8 @@ impl Host {
 
     /// What nobody uses.
     pub(crate) fn free(&self) -> HostAmounts {
-        self.total.map_or(HostAmounts::PLENTY, |total| total.less(self.used))
+        self.total
+            .map_or(HostAmounts::PLENTY, |total| total.less(self.used))
     }
 }
 
@@ -82,7 +95,9 @@ impl Fleet {
     pub fn set_host(&mut self, node: &str, total: Option<HostAmounts>) {
         let known = self.names.get(node).map(NodeId::index);
         // A node of which nothing is known need not be entered for that.
-        let Some(index) = known.or_else(|| total.map(|_| self.index_of(node))) else { return };
+        let Some(index) = known.or_else(|| total.map(|_| self.index_of(node))) else {
+            return;
+        };
         if self.at(index).is_some_and(|node| node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
@@ -93,7 +108,11 @@ impl Fleet {
     pub fn run(&mut self, owner: &OwnerId, node: &str, load: impl Into<HostLoad>) {
         let index = self.index_of(node);
         let HostLoad { amounts, is_tied } = load.into();
-        let used = HostUse { index, amounts, is_tied };
+        let used = HostUse {
+            index,
+            amounts,
+            is_tied,
+        };
         if self.running.get(owner) == Some(&used) {
             return;
         }

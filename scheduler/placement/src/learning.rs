@@ -50,20 +50,34 @@ impl Fleet {
     /// The questions that have been asked since policies learnt last, to be put to all nodes; `None` if nothing is being learnt.
     pub fn rehearsal(&self) -> Option<Rehearsal> {
         let next = self.next.as_ref()?;
-        Some(Rehearsal { questions: self.rankings.questions(self.forecasts.number()), from: 0, forecasts: next.number() })
+        Some(Rehearsal {
+            questions: self.rankings.questions(self.forecasts.number()),
+            from: 0,
+            forecasts: next.number(),
+        })
     }
 
     /// Puts a question to some nodes, a fraction of a millisecond's work; whether there are more.
     ///
     /// The fleet may change between two stretches.
     pub fn rehearse(&self, rehearsal: &mut Rehearsal) -> bool {
-        let Some(next) = self.next.as_ref().filter(|next| next.number() == rehearsal.forecasts) else { return false };
-        let Some(question) = rehearsal.questions.last() else { return false };
+        let Some(next) = self
+            .next
+            .as_ref()
+            .filter(|next| next.number() == rehearsal.forecasts)
+        else {
+            return false;
+        };
+        let Some(question) = rehearsal.questions.last() else {
+            return false;
+        };
         let mut asking = Asking::under(self, next, question.ask(), Hints::Respect);
         let stretch = self.slots.iter().zip(0..).skip(rehearsal.from).take(STRETCH);
         for (slot, index) in stretch.filter(|(slot, _)| slot.node.is_some()) {
             // What comes of it is remembered, a refusal too.
-            asking.verdict(NodeId::new(index, slot.generation), question.policies).ok();
+            asking
+                .verdict(NodeId::new(index, slot.generation), question.policies)
+                .ok();
         }
         rehearsal.from += STRETCH;
         if rehearsal.from >= self.slots.len() {
@@ -89,8 +103,10 @@ impl Fleet {
         for spec in sample {
             *counts.entry(*spec).or_default() += 1;
         }
-        let permille = |n: usize| u32::try_from((n * 1000 + sample.len() / 2) / sample.len().max(1)).unwrap_or(1000);
-        let mut expected: Vec<(Spec, u32)> = counts.into_iter().map(|(spec, n)| (spec, permille(n))).collect();
+        let permille =
+            |n: usize| u32::try_from((n * 1000 + sample.len() / 2) / sample.len().max(1)).unwrap_or(1000);
+        let mut expected: Vec<(Spec, u32)> =
+            counts.into_iter().map(|(spec, n)| (spec, permille(n))).collect();
         expected.sort_by_key(|(_, permille)| Reverse(*permille));
         expected
     }

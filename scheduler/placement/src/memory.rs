@@ -49,7 +49,11 @@ impl Memory {
     /// How many percent of `total` this amount is, rounded up; 0 if `total` is zero.
     pub fn percent_of(self, total: Self) -> u32 {
         let scaled = u128::from(self.0) * 100;
-        let percent = if total.0 == 0 { 0 } else { scaled.div_ceil(u128::from(total.0)) };
+        let percent = if total.0 == 0 {
+            0
+        } else {
+            scaled.div_ceil(u128::from(total.0))
+        };
         u32::try_from(percent).unwrap_or(u32::MAX)
     }
 

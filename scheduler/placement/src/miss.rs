@@ -105,7 +105,10 @@ impl Miss {
     pub fn reason(&self) -> Reason {
         match self {
             Self::Plain(reason) => *reason,
-            Self::TooFew { kind: Kind::Other(_), .. } | Self::NotAll { .. } => Reason::OtherDevices,
+            Self::TooFew {
+                kind: Kind::Other(_), ..
+            }
+            | Self::NotAll { .. } => Reason::OtherDevices,
             Self::TooFew { kind: Kind::Gpu, .. } | Self::SeesExclusive => Reason::Selected,
             Self::Partition { .. } => Reason::Partition,
             Self::Scope { .. } | Self::Together { .. } => Reason::Together,
@@ -118,22 +121,73 @@ impl fmt::Display for Miss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plain(reason) => reason.fmt(f),
-            Self::TooFew { kind, needed, tally } => write!(f, "{}, {} needed", Told { tally, kind, needed: *needed }, are(*needed)),
-            Self::NotAll { kind, tally } if tally.selected == 0 => write!(f, "{}", Told { tally, kind, needed: 1 }),
-            Self::NotAll { kind, tally } => write!(f, "{}, all are needed", Told { tally, kind, needed: tally.selected }),
+            Self::TooFew { kind, needed, tally } => write!(
+                f,
+                "{}, {} needed",
+                Told {
+                    tally,
+                    kind,
+                    needed: *needed
+                },
+                are(*needed)
+            ),
+            Self::NotAll { kind, tally } if tally.selected == 0 => write!(
+                f,
+                "{}",
+                Told {
+                    tally,
+                    kind,
+                    needed: 1
+                }
+            ),
+            Self::NotAll { kind, tally } => write!(
+                f,
+                "{}, all are needed",
+                Told {
+                    tally,
+                    kind,
+                    needed: tally.selected
+                }
+            ),
             Self::Partition { needed, problem } => problem.tell(*needed, f),
             Self::Scope { needed, scope, most } => {
                 let scope = scope.name();
-                write!(f, "no {scope} has {} that may be taken; the most on one {scope} is {most}", count(*needed, &Kind::Gpu))
+                write!(
+                    f,
+                    "no {scope} has {} that may be taken; the most on one {scope} is {most}",
+                    count(*needed, &Kind::Gpu)
+                )
             }
-            Self::Together { lead, needed, lacking, switch: Some(switch) } => {
-                write!(f, "{} fit, no {lacking} left on switch {switch}", count(*needed, lead))
+            Self::Together {
+                lead,
+                needed,
+                lacking,
+                switch: Some(switch),
+            } => {
+                write!(
+                    f,
+                    "{} fit, no {lacking} left on switch {switch}",
+                    count(*needed, lead)
+                )
             }
-            Self::Together { lead, needed, lacking, switch: None } => {
-                write!(f, "{} fit, too few {lacking} left on their switches", count(*needed, lead))
+            Self::Together {
+                lead,
+                needed,
+                lacking,
+                switch: None,
+            } => {
+                write!(
+                    f,
+                    "{} fit, too few {lacking} left on their switches",
+                    count(*needed, lead)
+                )
             }
-            Self::NotChosenHere => f.write_str("the vendor's plugin chooses GPUs on this node, and heeds no wishes"),
-            Self::SeesExclusive => f.write_str("a pod has GPUs to itself, which a pod that sees all GPUs would see"),
+            Self::NotChosenHere => {
+                f.write_str("the vendor's plugin chooses GPUs on this node, and heeds no wishes")
+            }
+            Self::SeesExclusive => {
+                f.write_str("a pod has GPUs to itself, which a pod that sees all GPUs would see")
+            }
         }
     }
 }
@@ -147,7 +201,10 @@ impl NoPartition {
             Self::Free => write!(f, "no partition of {gpus} is free"),
             Self::Bandwidth => write!(f, "no free partition of {gpus} is known to have the bandwidth"),
             Self::Score { wanted, free } => {
-                write!(f, "no free partition of {gpus} with score {wanted}; the best free one has score {free}")
+                write!(
+                    f,
+                    "no free partition of {gpus} with score {wanted}; the best free one has score {free}"
+                )
             }
         }
     }
@@ -163,23 +220,50 @@ struct Told<'a> {
 impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tally, kind, needed } = self;
-        let noun = if **kind == Kind::Gpu { "GPUs".to_owned() } else { format!("devices of type {kind}") };
-        let labels = tally.selector.as_ref().filter(|selector| !selector.requirements.is_empty());
+        let noun = if **kind == Kind::Gpu {
+            "GPUs".to_owned()
+        } else {
+            format!("devices of type {kind}")
+        };
+        let labels = tally
+            .selector
+            .as_ref()
+            .filter(|selector| !selector.requirements.is_empty());
         if tally.all < *needed {
             return write!(f, "the node has {} {noun}", tally.all);
         }
         if let Some(labels) = labels.filter(|_| tally.selected < *needed) {
-            return write!(f, "{} of the {} {noun} have labels {labels}", tally.selected, tally.all);
+            return write!(
+                f,
+                "{} of the {} {noun} have labels {labels}",
+                tally.selected, tally.all
+            );
         }
         let noun = labels.map_or(noun.clone(), |labels| format!("{noun} with labels {labels}"));
         if tally.with_function < *needed {
-            return write!(f, "{} of the {} {noun} have a free VF of the kind that is wanted", tally.with_function, tally.selected);
+            return write!(
+                f,
+                "{} of the {} {noun} have a free VF of the kind that is wanted",
+                tally.with_function, tally.selected
+            );
         }
-        let noun = if tally.wants_functions { format!("{noun} with a free VF") } else { noun };
+        let noun = if tally.wants_functions {
+            format!("{noun} with a free VF")
+        } else {
+            noun
+        };
         if tally.with_room < *needed {
-            return write!(f, "{} of the {} {noun} are well and have room", tally.with_room, tally.with_function);
+            return write!(
+                f,
+                "{} of the {} {noun} are well and have room",
+                tally.with_room, tally.with_function
+            );
         }
-        write!(f, "{} of the {} {noun} that have room are not ruled out by exclusive use", tally.permitted, tally.with_room)
+        write!(
+            f,
+            "{} of the {} {noun} that have room are not ruled out by exclusive use",
+            tally.permitted, tally.with_room
+        )
     }
 }
 

@@ -88,7 +88,12 @@ impl Node {
             host: self.host,
             model: self.model,
             held: self.held.clone(),
-            hints: self.hints.iter().filter(|hint| heeds(&hint.owner)).cloned().collect(),
+            hints: self
+                .hints
+                .iter()
+                .filter(|hint| heeds(&hint.owner))
+                .cloned()
+                .collect(),
             ..Self::new(self.name.clone())
         };
         copy.recount();
@@ -110,7 +115,10 @@ impl Node {
     }
 
     pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {
-        let at = self.held.binary_search_by(|held| held.owner.as_str().cmp(owner)).ok()?;
+        let at = self
+            .held
+            .binary_search_by(|held| held.owner.as_str().cmp(owner))
+            .ok()?;
         self.held.get(at)
     }
 
@@ -139,7 +147,14 @@ impl Node {
     pub(crate) fn put_hint(&mut self, owner: OwnerId, placement: Placement) {
         self.take_hint(owner.as_str());
         let at = self.hints.partition_point(|hint| hint.owner < owner);
-        self.hints.insert(at, Hint { owner, placement, charges: Box::default() });
+        self.hints.insert(
+            at,
+            Hint {
+                owner,
+                placement,
+                charges: Box::default(),
+            },
+        );
         self.locate_hints();
     }
 
@@ -149,10 +164,16 @@ impl Node {
     }
 
     fn note_rules(&mut self) {
-        let is_binding = |inventory: &Inventory| inventory.partitions.as_ref().is_some_and(|table| table.is_binding);
+        let is_binding = |inventory: &Inventory| {
+            inventory
+                .partitions
+                .as_ref()
+                .is_some_and(|table| table.is_binding)
+        };
         let held = self.held.iter().map(|held| &held.holdings.exclusions);
         let mut exclusions = held.chain(self.hints.iter().map(|hint| &hint.placement.exclusions));
-        self.has_rules = self.inventory.as_ref().is_some_and(is_binding) || exclusions.any(|exclusions| !exclusions.is_empty());
+        self.has_rules = self.inventory.as_ref().is_some_and(is_binding)
+            || exclusions.any(|exclusions| !exclusions.is_empty());
     }
 
     /// Takes an inventory with its shape in; gives the shape back that the node had.
@@ -176,13 +197,24 @@ impl Node {
     #[inline]
     pub(crate) fn rows_under<'a>(&'a self, hints: Hints<'a>) -> impl Iterator<Item = Row> + Clone + 'a {
         let hinted = self.any_hint_counts(hints);
-        self.rows.iter().enumerate().map(move |(at, row)| if hinted { self.less_hints(at, *row, hints) } else { *row })
+        self.rows.iter().enumerate().map(move |(at, row)| {
+            if hinted {
+                self.less_hints(at, *row, hints)
+            } else {
+                *row
+            }
+        })
     }
 
     fn less_hints(&self, at: usize, row: Row, hints: Hints<'_>) -> Row {
         let heeded = self.hints.iter().filter(|hint| hints.heeds(&hint.owner));
-        let charges = heeded.flat_map(|hint| &hint.charges).filter(|(row, _)| *row == at);
-        Row { free: charges.fold(row.free, |free, (_, amounts)| free.less(*amounts)), ..row }
+        let charges = heeded
+            .flat_map(|hint| &hint.charges)
+            .filter(|(row, _)| *row == at);
+        Row {
+            free: charges.fold(row.free, |free, (_, amounts)| free.less(*amounts)),
+            ..row
+        }
     }
 
     /// Works everything that is free out anew from the inventory and the holdings.
@@ -193,7 +225,9 @@ impl Node {
 
     /// Whether devices are told apart by more than what is free of GPUs.
     pub(crate) fn is_varied(&self) -> bool {
-        !self.classes().is_empty() || self.has_rules || self.shape.as_ref().is_some_and(|shape| shape.has_topology)
+        !self.classes().is_empty()
+            || self.has_rules
+            || self.shape.as_ref().is_some_and(|shape| shape.has_topology)
     }
 
     fn recount_free(&mut self) {
@@ -211,10 +245,16 @@ impl Node {
         }
         self.any_aside = false;
         for ((row, mark), gpu) in self.rows.iter_mut().zip(&mut self.marks).zip(&inventory.gpus) {
-            *mark = Mark { is_withheld: inventory.is_withheld(gpu, n_unknown), ..Mark::default() };
+            *mark = Mark {
+                is_withheld: inventory.is_withheld(gpu, n_unknown),
+                ..Mark::default()
+            };
             let is_aside = !gpu.healthy || mark.is_withheld;
             let total = gpu.total();
-            *row = Row { free: if is_aside { Amounts::ZERO } else { total }, total };
+            *row = Row {
+                free: if is_aside { Amounts::ZERO } else { total },
+                total,
+            };
             self.any_aside |= is_aside;
         }
         inventory.charge_all(&self.held, &mut |held, charge| {
@@ -230,7 +270,9 @@ impl Node {
     fn locate_hints(&mut self) {
         self.note_rules();
         let Some(inventory) = &self.inventory else {
-            self.hints.iter_mut().for_each(|hint| hint.charges = Box::default());
+            self.hints
+                .iter_mut()
+                .for_each(|hint| hint.charges = Box::default());
             return;
         };
         for hint in &mut self.hints {
@@ -238,8 +280,14 @@ impl Node {
             let shares = hint.placement.shares.iter();
             let shares = shares.filter_map(|share| Some((locate(share.gpu.clone())?, share.amounts)));
             // Any of them may be the one that the vendor's plugin takes.
-            let for_vendor = inventory.gpus.iter().enumerate().filter(|(_, gpu)| inventory.is_for_vendor(gpu));
-            let any = for_vendor.filter(|_| hint.placement.unknown_whole > 0).map(|(row, gpu)| (row, gpu.total()));
+            let for_vendor = inventory
+                .gpus
+                .iter()
+                .enumerate()
+                .filter(|(_, gpu)| inventory.is_for_vendor(gpu));
+            let any = for_vendor
+                .filter(|_| hint.placement.unknown_whole > 0)
+                .map(|(row, gpu)| (row, gpu.total()));
             hint.charges = shares.chain(any).collect();
         }
     }
@@ -249,7 +297,10 @@ impl Node {
         let Holding::Shares(shares) = holding else { return };
         shares.shrink_to_fit();
         for share in shares {
-            let known = self.gpus().iter().find(|gpu| matches!(&share.gpu, GpuRef::Uuid(uuid) if *uuid == gpu.uuid));
+            let known = self
+                .gpus()
+                .iter()
+                .find(|gpu| matches!(&share.gpu, GpuRef::Uuid(uuid) if *uuid == gpu.uuid));
             if let Some(gpu) = known {
                 share.gpu = GpuRef::Uuid(gpu.uuid.clone());
             }

@@ -120,8 +120,18 @@ struct Pod {
 impl<'a> Search<'a> {
     fn of(node: &Node, ask: Ask<'a>, preemption: Preemption<'a>) -> Self {
         let node = node.copy_heeding(|owner| !preemption.outranked.contains(owner));
-        let pods = preemption.pods.iter().map(|pod| Pod::of(pod, &node, ask.others, preemption.budgets)).collect();
-        Self { ask, preemption, node, pods, n_checks: 0 }
+        let pods = preemption
+            .pods
+            .iter()
+            .map(|pod| Pod::of(pod, &node, ask.others, preemption.budgets))
+            .collect();
+        Self {
+            ask,
+            preemption,
+            node,
+            pods,
+            n_checks: 0,
+        }
     }
 
     /// The cheapest set of victims that was found.
@@ -156,7 +166,8 @@ impl<'a> Search<'a> {
             let is_forced = |at: usize| self.pod(at).is_some_and(|pod| pod.is_forced);
             let lacks_forced = (0..self.pods.len()).any(|at| is_forced(at) && !is_in(&at));
             let cost = self.cost(&set);
-            let is_better = |(cheapest, before): &(Cost, Vec<usize>)| (&cost, set.len()) < (cheapest, before.len());
+            let is_better =
+                |(cheapest, before): &(Cost, Vec<usize>)| (&cost, set.len()) < (cheapest, before.len());
             if lacks_forced || !best.as_ref().is_none_or(is_better) {
                 continue;
             }
@@ -182,8 +193,14 @@ impl<'a> Search<'a> {
             fits = self.fits();
         }
         // Without the last level the request does not fit, so at least one of its pods is a victim.
-        let highest = last.iter().filter_map(|at| self.pod(*at)).map(|pod| i64::from(pod.priority)).min();
-        let is_worse = |(cost, _): &(Cost, Vec<usize>)| cost.n_violations == 0 && highest.is_some_and(|highest| cost.highest < highest);
+        let highest = last
+            .iter()
+            .filter_map(|at| self.pod(*at))
+            .map(|pod| i64::from(pod.priority))
+            .min();
+        let is_worse = |(cost, _): &(Cost, Vec<usize>)| {
+            cost.n_violations == 0 && highest.is_some_and(|highest| cost.highest < highest)
+        };
         if !fits || best.as_ref().is_some_and(is_worse) {
             return;
         }
@@ -202,12 +219,25 @@ impl<'a> Search<'a> {
 
     /// Puts back each of these pods without which the request still fits, the most important first.
     fn spare(&mut self, away: &[usize], small_first: bool) {
-        let mut order: Vec<usize> = away.iter().copied().filter(|at| self.pod(*at).is_some_and(|pod| !pod.is_forced)).collect();
+        let mut order: Vec<usize> = away
+            .iter()
+            .copied()
+            .filter(|at| self.pod(*at).is_some_and(|pod| !pod.is_forced))
+            .collect();
         order.sort_by_cached_key(|at| {
             let (pod, own) = (self.pod(*at), self.pods.get(*at));
             let protection = own.map_or(0, |own| own.protection);
             let size = own.filter(|_| small_first).map(|own| own.size);
-            pod.map(|pod| (pod.is_leaving, Reverse(protection), Reverse(pod.priority), size, pod.started, pod.owner.clone()))
+            pod.map(|pod| {
+                (
+                    pod.is_leaving,
+                    Reverse(protection),
+                    Reverse(pod.priority),
+                    size,
+                    pod.started,
+                    pod.owner.clone(),
+                )
+            })
         });
         for at in order {
             self.restore(at);
@@ -220,8 +250,14 @@ impl<'a> Search<'a> {
     fn fits(&mut self) -> bool {
         self.n_checks += 1;
         let frees = |sum: usize| {
-            let away = self.pods.iter().zip(self.preemption.pods).filter(|(own, _)| own.is_away);
-            away.fold(0_u64, |freed, (_, pod)| freed.saturating_add(pod.frees.get(sum).copied().unwrap_or(0)))
+            let away = self
+                .pods
+                .iter()
+                .zip(self.preemption.pods)
+                .filter(|(own, _)| own.is_away);
+            away.fold(0_u64, |freed, (_, pod)| {
+                freed.saturating_add(pod.frees.get(sum).copied().unwrap_or(0))
+            })
         };
         let mut sums = self.preemption.must_free.iter().enumerate();
         sums.all(|(sum, needed)| frees(sum) >= *needed) && self.node.fit_all(self.ask, Hints::Respect).is_ok()
@@ -256,7 +292,12 @@ impl<'a> Search<'a> {
     }
 
     fn away(&self) -> Vec<usize> {
-        self.pods.iter().enumerate().filter(|(_, own)| own.is_away).map(|(at, _)| at).collect()
+        self.pods
+            .iter()
+            .enumerate()
+            .filter(|(_, own)| own.is_away)
+            .map(|(at, _)| at)
+            .collect()
     }
 
     fn pod(&self, at: usize) -> Option<&'a Evictable> {
@@ -276,12 +317,19 @@ impl<'a> Search<'a> {
                 own if own.holds_others => 1,
                 _ => 2_u8,
             };
-            let (first, second) = if by_device_first { (distance, own.protection) } else { (own.protection, distance) };
+            let (first, second) = if by_device_first {
+                (distance, own.protection)
+            } else {
+                (own.protection, distance)
+            };
             Some((first, second, pod.priority))
         };
         let mut keyed: Vec<_> = (0..self.pods.len()).map(|at| (key(at), at)).collect();
         keyed.sort_unstable();
-        keyed.chunk_by(|(key, _), (other, _)| key == other).map(|level| level.iter().map(|(_, at)| *at).collect()).collect()
+        keyed
+            .chunk_by(|(key, _), (other, _)| key == other)
+            .map(|level| level.iter().map(|(_, at)| *at).collect())
+            .collect()
     }
 
     /// The sets of GPUs that may serve the request.
@@ -302,17 +350,32 @@ impl<'a> Search<'a> {
 
     /// GPUs that partitions, switches and NUMA nodes hold together, if there are enough of them.
     fn sets_by_topology(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
-        let places = || self.node.gpus().iter().map(|gpu| gpu.traits.place.as_ref()).enumerate();
+        let places = || {
+            self.node
+                .gpus()
+                .iter()
+                .map(|gpu| gpu.traits.place.as_ref())
+                .enumerate()
+        };
         let mut sets: Vec<BTreeSet<usize>> = Vec::new();
         for (_, place) in places() {
             let Some(place) = place else { continue };
             let with = |same: &dyn Fn(&crate::traits::Place) -> bool| {
-                places().filter(|(_, other)| other.is_some_and(same)).map(|(at, _)| at).collect::<BTreeSet<usize>>()
+                places()
+                    .filter(|(_, other)| other.is_some_and(same))
+                    .map(|(at, _)| at)
+                    .collect::<BTreeSet<usize>>()
             };
             sets.push(with(&|other| other.numa == place.numa));
-            sets.push(with(&|other| other.numa == place.numa && other.switch == place.switch));
+            sets.push(with(&|other| {
+                other.numa == place.numa && other.switch == place.switch
+            }));
         }
-        let table = self.node.inventory.as_ref().and_then(|inventory| inventory.partitions.as_ref());
+        let table = self
+            .node
+            .inventory
+            .as_ref()
+            .and_then(|inventory| inventory.partitions.as_ref());
         let row_of = |minor: &u32| self.node.gpus().iter().position(|gpu| gpu.minor == *minor);
         let partitions = table.into_iter().flat_map(|table| &table.partitions);
         sets.extend(partitions.map(|partition| partition.minors.iter().filter_map(row_of).collect()));
@@ -326,13 +389,16 @@ impl<'a> Search<'a> {
     fn growing_sets(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
         let n_gpus = self.node.gpus().len();
         let cost = |row: &usize| {
-            let holders: Vec<usize> =
-                (0..self.pods.len()).filter(|at| self.pods.get(*at).is_some_and(|own| own.rows.contains(row))).collect();
+            let holders: Vec<usize> = (0..self.pods.len())
+                .filter(|at| self.pods.get(*at).is_some_and(|own| own.rows.contains(row)))
+                .collect();
             self.cost(&holders)
         };
         let mut rows: Vec<usize> = (0..n_gpus).collect();
         rows.sort_by_cached_key(cost);
-        (n_needed..n_gpus).map(|n| rows.iter().take(n).copied().collect()).collect()
+        (n_needed..n_gpus)
+            .map(|n| rows.iter().take(n).copied().collect())
+            .collect()
     }
 
     fn cost(&self, victims: &[usize]) -> Cost {
@@ -340,7 +406,11 @@ impl<'a> Search<'a> {
         let paid: Vec<&Evictable> = order.iter().copied().filter(|pod| !pod.is_leaving).collect();
         let highest = paid.first().map_or(i64::MIN, |pod| i64::from(pod.priority));
         let raised = |pod: &&Evictable| i64::from(pod.priority) - i64::from(i32::MIN);
-        let first = paid.iter().take_while(|pod| i64::from(pod.priority) == highest).map(|pod| pod.started).min();
+        let first = paid
+            .iter()
+            .take_while(|pod| i64::from(pod.priority) == highest)
+            .map(|pod| pod.started)
+            .min();
         Cost {
             n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
             highest,
@@ -375,11 +445,23 @@ impl Pod {
             // Any GPU may be the one that the vendor's plugin has given it.
             rows.extend((0..inventory.gpus.len()).filter(|_| held.holdings.unknown_whole > 0));
         }
-        let is_asked_for = |holdings: &Holdings| holdings.others.iter().any(|held| others.iter().any(|other| other.kind == held.kind));
+        let is_asked_for = |holdings: &Holdings| {
+            holdings
+                .others
+                .iter()
+                .any(|held| others.iter().any(|other| other.kind == held.kind))
+        };
         let holds_others = held.as_ref().is_some_and(|held| is_asked_for(&held.holdings));
         let allowed = pod.budgets.iter().filter_map(|budget| budgets.get(*budget)).min();
         let protection = allowed.map_or(0, |allowed| if *allowed <= 0 { 2 } else { 1 });
-        Self { held, rows, holds_others, size, protection, is_away: false }
+        Self {
+            held,
+            rows,
+            holds_others,
+            size,
+            protection,
+            is_away: false,
+        }
     }
 }
 
@@ -416,7 +498,9 @@ fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
         let longer = |set: &BTreeSet<usize>| {
             let set = set.clone();
             let first = set.last().map_or(0, |last| last + 1);
-            (first..n).map(move |next| set.iter().copied().chain([next]).collect::<BTreeSet<usize>>()).collect::<Vec<_>>()
+            (first..n)
+                .map(move |next| set.iter().copied().chain([next]).collect::<BTreeSet<usize>>())
+                .collect::<Vec<_>>()
         };
         sets = sets.iter().flat_map(longer).collect();
         if sets.len() > MOST_SETS {

@@ -54,20 +54,34 @@ pub(crate) struct Rankings {
 impl Question {
     /// What it asks of a node.
     pub(crate) fn ask(&self) -> Ask<'_> {
-        Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_ref(), host: self.host }
+        Ask {
+            gpus: self.gpus,
+            others: &self.others,
+            wishes: self.wishes.as_ref(),
+            host: self.host,
+        }
     }
 
     fn is(&self, ask: &Ask<'_>, policies: Policies, forecasts: u32) -> bool {
-        let plain = (self.gpus, self.host, self.policies, self.forecasts) == (ask.gpus, ask.host, policies, forecasts);
+        let plain = (self.gpus, self.host, self.policies, self.forecasts)
+            == (ask.gpus, ask.host, policies, forecasts);
         plain && *self.others == *ask.others && self.wishes.as_ref() == ask.wishes
     }
 }
 
 impl Rankings {
     /// What is remembered of such a question, with room for so many nodes.
-    pub(crate) fn of(&self, ask: &Ask<'_>, policies: Policies, forecasts: u32, n_nodes: usize) -> Arc<Ranking> {
+    pub(crate) fn of(
+        &self,
+        ask: &Ask<'_>,
+        policies: Policies,
+        forecasts: u32,
+        n_nodes: usize,
+    ) -> Arc<Ranking> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known.iter().rposition(|(question, _)| question.is(ask, policies, forecasts));
+        let found = known
+            .iter()
+            .rposition(|(question, _)| question.is(ask, policies, forecasts));
         let (question, ranking) = if let Some(at) = found {
             known.remove(at)
         } else {
@@ -77,11 +91,27 @@ impl Rankings {
             {
                 known.remove(oldest);
             }
-            let Ask { gpus, others, wishes, host } = *ask;
-            let question = Question { gpus, others: others.into(), wishes: wishes.cloned(), host, policies, forecasts };
+            let Ask {
+                gpus,
+                others,
+                wishes,
+                host,
+            } = *ask;
+            let question = Question {
+                gpus,
+                others: others.into(),
+                wishes: wishes.cloned(),
+                host,
+                policies,
+                forecasts,
+            };
             (Arc::new(question), Arc::new(Ranking::with_room_for(n_nodes)))
         };
-        let ranking = if ranking.words.len() < n_nodes { Arc::new(ranking.grown(n_nodes)) } else { ranking };
+        let ranking = if ranking.words.len() < n_nodes {
+            Arc::new(ranking.grown(n_nodes))
+        } else {
+            ranking
+        };
         known.push((question, Arc::clone(&ranking)));
         ranking
     }
@@ -89,7 +119,12 @@ impl Rankings {
     /// The questions that have been asked under these forecasts, the last one last.
     pub(crate) fn questions(&self, forecasts: u32) -> Vec<Arc<Question>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().map(|(question, _)| question).filter(|question| question.forecasts == forecasts).map(Arc::clone).collect()
+        known
+            .iter()
+            .map(|(question, _)| question)
+            .filter(|question| question.forecasts == forecasts)
+            .map(Arc::clone)
+            .collect()
     }
 
     /// Forgets what was asked under other forecasts: it is of no use any more.
@@ -105,14 +140,21 @@ fn refusal(verdict: u32) -> Option<Reason> {
 
 impl Ranking {
     fn with_room_for(n_nodes: usize) -> Self {
-        Self { words: (0..n_nodes).map(|_| AtomicU64::new(UNKNOWN)).collect() }
+        Self {
+            words: (0..n_nodes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
+        }
     }
 
     /// The same with room for nodes that have come since, and for some more.
     fn grown(&self, n_nodes: usize) -> Self {
         let known = self.words.iter().map(|word| word.load(Ordering::Relaxed));
-        let words = known.chain(std::iter::repeat(UNKNOWN)).take(n_nodes + n_nodes / 4).map(AtomicU64::new);
-        Self { words: words.collect() }
+        let words = known
+            .chain(std::iter::repeat(UNKNOWN))
+            .take(n_nodes + n_nodes / 4)
+            .map(AtomicU64::new);
+        Self {
+            words: words.collect(),
+        }
     }
 
     /// The verdict on a node of this version, if it is known.
@@ -123,18 +165,30 @@ impl Ranking {
             return None;
         }
         let verdict = u32::try_from(word & ((1 << VERDICT_BITS) - 1)).unwrap_or(0);
-        if verdict & REFUSED == 0 { Some(Ok(Score::of_points(verdict))) } else { refusal(verdict).map(Err) }
+        if verdict & REFUSED == 0 {
+            Some(Ok(Score::of_points(verdict)))
+        } else {
+            refusal(verdict).map(Err)
+        }
     }
 
     pub(crate) fn put(&self, index: u32, version: u64, verdict: Result<Score, Reason>) {
         let verdict = match verdict {
             Ok(score) => score.points(),
             Err(reason) => {
-                REFUSED | Reason::ALL.iter().position(|known| *known == reason).and_then(|at| u32::try_from(at).ok()).unwrap_or(0)
+                REFUSED
+                    | Reason::ALL
+                        .iter()
+                        .position(|known| *known == reason)
+                        .and_then(|at| u32::try_from(at).ok())
+                        .unwrap_or(0)
             }
         };
         if let Some(word) = self.words.get(index as usize) {
-            word.store((version & VERSION_MASK) << VERDICT_BITS | u64::from(verdict), Ordering::Relaxed);
+            word.store(
+                (version & VERSION_MASK) << VERDICT_BITS | u64::from(verdict),
+                Ordering::Relaxed,
+            );
         }
     }
 }
@@ -148,7 +202,10 @@ mod tests {
         let ranking = Ranking::with_room_for(2);
         ranking.put(0, 7, Err(Reason::NoDevice));
         let grown = ranking.grown(4);
-        assert_eq!([7, 8].map(|version| grown.get(0, version)), [Some(Err(Reason::NoDevice)), None]);
+        assert_eq!(
+            [7, 8].map(|version| grown.get(0, version)),
+            [Some(Err(Reason::NoDevice)), None]
+        );
         assert!((1..4).all(|index| grown.get(index, 0).is_none()));
     }
 }

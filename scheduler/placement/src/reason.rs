@@ -67,17 +67,25 @@ impl Reason {
             Self::Unhealthy => "too few healthy GPUs on the node",
             Self::Memory => "not enough free GPU memory on any one GPU of the node",
             Self::Core => "not enough free GPU core on any one GPU of the node",
-            Self::Slots | Self::TooFew | Self::Selected => "too few GPUs of the node have room at the same time",
+            Self::Slots | Self::TooFew | Self::Selected => {
+                "too few GPUs of the node have room at the same time"
+            }
             Self::TooLarge => "request is larger than the node's GPUs even when they are empty",
             Self::NotServed => {
                 "node does not serve what the pod asks for: its memory unit is unknown, or it lacks the pod's isolation provider"
             }
-            Self::Vendor => "GPUs of the node are kept apart for pods that share them and for pods of the vendor's plugin",
-            Self::OtherDevices => "too few devices of another type than GPU on the node, or too little room on them",
+            Self::Vendor => {
+                "GPUs of the node are kept apart for pods that share them and for pods of the vendor's plugin"
+            }
+            Self::OtherDevices => {
+                "too few devices of another type than GPU on the node, or too little room on them"
+            }
             Self::Partition | Self::Together => {
                 "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
             }
-            Self::PluginAway => "node's device plugin does not serve kubelet now, or is tried again with few pods at a time",
+            Self::PluginAway => {
+                "node's device plugin does not serve kubelet now, or is tried again with few pods at a time"
+            }
             Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
         }
     }
@@ -94,7 +102,12 @@ impl Reason {
             | Self::Partition
             | Self::Together
             | Self::Selected => true,
-            Self::NoDevice | Self::Unhealthy | Self::TooLarge | Self::NotServed | Self::PluginAway | Self::InvalidRequest => false,
+            Self::NoDevice
+            | Self::Unhealthy
+            | Self::TooLarge
+            | Self::NotServed
+            | Self::PluginAway
+            | Self::InvalidRequest => false,
         }
     }
 

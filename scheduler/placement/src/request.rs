@@ -69,13 +69,19 @@ impl From<&Request> for GpuAsk {
 
 impl From<&Request> for Ask<'_> {
     fn from(request: &Request) -> Self {
-        Self { gpus: GpuAsk::Share(*request), ..Self::default() }
+        Self {
+            gpus: GpuAsk::Share(*request),
+            ..Self::default()
+        }
     }
 }
 
 impl From<GpuAsk> for Ask<'_> {
     fn from(gpus: GpuAsk) -> Self {
-        Self { gpus, ..Self::default() }
+        Self {
+            gpus,
+            ..Self::default()
+        }
     }
 }
 
@@ -130,11 +136,18 @@ impl Need {
         let memory = match (request.memory, unit_bytes) {
             (MemoryAsk::Ratio(percent), _) => NeededMemory::Percent(percent),
             (MemoryAsk::Bytes(bytes), _) => NeededMemory::Flat(Memory::from_bytes(bytes)),
-            (MemoryAsk::Units(units), Some(unit)) => NeededMemory::Flat(Memory::from_bytes(units.saturating_mul(unit))),
+            (MemoryAsk::Units(units), Some(unit)) => {
+                NeededMemory::Flat(Memory::from_bytes(units.saturating_mul(unit)))
+            }
             (MemoryAsk::Units(_), None) => return Err(Reason::NotServed),
         };
         let devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
-        Ok(Self { memory, core: request.core, slots: request.slots, devices })
+        Ok(Self {
+            memory,
+            core: request.core,
+            slots: request.slots,
+            devices,
+        })
     }
 
     /// What is asked of one device, in the terms in which it was asked for.
@@ -143,7 +156,11 @@ impl Need {
             NeededMemory::Flat(memory) => (0, memory.bytes_ceil()),
             NeededMemory::Percent(percent) => (u64::from(percent), 0),
         };
-        Stated { ratio, bytes, core: u64::from(self.core) }
+        Stated {
+            ratio,
+            bytes,
+            core: u64::from(self.core),
+        }
     }
 
     /// The amounts that this is on a device with `total`.
@@ -153,6 +170,10 @@ impl Need {
             NeededMemory::Flat(memory) => memory,
             NeededMemory::Percent(percent) => total.memory.percent(percent),
         };
-        Amounts { memory, core: self.core, slots: self.slots }
+        Amounts {
+            memory,
+            core: self.core,
+            slots: self.slots,
+        }
     }
 }

@@ -95,12 +95,25 @@ impl Fleet {
     ///
     /// # Errors
     /// If it would oversubscribe a device in any dimension, a device is sick or gone, or the owner holds something else.
-    pub fn reserve(&mut self, owner: &OwnerId, node: NodeId, placement: &Placement) -> Result<(), ReserveError> {
+    pub fn reserve(
+        &mut self,
+        owner: &OwnerId,
+        node: NodeId,
+        placement: &Placement,
+    ) -> Result<(), ReserveError> {
         let state = self.node(node).ok_or(ReserveError::UnknownNode)?;
         if let Some(before) = self.owners.get(owner).and_then(|&index| self.at(index)) {
-            let same = before.held_by(owner.as_str()).is_some_and(|held| state.amounts_to(&held.holdings, placement));
+            let same = before
+                .held_by(owner.as_str())
+                .is_some_and(|held| state.amounts_to(&held.holdings, placement));
             let same = same && before.name == state.name;
-            return if same { Ok(()) } else { Err(ReserveError::HoldsOther { node: before.name.to_string() }) };
+            return if same {
+                Ok(())
+            } else {
+                Err(ReserveError::HoldsOther {
+                    node: before.name.to_string(),
+                })
+            };
         }
         state.admit(placement)?;
         self.put(owner, node.index(), Origin::Decision, Holdings::from(placement));
@@ -110,20 +123,32 @@ impl Fleet {
 
 impl Node {
     fn admit(&self, placement: &Placement) -> Result<(), ReserveError> {
-        let Placement { shares, unknown_whole, is_vendor, others, .. } = placement;
-        let lacks_memory = |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
-        let is_nothing = shares.iter().all(|share| share.amounts == Amounts::ZERO) && *unknown_whole == 0 && others.is_empty();
+        let Placement {
+            shares,
+            unknown_whole,
+            is_vendor,
+            others,
+            ..
+        } = placement;
+        let lacks_memory =
+            |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
+        let is_nothing = shares.iter().all(|share| share.amounts == Amounts::ZERO)
+            && *unknown_whole == 0
+            && others.is_empty();
         if is_nothing || shares.iter().any(lacks_memory) {
             return Err(ReserveError::Empty);
         }
         if *unknown_whole > 0 {
-            self.fit_whole(*unknown_whole, Hints::Ignore).map_err(|reason| ReserveError::NoWhole { reason })?;
+            self.fit_whole(*unknown_whole, Hints::Ignore)
+                .map_err(|reason| ReserveError::NoWhole { reason })?;
         }
         let mut seen: Vec<&GpuUuid> = Vec::with_capacity(shares.len());
         for share in shares {
             self.admit_share(share, *is_vendor)?;
             if seen.contains(&&share.gpu) {
-                return Err(ReserveError::SameGpuTwice { gpu: share.gpu.clone() });
+                return Err(ReserveError::SameGpuTwice {
+                    gpu: share.gpu.clone(),
+                });
             }
             seen.push(&share.gpu);
         }
@@ -132,14 +157,22 @@ impl Node {
             others.iter().take(*at).any(same) || !self.admits_device(share)
         };
         match others.iter().enumerate().find(full) {
-            Some((_, share)) => Err(ReserveError::NoRoomOnDevice { kind: share.kind.clone(), id: share.id.clone() }),
+            Some((_, share)) => Err(ReserveError::NoRoomOnDevice {
+                kind: share.kind.clone(),
+                id: share.id.clone(),
+            }),
             None => self.admit_by_rules(placement),
         }
     }
 
     fn admit_share(&self, share: &Share, is_vendor: bool) -> Result<(), ReserveError> {
         let gpu = share.gpu.clone();
-        let found = self.gpus().iter().zip(self.rows.iter()).zip(self.marks.iter()).find(|((device, _), _)| device.uuid == gpu);
+        let found = self
+            .gpus()
+            .iter()
+            .zip(self.rows.iter())
+            .zip(self.marks.iter())
+            .find(|((device, _), _)| device.uuid == gpu);
         let Some(((device, row), mark)) = found else {
             return Err(ReserveError::UnknownGpu { gpu });
         };
@@ -147,10 +180,20 @@ impl Node {
             return Err(ReserveError::Unhealthy { gpu });
         }
         // A GPU that takes no shares may be had whole; what is free of it in a row is for shares.
-        let is_free = is_vendor && !mark.is_held && self.inventory.as_ref().is_some_and(|inventory| inventory.is_for_vendor(device));
+        let is_free = is_vendor
+            && !mark.is_held
+            && self
+                .inventory
+                .as_ref()
+                .is_some_and(|inventory| inventory.is_for_vendor(device));
         let free = if is_free { device.whole() } else { row.free };
         match share.amounts.lacking(free).next() {
-            Some(dimension) => Err(ReserveError::NoRoom { gpu, dimension, free, needed: share.amounts }),
+            Some(dimension) => Err(ReserveError::NoRoom {
+                gpu,
+                dimension,
+                free,
+                needed: share.amounts,
+            }),
             None => Ok(()),
         }
     }
@@ -161,9 +204,12 @@ impl Node {
         if *holdings == expected {
             return true;
         }
-        let Some(inventory) = &self.inventory else { return false };
+        let Some(inventory) = &self.inventory else {
+            return false;
+        };
         let (mut held, mut chosen) = (BTreeMap::new(), BTreeMap::new());
-        let mut certain = holdings.others == expected.others && holdings.unknown_whole == expected.unknown_whole;
+        let mut certain =
+            holdings.others == expected.others && holdings.unknown_whole == expected.unknown_whole;
         inventory.charge(&holdings.gpus, &mut |charge| {
             certain &= !charge.suspect && held.insert(charge.row, charge.amounts).is_none();
         });

@@ -30,7 +30,11 @@ impl Rows {
     /// Makes room for so many rows, whose contents are then anything.
     pub(crate) fn resize(&mut self, n: usize) {
         if n != self.n {
-            self.elsewhere = if n > N_IN_PLACE { vec![Row::default(); n].into() } else { Box::default() };
+            self.elsewhere = if n > N_IN_PLACE {
+                vec![Row::default(); n].into()
+            } else {
+                Box::default()
+            };
             self.n = n;
         }
     }

@@ -36,13 +36,16 @@ pub struct Selector {
 impl Selector {
     /// Whether all requirements hold.
     pub fn selects(&self, labels: &Labels) -> bool {
-        self.requirements.iter().all(|Requirement { key, test }| test.passes(labels.get(key).map(|value| &**value)))
+        self.requirements
+            .iter()
+            .all(|Requirement { key, test }| test.passes(labels.get(key).map(|value| &**value)))
     }
 }
 
 impl Test {
     fn passes(&self, value: Option<&str>) -> bool {
-        let is_one_of = |values: &[Box<str>]| value.is_some_and(|value| values.iter().any(|one| **one == *value));
+        let is_one_of =
+            |values: &[Box<str>]| value.is_some_and(|value| values.iter().any(|one| **one == *value));
         match self {
             Self::In(values) => is_one_of(values),
             Self::NotIn(values) => !is_one_of(values),
@@ -54,7 +57,10 @@ impl Test {
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.requirements.iter().enumerate().try_for_each(|(at, one)| write!(f, "{}{one}", if at == 0 { "" } else { "," }))
+        self.requirements
+            .iter()
+            .enumerate()
+            .try_for_each(|(at, one)| write!(f, "{}{one}", if at == 0 { "" } else { "," }))
     }
 }
 
@@ -78,7 +84,12 @@ mod tests {
     use super::{Requirement, Selector, Test};
 
     fn one(test: Test) -> Selector {
-        Selector { requirements: vec![Requirement { key: "type".into(), test }] }
+        Selector {
+            requirements: vec![Requirement {
+                key: "type".into(),
+                test,
+            }],
+        }
     }
 
     #[rstest]
@@ -90,14 +101,22 @@ mod tests {
     #[case::does_not_exist(&one(Test::DoesNotExist), [false, false, true])]
     fn selects_by_labels(#[case] selector: &Selector, #[case] expected: [bool; 3]) {
         let labels = [&[("type", "a")][..], &[("type", "b")], &[("other", "a")]];
-        let labels = labels.map(|pairs| pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect());
+        let labels = labels.map(|pairs| {
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).into(), (*value).into()))
+                .collect()
+        });
         assert_eq!(labels.map(|labels| selector.selects(&labels)), expected);
     }
 
     #[test]
     fn all_requirements_must_hold() {
         let both = Selector {
-            requirements: [one(Test::Exists), one(Test::NotIn(vec!["a".into()]))].into_iter().flat_map(|one| one.requirements).collect(),
+            requirements: [one(Test::Exists), one(Test::NotIn(vec!["a".into()]))]
+                .into_iter()
+                .flat_map(|one| one.requirements)
+                .collect(),
         };
         let labels = |value: &str| [("type".into(), value.into())].into();
         assert!(both.selects(&labels("b")));

@@ -69,7 +69,9 @@ impl Shapes {
 
     /// Lets go of a shape that a node had, if no other node has it.
     pub(crate) fn drop_unused(&mut self, shape: Option<Arc<Shape>>) {
-        let Some(hash) = shape.map(|shape| shape.hash) else { return };
+        let Some(hash) = shape.map(|shape| shape.hash) else {
+            return;
+        };
         if let Some(same_hash) = self.by_hash.get_mut(&hash) {
             same_hash.retain(|known| Arc::strong_count(known) > 1);
             if same_hash.is_empty() {
@@ -85,11 +87,23 @@ impl Shape {
         let mut hasher = FxHasher::default();
         inventory.hash(&mut hasher);
         let spots = Spots::of(&inventory);
-        let devices = inventory.classes.iter().flatten().flat_map(|class| &class.devices).map(|device| &device.traits);
+        let devices = inventory
+            .classes
+            .iter()
+            .flatten()
+            .flat_map(|class| &class.devices)
+            .map(|device| &device.traits);
         let mut traits = inventory.gpus.iter().map(|gpu| &gpu.traits).chain(devices);
-        let has_topology =
-            traits.any(|traits| *traits != Traits::default()) || inventory.partitions.is_some() || !inventory.links.is_empty();
-        Self { spots, has_topology, number, hash: hasher.finish(), inventory }
+        let has_topology = traits.any(|traits| *traits != Traits::default())
+            || inventory.partitions.is_some()
+            || !inventory.links.is_empty();
+        Self {
+            spots,
+            has_topology,
+            number,
+            hash: hasher.finish(),
+            inventory,
+        }
     }
 }
 
@@ -105,7 +119,12 @@ fn nameless(inventory: &Inventory) -> Inventory {
         gpu.uuid = "".into();
         without_ids(&mut gpu.traits);
     }
-    for device in nameless.classes.iter_mut().flatten().flat_map(|class| &mut class.devices) {
+    for device in nameless
+        .classes
+        .iter_mut()
+        .flatten()
+        .flat_map(|class| &mut class.devices)
+    {
         device.id = "".into();
         without_ids(&mut device.traits);
     }
@@ -122,9 +141,13 @@ struct Numbers<'a> {
 impl<'a> Numbers<'a> {
     fn spot(&mut self, traits: &'a Traits) -> Spot {
         let place = traits.place.as_ref();
-        let (with_switch, with_numa) =
-            (place.filter(|place| place.switch.is_some()), place.filter(|place| place.numa.is_some() || place.switch.is_some()));
-        let is_same_numa = |one: &Place, other: &Place| one.numa == other.numa && (one.numa.is_some() || one.switch == other.switch);
+        let (with_switch, with_numa) = (
+            place.filter(|place| place.switch.is_some()),
+            place.filter(|place| place.numa.is_some() || place.switch.is_some()),
+        );
+        let is_same_numa = |one: &Place, other: &Place| {
+            one.numa == other.numa && (one.numa.is_some() || one.switch == other.switch)
+        };
         Spot {
             switch: number(&mut self.switches, with_switch, |one, other| one == other),
             numa: number(&mut self.numas, with_numa, is_same_numa),
@@ -136,7 +159,11 @@ impl<'a> Numbers<'a> {
 }
 
 /// The number of a place among those that have one; a new one for an unknown place.
-fn number<'a>(known: &mut Vec<Option<&'a Place>>, place: Option<&'a Place>, is_same: impl Fn(&Place, &Place) -> bool) -> u16 {
+fn number<'a>(
+    known: &mut Vec<Option<&'a Place>>,
+    place: Option<&'a Place>,
+    is_same: impl Fn(&Place, &Place) -> bool,
+) -> u16 {
     let same = |other: Option<&Place>| place.zip(other).is_some_and(|(one, other)| is_same(one, other));
     let at = known.iter().position(|other| same(*other)).unwrap_or_else(|| {
         known.push(place);
@@ -148,9 +175,21 @@ fn number<'a>(known: &mut Vec<Option<&'a Place>>, place: Option<&'a Place>, is_s
 impl Spots {
     fn of(inventory: &Inventory) -> Self {
         let mut numbers = Numbers::default();
-        let gpus = inventory.gpus.iter().map(|gpu| numbers.spot(&gpu.traits)).collect();
+        let gpus = inventory
+            .gpus
+            .iter()
+            .map(|gpu| numbers.spot(&gpu.traits))
+            .collect();
         let classes = inventory.classes.iter().flatten();
-        let others = classes.map(|class| class.devices.iter().map(|device| numbers.spot(&device.traits)).collect()).collect();
+        let others = classes
+            .map(|class| {
+                class
+                    .devices
+                    .iter()
+                    .map(|device| numbers.spot(&device.traits))
+                    .collect()
+            })
+            .collect();
         Self { gpus, others }
     }
 }

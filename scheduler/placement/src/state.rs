@@ -100,16 +100,31 @@ impl Node {
     pub(crate) fn state_under(&self, hints: Hints<'_>) -> State {
         let uses = self.uses(hints);
         let heeded = || self.hints.iter().filter(|hint| hints.heeds(&hint.owner));
-        let hinted = heeded().fold(0_u64, |sum, hint| sum.saturating_add(hint.placement.unknown_whole.into()));
+        let hinted = heeded().fold(0_u64, |sum, hint| {
+            sum.saturating_add(hint.placement.unknown_whole.into())
+        });
         let mut words = vec![u64::from(self.n_unknown_whole()), hinted];
         let mut flags = Flags::default();
-        for (at, ((row, mark), one)) in self.rows_under(hints).zip(self.marks.iter()).zip(&uses.gpus).enumerate() {
+        for (at, ((row, mark), one)) in self
+            .rows_under(hints)
+            .zip(self.marks.iter())
+            .zip(&uses.gpus)
+            .enumerate()
+        {
             let Amounts { memory, core, slots } = row.free;
             let is_hinted = heeded().any(|hint| hint.takes_part_of(at));
             words.extend([memory.hundredths(), u64::from(core) << 32 | u64::from(slots)]);
-            flags.extend([mark.is_held, mark.is_shared, mark.is_withheld, is_hinted].into_iter().chain(flags_of(*one)));
+            flags.extend(
+                [mark.is_held, mark.is_shared, mark.is_withheld, is_hinted]
+                    .into_iter()
+                    .chain(flags_of(*one)),
+            );
         }
-        let classes = self.classes().iter().zip(&self.free_others).zip(uses.others.iter().zip(&uses.functions));
+        let classes = self
+            .classes()
+            .iter()
+            .zip(&self.free_others)
+            .zip(uses.others.iter().zip(&uses.functions));
         for ((class, free), (uses, functions)) in classes {
             for ((device, free), one) in class.devices.iter().zip(free).zip(uses) {
                 words.extend(self.less_hints_of(&class.kind, device, free, hints).values());
@@ -117,7 +132,10 @@ impl Node {
             }
         }
         words.append(&mut flags.words);
-        State { shape: self.shape.as_ref().map(|shape| shape.number), words: words.into() }
+        State {
+            shape: self.shape.as_ref().map(|shape| shape.number),
+            words: words.into(),
+        }
     }
 }
 /// Flags, as many to a word as it has bits.

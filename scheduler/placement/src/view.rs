@@ -118,12 +118,20 @@ impl Fleet {
     /// Every node, in no particular but a fixed order.
     pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
         let slots = (0..).zip(&self.slots);
-        slots.filter_map(|(index, slot)| Some(NodeView { id: NodeId::new(index, slot.generation), node: slot.node.as_ref()? }))
+        slots.filter_map(|(index, slot)| {
+            Some(NodeView {
+                id: NodeId::new(index, slot.generation),
+                node: slot.node.as_ref()?,
+            })
+        })
     }
 
     /// One node; `None` if it is gone.
     pub fn view(&self, id: NodeId) -> Option<NodeView<'_>> {
-        Some(NodeView { id, node: self.node(id)? })
+        Some(NodeView {
+            id,
+            node: self.node(id)?,
+        })
     }
 
     /// What an owner holds.
@@ -146,7 +154,12 @@ impl Fleet {
     ///
     /// # Errors
     /// The reason why the request cannot be compared with devices at all.
-    pub fn explain(&self, node: NodeId, ask: impl Into<GpuAsk>, hints: Hints<'_>) -> Result<Vec<DeviceVerdict<'_>>, Reason> {
+    pub fn explain(
+        &self,
+        node: NodeId,
+        ask: impl Into<GpuAsk>,
+        hints: Hints<'_>,
+    ) -> Result<Vec<DeviceVerdict<'_>>, Reason> {
         let node = self.node(node).ok_or(Reason::NoDevice)?;
         let need = match ask.into() {
             GpuAsk::Share(request) => node.need(&request)?,
@@ -155,9 +168,20 @@ impl Fleet {
         };
         let verdict = |((row, gpu), mark): ((Row, _), &Mark)| {
             let need = need.on(row.total);
-            DeviceVerdict { gpu, free: row.free, total: row.total, need, fit: judge(gpu, *mark, row.free, need) }
+            DeviceVerdict {
+                gpu,
+                free: row.free,
+                total: row.total,
+                need,
+                fit: judge(gpu, *mark, row.free, need),
+            }
         };
-        Ok(node.rows_under(hints).zip(node.gpus()).zip(node.marks.iter()).map(verdict).collect())
+        Ok(node
+            .rows_under(hints)
+            .zip(node.gpus())
+            .zip(node.marks.iter())
+            .map(verdict)
+            .collect())
     }
 }
 
@@ -169,11 +193,24 @@ impl Node {
             let need: Amounts = Gpu::whole(gpu);
             let fit = match reason {
                 None | Some(Reason::TooFew) if may_be_had.contains(&at) => Ok(()),
-                reason => Err(reason.filter(|reason| *reason != Reason::TooFew).unwrap_or(Reason::Vendor)),
+                reason => Err(reason
+                    .filter(|reason| *reason != Reason::TooFew)
+                    .unwrap_or(Reason::Vendor)),
             };
-            DeviceVerdict { gpu, free: row.free, total: row.total, need, fit }
+            DeviceVerdict {
+                gpu,
+                free: row.free,
+                total: row.total,
+                need,
+                fit,
+            }
         };
-        self.gpus().iter().zip(self.rows.iter()).enumerate().map(verdict).collect()
+        self.gpus()
+            .iter()
+            .zip(self.rows.iter())
+            .enumerate()
+            .map(verdict)
+            .collect()
     }
 }
 
@@ -187,7 +224,9 @@ fn judge(gpu: &Gpu, mark: Mark, free: Amounts, need: Amounts) -> Result<(), Reas
     if mark.is_withheld {
         return Err(Reason::Vendor);
     }
-    need.lacking(free).next().map_or(Ok(()), |dimension| Err(dimension.into()))
+    need.lacking(free)
+        .next()
+        .map_or(Ok(()), |dimension| Err(dimension.into()))
 }
 
 impl<'a> NodeView<'a> {
@@ -226,13 +265,25 @@ impl<'a> NodeView<'a> {
     pub fn gpus(self) -> Vec<GpuView<'a>> {
         let view = |gpu: &'a Gpu| {
             let (used, suspect, hinted, free) = (Amounts::ZERO, Amounts::ZERO, Amounts::ZERO, gpu.total());
-            GpuView { gpu, used, suspect, hinted, free, holders: Vec::new() }
+            GpuView {
+                gpu,
+                used,
+                suspect,
+                hinted,
+                free,
+                holders: Vec::new(),
+            }
         };
         let mut gpus: Vec<GpuView<'a>> = self.node.gpus().iter().map(view).collect();
         if let Some(inventory) = self.inventory() {
             inventory.charge_all(&self.node.held, &mut |held, charge| {
                 if let Some(gpu) = gpus.get_mut(charge.row) {
-                    gpu.add(HolderView { owner: &held.owner, origin: held.origin, amounts: charge.amounts, suspect: charge.suspect });
+                    gpu.add(HolderView {
+                        owner: &held.owner,
+                        origin: held.origin,
+                        amounts: charge.amounts,
+                        suspect: charge.suspect,
+                    });
                 }
             });
         }
@@ -247,14 +298,33 @@ impl<'a> NodeView<'a> {
     /// Its devices of other types, by type and minor.
     pub fn other_devices(self) -> Vec<DeviceView<'a>> {
         let classes = self.node.classes().iter().zip(&self.node.free_others);
-        let devices = classes.flat_map(|(class, free)| class.devices.iter().zip(free).map(|(device, free)| (&class.kind, device, free)));
-        devices.map(|(kind, device, free)| DeviceView { kind, device, free: free.clone() }).collect()
+        let devices = classes.flat_map(|(class, free)| {
+            class
+                .devices
+                .iter()
+                .zip(free)
+                .map(|(device, free)| (&class.kind, device, free))
+        });
+        devices
+            .map(|(kind, device, free)| DeviceView {
+                kind,
+                device,
+                free: free.clone(),
+            })
+            .collect()
     }
 
     /// What the inventory does not bear out, by owner; empty while there is no inventory to compare with.
     pub fn doubts(self) -> Vec<(&'a OwnerId, Doubt)> {
-        let Some(inventory) = self.inventory() else { return Vec::new() };
-        let doubts = |held: &'a Held| held.holdings.doubts(inventory).into_iter().map(|doubt| (&held.owner, doubt));
+        let Some(inventory) = self.inventory() else {
+            return Vec::new();
+        };
+        let doubts = |held: &'a Held| {
+            held.holdings
+                .doubts(inventory)
+                .into_iter()
+                .map(|doubt| (&held.owner, doubt))
+        };
         self.node.held.iter().flat_map(doubts).collect()
     }
 }
@@ -262,7 +332,11 @@ impl<'a> NodeView<'a> {
 impl<'a> GpuView<'a> {
     fn add(&mut self, holder: HolderView<'a>) {
         self.free = self.free.less(holder.amounts);
-        let sum = if holder.suspect { &mut self.suspect } else { &mut self.used };
+        let sum = if holder.suspect {
+            &mut self.suspect
+        } else {
+            &mut self.used
+        };
         *sum = sum.plus(holder.amounts);
         self.holders.push(holder);
     }
@@ -270,7 +344,12 @@ impl<'a> GpuView<'a> {
 
 impl Held {
     fn view<'a>(&'a self, node: &'a str) -> HeldView<'a> {
-        HeldView { owner: &self.owner, node, origin: self.origin, holdings: &self.holdings }
+        HeldView {
+            owner: &self.owner,
+            node,
+            origin: self.origin,
+            holdings: &self.holdings,
+        }
     }
 }
 
@@ -279,9 +358,15 @@ impl Holdings {
         let mut doubts = self.gpus.doubts(inventory);
         doubts.extend((self.unknown_whole > 0).then_some(Doubt::UnknownWhole));
         let classes = inventory.classes.as_deref().unwrap_or_default();
-        let is_known = |held: &&HeldDevice| classes.iter().any(|class| class.kind == held.kind && class.find(&held.device).is_some());
+        let is_known = |held: &&HeldDevice| {
+            classes
+                .iter()
+                .any(|class| class.kind == held.kind && class.find(&held.device).is_some())
+        };
         let unknown = self.others.iter().filter(|held| !is_known(held));
-        doubts.extend(unknown.map(|held| Doubt::UnknownDevice { kind: held.kind.clone() }));
+        doubts.extend(unknown.map(|held| Doubt::UnknownDevice {
+            kind: held.kind.clone(),
+        }));
         doubts
     }
 }

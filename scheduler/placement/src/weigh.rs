@@ -57,7 +57,10 @@ impl Leaning {
     }
 
     fn score_one(self, usage: Usage) -> u32 {
-        let used = usage.total.saturating_sub(usage.free).saturating_add(usage.requested);
+        let used = usage
+            .total
+            .saturating_sub(usage.free)
+            .saturating_add(usage.requested);
         let part = match self {
             Self::Least => usage.total.saturating_sub(used),
             Self::Most => used.min(usage.total),
@@ -75,7 +78,12 @@ mod tests {
     use super::{Leaning, Usage};
 
     const fn usage(weight: u32, total: u64, free: u64, requested: u64) -> Usage {
-        Usage { weight, total, free, requested }
+        Usage {
+            weight,
+            total,
+            free,
+            requested,
+        }
     }
 
     #[rstest]

@@ -90,6 +90,9 @@ pub struct Wishes {
 impl Wishes {
     /// What is wished for devices of a type.
     pub fn of(&self, kind: &Kind) -> Option<&Wish> {
-        self.by_kind.iter().find(|(of, _)| of == kind).map(|(_, wish)| wish)
+        self.by_kind
+            .iter()
+            .find(|(of, _)| of == kind)
+            .map(|(_, wish)| wish)
     }
 }

@@ -48,7 +48,9 @@ impl Workload {
 
     /// One pod of this kind is gone.
     pub fn remove(&mut self, spec: &Spec) {
-        let Some(count) = self.counts.get_mut(spec) else { return };
+        let Some(count) = self.counts.get_mut(spec) else {
+            return;
+        };
         *count -= 1;
         if *count == 0 {
             self.counts.remove(spec);
@@ -75,15 +77,21 @@ impl Workload {
     /// A sample of these pods and of those `beside` them. Its parts, too, stand for all: next to one another are kinds from
     /// far apart.
     pub(crate) fn sample(&self, beside: &Self) -> Sample {
-        let mut kinds: Vec<(&Spec, u64)> =
-            self.counts.iter().chain(&beside.counts).map(|(spec, count)| (spec, u64::from(*count))).collect();
+        let mut kinds: Vec<(&Spec, u64)> = self
+            .counts
+            .iter()
+            .chain(&beside.counts)
+            .map(|(spec, count)| (spec, u64::from(*count)))
+            .collect();
         kinds.sort_unstable();
         let n_pods = self.n_pods + beside.n_pods;
         let mut line = kinds.into_iter().scan(0, |end, (spec, count)| {
             *end += count;
             Some((spec, *end))
         });
-        let Some(mut kind) = line.next() else { return Vec::new() };
+        let Some(mut kind) = line.next() else {
+            return Vec::new();
+        };
         let mut places = Vec::new();
         for place in 0..u64::from(N_PLACES) {
             let point = (2 * place + 1) * n_pods / (2 * u64::from(N_PLACES));

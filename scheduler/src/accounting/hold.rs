@@ -1,12 +1,17 @@
 //! What a pod holds on its node: spec, record, and what kubelet has given it, put together.
 
-use placement::{Exclusion, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Kind, Memory, MemoryAsk, Request};
+use placement::{
+    Exclusion, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Kind, Memory, MemoryAsk,
+    Request,
+};
 use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
 
 use super::others::others_held;
 use super::shares::{GpuAccount, absent, from_gpushare, from_shares, named_twice, unknown};
-use super::{Account, Ask, PodFacts, Recorded, RecordedShare, Report, Surroundings, WHOLE_DEVICE, per_device};
+use super::{
+    Account, Ask, PodFacts, Recorded, RecordedShare, Report, Surroundings, WHOLE_DEVICE, per_device,
+};
 use crate::given;
 
 /// A whole device's computing power.
@@ -15,7 +20,11 @@ const WHOLE_PERCENT: u32 = 100;
 impl PodFacts {
     /// What the pod holds if its record says this.
     pub fn account_of(&self, record: &Recorded, around: Surroundings<'_>) -> Account {
-        let Gpus { mut holdings, problem, contradicts } = match around.report {
+        let Gpus {
+            mut holdings,
+            problem,
+            contradicts,
+        } = match around.report {
             Report::GivenNothing => nothing(record),
             Report::Silent | Report::Pending => self.gpus_held(record, around),
         };
@@ -25,31 +34,54 @@ impl PodFacts {
         holdings.exclusions = self.exclusions(&holdings, record, around);
         problems.extend(problem);
         problems.extend(given::join(&mut holdings, around.given, around.inventory));
-        Account { holdings, problem: (!problems.is_empty()).then(|| problems.join("; ")), contradicts }
+        Account {
+            holdings,
+            problem: (!problems.is_empty()).then(|| problems.join("; ")),
+            contradicts,
+        }
     }
 
     fn gpus_held(&self, record: &Recorded, around: Surroundings<'_>) -> Gpus {
         match &self.ask {
             Ask::Invalid(error, bounds) => {
                 let gpus = Gpus::from(shared(bounds.request(around.inventory), record, around));
-                let problem = gpus.problem.as_ref().map_or_else(|| error.to_string(), |problem| format!("{error}; {problem}"));
-                Gpus { problem: Some(problem), ..gpus }
+                let problem = gpus
+                    .problem
+                    .as_ref()
+                    .map_or_else(|| error.to_string(), |problem| format!("{error}; {problem}"));
+                Gpus {
+                    problem: Some(problem),
+                    ..gpus
+                }
             }
             Ask::Request(request) => match &request.gpus {
                 None => unasked(record, around),
                 Some(request) if request.dialect == Dialect::Vendor => whole(request, record, around),
-                Some(request) if request.dialect == Dialect::AllDevices => match all_devices_doubt(record, around) {
-                    None => all(request.devices, record, around.inventory),
-                    Some(doubt) => Gpus { problem: Some(doubt), ..Gpus::from(shared(WHOLE_DEVICE, record, around)) },
-                },
+                Some(request) if request.dialect == Dialect::AllDevices => {
+                    match all_devices_doubt(record, around) {
+                        None => all(request.devices, record, around.inventory),
+                        Some(doubt) => Gpus {
+                            problem: Some(doubt),
+                            ..Gpus::from(shared(WHOLE_DEVICE, record, around))
+                        },
+                    }
+                }
                 Some(request) => Gpus::from(shared(per_device(request), record, around)),
             },
         }
     }
 
     /// What the pod keeps others from, of types that it holds devices of.
-    fn exclusions(&self, holdings: &Holdings, record: &Recorded, around: Surroundings<'_>) -> Vec<(Kind, Exclusion)> {
-        let sees_all = self.ask.gpus().is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
+    fn exclusions(
+        &self,
+        holdings: &Holdings,
+        record: &Recorded,
+        around: Surroundings<'_>,
+    ) -> Vec<(Kind, Exclusion)> {
+        let sees_all = self
+            .ask
+            .gpus()
+            .is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
         let holds = |kind: &Kind| match kind {
             // A pod that sees all GPUs has none.
             Kind::Gpu if sees_all && all_devices_doubt(record, around).is_none() => false,
@@ -72,25 +104,44 @@ struct Gpus {
 
 impl From<GpuAccount> for Gpus {
     fn from(account: GpuAccount) -> Self {
-        let GpuAccount { holding, problem, contradicts } = account;
-        Self { holdings: Holdings::from(holding), problem, contradicts }
+        let GpuAccount {
+            holding,
+            problem,
+            contradicts,
+        } = account;
+        Self {
+            holdings: Holdings::from(holding),
+            problem,
+            contradicts,
+        }
     }
 }
 
 /// A pod to which kubelet gave nothing, whatever it asks for.
 fn nothing(record: &Recorded) -> Gpus {
-    let is_named = matches!(record, Recorded::Gpushare(_)) || matches!(record, Recorded::Devices { gpus, .. } if !gpus.is_empty());
-    let problem = is_named.then(|| "its record names GPUs, and the plugin of its node reports that it was given none".to_owned());
-    Gpus { problem, contradicts: is_named, ..Gpus::default() }
+    let is_named = matches!(record, Recorded::Gpushare(_))
+        || matches!(record, Recorded::Devices { gpus, .. } if !gpus.is_empty());
+    let problem = is_named.then(|| {
+        "its record names GPUs, and the plugin of its node reports that it was given none".to_owned()
+    });
+    Gpus {
+        problem,
+        contradicts: is_named,
+        ..Gpus::default()
+    }
 }
 
 /// Shares, as the record says or, if that does not do, wherever they may be.
 fn shared(request: Request, record: &Recorded, around: Surroundings<'_>) -> GpuAccount {
-    let Surroundings { inventory, report, .. } = around;
+    let Surroundings {
+        inventory, report, ..
+    } = around;
     match record {
         Recorded::Missing => unknown(request, report, "it has no allocation record".to_owned()),
         Recorded::Unreadable(problem) => unknown(request, report, problem.to_string()),
-        Recorded::Devices { gpus, .. } if gpus.is_empty() => unknown(request, report, "it has no allocation record".to_owned()),
+        Recorded::Devices { gpus, .. } if gpus.is_empty() => {
+            unknown(request, report, "it has no allocation record".to_owned())
+        }
         Recorded::Devices { gpus, units, .. } => from_shares(gpus, *units, &request, inventory, report),
         Recorded::Gpushare(record) => from_gpushare(*record, &request, inventory, report),
     }
@@ -104,49 +155,102 @@ fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
     let Recorded::Devices { gpus, .. } = record else {
         // Devices of kinds that nobody asks for by a name known here, such as parts of GPUs.
         let is_vendor = !around.given.is_empty();
-        return Gpus { holdings: Holdings { is_vendor, ..Holdings::default() }, ..Gpus::default() };
+        return Gpus {
+            holdings: Holdings {
+                is_vendor,
+                ..Holdings::default()
+            },
+            ..Gpus::default()
+        };
     };
     if gpus.is_empty() {
         return Gpus::default();
     }
     let is_followed = around.report == Report::Silent && named_twice(gpus, around.inventory).is_none();
-    let held = gpus.iter().filter(|share| is_followed && absent(&share.gpu, around.inventory).is_none()).map(|share| {
-        let of_ratio = Some(MemoryAsk::Ratio(share.ratio)).filter(|_| share.ratio > 0);
-        let memory = share.bytes.map(MemoryAsk::Bytes).or(of_ratio).unwrap_or(MemoryAsk::Bytes(0));
-        HeldShare { gpu: share.gpu.clone(), memory: HeldMemory::Ask(memory), core: share.core, slots: 1, trusted: false }
-    });
+    let held = gpus
+        .iter()
+        .filter(|share| is_followed && absent(&share.gpu, around.inventory).is_none())
+        .map(|share| {
+            let of_ratio = Some(MemoryAsk::Ratio(share.ratio)).filter(|_| share.ratio > 0);
+            let memory = share
+                .bytes
+                .map(MemoryAsk::Bytes)
+                .or(of_ratio)
+                .unwrap_or(MemoryAsk::Bytes(0));
+            HeldShare {
+                gpu: share.gpu.clone(),
+                memory: HeldMemory::Ask(memory),
+                core: share.core,
+                slots: 1,
+                trusted: false,
+            }
+        });
     let holdings = Holdings::from(Holding::Shares(held.collect()));
-    Gpus { holdings, problem: Some("its record names GPUs, its spec asks for none".to_owned()), contradicts: true }
+    Gpus {
+        holdings,
+        problem: Some("its record names GPUs, its spec asks for none".to_owned()),
+        contradicts: true,
+    }
 }
 
 /// Whole devices in the vendor's name. Without a record, those count that kubelet has given; the rest may be any.
 fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> Gpus {
-    let n_given = around.given.iter().filter(|given| is_gpu(&given.id, around.inventory)).count();
+    let n_given = around
+        .given
+        .iter()
+        .filter(|given| is_gpu(&given.id, around.inventory))
+        .count();
     let n_given = u32::try_from(n_given).unwrap_or(u32::MAX);
-    let is_served = around.report == Report::Pending && around.inventory.is_some_and(|inventory| inventory.serves_vendor);
+    let is_served =
+        around.report == Report::Pending && around.inventory.is_some_and(|inventory| inventory.serves_vendor);
     let unknown = |problem: Option<String>| {
         let missing = request.devices.saturating_sub(n_given);
         let problem = problem.filter(|_| missing > 0);
         // Our own plugin serves them there; one of the vendor's takes any that it knows.
         let holding = if is_served && missing > 0 {
-            Holding::Somewhere(Request { devices: missing, core: WHOLE_PERCENT, ..WHOLE_DEVICE })
+            Holding::Somewhere(Request {
+                devices: missing,
+                core: WHOLE_PERCENT,
+                ..WHOLE_DEVICE
+            })
         } else {
             Holding::Shares(Vec::new())
         };
         let unknown_whole = if is_served { 0 } else { missing };
-        Gpus { holdings: Holdings { unknown_whole, is_vendor: true, ..Holdings::from(holding) }, problem, contradicts: false }
+        Gpus {
+            holdings: Holdings {
+                unknown_whole,
+                is_vendor: true,
+                ..Holdings::from(holding)
+            },
+            problem,
+            contradicts: false,
+        }
     };
     let (gpus, units) = match record {
         Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => (gpus, *units),
         Recorded::Unreadable(problem) => return unknown(Some(problem.to_string())),
-        _ => return unknown(Some("it is not known which GPUs the vendor's plugin has given it".to_owned())),
+        _ => {
+            return unknown(Some(
+                "it is not known which GPUs the vendor's plugin has given it".to_owned(),
+            ));
+        }
     };
-    let per_device = Request { slots: 0, ..per_device(request) };
+    let per_device = Request {
+        slots: 0,
+        ..per_device(request)
+    };
     let account = from_shares(gpus, units, &per_device, around.inventory, around.report);
-    let Holding::Shares(shares) = account.holding else { return unknown(account.problem) };
+    let Holding::Shares(shares) = account.holding else {
+        return unknown(account.problem);
+    };
     let agrees = |share: &HeldShare| {
         let named = position(&share.gpu, around.inventory);
-        around.given.is_empty() || around.given.iter().any(|given| position(&GpuRef::Uuid((&*given.id).into()), around.inventory) == named)
+        around.given.is_empty()
+            || around
+                .given
+                .iter()
+                .any(|given| position(&GpuRef::Uuid((&*given.id).into()), around.inventory) == named)
     };
     let is_contradicted = !shares.iter().all(agrees);
     let shares = shares.into_iter().map(|share| HeldShare {
@@ -155,9 +259,17 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> G
         trusted: share.trusted && !is_contradicted,
         ..share
     });
-    let holdings = Holdings { is_vendor: true, ..Holdings::from(Holding::Shares(shares.collect())) };
-    let contradiction = is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
-    Gpus { holdings, problem: account.problem.or(contradiction), contradicts: account.contradicts || is_contradicted }
+    let holdings = Holdings {
+        is_vendor: true,
+        ..Holdings::from(Holding::Shares(shares.collect()))
+    };
+    let contradiction =
+        is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
+    Gpus {
+        holdings,
+        problem: account.problem.or(contradiction),
+        contradicts: account.contradicts || is_contradicted,
+    }
 }
 
 /// Returns the reason why the mark of a pod to see all devices of its node does not count; `None` if it counts.
@@ -167,27 +279,40 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> G
 /// that GPU for nothing. Unhealthy GPUs are not asked for, as none is given.
 fn all_devices_doubt(record: &Recorded, around: Surroundings<'_>) -> Option<String> {
     if !around.allows_all_devices {
-        return Some(format!("annotation {ALL_DEVICES} does not count without --allow-all-devices, so it holds all of what it may see"));
+        return Some(format!(
+            "annotation {ALL_DEVICES} does not count without --allow-all-devices, so it holds all of what it may see"
+        ));
     }
     let gpus: &[RecordedShare] = match record {
         Recorded::Devices { gpus, .. } => gpus,
         _ => &[],
     };
     if gpus.is_empty() {
-        return Some(format!("annotation {ALL_DEVICES} counts only with an allocation record that names GPUs"));
+        return Some(format!(
+            "annotation {ALL_DEVICES} counts only with an allocation record that names GPUs"
+        ));
     }
     let Some(inventory) = around.inventory else {
-        return Some(format!("annotation {ALL_DEVICES} does not count on a node whose GPUs are not known"));
+        return Some(format!(
+            "annotation {ALL_DEVICES} does not count on a node whose GPUs are not known"
+        ));
     };
     let is_named = |uuid: &GpuUuid| gpus.iter().any(|share| names_gpu(&share.gpu, uuid, inventory));
-    let unnamed = inventory.gpus.iter().find(|gpu| gpu.healthy && !is_named(&gpu.uuid))?;
+    let unnamed = inventory
+        .gpus
+        .iter()
+        .find(|gpu| gpu.healthy && !is_named(&gpu.uuid))?;
     let uuid = unnamed.uuid.as_str();
-    Some(format!("annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"))
+    Some(format!(
+        "annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"
+    ))
 }
 
 /// Returns true if a reference is to the GPU of this UUID.
 fn names_gpu(gpu: &GpuRef, uuid: &GpuUuid, inventory: &Inventory) -> bool {
-    position(gpu, Some(inventory)).and_then(|at| inventory.gpus.get(at)).is_some_and(|named| named.uuid == *uuid)
+    position(gpu, Some(inventory))
+        .and_then(|at| inventory.gpus.get(at))
+        .is_some_and(|named| named.uuid == *uuid)
 }
 
 /// All devices that the record names, of which the first has the place for sharers, and no amounts.
@@ -203,11 +328,21 @@ fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> Gpus {
         if absent.is_none() && shares.iter().all(|held| held.gpu != share.gpu) {
             let memory = HeldMemory::Exact(Memory::from_bytes(share.bytes.unwrap_or(0)));
             let slots = if shares.is_empty() { slots } else { 0 };
-            shares.push(HeldShare { gpu: share.gpu.clone(), memory, core: share.core, slots, trusted: true });
+            shares.push(HeldShare {
+                gpu: share.gpu.clone(),
+                memory,
+                core: share.core,
+                slots,
+                trusted: true,
+            });
         }
         problem = problem.or(absent);
     }
-    Gpus { holdings: Holdings::from(Holding::Shares(shares)), problem, contradicts: false }
+    Gpus {
+        holdings: Holdings::from(Holding::Shares(shares)),
+        problem,
+        contradicts: false,
+    }
 }
 
 fn position(gpu: &GpuRef, inventory: Option<&Inventory>) -> Option<usize> {

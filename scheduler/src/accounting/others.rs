@@ -7,19 +7,39 @@ use placement::{Class, ClassRequest, Device, DeviceRef, Function, FunctionId, He
 use super::{Recorded, RecordedDevice, RecordedFunction, Surroundings};
 
 /// What is held of other devices. What the spec asks for and no record places may be on any device of its type.
-pub(super) fn others_held(asked: &[(String, u64)], record: &Recorded, around: Surroundings<'_>) -> (Vec<HeldDevice>, Option<String>) {
+pub(super) fn others_held(
+    asked: &[(String, u64)],
+    record: &Recorded,
+    around: Surroundings<'_>,
+) -> (Vec<HeldDevice>, Option<String>) {
     let recorded: &[RecordedDevice] = match record {
         Recorded::Devices { others, .. } => others,
         _ => &[],
     };
-    let classes = around.inventory.and_then(|inventory| inventory.classes.as_deref());
+    let classes = around
+        .inventory
+        .and_then(|inventory| inventory.classes.as_deref());
     let mut problem = None;
-    let mut held: Vec<HeldDevice> = recorded.iter().map(|device| device.held(classes, &mut problem)).collect();
+    let mut held: Vec<HeldDevice> = recorded
+        .iter()
+        .map(|device| device.held(classes, &mut problem))
+        .collect();
     for request in around.kinds.requests(asked) {
         let missing = missing(&request, &held);
         if !missing.is_empty() {
-            problem = problem.or_else(|| Some(format!("its record names less of {} devices than its spec asks for", request.kind)));
-            held.push(HeldDevice { kind: request.kind, device: DeviceRef::Any, amounts: missing, functions: Vec::new(), trusted: false });
+            problem = problem.or_else(|| {
+                Some(format!(
+                    "its record names less of {} devices than its spec asks for",
+                    request.kind
+                ))
+            });
+            held.push(HeldDevice {
+                kind: request.kind,
+                device: DeviceRef::Any,
+                amounts: missing,
+                functions: Vec::new(),
+                trusted: false,
+            });
         }
     }
     (held, problem)
@@ -28,30 +48,55 @@ pub(super) fn others_held(asked: &[(String, u64)], record: &Recorded, around: Su
 impl RecordedDevice {
     /// The part that is held; of a device that the node does not have, any of its type may be meant.
     fn held(&self, classes: Option<&[Class]>, problem: &mut Option<String>) -> HeldDevice {
-        let Self { kind, device, amounts, functions: recorded } = self.clone();
+        let Self {
+            kind,
+            device,
+            amounts,
+            functions: recorded,
+        } = self.clone();
         let class = classes.and_then(|classes| classes.iter().find(|class| class.kind == kind));
         let found = class.and_then(|class| class.find(&device));
         let is_absent = classes.is_some() && found.is_none();
         if is_absent {
-            *problem = Some(format!("its record names {kind} device {}, which the node does not have", shown(&device)));
+            *problem = Some(format!(
+                "its record names {kind} device {}, which the node does not have",
+                shown(&device)
+            ));
         }
         let (functions, doubt) = functions_held(&recorded, found);
         let trusted = !is_absent && doubt.is_none();
-        *problem = problem.take().or(doubt.map(|doubt| format!("its record names {doubt} of {kind} device {}", shown(&device))));
+        *problem = problem
+            .take()
+            .or(doubt.map(|doubt| format!("its record names {doubt} of {kind} device {}", shown(&device))));
         let device = if is_absent { DeviceRef::Any } else { device };
-        HeldDevice { kind, device, amounts, functions, trusted }
+        HeldDevice {
+            kind,
+            device,
+            amounts,
+            functions,
+            trusted,
+        }
     }
 }
 
 /// The virtual functions that are held, and what is doubtful about them. Of one that cannot be told, it may be any of the
 /// device's.
-fn functions_held(recorded: &[RecordedFunction], device: Option<&Device>) -> (Vec<FunctionId>, Option<String>) {
-    let own = || device.into_iter().flat_map(|device| &device.traits.functions).flat_map(|group| &group.functions);
+fn functions_held(
+    recorded: &[RecordedFunction],
+    device: Option<&Device>,
+) -> (Vec<FunctionId>, Option<String>) {
+    let own = || {
+        device
+            .into_iter()
+            .flat_map(|device| &device.traits.functions)
+            .flat_map(|group| &group.functions)
+    };
     let (mut held, mut doubt) = (Vec::new(), None);
     for RecordedFunction { bus_id, minor } in recorded {
         if !bus_id.is_empty() {
             let is_known = device.is_none() || own().any(|function| function.id.as_str() == &**bus_id);
-            doubt = doubt.or_else(|| (!is_known).then(|| format!("a virtual function {bus_id}, which is none")));
+            doubt =
+                doubt.or_else(|| (!is_known).then(|| format!("a virtual function {bus_id}, which is none")));
             held.push(FunctionId::from(&**bus_id));
             continue;
         }
@@ -79,10 +124,20 @@ fn shown(device: &DeviceRef) -> String {
 /// What is asked for and not held already.
 fn missing(request: &ClassRequest, held: &[HeldDevice]) -> NamedAmounts {
     let mut sums = BTreeMap::new();
-    for (resource, amount) in held.iter().filter(|held| held.kind == request.kind).flat_map(|held| &held.amounts) {
+    for (resource, amount) in held
+        .iter()
+        .filter(|held| held.kind == request.kind)
+        .flat_map(|held| &held.amounts)
+    {
         let sum: &mut u64 = sums.entry(resource).or_default();
         *sum = sum.saturating_add(*amount);
     }
-    let missing = request.amounts.iter().map(|(resource, asked)| (resource, asked.saturating_sub(*sums.get(resource).unwrap_or(&0))));
-    missing.filter(|(_, amount)| *amount > 0).map(|(resource, amount)| (resource.clone(), amount)).collect()
+    let missing = request
+        .amounts
+        .iter()
+        .map(|(resource, asked)| (resource, asked.saturating_sub(*sums.get(resource).unwrap_or(&0))));
+    missing
+        .filter(|(_, amount)| *amount > 0)
+        .map(|(resource, amount)| (resource.clone(), amount))
+        .collect()
 }

@@ -1,6 +1,8 @@
 //! GPUs that records name, held against what specs ask for.
 
-use placement::{GpuRef, HeldMemory, HeldShare, Holding, Inventory, Memory as EngineMemory, MemoryAsk, Request};
+use placement::{
+    GpuRef, HeldMemory, HeldShare, Holding, Inventory, Memory as EngineMemory, MemoryAsk, Request,
+};
 use proto::record::GpushareRecord;
 
 use super::{RecordedShare, Report};
@@ -24,7 +26,11 @@ pub(super) fn unknown(request: Request, report: Report, problem: String) -> GpuA
         Report::Pending => Holding::Somewhere(request),
         Report::GivenNothing => Holding::Shares(Vec::new()),
     };
-    GpuAccount { holding, problem: Some(problem), contradicts: false }
+    GpuAccount {
+        holding,
+        problem: Some(problem),
+        contradicts: false,
+    }
 }
 
 /// A record that names devices, held against the spec, which bounds it.
@@ -37,33 +43,70 @@ pub(super) fn from_shares(
 ) -> GpuAccount {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
-        return unknown(*request, report, format!("its record names {n_shares} devices, its spec asks for {}", request.devices));
+        return unknown(
+            *request,
+            report,
+            format!(
+                "its record names {n_shares} devices, its spec asks for {}",
+                request.devices
+            ),
+        );
     }
     if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, inventory)) {
         return unknown(*request, report, problem);
     }
     if let Some(share) = named_twice(shares, inventory) {
-        return unknown(*request, report, format!("its record names {} twice", name(&share.gpu)));
+        return unknown(
+            *request,
+            report,
+            format!("its record names {} twice", name(&share.gpu)),
+        );
     }
-    let mut problem =
-        (n_shares > request.devices).then(|| format!("its record names {n_shares} devices, its spec asks for {} only", request.devices));
+    let mut problem = (n_shares > request.devices).then(|| {
+        format!(
+            "its record names {n_shares} devices, its spec asks for {} only",
+            request.devices
+        )
+    });
     let mut contradicts = problem.is_some();
     let trusted = problem.is_none();
     let n_devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
     let mut held = Vec::with_capacity(shares.len().min(n_devices));
     for share in shares.iter().take(n_devices) {
-        let Bounded { memory, doubt, is_more } = bounded(share, units, request, inventory);
+        let Bounded {
+            memory,
+            doubt,
+            is_more,
+        } = bounded(share, units, request, inventory);
         contradicts |= is_more;
         let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
-        held.push(HeldShare { gpu: share.gpu.clone(), memory, core: request.core, slots: request.slots, trusted });
+        held.push(HeldShare {
+            gpu: share.gpu.clone(),
+            memory,
+            core: request.core,
+            slots: request.slots,
+            trusted,
+        });
     }
-    GpuAccount { holding: Holding::Shares(held), problem, contradicts }
+    GpuAccount {
+        holding: Holding::Shares(held),
+        problem,
+        contradicts,
+    }
 }
 
 /// The first share of a device that another share before it names.
-pub(super) fn named_twice<'a>(shares: &'a [RecordedShare], inventory: Option<&Inventory>) -> Option<&'a RecordedShare> {
-    let is_again = |(at, share): &(usize, &RecordedShare)| shares.iter().take(*at).any(|other| is_same(&other.gpu, &share.gpu, inventory));
+pub(super) fn named_twice<'a>(
+    shares: &'a [RecordedShare],
+    inventory: Option<&Inventory>,
+) -> Option<&'a RecordedShare> {
+    let is_again = |(at, share): &(usize, &RecordedShare)| {
+        shares
+            .iter()
+            .take(*at)
+            .any(|other| is_same(&other.gpu, &share.gpu, inventory))
+    };
     shares.iter().enumerate().find(is_again).map(|(_, share)| share)
 }
 
@@ -77,25 +120,56 @@ struct Bounded {
 }
 
 /// The memory that a share holds of its device: that of the spec, unless a unit had another size when the pod was placed.
-fn bounded(share: &RecordedShare, units: Option<GpushareRecord>, request: &Request, inventory: Option<&Inventory>) -> Bounded {
+fn bounded(
+    share: &RecordedShare,
+    units: Option<GpushareRecord>,
+    request: &Request,
+    inventory: Option<&Inventory>,
+) -> Bounded {
     let exact = |bytes| HeldMemory::Exact(EngineMemory::from_bytes(bytes));
     let core_is_more = share.core > request.core;
     let core_doubt = || {
-        core_is_more.then(|| format!("its record says {} percent of core on {}, its spec {}", share.core, name(&share.gpu), request.core))
+        core_is_more.then(|| {
+            format!(
+                "its record says {} percent of core on {}, its spec {}",
+                share.core,
+                name(&share.gpu),
+                request.core
+            )
+        })
     };
-    let agreed = |memory| Bounded { memory, doubt: core_doubt(), is_more: core_is_more };
+    let agreed = |memory| Bounded {
+        memory,
+        doubt: core_doubt(),
+        is_more: core_is_more,
+    };
     let spec = match request.memory {
         MemoryAsk::Ratio(ratio) if share.ratio > ratio => {
-            let doubt = format!("its record says {} percent of {}, its spec {ratio}", share.ratio, name(&share.gpu));
-            return Bounded { memory: HeldMemory::Ask(MemoryAsk::Ratio(ratio)), doubt: Some(doubt), is_more: true };
+            let doubt = format!(
+                "its record says {} percent of {}, its spec {ratio}",
+                share.ratio,
+                name(&share.gpu)
+            );
+            return Bounded {
+                memory: HeldMemory::Ask(MemoryAsk::Ratio(ratio)),
+                doubt: Some(doubt),
+                is_more: true,
+            };
         }
         MemoryAsk::Ratio(ratio) => return agreed(HeldMemory::Ask(MemoryAsk::Ratio(ratio))),
         MemoryAsk::Bytes(bytes) => Some(bytes),
-        MemoryAsk::Units(units) => inventory.and_then(|node| node.unit_bytes).map(|unit| units.saturating_mul(unit)),
+        MemoryAsk::Units(units) => inventory
+            .and_then(|node| node.unit_bytes)
+            .map(|unit| units.saturating_mul(unit)),
     };
     let (Some(record), Some(spec)) = (share.bytes, spec) else {
         // Without a unit the record alone says what units are worth.
-        return agreed(share.bytes.filter(|_| spec.is_none()).map_or(HeldMemory::Ask(request.memory), exact));
+        return agreed(
+            share
+                .bytes
+                .filter(|_| spec.is_none())
+                .map_or(HeldMemory::Ask(request.memory), exact),
+        );
     };
     let is_of_other_unit = units.is_some_and(|units| {
         let is_all = request.memory == MemoryAsk::Units(units.pod_units);
@@ -103,14 +177,32 @@ fn bounded(share: &RecordedShare, units: Option<GpushareRecord>, request: &Reque
     });
     // Other writers round a share down, which loses less than a byte per device.
     let differs = record.abs_diff(spec) > u64::from(request.devices);
-    let doubt = differs.then(|| format!("its record says {record} bytes on {}, its spec {spec}", name(&share.gpu)));
-    let bytes = if is_of_other_unit || !differs { record.max(spec) } else { spec };
+    let doubt = differs.then(|| {
+        format!(
+            "its record says {record} bytes on {}, its spec {spec}",
+            name(&share.gpu)
+        )
+    });
+    let bytes = if is_of_other_unit || !differs {
+        record.max(spec)
+    } else {
+        spec
+    };
     let is_more = core_is_more || (differs && record > spec && !is_of_other_unit);
-    Bounded { memory: exact(bytes), doubt: doubt.or_else(core_doubt), is_more }
+    Bounded {
+        memory: exact(bytes),
+        doubt: doubt.or_else(core_doubt),
+        is_more,
+    }
 }
 
 /// The old extender's record: a minor and units, worth what they were worth when they were written.
-pub(super) fn from_gpushare(record: GpushareRecord, request: &Request, inventory: Option<&Inventory>, report: Report) -> GpuAccount {
+pub(super) fn from_gpushare(
+    record: GpushareRecord,
+    request: &Request,
+    inventory: Option<&Inventory>,
+    report: Report,
+) -> GpuAccount {
     let gpu = GpuRef::Minor(record.idx);
     if let Some(problem) = absent(&gpu, inventory) {
         return unknown(*request, report, problem);
@@ -118,26 +210,51 @@ pub(super) fn from_gpushare(record: GpushareRecord, request: &Request, inventory
     let units = match request.memory {
         MemoryAsk::Units(units) => units,
         MemoryAsk::Bytes(_) | MemoryAsk::Ratio(_) => {
-            return unknown(*request, report, "its only record is gpushare's, but it does not ask for memory units".to_owned());
+            return unknown(
+                *request,
+                report,
+                "its only record is gpushare's, but it does not ask for memory units".to_owned(),
+            );
         }
     };
     let contradicts = record.pod_units > units;
-    let share = |memory, trusted| HeldShare { gpu: gpu.clone(), memory, core: request.core, slots: request.slots, trusted };
+    let share = |memory, trusted| HeldShare {
+        gpu: gpu.clone(),
+        memory,
+        core: request.core,
+        slots: request.slots,
+        trusted,
+    };
     if let Some((now, gpu_bytes, unit)) = units_of_device(&gpu, record, inventory) {
         let part = u128::from(gpu_bytes) * u128::from(record.pod_units.min(units));
         let part = u64::try_from(part.div_ceil(u128::from(record.device_units))).unwrap_or(u64::MAX);
         let bytes = part.max(units.saturating_mul(unit));
-        let problem = format!("GPU {} had {} units when it was placed and has {now} now", record.idx, record.device_units);
+        let problem = format!(
+            "GPU {} had {} units when it was placed and has {now} now",
+            record.idx, record.device_units
+        );
         let memory = HeldMemory::Exact(EngineMemory::from_bytes(bytes));
-        return GpuAccount { holding: Holding::Shares(vec![share(memory, false)]), problem: Some(problem), contradicts };
+        return GpuAccount {
+            holding: Holding::Shares(vec![share(memory, false)]),
+            problem: Some(problem),
+            contradicts,
+        };
     }
     let differs = record.pod_units != 0 && record.pod_units != units;
     let problem = differs.then(|| format!("its record says {} units, its spec {units}", record.pod_units));
-    GpuAccount { holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), !differs)]), problem, contradicts }
+    GpuAccount {
+        holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), !differs)]),
+        problem,
+        contradicts,
+    }
 }
 
 /// The units that the recorded device has now, its bytes and a unit's, if the units are others than when the pod was placed.
-fn units_of_device(gpu: &GpuRef, record: GpushareRecord, inventory: Option<&Inventory>) -> Option<(u64, u64, u64)> {
+fn units_of_device(
+    gpu: &GpuRef,
+    record: GpushareRecord,
+    inventory: Option<&Inventory>,
+) -> Option<(u64, u64, u64)> {
     let inventory = inventory?;
     let unit = inventory.unit_bytes.filter(|unit| *unit > 0)?;
     let gpu = inventory.gpus.iter().find(|device| names(gpu, device))?;

@@ -1,7 +1,8 @@
 //! What pods hold by spec and record, and what is said about those whose record is missing, bad or contradicted.
 
 use placement::{
-    DevicePolicy, Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory, MemoryAsk, NodePolicy, Policies,
+    DevicePolicy, Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory,
+    MemoryAsk, NodePolicy, Policies,
 };
 use proto::pod::Pod;
 use proto::request::policy::{DEVICE_POLICIES, DEVICE_POLICY, NODE_POLICIES, NODE_POLICY};
@@ -26,25 +27,49 @@ fn inventory() -> Inventory {
         sharing: true,
         traits: placement::Traits::default(),
     };
-    Inventory { gpus: vec![gpu(0), gpu(1)], unit_bytes: Some(10 * MIB), ..Inventory::default() }
+    Inventory {
+        gpus: vec![gpu(0), gpu(1)],
+        unit_bytes: Some(10 * MIB),
+        ..Inventory::default()
+    }
 }
 
 fn account(limits: &Value, annotations: &Value) -> Account {
     account_where(true, &inventory(), limits, annotations)
 }
 
-fn account_where(allows_all_devices: bool, inventory: &Inventory, limits: &Value, annotations: &Value) -> Account {
+fn account_where(
+    allows_all_devices: bool,
+    inventory: &Inventory,
+    limits: &Value,
+    annotations: &Value,
+) -> Account {
     account_reported(Report::Silent, allows_all_devices, inventory, limits, annotations)
 }
 
-fn account_reported(report: Report, allows_all_devices: bool, inventory: &Inventory, limits: &Value, annotations: &Value) -> Account {
+fn account_reported(
+    report: Report,
+    allows_all_devices: bool,
+    inventory: &Inventory,
+    limits: &Value,
+    annotations: &Value,
+) -> Account {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
     }))
     .unwrap();
-    let around = Surroundings { inventory: Some(inventory), kinds: &Kinds::default(), given: &[], allows_all_devices, report };
-    PodFacts::of(&pod, &ResourceNames::default()).unwrap().account(around).unwrap()
+    let around = Surroundings {
+        inventory: Some(inventory),
+        kinds: &Kinds::default(),
+        given: &[],
+        allows_all_devices,
+        report,
+    };
+    PodFacts::of(&pod, &ResourceNames::default())
+        .unwrap()
+        .account(around)
+        .unwrap()
 }
 
 fn units(units: u64) -> Value {
@@ -72,7 +97,9 @@ fn old(idx: &str, pod: &str, device: &str) -> Value {
 
 /// Device, MiB of it if that is fixed, and whether the share is trusted.
 fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
-    let Holding::Shares(shares) = &account.holdings.gpus else { return Vec::new() };
+    let Holding::Shares(shares) = &account.holdings.gpus else {
+        return Vec::new();
+    };
     let gpu = |gpu: &GpuRef| match gpu {
         GpuRef::Uuid(uuid) => uuid.to_string(),
         GpuRef::Minor(minor) => minor.to_string(),
@@ -82,7 +109,10 @@ fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
         HeldMemory::Ask(MemoryAsk::Units(units)) => Some(units * 10),
         HeldMemory::Ask(_) => None,
     };
-    shares.iter().map(|share| (gpu(&share.gpu), mib(share.memory), share.trusted)).collect()
+    shares
+        .iter()
+        .map(|share| (gpu(&share.gpu), mib(share.memory), share.trusted))
+        .collect()
 }
 
 #[rstest]
@@ -96,7 +126,10 @@ fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
 fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] expected: &[(&str, u64)]) {
     let account = account(&limits, &annotations);
     assert_eq!(account.problem, None);
-    let expected: Vec<_> = expected.iter().map(|(gpu, mib)| ((*gpu).to_owned(), Some(*mib), true)).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(gpu, mib)| ((*gpu).to_owned(), Some(*mib), true))
+        .collect();
     assert_eq!(shown(&account), expected);
 }
 
@@ -117,7 +150,10 @@ fn contradictions(
     let account = account(&limits, &annotations);
     let told = account.problem.clone().unwrap_or_default();
     assert!(told.contains(problem), "{told}");
-    let expected: Vec<_> = expected.iter().map(|(gpu, mib, trusted)| ((*gpu).to_owned(), *mib, *trusted)).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(gpu, mib, trusted)| ((*gpu).to_owned(), *mib, *trusted))
+        .collect();
     assert_eq!(shown(&account), expected);
 }
 
@@ -128,12 +164,22 @@ fn contradictions(
 #[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), json!({}), MemoryAsk::Bytes(0))]
 #[case::core_alone_and_a_record(json!({"koordinator.sh/gpu-core": 50}), record(&[(99, "", 1000)]), MemoryAsk::Bytes(0))]
 #[case::two_dialects(json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 20 * MIB}), json!({}), MemoryAsk::Bytes(100 * MIB))]
-fn what_is_not_known_is_counted_once(#[case] limits: Value, #[case] annotations: Value, #[case] expected: MemoryAsk) {
+fn what_is_not_known_is_counted_once(
+    #[case] limits: Value,
+    #[case] annotations: Value,
+    #[case] expected: MemoryAsk,
+) {
     let of = |report| account_reported(report, false, &inventory(), &limits, &annotations);
     let holding = |account: &Account| account.holdings.gpus.clone();
     let (silent, pending, nothing) = (of(Report::Silent), of(Report::Pending), of(Report::GivenNothing));
-    assert!(matches!(holding(&silent), Holding::Anywhere(request) if request.memory == expected), "{silent:?}");
-    assert!(matches!(holding(&pending), Holding::Somewhere(request) if request.memory == expected), "{pending:?}");
+    assert!(
+        matches!(holding(&silent), Holding::Anywhere(request) if request.memory == expected),
+        "{silent:?}"
+    );
+    assert!(
+        matches!(holding(&pending), Holding::Somewhere(request) if request.memory == expected),
+        "{pending:?}"
+    );
     assert!(pending.problem.is_some());
     assert!(nothing.holdings.is_empty(), "{nothing:?}");
     assert_eq!(nothing.contradicts, annotations != json!({}), "{nothing:?}");
@@ -147,7 +193,11 @@ fn what_is_not_known_is_counted_once(#[case] limits: Value, #[case] annotations:
 #[case::twice(record(&[(0, "GPU-0", 1000), (0, "", 1000)]), 0)]
 #[case::one_that_is_there(record(&[(0, "GPU-0", 1000)]), 1)]
 fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n_silent: usize) {
-    for (report, expected) in [(Report::Silent, n_silent), (Report::Pending, 0), (Report::GivenNothing, 0)] {
+    for (report, expected) in [
+        (Report::Silent, n_silent),
+        (Report::Pending, 0),
+        (Report::GivenNothing, 0),
+    ] {
         let account = account_reported(report, false, &inventory(), &json!({"cpu": "1m"}), &annotations);
         assert_eq!(shown(&account).len(), expected, "{report:?}: {account:?}");
         assert!(matches!(account.holdings.gpus, Holding::Shares(_)), "{account:?}");
@@ -160,7 +210,11 @@ fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n
 #[case::of_another_unit("8", "10", Some(800))]
 #[case::of_this_unit("8", "100", Some(80))]
 #[case::of_other_units("80", "10", Some(80))]
-fn records_outlive_a_change_of_units(#[case] pod_units: &str, #[case] device_units: &str, #[case] mib: Option<u64>) {
+fn records_outlive_a_change_of_units(
+    #[case] pod_units: &str,
+    #[case] device_units: &str,
+    #[case] mib: Option<u64>,
+) {
     let mut annotations = old("0", pod_units, device_units);
     annotations["scheduling.koordinator.sh/device-allocated"] =
         record(&[(0, "GPU-0", 800)])["scheduling.koordinator.sh/device-allocated"].clone();
@@ -176,17 +230,28 @@ fn records_outlive_a_change_of_units(#[case] pod_units: &str, #[case] device_uni
 #[case::negative_amount(units(8), json!({"scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":0,\"resources\":{\"koordinator.sh/gpu-memory\":\"-1\"}}]}"}), "says koordinator.sh/gpu-memory is -1, which is no amount")]
 #[case::negative_minor(units(8), record(&[(-1, "", 80)]), "names minor -1")]
 #[case::index_is_no_number(units(8), old("x", "8", "100"), "annotation ALIYUN_COM_GPU_MEM_IDX is \"x\"")]
-#[case::negative_index(units(8), old("-1", "8", "100"), "annotation ALIYUN_COM_GPU_MEM_IDX is \"-1\"")]
+#[case::negative_index(
+    units(8),
+    old("-1", "8", "100"),
+    "annotation ALIYUN_COM_GPU_MEM_IDX is \"-1\""
+)]
 #[case::units_are_no_number(units(8), old("0", "8Gi", "100"), "annotation ALIYUN_COM_GPU_MEM_POD")]
 #[case::fewer_devices(bytes(2, 100), record(&[(0, "GPU-0", 50)]), "names 1 devices, its spec asks for 2")]
 #[case::same_device_twice(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "GPU-0", 50)]), "names GPU GPU-0 twice")]
 #[case::same_device_by_uuid_and_minor(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "", 50)]), "names GPU minor 0 twice")]
 #[case::unknown_uuid(units(8), record(&[(0, "GPU-9", 80)]), "names GPU GPU-9, which the node does not have")]
-#[case::unknown_minor(units(8), old("7", "8", "100"), "names GPU minor 7, which the node does not have")]
+#[case::unknown_minor(
+    units(8),
+    old("7", "8", "100"),
+    "names GPU minor 7, which the node does not have"
+)]
 #[case::wrong_dialect(bytes(1, 50), old("0", "8", "100"), "its only record is gpushare's")]
 fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
     let account = account(&limits, &annotations);
-    assert!(matches!(account.holdings.gpus, Holding::Anywhere(_)), "{account:?}");
+    assert!(
+        matches!(account.holdings.gpus, Holding::Anywhere(_)),
+        "{account:?}"
+    );
     let told = account.problem.unwrap_or_default();
     assert!(told.contains(problem), "{told}");
 }
@@ -203,17 +268,31 @@ fn ratio_is_exact() {
         trusted: true,
     };
     let holdings = Holdings::from(Holding::Shares(vec![share("GPU-0"), share("GPU-1")]));
-    assert_eq!(account, Account { holdings, ..Account::default() });
+    assert_eq!(
+        account,
+        Account {
+            holdings,
+            ..Account::default()
+        }
+    );
 }
 
 /// A bound pod whose request breaks a rule is charged by its record, or by the amounts that it names.
 #[test]
 fn invalid_requests_are_counted_too() {
-    let invalid = json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
+    let invalid =
+        json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
     let unrecorded = account(&invalid, &json!({}));
-    assert!(matches!(unrecorded.holdings.gpus, Holding::Anywhere(request) if request.memory == MemoryAsk::Bytes(81 * MIB)));
+    assert!(
+        matches!(unrecorded.holdings.gpus, Holding::Anywhere(request) if request.memory == MemoryAsk::Bytes(81 * MIB))
+    );
     let recorded = account(&invalid, &record(&[(0, "GPU-0", 50)]));
-    assert!(recorded.problem.unwrap().contains("use the resources of one dialect only"));
+    assert!(
+        recorded
+            .problem
+            .unwrap()
+            .contains("use the resources of one dialect only")
+    );
     assert!(matches!(recorded.holdings.gpus, Holding::Shares(_)));
 }
 
@@ -223,14 +302,21 @@ fn other_writers_round_down() {
     let limits = json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 66 * MIB + 1});
     let account = account(&limits, &third);
     assert_eq!(account.problem, None);
-    let Holding::Shares(shares) = account.holdings.gpus else { panic!("two shares") };
-    assert_eq!(shares[0].memory, HeldMemory::Exact(Memory::from_bytes(33 * MIB + 1)));
+    let Holding::Shares(shares) = account.holdings.gpus else {
+        panic!("two shares")
+    };
+    assert_eq!(
+        shares[0].memory,
+        HeldMemory::Exact(Memory::from_bytes(33 * MIB + 1))
+    );
 }
 
 #[test]
 fn pod_that_asks_for_nothing_is_not_kept() {
-    let pod: Pod =
-        serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": "n", "containers": [{"name": "c"}]}})).unwrap();
+    let pod: Pod = serde_json::from_value(
+        json!({"metadata": {"uid": "u"}, "spec": {"nodeName": "n", "containers": [{"name": "c"}]}}),
+    )
+    .unwrap();
     assert_eq!(PodFacts::of(&pod, &ResourceNames::default()), None);
 }
 
@@ -243,8 +329,10 @@ fn pod_that_asks_for_nothing_is_not_kept() {
 fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
     let containers = json!([{"name": "c", "resources": {"limits": limits}}]);
     let facts = |node: Value| {
-        let pod: Pod =
-            serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"nodeName": node, "containers": containers}})).unwrap();
+        let pod: Pod = serde_json::from_value(
+            json!({"metadata": {"uid": "u"}, "spec": {"nodeName": node, "containers": containers}}),
+        )
+        .unwrap();
         PodFacts::of(&pod, &ResourceNames::default())
     };
     let is_refused = facts(Value::Null).map(|facts| matches!(facts.ask, Ask::Invalid(..)));
@@ -260,10 +348,21 @@ const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
 #[case::sees_all(json!({"gpushare/all-devices": "true"}), 0)]
 #[case::another_annotation_is_bad(json!({"scheduling.koordinator.sh/device-joint-allocate": "{"}), 1)]
 fn whom_a_bound_pod_keeps_away(#[case] mut annotations: Value, #[case] expected: usize) {
-    let limits = if expected == 1 { bytes(1, 100) } else { json!({"koordinator.sh/gpu.shared": 1}) };
+    let limits = if expected == 1 {
+        bytes(1, 100)
+    } else {
+        json!({"koordinator.sh/gpu.shared": 1})
+    };
     annotations[HINT] = json!(r#"{"gpu": {"exclusivePolicy": "DeviceLevel"}}"#);
     let every = [(0, "GPU-0", 0), (1, "GPU-1", 0)];
-    for (key, value) in record(if expected == 1 { &[(0, "GPU-0", 100)] } else { &every }).as_object().unwrap() {
+    for (key, value) in record(if expected == 1 {
+        &[(0, "GPU-0", 100)]
+    } else {
+        &every
+    })
+    .as_object()
+    .unwrap()
+    {
         annotations[key] = value.clone();
     }
     assert_eq!(account(&limits, &annotations).holdings.exclusions.len(), expected);
@@ -297,10 +396,24 @@ fn the_mark_for_all_devices_is_not_simply_believed(
     #[case] doubt: Option<&str>,
 ) {
     let names = |minor: &Value| json!({"minor": minor, "id": format!("GPU-{minor}"), "resources": {}});
-    let record = named.as_array().map(|named| json!({"gpu": named.iter().map(names).collect::<Vec<_>>()}).to_string());
-    let annotations = json!({"gpushare/all-devices": "true", "scheduling.koordinator.sh/device-allocated": record});
-    let annotations: serde_json::Map<_, _> = annotations.as_object().unwrap().clone().into_iter().filter(|(_, v)| !v.is_null()).collect();
-    let account = account_where(is_allowed, &inventory_of(healthy), &json!({"koordinator.sh/gpu.shared": 1}), &annotations.into());
+    let record = named
+        .as_array()
+        .map(|named| json!({"gpu": named.iter().map(names).collect::<Vec<_>>()}).to_string());
+    let annotations =
+        json!({"gpushare/all-devices": "true", "scheduling.koordinator.sh/device-allocated": record});
+    let annotations: serde_json::Map<_, _> = annotations
+        .as_object()
+        .unwrap()
+        .clone()
+        .into_iter()
+        .filter(|(_, v)| !v.is_null())
+        .collect();
+    let account = account_where(
+        is_allowed,
+        &inventory_of(healthy),
+        &json!({"koordinator.sh/gpu.shared": 1}),
+        &annotations.into(),
+    );
     let holds_all_of = match account.holdings.gpus {
         Holding::Anywhere(request) | Holding::Somewhere(request) => vec![request.memory],
         Holding::Shares(shares) => shares
@@ -312,9 +425,15 @@ fn the_mark_for_all_devices_is_not_simply_believed(
             .collect(),
     };
     match doubt {
-        None => assert!(holds_all_of.iter().all(|memory| *memory == MemoryAsk::Bytes(0)), "{holds_all_of:?}"),
+        None => assert!(
+            holds_all_of.iter().all(|memory| *memory == MemoryAsk::Bytes(0)),
+            "{holds_all_of:?}"
+        ),
         Some(doubt) => {
-            assert!(holds_all_of.iter().all(|memory| *memory == MemoryAsk::Ratio(100)), "{holds_all_of:?}");
+            assert!(
+                holds_all_of.iter().all(|memory| *memory == MemoryAsk::Ratio(100)),
+                "{holds_all_of:?}"
+            );
             let problem = account.problem.unwrap_or_default();
             assert!(problem.contains(doubt), "{problem}");
         }
@@ -328,10 +447,14 @@ fn a_pod_may_name_its_policies() {
     let preference = |annotations: Value| {
         let limits = json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory-ratio": 50});
         let spec = json!({"containers": [{"name": "c", "resources": {"limits": limits}}]});
-        let pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}, "spec": spec})).unwrap();
+        let pod =
+            serde_json::from_value(json!({"metadata": {"annotations": annotations}, "spec": spec})).unwrap();
         PodFacts::of(&pod, &ResourceNames::default()).unwrap()
     };
-    let cluster = Policies { node: NodePolicy::Spread, device: DevicePolicy::InOrder };
+    let cluster = Policies {
+        node: NodePolicy::Spread,
+        device: DevicePolicy::InOrder,
+    };
     assert_eq!(preference(json!({})).preference.or(cluster), cluster);
     for name in NODE_POLICIES {
         let facts = preference(json!({NODE_POLICY: name}));
@@ -339,10 +462,19 @@ fn a_pod_may_name_its_policies() {
         assert_eq!(facts.preference.or(cluster).device, cluster.device);
     }
     for name in DEVICE_POLICIES {
-        assert_eq!(preference(json!({DEVICE_POLICY: name})).preference.or(cluster).device.to_string(), name);
+        assert_eq!(
+            preference(json!({DEVICE_POLICY: name}))
+                .preference
+                .or(cluster)
+                .device
+                .to_string(),
+            name
+        );
     }
     let facts = preference(json!({NODE_POLICY: "tetris"}));
-    let Ask::Invalid(error, _) = facts.ask else { panic!("{facts:?}") };
+    let Ask::Invalid(error, _) = facts.ask else {
+        panic!("{facts:?}")
+    };
     insta::assert_snapshot!(
         error,
         @r#"annotation gpushare/node-policy is "tetris": choose one of fill, binpack, spread, least-allocated, most-allocated"#

@@ -1,7 +1,10 @@
 //! The resources of ours that a pod asks for, by the project whose names it uses. A zero asks for nothing.
 
 use proto::pod::{ALL_DEVICES, Container, Pod};
-use proto::resource::{FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames, VENDOR_GPUS};
+use proto::resource::{
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames,
+    VENDOR_GPUS,
+};
 
 /// Koordinator's names of shares of GPUs.
 const SHARES: [&str; 5] = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
@@ -10,7 +13,10 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What a pod, or a container, names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "one for each way of asking, independent of the others")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "one for each way of asking, independent of the others"
+)]
 pub(super) struct Asks {
     /// Memory units.
     pub(super) units: bool,
@@ -26,12 +32,18 @@ impl Asks {
     /// What a pod's containers name.
     pub(super) fn of(pod: &Pod, names: &ResourceNames) -> Self {
         let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-        containers.map(|container| Self::of_container(container, names)).fold(Self::default(), Self::or)
+        containers
+            .map(|container| Self::of_container(container, names))
+            .fold(Self::default(), Self::or)
     }
 
     /// What a container names.
     pub(super) fn of_container(container: &Container, names: &ResourceNames) -> Self {
-        let is_old = |wanted: &[&str]| OLD_NAMES.iter().any(|(old, new)| wanted.contains(new) && container.asks_for(old));
+        let is_old = |wanted: &[&str]| {
+            OLD_NAMES
+                .iter()
+                .any(|(old, new)| wanted.contains(new) && container.asks_for(old))
+        };
         let names_one = |wanted: &[&str]| wanted.iter().any(|name| container.asks_for(name));
         Self {
             units: container.asks_for(&names.memory),
@@ -57,7 +69,11 @@ impl Asks {
 
     /// Whether GPUs are asked for in more than one way, which no scheduler of ours places.
     pub(super) fn mixes(self) -> bool {
-        [self.units, self.shares, self.vendor].into_iter().filter(|named| *named).count() > 1
+        [self.units, self.shares, self.vendor]
+            .into_iter()
+            .filter(|named| *named)
+            .count()
+            > 1
     }
 
     /// Whether a part of a device is asked for.

@@ -33,7 +33,10 @@ impl Bindings for Shared<Index> {
 /// Whether a pod asks for whole devices in a vendor's name: others may bind it to nodes of which only the vendor's plugin knows.
 fn asks_vendor(facts: &PodFacts) -> bool {
     match &facts.ask {
-        Ask::Request(request) => request.gpus.as_ref().is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
+        Ask::Request(request) => request
+            .gpus
+            .as_ref()
+            .is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
         Ask::Invalid(..) => false,
     }
 }
@@ -63,8 +66,16 @@ struct Metadata {
 }
 
 /// What becomes of a binding.
-pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest, bindings: &impl Bindings) -> Result<Verdict, Unreadable> {
-    let Some(binders) = rules.binders.as_ref().filter(|_| request.operation == Operation::Create) else {
+pub(super) fn verdict(
+    rules: &Rules,
+    request: &AdmissionRequest,
+    bindings: &impl Bindings,
+) -> Result<Verdict, Unreadable> {
+    let Some(binders) = rules
+        .binders
+        .as_ref()
+        .filter(|_| request.operation == Operation::Create)
+    else {
         return Ok(Verdict::ALLOWED);
     };
     let user = &request.user_info.username;
@@ -73,13 +84,27 @@ pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest, bindings: &impl
     }
     let binding: Binding = read(request, "object", "Binding", request.object.as_ref())?;
     let meta = &binding.metadata;
-    let first = |one: &str, other: &str| if one.is_empty() { other.to_owned() } else { one.to_owned() };
-    let (namespace, name) = (first(&request.namespace, &meta.namespace), first(&request.name, &meta.name));
-    let brings_devices = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
+    let first = |one: &str, other: &str| {
+        if one.is_empty() {
+            other.to_owned()
+        } else {
+            one.to_owned()
+        }
+    };
+    let (namespace, name) = (
+        first(&request.namespace, &meta.namespace),
+        first(&request.name, &meta.name),
+    );
+    let brings_devices = meta
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
     if !brings_devices && !bindings.asks(&namespace, &name, &binding.target.name) {
         return Ok(Verdict::ALLOWED);
     }
-    let message =
-        format!("pod {namespace}/{name} asks for devices, which {user:?} does not choose; only {} may bind it", binders.join(" or "));
+    let message = format!(
+        "pod {namespace}/{name} asks for devices, which {user:?} does not choose; only {} may bind it",
+        binders.join(" or ")
+    );
     Ok(Verdict::Refused(Refusal::Forbidden(message)))
 }

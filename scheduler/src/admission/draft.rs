@@ -13,7 +13,10 @@ pub(super) struct Draft {
 impl Draft {
     /// Begins with an object as it came.
     pub(super) fn new(object: Value) -> Self {
-        Self { object, patch: Vec::new() }
+        Self {
+            object,
+            patch: Vec::new(),
+        }
     }
 
     /// The changes so far.
@@ -23,12 +26,18 @@ impl Draft {
 
     /// A field, by JSON pointer of what holds it and its name.
     pub(super) fn get(&self, parent: &str, key: &str) -> Option<&Value> {
-        self.object.pointer(parent)?.get(key).filter(|value| !value.is_null())
+        self.object
+            .pointer(parent)?
+            .get(key)
+            .filter(|value| !value.is_null())
     }
 
     /// How many entries a list has.
     pub(super) fn len(&self, list: &str) -> usize {
-        self.object.pointer(list).and_then(Value::as_array).map_or(0, Vec::len)
+        self.object
+            .pointer(list)
+            .and_then(Value::as_array)
+            .map_or(0, Vec::len)
     }
 
     /// Sets a field; objects on the way to it come into being.
@@ -38,14 +47,19 @@ impl Draft {
             && fields.get(key) != Some(&value)
         {
             fields.insert(key.to_owned(), value.clone());
-            self.patch.push(PatchOperation::Add { path: format!("{parent}/{}", escape(key)), value });
+            self.patch.push(PatchOperation::Add {
+                path: format!("{parent}/{}", escape(key)),
+                value,
+            });
         }
     }
 
     /// Removes a field if it is there, and says what it was.
     pub(super) fn remove(&mut self, parent: &str, key: &str) -> Option<Value> {
         let removed = self.object.pointer_mut(parent)?.as_object_mut()?.remove(key)?;
-        self.patch.push(PatchOperation::Remove { path: format!("{parent}/{}", escape(key)) });
+        self.patch.push(PatchOperation::Remove {
+            path: format!("{parent}/{}", escape(key)),
+        });
         Some(removed)
     }
 

@@ -28,7 +28,10 @@ pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest) -> Result<Verdi
     let pod: Pod = read(request, "object", "Pod", request.object.as_ref())?;
     let object = request.object.clone().unwrap_or_default();
     Ok(match mutate(rules, &pod, object) {
-        Ok((patch, warnings)) => Verdict::Allowed { patch: patch.into_patch(), warnings },
+        Ok((patch, warnings)) => Verdict::Allowed {
+            patch: patch.into_patch(),
+            warnings,
+        },
         Err(refusal) => Verdict::Refused(refusal),
     })
 }
@@ -51,7 +54,12 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
     }
     if asks.is_empty() {
         for idx in 0..draft.len("/spec/containers") {
-            put(&mut draft, &format!("/spec/containers/{idx}"), GPU_SHARED, &Value::from("1"));
+            put(
+                &mut draft,
+                &format!("/spec/containers/{idx}"),
+                GPU_SHARED,
+                &Value::from("1"),
+            );
         }
     }
     name_scheduler(&mut draft, rules.scheduler_name.as_deref());
@@ -62,7 +70,10 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
 /// JSON pointers to all containers.
 fn containers(draft: &Draft) -> Vec<String> {
     let lists = ["/spec/initContainers", "/spec/containers"];
-    lists.iter().flat_map(|list| (0..draft.len(list)).map(move |idx| format!("{list}/{idx}"))).collect()
+    lists
+        .iter()
+        .flat_map(|list| (0..draft.len(list)).map(move |idx| format!("{list}/{idx}")))
+        .collect()
 }
 
 /// JSON pointers to a container's limits and requests.
@@ -71,7 +82,9 @@ fn amounts(container: &str) -> [String; 2] {
 }
 
 fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
-    amounts(container).iter().find_map(|amounts| draft.get(amounts, resource))
+    amounts(container)
+        .iter()
+        .find_map(|amounts| draft.get(amounts, resource))
 }
 
 fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
@@ -91,8 +104,13 @@ fn rename(draft: &mut Draft, container: &str) {
 
 /// Replaces `koordinator.sh/gpu` by the two amounts that it stands for, unless the container says more than that.
 fn split_gpu(draft: &mut Draft, container: &str) {
-    let others = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().chain(OLD_NAMES.map(|(old, _)| old));
-    if others.into_iter().all(|amount| get(draft, container, amount).is_none()) {
+    let others = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO]
+        .into_iter()
+        .chain(OLD_NAMES.map(|(old, _)| old));
+    if others
+        .into_iter()
+        .all(|amount| get(draft, container, amount).is_none())
+    {
         replace(draft, container, GPU, &[GPU_CORE, GPU_MEMORY_RATIO]);
     }
 }
@@ -100,9 +118,14 @@ fn split_gpu(draft: &mut Draft, container: &str) {
 /// Replaces a resource by others of the same amount. Where only limits or only requests name it, both name the others:
 /// Kubernetes wants extended resources in both.
 fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
-    let Some(any) = get(draft, container, old).cloned() else { return };
+    let Some(any) = get(draft, container, old).cloned() else {
+        return;
+    };
     for amounts in amounts(container) {
-        let value = draft.remove(&amounts, old).filter(|value| !value.is_null()).unwrap_or_else(|| any.clone());
+        let value = draft
+            .remove(&amounts, old)
+            .filter(|value| !value.is_null())
+            .unwrap_or_else(|| any.clone());
         for name in new {
             draft.put(&amounts, name, value.clone());
         }
@@ -111,25 +134,46 @@ fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
 
 /// Says how many devices a container's amounts are for, if it does not say so itself.
 fn add_shared(draft: &mut Draft, container: &str) {
-    let is_zero = |value: &Value| Quantity::deserialize(value).is_ok_and(|quantity| quantity == Quantity::default());
+    let is_zero =
+        |value: &Value| Quantity::deserialize(value).is_ok_and(|quantity| quantity == Quantity::default());
     let has = |resource| get(draft, container, resource).is_some_and(|value| !is_zero(value));
-    if get(draft, container, GPU_SHARED).is_some() || ![GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().any(has) {
+    if get(draft, container, GPU_SHARED).is_some()
+        || ![GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().any(has)
+    {
         return;
     }
-    let number = |resource| get(draft, container, resource).and_then(|value| Quantity::deserialize(value).ok()?.unsigned());
-    let percent = if has(GPU_MEMORY_RATIO) { number(GPU_MEMORY_RATIO) } else { number(GPU_CORE) };
-    put(draft, container, GPU_SHARED, &Value::from(devices(percent.unwrap_or_default()).to_string()));
+    let number = |resource| {
+        get(draft, container, resource).and_then(|value| Quantity::deserialize(value).ok()?.unsigned())
+    };
+    let percent = if has(GPU_MEMORY_RATIO) {
+        number(GPU_MEMORY_RATIO)
+    } else {
+        number(GPU_CORE)
+    };
+    put(
+        draft,
+        container,
+        GPU_SHARED,
+        &Value::from(devices(percent.unwrap_or_default()).to_string()),
+    );
 }
 
 /// How many devices so many percent are taken for.
 fn devices(percent: u64) -> u64 {
-    if percent > 0 && percent.is_multiple_of(100) { percent / 100 } else { 1 }
+    if percent > 0 && percent.is_multiple_of(100) {
+        percent / 100
+    } else {
+        1
+    }
 }
 
 /// Sends an unbound pod to our scheduler. The API server has already written the default name where there was none.
 fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
-    let is =
-        |field, values: &[&str]| draft.get("/spec", field).is_none_or(|value| value.as_str().is_some_and(|text| values.contains(&text)));
+    let is = |field, values: &[&str]| {
+        draft
+            .get("/spec", field)
+            .is_none_or(|value| value.as_str().is_some_and(|text| values.contains(&text)))
+    };
     if let Some(name) = name
         && is("schedulerName", &["", DEFAULT_SCHEDULER])
         && is("nodeName", &[""])
@@ -140,9 +184,15 @@ fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
 
 /// Removes what only a scheduler may say about a pod: it comes with pods that were copied from others.
 fn remove_record(draft: &mut Draft) -> Vec<String> {
-    let present = RECORD.into_iter().filter(|key| draft.get("/metadata/annotations", key).is_some()).collect::<Vec<_>>();
+    let present = RECORD
+        .into_iter()
+        .filter(|key| draft.get("/metadata/annotations", key).is_some())
+        .collect::<Vec<_>>();
     for key in &present {
         draft.remove("/metadata/annotations", key);
     }
-    present.iter().map(|key| format!("annotation {key} was removed: only the scheduler writes it")).collect()
+    present
+        .iter()
+        .map(|key| format!("annotation {key} was removed: only the scheduler writes it"))
+        .collect()
 }

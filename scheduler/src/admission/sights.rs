@@ -81,23 +81,44 @@ impl Sights {
     /// All containers, ephemeral ones last.
     pub(super) fn containers(&self) -> impl Iterator<Item = &Container> {
         let spec = &self.spec;
-        [&spec.init_containers, &spec.containers, &spec.ephemeral_containers].into_iter().flatten().flatten()
+        [
+            &spec.init_containers,
+            &spec.containers,
+            &spec.ephemeral_containers,
+        ]
+        .into_iter()
+        .flatten()
+        .flatten()
     }
 
     /// The ephemeral containers that were not there before.
     pub(super) fn added<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = &'a Container> {
-        let is_new = |container: &&Container| !old.spec.ephemeral_containers.iter().flatten().any(|there| there.name == container.name);
+        let is_new = |container: &&Container| {
+            !old.spec
+                .ephemeral_containers
+                .iter()
+                .flatten()
+                .any(|there| there.name == container.name)
+        };
         self.spec.ephemeral_containers.iter().flatten().filter(is_new)
     }
 
     /// The annotations, in order of their keys.
     pub(super) fn annotations(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.metadata.annotations.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()))
+        self.metadata
+            .annotations
+            .iter()
+            .flatten()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
     /// The annotations that are new or have another value than before.
-    pub(super) fn changed_annotations<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.annotations().filter(|(key, value)| !old.annotations().any(|there| there == (*key, *value)))
+    pub(super) fn changed_annotations<'a>(
+        &'a self,
+        old: &'a Self,
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.annotations()
+            .filter(|(key, value)| !old.annotations().any(|there| there == (*key, *value)))
     }
 }
 
@@ -109,7 +130,10 @@ impl Container {
 
     /// Returns true if it runs privileged.
     pub(super) fn is_privileged(&self) -> bool {
-        self.security_context.as_ref().and_then(|context| context.privileged) == Some(true)
+        self.security_context
+            .as_ref()
+            .and_then(|context| context.privileged)
+            == Some(true)
     }
 
     /// Our resources that it names.
@@ -120,7 +144,10 @@ impl Container {
     /// The resources that it asks for; none if they cannot be read.
     pub(super) fn request(&self) -> proto::pod::Container {
         let resources = Deserialize::deserialize(&self.resources).unwrap_or_default();
-        proto::pod::Container { resources, ..proto::pod::Container::default() }
+        proto::pod::Container {
+            resources,
+            ..proto::pod::Container::default()
+        }
     }
 }
 

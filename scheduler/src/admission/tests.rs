@@ -23,7 +23,13 @@ impl Bindings for Asking {
 
 const NOBODY: Asking = Asking(&[]);
 
-fn request(operation: &str, resource: &str, subresource: &str, object: &Value, old: &Value) -> AdmissionRequest {
+fn request(
+    operation: &str,
+    resource: &str,
+    subresource: &str,
+    object: &Value,
+    old: &Value,
+) -> AdmissionRequest {
     let review = json!({
         "uid": "u", "operation": operation, "resource": {"group": "", "version": "v1", "resource": resource},
         "subResource": subresource, "namespace": "default", "name": "p", "userInfo": {"username": "somebody"},
@@ -56,7 +62,9 @@ fn annotated(pod: Value, key: &str, value: &str) -> Value {
 
 /// The pod as the mutating webhook leaves it, by an independent reading of its patch.
 fn mutated(rules: &Rules, pod: &Value) -> Value {
-    let Verdict::Allowed { patch, .. } = rules.mutate(&creation(pod)).unwrap() else { panic!("refused: {pod}") };
+    let Verdict::Allowed { patch, .. } = rules.mutate(&creation(pod)).unwrap() else {
+        panic!("refused: {pod}")
+    };
     let patch: json_patch::Patch = serde_json::from_value(serde_json::to_value(patch).unwrap()).unwrap();
     let mut mutated = pod.clone();
     json_patch::patch(&mut mutated, &patch).unwrap();

@@ -22,19 +22,30 @@ const MOST_SHOWN: usize = 64;
 pub(super) fn may_concern(pod: &Pod) -> bool {
     let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let mut annotations = pod.metadata.annotations.iter().flatten();
-    containers.any(|container| container.env.iter().any(|variable| variable.name == VISIBLE_DEVICES))
-        || annotations.any(|(key, _)| names_devices(key))
+    containers.any(|container| {
+        container
+            .env
+            .iter()
+            .any(|variable| variable.name == VISIBLE_DEVICES)
+    }) || annotations.any(|(key, _)| names_devices(key))
 }
 
 /// Refuses a pod in this namespace that says itself which devices it sees.
 pub(super) fn judge(pod: &Sights, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
-    pod.containers().try_for_each(|container| judge_container(container, names, namespace))?;
+    pod.containers()
+        .try_for_each(|container| judge_container(container, names, namespace))?;
     judge_annotations(pod.annotations(), namespace)
 }
 
 /// The same for the ephemeral containers that a change brings.
-pub(super) fn judge_added(old: &Sights, new: &Sights, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
-    new.added(old).try_for_each(|container| judge_container(container, names, namespace))
+pub(super) fn judge_added(
+    old: &Sights,
+    new: &Sights,
+    names: &ResourceNames,
+    namespace: &str,
+) -> Result<(), Refusal> {
+    new.added(old)
+        .try_for_each(|container| judge_container(container, names, namespace))
 }
 
 /// The same for the annotations that a change brings: the runtime reads them when it makes the pod's sandbox, which comes later.
@@ -45,17 +56,30 @@ pub(super) fn judge_changed(old: &Sights, new: &Sights, namespace: &str) -> Resu
 fn judge_container(container: &Container, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
     let request = container.request();
     // The node's plugin judges those: with CDI the variable means nothing, and by variable the same value does no harm.
-    if [GPU_SHARED, &names.memory].into_iter().any(|name| request.asks_for(name)) {
+    if [GPU_SHARED, &names.memory]
+        .into_iter()
+        .any(|name| request.asks_for(name))
+    {
         return Ok(());
     }
-    let Some(variable) = container.variables().find(|variable| variable.name == VISIBLE_DEVICES && !variable.says_none()) else {
+    let Some(variable) = container
+        .variables()
+        .find(|variable| variable.name == VISIBLE_DEVICES && !variable.says_none())
+    else {
         return Ok(());
     };
-    let sets = format!("container {:?} sets {VISIBLE_DEVICES} {}", container.name, how(variable));
+    let sets = format!(
+        "container {:?} sets {VISIBLE_DEVICES} {}",
+        container.name,
+        how(variable)
+    );
     // kubelet puts the variables of a plugin's answer first and the pod's own behind them, and the last of two values counts.
     // The vendor's plugin names the container's GPUs in that very variable, or by CDI beside it, so that the pod's own value takes
     // its place or adds to it. The container needs no value of its own, and so loses nothing.
-    let refusal = match VENDOR_GPUS.into_iter().find(|resource| request.asks_for(resource)) {
+    let refusal = match VENDOR_GPUS
+        .into_iter()
+        .find(|resource| request.asks_for(resource))
+    {
         Some(resource) => format!(
             "{sets}, which wins over the GPUs that it is given for {resource} and could show it GPUs that are counted for other pods; take the \
              variable out"
@@ -77,7 +101,10 @@ fn how(variable: &Variable) -> String {
     }
 }
 
-fn judge_annotations<'a>(mut annotations: impl Iterator<Item = (&'a str, &'a str)>, namespace: &str) -> Result<(), Refusal> {
+fn judge_annotations<'a>(
+    mut annotations: impl Iterator<Item = (&'a str, &'a str)>,
+    namespace: &str,
+) -> Result<(), Refusal> {
     let found = annotations.find(|(key, value)| names_devices(key) && !value.trim().is_empty());
     found.map_or(Ok(()), |(key, value)| {
         Err(Refusal::Forbidden(format!(

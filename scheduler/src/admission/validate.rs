@@ -71,7 +71,11 @@ struct Filter {
 /// it could refuse.
 pub(super) fn refusal_of_filter(rules: &Rules, body: &[u8], pod: &Pod) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    let asks = if rules.deny_overrides { Asks::of(pod, &rules.names) } else { Asks::default() };
+    let asks = if rules.deny_overrides {
+        Asks::of(pod, &rules.names)
+    } else {
+        Asks::default()
+    };
     if rules.is_unrestricted(namespace) || !(asks.shares_devices() || uncounted::may_concern(pod)) {
         return None;
     }
@@ -130,7 +134,9 @@ fn old_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
 /// Refuses a wish for all devices that cannot be read or is not granted in this cluster.
 pub(super) fn refuse_all_devices(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
     match request::sees_all_devices(pod) {
-        Ok(true) if !rules.allow_all_devices => Err(Refusal::Forbidden(RequestError::AllDevicesForbidden.to_string())),
+        Ok(true) if !rules.allow_all_devices => {
+            Err(Refusal::Forbidden(RequestError::AllDevicesForbidden.to_string()))
+        }
         Ok(_) => Ok(()),
         Err(error) => Err(Refusal::Invalid(error.to_string())),
     }

@@ -11,7 +11,11 @@ use tower::service_fn;
 use super::*;
 use crate::leader::election::Terms;
 
-const TERMS: Terms = Terms { lease: secs(15), renew: secs(10), retry: secs(2) };
+const TERMS: Terms = Terms {
+    lease: secs(15),
+    renew: secs(10),
+    retry: secs(2),
+};
 
 const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -23,14 +27,32 @@ fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, Order) {
     let count = Arc::clone(&n_sent);
     let service = service_fn(move |_: Request<Body>| {
         count.fetch_add(1, Ordering::Relaxed);
-        async move { Response::builder().status(status).header("Retry-After", "11").body(Body::empty()) }
+        async move {
+            Response::builder()
+                .status(status)
+                .header("Retry-After", "11")
+                .body(Body::empty())
+        }
     });
     let leadership = Leadership::standby();
     leadership.lead(TERMS, Instant::now().into_std(), true);
     leadership.clear();
-    let pod = PodId { namespace: "default".to_owned(), name: "p".to_owned(), uid: "p-uid".to_owned() };
-    let order = Order { pod, node: "n1".to_owned(), annotations: BTreeMap::new(), labels: BTreeMap::new() };
-    (Binder::new(Client::new(service, "default"), secs(6), leadership), n_sent, order)
+    let pod = PodId {
+        namespace: "default".to_owned(),
+        name: "p".to_owned(),
+        uid: "p-uid".to_owned(),
+    };
+    let order = Order {
+        pod,
+        node: "n1".to_owned(),
+        annotations: BTreeMap::new(),
+        labels: BTreeMap::new(),
+    };
+    (
+        Binder::new(Client::new(service, "default"), secs(6), leadership),
+        n_sent,
+        order,
+    )
 }
 
 /// A bind begins so long after the last renewal, and may take six seconds: whether it is sent. Nobody has to notice the end.
@@ -45,7 +67,11 @@ async fn nothing_is_sent_that_the_lease_does_not_cover(#[case] after: u64, #[cas
     tokio::time::sleep(secs(after)).await;
     let outcome = binder.bind(&order, Instant::now() + secs(6)).await;
     let is_withheld = matches!(&outcome, Outcome::Refused(why) if why.starts_with("nothing is sent"));
-    assert_eq!((outcome == Outcome::Bound, is_withheld), (is_sent, !is_sent), "{outcome:?}");
+    assert_eq!(
+        (outcome == Outcome::Bound, is_withheld),
+        (is_sent, !is_sent),
+        "{outcome:?}"
+    );
     assert_eq!(n_sent.load(Ordering::Relaxed), usize::from(is_sent));
 }
 
@@ -63,6 +89,9 @@ async fn nothing_is_written_by_a_busy_server() {
 async fn nothing_is_sent_again_when_another_may_lead() {
     let (binder, n_sent, order) = leading(429);
     let outcome = binder.bind(&order, Instant::now() + secs(14)).await;
-    assert!(matches!(&outcome, Outcome::Refused(why) if why.starts_with("nothing is sent")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Outcome::Refused(why) if why.starts_with("nothing is sent")),
+        "{outcome:?}"
+    );
     assert_eq!(n_sent.load(Ordering::Relaxed), 1);
 }

@@ -34,10 +34,15 @@ pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Resu
     let place = || format!("Secret {}/{}", order.namespace, order.secret);
     let secret = api.get(&order.secret).await.with_context(place)?;
     let material = Material::read(&secret.data.unwrap_or_default()).with_context(place)?;
-    let material = material.with_context(|| format!("{} is empty: the scheduler has not filled it yet", place()))?;
+    let material =
+        material.with_context(|| format!("{} is empty: the scheduler has not filled it yet", place()))?;
     let (certificate, key) = material.client_certificate(&order.name, order.lifetime, SystemTime::now())?;
     fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
-    for (file, text) in [("ca.crt", material.authorities()), ("client.crt", certificate), ("client.key", key)] {
+    for (file, text) in [
+        ("ca.crt", material.authorities()),
+        ("client.crt", certificate),
+        ("client.key", key),
+    ] {
         let path = folder.join(file);
         write(&path, &text).with_context(|| format!("file {}", path.display()))?;
     }
@@ -48,7 +53,11 @@ pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Resu
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
     let _ = fs::remove_file(&new);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(new, path)

@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
 };
 use rustls::RootCertStore;
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
@@ -53,7 +54,11 @@ pub struct Terms {
 impl Terms {
     /// Ten years for an authority, so much for a certificate.
     pub fn new(certificate: Duration) -> Self {
-        Self { authority: 3650 * DAY, overlap: 365 * DAY, certificate }
+        Self {
+            authority: 3650 * DAY,
+            overlap: 365 * DAY,
+            certificate,
+        }
     }
 }
 
@@ -139,7 +144,9 @@ fn making(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
 
 impl fmt::Debug for Material {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Material").field("signer_ends", &self.signer.certificate.ends).finish_non_exhaustive()
+        f.debug_struct("Material")
+            .field("signer_ends", &self.signer.certificate.ends)
+            .finish_non_exhaustive()
     }
 }
 
@@ -152,26 +159,48 @@ impl Material {
         if !PARTS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
         }
-        let fail = |part, rule: &str| MaterialError::Part { part, rule: rule.to_owned() };
+        let fail = |part, rule: &str| MaterialError::Part {
+            part,
+            rule: rule.to_owned(),
+        };
         let bytes = |part: &'static str| data.get(part).map(|bytes| bytes.0.as_slice());
         let mut certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default())
             .ok_or_else(|| fail(AUTHORITIES, "holds something that is no certificate"))?
             .into_iter();
         let key = |part, pem: &[u8]| {
-            let key = std::str::from_utf8(pem).ok().and_then(|pem| KeyPair::from_pem(pem).ok());
+            let key = std::str::from_utf8(pem)
+                .ok()
+                .and_then(|pem| KeyPair::from_pem(pem).ok());
             key.map(Arc::new).ok_or_else(|| fail(part, "is no private key"))
         };
-        let certificate = certificates.next().ok_or_else(|| fail(AUTHORITIES, "is missing or empty"))?;
-        let signer = Authority { certificate, key: key(KEY, bytes(KEY).ok_or_else(|| fail(KEY, "is missing"))?)? };
+        let certificate = certificates
+            .next()
+            .ok_or_else(|| fail(AUTHORITIES, "is missing or empty"))?;
+        let signer = Authority {
+            certificate,
+            key: key(KEY, bytes(KEY).ok_or_else(|| fail(KEY, "is missing"))?)?,
+        };
         let successor = match bytes(NEXT_KEY) {
             None => None,
             Some(pem) => {
-                let certificate = certificates.next().ok_or_else(|| fail(AUTHORITIES, "lacks the certificate of ca-next.key"))?;
-                Some(Authority { certificate, key: key(NEXT_KEY, pem)? })
+                let certificate = certificates
+                    .next()
+                    .ok_or_else(|| fail(AUTHORITIES, "lacks the certificate of ca-next.key"))?;
+                Some(Authority {
+                    certificate,
+                    key: key(NEXT_KEY, pem)?,
+                })
             }
         };
-        let leaf = bytes(CERTIFICATE).zip(bytes(CERTIFICATE_KEY)).and_then(|(certificate, key)| Leaf::read(certificate, key));
-        Ok(Some(Self { signer, successor, former: certificates.collect(), leaf }))
+        let leaf = bytes(CERTIFICATE)
+            .zip(bytes(CERTIFICATE_KEY))
+            .and_then(|(certificate, key)| Leaf::read(certificate, key));
+        Ok(Some(Self {
+            signer,
+            successor,
+            former: certificates.collect(),
+            leaf,
+        }))
     }
 
     /// The data of a Secret that says all this.
@@ -196,13 +225,23 @@ impl Material {
     ///
     /// # Errors
     /// If something cannot be made, or is not accepted once made.
-    pub fn kept(held: Option<Self>, hosts: &[String], terms: Terms, now: SystemTime) -> Result<(Self, Vec<Change>), MaterialError> {
+    pub fn kept(
+        held: Option<Self>,
+        hosts: &[String],
+        terms: Terms,
+        now: SystemTime,
+    ) -> Result<(Self, Vec<Change>), MaterialError> {
         let mut changes = Vec::new();
         let mut material = if let Some(material) = held {
             material
         } else {
             changes.push(Change::NewAuthority);
-            Self { signer: Authority::new(terms.authority, now)?, successor: None, former: Vec::new(), leaf: None }
+            Self {
+                signer: Authority::new(terms.authority, now)?,
+                successor: None,
+                former: Vec::new(),
+                leaf: None,
+            }
         };
         let left = material.signer.certificate.left(now);
         if left < terms.overlap && material.successor.is_none() {
@@ -216,10 +255,22 @@ impl Material {
             material.former.insert(0, former.certificate);
             changes.push(Change::Succession);
         }
-        material.former.retain(|certificate| !certificate.left(now).is_zero());
-        if !material.leaf.as_ref().is_some_and(|leaf| leaf.will_do(&material.signer, hosts, terms, now)) {
-            let leaf = material.signer.issue(hosts, terms.certificate, ExtendedKeyUsagePurpose::ServerAuth, now)?;
-            let refused = |source| MaterialError::Unverified { hosts: hosts.join(", "), source };
+        material
+            .former
+            .retain(|certificate| !certificate.left(now).is_zero());
+        if !material
+            .leaf
+            .as_ref()
+            .is_some_and(|leaf| leaf.will_do(&material.signer, hosts, terms, now))
+        {
+            let leaf =
+                material
+                    .signer
+                    .issue(hosts, terms.certificate, ExtendedKeyUsagePurpose::ServerAuth, now)?;
+            let refused = |source| MaterialError::Unverified {
+                hosts: hosts.join(", "),
+                source,
+            };
             leaf.verify(&material.signer, hosts, now).map_err(refused)?;
             material.leaf = Some(leaf);
             changes.push(Change::NewCertificate);
@@ -229,7 +280,9 @@ impl Material {
 
     /// Authorities that clients should trust (PEM).
     pub fn authorities(&self) -> String {
-        self.trusted().map(|certificate| certificate.pem.as_str()).collect()
+        self.trusted()
+            .map(|certificate| certificate.pem.as_str())
+            .collect()
     }
 
     /// The same, for rustls.
@@ -241,7 +294,10 @@ impl Material {
 
     fn trusted(&self) -> impl Iterator<Item = &Certificate> {
         let successor = self.successor.as_ref().map(|successor| &successor.certificate);
-        [&self.signer.certificate].into_iter().chain(successor).chain(&self.former)
+        [&self.signer.certificate]
+            .into_iter()
+            .chain(successor)
+            .chain(&self.former)
     }
 
     /// What servers show.
@@ -249,24 +305,42 @@ impl Material {
     /// # Errors
     /// If there is none, or its key does not fit.
     pub fn certified_key(&self) -> Result<CertifiedKey, MaterialError> {
-        let fail = |rule: String| MaterialError::Part { part: CERTIFICATE_KEY, rule };
+        let fail = |rule: String| MaterialError::Part {
+            part: CERTIFICATE_KEY,
+            rule,
+        };
         let leaf = self.leaf.as_ref().ok_or_else(|| fail("is missing".to_owned()))?;
-        let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).map_err(|error| fail(error.to_string()))?;
+        let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes())
+            .map_err(|error| fail(error.to_string()))?;
         let provider = rustls::crypto::ring::default_provider();
-        CertifiedKey::from_der(vec![leaf.certificate.der.clone()], key, &provider).map_err(|error| fail(error.to_string()))
+        CertifiedKey::from_der(vec![leaf.certificate.der.clone()], key, &provider)
+            .map_err(|error| fail(error.to_string()))
     }
 
     /// When the authority that signs ends, and when the certificate does.
     pub fn ends(&self) -> (SystemTime, Option<SystemTime>) {
-        (self.signer.certificate.ends, self.leaf.as_ref().map(|leaf| leaf.certificate.ends))
+        (
+            self.signer.certificate.ends,
+            self.leaf.as_ref().map(|leaf| leaf.certificate.ends),
+        )
     }
 
     /// A certificate for a client, and its key (PEM).
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn client_certificate(&self, name: &str, lifetime: Duration, now: SystemTime) -> Result<(String, String), MaterialError> {
-        let leaf = self.signer.issue(&[name.to_owned()], lifetime, ExtendedKeyUsagePurpose::ClientAuth, now)?;
+    pub fn client_certificate(
+        &self,
+        name: &str,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<(String, String), MaterialError> {
+        let leaf = self.signer.issue(
+            &[name.to_owned()],
+            lifetime,
+            ExtendedKeyUsagePurpose::ClientAuth,
+            now,
+        )?;
         Ok((leaf.certificate.pem.clone(), leaf.key_pem))
     }
 }
@@ -277,34 +351,61 @@ impl Authority {
         let key = KeyPair::generate().map_err(&make)?;
         let mut params = Self::params(&key);
         set_period(&mut params, now, now + lifetime);
-        let certificate = params.self_signed(&key).and_then(|certificate| Certificate::made(&certificate)).map_err(&make)?;
-        Ok(Self { certificate, key: Arc::new(key) })
+        let certificate = params
+            .self_signed(&key)
+            .and_then(|certificate| Certificate::made(&certificate))
+            .map_err(&make)?;
+        Ok(Self {
+            certificate,
+            key: Arc::new(key),
+        })
     }
 
     /// Everything of an authority but its times follows from its key, so it need not be read back.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
-        let id = params.key_identifier(key).iter().take(6).fold(0_u64, |id, byte| id << 8 | u64::from(*byte));
+        let id = params
+            .key_identifier(key)
+            .iter()
+            .take(6)
+            .fold(0_u64, |id, byte| id << 8 | u64::from(*byte));
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, format!("gpushare authority {id:012x}"));
+        params
+            .distinguished_name
+            .push(DnType::CommonName, format!("gpushare authority {id:012x}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params
     }
 
-    fn issue(&self, names: &[String], lifetime: Duration, usage: ExtendedKeyUsagePurpose, now: SystemTime) -> Result<Leaf, MaterialError> {
+    fn issue(
+        &self,
+        names: &[String],
+        lifetime: Duration,
+        usage: ExtendedKeyUsagePurpose,
+        now: SystemTime,
+    ) -> Result<Leaf, MaterialError> {
         let make = making("a certificate");
         let key = KeyPair::generate().map_err(&make)?;
         let mut params = CertificateParams::new(names).map_err(&make)?;
         set_period(&mut params, now, (now + lifetime).min(self.certificate.ends));
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, names.first().map(String::as_str).unwrap_or_default());
+        params.distinguished_name.push(
+            DnType::CommonName,
+            names.first().map(String::as_str).unwrap_or_default(),
+        );
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
         params.use_authority_key_identifier_extension = true;
         let issuer = Issuer::new(Self::params(&self.key), &*self.key);
-        let certificate = params.signed_by(&key, &issuer).and_then(|certificate| Certificate::made(&certificate)).map_err(&make)?;
-        Ok(Leaf { certificate, key_pem: key.serialize_pem() })
+        let certificate = params
+            .signed_by(&key, &issuer)
+            .and_then(|certificate| Certificate::made(&certificate))
+            .map_err(&make)?;
+        Ok(Leaf {
+            certificate,
+            key_pem: key.serialize_pem(),
+        })
     }
 }
 
@@ -329,7 +430,8 @@ impl Leaf {
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
         verify_server_cert_signed_by_trust_anchor(&certificate, &roots, &[], now, algorithms.all)?;
         for host in hosts {
-            let name = ServerName::try_from(host.as_str()).map_err(|error| rustls::Error::General(error.to_string()))?;
+            let name = ServerName::try_from(host.as_str())
+                .map_err(|error| rustls::Error::General(error.to_string()))?;
             verify_server_name(&certificate, &name)?;
         }
         Ok(())
@@ -356,7 +458,10 @@ impl Certificate {
 fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
     const END: &str = "-----END CERTIFICATE-----\n";
     let text = std::str::from_utf8(pem).ok()?.replace('\r', "");
-    let blocks = text.split_inclusive(END).map(str::trim_start).filter(|block| !block.is_empty());
+    let blocks = text
+        .split_inclusive(END)
+        .map(str::trim_start)
+        .filter(|block| !block.is_empty());
     blocks.map(|block| Certificate::new(block.to_owned())).collect()
 }
 

@@ -50,8 +50,14 @@ pub(super) async fn publish(client: &Client, name: &str, authorities: &str) -> a
         };
         let changes = changes(&configuration, &bundle);
         if !changes.is_empty() {
-            let request = Request::builder().method(Method::PATCH).uri(&path).header(header::CONTENT_TYPE, "application/json-patch+json");
-            let _: Value = client.request(request.body(serde_json::to_vec(&changes)?)?).await.with_context(failed)?;
+            let request = Request::builder()
+                .method(Method::PATCH)
+                .uri(&path)
+                .header(header::CONTENT_TYPE, "application/json-patch+json");
+            let _: Value = client
+                .request(request.body(serde_json::to_vec(&changes)?)?)
+                .await
+                .with_context(failed)?;
             info!(kind, name, "the API server knows the webhooks' authorities");
         }
     }
@@ -61,7 +67,11 @@ pub(super) async fn publish(client: &Client, name: &str, authorities: &str) -> a
 /// What has to change. Each change names the webhook that it is for, as the list may have another order by then.
 fn changes(configuration: &Configuration, bundle: &ByteString) -> Vec<Value> {
     let differs = |webhook: &Webhook| webhook.client_config.ca_bundle.as_ref() != Some(bundle);
-    let differing = configuration.webhooks.iter().enumerate().filter(|(_, webhook)| differs(webhook));
+    let differing = configuration
+        .webhooks
+        .iter()
+        .enumerate()
+        .filter(|(_, webhook)| differs(webhook));
     let changes = differing.flat_map(|(idx, webhook)| {
         [
             json!({"op": "test", "path": format!("/webhooks/{idx}/name"), "value": webhook.name}),

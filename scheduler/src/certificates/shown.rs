@@ -52,9 +52,21 @@ struct Labels {
 impl Metrics {
     /// Registers them.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self { ends: Family::default(), rotations: Counter::default() };
-        registry.register_with_unit("certificate_expiry_timestamp", "When a certificate ends", Unit::Seconds, metrics.ends.clone());
-        registry.register("certificate_rotations", "Times that the certificate that servers show was replaced", metrics.rotations.clone());
+        let metrics = Self {
+            ends: Family::default(),
+            rotations: Counter::default(),
+        };
+        registry.register_with_unit(
+            "certificate_expiry_timestamp",
+            "When a certificate ends",
+            Unit::Seconds,
+            metrics.ends.clone(),
+        );
+        registry.register(
+            "certificate_rotations",
+            "Times that the certificate that servers show was replaced",
+            metrics.rotations.clone(),
+        );
         metrics
     }
 
@@ -66,13 +78,23 @@ impl Metrics {
 
     /// Shows when the first of these certificates ends.
     pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
-        self.show_end(name, certificates.iter().filter_map(|certificate| not_after(certificate)).min());
+        self.show_end(
+            name,
+            certificates
+                .iter()
+                .filter_map(|certificate| not_after(certificate))
+                .min(),
+        );
     }
 
     fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
-        let since_epoch = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
+        let since_epoch = ends
+            .and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok())
+            .unwrap_or_default();
         let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
-        self.ends.get_or_create(&Labels { certificate: name }).set(seconds);
+        self.ends
+            .get_or_create(&Labels { certificate: name })
+            .set(seconds);
     }
 
     pub(super) fn rotated(&self) {
@@ -96,7 +118,11 @@ impl Shown {
             client_verifier(&read(path), path)?;
         }
         let settings = settings(Arc::new(Nothing), None)?;
-        Ok(Self { clients, authorities: None, settings: watch::Sender::new(settings) })
+        Ok(Self {
+            clients,
+            authorities: None,
+            settings: watch::Sender::new(settings),
+        })
     }
 
     pub(super) fn current(&self) -> Current {
@@ -118,7 +144,11 @@ impl Shown {
 
     /// Shows when the authorities in a file end.
     pub(super) fn publish_ends(&self, metrics: &Metrics) {
-        let authorities = self.authorities.iter().flatten().flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
+        let authorities = self
+            .authorities
+            .iter()
+            .flatten()
+            .flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
         let authorities: Vec<_> = authorities.collect();
         if !authorities.is_empty() {
             metrics.show_ends(WEBHOOK_CLIENT_CA, &authorities);
@@ -131,12 +161,17 @@ impl Shown {
     }
 
     fn read_authorities(&self) -> Option<Bytes> {
-        let Clients::SignedBy(path) = &self.clients else { return None };
+        let Clients::SignedBy(path) = &self.clients else {
+            return None;
+        };
         Some(read(path))
     }
 }
 
-fn settings(key: Arc<dyn ResolvesServerCert>, clients: Option<Arc<dyn ClientCertVerifier>>) -> anyhow::Result<Arc<ServerConfig>> {
+fn settings(
+    key: Arc<dyn ResolvesServerCert>,
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+) -> anyhow::Result<Arc<ServerConfig>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let builder = match clients {
@@ -178,7 +213,11 @@ mod tests {
         let ending = |year: i32| {
             let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
             params.not_after = date_time_ymd(year, 1, 1);
-            params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+            params
+                .self_signed(&KeyPair::generate().unwrap())
+                .unwrap()
+                .der()
+                .clone()
         };
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
@@ -186,7 +225,13 @@ mod tests {
         metrics.show_ends("webhook", &[CertificateDer::from(b"nonsense".to_vec())]);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("certificate_expiry_timestamp_seconds{certificate=\"extender\"} 1893456000\n"), "{text}");
-        assert!(text.contains("certificate_expiry_timestamp_seconds{certificate=\"webhook\"} 0\n"), "an alert sees it: {text}");
+        assert!(
+            text.contains("certificate_expiry_timestamp_seconds{certificate=\"extender\"} 1893456000\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("certificate_expiry_timestamp_seconds{certificate=\"webhook\"} 0\n"),
+            "an alert sees it: {text}"
+        );
     }
 }

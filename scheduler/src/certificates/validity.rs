@@ -48,7 +48,12 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     if digits.is_empty() || digits.len() > 4 {
         return None;
     }
-    Some((digits.iter().fold(0, |length, digit| length << 8 | usize::from(*digit)), rest))
+    Some((
+        digits
+            .iter()
+            .fold(0, |length, digit| length << 8 | usize::from(*digit)),
+        rest,
+    ))
 }
 
 fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
@@ -63,5 +68,7 @@ fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
     };
     let time = NaiveDateTime::parse_from_str(&text, "%Y%m%d%H%M%SZ").ok()?;
     let seconds = u64::try_from(time.and_utc().timestamp()).ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map(|time| (time, rest))
+    SystemTime::UNIX_EPOCH
+        .checked_add(Duration::from_secs(seconds))
+        .map(|time| (time, rest))
 }

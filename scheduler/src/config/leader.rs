@@ -16,14 +16,25 @@ pub(super) struct LeaderArgs {
     leader_elect: bool,
     /// Decide only while the kube-scheduler in the same pod holds this Lease, in the pod's namespace: for a second kube-scheduler
     /// with an extender in each of its pods. The Lease is read and never written. Needs --pod-name.
-    #[arg(long, env = "GPUSHARE_KUBE_SCHEDULER_LEASE", value_name = "NAME", requires = "pod_name", group = "leading")]
+    #[arg(
+        long,
+        env = "GPUSHARE_KUBE_SCHEDULER_LEASE",
+        value_name = "NAME",
+        requires = "pod_name",
+        group = "leading"
+    )]
     kube_scheduler_lease: Option<String>,
     /// Write the object `SchedulerLeader` when this replica takes the lead, and bind nothing before the API server takes its
     /// bindings: the policy gpushare-scheduler-bindings refuses those of all others.
     #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leading")]
     fence_bindings: bool,
     /// Name of the Lease of --leader-elect, and of the object `SchedulerLeader`.
-    #[arg(long, env = "GPUSHARE_LEASE_NAME", value_name = "NAME", default_value = "gpushare-scheduler")]
+    #[arg(
+        long,
+        env = "GPUSHARE_LEASE_NAME",
+        value_name = "NAME",
+        default_value = "gpushare-scheduler"
+    )]
     lease_name: String,
     /// Time for which a Lease that is not renewed is left to its holder; whole seconds.
     #[arg(long, env = "GPUSHARE_LEASE_DURATION", default_value = "15s", value_parser = duration)]
@@ -63,14 +74,22 @@ impl LeaderArgs {
     /// The part of a replica; none if it is the only one.
     pub(super) fn leader(self, bind_timeout: Duration) -> anyhow::Result<Option<Leader>> {
         let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
-        let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else { return Ok(None) };
+        let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else {
+            return Ok(None);
+        };
         if pod.is_empty() {
             bail!("--pod-name is empty");
         }
         if self.kube_scheduler_lease.as_ref().is_some_and(String::is_empty) {
-            bail!("--kube-scheduler-lease is empty: give the resourceName in the leaderElection of kube-scheduler's configuration");
+            bail!(
+                "--kube-scheduler-lease is empty: give the resourceName in the leaderElection of kube-scheduler's configuration"
+            );
         }
-        let terms = Terms { lease: self.lease_duration, renew: self.renew_deadline, retry: self.retry_period };
+        let terms = Terms {
+            lease: self.lease_duration,
+            renew: self.renew_deadline,
+            retry: self.retry_period,
+        };
         if terms.lease.subsec_nanos() != 0 || terms.lease < Duration::from_secs(2) {
             bail!("--lease-duration must be whole seconds, at least 2s");
         }

@@ -85,13 +85,27 @@ pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> Weights {
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
     let mut take = |name: &str| weights.remove(name).unwrap_or(0);
     let (memory_ratio, memory, core) = (take(GPU_MEMORY_RATIO), take(GPU_MEMORY), take(GPU_CORE));
-    let others = weights.into_iter().map(|(name, weight)| (ResourceName::from(name), weight)).collect();
-    Weights { memory_ratio, memory, core, others }
+    let others = weights
+        .into_iter()
+        .map(|(name, weight)| (ResourceName::from(name), weight))
+        .collect();
+    Weights {
+        memory_ratio,
+        memory,
+        core,
+        others,
+    }
 }
 
 /// A resource and its weight, such as `koordinator.sh/rdma=1`.
 fn weight(text: &str) -> Result<(String, u32), String> {
-    let (name, weight) = text.rsplit_once('=').ok_or("write a resource, = and a weight, such as koordinator.sh/rdma=1")?;
-    let weight = weight.parse().ok().filter(|weight| *weight <= 100).ok_or("a weight is a whole number up to 100")?;
+    let (name, weight) = text
+        .rsplit_once('=')
+        .ok_or("write a resource, = and a weight, such as koordinator.sh/rdma=1")?;
+    let weight = weight
+        .parse()
+        .ok()
+        .filter(|weight| *weight <= 100)
+        .ok_or("a weight is a whole number up to 100")?;
     Ok((resource_name(name)?, weight))
 }

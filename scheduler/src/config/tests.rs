@@ -17,21 +17,43 @@ fn parse(flags: &[&str]) -> Result<Config, String> {
 fn defaults_are_the_old_extenders_paths() {
     let config = parse(&[]).unwrap();
     assert_eq!(config.serving.prefix, "/gpushare-scheduler");
-    assert_eq!(config.serving.listen.to_string(), "127.0.0.1:12345", "nobody else reaches it unless that is said");
+    assert_eq!(
+        config.serving.listen.to_string(),
+        "127.0.0.1:12345",
+        "nobody else reaches it unless that is said"
+    );
     assert_eq!(config.serving.max_body, 32 << 20);
     assert_eq!(config.scheduling.names.memory, "aliyun.com/gpu-mem");
     assert_eq!(config.scheduling.policies, placement::Policies::default());
     let weights = &config.scheduling.weights;
-    assert_eq!((weights.memory_ratio, weights.memory, weights.core, weights.others.len()), (1, 1, 0, 2));
-    assert!(config.scheduling.bind_timeout.as_secs() < 3, "below the httpTimeout of deploy/");
+    assert_eq!(
+        (
+            weights.memory_ratio,
+            weights.memory,
+            weights.core,
+            weights.others.len()
+        ),
+        (1, 1, 0, 2)
+    );
+    assert!(
+        config.scheduling.bind_timeout.as_secs() < 3,
+        "below the httpTimeout of deploy/"
+    );
     assert_eq!(config.hang_timeout.as_secs(), 10);
 }
 
 #[test]
 fn policies_and_weights_are_taken_over() {
-    let flags = ["--node-policy=most-allocated", "--device-policy=in-order", "--score-weights=koordinator.sh/gpu-core=3,example.com/npu=2"];
+    let flags = [
+        "--node-policy=most-allocated",
+        "--device-policy=in-order",
+        "--score-weights=koordinator.sh/gpu-core=3,example.com/npu=2",
+    ];
     let scheduling = parse(&flags).unwrap().scheduling;
-    assert_eq!((scheduling.policies.node, scheduling.policies.device), (NodePolicy::MostAllocated, DevicePolicy::InOrder));
+    assert_eq!(
+        (scheduling.policies.node, scheduling.policies.device),
+        (NodePolicy::MostAllocated, DevicePolicy::InOrder)
+    );
     let weights = scheduling.weights;
     assert_eq!((weights.memory_ratio, weights.memory, weights.core), (0, 0, 3));
     assert_eq!(weights.others, [("example.com/npu".into(), 2)].into());
@@ -105,42 +127,98 @@ fn a_command_serves_nothing() {
 
 #[test]
 fn webhooks_prefer_the_secret_to_the_files_of_the_extender() {
-    let files = ["--webhook-listen", "0.0.0.0:9443", "--tls-cert-file", "a", "--tls-key-file", "b", "--client-ca-file", "c"];
+    let files = [
+        "--webhook-listen",
+        "0.0.0.0:9443",
+        "--tls-cert-file",
+        "a",
+        "--tls-key-file",
+        "b",
+        "--client-ca-file",
+        "c",
+    ];
     let admission = parse(&files).unwrap().admission;
     let tls = admission.webhooks.unwrap().tls.unwrap();
-    assert_eq!((tls.cert.to_str(), tls.client_ca), (Some("a"), None), "the API server's authority is not kube-scheduler's");
+    assert_eq!(
+        (tls.cert.to_str(), tls.client_ca),
+        (Some("a"), None),
+        "the API server's authority is not kube-scheduler's"
+    );
     assert!(admission.certificates.is_none());
     let clients = [&files[..], &["--webhook-client-ca-file", "d"]].concat();
     let webhooks = parse(&clients).unwrap().admission.webhooks.unwrap();
     let authorities = [webhooks.client_ca, webhooks.tls.unwrap().client_ca];
-    assert_eq!(authorities.map(|path| path.unwrap().display().to_string()), ["d", "d"]);
+    assert_eq!(
+        authorities.map(|path| path.unwrap().display().to_string()),
+        ["d", "d"]
+    );
     let both = [&files[..], &["--certificate-secret", "s"]].concat();
     let config = parse(&both).unwrap();
     assert!(config.admission.webhooks.unwrap().tls.is_none());
     let certificates = config.admission.certificates.unwrap();
-    assert_eq!((certificates.lifetime.as_secs(), certificates.configuration.as_deref()), (90 * 86_400, Some("gpushare-scheduler")));
+    assert_eq!(
+        (
+            certificates.lifetime.as_secs(),
+            certificates.configuration.as_deref()
+        ),
+        (90 * 86_400, Some("gpushare-scheduler"))
+    );
     assert!(config.serving.tls.is_some());
 }
 
 #[test]
 fn a_leader_is_elected_on_demand() {
     assert!(parse(&["--pod-name", "p"]).unwrap().leader.is_none());
-    let leader = parse(&["--leader-elect", "--pod-name", "p", "--pod-namespace", "n"]).unwrap().leader.unwrap();
-    assert_eq!((leader.pod.as_str(), leader.namespace.as_deref(), leader.lease.as_str()), ("p", Some("n"), "gpushare-scheduler"));
+    let leader = parse(&["--leader-elect", "--pod-name", "p", "--pod-namespace", "n"])
+        .unwrap()
+        .leader
+        .unwrap();
+    assert_eq!(
+        (
+            leader.pod.as_str(),
+            leader.namespace.as_deref(),
+            leader.lease.as_str()
+        ),
+        ("p", Some("n"), "gpushare-scheduler")
+    );
     let terms = [leader.terms.lease, leader.terms.renew, leader.terms.retry];
     assert_eq!(terms.map(|time| time.as_secs()), [15, 10, 2]);
-    let beside = parse(&["--kube-scheduler-lease=k", "--pod-name=p", "--fence-bindings"]).unwrap().leader.unwrap();
-    let names = (beside.kube_scheduler_lease.as_deref(), beside.lease.as_str(), beside.fences_bindings);
+    let beside = parse(&["--kube-scheduler-lease=k", "--pod-name=p", "--fence-bindings"])
+        .unwrap()
+        .leader
+        .unwrap();
+    let names = (
+        beside.kube_scheduler_lease.as_deref(),
+        beside.lease.as_str(),
+        beside.fences_bindings,
+    );
     assert_eq!(names, (Some("k"), "gpushare-scheduler", true));
 }
 
 #[test]
 fn a_client_certificate_is_issued_by_a_command() {
-    let config = parse(&["--namespace", "n", "issue-client-certificate", "--out", "d", "--kubeconfig", "k"]).unwrap();
-    let Some(super::Command::IssueClientCertificate { out, name, lifetime }) = config.command else { panic!() };
-    assert_eq!((out.to_str(), name.as_str(), lifetime.as_secs()), (Some("d"), "kube-scheduler", 365 * 86_400));
+    let config = parse(&[
+        "--namespace",
+        "n",
+        "issue-client-certificate",
+        "--out",
+        "d",
+        "--kubeconfig",
+        "k",
+    ])
+    .unwrap();
+    let Some(super::Command::IssueClientCertificate { out, name, lifetime }) = config.command else {
+        panic!()
+    };
     assert_eq!(
-        (config.admission.namespace.as_deref(), config.admission.authority.as_str()),
+        (out.to_str(), name.as_str(), lifetime.as_secs()),
+        (Some("d"), "kube-scheduler", 365 * 86_400)
+    );
+    assert_eq!(
+        (
+            config.admission.namespace.as_deref(),
+            config.admission.authority.as_str()
+        ),
         (Some("n"), "gpushare-scheduler-certificates")
     );
     assert_eq!(config.kubeconfig.unwrap().to_str(), Some("k"));

@@ -25,19 +25,40 @@ pub(super) struct WebhookArgs {
     webhook_listen: Option<SocketAddr>,
     /// Authorities (PEM); with it webhooks answer only clients with a certificate that one of them signed: the API server's, which
     /// shows one if its --admission-control-config-file says so.
-    #[arg(long, env = "GPUSHARE_WEBHOOK_CLIENT_CA_FILE", value_name = "FILE", requires = "webhook_listen")]
+    #[arg(
+        long,
+        env = "GPUSHARE_WEBHOOK_CLIENT_CA_FILE",
+        value_name = "FILE",
+        requires = "webhook_listen"
+    )]
     webhook_client_ca_file: Option<PathBuf>,
     /// Scheduler that pods asking for GPUs, RDMA or FPGAs are sent to, unless they name one other than the default.
-    #[arg(long, env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME", value_name = "NAME", requires = "webhook_listen")]
+    #[arg(
+        long,
+        env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME",
+        value_name = "NAME",
+        requires = "webhook_listen"
+    )]
     webhook_scheduler_name: Option<String>,
     /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES` or `CUDA_MPS_*`, or runs privileged.
     #[arg(long, env = "GPUSHARE_DENY_OVERRIDES")]
     deny_overrides: bool,
     /// Refuse bindings of pods asking for our resources that come from other users than these (comma between them).
-    #[arg(long, env = "GPUSHARE_WEBHOOK_GUARD_BINDINGS", value_name = "USERS", value_delimiter = ',', requires = "webhook_listen")]
+    #[arg(
+        long,
+        env = "GPUSHARE_WEBHOOK_GUARD_BINDINGS",
+        value_name = "USERS",
+        value_delimiter = ',',
+        requires = "webhook_listen"
+    )]
     webhook_guard_bindings: Option<Vec<String>>,
     /// Mutating and validating webhook configuration that is told whom to trust, if certificates are made here.
-    #[arg(long, env = "GPUSHARE_WEBHOOK_CONFIGURATION", value_name = "NAME", default_value = "gpushare-scheduler")]
+    #[arg(
+        long,
+        env = "GPUSHARE_WEBHOOK_CONFIGURATION",
+        value_name = "NAME",
+        default_value = "gpushare-scheduler"
+    )]
     webhook_configuration: String,
     /// Let pods see all devices of their node, and charge them for none (annotation gpushare/all-devices); the plugins need it too.
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
@@ -55,13 +76,24 @@ pub(super) struct WebhookArgs {
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
     /// DNS names and addresses that these certificates are for [default: the Services gpushare-webhook and gpushare-scheduler].
-    #[arg(long, env = "GPUSHARE_CERTIFICATE_HOSTS", value_name = "HOSTS", value_delimiter = ',', requires = "certificate_secret")]
+    #[arg(
+        long,
+        env = "GPUSHARE_CERTIFICATE_HOSTS",
+        value_name = "HOSTS",
+        value_delimiter = ',',
+        requires = "certificate_secret"
+    )]
     certificate_hosts: Option<Vec<String>>,
     /// How long these certificates are valid; they are renewed when a third of that is left.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
     certificate_lifetime: Duration,
     /// Serve the extender with these certificates too; filter, prioritize and bind then demand one of the same authority.
-    #[arg(long, env = "GPUSHARE_TLS_FROM_SECRET", requires = "certificate_secret", conflicts_with = "tls_cert_file")]
+    #[arg(
+        long,
+        env = "GPUSHARE_TLS_FROM_SECRET",
+        requires = "certificate_secret",
+        conflicts_with = "tls_cert_file"
+    )]
     tls_from_secret: bool,
     /// Namespace of the Secret [default: that of the service account, or of the kubeconfig's context].
     #[arg(long, env = "GPUSHARE_NAMESPACE", value_name = "NAME", global = true)]
@@ -130,16 +162,26 @@ impl WebhookArgs {
     /// Puts them together; `tls` is what the extender is served with.
     pub(super) fn admission(self, names: ResourceNames, tls: Option<&TlsFiles>) -> anyhow::Result<Admission> {
         let client_ca = self.webhook_client_ca_file;
-        let files = tls.map(|files| TlsFiles { client_ca: client_ca.clone(), ..files.clone() });
+        let files = tls.map(|files| TlsFiles {
+            client_ca: client_ca.clone(),
+            ..files.clone()
+        });
         if self.webhook_listen.is_some() && self.certificate_secret.is_none() && files.is_none() {
             bail!(
                 "--webhook-listen needs --certificate-secret, or --tls-cert-file and --tls-key-file: the API server calls webhooks over TLS only"
             );
         }
-        let authority = self.certificate_secret.clone().unwrap_or_else(|| SECRET.to_owned());
+        let authority = self
+            .certificate_secret
+            .clone()
+            .unwrap_or_else(|| SECRET.to_owned());
         let webhooks = self.webhook_listen.map(|listen| {
             let tls = files.filter(|_| self.certificate_secret.is_none());
-            Webhooks { listen, tls, client_ca }
+            Webhooks {
+                listen,
+                tls,
+                client_ca,
+            }
         });
         let configuration = webhooks.as_ref().map(|_| self.webhook_configuration);
         let certificates = self.certificate_secret.map(|secret| Certificates {
@@ -157,17 +199,25 @@ impl WebhookArgs {
             deny_overrides: self.deny_overrides,
             binders: self.webhook_guard_bindings,
         };
-        Ok(Admission { rules, webhooks, certificates, namespace: self.namespace, authority })
+        Ok(Admission {
+            rules,
+            webhooks,
+            certificates,
+            namespace: self.namespace,
+            authority,
+        })
     }
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {
-    within(text, MAX_LIFETIME).ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
+    within(text, MAX_LIFETIME)
+        .ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
 }
 
 fn long_lifetime(text: &str) -> Result<Duration, String> {
     let most = Duration::from_secs(3650 * 86_400);
-    within(text, most).ok_or_else(|| "write a whole number and s, m, h or d, such as 365d; from 10s to 3650d".to_owned())
+    within(text, most)
+        .ok_or_else(|| "write a whole number and s, m, h or d, such as 365d; from 10s to 3650d".to_owned())
 }
 
 /// A time from ten seconds to the longest.

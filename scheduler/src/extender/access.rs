@@ -15,7 +15,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Request, StatusCode, header};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
-use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -64,7 +66,9 @@ enum Verdict {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Denied {
     /// It shows neither a certificate nor a token.
-    #[error("views demand a client certificate of the configured authorities, or a bearer token of a user who may get {path}")]
+    #[error(
+        "views demand a client certificate of the configured authorities, or a bearer token of a user who may get {path}"
+    )]
     NoCredentials {
         /// The path that the right is given for.
         path: String,
@@ -73,7 +77,9 @@ pub(super) enum Denied {
     #[error("the API server does not know this bearer token, or it has expired")]
     UnknownToken,
     /// The API server knows the user.
-    #[error("user {user:?} may not get {path}; give a ClusterRole with nonResourceURLs [{path:?}] and the verb get")]
+    #[error(
+        "user {user:?} may not get {path}; give a ClusterRole with nonResourceURLs [{path:?}] and the verb get"
+    )]
     Forbidden {
         /// The user that the token belongs to.
         user: Arc<str>,
@@ -103,7 +109,10 @@ impl IntoResponse for Denied {
         tracing::debug!(status = self.status().as_u16(), error = %self, "view refused");
         let mut response = (self.status(), format!("{self}\n")).into_response();
         if self.status() == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+            response.headers_mut().insert(
+                header::WWW_AUTHENTICATE,
+                header::HeaderValue::from_static("Bearer"),
+            );
         }
         response
     }
@@ -112,7 +121,10 @@ impl IntoResponse for Denied {
 impl fmt::Debug for Access {
     /// Shows no token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").field("demands", &self.demands).field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Access")
+            .field("demands", &self.demands)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -120,12 +132,21 @@ impl Access {
     /// Demands nothing, or certificates alone, for views under this prefix.
     pub(super) fn new(demands: bool, prefix: &str) -> Self {
         let (known, asking) = (Mutex::default(), Semaphore::new(ASKING));
-        Self { demands, path: format!("{prefix}/inspect"), client: None, known, asking }
+        Self {
+            demands,
+            path: format!("{prefix}/inspect"),
+            client: None,
+            known,
+            asking,
+        }
     }
 
     /// The same, with an API server to ask about tokens.
     pub(super) fn asking(self, client: Client) -> Self {
-        Self { client: Some(client), ..self }
+        Self {
+            client: Some(client),
+            ..self
+        }
     }
 
     /// Checks that a client may read the views.
@@ -134,7 +155,9 @@ impl Access {
             return Ok(());
         }
         let (Some(token), Some(client)) = (bearer(headers), self.client.as_ref()) else {
-            return Err(Denied::NoCredentials { path: self.path.clone() });
+            return Err(Denied::NoCredentials {
+                path: self.path.clone(),
+            });
         };
         let verdict = match self.recall(token) {
             Some(verdict) => verdict,
@@ -143,7 +166,10 @@ impl Access {
         match verdict {
             Verdict::Allowed => Ok(()),
             Verdict::Unknown => Err(Denied::UnknownToken),
-            Verdict::Forbidden(user) => Err(Denied::Forbidden { user, path: self.path.clone() }),
+            Verdict::Forbidden(user) => Err(Denied::Forbidden {
+                user,
+                path: self.path.clone(),
+            }),
         }
     }
 
@@ -166,20 +192,47 @@ impl Access {
     }
 
     async fn review(&self, client: &Client, token: &str) -> Result<Verdict, kube::Error> {
-        let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
-        let review = TokenReview { metadata: ObjectMeta::default(), spec, status: None };
-        let reviewed = Api::<TokenReview>::all(client.clone()).create(&PostParams::default(), &review).await?;
-        let user = reviewed.status.filter(|status| status.authenticated == Some(true)).and_then(|status| status.user);
-        let Some(user) = user else { return Ok(Verdict::Unknown) };
+        let spec = TokenReviewSpec {
+            token: token.to_owned(),
+            ..TokenReviewSpec::default()
+        };
+        let review = TokenReview {
+            metadata: ObjectMeta::default(),
+            spec,
+            status: None,
+        };
+        let reviewed = Api::<TokenReview>::all(client.clone())
+            .create(&PostParams::default(), &review)
+            .await?;
+        let user = reviewed
+            .status
+            .filter(|status| status.authenticated == Some(true))
+            .and_then(|status| status.user);
+        let Some(user) = user else {
+            return Ok(Verdict::Unknown);
+        };
         let name: Arc<str> = user.username.clone().unwrap_or_default().into();
-        let review = SubjectAccessReview { metadata: ObjectMeta::default(), spec: self.question(user), status: None };
-        let reviewed = Api::<SubjectAccessReview>::all(client.clone()).create(&PostParams::default(), &review).await?;
+        let review = SubjectAccessReview {
+            metadata: ObjectMeta::default(),
+            spec: self.question(user),
+            status: None,
+        };
+        let reviewed = Api::<SubjectAccessReview>::all(client.clone())
+            .create(&PostParams::default(), &review)
+            .await?;
         let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
-        Ok(if is_allowed { Verdict::Allowed } else { Verdict::Forbidden(name) })
+        Ok(if is_allowed {
+            Verdict::Allowed
+        } else {
+            Verdict::Forbidden(name)
+        })
     }
 
     fn question(&self, user: UserInfo) -> SubjectAccessReviewSpec {
-        let attributes = NonResourceAttributes { path: Some(self.path.clone()), verb: Some("get".to_owned()) };
+        let attributes = NonResourceAttributes {
+            path: Some(self.path.clone()),
+            verb: Some("get".to_owned()),
+        };
         SubjectAccessReviewSpec {
             user: user.username,
             uid: user.uid,
@@ -202,7 +255,10 @@ impl Access {
             known.retain(|_, (since, _)| since.elapsed() < TTL);
         }
         if known.len() >= MOST_KNOWN {
-            let oldest = known.iter().min_by_key(|(_, (since, _))| *since).map(|(token, _)| token.clone());
+            let oldest = known
+                .iter()
+                .min_by_key(|(_, (since, _))| *since)
+                .map(|(token, _)| token.clone());
             oldest.and_then(|token| known.remove(&token));
         }
         known.insert(token.into(), (Instant::now(), verdict));
@@ -215,14 +271,23 @@ impl Access {
 
 /// The token that a client shows, if it may be one.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let (scheme, token) = headers
+        .get(header::AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .split_once(' ')?;
     let token = token.trim();
-    let is_plain = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_plain =
+        !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
     (scheme.eq_ignore_ascii_case("bearer") && is_plain).then_some(token)
 }
 
 /// Lets a request for a view through, or answers it with why not.
-pub(super) async fn admit(State(extender): State<Arc<Extender>>, request: Request<Body>, next: Next) -> Response {
+pub(super) async fn admit(
+    State(extender): State<Arc<Extender>>,
+    request: Request<Body>,
+    next: Next,
+) -> Response {
     let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
     match extender.access.check(has_certificate, request.headers()).await {
         Ok(()) => next.run(request).await,

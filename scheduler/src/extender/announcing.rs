@@ -68,7 +68,10 @@ impl Extender {
 fn report(error: &AnnounceError, last: &mut Option<String>) {
     let text = error.to_string();
     if last.as_ref() != Some(&text) {
-        warn!(error = text, "refused pods may wait for up to five minutes for room that opens without an event");
+        warn!(
+            error = text,
+            "refused pods may wait for up to five minutes for room that opens without an event"
+        );
         *last = Some(text);
     }
 }

@@ -34,11 +34,16 @@ pub(super) struct Attempts(Remembered<Attempt>);
 impl Attempts {
     /// A pod is asked about: the nodes that it had better avoid.
     pub(super) fn ask(&mut self, uid: &str, is_in_gang: bool, now: Instant) -> Vec<Box<str>> {
-        let Some(attempt) = self.0.get_mut(uid) else { return Vec::new() };
+        let Some(attempt) = self.0.get_mut(uid) else {
+            return Vec::new();
+        };
         if let Some((_, n_returns)) = attempt.open.as_mut().filter(|_| !is_in_gang) {
             *n_returns += 1;
         }
-        if let Some((node, _)) = attempt.open.take_if(|(_, n_returns)| *n_returns >= SILENT_RETURNS) {
+        if let Some((node, _)) = attempt
+            .open
+            .take_if(|(_, n_returns)| *n_returns >= SILENT_RETURNS)
+        {
             attempt.avoid(&node, now);
         }
         attempt.avoided(now)
@@ -46,16 +51,28 @@ impl Attempts {
 
     /// The nodes that a pod had better avoid.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
-        self.0.get_mut(uid).map(|attempt| attempt.avoided(now)).unwrap_or_default()
+        self.0
+            .get_mut(uid)
+            .map(|attempt| attempt.avoided(now))
+            .unwrap_or_default()
     }
 
     /// A pod is sent to a node.
     pub(super) fn begin(&mut self, uid: &str, node: &str) {
         match self.0.get_mut(uid) {
-            Some(Attempt { open: Some((open, _)), .. }) if **open == *node => {}
+            Some(Attempt {
+                open: Some((open, _)),
+                ..
+            }) if **open == *node => {}
             Some(attempt) => attempt.open = Some((node.into(), 0)),
             None => {
-                self.0.put(uid, Attempt { open: Some((node.into(), 0)), avoided: Vec::new() });
+                self.0.put(
+                    uid,
+                    Attempt {
+                        open: Some((node.into(), 0)),
+                        avoided: Vec::new(),
+                    },
+                );
             }
         }
     }
@@ -112,7 +129,10 @@ mod tests {
         attempts.fail("a", "n1", now);
         attempts.fail("a", "n2", now + Duration::from_secs(1));
         assert_eq!(names(&attempts.ask("a", false, now)), ["n1", "n2"]);
-        assert!(attempts.ask("b", false, now).is_empty(), "others are not affected");
+        assert!(
+            attempts.ask("b", false, now).is_empty(),
+            "others are not affected"
+        );
         assert_eq!(names(&attempts.avoided("a", now + AVOIDED_FOR)), ["n2"]);
     }
 

@@ -64,7 +64,9 @@ pub enum BindFailure {
     #[error("the API server refused the binding: {0}")]
     Refused(String),
     /// The API server had too much to do.
-    #[error("nothing is written: the API server is too busy, see that it serves the scheduler before others (FlowSchema): {0}")]
+    #[error(
+        "nothing is written: the API server is too busy, see that it serves the scheduler before others (FlowSchema): {0}"
+    )]
     Busy(String),
     /// Nobody knows.
     #[error("it is not known whether the binding was written, which is being found out: {0}")]
@@ -78,14 +80,28 @@ pub enum BindFailure {
 ///
 /// # Errors
 /// If the bytes are no bind request.
-pub async fn answer(extender: &Arc<Extender>, body: &[u8], deadline: Instant, timer: &mut Timer<'_>) -> Result<Vec<u8>, RequestFailure> {
+pub async fn answer(
+    extender: &Arc<Extender>,
+    body: &[u8],
+    deadline: Instant,
+    timer: &mut Timer<'_>,
+) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("bind", &reason);
-    let args: ExtenderBindingArgs = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
-    let missing = [("PodName", &args.pod_name), ("PodNamespace", &args.pod_namespace), ("PodUID", &args.pod_uid), ("Node", &args.node)];
+    let args: ExtenderBindingArgs =
+        serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
+    let missing = [
+        ("PodName", &args.pod_name),
+        ("PodNamespace", &args.pod_namespace),
+        ("PodUID", &args.pod_uid),
+        ("Node", &args.node),
+    ];
     if let Some((field, _)) = missing.iter().find(|(_, value)| value.is_empty()) {
         return Err(malformed(format!("{field} is empty")));
     }
-    let shown = (shorten(&format!("{}/{}", args.pod_namespace, args.pod_name)), shorten(&args.node));
+    let shown = (
+        shorten(&format!("{}/{}", args.pod_namespace, args.pod_name)),
+        shorten(&args.node),
+    );
     let (uid, node) = (args.pod_uid.clone(), args.node.clone());
     let bound = tokio::spawn(named("bind", Arc::clone(extender).bind_pod(args, deadline))).await;
     let bound = bound.unwrap_or_else(|error| Err(BindFailure::Broken(error.to_string())));
@@ -132,7 +148,10 @@ impl BindFailure {
             Self::NoIdentity(_) | Self::NoPod { .. } => "no_pod",
             Self::Late(_) => "late",
             Self::Unreadable(_) => "unreadable",
-            Self::Undecided(AssumeError::NoRoom { reason: Reason::PluginAway, .. }) => "plugin_away",
+            Self::Undecided(AssumeError::NoRoom {
+                reason: Reason::PluginAway,
+                ..
+            }) => "plugin_away",
             Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => "no_room",
             Self::Undecided(AssumeError::Invalid { .. }) => "invalid",
             Self::Undecided(_) => "bound_before",
@@ -146,7 +165,10 @@ impl BindFailure {
     fn blame(&self) -> Blame {
         match self {
             // The filter does not offer the node while its plugin is away, so that the pod need not avoid it for longer.
-            Self::Undecided(AssumeError::NoRoom { reason: Reason::PluginAway, .. }) => Blame::Elsewhere,
+            Self::Undecided(AssumeError::NoRoom {
+                reason: Reason::PluginAway,
+                ..
+            }) => Blame::Elsewhere,
             Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => Blame::Node,
             // A webhook may refuse bindings to this very node.
             Self::Refused(_) => Blame::Unclear,
@@ -172,18 +194,42 @@ impl BindFailure {
 
 impl Extender {
     /// Binds a pod. Returns the record of its devices and amounts, if this bind chose them.
-    async fn bind_pod(self: Arc<Self>, args: ExtenderBindingArgs, deadline: Instant) -> Result<Option<String>, BindFailure> {
-        let ExtenderBindingArgs { pod_name, pod_namespace, pod_uid, node } = args;
-        let pod = PodId { namespace: pod_namespace, name: pod_name, uid: pod_uid };
+    async fn bind_pod(
+        self: Arc<Self>,
+        args: ExtenderBindingArgs,
+        deadline: Instant,
+    ) -> Result<Option<String>, BindFailure> {
+        let ExtenderBindingArgs {
+            pod_name,
+            pod_namespace,
+            pod_uid,
+            node,
+        } = args;
+        let pod = PodId {
+            namespace: pod_namespace,
+            name: pod_name,
+            uid: pod_uid,
+        };
         pod.check().map_err(BindFailure::NoIdentity)?;
         self.index.read().ready().map_err(BindFailure::NotReady)?;
         let _binding = self.leads().and_then(|()| self.leadership().begin_bind(now()))?;
         let late = |what| move |_| BindFailure::Late(what);
-        let _permit = timeout_at(deadline, self.binding.acquire()).await.map_err(late("waiting for other binds"))?;
-        let _turn = timeout_at(deadline, self.turns.take(&pod.uid)).await.map_err(late("waiting for the pod's other bind"))?;
-        let facts = timeout_at(deadline, self.facts(&pod)).await.map_err(late("reading the pod"))??;
+        let _permit = timeout_at(deadline, self.binding.acquire())
+            .await
+            .map_err(late("waiting for other binds"))?;
+        let _turn = timeout_at(deadline, self.turns.take(&pod.uid))
+            .await
+            .map_err(late("waiting for the pod's other bind"))?;
+        let facts = timeout_at(deadline, self.facts(&pod))
+            .await
+            .map_err(late("reading the pod"))??;
         let Some(facts) = facts.filter(|facts| self.index.read().concerns(facts)) else {
-            let order = Order { pod, node, annotations: BTreeMap::new(), labels: BTreeMap::new() };
+            let order = Order {
+                pod,
+                node,
+                annotations: BTreeMap::new(),
+                labels: BTreeMap::new(),
+            };
             let _leave = in_time(deadline, self.sending.anywhere()).await?;
             return judge(self.binder.bind(&order, deadline).await).map(|()| None);
         };
@@ -193,16 +239,34 @@ impl Extender {
     }
 
     /// Decides, writes, and keeps or takes back the decision.
-    async fn decide(self: &Arc<Self>, pod: PodId, facts: &PodFacts, node: &str, deadline: Instant) -> Result<Option<String>, BindFailure> {
-        let nanos = u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
+    async fn decide(
+        self: &Arc<Self>,
+        pod: PodId,
+        facts: &PodFacts,
+        node: &str,
+        deadline: Instant,
+    ) -> Result<Option<String>, BindFailure> {
+        let nanos =
+            u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
         let leaders = self.index.read().leaders_of(&pod.uid, facts);
         let assumed = self.index.write().assume(&pod, facts, node, nanos, now())?;
         self.leaders().put(&pod.uid, leaders);
-        let Assumed::Write { order, stamp, repeated } = assumed else { return Ok(None) };
+        let Assumed::Write {
+            order,
+            stamp,
+            repeated,
+        } = assumed
+        else {
+            return Ok(None);
+        };
         let outcome = self.binder.bind(&order, deadline).await;
         match &outcome {
             Outcome::Bound => self.index.write().confirm(&pod.uid, stamp, now()),
-            Outcome::OnNode(annotations) => self.index.write().confirm_found(&pod.uid, stamp, annotations, now()),
+            Outcome::OnNode(annotations) => {
+                self.index
+                    .write()
+                    .confirm_found(&pod.uid, stamp, annotations, now());
+            }
             Outcome::Refused(_) | Outcome::Busy(_) if !repeated => self.index.write().forget(&pod.uid, stamp),
             // An earlier write of the same binding may have got through, whatever this one came to.
             Outcome::Refused(_) | Outcome::Busy(_) | Outcome::Unknown(_) => {
@@ -221,13 +285,21 @@ impl Extender {
 
     /// What is known of the pod; `None` if it asks for nothing of ours.
     async fn facts(&self, pod: &PodId) -> Result<Option<PodFacts>, BindFailure> {
-        let no_pod = || BindFailure::NoPod { pod: format!("{}/{}", pod.namespace, pod.name), uid: pod.uid.clone() };
+        let no_pod = || BindFailure::NoPod {
+            pod: format!("{}/{}", pod.namespace, pod.name),
+            uid: pod.uid.clone(),
+        };
         let watched = self.index.read().pod(&pod.uid).cloned();
         if let Some(facts) = watched.or_else(|| self.recall(&pod.uid)) {
             let same = *facts.namespace == *pod.namespace && *facts.name == *pod.name;
             return if same { Ok(Some(facts)) } else { Err(no_pod()) };
         }
-        let found = self.binder.get(pod).await.map_err(BindFailure::Unreadable)?.ok_or_else(no_pod)?;
+        let found = self
+            .binder
+            .get(pod)
+            .await
+            .map_err(BindFailure::Unreadable)?
+            .ok_or_else(no_pod)?;
         if found.uid() != pod.uid {
             return Err(no_pod());
         }
@@ -240,7 +312,11 @@ impl Extender {
         loop {
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            let moment = self.index.read().moment(&pod.uid).filter(|moment| moment.stamp == stamp);
+            let moment = self
+                .index
+                .read()
+                .moment(&pod.uid)
+                .filter(|moment| moment.stamp == stamp);
             match moment.filter(|moment| moment.phase == Phase::Doubtful) {
                 Some(moment) => self.look(&pod, moment).await,
                 None if self.has_ended(&pod, stamp) => return,
@@ -253,7 +329,11 @@ impl Extender {
     fn has_ended(&self, pod: &PodId, stamp: u64) -> bool {
         // A bind doubts first and then looks whether anybody finds out, so that one of the two notices.
         let mut resolving = self.resolving();
-        let moment = self.index.read().moment(&pod.uid).filter(|moment| moment.stamp == stamp);
+        let moment = self
+            .index
+            .read()
+            .moment(&pod.uid)
+            .filter(|moment| moment.stamp == stamp);
         let ended = moment.is_none_or(|moment| moment.phase == Phase::Written);
         if ended {
             resolving.remove(&(Box::from(pod.uid.as_str()), stamp));
@@ -266,10 +346,21 @@ impl Extender {
         match self.binder.find(pod).await {
             Ok(found) => {
                 let settled = self.index.write().settle(&pod.uid, moment, &found, now());
-                debug!(namespace = pod.namespace, pod = pod.name, ?found, settled, "looked for the outcome of a bind");
+                debug!(
+                    namespace = pod.namespace,
+                    pod = pod.name,
+                    ?found,
+                    settled,
+                    "looked for the outcome of a bind"
+                );
             }
             Err(error) => {
-                warn!(namespace = pod.namespace, pod = pod.name, error, "cannot find out what became of a bind");
+                warn!(
+                    namespace = pod.namespace,
+                    pod = pod.name,
+                    error,
+                    "cannot find out what became of a bind"
+                );
             }
         }
     }
@@ -281,7 +372,10 @@ impl Extender {
             let _ = timeout(SWEEP, unlisted.notified()).await;
             let overdue = self.index.read().overdue(now(), UNSEEN);
             // The others have somebody who looks already, or a write under way.
-            for (pod, moment) in overdue.into_iter().filter(|(_, moment)| moment.phase == Phase::Written) {
+            for (pod, moment) in overdue
+                .into_iter()
+                .filter(|(_, moment)| moment.phase == Phase::Written)
+            {
                 self.look(&pod, moment).await;
             }
         }
@@ -289,8 +383,14 @@ impl Extender {
 }
 
 /// Leave to send a binding, while there is time to.
-async fn in_time<'a>(deadline: Instant, leave: impl Future<Output = Leave<'a>>) -> Result<Leave<'a>, BindFailure> {
-    let leave = timeout_at(deadline, leave).await.ok().filter(|_| Instant::now() < deadline);
+async fn in_time<'a>(
+    deadline: Instant,
+    leave: impl Future<Output = Leave<'a>>,
+) -> Result<Leave<'a>, BindFailure> {
+    let leave = timeout_at(deadline, leave)
+        .await
+        .ok()
+        .filter(|_| Instant::now() < deadline);
     leave.ok_or(BindFailure::Late("waiting for other bindings to be written"))
 }
 

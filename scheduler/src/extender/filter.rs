@@ -22,7 +22,8 @@ use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
 /// Said of every node to a pod of a gang that had room kept for it until the time was up.
-const GANG_RESTS: &str = "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
+const GANG_RESTS: &str =
+    "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
 
 /// The text for every node of a sample: the number of nodes refused for each reason differs from sample to sample, and
 /// kube-scheduler would take that for news and try the pod again and again.
@@ -53,7 +54,11 @@ pub(super) struct Refused {
 
 impl Refused {
     fn of(index: &Index, uid: &str) -> Self {
-        Self { uid: uid.into(), is_unseen: !index.is_shown(uid), n_openings: index.openings().all }
+        Self {
+            uid: uid.into(),
+            is_unseen: !index.is_shown(uid),
+            n_openings: index.openings().all,
+        }
     }
 }
 
@@ -74,7 +79,11 @@ impl Answer {
         if self.is_tried_again {
             metrics.tried_again(SAMPLE);
         }
-        for (reason, n_nodes) in Reason::ALL.into_iter().zip(counts).filter(|(_, n_nodes)| *n_nodes > 0) {
+        for (reason, n_nodes) in Reason::ALL
+            .into_iter()
+            .zip(counts)
+            .filter(|(_, n_nodes)| *n_nodes > 0)
+        {
             metrics.refused(reason, n_nodes);
         }
     }
@@ -86,13 +95,15 @@ impl Answer {
 /// If the bytes are no filter request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, RequestFailure> {
     let roll = extender.roll();
-    let Question { pod, head, nodes } =
-        Question::read(body, &roll).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))?;
+    let Question { pod, head, nodes } = Question::read(body, &roll)
+        .map_err(|error| RequestFailure::malformed("filter", &error.to_string()))?;
     let uid = pod.uid();
     let group = Decision::group_of(&pod);
     extender.catch_up(group.as_deref(), now);
     let index = extender.index.read();
-    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    index
+        .ready()
+        .map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());
     // An open decision is repeated, as its write may have got through: its node is the only one for the pod.
     let wanted = match index.assumed_node(uid) {
@@ -109,15 +120,28 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
     let is_in_gang = pod.is_in_gang() && matches!(&wanted, Wanted::Room(ask) if ask.asks_for_devices());
     // Members of a gang are never answered without room being kept: two of them could be sent to the same device.
     let rests = is_in_gang && group.is_none() && index.is_resting(uid, now);
-    let wanted = if rests { Wanted::Impossible(GANG_RESTS.into()) } else { wanted };
+    let wanted = if rests {
+        Wanted::Impossible(GANG_RESTS.into())
+    } else {
+        wanted
+    };
     let is_room = wanted.room().is_some();
-    let avoided = if is_room { extender.attempts().ask(uid, is_in_gang, now) } else { Vec::new() };
-    let best = extender.n_most(&pod, is_room, is_in_gang).map(|n| (Order::new(&index, &pod.spec, &avoided), n));
+    let avoided = if is_room {
+        extender.attempts().ask(uid, is_in_gang, now)
+    } else {
+        Vec::new()
+    };
+    let best = extender
+        .n_most(&pod, is_room, is_in_gang)
+        .map(|n| (Order::new(&index, &pod.spec, &avoided), n));
     let judged = judge(&index, &wanted, &nodes, &roll, best);
     let is_refused = is_room && judged.is_empty();
     // kube-scheduler tries a PodGroup again after its back-off, whatever happens.
     let is_awaited = is_refused && group.is_none();
-    let variation = wanted.room().filter(|_| is_awaited).and_then(|ask| extender.vary(&index, ask, &nodes, now));
+    let variation = wanted
+        .room()
+        .filter(|_| is_awaited)
+        .and_then(|ask| extender.vary(&index, ask, &nodes, now));
     let openings = index.openings();
     let refused = is_awaited.then(|| Refused::of(&index, uid));
     let left = Left::of(&wanted, &judged, &pod);
@@ -126,12 +150,23 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
         extender.call_roll(roll, names, index.fleet());
     }
     let nominated = pod.nominated_node().filter(|_| is_refused);
-    let waiting = nominated.and_then(|node| Some((node, extender.wait_for_victims(&index, &pod, node, now)?)));
+    let waiting =
+        nominated.and_then(|node| Some((node, extender.wait_for_victims(&index, &pod, node, now)?)));
     let is_uniform = is_refused && variation.is_none() && waiting.is_none() && may_be_sample(&index, &nodes);
     let rule = wanted.rule().or(is_uniform.then_some(NO_NODE));
-    let report = Report { rule, misfits: extender.misfit_nodes, waiting, variation, varied: None };
+    let report = Report {
+        rule,
+        misfits: extender.misfit_nodes,
+        waiting,
+        variation,
+        varied: None,
+    };
     let (json, missed) = judged.verdict().told(nodes, body.len(), report);
-    let missed = if matches!(wanted, Wanted::Only(_)) { Vec::new() } else { missed };
+    let missed = if matches!(wanted, Wanted::Only(_)) {
+        Vec::new()
+    } else {
+        missed
+    };
     drop(index);
     // What is kept for later is kept for pods only that the API server can have named.
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
@@ -146,7 +181,12 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
             extender.note(&left, now);
         }
     }
-    Ok(Answer { json, refused, missed, is_tried_again: variation.is_some() })
+    Ok(Answer {
+        json,
+        refused,
+        missed,
+        is_tried_again: variation.is_some(),
+    })
 }
 
 /// The answer of a replica that does not lead: kube-scheduler tries the pod again.
@@ -154,7 +194,10 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Answer, 
 /// # Errors
 /// Never; an answer can always be written.
 pub(super) fn refusal(reason: NotLeading) -> Result<Vec<u8>, RequestFailure> {
-    let answer = ExtenderFilterResult { error: reason.to_string(), ..ExtenderFilterResult::default() };
+    let answer = ExtenderFilterResult {
+        error: reason.to_string(),
+        ..ExtenderFilterResult::default()
+    };
     serde_json::to_vec(&answer).map_err(|error| RequestFailure::malformed("filter", &error.to_string()))
 }
 
@@ -212,7 +255,14 @@ impl Extender {
             return None;
         }
         let most = rounds(index.n_nodes(), nodes.len());
-        retries.vary(ask.uid, Refusal { most, n_openings: index.openings().all }, now)
+        retries.vary(
+            ask.uid,
+            Refusal {
+                most,
+                n_openings: index.openings().all,
+            },
+            now,
+        )
     }
 
     /// The most nodes that a pod is answered with; `None` for all that fit.

@@ -114,8 +114,14 @@ struct InspectedPod {
 /// One node, as the index shows it, if it is there.
 pub fn node(shown: Option<NodeShow>, name: &str) -> Vec<u8> {
     json(&match shown {
-        Some(node) => Inspected { nodes: vec![node.into()], error: String::new() },
-        None => Inspected { nodes: Vec::new(), error: format!("there is no node {name:?}") },
+        Some(node) => Inspected {
+            nodes: vec![node.into()],
+            error: String::new(),
+        },
+        None => Inspected {
+            nodes: Vec::new(),
+            error: format!("there is no node {name:?}"),
+        },
     })
 }
 
@@ -138,16 +144,30 @@ impl Page {
     /// The parameter that cannot be read, and what to write.
     pub fn of_query(query: Option<&str>) -> Result<Self, String> {
         let mut page = Self::default();
-        for (key, value) in query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')) {
+        for (key, value) in query
+            .unwrap_or_default()
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+        {
             match key {
                 "limit" => {
-                    let limit: usize = value.parse().map_err(|_| format!("limit={value:?}: write a whole number, such as limit=500"))?;
+                    let limit: usize = value
+                        .parse()
+                        .map_err(|_| format!("limit={value:?}: write a whole number, such as limit=500"))?;
                     page.limit = (limit > 0).then_some(limit);
                 }
-                "continue" if value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte)) => {
+                "continue"
+                    if value
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte)) =>
+                {
                     page.after = (!value.is_empty()).then(|| value.to_owned());
                 }
-                "continue" => return Err(format!("continue={value:?}: write what the page before says in \"continue\"")),
+                "continue" => {
+                    return Err(format!(
+                        "continue={value:?}: write what the page before says in \"continue\""
+                    ));
+                }
                 _ => {}
             }
         }
@@ -168,7 +188,12 @@ pub struct Listing {
 impl Listing {
     /// Begins a page.
     pub fn new(page: Page) -> Self {
-        Self { page, names: VecDeque::new(), n_written: 0, has_begun: false }
+        Self {
+            page,
+            names: VecDeque::new(),
+            n_written: 0,
+            has_begun: false,
+        }
     }
 
     /// Writes the next node, or the end.
@@ -178,7 +203,10 @@ impl Listing {
         }
         let is_full = self.page.limit.is_some_and(|limit| self.n_written >= limit);
         if !is_full && self.names.is_empty() {
-            self.names = index.read().gpu_nodes_after(self.page.after.as_deref(), NAMES).into();
+            self.names = index
+                .read()
+                .gpu_nodes_after(self.page.after.as_deref(), NAMES)
+                .into();
         }
         let Some(name) = (if is_full { None } else { self.names.pop_front() }) else {
             self.write_end(index, json);
@@ -210,7 +238,11 @@ impl Listing {
 
 impl From<NodeShow> for InspectedNode {
     fn from(node: NodeShow) -> Self {
-        let devs: Vec<InspectedGpu> = node.gpus.into_iter().map(|gpu| InspectedGpu::new(gpu, node.unit_bytes)).collect();
+        let devs: Vec<InspectedGpu> = node
+            .gpus
+            .into_iter()
+            .map(|gpu| InspectedGpu::new(gpu, node.unit_bytes))
+            .collect();
         Self {
             name: node.name,
             total_gpu: devs.iter().map(|gpu| gpu.total_gpu).sum(),
@@ -227,17 +259,41 @@ impl From<NodeShow> for InspectedNode {
 
 impl From<DeviceShow> for InspectedDevice {
     fn from(device: DeviceShow) -> Self {
-        let DeviceShow { kind, id, minor, healthy, resources, functions: (n_free, n_functions), place } = device;
-        let resources = resources.into_iter().map(|(resource, (free, total))| (resource, InspectedAmount { free, total }));
+        let DeviceShow {
+            kind,
+            id,
+            minor,
+            healthy,
+            resources,
+            functions: (n_free, n_functions),
+            place,
+        } = device;
+        let resources = resources
+            .into_iter()
+            .map(|(resource, (free, total))| (resource, InspectedAmount { free, total }));
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let virtual_functions = (n_functions > 0).then(|| InspectedAmount { free: count(n_free), total: count(n_functions) });
-        Self { kind, id, minor, healthy, resources: resources.collect(), virtual_functions, place: place.into() }
+        let virtual_functions = (n_functions > 0).then(|| InspectedAmount {
+            free: count(n_free),
+            total: count(n_functions),
+        });
+        Self {
+            kind,
+            id,
+            minor,
+            healthy,
+            resources: resources.collect(),
+            virtual_functions,
+            place: place.into(),
+        }
     }
 }
 
 impl From<Place> for InspectedPlace {
     fn from(place: Place) -> Self {
-        Self { numa_node: place.numa, pcie_id: place.switch.map(|switch| switch.to_string()) }
+        Self {
+            numa_node: place.numa,
+            pcie_id: place.switch.map(|switch| switch.to_string()),
+        }
     }
 }
 
@@ -250,7 +306,12 @@ impl InspectedGpu {
             id: gpu.minor,
             total_gpu: gpu.total / unit,
             used_gpu,
-            pods: gpu.holders.into_iter().zip(shares).map(|(holder, units)| InspectedPod::new(holder, units)).collect(),
+            pods: gpu
+                .holders
+                .into_iter()
+                .zip(shares)
+                .map(|(holder, units)| InspectedPod::new(holder, units))
+                .collect(),
             uuid: gpu.uuid,
             healthy: gpu.healthy,
             total_bytes: gpu.total,

@@ -53,19 +53,27 @@ pub(super) struct Report<'a> {
 impl Report<'_> {
     /// Returns true if kube-scheduler may look for victims on a node.
     fn is_resolvable(&self, name: &str, miss: Miss) -> bool {
-        miss.unknown || self.waits_for(name).is_some() || (self.misfits == MisfitNodes::Resolvable && miss.reason.is_for_want_of_room())
+        miss.unknown
+            || self.waits_for(name).is_some()
+            || (self.misfits == MisfitNodes::Resolvable && miss.reason.is_for_want_of_room())
     }
 
     fn waits_for(&self, name: &str) -> Option<&str> {
-        self.waiting.filter(|(node, _)| *node == name).map(|(_, text)| text)
+        self.waiting
+            .filter(|(node, _)| *node == name)
+            .map(|(_, text)| text)
     }
 
     fn suffix(&self, at: usize) -> &'static str {
-        self.variation.filter(|_| self.varied == Some(at)).map_or("", Variation::text)
+        self.variation
+            .filter(|_| self.varied == Some(at))
+            .map_or("", Variation::text)
     }
 
     fn text(&self, name: &str, miss: Miss) -> &str {
-        self.rule.or_else(|| self.waits_for(name)).unwrap_or(miss.reason.as_str())
+        self.rule
+            .or_else(|| self.waits_for(name))
+            .unwrap_or(miss.reason.as_str())
     }
 }
 
@@ -77,7 +85,13 @@ pub(super) fn judge<'n>(
     roll: &Roll,
     best: Option<(Order<'_>, usize)>,
 ) -> Judged<'n> {
-    let mut judge = Judge { index, wanted, asking: wanted.asking(index), order: None, judged: Judged::all() };
+    let mut judge = Judge {
+        index,
+        wanted,
+        asking: wanted.asking(index),
+        order: None,
+        judged: Judged::all(),
+    };
     if let Some((order, n_most)) = best {
         judge.order = Some(order);
         judge.judged.told = Told::Best(Contest::of(n_most));
@@ -100,7 +114,10 @@ struct Judge<'q, 'n> {
 
 impl<'n> Judge<'_, 'n> {
     fn names(&mut self, names: &'n Names<'_>, is_current: bool) {
-        let policies = self.wanted.depends_on_the_fleet_alone(self.index).filter(|_| is_current);
+        let policies = self
+            .wanted
+            .depends_on_the_fleet_alone(self.index)
+            .filter(|_| is_current);
         for at in 0..names.len() {
             match policies.and_then(|policies| self.remembered(names, at, policies)) {
                 Some(Ok(merit)) if self.has_lost(names, at, merit) => {
@@ -109,13 +126,23 @@ impl<'n> Judge<'_, 'n> {
                 }
                 // Of nodes without devices more is to be said.
                 Some(Err(reason)) if reason != Reason::NoDevice => {
-                    self.judged.missed.push((at, Miss { reason, unknown: false }));
+                    self.judged.missed.push((
+                        at,
+                        Miss {
+                            reason,
+                            unknown: false,
+                        },
+                    ));
                     continue;
                 }
                 _ => {}
             }
             let Some(name) = names.get(at) else { continue };
-            let node = if self.asking.is_some() { names.node(at, is_current, self.index.fleet()) } else { None };
+            let node = if self.asking.is_some() {
+                names.node(at, is_current, self.index.fleet())
+            } else {
+                None
+            };
             let verdict = self.wanted.of_found(self.index, name, node, self.asking.as_mut());
             self.push(at, name, verdict);
         }
@@ -124,7 +151,9 @@ impl<'n> Judge<'_, 'n> {
     /// The verdict on a node, if it is known already.
     #[inline]
     fn remembered(&self, names: &Names<'_>, at: usize, policies: Policies) -> Option<Result<Score, Reason>> {
-        self.asking.as_ref()?.remembered(names.known(at)?.index()?, policies)
+        self.asking
+            .as_ref()?
+            .remembered(names.known(at)?.index()?, policies)
     }
 
     /// Whether a node that is so good stands behind as many as can win.
@@ -139,7 +168,9 @@ impl<'n> Judge<'_, 'n> {
     fn whole(&mut self, nodes: &'n NodeList) {
         for (at, node) in nodes.items.iter().enumerate() {
             let name = name_of(node);
-            let verdict = self.wanted.of_whole(self.index, name, &node.node, self.asking.as_mut());
+            let verdict = self
+                .wanted
+                .of_whole(self.index, name, &node.node, self.asking.as_mut());
             self.push(at, name, verdict);
         }
     }
@@ -164,7 +195,11 @@ impl<'n> Judge<'_, 'n> {
 
 impl Judged<'_> {
     fn all() -> Self {
-        Self { n_fitting: 0, missed: Vec::new(), told: Told::All(Vec::new(), None) }
+        Self {
+            n_fitting: 0,
+            missed: Vec::new(),
+            told: Told::All(Vec::new(), None),
+        }
     }
 
     /// Whether no node fits.
@@ -194,7 +229,10 @@ impl Judged<'_> {
             Told::All(fitting, _) => fitting,
             Told::Best(contest) => contest.places().collect(),
         };
-        Verdict { fitting, missed: self.missed }
+        Verdict {
+            fitting,
+            missed: self.missed,
+        }
     }
 }
 
@@ -202,8 +240,17 @@ impl Verdict {
     /// The answer in the form of the request, and the nodes that do not fit.
     ///
     /// They are listed only if none fits: no caller needs them otherwise. A variation changes the text of one of them.
-    pub(super) fn told(self, nodes: Nodes<'_>, size: usize, report: Report<'_>) -> (Vec<u8>, Vec<(usize, Miss)>) {
-        let listed = if self.fitting.is_empty() { self.missed.as_slice() } else { &[] };
+    pub(super) fn told(
+        self,
+        nodes: Nodes<'_>,
+        size: usize,
+        report: Report<'_>,
+    ) -> (Vec<u8>, Vec<(usize, Miss)>) {
+        let listed = if self.fitting.is_empty() {
+            self.missed.as_slice()
+        } else {
+            &[]
+        };
         let varied = listed.iter().find(|(_, miss)| !miss.unknown).map(|(at, _)| *at);
         let report = Report { varied, ..report };
         let json = match nodes {
@@ -214,7 +261,13 @@ impl Verdict {
     }
 }
 
-fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)], size: usize, report: Report<'_>) -> Vec<u8> {
+fn json_of_names(
+    names: &Names<'_>,
+    fitting: &[usize],
+    listed: &[(usize, Miss)],
+    size: usize,
+    report: Report<'_>,
+) -> Vec<u8> {
     let per_name = size / names.len().max(1) + 3;
     let mut json = Vec::with_capacity(128 + per_name * (fitting.len() + listed.len()) + ENTRY * listed.len());
     json.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
@@ -224,17 +277,30 @@ fn json_of_names(names: &Names<'_>, fitting: &[usize], listed: &[(usize, Miss)],
         names.write_some(fitting.iter().copied(), &mut json);
     }
     json.extend_from_slice(br#"],"FailedNodes":{"#);
-    let is_resolvable = |(at, miss): &&(usize, Miss)| report.is_resolvable(names.get(*at).unwrap_or_default(), *miss);
+    let is_resolvable =
+        |(at, miss): &&(usize, Miss)| report.is_resolvable(names.get(*at).unwrap_or_default(), *miss);
     push_missed(&mut json, names, listed.iter().filter(is_resolvable), report);
     json.extend_from_slice(br#"},"FailedAndUnresolvableNodes":{"#);
-    push_missed(&mut json, names, listed.iter().filter(|entry| !is_resolvable(entry)), report);
+    push_missed(
+        &mut json,
+        names,
+        listed.iter().filter(|entry| !is_resolvable(entry)),
+        report,
+    );
     json.extend_from_slice(br#"},"Error":""}"#);
     json
 }
 
-fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<Item = &'m (usize, Miss)>, report: Report<'_>) {
+fn push_missed<'m>(
+    json: &mut Vec<u8>,
+    names: &Names<'_>,
+    missed: impl Iterator<Item = &'m (usize, Miss)>,
+    report: Report<'_>,
+) {
     let rule = report.rule.map(|rule| serde_json::Value::from(rule).to_string());
-    let rule = rule.as_deref().and_then(|rule| rule.strip_prefix('"')?.strip_suffix('"'));
+    let rule = rule
+        .as_deref()
+        .and_then(|rule| rule.strip_prefix('"')?.strip_suffix('"'));
     for (nth, (at, miss)) in missed.enumerate() {
         if nth > 0 {
             json.push(b',');
@@ -243,14 +309,22 @@ fn push_missed<'m>(json: &mut Vec<u8>, names: &Names<'_>, missed: impl Iterator<
         json.push(b':');
         // Reasons are our own texts and have nothing in them that JSON would escape.
         json.push(b'"');
-        json.extend_from_slice(rule.unwrap_or_else(|| report.text(names.get(*at).unwrap_or_default(), *miss)).as_bytes());
+        json.extend_from_slice(
+            rule.unwrap_or_else(|| report.text(names.get(*at).unwrap_or_default(), *miss))
+                .as_bytes(),
+        );
         json.extend_from_slice(report.suffix(*at).as_bytes());
         json.push(b'"');
     }
 }
 
 /// Nodes that were sent whole go back as they came.
-fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], report: Report<'_>) -> Vec<u8> {
+fn json_of_nodes(
+    nodes: NodeList,
+    fitting: &[usize],
+    listed: &[(usize, Miss)],
+    report: Report<'_>,
+) -> Vec<u8> {
     let names: Vec<String> = nodes.items.iter().map(|node| name_of(node).to_owned()).collect();
     let text = |(at, miss): &(usize, Miss)| {
         let name = names.get(*at).map(String::as_str).unwrap_or_default();
@@ -261,12 +335,18 @@ fn json_of_nodes(nodes: NodeList, fitting: &[usize], listed: &[(usize, Miss)], r
     for ((at, miss), text) in listed.iter().zip(&texts) {
         let Some(name) = names.get(*at) else { continue };
         let is_resolvable = report.is_resolvable(name, *miss);
-        let failed = if is_resolvable { &mut result.failed_nodes } else { &mut result.failed_and_unresolvable_nodes };
+        let failed = if is_resolvable {
+            &mut result.failed_nodes
+        } else {
+            &mut result.failed_and_unresolvable_nodes
+        };
         failed.insert(name, text.as_str());
     }
     let mut items: Vec<Option<WholeNode>> = nodes.items.into_iter().map(Some).collect();
     let items = fitting.iter().filter_map(|at| items.get_mut(*at)?.take());
-    result.nodes = Some(NodeList { items: items.collect() });
+    result.nodes = Some(NodeList {
+        items: items.collect(),
+    });
     serde_json::to_vec(&result).unwrap_or_default()
 }
 

@@ -58,7 +58,11 @@ impl Patience {
 pub(super) async fn news(index: &Shared<Index>, refused: &Refused) -> bool {
     let is_news = || {
         let index = index.read();
-        if refused.is_unseen { index.is_shown(&refused.uid) } else { index.fleet().n_openings() != refused.n_openings }
+        if refused.is_unseen {
+            index.is_shown(&refused.uid)
+        } else {
+            index.fleet().n_openings() != refused.n_openings
+        }
     };
     let mut glances = interval(GLANCE);
     glances.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -75,7 +79,11 @@ mod tests {
     use super::*;
 
     fn refused(uid: &str, n_openings: u64) -> Refused {
-        Refused { uid: uid.into(), is_unseen: false, n_openings }
+        Refused {
+            uid: uid.into(),
+            is_unseen: false,
+            n_openings,
+        }
     }
 
     #[test]
@@ -85,7 +93,16 @@ mod tests {
         assert!(patience.is_early(&refused("a", 1), now), "nothing has changed");
         assert!(!patience.is_early(&refused("a", 2), now), "something has");
         assert!(!patience.is_early(&refused("b", 2), now), "another pod");
-        assert!(patience.is_early(&Refused { is_unseen: true, ..refused("c", 2) }, now), "not shown yet");
+        assert!(
+            patience.is_early(
+                &Refused {
+                    is_unseen: true,
+                    ..refused("c", 2)
+                },
+                now
+            ),
+            "not shown yet"
+        );
     }
 
     #[test]

@@ -39,12 +39,23 @@ impl Offered {
     /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows.
     fn is_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
         let on_nominated = nominated.and_then(|node| self.by_node.get(node));
-        let limit = if on_nominated.is_some() { SHOWN_WITHIN } else { SHOWN_WITHIN_WITHOUT_NOMINATION };
+        let limit = if on_nominated.is_some() {
+            SHOWN_WITHIN
+        } else {
+            SHOWN_WITHIN_WITHOUT_NOMINATION
+        };
         let is_recent = now.saturating_duration_since(self.at) < limit;
-        let is_awaited = |victim: &OwnerId| index.awaited(victim.as_str()).is_some_and(|is_leaving| is_leaving || is_recent);
+        let is_awaited = |victim: &OwnerId| {
+            index
+                .awaited(victim.as_str())
+                .is_some_and(|is_leaving| is_leaving || is_recent)
+        };
         match on_nominated {
             Some(victims) => victims.iter().any(is_awaited),
-            None => self.by_node.values().any(|victims| victims.iter().any(is_awaited)),
+            None => self
+                .by_node
+                .values()
+                .any(|victims| victims.iter().any(is_awaited)),
         }
     }
 }
@@ -55,12 +66,25 @@ impl Offered {
 /// If the bytes are no preempt request, or the state is not complete.
 pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |error: serde_json::Error| RequestFailure::malformed("preempt", &error.to_string());
-    let (pod, proposals) = serde_json::from_slice::<ExtenderPreemptionArgs>(body).map_err(malformed)?.into_proposals();
+    let (pod, proposals) = serde_json::from_slice::<ExtenderPreemptionArgs>(body)
+        .map_err(malformed)?
+        .into_proposals();
     let minds_neighbours = minds_neighbours(body, &pod).map_err(malformed)?;
-    extender.index.read().ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    extender
+        .index
+        .read()
+        .ready()
+        .map_err(|reason| RequestFailure::NotReady { reason })?;
     let candidates = extender.candidates(&pod, body, minds_neighbours, proposals, now);
-    tracing::info!(pod = pod.display_name(), n_candidates = candidates.len(), "victims named");
-    serde_json::to_vec(&ExtenderPreemptionResult { node_name_to_meta_victims: candidates }).map_err(malformed)
+    tracing::info!(
+        pod = pod.display_name(),
+        n_candidates = candidates.len(),
+        "victims named"
+    );
+    serde_json::to_vec(&ExtenderPreemptionResult {
+        node_name_to_meta_victims: candidates,
+    })
+    .map_err(malformed)
 }
 
 impl Extender {
@@ -80,7 +104,10 @@ impl Extender {
             Wanted::Room(ask) if facts.is_some() && self.rules.refusal_of_filter(body, pod).is_none() => ask,
             // Nothing of ours is asked for, and so nothing of it is short.
             Wanted::Nothing | Wanted::Room(_) if facts.is_none() => {
-                return proposals.into_iter().filter(|(_, victims)| !victims.pods.is_empty()).collect();
+                return proposals
+                    .into_iter()
+                    .filter(|(_, victims)| !victims.pods.is_empty())
+                    .collect();
             }
             _ => return BTreeMap::new(),
         };
@@ -96,7 +123,8 @@ impl Extender {
                 break;
             }
             let victims = self.index.read().victims(&node, &preemptor, &proposed);
-            self.metrics.preempted(Candidate::of(&proposed, victims.as_ref()), 1);
+            self.metrics
+                .preempted(Candidate::of(&proposed, victims.as_ref()), 1);
             kept.extend(victims.map(|victims| (node, victims)));
         }
         self.note_offer(pod.uid(), &kept, now);
@@ -109,28 +137,47 @@ impl Extender {
         }
         let index = self.index.read();
         let owners = |victims: &MetaVictims| victims.pods.iter().map(|pod| index.owner(&pod.uid)).collect();
-        let by_node = candidates.iter().map(|(node, victims)| (node.as_str().into(), owners(victims))).collect();
+        let by_node = candidates
+            .iter()
+            .map(|(node, victims)| (node.as_str().into(), owners(victims)))
+            .collect();
         drop(index);
-        self.offered().put(uid, Offered { at: now, by_node, n_waits: 0 });
+        self.offered().put(
+            uid,
+            Offered {
+                at: now,
+                by_node,
+                n_waits: 0,
+            },
+        );
     }
 
     /// Returns true if victims that an answer named for a pod have not ended, as far as the watch shows.
     fn awaits_victims(&self, pod: &Pod, now: Instant) -> bool {
         // The index is locked first, here as everywhere.
         let index = self.index.read();
-        self.offered().get(pod.uid()).is_some_and(|offered| offered.is_awaited(&index, pod.nominated_node(), now))
+        self.offered()
+            .get(pod.uid())
+            .is_some_and(|offered| offered.is_awaited(&index, pod.nominated_node(), now))
     }
 
     /// The victims of each node that make room for other pods, which are to have it.
     fn promised(&self, uid: &str, now: Instant) -> Promised {
         let mut promised = Promised::new();
         let index = self.index.read();
-        for (other, offered) in self.offered().iter().filter(|(other, _)| *other != uid && index.is_pending(other)) {
+        for (other, offered) in self
+            .offered()
+            .iter()
+            .filter(|(other, _)| *other != uid && index.is_pending(other))
+        {
             let nominated = index.nominated_node(other);
             let is_recent = now.saturating_duration_since(offered.at) < SHOWN_WITHIN_WITHOUT_NOMINATION;
             let is_meant = |node: &str| nominated.map_or(is_recent, |nominated| nominated == node);
             for (node, victims) in offered.by_node.iter().filter(|(node, _)| is_meant(node)) {
-                promised.entry(node.clone()).or_default().extend(victims.iter().cloned());
+                promised
+                    .entry(node.clone())
+                    .or_default()
+                    .extend(victims.iter().cloned());
             }
         }
         promised
@@ -141,13 +188,22 @@ impl Extender {
     ///
     /// kube-scheduler may have seen them end already, and then nothing makes it ask again but the pod's own condition, which
     /// it writes when the text differs from that of the last attempt: so the text alternates.
-    pub(super) fn wait_for_victims(&self, index: &Index, pod: &Pod, node: &str, now: Instant) -> Option<&'static str> {
+    pub(super) fn wait_for_victims(
+        &self,
+        index: &Index,
+        pod: &Pod,
+        node: &str,
+        now: Instant,
+    ) -> Option<&'static str> {
         const TEXTS: [&str; 2] = [
             "pods that were evicted for the pod have not ended on its nominated node",
             "pods that were evicted for the pod still have not ended on its nominated node",
         ];
         let mut offered = self.offered();
-        if let Some(offered) = offered.get_mut(pod.uid()).filter(|offered| offered.is_awaited(index, Some(node), now)) {
+        if let Some(offered) = offered
+            .get_mut(pod.uid())
+            .filter(|offered| offered.is_awaited(index, Some(node), now))
+        {
             offered.n_waits = offered.n_waits.wrapping_add(1);
             let [first, second] = TEXTS;
             return Some(if offered.n_waits % 2 == 1 { first } else { second });

@@ -16,9 +16,12 @@ use crate::index::Index;
 /// If the bytes are no prioritize request, or the state is not complete.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
-    let Question { pod, nodes, .. } = Question::read(body, &extender.roll()).map_err(|error| malformed(error.to_string()))?;
+    let Question { pod, nodes, .. } =
+        Question::read(body, &extender.roll()).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();
-    index.ready().map_err(|reason| RequestFailure::NotReady { reason })?;
+    index
+        .ready()
+        .map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());
     let wanted = Wanted::of(&index, &pod, facts.as_ref());
     let failed = extender.attempts().avoided(pod.uid(), super::now());
@@ -33,14 +36,20 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailur
         }
     };
     let scores = score(&index, &wanted, &order, &names);
-    let answer: Vec<HostPriority<'_>> = names.into_iter().zip(scores).map(|(host, score)| HostPriority { host, score }).collect();
+    let answer: Vec<HostPriority<'_>> = names
+        .into_iter()
+        .zip(scores)
+        .map(|(host, score)| HostPriority { host, score })
+        .collect();
     serde_json::to_vec(&answer).map_err(|error| malformed(error.to_string()))
 }
 
 /// A score for each node; 0 where the pod does not fit, or does not care.
 fn score(index: &Index, wanted: &Wanted<'_>, order: &Order<'_>, names: &[&str]) -> Vec<i64> {
     let mut scored = vec![0; names.len()];
-    let (Wanted::Room(_), Some(mut asking)) = (wanted, wanted.asking(index)) else { return scored };
+    let (Wanted::Room(_), Some(mut asking)) = (wanted, wanted.asking(index)) else {
+        return scored;
+    };
     let mut places = Vec::with_capacity(names.len());
     let mut standings: Vec<Standing<'_>> = Vec::with_capacity(names.len());
     for (at, name) in names.iter().enumerate() {

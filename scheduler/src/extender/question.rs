@@ -105,7 +105,11 @@ impl<'a> Question<'a> {
         let names = Names::plain(tail.strip_suffix(b"]}")?, roll)?;
         let head = [head, b"}"].concat();
         let Head { pod, node_names, .. } = serde_json::from_slice(&head).ok()?;
-        (!node_names).then_some(Self { pod, head: head.into(), nodes: Nodes::Names(names) })
+        (!node_names).then_some(Self {
+            pod,
+            head: head.into(),
+            nodes: Nodes::Names(names),
+        })
     }
 
     /// Reads a request of any form.
@@ -116,7 +120,11 @@ impl<'a> Question<'a> {
             (None, Some(nodes)) => Nodes::Whole(nodes),
             (None, None) => return Err(QuestionError::NoNodes),
         };
-        Ok(Self { pod: args.pod, head: body.into(), nodes })
+        Ok(Self {
+            pod: args.pod,
+            head: body.into(),
+            nodes,
+        })
     }
 }
 
@@ -135,7 +143,10 @@ impl Nodes<'_> {
         match self {
             Self::Names(names) => names.iter().map(hash).fold(0, u64::wrapping_add),
             Self::Whole(nodes) => {
-                let names = nodes.items.iter().filter_map(|whole| whole.node.metadata.name.as_deref());
+                let names = nodes
+                    .items
+                    .iter()
+                    .filter_map(|whole| whole.node.metadata.name.as_deref());
                 names.map(hash).fold(0, u64::wrapping_add)
             }
         }
@@ -145,7 +156,10 @@ impl Nodes<'_> {
     pub(super) fn contains(&self, node: &str) -> bool {
         match self {
             Self::Names(names) => names.iter().any(|name| name == node),
-            Self::Whole(nodes) => nodes.items.iter().any(|whole| whole.node.metadata.name.as_deref() == Some(node)),
+            Self::Whole(nodes) => nodes
+                .items
+                .iter()
+                .any(|whole| whole.node.metadata.name.as_deref() == Some(node)),
         }
     }
 }
@@ -154,7 +168,11 @@ impl<'a> Names<'a> {
     /// Finds names by their quotes; `None` if there is anything but names, commas and quotes, or a name is not plain.
     fn plain(text: &'a [u8], roll: &Roll) -> Option<Self> {
         let capacity = text.len() / 16;
-        let (mut ends, mut known, mut strangers) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity), Vec::new());
+        let (mut ends, mut known, mut strangers) = (
+            Vec::with_capacity(capacity),
+            Vec::with_capacity(capacity),
+            Vec::new(),
+        );
         let (mut begin, mut length, mut reader) = (0, 0, Reader::of(roll));
         while begin < text.len() {
             let rest = text.get(begin..)?;
@@ -164,10 +182,11 @@ impl<'a> Names<'a> {
                 known.extend(run.known());
             } else {
                 // Most names are as long as the one before, and one that is on the roll has no quote in it.
-                let (name, found) = match quoted(rest, length).and_then(|name| Some((name, reader.find(name)?))) {
-                    Some((name, found)) => (name, Some(found)),
-                    None => first_quoted(rest).map(|name| (name, reader.find(name)))?,
-                };
+                let (name, found) =
+                    match quoted(rest, length).and_then(|name| Some((name, reader.find(name)?))) {
+                        Some((name, found)) => (name, Some(found)),
+                        None => first_quoted(rest).map(|name| (name, reader.find(name)))?,
+                    };
                 length = name.len();
                 if found.is_none() {
                     // All names on the roll are plain.
@@ -180,7 +199,12 @@ impl<'a> Names<'a> {
         }
         // Behind the last name is the end, and not another comma.
         let is_whole = begin == text.len() + 1 || text.is_empty();
-        is_whole.then_some(Self::Plain { text, ends, known, strangers })
+        is_whole.then_some(Self::Plain {
+            text,
+            ends,
+            known,
+            strangers,
+        })
     }
 
     /// What the roll knows of a name that is on it.
@@ -275,7 +299,9 @@ impl<'a> Names<'a> {
                 json.extend_from_slice(plain.as_bytes());
                 json.push(b'"');
             }
-            (Self::Parsed(_), Some(name)) => json.extend_from_slice(serde_json::Value::from(name).to_string().as_bytes()),
+            (Self::Parsed(_), Some(name)) => {
+                json.extend_from_slice(serde_json::Value::from(name).to_string().as_bytes());
+            }
         }
     }
 }
@@ -293,12 +319,16 @@ fn quoted(text: &[u8], length: usize) -> Option<&[u8]> {
 fn first_quoted(text: &[u8]) -> Option<&[u8]> {
     let text = text.strip_prefix(b"\"")?;
     let end = memchr(b'"', text)?;
-    text.get(end + 1).is_none_or(|byte| *byte == b',').then(|| text.get(..end))?
+    text.get(end + 1)
+        .is_none_or(|byte| *byte == b',')
+        .then(|| text.get(..end))?
 }
 
 /// Whether JSON would escape nothing in a name.
 fn is_plain(name: &[u8]) -> bool {
-    name.iter().fold(0, |odd, byte| odd | u8::from(!(0x20..0x7f).contains(byte)) | u8::from(*byte == b'\\')) == 0
+    name.iter().fold(0, |odd, byte| {
+        odd | u8::from(!(0x20..0x7f).contains(byte)) | u8::from(*byte == b'\\')
+    }) == 0
 }
 
 #[cfg(test)]

@@ -15,7 +15,10 @@ pub(super) struct Remembered<T> {
 
 impl<T> Default for Remembered<T> {
     fn default() -> Self {
-        Self { young: FxHashMap::default(), old: FxHashMap::default() }
+        Self {
+            young: FxHashMap::default(),
+            old: FxHashMap::default(),
+        }
     }
 }
 
@@ -40,7 +43,10 @@ impl<T> Remembered<T> {
 
     /// The values of all pods, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
-        self.young.iter().chain(&self.old).map(|(uid, what)| (&**uid, what))
+        self.young
+            .iter()
+            .chain(&self.old)
+            .map(|(uid, what)| (&**uid, what))
     }
 
     /// What is remembered of a pod.

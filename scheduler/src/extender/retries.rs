@@ -83,18 +83,35 @@ impl Retries {
     pub(super) fn vary(&mut self, uid: &str, refusal: Refusal, now: Instant) -> Option<Variation> {
         let Refusal { most, n_openings } = refusal;
         if let Some(retried) = self.pods.get_mut(uid) {
-            let is_new = retried.n_openings != n_openings || now.saturating_duration_since(retried.last) >= GONE_AFTER;
+            let is_new =
+                retried.n_openings != n_openings || now.saturating_duration_since(retried.last) >= GONE_AFTER;
             let n_in_row = if is_new { 0 } else { retried.n_in_row };
-            *retried = Retried { last: now, is_odd: !retried.is_odd, n_in_row: n_in_row + 1, n_openings };
-            return (n_in_row < most).then_some(Variation { is_odd: retried.is_odd });
+            *retried = Retried {
+                last: now,
+                is_odd: !retried.is_odd,
+                n_in_row: n_in_row + 1,
+                n_openings,
+            };
+            return (n_in_row < most).then_some(Variation {
+                is_odd: retried.is_odd,
+            });
         }
         if self.pods.len() >= MOST_PODS {
-            self.pods.retain(|_, retried| now.saturating_duration_since(retried.last) < GONE_AFTER);
+            self.pods
+                .retain(|_, retried| now.saturating_duration_since(retried.last) < GONE_AFTER);
         }
         if self.pods.len() >= MOST_PODS {
             return None;
         }
-        self.pods.insert(uid.into(), Retried { last: now, is_odd: false, n_in_row: 1, n_openings });
+        self.pods.insert(
+            uid.into(),
+            Retried {
+                last: now,
+                is_odd: false,
+                n_in_row: 1,
+                n_openings,
+            },
+        );
         Some(Variation { is_odd: false })
     }
 
@@ -121,14 +138,19 @@ mod tests {
     #[test]
     fn the_text_changes_from_refusal_to_refusal() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let texts: Vec<&str> = (0..3).filter_map(|_| retries.vary("a", refusal(0), now)).map(Variation::text).collect();
+        let texts: Vec<&str> = (0..3)
+            .filter_map(|_| retries.vary("a", refusal(0), now))
+            .map(Variation::text)
+            .collect();
         assert!(texts.len() == 3 && texts[0] != texts[1] && texts[0] == texts[2]);
     }
 
     #[test]
     fn only_so_many_pods_are_tried_again() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let varied = (0..MOST_PODS + 10).filter(|at| retries.vary(&at.to_string(), refusal(0), now).is_some()).count();
+        let varied = (0..MOST_PODS + 10)
+            .filter(|at| retries.vary(&at.to_string(), refusal(0), now).is_some())
+            .count();
         assert_eq!(varied, MOST_PODS);
         retries.end("0");
         let mut is_varied = |uid: &str, at| retries.vary(uid, refusal(0), at).is_some();
@@ -140,15 +162,26 @@ mod tests {
     #[test]
     fn a_pod_is_not_tried_again_for_ever_while_nothing_changes() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let mut n_varied = |n_openings, at| (0..20).filter(|_| retries.vary("a", refusal(n_openings), at).is_some()).count();
+        let mut n_varied = |n_openings, at| {
+            (0..20)
+                .filter(|_| retries.vary("a", refusal(n_openings), at).is_some())
+                .count()
+        };
         assert_eq!([n_varied(1, now), n_varied(1, now), n_varied(2, now)], [5, 0, 5]);
-        assert_eq!(n_varied(2, now + GONE_AFTER), 5, "kube-scheduler itself tries it after five minutes");
+        assert_eq!(
+            n_varied(2, now + GONE_AFTER),
+            5,
+            "kube-scheduler itself tries it after five minutes"
+        );
         assert_eq!((rounds(500, 230), rounds(15_000, 750)), (14, 48));
     }
 
     #[test]
     fn the_same_nodes_twice_are_no_sample() {
         let mut retries = Retries::default();
-        assert_eq!([1, 2, 2, 1].map(|set| retries.is_sample("a", set)), [true, true, false, true]);
+        assert_eq!(
+            [1, 2, 2, 1].map(|set| retries.is_sample("a", set)),
+            [true, true, false, true]
+        );
     }
 }

@@ -85,10 +85,16 @@ pub(super) struct Reader<'r> {
 
 impl Known {
     /// Of a name that is not on the roll nothing is known.
-    pub(super) const STRANGER: Self = Self { index: NOWHERE, rank: u32::MAX };
+    pub(super) const STRANGER: Self = Self {
+        index: NOWHERE,
+        rank: u32::MAX,
+    };
 
     fn of(node: Option<NodeId>) -> Self {
-        Self { index: node.map_or(NOWHERE, NodeId::index), rank: 0 }
+        Self {
+            index: node.map_or(NOWHERE, NodeId::index),
+            rank: 0,
+        }
     }
 
     /// The place of the node in the fleet, if it is there.
@@ -101,7 +107,9 @@ impl Known {
 impl Run<'_> {
     /// Where the closing quote of each name is, if the first begins at this offset.
     pub(super) fn ends(&self, offset: u32) -> impl Iterator<Item = u32> {
-        self.entries.iter().map(move |entry| entry.end - self.begin + offset)
+        self.entries
+            .iter()
+            .map(move |entry| entry.end - self.begin + offset)
     }
 
     /// What is known of each name.
@@ -113,14 +121,22 @@ impl Run<'_> {
 impl<'r> Reader<'r> {
     /// A reader that expects a request to begin as the roll does.
     pub(super) fn of(roll: &'r Roll) -> Self {
-        Self { roll, next: 0, n_steady: STEADY }
+        Self {
+            roll,
+            next: 0,
+            n_steady: STEADY,
+        }
     }
 
     /// The names with which a text begins, as far as they follow the last one as they do on the roll; `None` if none does, or
     /// if such runs have been short.
     #[inline]
     pub(super) fn run(&mut self, text: &[u8]) -> Option<Run<'r>> {
-        if self.n_steady < STEADY { None } else { self.long_run(text) }
+        if self.n_steady < STEADY {
+            None
+        } else {
+            self.long_run(text)
+        }
     }
 
     #[inline(never)]
@@ -167,12 +183,17 @@ impl Roll {
 
     fn name(&self, place: u32) -> Option<&[u8]> {
         let begin = self.begin(place)? as usize + 1;
-        self.text.get(begin..self.entries.get(place as usize)?.end as usize)
+        self.text
+            .get(begin..self.entries.get(place as usize)?.end as usize)
     }
 
     /// The place after another; after the last comes the first.
     fn after(&self, place: u32) -> u32 {
-        if (place as usize) + 1 < self.entries.len() { place + 1 } else { 0 }
+        if (place as usize) + 1 < self.entries.len() {
+            place + 1
+        } else {
+            0
+        }
     }
 
     /// The names with which a text begins, as far as they stand in the same order on the roll from some place on.
@@ -188,10 +209,18 @@ impl Roll {
         }
         // Behind a name that ends the text is a comma on the roll alone.
         let n_alike = n_alike(known, text);
-        let n_whole = if n_alike == text.len() { n_alike + 1 } else { n_alike };
+        let n_whole = if n_alike == text.len() {
+            n_alike + 1
+        } else {
+            n_alike
+        };
         let bound = begin.checked_add(u32::try_from(n_whole).ok()?)?;
         let entries = entries.get(..entries.partition_point(|entry| entry.end + 1 < bound))?;
-        (!entries.is_empty()).then_some(Run { entries, begin, place })
+        (!entries.is_empty()).then_some(Run {
+            entries,
+            begin,
+            place,
+        })
     }
 
     fn begin(&self, place: u32) -> Option<u32> {
@@ -211,7 +240,10 @@ impl Roll {
         if !self.is_current(fleet) {
             let mut begin = 1;
             for entry in &mut self.entries {
-                let name = self.text.get(begin..entry.end as usize).and_then(|name| std::str::from_utf8(name).ok());
+                let name = self
+                    .text
+                    .get(begin..entry.end as usize)
+                    .and_then(|name| std::str::from_utf8(name).ok());
                 entry.known.index = Known::of(name.and_then(|name| fleet.node_id(name))).index;
                 begin = entry.end as usize + 3;
             }
@@ -219,7 +251,10 @@ impl Roll {
         }
         for name in new {
             if self.entries.len() >= 2 * fleet.n_names() + SPARE {
-                *self = Self { version: self.version, ..Self::default() };
+                *self = Self {
+                    version: self.version,
+                    ..Self::default()
+                };
             }
             self.add(name, fleet.node_id(name));
         }
@@ -233,7 +268,11 @@ impl Roll {
             return;
         }
         let mut by_name = std::mem::take(&mut self.by_name);
-        by_name.extend((0..self.entries.len()).skip(n_ranked).filter_map(|place| u32::try_from(place).ok()));
+        by_name.extend(
+            (0..self.entries.len())
+                .skip(n_ranked)
+                .filter_map(|place| u32::try_from(place).ok()),
+        );
         by_name.sort_by_key(|place| self.name(*place));
         for (rank, place) in (0..).zip(&by_name) {
             if let Some(entry) = self.entries.get_mut(*place as usize) {
@@ -244,7 +283,12 @@ impl Roll {
     }
 
     fn add(&mut self, name: &str, node: Option<NodeId>) {
-        let (Ok(place), Ok(end)) = (u32::try_from(self.entries.len()), u32::try_from(self.text.len() + 1 + name.len())) else { return };
+        let (Ok(place), Ok(end)) = (
+            u32::try_from(self.entries.len()),
+            u32::try_from(self.text.len() + 1 + name.len()),
+        ) else {
+            return;
+        };
         let hash = hash(name.as_bytes());
         self.make_room();
         if name.len() > LONGEST || self.find(hash, name.as_bytes()).is_some() {
@@ -254,7 +298,11 @@ impl Roll {
             return;
         }
         self.text.extend([b"\"", name.as_bytes(), b"\","].concat());
-        self.entries.push(Entry { hash: upper(hash), end, known: Known::of(node) });
+        self.entries.push(Entry {
+            hash: upper(hash),
+            end,
+            known: Known::of(node),
+        });
     }
 
     /// Sees to it that at least half of the buckets are free.
@@ -272,7 +320,9 @@ impl Roll {
 
     /// Notes where a name of this hash is; `false` if there is no bucket left for it.
     fn put(&mut self, hash: u64, place: u32) -> bool {
-        let free = self.probes(hash).find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
+        let free = self
+            .probes(hash)
+            .find(|bucket| self.buckets.get(*bucket) == Some(&NOWHERE));
         let bucket = free.and_then(|bucket| self.buckets.get_mut(bucket));
         bucket.map(|bucket| *bucket = place).is_some()
     }
@@ -294,7 +344,11 @@ fn lower(hash: u64) -> usize {
 
 /// How many bytes two texts have in common from their beginnings.
 fn n_alike(one: &[u8], other: &[u8]) -> usize {
-    let stretches = one.as_chunks::<STRETCH>().0.iter().zip(other.as_chunks::<STRETCH>().0);
+    let stretches = one
+        .as_chunks::<STRETCH>()
+        .0
+        .iter()
+        .zip(other.as_chunks::<STRETCH>().0);
     let n_alike = stretches.take_while(|(one, other)| one == other).count() * STRETCH;
     let rest = one.iter().skip(n_alike).zip(other.iter().skip(n_alike));
     n_alike + rest.take_while(|(one, other)| one == other).count()
@@ -328,7 +382,9 @@ mod tests {
     }
 
     fn names() -> impl Strategy<Value = Vec<String>> {
-        prop::collection::btree_set("n[0-9]{0,2}(-[a-z]{0,70})?", 1..30).prop_map(|names| names.into_iter().collect()).prop_shuffle()
+        prop::collection::btree_set("n[0-9]{0,2}(-[a-z]{0,70})?", 1..30)
+            .prop_map(|names| names.into_iter().collect())
+            .prop_shuffle()
     }
 
     proptest! {
@@ -380,14 +436,19 @@ mod tests {
     /// Names that were crafted to share a bucket cost no more than a few looks, and no other name is lost.
     #[test]
     fn crowded_buckets_keep_what_they_can() {
-        let crowd: Vec<String> =
-            (0..200_000).map(|nth| format!("n{nth}")).filter(|name| lower(hash(name.as_bytes())) & 0x3ff == 7).collect();
+        let crowd: Vec<String> = (0..200_000)
+            .map(|nth| format!("n{nth}"))
+            .filter(|name| lower(hash(name.as_bytes())) & 0x3ff == 7)
+            .collect();
         assert!(crowd.len() > 3 * PROBES, "{}", crowd.len());
         let (crowd, others) = (&crowd[..3 * PROBES], ["a", "b"]);
         let mut roll = Roll::default();
         roll.update(&Fleet::new(), crowd.iter().map(String::as_str).chain(others));
         let n_kept = crowd.iter().filter(|name| place(&roll, name).is_some()).count();
-        assert!((PROBES..crowd.len()).contains(&n_kept) && n_kept + 2 == roll.entries.len(), "{n_kept}");
+        assert!(
+            (PROBES..crowd.len()).contains(&n_kept) && n_kept + 2 == roll.entries.len(),
+            "{n_kept}"
+        );
         assert!(others.iter().all(|name| place(&roll, name).is_some()));
     }
 
@@ -398,14 +459,24 @@ mod tests {
         roll.update(&fleet, ["b", "a", "x"].into_iter());
         let [b, a, x] = ["b", "a", "x"].map(|name| place(&roll, name).unwrap());
         let nodes = |roll: &Roll| ["b", "a", "x", "c"].map(|name| node(roll, name));
-        assert_eq!(nodes(&roll), [index(&fleet, "b"), index(&fleet, "a"), Some(NOWHERE), None]);
+        assert_eq!(
+            nodes(&roll),
+            [index(&fleet, "b"), index(&fleet, "a"), Some(NOWHERE), None]
+        );
         assert!(roll.is_current(&fleet));
-        assert_eq!([b, a, x, roll.after(x)], [0, 1, 2, 0], "in the order in which they came");
+        assert_eq!(
+            [b, a, x, roll.after(x)],
+            [0, 1, 2, 0],
+            "in the order in which they came"
+        );
         fleet.remove_inventory("a");
         fleet.set_inventory("x", placement::Inventory::default());
         assert!(!roll.is_current(&fleet), "another node may be where one was");
         roll.update(&fleet, std::iter::empty());
-        assert_eq!(nodes(&roll), [index(&fleet, "b"), Some(NOWHERE), index(&fleet, "x"), None]);
+        assert_eq!(
+            nodes(&roll),
+            [index(&fleet, "b"), Some(NOWHERE), index(&fleet, "x"), None]
+        );
         assert!(roll.is_current(&fleet) && fleet.node_id("x").is_some());
     }
 
@@ -415,6 +486,10 @@ mod tests {
         for nth in 0..SPARE + 10 {
             roll.update(&fleet, [nth.to_string().as_str()].into_iter());
         }
-        assert!(roll.entries.len() <= SPARE && place(&roll, "0").is_none(), "{}", roll.entries.len());
+        assert!(
+            roll.entries.len() <= SPARE && place(&roll, "0").is_none(),
+            "{}",
+            roll.entries.len()
+        );
     }
 }

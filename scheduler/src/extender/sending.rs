@@ -34,12 +34,18 @@ pub(super) struct Leave<'a> {
 impl Sending {
     /// Lets so many be sent at one time.
     pub(super) fn new(most: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(most)), turns: Turns::default() }
+        Self {
+            permits: Arc::new(Semaphore::new(most)),
+            turns: Turns::default(),
+        }
     }
 
     /// Waits until one more may be sent; first come, first served.
     pub(super) async fn anywhere(&self) -> Leave<'_> {
-        Leave { permit: self.permit().await, turn: None }
+        Leave {
+            permit: self.permit().await,
+            turn: None,
+        }
     }
 
     /// Waits for that, and for the node's turn. A write that hangs does not hold up those behind it for long; that others
@@ -90,7 +96,10 @@ mod tests {
         let (mut third, mut fourth) = (Box::pin(sending.to("b")), Box::pin(sending.to("c")));
         assert!(poll!(third.as_mut()).is_pending() && poll!(fourth.as_mut()).is_pending());
         drop(second);
-        assert!(poll!(fourth.as_mut()).is_pending(), "who came before is served before");
+        assert!(
+            poll!(fourth.as_mut()).is_pending(),
+            "who came before is served before"
+        );
         let third = third.await;
         drop((first, third));
         drop(fourth.await);
@@ -106,7 +115,11 @@ mod tests {
         let other = sending.to("b").await;
         drop(first);
         let second = second.await;
-        assert_eq!(sending.permits.available_permits(), 0, "the first one's was handed on");
+        assert_eq!(
+            sending.permits.available_permits(),
+            0,
+            "the first one's was handed on"
+        );
         drop((second, other));
         assert_eq!(sending.permits.available_permits(), 2);
     }

@@ -51,7 +51,10 @@ impl<'a> Order<'a> {
     pub(super) fn standing<'n>(&self, name: &'n str, merit: Score) -> Standing<'n> {
         Standing {
             has_failed: self.index.is_failing(name) || self.failed.iter().any(|failed| **failed == *name),
-            is_avoided: self.index.soft_taints(name).is_some_and(|taints| self.spec.avoids(taints)),
+            is_avoided: self
+                .index
+                .soft_taints(name)
+                .is_some_and(|taints| self.spec.avoids(taints)),
             merit: Reverse(merit),
             name,
         }
@@ -61,14 +64,19 @@ impl<'a> Order<'a> {
 impl<'a> Contest<'a> {
     /// A contest in which so many can win.
     pub(super) fn of(n_most: usize) -> Self {
-        Self { n_most, first: Vec::with_capacity(n_most.min(SCORES) + 1), bar: None }
+        Self {
+            n_most,
+            first: Vec::with_capacity(n_most.min(SCORES) + 1),
+            bar: None,
+        }
     }
 
     /// Whether a node that is so good cannot win any more; `is_behind` says whether its name comes behind that at a place in
     /// the request.
     #[inline]
     pub(super) fn is_lost(&self, merit: Score, is_behind: impl FnOnce(usize) -> bool) -> bool {
-        self.bar.is_some_and(|(least, last)| merit < least || (merit == least && is_behind(last)))
+        self.bar
+            .is_some_and(|(least, last)| merit < least || (merit == least && is_behind(last)))
     }
 
     #[inline]
@@ -79,13 +87,18 @@ impl<'a> Contest<'a> {
         let place = self.first.partition_point(|(before, ..)| *before <= standing);
         self.first.insert(place, (standing, at, node));
         self.first.truncate(self.n_most);
-        let last = self.first.last().filter(|(last, ..)| self.first.len() == self.n_most && !last.has_failed && !last.is_avoided);
+        let last = self
+            .first
+            .last()
+            .filter(|(last, ..)| self.first.len() == self.n_most && !last.has_failed && !last.is_avoided);
         self.bar = last.map(|(last, at, _)| (last.merit.0, *at));
     }
 
     /// The winner's name and its place in the fleet.
     pub(super) fn winner(&self) -> Option<(&'a str, Option<NodeId>)> {
-        self.first.first().map(|(standing, _, node)| (standing.name, *node))
+        self.first
+            .first()
+            .map(|(standing, _, node)| (standing.name, *node))
     }
 
     /// Places in the request of those that have won, in order.
@@ -106,7 +119,9 @@ pub(super) fn scores(standings: &[Standing<'_>]) -> Vec<i64> {
     let mut scores = vec![0; standings.len()];
     let mut before: Option<(&Standing<'_>, usize)> = None;
     for (nth, at) in order.iter().enumerate() {
-        let Some(standing) = standings.get(*at) else { continue };
+        let Some(standing) = standings.get(*at) else {
+            continue;
+        };
         // How many stand before all that are as good as this one.
         let ahead = match before {
             Some((same, ahead)) if nth > 1 && same.is_as_good(standing) => ahead,
@@ -139,12 +154,21 @@ mod tests {
 
     fn standings() -> impl Strategy<Value = Vec<(bool, bool, u32, String)>> {
         let one = (any::<bool>(), any::<bool>(), 0..4_u32, "[a-z]{3}");
-        prop::collection::btree_map("[a-z]{3}", one, 0..40)
-            .prop_map(|nodes| nodes.into_iter().map(|(name, (failed, avoided, merit, _))| (failed, avoided, merit, name)).collect())
+        prop::collection::btree_map("[a-z]{3}", one, 0..40).prop_map(|nodes| {
+            nodes
+                .into_iter()
+                .map(|(name, (failed, avoided, merit, _))| (failed, avoided, merit, name))
+                .collect()
+        })
     }
 
     fn standing((has_failed, is_avoided, merit, name): &(bool, bool, u32, String)) -> Standing<'_> {
-        Standing { has_failed: *has_failed, is_avoided: *is_avoided, merit: Reverse(Score::of_points(*merit)), name }
+        Standing {
+            has_failed: *has_failed,
+            is_avoided: *is_avoided,
+            merit: Reverse(Score::of_points(*merit)),
+            name,
+        }
     }
 
     proptest! {
@@ -191,10 +215,17 @@ mod tests {
         let names: Vec<String> = (0..101).map(|at| format!("{at:03}")).collect();
         let standings: Vec<Standing<'_>> = (0..101)
             .zip(&names)
-            .map(|(merit, name)| Standing { has_failed: false, is_avoided: false, merit: Reverse(Score::of_points(merit)), name })
+            .map(|(merit, name)| Standing {
+                has_failed: false,
+                is_avoided: false,
+                merit: Reverse(Score::of_points(merit)),
+                name,
+            })
             .collect();
         let scored = scores(&standings);
-        let counts: Vec<usize> = (0..=10).map(|score| scored.iter().filter(|other| **other == score).count()).collect();
+        let counts: Vec<usize> = (0..=10)
+            .map(|score| scored.iter().filter(|other| **other == score).count())
+            .collect();
         assert_eq!(counts, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 1]);
     }
 }

@@ -24,7 +24,11 @@ impl<T: Default> Turns<T> {
     pub(super) async fn take(&self, key: &str) -> Turn<'_, T> {
         let lock = Arc::clone(self.map().entry(key.into()).or_default());
         // Made before the wait, so that the entry goes even if the wait is given up.
-        let mut turn = Turn { turns: self, key: key.into(), guard: None };
+        let mut turn = Turn {
+            turns: self,
+            key: key.into(),
+            guard: None,
+        };
         turn.guard = Some(lock.lock_owned().await);
         turn
     }
@@ -48,7 +52,10 @@ impl<T> Drop for Turn<'_, T> {
         let mut map = self.turns.map();
         self.guard.take();
         // Whoever waits holds the entry too.
-        if map.get(&self.key).is_some_and(|lock| Arc::strong_count(lock) == 1) {
+        if map
+            .get(&self.key)
+            .is_some_and(|lock| Arc::strong_count(lock) == 1)
+        {
             map.remove(&self.key);
         }
     }

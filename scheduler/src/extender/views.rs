@@ -39,7 +39,10 @@ pub(super) struct Views {
 
 impl Default for Views {
     fn default() -> Self {
-        Self { under_way: Arc::new(Semaphore::new(MOST)), rendering: Semaphore::new(1) }
+        Self {
+            under_way: Arc::new(Semaphore::new(MOST)),
+            rendering: Semaphore::new(1),
+        }
     }
 }
 
@@ -48,7 +51,10 @@ pub(super) fn routes(extender: &Arc<Extender>, prefix: &str) -> Router<Arc<Exten
     Router::new()
         .route(&format!("{prefix}/inspect"), get(inspect_all))
         .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
-        .route(&format!("{prefix}/inspect/pods/{{namespace}}/{{name}}"), get(inspect_pod))
+        .route(
+            &format!("{prefix}/inspect/pods/{{namespace}}/{{name}}"),
+            get(inspect_pod),
+        )
         .route_layer(from_fn_with_state(Arc::clone(extender), access::admit))
 }
 
@@ -59,7 +65,8 @@ async fn place(extender: &Extender) -> Result<OwnedSemaphorePermit, Response> {
         return Ok(permit);
     }
     extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
-    let text = format!("{MOST} views are being answered, as many as there may be at one time; try again later\n");
+    let text =
+        format!("{MOST} views are being answered, as many as there may be at one time; try again later\n");
     Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response())
 }
 
@@ -127,7 +134,13 @@ struct NodeStream {
 
 impl NodeStream {
     fn new(extender: Arc<Extender>, page: Page, place: OwnedSemaphorePermit) -> Self {
-        Self { extender, listing: Listing::new(page), started: Instant::now(), is_whole: false, _place: place }
+        Self {
+            extender,
+            listing: Listing::new(page),
+            started: Instant::now(),
+            is_whole: false,
+            _place: place,
+        }
     }
 
     fn respond(self) -> Response {
@@ -135,7 +148,11 @@ impl NodeStream {
             let piece = sending.piece().await?;
             Some((Ok::<_, std::convert::Infallible>(piece), sending))
         });
-        ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(pieces)).into_response()
+        (
+            [(header::CONTENT_TYPE, "application/json")],
+            Body::from_stream(pieces),
+        )
+            .into_response()
     }
 
     async fn piece(&mut self) -> Option<Bytes> {
@@ -158,6 +175,8 @@ impl NodeStream {
 impl Drop for NodeStream {
     fn drop(&mut self) {
         let ending = if self.is_whole { Ending::Ok } else { Ending::Broken };
-        self.extender.metrics.record(Verb::Inspect, ending, self.started.elapsed());
+        self.extender
+            .metrics
+            .record(Verb::Inspect, ending, self.started.elapsed());
     }
 }

@@ -44,7 +44,12 @@ pub(super) struct Waiting {
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { pods: FxHashMap::default(), others: None, is_new: true, rests_until: None }
+        Self {
+            pods: FxHashMap::default(),
+            others: None,
+            is_new: true,
+            rests_until: None,
+        }
     }
 }
 
@@ -65,7 +70,10 @@ impl Refused {
 impl Waiting {
     /// Notes the refusal of a pod by a state in which room had opened this number of times.
     pub(super) fn refuse(&mut self, uid: &str, at: Openings) {
-        let refused = Refused { at, behind_since: None };
+        let refused = Refused {
+            at,
+            behind_since: None,
+        };
         if let Some(known) = self.pods.get_mut(uid) {
             *known = refused;
         } else if self.pods.len() < MOST_PODS {
@@ -82,14 +90,19 @@ impl Waiting {
 
     /// Forgets all pods, as another replica decides.
     pub(super) fn stand_by(&mut self) {
-        *self = Self { rests_until: self.rests_until, ..Self::default() };
+        *self = Self {
+            rests_until: self.rests_until,
+            ..Self::default()
+        };
     }
 
     /// Returns true if an announcement is to be made now.
     pub(super) fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
         let refused = self.pods.values_mut().chain(&mut self.others);
         // Every refusal that is behind takes note of the time, whether another is due or not.
-        let n_due = refused.map(|refused| usize::from(refused.is_due(openings, now))).sum::<usize>();
+        let n_due = refused
+            .map(|refused| usize::from(refused.is_due(openings, now)))
+            .sum::<usize>();
         (self.is_new || n_due > 0) && self.rests_until.is_none_or(|until| until <= now)
     }
 

@@ -84,23 +84,51 @@ impl<'a> Wanted<'a> {
 
     /// Whether a node will do that has been looked up already.
     #[inline]
-    pub(super) fn of_found(&self, index: &Index, name: &str, node: Option<NodeId>, asking: Option<&mut Asking<'_>>) -> Result<Fit, Miss> {
+    pub(super) fn of_found(
+        &self,
+        index: &Index,
+        name: &str,
+        node: Option<NodeId>,
+        asking: Option<&mut Asking<'_>>,
+    ) -> Result<Fit, Miss> {
         match (self, asking) {
             (Self::Room(ask), Some(asking)) => index
                 .judge(name, node, ask, asking)
-                .map(|found| found.map_or_else(Fit::default, |(node, merit)| Fit { node: Some(node), merit }))
-                .map_err(|reason| Miss { reason, unknown: reason == Reason::NoDevice && !index.knows_node(name) }),
+                .map(|found| {
+                    found.map_or_else(Fit::default, |(node, merit)| Fit {
+                        node: Some(node),
+                        merit,
+                    })
+                })
+                .map_err(|reason| Miss {
+                    reason,
+                    unknown: reason == Reason::NoDevice && !index.knows_node(name),
+                }),
             (Self::Nothing | Self::Room(_), _) => Ok(Fit::default()),
             (Self::Only(only), _) if **only == *name => Ok(Fit::default()),
-            (Self::Only(_), _) => Err(Miss { reason: Reason::NoDevice, unknown: false }),
-            (Self::Impossible(_), _) => Err(Miss { reason: Reason::InvalidRequest, unknown: false }),
+            (Self::Only(_), _) => Err(Miss {
+                reason: Reason::NoDevice,
+                unknown: false,
+            }),
+            (Self::Impossible(_), _) => Err(Miss {
+                reason: Reason::InvalidRequest,
+                unknown: false,
+            }),
         }
     }
 
     /// Whether a node will do that was sent whole.
-    pub(super) fn of_whole(&self, index: &Index, name: &str, node: &Node, asking: Option<&mut Asking<'_>>) -> Result<Fit, Miss> {
+    pub(super) fn of_whole(
+        &self,
+        index: &Index,
+        name: &str,
+        node: &Node,
+        asking: Option<&mut Asking<'_>>,
+    ) -> Result<Fit, Miss> {
         match self {
-            Self::Room(ask) if !index.knows_node(name) => of_template(index, node, ask).map(|()| Fit::default()),
+            Self::Room(ask) if !index.knows_node(name) => {
+                of_template(index, node, ask).map(|()| Fit::default())
+            }
             _ => self.of_found(index, name, index.fleet().node_id(name), asking),
         }
     }
@@ -108,9 +136,16 @@ impl<'a> Wanted<'a> {
 
 /// Judges a node that does not exist yet: an empty one of its capacity.
 fn of_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<(), Miss> {
-    let miss = |reason| Miss { reason, unknown: true };
+    let miss = |reason| Miss {
+        reason,
+        unknown: true,
+    };
     let Some(report) = inventory::of_template(node, index.names()) else {
-        return if matches!(ask.gpus, GpuAsk::Share(_) | GpuAsk::All { .. }) { Err(miss(Reason::NoDevice)) } else { Ok(()) };
+        return if matches!(ask.gpus, GpuAsk::Share(_) | GpuAsk::All { .. }) {
+            Err(miss(Reason::NoDevice))
+        } else {
+            Ok(())
+        };
     };
     if report.opaque && !ask.in_units {
         return Err(miss(Reason::NotServed));
@@ -118,5 +153,10 @@ fn of_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<(), Miss
     let mut empty = Fleet::new();
     empty.set_inventory("template", report.inventory);
     let id = empty.node_id("template").ok_or(miss(Reason::NoDevice))?;
-    empty.fit(id, ask.devices(), placement::Hints::Ignore).map_err(|reason| Miss { reason, unknown: false })
+    empty
+        .fit(id, ask.devices(), placement::Hints::Ignore)
+        .map_err(|reason| Miss {
+            reason,
+            unknown: false,
+        })
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use placement::{Ask, Asking, ClassRequest, GpuAsk, Hints, HostAmounts, Kind, NodeId, Policies, Reason, Score, Terms, Wishes};
+use placement::{
+    Ask, Asking, ClassRequest, GpuAsk, Hints, HostAmounts, Kind, NodeId, Policies, Reason, Score, Terms,
+    Wishes,
+};
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
 
@@ -49,7 +52,12 @@ impl NodeAsk<'_> {
     /// The question in the engine's terms.
     #[inline]
     pub fn devices(&self) -> Ask<'_> {
-        Ask { gpus: self.gpus, others: &self.others, wishes: self.wishes.as_deref(), host: self.host }
+        Ask {
+            gpus: self.gpus,
+            others: &self.others,
+            wishes: self.wishes.as_deref(),
+            host: self.host,
+        }
     }
 
     /// Returns true if it asks for devices at all, and not for CPU and memory alone.
@@ -59,7 +67,8 @@ impl NodeAsk<'_> {
 
     /// Whether only nodes do that are known to have devices.
     fn needs_known_devices(&self) -> bool {
-        matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. }) || self.wishes.as_deref().is_some_and(|wishes| self.demands(wishes))
+        matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. })
+            || self.wishes.as_deref().is_some_and(|wishes| self.demands(wishes))
     }
 
     /// Whether wishes say what devices must be like that are asked for, and not only what they had best be like.
@@ -68,7 +77,11 @@ impl NodeAsk<'_> {
             Kind::Gpu => self.gpus != GpuAsk::Nothing,
             Kind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
         };
-        let joined = wishes.joint.iter().filter(|joint| joint.same_switch).flat_map(|joint| &joint.kinds);
+        let joined = wishes
+            .joint
+            .iter()
+            .filter(|joint| joint.same_switch)
+            .flat_map(|joint| &joint.kinds);
         wishes.by_kind.iter().any(|(kind, _)| is_asked_for(kind))
             || (wishes.partition.is_some() && is_asked_for(&Kind::Gpu))
             || joined.filter(|kind| is_asked_for(kind)).count() > 1
@@ -94,7 +107,9 @@ impl Index {
             return Ok(None);
         }
         let wishes = facts.wishes.clone().map_err(|error| (*error).clone())?;
-        let counts_bytes = gpus.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_)));
+        let counts_bytes = gpus.is_some_and(|gpus| {
+            gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
+        });
         let gpus = gpus.map(accounting::gpu_ask).unwrap_or_default();
         let isolation = facts.needs_isolation().map(Into::into);
         Ok(Some(NodeAsk {
@@ -157,14 +172,23 @@ impl Index {
         asking: &mut Asking<'_>,
     ) -> Result<Option<(NodeId, Score)>, Reason> {
         let node = self.to_be_asked(name, node, ask)?;
-        node.map(|node| asking.verdict(node, ask.policies).map(|score| (node, score))).transpose()
+        node.map(|node| asking.verdict(node, ask.policies).map(|score| (node, score)))
+            .transpose()
     }
 
     /// The node, if the engine is to be asked about it; of a node without devices nothing is asked.
     #[inline]
-    fn to_be_asked(&self, name: &str, node: Option<NodeId>, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+    fn to_be_asked(
+        &self,
+        name: &str,
+        node: Option<NodeId>,
+        ask: &NodeAsk<'_>,
+    ) -> Result<Option<NodeId>, Reason> {
         match node {
-            Some(node) => self.refuse_unserved(name, ask).and_then(|()| self.refuse_crowd(name, ask)).map(|()| Some(node)),
+            Some(node) => self
+                .refuse_unserved(name, ask)
+                .and_then(|()| self.refuse_crowd(name, ask))
+                .map(|()| Some(node)),
             None if ask.needs_known_devices() => Err(Reason::NoDevice),
             // What kubelet offers of the rest, kube-scheduler knows.
             None => Ok(None),
@@ -173,30 +197,46 @@ impl Index {
 
     /// The three best nodes for a pod, as far as verdicts on them are remembered; the best first, none if it asks for no devices.
     pub fn leaders_of(&self, uid: &str, facts: &PodFacts) -> Vec<Leader> {
-        self.ask(uid, facts).ok().flatten().map(|ask| self.leaders(&ask, N_LEADERS)).unwrap_or_default()
+        self.ask(uid, facts)
+            .ok()
+            .flatten()
+            .map(|ask| self.leaders(&ask, N_LEADERS))
+            .unwrap_or_default()
     }
 
     fn leaders(&self, ask: &NodeAsk<'_>, n: usize) -> Vec<Leader> {
         let mut asking = self.asking(ask);
         let leader = |asking: &Asking<'_>, (node, score): (NodeId, Score)| {
             let name = self.fleet.view(node)?.name().into();
-            Some(Leader { name, tenths: score.tenths(), cost: asking.terms(node, ask.policies).map(Terms::thousandths) })
+            Some(Leader {
+                name,
+                tenths: score.tenths(),
+                cost: asking.terms(node, ask.policies).map(Terms::thousandths),
+            })
         };
         let leaders = asking.leaders(n, ask.policies);
-        leaders.into_iter().filter_map(|found| leader(&asking, found)).collect()
+        leaders
+            .into_iter()
+            .filter_map(|found| leader(&asking, found))
+            .collect()
     }
 
     /// Returns true if a pod fits any node of the fleet, without regard to kube-scheduler's own filters.
     pub fn fits_anywhere(&self, ask: &NodeAsk<'_>) -> bool {
         let mut asking = self.asking(ask);
-        let mut nodes = self.fleet.nodes().filter(|node| asking.verdict(node.id(), ask.policies).is_ok());
+        let mut nodes = self
+            .fleet
+            .nodes()
+            .filter(|node| asking.verdict(node.id(), ask.policies).is_ok());
         nodes.any(|node| self.knows_node(node.name()) && self.refuse_unserved(node.name(), ask).is_ok())
     }
 
     /// Whether no node is refused for what it does not tell of itself.
     #[inline]
     pub fn serves_all(&self, ask: &NodeAsk<'_>) -> bool {
-        (self.n_opaque == 0 || ask.in_units) && ask.isolation.is_none() && (self.plugins.is_calm() || !ask.asks_for_devices())
+        (self.n_opaque == 0 || ask.in_units)
+            && ask.isolation.is_none()
+            && (self.plugins.is_calm() || !ask.asks_for_devices())
     }
 
     /// Refuses amounts that cannot be compared with units of unknown size, nodes without the pod's isolation, and nodes whose device
@@ -208,8 +248,15 @@ impl Index {
         }
         let state = self.nodes.get(name);
         let is_unclear = !ask.in_units && state.is_some_and(NodeState::is_opaque);
-        let lacks_isolation = ask.isolation.as_deref().is_some_and(|wanted| state.and_then(NodeState::isolation) != Some(wanted));
-        if is_unclear || lacks_isolation { Err(Reason::NotServed) } else { self.refuse_without_plugin(name, ask) }
+        let lacks_isolation = ask
+            .isolation
+            .as_deref()
+            .is_some_and(|wanted| state.and_then(NodeState::isolation) != Some(wanted));
+        if is_unclear || lacks_isolation {
+            Err(Reason::NotServed)
+        } else {
+            self.refuse_without_plugin(name, ask)
+        }
     }
 
     /// The rule by which a node refuses what is asked, and how near it comes, if there is more to say than the reason does.
@@ -218,7 +265,10 @@ impl Index {
             return self.plugin_problem(name);
         }
         let node = self.fleet.node_id(name)?;
-        let detail = self.fleet.miss(node, ask.devices(), Hints::RespectOthers(ask.uid))?.to_string();
+        let detail = self
+            .fleet
+            .miss(node, ask.devices(), Hints::RespectOthers(ask.uid))?
+            .to_string();
         (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
     }
 }

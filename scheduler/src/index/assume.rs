@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use placement::{DeviceShare, GpuAsk, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, ReserveError};
+use placement::{
+    DeviceShare, GpuAsk, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, ReserveError,
+};
 use proto::device::{TYPE_GPU, VirtualFunction};
 use proto::quantity::Quantity;
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
@@ -124,50 +126,111 @@ impl Index {
     ///
     /// # Errors
     /// Why the pod cannot be bound there.
-    pub fn assume(&mut self, pod: &PodId, facts: &PodFacts, node: &str, nanos: u64, now: Instant) -> Result<Assumed, AssumeError> {
+    pub fn assume(
+        &mut self,
+        pod: &PodId,
+        facts: &PodFacts,
+        node: &str,
+        nanos: u64,
+        now: Instant,
+    ) -> Result<Assumed, AssumeError> {
         let entry = self.pods.get_mut(pod.uid.as_str());
-        if let Some(bound) = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref()).or(facts.bound.as_ref()) {
+        if let Some(bound) = entry
+            .as_ref()
+            .and_then(|entry| entry.facts.bound.as_ref())
+            .or(facts.bound.as_ref())
+        {
             let same = *bound.node == *node;
-            return if same { Ok(Assumed::AlreadyBound) } else { Err(AssumeError::BoundElsewhere { node: bound.node.to_string() }) };
+            return if same {
+                Ok(Assumed::AlreadyBound)
+            } else {
+                Err(AssumeError::BoundElsewhere {
+                    node: bound.node.to_string(),
+                })
+            };
         }
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
             return assumption.again(node, now);
         }
         // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
         if !self.knows_node(node) {
-            return Err(AssumeError::NoRoom { node: node.to_owned(), reason: Reason::NoDevice, detail: None });
+            return Err(AssumeError::NoRoom {
+                node: node.to_owned(),
+                reason: Reason::NoDevice,
+                detail: None,
+            });
         }
-        let ask = self.ask(&pod.uid, facts).map_err(|error| AssumeError::Invalid { detail: error.to_string() })?.unwrap_or_default();
+        let ask = self
+            .ask(&pod.uid, facts)
+            .map_err(|error| AssumeError::Invalid {
+                detail: error.to_string(),
+            })?
+            .unwrap_or_default();
         let placement = self.choose(&ask, node)?;
         let stamp = self.stamps.next(nanos);
-        let mut annotations = self.record(facts.ask.gpus(), node, &placement, stamp).annotations();
+        let mut annotations = self
+            .record(facts.ask.gpus(), node, &placement, stamp)
+            .annotations();
         // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
-        annotations.entry(DEVICE_ALLOCATED.to_owned()).or_insert_with(|| "{}".to_owned());
-        let order = Order { pod: pod.clone(), node: node.to_owned(), annotations, labels: facts.labels_on(node) };
-        let assumption = Assumption { order: order.clone(), stamp, phase: Phase::Writing, since: now, unlisted: false, outlived: false };
-        let entry = self.pods.entry(OwnerId::from(pod.uid.as_str())).or_insert_with(|| PodEntry::new(facts.clone()));
+        annotations
+            .entry(DEVICE_ALLOCATED.to_owned())
+            .or_insert_with(|| "{}".to_owned());
+        let order = Order {
+            pod: pod.clone(),
+            node: node.to_owned(),
+            annotations,
+            labels: facts.labels_on(node),
+        };
+        let assumption = Assumption {
+            order: order.clone(),
+            stamp,
+            phase: Phase::Writing,
+            since: now,
+            unlisted: false,
+            outlived: false,
+        };
+        let entry = self
+            .pods
+            .entry(OwnerId::from(pod.uid.as_str()))
+            .or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
         self.end_hint(&pod.uid, Some(node));
         let owner = self.owner(&pod.uid);
         self.fleet.run(&owner, node, facts.host);
-        Ok(Assumed::Write { order, stamp, repeated: false })
+        Ok(Assumed::Write {
+            order,
+            stamp,
+            repeated: false,
+        })
     }
 
     /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
     fn choose(&mut self, ask: &NodeAsk<'_>, node: &str) -> Result<Placement, AssumeError> {
-        let no_room = |index: &Self, reason| AssumeError::NoRoom { node: node.to_owned(), reason, detail: index.detail(node, ask, reason) };
+        let no_room = |index: &Self, reason| AssumeError::NoRoom {
+            node: node.to_owned(),
+            reason,
+            detail: index.detail(node, ask, reason),
+        };
         let owner = self.owner(ask.uid);
-        let Some(id) = self.fit_somehow(node, ask).map_err(|reason| no_room(self, reason))? else {
+        let Some(id) = self
+            .fit_somehow(node, ask)
+            .map_err(|reason| no_room(self, reason))?
+        else {
             return Ok(self.hold_unknown(&owner, ask, node));
         };
         let choose = |hints| self.fleet.choose(id, ask.devices(), ask.policies.device, hints);
-        let placement = choose(Hints::RespectOthers(ask.uid)).or_else(|_| choose(Hints::Ignore)).map_err(|reason| no_room(self, reason))?;
+        let placement = choose(Hints::RespectOthers(ask.uid))
+            .or_else(|_| choose(Hints::Ignore))
+            .map_err(|reason| no_room(self, reason))?;
         if placement == Placement::default() {
             return Ok(placement);
         }
         match self.fleet.reserve(&owner, id, &placement) {
             Ok(()) => Ok(placement),
-            Err(source) => Err(AssumeError::Reserve { node: node.to_owned(), source }),
+            Err(source) => Err(AssumeError::Reserve {
+                node: node.to_owned(),
+                source,
+            }),
         }
     }
 
@@ -197,22 +260,34 @@ impl Index {
         let inventory = view.and_then(placement::NodeView::inventory);
         let mut allocations = DeviceAllocations::new();
         for share in &placement.shares {
-            allocations.entry(TYPE_GPU.to_owned()).or_default().push(allocation(share, inventory, opaque));
+            allocations
+                .entry(TYPE_GPU.to_owned())
+                .or_default()
+                .push(allocation(share, inventory, opaque));
         }
         for share in &placement.others {
-            allocations.entry(share.kind.to_string()).or_default().push(allocation_of_other(share));
+            allocations
+                .entry(share.kind.to_string())
+                .or_default()
+                .push(allocation_of_other(share));
         }
         let memory = request.map(|request| (request.dialect, request.memory));
         let gpushare = match (memory, placement.shares.first()) {
             (Some((Dialect::Gpushare, Memory::Units(pod_units))), Some(share)) => Some(GpushareRecord {
                 idx: share.minor,
                 pod_units,
-                device_units: inventory.and_then(|inventory| units_of(share, inventory)).unwrap_or_default(),
+                device_units: inventory
+                    .and_then(|inventory| units_of(share, inventory))
+                    .unwrap_or_default(),
                 assigned: false,
             }),
             _ => None,
         };
-        Record { allocations, assumed_at: Some(stamp), gpushare }
+        Record {
+            allocations,
+            assumed_at: Some(stamp),
+            gpushare,
+        }
     }
 
     /// A decision has been written.
@@ -222,10 +297,18 @@ impl Index {
 
     /// The pod of a decision is on the node that was decided; what it holds there is what its annotations say, as
     /// somebody else may have written them.
-    pub fn confirm_found(&mut self, uid: &str, stamp: u64, annotations: &BTreeMap<String, String>, now: Instant) {
+    pub fn confirm_found(
+        &mut self,
+        uid: &str,
+        stamp: u64,
+        annotations: &BTreeMap<String, String>,
+        now: Instant,
+    ) {
         self.confirm(uid, stamp, now);
         let entry = self.pods.get_mut(uid);
-        let assumption = entry.and_then(|entry| entry.assumption.as_mut()).filter(|assumption| assumption.stamp == stamp);
+        let assumption = entry
+            .and_then(|entry| entry.assumption.as_mut())
+            .filter(|assumption| assumption.stamp == stamp);
         let Some(assumption) = assumption else { return };
         if Bound::read(&assumption.order.node, Some(annotations)).assumed_at != Some(stamp) {
             assumption.order.annotations.clone_from(annotations);
@@ -241,7 +324,10 @@ impl Index {
 
     fn advance(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
         let entry = self.pods.get_mut(uid);
-        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()).filter(|assumption| assumption.stamp == stamp) {
+        if let Some(assumption) = entry
+            .and_then(|entry| entry.assumption.as_mut())
+            .filter(|assumption| assumption.stamp == stamp)
+        {
             assumption.phase = phase;
             assumption.since = now;
             assumption.unlisted = false;
@@ -250,8 +336,14 @@ impl Index {
 
     /// A decision has certainly not been written, and will not be: its devices are free again.
     pub fn forget(&mut self, uid: &str, stamp: u64) {
-        let Some(entry) = self.pods.get_mut(uid) else { return };
-        if entry.assumption.take_if(|assumption| assumption.stamp == stamp).is_none() {
+        let Some(entry) = self.pods.get_mut(uid) else {
+            return;
+        };
+        if entry
+            .assumption
+            .take_if(|assumption| assumption.stamp == stamp)
+            .is_none()
+        {
             return;
         }
         entry.problem = None;
@@ -278,13 +370,17 @@ impl Index {
     ///
     /// That the pod is not bound settles nothing for a while: the write may still be under way.
     pub fn settle(&mut self, uid: &str, moment: Moment, found: &Found, now: Instant) -> bool {
-        let Some(assumption) = self.pods.get(uid).and_then(|entry| entry.assumption.as_ref()) else { return true };
+        let Some(assumption) = self.pods.get(uid).and_then(|entry| entry.assumption.as_ref()) else {
+            return true;
+        };
         if assumption.moment() != moment {
             return false;
         }
         let n_openings = self.fleet.n_openings();
         match found {
-            Found::On { node, annotations } if *node == assumption.order.node => self.confirm_found(uid, moment.stamp, annotations, now),
+            Found::On { node, annotations } if *node == assumption.order.node => {
+                self.confirm_found(uid, moment.stamp, annotations, now);
+            }
             Found::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
             Found::Gone => self.remove_pod(uid),
             // If somebody else has bound it, the watch will say to what; the room here is free.
@@ -297,27 +393,41 @@ impl Index {
     /// Decisions that were written long ago and have not been seen, and those that a list should have shown.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, Moment)> {
         let open = self.pods.values().filter_map(|entry| entry.assumption.as_deref());
-        let is_overdue = |assumption: &&Assumption| assumption.unlisted || now.saturating_duration_since(assumption.since) >= limit;
-        open.filter(is_overdue).map(|assumption| (assumption.order.pod.clone(), assumption.moment())).collect()
+        let is_overdue = |assumption: &&Assumption| {
+            assumption.unlisted || now.saturating_duration_since(assumption.since) >= limit
+        };
+        open.filter(is_overdue)
+            .map(|assumption| (assumption.order.pod.clone(), assumption.moment()))
+            .collect()
     }
 }
 
 impl Assumption {
     fn moment(&self) -> Moment {
-        Moment { stamp: self.stamp, phase: self.phase, since: self.since }
+        Moment {
+            stamp: self.stamp,
+            phase: self.phase,
+            since: self.since,
+        }
     }
 
     /// The same decision once more, if it is asked for the same node.
     fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
         if self.order.node != node {
-            return Err(AssumeError::AssumedElsewhere { node: self.order.node.clone() });
+            return Err(AssumeError::AssumedElsewhere {
+                node: self.order.node.clone(),
+            });
         }
         if self.outlived {
             return Err(AssumeError::Outlived);
         }
         self.phase = Phase::Writing;
         self.since = now;
-        Ok(Assumed::Write { order: self.order.clone(), stamp: self.stamp, repeated: true })
+        Ok(Assumed::Write {
+            order: self.order.clone(),
+            stamp: self.stamp,
+            repeated: true,
+        })
     }
 }
 
@@ -325,7 +435,8 @@ impl Assumption {
 fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
     let mut resources = BTreeMap::new();
     let is_seen_only = share.amounts.memory == placement::Memory::ZERO && share.amounts.core == 0;
-    let mut put = |resource: &str, amount: u64| resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
+    let mut put =
+        |resource: &str, amount: u64| resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
     if share.amounts.core > 0 {
         put(GPU_CORE, share.amounts.core.into());
     }
@@ -335,7 +446,10 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
     }
     let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu));
     if let Some(gpu) = gpu.filter(|_| !is_seen_only) {
-        put(GPU_MEMORY_RATIO, share.amounts.memory.percent_of(gpu.total().memory).into());
+        put(
+            GPU_MEMORY_RATIO,
+            share.amounts.memory.percent_of(gpu.total().memory).into(),
+        );
     }
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
@@ -349,10 +463,15 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
 fn allocation_of_other(share: &DeviceShare) -> DeviceAllocation {
     let amounts = share.amounts.iter();
     let functions = share.functions.iter();
-    let functions = functions.map(|function| VirtualFunction { minor: function.minor, bus_id: function.id.to_string() });
+    let functions = functions.map(|function| VirtualFunction {
+        minor: function.minor,
+        bus_id: function.id.to_string(),
+    });
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
-        resources: amounts.map(|(resource, amount)| (resource.to_string(), Quantity::from_unsigned(*amount))).collect(),
+        resources: amounts
+            .map(|(resource, amount)| (resource.to_string(), Quantity::from_unsigned(*amount)))
+            .collect(),
         id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }

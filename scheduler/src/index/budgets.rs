@@ -30,9 +30,14 @@ pub(super) struct Budget {
 impl Budget {
     fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-        let selector = selector.and_then(|selector| Selector::try_from(selector).ok()).filter(|selector| !selector.selects_all());
+        let selector = selector
+            .and_then(|selector| Selector::try_from(selector).ok())
+            .filter(|selector| !selector.selects_all());
         let status = budget.status.as_ref();
-        let disrupted = status.and_then(|status| status.disrupted_pods.as_ref()).into_iter().flatten();
+        let disrupted = status
+            .and_then(|status| status.disrupted_pods.as_ref())
+            .into_iter()
+            .flatten();
         Self {
             selector,
             allowed: status.map_or(0, |status| status.disruptions_allowed.unwrap_or(0).into()),
@@ -58,7 +63,8 @@ impl Follow<PodDisruptionBudget> for Index {
     const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, budget: PodDisruptionBudget) {
-        self.budgets.insert(key(&budget), Budget::of(&budget, self.budget_list.number));
+        self.budgets
+            .insert(key(&budget), Budget::of(&budget, self.budget_list.number));
     }
 
     fn delete(&mut self, budget: &PodDisruptionBudget) {
@@ -91,11 +97,16 @@ mod tests {
     #[case::by_nonsense(json!({"matchExpressions": [{"key": "app", "operator": "Near", "values": ["x"]}]}), json!({}), false)]
     #[case::counted_already(json!({"matchLabels": {"app": "a"}}), json!({"p": "2026-01-01T00:00:00Z"}), false)]
     fn which_pods_count(#[case] selector: Value, #[case] disrupted: Value, #[case] expected: bool) {
-        let status =
-            json!({"disruptionsAllowed": 1, "disruptedPods": disrupted, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
+        let status = json!({"disruptionsAllowed": 1, "disruptedPods": disrupted, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
         let budget = json!({"metadata": {"name": "b", "namespace": "d"}, "spec": {"selector": selector}, "status": status});
         let budget = Budget::of(&serde_json::from_value(budget).unwrap(), 1);
-        assert_eq!(budget.counts("p", &[("app".to_owned(), "a".to_owned())].into()), expected);
-        assert!(!budget.counts("p", &BTreeMap::new()), "a pod without labels is in no budget");
+        assert_eq!(
+            budget.counts("p", &[("app".to_owned(), "a".to_owned())].into()),
+            expected
+        );
+        assert!(
+            !budget.counts("p", &BTreeMap::new()),
+            "a pod without labels is in no budget"
+        );
     }
 }

@@ -140,7 +140,13 @@ impl Index {
             n_gpu_nodes: count(self.nodes.values().filter(|node| node.shares_gpus()).count()),
             n_pods: count(self.fleet.n_owners()),
             n_pending: count(
-                pods().filter(|entry| entry.facts.bound.is_none() && entry.assumption.is_none() && self.concerns(&entry.facts)).count(),
+                pods()
+                    .filter(|entry| {
+                        entry.facts.bound.is_none()
+                            && entry.assumption.is_none()
+                            && self.concerns(&entry.facts)
+                    })
+                    .count(),
             ),
             n_assumed: count(pods().filter(|entry| entry.assumption.is_some()).count()),
             n_conservative: count(pods().filter(|entry| entry.problem.is_some()).count()),
@@ -162,8 +168,14 @@ impl Index {
     /// Names of nodes that share GPUs or have a problem: those that come first behind `after`, no more than `most`, sorted.
     pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
         let is_behind = |name: &str| after.is_none_or(|after| name > after);
-        let sharing = self.nodes.iter().filter(|(_, state)| state.shares_gpus() || !state.problems.is_empty());
-        let mut names: Vec<&str> = sharing.map(|(name, _)| &**name).filter(|name| is_behind(name)).collect();
+        let sharing = self
+            .nodes
+            .iter()
+            .filter(|(_, state)| state.shares_gpus() || !state.problems.is_empty());
+        let mut names: Vec<&str> = sharing
+            .map(|(name, _)| &**name)
+            .filter(|name| is_behind(name))
+            .collect();
         if most < names.len() {
             names.select_nth_unstable(most);
             names.truncate(most);
@@ -174,14 +186,20 @@ impl Index {
 
     /// Names of nodes that have devices of any type, in no order.
     pub fn device_nodes(&self) -> Vec<Box<str>> {
-        self.nodes.iter().filter(|(_, state)| state.has_devices()).map(|(name, _)| name.clone()).collect()
+        self.nodes
+            .iter()
+            .filter(|(_, state)| state.has_devices())
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// One node for people; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<NodeShow> {
         let state = self.nodes.get(name).filter(|state| state.exists())?;
         let view = self.fleet.node_id(name).and_then(|node| self.fleet.view(node));
-        let published = view.and_then(NodeView::inventory).and_then(|inventory| inventory.unit_bytes);
+        let published = view
+            .and_then(NodeView::inventory)
+            .and_then(|inventory| inventory.unit_bytes);
         let unit_bytes = published.unwrap_or(MemoryUnit::MIB.bytes()).max(1);
         Some(NodeShow {
             name: name.to_owned(),
@@ -189,14 +207,20 @@ impl Index {
             unit: unit_name(state, unit_bytes),
             problems: state.problems.clone(),
             plugin: self.plugin_problem(name),
-            gpus: view.map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect()).unwrap_or_default(),
+            gpus: view
+                .map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect())
+                .unwrap_or_default(),
             others: view.map(show_others).unwrap_or_default(),
         })
     }
 
     fn show_gpu(&self, view: &placement::GpuView<'_>) -> GpuShow {
         let used = view.used.plus(view.suspect);
-        let mut holders: Vec<HolderShow> = view.holders.iter().map(|holder| self.show_holder(holder)).collect();
+        let mut holders: Vec<HolderShow> = view
+            .holders
+            .iter()
+            .map(|holder| self.show_holder(holder))
+            .collect();
         holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
         GpuShow {
             minor: view.gpu.minor,
@@ -214,38 +238,62 @@ impl Index {
     fn show_holder(&self, holder: &placement::HolderView<'_>) -> HolderShow {
         let entry = self.pods.get(holder.owner);
         HolderShow {
-            namespace: entry.map(|entry| entry.facts.namespace.to_string()).unwrap_or_default(),
-            name: entry.map(|entry| entry.facts.name.to_string()).unwrap_or_default(),
+            namespace: entry
+                .map(|entry| entry.facts.namespace.to_string())
+                .unwrap_or_default(),
+            name: entry
+                .map(|entry| entry.facts.name.to_string())
+                .unwrap_or_default(),
             uid: holder.owner.to_string(),
             bytes: holder.amounts.memory.bytes_ceil(),
             assumed: entry.is_some_and(|entry| entry.assumption.is_some()),
-            problem: entry.and_then(|entry| entry.problem.as_deref()).map(str::to_owned),
+            problem: entry
+                .and_then(|entry| entry.problem.as_deref())
+                .map(str::to_owned),
         }
     }
 
     /// Whether a pod's decision is open, and what is doubtful about the pod.
     pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
         let entry = self.pods.get(owner);
-        (entry.is_some_and(|entry| entry.assumption.is_some()), entry.and_then(|entry| entry.problem.as_deref()))
+        (
+            entry.is_some_and(|entry| entry.assumption.is_some()),
+            entry.and_then(|entry| entry.problem.as_deref()),
+        )
     }
 }
 
 fn show_others(node: NodeView<'_>) -> Vec<DeviceShow> {
-    node.other_devices().iter().map(|device| show_device(node, device)).collect()
+    node.other_devices()
+        .iter()
+        .map(|device| show_device(node, device))
+        .collect()
 }
 
 fn show_device(node: NodeView<'_>, view: &DeviceView<'_>) -> DeviceShow {
     let free = |resource| view.free.get(resource).copied().unwrap_or_default();
     let resources = view.device.resources.iter();
-    let held = || node.held().flat_map(|held| &held.holdings.others).filter(|held| held.kind == *view.kind);
-    let functions = || view.device.traits.functions.iter().flat_map(|group| &group.functions);
+    let held = || {
+        node.held()
+            .flat_map(|held| &held.holdings.others)
+            .filter(|held| held.kind == *view.kind)
+    };
+    let functions = || {
+        view.device
+            .traits
+            .functions
+            .iter()
+            .flat_map(|group| &group.functions)
+    };
     let is_free = |function: &&Function| held().all(|held| !held.functions.contains(&function.id));
     DeviceShow {
         kind: view.kind.to_string(),
         id: record_id(view.device.id.as_str()).to_owned(),
         minor: view.device.minor,
         healthy: view.device.healthy,
-        resources: resources.map(|(resource, total)| (resource.to_string(), (free(resource), *total))).collect(),
+        resources: resources
+            .map(|(resource, total)| (resource.to_string(), (free(resource), *total)))
+            .collect(),
         functions: (functions().filter(is_free).count(), functions().count()),
         place: view.device.traits.place.clone().unwrap_or_default(),
     }

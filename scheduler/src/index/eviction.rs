@@ -42,14 +42,24 @@ pub(super) struct Rank {
 
 impl Default for Rank {
     fn default() -> Self {
-        Self { priority: 0, started: i64::MAX }
+        Self {
+            priority: 0,
+            started: i64::MAX,
+        }
     }
 }
 
 impl Rank {
     pub(super) fn of(pod: &Pod) -> Self {
-        let started = pod.status.start_time.as_deref().and_then(|text| text.parse::<Timestamp>().ok());
-        Self { priority: pod.priority(), started: started.map_or(i64::MAX, Timestamp::as_second) }
+        let started = pod
+            .status
+            .start_time
+            .as_deref()
+            .and_then(|text| text.parse::<Timestamp>().ok());
+        Self {
+            priority: pod.priority(),
+            started: started.map_or(i64::MAX, Timestamp::as_second),
+        }
     }
 }
 
@@ -88,12 +98,23 @@ impl<'a> Preemptor<'a> {
     /// A pod and its request for devices. `minds_neighbours` says that it may lack a node for other reasons than amounts, so that
     /// all victims that are proposed must go; `promised` are the victims that make room for other pods.
     pub fn new(pod: &'a Pod, ask: &'a NodeAsk<'a>, minds_neighbours: bool, promised: &'a Promised) -> Self {
-        let sums = Sums { host: ask.host, named: NamedRequests::of_pod(pod).0.into_iter().collect() };
-        Self { pod, ask, minds_neighbours, promised, sums }
+        let sums = Sums {
+            host: ask.host,
+            named: NamedRequests::of_pod(pod).0.into_iter().collect(),
+        };
+        Self {
+            pod,
+            ask,
+            minds_neighbours,
+            promised,
+            sums,
+        }
     }
 
     fn is_promised(&self, node: &str, uid: &str) -> bool {
-        self.promised.get(node).is_some_and(|victims| victims.contains(uid))
+        self.promised
+            .get(node)
+            .is_some_and(|victims| victims.contains(uid))
     }
 }
 
@@ -107,15 +128,23 @@ struct Sums {
 impl Sums {
     /// The amount of each sum that evicting a pod with these requests frees.
     fn freed(&self, host: HostAmounts, requests: &NamedRequests) -> Vec<u64> {
-        let named = self.named.iter().map(|(name, _)| requests.0.get(name).copied().unwrap_or(0));
-        [host.cpu_milli, host.memory, 1].into_iter().chain(named).collect()
+        let named = self
+            .named
+            .iter()
+            .map(|(name, _)| requests.0.get(name).copied().unwrap_or(0));
+        [host.cpu_milli, host.memory, 1]
+            .into_iter()
+            .chain(named)
+            .collect()
     }
 }
 
 impl Index {
     /// Takes note of what kube-scheduler goes by when it chooses victims.
     pub(super) fn see_eviction(&mut self, pod: &Pod) {
-        let Some((owner, entry)) = self.pods.get_key_value(pod.uid()) else { return };
+        let Some((owner, entry)) = self.pods.get_key_value(pod.uid()) else {
+            return;
+        };
         let eviction = Eviction::of(pod);
         if entry.eviction == eviction {
             return;
@@ -126,10 +155,17 @@ impl Index {
         } else {
             self.nominated.remove(&owner);
         }
-        let Some(entry) = self.pods.get_mut(&owner) else { return };
+        let Some(entry) = self.pods.get_mut(&owner) else {
+            return;
+        };
         let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
         entry.eviction = eviction;
-        let node = entry.facts.bound.as_ref().filter(|_| is_admitted).map(|bound| bound.node.clone());
+        let node = entry
+            .facts
+            .bound
+            .as_ref()
+            .filter(|_| is_admitted)
+            .map(|bound| bound.node.clone());
         if node.is_some_and(|node| self.plugins.standing(&node) == Standing::Tried) {
             self.note_silent_opening();
         }
@@ -138,14 +174,28 @@ impl Index {
     /// The victims by which a pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
     ///
     /// All that is proposed where nothing of ours is short.
-    pub fn victims(&self, node: &str, preemptor: &Preemptor<'_>, proposed: &MetaVictims) -> Option<MetaVictims> {
+    pub fn victims(
+        &self,
+        node: &str,
+        preemptor: &Preemptor<'_>,
+        proposed: &MetaVictims,
+    ) -> Option<MetaVictims> {
         self.refuse_unserved(node, preemptor.ask).ok()?;
         let id = self.fleet.node_id(node)?;
         let view = self.fleet.view(id)?;
         let (budgets, pods) = self.evictable(view, preemptor, proposed);
         let must_free = self.must_free(view, preemptor, &pods, proposed);
-        let outranked: Vec<OwnerId> = view.hinted().filter(|owner| self.is_outranked(owner, preemptor)).cloned().collect();
-        let preemption = Preemption { pods: &pods, budgets: &budgets, must_free: &must_free, outranked: &outranked };
+        let outranked: Vec<OwnerId> = view
+            .hinted()
+            .filter(|owner| self.is_outranked(owner, preemptor))
+            .cloned()
+            .collect();
+        let preemption = Preemption {
+            pods: &pods,
+            budgets: &budgets,
+            must_free: &must_free,
+            outranked: &outranked,
+        };
         let victims = self.fleet.preempt(id, preemptor.ask.devices(), preemption)?;
         if victims.owners.is_empty() {
             // Devices are not what is short.
@@ -155,19 +205,41 @@ impl Index {
     }
 
     /// Pods that may go for another, and what budgets allow: those that hold devices of the node, and those that are proposed.
-    fn evictable(&self, view: NodeView<'_>, preemptor: &Preemptor<'_>, proposed: &MetaVictims) -> (Vec<i64>, Vec<Evictable>) {
+    fn evictable(
+        &self,
+        view: NodeView<'_>,
+        preemptor: &Preemptor<'_>,
+        proposed: &MetaVictims,
+    ) -> (Vec<i64>, Vec<Evictable>) {
         let sums = &preemptor.sums;
         let budgets: Vec<_> = self.budgets.iter().collect();
         let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
         let mut pods = Vec::new();
         for (owner, entry) in view.held().filter_map(|held| self.pods.get_key_value(held.owner)) {
-            let is_here = entry.list != 0 && entry.facts.bound.as_deref().is_some_and(|bound| *bound.node == *view.name());
-            if !is_here || entry.eviction.rank.priority >= preemptor.pod.priority() || preemptor.is_promised(view.name(), owner.as_str()) {
+            let is_here = entry.list != 0
+                && entry
+                    .facts
+                    .bound
+                    .as_deref()
+                    .is_some_and(|bound| *bound.node == *view.name());
+            if !is_here
+                || entry.eviction.rank.priority >= preemptor.pod.priority()
+                || preemptor.is_promised(view.name(), owner.as_str())
+            {
                 continue;
             }
-            let Eviction { rank, is_leaving, repels, labels, requests, .. } = &entry.eviction;
+            let Eviction {
+                rank,
+                is_leaving,
+                repels,
+                labels,
+                requests,
+                ..
+            } = &entry.eviction;
             let is_counted = |at: &usize| {
-                let budget = budgets.get(*at).filter(|((namespace, _), _)| **namespace == *entry.facts.namespace);
+                let budget = budgets
+                    .get(*at)
+                    .filter(|((namespace, _), _)| **namespace == *entry.facts.namespace);
                 budget.is_some_and(|(_, budget)| budget.counts(&entry.facts.name, labels))
             };
             pods.push(Evictable {
@@ -185,21 +257,36 @@ impl Index {
     }
 
     /// Adds the proposed victims that hold no device: they stay victims, as nothing is known here of why they are.
-    fn add_proposed(&self, pods: &mut Vec<Evictable>, node: &str, preemptor: &Preemptor<'_>, proposed: &MetaVictims) {
+    fn add_proposed(
+        &self,
+        pods: &mut Vec<Evictable>,
+        node: &str,
+        preemptor: &Preemptor<'_>,
+        proposed: &MetaVictims,
+    ) {
         let sums = &preemptor.sums;
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
         // They come by falling importance, so that one that is not known is at most as important as the one before it.
-        let mut last = Rank { priority: preemptor.pod.priority().saturating_sub(1), started: i64::MIN };
+        let mut last = Rank {
+            priority: preemptor.pod.priority().saturating_sub(1),
+            started: i64::MIN,
+        };
         for uid in proposed.pods.iter().map(|pod| pod.uid.as_str()) {
             let entry = self.pods.get(uid);
-            let rank = entry.map(|entry| entry.eviction.rank).or_else(|| self.plain.get(uid).map(|plain| plain.rank)).unwrap_or(last);
+            let rank = entry
+                .map(|entry| entry.eviction.rank)
+                .or_else(|| self.plain.get(uid).map(|plain| plain.rank))
+                .unwrap_or(last);
             last = rank;
             if known.contains(uid) || (entry.is_some() && preemptor.is_promised(node, uid)) {
                 continue;
             }
             let nothing = NamedRequests::default();
             let requests = entry.map_or(&nothing, |entry| &entry.eviction.requests);
-            let host = entry.map(|entry| entry.facts.host).or_else(|| self.fleet.host_use(uid)).unwrap_or_default();
+            let host = entry
+                .map(|entry| entry.facts.host)
+                .or_else(|| self.fleet.host_use(uid))
+                .unwrap_or_default();
             pods.push(Evictable {
                 owner: OwnerId::from(uid),
                 priority: rank.priority,
@@ -214,17 +301,29 @@ impl Index {
 
     /// The amount of each sum that victims must free: the shortage, if the sum is known in full, and otherwise no less than all
     /// proposed victims free.
-    fn must_free(&self, view: NodeView<'_>, preemptor: &Preemptor<'_>, pods: &[Evictable], proposed: &MetaVictims) -> Vec<u64> {
+    fn must_free(
+        &self,
+        view: NodeView<'_>,
+        preemptor: &Preemptor<'_>,
+        pods: &[Evictable],
+        proposed: &MetaVictims,
+    ) -> Vec<u64> {
         let sums = &preemptor.sums;
         let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
         let of_proposed = |sum: usize| {
-            let freed = pods.iter().filter(|pod| is_proposed.contains(pod.owner.as_str())).filter_map(|pod| pod.frees.get(sum));
+            let freed = pods
+                .iter()
+                .filter(|pod| is_proposed.contains(pod.owner.as_str()))
+                .filter_map(|pod| pod.frees.get(sum));
             freed.fold(0, |freed: u64, more| freed.saturating_add(*more))
         };
         let free = view.host_free();
         let short_of_cpu = free.map(|free| sums.host.cpu_milli.saturating_sub(free.cpu_milli));
         let short_of_memory = free.map(|free| sums.host.memory.saturating_sub(free.memory));
-        let named = sums.named.iter().map(|(name, amount)| self.short_of(view, name, *amount, preemptor));
+        let named = sums
+            .named
+            .iter()
+            .map(|(name, amount)| self.short_of(view, name, *amount, preemptor));
         let short = [short_of_cpu, short_of_memory, None].into_iter().chain(named);
         let needed = |(sum, short): (usize, Option<u64>)| match short {
             None => of_proposed(sum),
@@ -237,38 +336,83 @@ impl Index {
 
     /// The amount of a resource that a node lacks for a request, by kube-scheduler's sum; `None` if pods that are not known here
     /// may have some of it.
-    fn short_of(&self, view: NodeView<'_>, resource: &str, amount: u64, preemptor: &Preemptor<'_>) -> Option<u64> {
-        let total = self.nodes.get(view.name())?.allocatable_of(resource).filter(|_| is_gpu_resource(resource, &self.names))?;
+    fn short_of(
+        &self,
+        view: NodeView<'_>,
+        resource: &str,
+        amount: u64,
+        preemptor: &Preemptor<'_>,
+    ) -> Option<u64> {
+        let total = self
+            .nodes
+            .get(view.name())?
+            .allocatable_of(resource)
+            .filter(|_| is_gpu_resource(resource, &self.names))?;
         let of = |entry: &PodEntry| entry.eviction.requests.0.get(resource).copied().unwrap_or(0);
         let held = view.held().filter_map(|held| self.pods.get_key_value(held.owner));
         // kube-scheduler counts those that it keeps the node for, unless they are less important.
-        let nominated = self.nominated.iter().filter_map(|owner| self.pods.get_key_value(owner)).filter(|(owner, entry)| {
-            let eviction = &entry.eviction;
-            let is_here = eviction.nominated.as_deref() == Some(view.name()) && entry.bound().is_none();
-            is_here && eviction.rank.priority >= preemptor.pod.priority() && owner.as_str() != preemptor.pod.uid()
-        });
-        let used = held.chain(nominated).map(|(_, entry)| of(entry)).fold(0, u64::saturating_add);
+        let nominated = self
+            .nominated
+            .iter()
+            .filter_map(|owner| self.pods.get_key_value(owner))
+            .filter(|(owner, entry)| {
+                let eviction = &entry.eviction;
+                let is_here = eviction.nominated.as_deref() == Some(view.name()) && entry.bound().is_none();
+                is_here
+                    && eviction.rank.priority >= preemptor.pod.priority()
+                    && owner.as_str() != preemptor.pod.uid()
+            });
+        let used = held
+            .chain(nominated)
+            .map(|(_, entry)| of(entry))
+            .fold(0, u64::saturating_add);
         Some(amount.saturating_sub(total.saturating_sub(used)))
     }
 
     /// Returns true if a hint is the pod's own, or that of a less important one.
     fn is_outranked(&self, owner: &OwnerId, preemptor: &Preemptor<'_>) -> bool {
         let rank = self.pods.get(owner).map(|entry| entry.eviction.rank);
-        owner.as_str() == preemptor.pod.uid() || rank.is_some_and(|rank| rank.priority < preemptor.pod.priority())
+        owner.as_str() == preemptor.pod.uid()
+            || rank.is_some_and(|rank| rank.priority < preemptor.pod.priority())
     }
 
     /// The victims as kube-scheduler reads them; of budgets of pods without devices it alone knows, so its count of those stays.
-    fn with_violations(&self, victims: &Victims, pods: &[Evictable], budgets: &[i64], proposed: &MetaVictims) -> MetaVictims {
-        let metas = victims.owners.iter().map(|owner| MetaPod { uid: owner.to_string() }).collect();
+    fn with_violations(
+        &self,
+        victims: &Victims,
+        pods: &[Evictable],
+        budgets: &[i64],
+        proposed: &MetaVictims,
+    ) -> MetaVictims {
+        let metas = victims
+            .owners
+            .iter()
+            .map(|owner| MetaPod {
+                uid: owner.to_string(),
+            })
+            .collect();
         let is_proposed = |pod: &&Evictable| proposed.pods.iter().any(|meta| meta.uid == pod.owner.as_str());
         let by_ours = placement::n_violations(pods.iter().filter(is_proposed), budgets);
-        let by_others = proposed.n_pdb_violations.saturating_sub(i64::try_from(by_ours).unwrap_or(i64::MAX)).max(0);
+        let by_others = proposed
+            .n_pdb_violations
+            .saturating_sub(i64::try_from(by_ours).unwrap_or(i64::MAX))
+            .max(0);
         let n_violations = i64::try_from(victims.n_violations).unwrap_or(i64::MAX);
         let has_others = victims.owners.iter().any(|owner| !self.pods.contains_key(owner));
         let n_pdb_violations = n_violations.saturating_add(if has_others { by_others } else { 0 });
-        let chosen = MetaVictims { pods: metas, n_pdb_violations };
-        let n_pdb_violations = if chosen.are_same_pods(proposed) { proposed.n_pdb_violations } else { n_pdb_violations };
-        MetaVictims { n_pdb_violations, ..chosen }
+        let chosen = MetaVictims {
+            pods: metas,
+            n_pdb_violations,
+        };
+        let n_pdb_violations = if chosen.are_same_pods(proposed) {
+            proposed.n_pdb_violations
+        } else {
+            n_pdb_violations
+        };
+        MetaVictims {
+            n_pdb_violations,
+            ..chosen
+        }
     }
 
     /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
@@ -291,7 +435,9 @@ impl Index {
 
     /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
     pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
-        let Some(view) = self.fleet.node_id(node).and_then(|id| self.fleet.view(id)) else { return false };
+        let Some(view) = self.fleet.node_id(node).and_then(|id| self.fleet.view(id)) else {
+            return false;
+        };
         let mut entries = view.held().filter_map(|held| self.pods.get(held.owner));
         entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
     }

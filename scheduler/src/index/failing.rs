@@ -52,7 +52,8 @@ struct Failing {
 /// Returns true if kubelet refused this pod: it has failed at admission, without having been started.
 pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
     let reason = pod.status.reason.as_deref().unwrap_or_default();
-    let is_refusal = reason.starts_with("OutOf") || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason);
+    let is_refusal = reason.starts_with("OutOf")
+        || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason);
     pod.status.phase.as_deref() == Some("Failed") && is_refusal
 }
 
@@ -68,7 +69,9 @@ impl FailingNodes {
         if failing.failures.iter().any(|(failed, _)| **failed == *uid) {
             return;
         }
-        failing.failures.retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
+        failing
+            .failures
+            .retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
         failing.failures.push_back((uid.into(), now));
         if failing.failures.len() > FAILURES {
             failing.failures.pop_front();
@@ -76,7 +79,9 @@ impl FailingNodes {
         failing.latest = Some(now);
         // A node that ranked last before does so again by its next failure.
         if failing.last_until.is_none() && (failing.failures.len() >= FAILURES || failing.pause.is_some()) {
-            let pause = failing.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
+            let pause = failing
+                .pause
+                .map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
             (failing.pause, failing.last_until) = (Some(pause), now.checked_add(pause));
             tracing::warn!(node, pause = ?pause, "pods fail on this node again and again: it ranks behind all others for a while");
         }
@@ -112,9 +117,22 @@ impl FailingNodes {
                 failing.latest = Some(now);
             }
         }
-        self.nodes.retain(|_, failing| failing.last_until.is_some() || failing.is_remembered(now));
-        self.n_last = self.nodes.values().filter(|failing| failing.last_until.is_some()).count();
-        self.next = self.nodes.values().filter_map(|failing| failing.last_until.or(failing.latest?.checked_add(FORGOTTEN_AFTER))).min();
+        self.nodes
+            .retain(|_, failing| failing.last_until.is_some() || failing.is_remembered(now));
+        self.n_last = self
+            .nodes
+            .values()
+            .filter(|failing| failing.last_until.is_some())
+            .count();
+        self.next = self
+            .nodes
+            .values()
+            .filter_map(|failing| {
+                failing
+                    .last_until
+                    .or(failing.latest?.checked_add(FORGOTTEN_AFTER))
+            })
+            .min();
     }
 
     /// Number of nodes that rank last.
@@ -125,13 +143,18 @@ impl FailingNodes {
     /// Returns true if a node ranks behind all others.
     #[inline]
     pub(super) fn is_last(&self, node: &str) -> bool {
-        self.n_last > 0 && self.nodes.get(node).is_some_and(|failing| failing.last_until.is_some())
+        self.n_last > 0
+            && self
+                .nodes
+                .get(node)
+                .is_some_and(|failing| failing.last_until.is_some())
     }
 }
 
 impl Failing {
     fn is_remembered(&self, now: Instant) -> bool {
-        self.latest.is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
+        self.latest
+            .is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
     }
 }
 

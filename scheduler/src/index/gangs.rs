@@ -78,7 +78,13 @@ impl Gangs {
             return gang.ask(owner, asked);
         }
         let (asked_about, kept) = (FxHashSet::default(), FxHashSet::default());
-        let mut gang = Gang { end, asked: asked_about, n_in_vain: 0, is_bound: false, kept };
+        let mut gang = Gang {
+            end,
+            asked: asked_about,
+            n_in_vain: 0,
+            is_bound: false,
+            kept,
+        };
         let is_news = gang.ask(owner, asked);
         self.0.insert(group.into(), gang);
         is_news
@@ -101,19 +107,29 @@ impl Gangs {
 
     /// Returns true if the cycle of another group than this one has come to nothing, and room is kept for it.
     pub(super) fn is_in_vain(&self, asked: Option<&str>) -> bool {
-        self.0.iter().any(|(group, gang)| gang.is_in_vain() && Some(&**group) != asked)
+        self.0
+            .iter()
+            .any(|(group, gang)| gang.is_in_vain() && Some(&**group) != asked)
     }
 
     /// Forgets the groups whose time is up; returns the members that room may be kept for.
     pub(super) fn end(&mut self, now: Instant) -> Vec<OwnerId> {
-        self.0.extract_if(|_, gang| gang.end <= now).flat_map(|(_, gang)| gang.kept).collect()
+        self.0
+            .extract_if(|_, gang| gang.end <= now)
+            .flat_map(|(_, gang)| gang.kept)
+            .collect()
     }
 
     /// A pod of this group, or of none, is asked about: the cycles of all others are over. Returns the members of those that
     /// came to nothing.
     pub(super) fn end_cycles(&mut self, asked: Option<&str>) -> Vec<OwnerId> {
-        let others = self.0.iter_mut().filter(|(group, gang)| gang.is_in_vain() && Some(&***group) != asked);
-        others.flat_map(|(_, gang)| std::mem::take(&mut gang.kept)).collect()
+        let others = self
+            .0
+            .iter_mut()
+            .filter(|(group, gang)| gang.is_in_vain() && Some(&***group) != asked);
+        others
+            .flat_map(|(_, gang)| std::mem::take(&mut gang.kept))
+            .collect()
     }
 }
 
@@ -135,7 +151,10 @@ mod tests {
     fn ask(gangs: &mut Gangs, members: &str, now: Instant) {
         for word in members.split_whitespace() {
             let (sign, uid) = word.split_at(1);
-            let asked = Asked { is_placed: sign == "+", has_failed: uid.chars().all(char::is_uppercase) };
+            let asked = Asked {
+                is_placed: sign == "+",
+                has_failed: uid.chars().all(char::is_uppercase),
+            };
             gangs.ask("ns/g", owner(&uid.to_lowercase()), asked, now + 30 * SECOND);
         }
     }
@@ -156,7 +175,10 @@ mod tests {
         let mut gangs = Gangs::default();
         ask(&mut gangs, questions, Instant::now());
         assert_eq!(gangs.is_in_vain(None), expected);
-        assert!(!gangs.is_in_vain(Some("ns/g")), "among its members the room is kept");
+        assert!(
+            !gangs.is_in_vain(Some("ns/g")),
+            "among its members the room is kept"
+        );
         assert_eq!(!gangs.end_cycles(None).is_empty(), expected);
         assert!(!gangs.is_in_vain(None));
     }

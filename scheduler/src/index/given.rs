@@ -33,13 +33,21 @@ impl NodeState {
 impl Index {
     /// Takes in what a Device object says kubelet has given; what cannot be read leaves in force what was read before.
     pub(super) fn read_given(&mut self, node: &str, device: &ObjectMeta) {
-        let read = device.annotations.as_ref().map(DevicesCheckpoints::read).transpose();
+        let read = device
+            .annotations
+            .as_ref()
+            .map(DevicesCheckpoints::read)
+            .transpose();
         match read {
             Ok(checkpoints) => {
-                let given = checkpoints.flatten().map(|checkpoints| given::of_checkpoints(&checkpoints, &self.names));
+                let given = checkpoints
+                    .flatten()
+                    .map(|checkpoints| given::of_checkpoints(&checkpoints, &self.names));
                 self.replace_given(node, given.unwrap_or_default());
             }
-            Err(error) => warn!(node, %error, "what kubelet has given to pods is taken to be as it was before"),
+            Err(error) => {
+                warn!(node, %error, "what kubelet has given to pods is taken to be as it was before");
+            }
         }
     }
 
@@ -47,13 +55,17 @@ impl Index {
     pub(super) fn read_without_devices(&mut self, node: &str, device: &ObjectMeta) {
         match without_devices::read(device.annotations.as_ref()) {
             Ok(now) => self.replace_without_devices(node, now),
-            Err(error) => warn!(node, %error, "which pods were given nothing is taken to be as it was before"),
+            Err(error) => {
+                warn!(node, %error, "which pods were given nothing is taken to be as it was before");
+            }
         }
     }
 
     /// Counts pods again of which a node's plugin says something else than before.
     pub(super) fn replace_without_devices(&mut self, node: &str, now: Option<Uids>) {
-        let Some(state) = self.nodes.get_mut(node) else { return };
+        let Some(state) = self.nodes.get_mut(node) else {
+            return;
+        };
         if state.without_devices == now {
             return;
         }
@@ -70,14 +82,19 @@ impl Index {
 
     /// Counts what a node says its kubelet has given, in place of what it said before.
     pub(super) fn replace_given(&mut self, node: &str, now: GivenByPod) {
-        let Some(state) = self.nodes.get_mut(node) else { return };
+        let Some(state) = self.nodes.get_mut(node) else {
+            return;
+        };
         if state.given == now {
             return;
         }
         let before = std::mem::replace(&mut state.given, now);
         let uids: BTreeSet<Box<str>> = before.into_keys().chain(state.given.keys().cloned()).collect();
         for uid in &uids {
-            let is_given = self.nodes.get(node).is_some_and(|state| state.given.contains_key(uid));
+            let is_given = self
+                .nodes
+                .get(node)
+                .is_some_and(|state| state.given.contains_key(uid));
             let nodes = self.given_on.entry(uid.clone()).or_default();
             nodes.retain(|other| **other != *node);
             if is_given {
@@ -100,7 +117,11 @@ impl Index {
 
     /// Counts what was given to every pod on a node, after its devices have changed.
     pub(super) fn account_given_on(&mut self, node: &str) {
-        let uids: Vec<Box<str>> = self.nodes.get(node).map(|state| state.given.keys().cloned().collect()).unwrap_or_default();
+        let uids: Vec<Box<str>> = self
+            .nodes
+            .get(node)
+            .map(|state| state.given.keys().cloned().collect())
+            .unwrap_or_default();
         for uid in uids {
             self.account_alone(&uid, node);
         }
@@ -109,8 +130,15 @@ impl Index {
     /// Counts what was given to a pod that is not known on that node, under a name of its own.
     fn account_alone(&mut self, uid: &str, node: &str) {
         let owner = OwnerId::from(format!("{uid}@{node}"));
-        let given = self.nodes.get(node).map(|state| state.given_to(uid)).unwrap_or_default();
-        let is_known = self.pods.get(uid).is_some_and(|entry| entry.bound().is_some_and(|bound| *bound.node == *node));
+        let given = self
+            .nodes
+            .get(node)
+            .map(|state| state.given_to(uid))
+            .unwrap_or_default();
+        let is_known = self
+            .pods
+            .get(uid)
+            .is_some_and(|entry| entry.bound().is_some_and(|bound| *bound.node == *node));
         if given.is_empty() || is_known || self.ended.contains_key(uid) {
             self.fleet.release(owner.as_str());
             return;
@@ -118,7 +146,12 @@ impl Index {
         let view = self.fleet.node_id(node).and_then(|id| self.fleet.view(id));
         let (holdings, problem) = given::alone(given, view.and_then(NodeView::inventory));
         if let Some(problem) = problem {
-            warn!(node, pod = uid, problem, "devices that kubelet has given to a pod cannot be counted");
+            warn!(
+                node,
+                pod = uid,
+                problem,
+                "devices that kubelet has given to a pod cannot be counted"
+            );
         }
         if holdings.is_empty() {
             self.fleet.release(owner.as_str());

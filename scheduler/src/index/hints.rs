@@ -38,7 +38,11 @@ pub struct HintTimes {
 impl HintTimes {
     /// Times by which every hint lasts as long, nominated or not.
     pub const fn all(lasts: Duration) -> Self {
-        Self { plain: lasts, claims: lasts, nominated: lasts }
+        Self {
+            plain: lasts,
+            claims: lasts,
+            nominated: lasts,
+        }
     }
 }
 
@@ -108,14 +112,27 @@ pub(super) struct HintQueue {
 impl Decision {
     /// Reads the pod of a request.
     pub fn of(pod: &Pod) -> Self {
-        let Shown { version, failure, nominated } = Shown::of(pod);
+        let Shown {
+            version,
+            failure,
+            nominated,
+        } = Shown::of(pod);
         let group = Self::group_of(pod);
-        Self { version, failure, nominated: nominated.map(Into::into), may_wait: pod.may_wait_for_claims(), group }
+        Self {
+            version,
+            failure,
+            nominated: nominated.map(Into::into),
+            may_wait: pod.may_wait_for_claims(),
+            group,
+        }
     }
 
     /// Namespace and name of the pod's `PodGroup`.
     pub fn group_of(pod: &Pod) -> Option<Box<str>> {
-        let (namespace, group) = (pod.metadata.namespace.as_deref().unwrap_or_default(), pod.pod_group()?);
+        let (namespace, group) = (
+            pod.metadata.namespace.as_deref().unwrap_or_default(),
+            pod.pod_group()?,
+        );
         Some(format!("{namespace}/{group}").into())
     }
 }
@@ -123,13 +140,20 @@ impl Decision {
 impl Failure {
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
-        Self { text: FxBuildHasher.hash_one(text), is_error: condition.is_error() }
+        Self {
+            text: FxBuildHasher.hash_one(text),
+            is_error: condition.is_error(),
+        }
     }
 }
 
 impl<'a> Shown<'a> {
     pub(super) fn of(pod: &'a Pod) -> Self {
-        Self { version: pod.version(), failure: pod.failed_attempt().map(Failure::of), nominated: pod.nominated_node() }
+        Self {
+            version: pod.version(),
+            failure: pod.failed_attempt().map(Failure::of),
+            nominated: pod.nominated_node(),
+        }
     }
 }
 
@@ -218,7 +242,14 @@ impl HintQueue {
 
     /// The hint that an answer brings, in place of the one that the pod had: a question that is repeated before anything
     /// came of it is the same attempt, and lasts no longer. `None` while the pod rests.
-    fn decide(&self, uid: &str, node: &str, decision: &Decision, before: Option<&Hint>, now: Instant) -> Option<Hint> {
+    fn decide(
+        &self,
+        uid: &str,
+        node: &str,
+        decision: &Decision,
+        before: Option<&Hint>,
+        now: Instant,
+    ) -> Option<Hint> {
         if before.is_none() && self.is_resting(uid, now) {
             return None;
         }
@@ -229,8 +260,14 @@ impl HintQueue {
             (false, false) => self.times.plain,
         };
         let group = decision.group.clone().filter(|_| !is_nominated);
-        let kept = before.filter(|before| before.is_nominated == is_nominated).and_then(|before| before.end);
-        let end = if group.is_some() { None } else { kept.or_else(|| now.checked_add(lasts)) };
+        let kept = before
+            .filter(|before| before.is_nominated == is_nominated)
+            .and_then(|before| before.end);
+        let end = if group.is_some() {
+            None
+        } else {
+            kept.or_else(|| now.checked_add(lasts))
+        };
         Some(Hint {
             node: node.into(),
             group,
@@ -277,13 +314,20 @@ impl HintQueue {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        let ends = [self.ends.first().map(|(end, _)| end), self.rest_queue.front().map(|(until, _)| until)];
-        !self.unstamped.is_empty() || ends.into_iter().flatten().any(|end| *end <= now) || self.gangs.is_due(now)
+        let ends = [
+            self.ends.first().map(|(end, _)| end),
+            self.rest_queue.front().map(|(until, _)| until),
+        ];
+        !self.unstamped.is_empty()
+            || ends.into_iter().flatten().any(|end| *end <= now)
+            || self.gangs.is_due(now)
     }
 
     fn stamp(&mut self, now: Instant) {
         for owner in std::mem::take(&mut self.unstamped) {
-            let Some(hint) = self.hints.get_mut(&owner).filter(|hint| hint.end.is_none()) else { continue };
+            let Some(hint) = self.hints.get_mut(&owner).filter(|hint| hint.end.is_none()) else {
+                continue;
+            };
             if let Some(end) = now.checked_add(hint.lasts) {
                 hint.end = Some(end);
                 self.ends.insert((end, owner));
@@ -381,9 +425,23 @@ impl Index {
     }
 
     fn note_member(&mut self, uid: &str, decision: &Decision, is_placed: bool, now: Instant) {
-        let Some((group, end)) = decision.group.as_deref().zip(now.checked_add(self.hints.times.plain)) else { return };
+        let Some((group, end)) = decision
+            .group
+            .as_deref()
+            .zip(now.checked_add(self.hints.times.plain))
+        else {
+            return;
+        };
         let owner = self.owner(uid);
-        if self.hints.gangs.ask(group, owner, Asked { is_placed, has_failed: decision.failure.is_some() }, end) {
+        if self.hints.gangs.ask(
+            group,
+            owner,
+            Asked {
+                is_placed,
+                has_failed: decision.failure.is_some(),
+            },
+            end,
+        ) {
             self.note_silent_opening();
         }
     }
@@ -409,7 +467,9 @@ impl Index {
         self.note_member(ask.uid, decision, true, now);
         let before = self.hints.take(ask.uid);
         self.fleet.unhint(ask.uid);
-        let Some(name) = self.fleet.view(node).map(|view| view.name().to_owned()) else { return };
+        let Some(name) = self.fleet.view(node).map(|view| view.name().to_owned()) else {
+            return;
+        };
         let hint = self.hints.decide(ask.uid, &name, decision, before.as_ref(), now);
         let is_kept = hint.is_some_and(|hint| self.keep(node, ask, hint));
         // Room of a group opens as a whole.
@@ -420,7 +480,12 @@ impl Index {
 
     /// Keeps the room of a hint, if the node has it, and returns true if so.
     fn keep(&mut self, node: NodeId, ask: &NodeAsk<'_>, hint: Hint) -> bool {
-        let choice = self.fleet.choose(node, ask.devices(), ask.policies.device, Hints::RespectOthers(ask.uid));
+        let choice = self.fleet.choose(
+            node,
+            ask.devices(),
+            ask.policies.device,
+            Hints::RespectOthers(ask.uid),
+        );
         let Ok(placement) = choice else { return false };
         let owner = self.owner(ask.uid);
         let is_kept = placement != Placement::default() && self.fleet.hint(&owner, node, placement);
@@ -469,13 +534,23 @@ impl Index {
             return;
         }
         self.hints.n_tried = n_openings;
-        let nominees: Vec<(OwnerId, Box<str>)> = self.hints.nominees.iter().map(|(uid, node)| (uid.clone(), node.clone())).collect();
+        let nominees: Vec<(OwnerId, Box<str>)> = self
+            .hints
+            .nominees
+            .iter()
+            .map(|(uid, node)| (uid.clone(), node.clone()))
+            .collect();
         for (owner, name) in nominees {
-            let Some(facts) = self.pods.get(&owner).map(|entry| entry.facts.clone()) else { continue };
+            let Some(facts) = self.pods.get(&owner).map(|entry| entry.facts.clone()) else {
+                continue;
+            };
             if facts.bound.is_some() || self.hints.resting.contains_key(&owner) {
                 continue;
             }
-            let (Ok(Some(ask)), Some(node)) = (self.ask(owner.as_str(), &facts), self.fleet.node_id(&name)) else { continue };
+            let (Ok(Some(ask)), Some(node)) = (self.ask(owner.as_str(), &facts), self.fleet.node_id(&name))
+            else {
+                continue;
+            };
             let hint = Hint {
                 node: name,
                 group: None,

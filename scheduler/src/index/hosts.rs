@@ -31,13 +31,19 @@ pub(super) struct PlainPod {
 impl Index {
     /// Takes in what a node has.
     pub(super) fn see_host(&mut self, name: &str, node: &Node) {
-        self.fleet.set_host(name, HostResources::of_node(node).map(accounting::host_amounts));
+        self.fleet
+            .set_host(name, HostResources::of_node(node).map(accounting::host_amounts));
     }
 
     /// Takes in what a pod uses where it runs; `asked` is known of pods that ask for something of ours.
     pub(super) fn see_use(&mut self, pod: &Pod, asked: Option<HostAmounts>) {
         let uid = pod.uid();
-        let Some(node) = pod.spec.node_name.as_deref().filter(|node| !node.is_empty() && !pod.is_terminal()) else {
+        let Some(node) = pod
+            .spec
+            .node_name
+            .as_deref()
+            .filter(|node| !node.is_empty() && !pod.is_terminal())
+        else {
             // What a decision takes stands until the decision does.
             if self.assumed_node(uid).is_none() {
                 self.see_no_use(uid);
@@ -46,9 +52,22 @@ impl Index {
         };
         let owner = self.owner(uid);
         let amounts = asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
-        self.fleet.run(&owner, node, HostLoad { amounts, is_tied: pod.is_tied_to_node() });
+        self.fleet.run(
+            &owner,
+            node,
+            HostLoad {
+                amounts,
+                is_tied: pod.is_tied_to_node(),
+            },
+        );
         if asked.is_none() {
-            self.plain.insert(owner, PlainPod { rank: Rank::of(pod), list: self.pod_list.number });
+            self.plain.insert(
+                owner,
+                PlainPod {
+                    rank: Rank::of(pod),
+                    list: self.pod_list.number,
+                },
+            );
         } else {
             self.plain.remove(uid);
         }
@@ -63,7 +82,11 @@ impl Index {
     /// Forgets pods that the list which has ended did not name.
     pub(super) fn end_plain_list(&mut self) {
         let number = self.pod_list.number;
-        let gone: Vec<OwnerId> = self.plain.extract_if(|_, plain| plain.list != number).map(|(uid, _)| uid).collect();
+        let gone: Vec<OwnerId> = self
+            .plain
+            .extract_if(|_, plain| plain.list != number)
+            .map(|(uid, _)| uid)
+            .collect();
         for uid in gone {
             self.fleet.end(uid.as_str());
         }
@@ -71,9 +94,19 @@ impl Index {
 
     /// Counts a pod for what pods usually ask for, in place of what it asked for before.
     pub(super) fn count_ask(&mut self, uid: &str) {
-        let Some(entry) = self.pods.get_mut(uid) else { return };
-        let gpus = entry.facts.ask.gpus().map(accounting::gpu_ask).unwrap_or_default();
-        let spec = Spec { gpus, host: entry.facts.host };
+        let Some(entry) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let gpus = entry
+            .facts
+            .ask
+            .gpus()
+            .map(accounting::gpu_ask)
+            .unwrap_or_default();
+        let spec = Spec {
+            gpus,
+            host: entry.facts.host,
+        };
         if entry.counted == Some(spec) {
             return;
         }
@@ -114,7 +147,13 @@ impl Index {
     /// What a pod asks of nodes that asks for no devices: where policy looks ahead, that it leave room for those that do.
     pub fn host_ask<'a>(&self, pod: &'a Pod) -> Option<NodeAsk<'a>> {
         let host = accounting::host_amounts(HostResources::of_pod(pod));
-        let ask = NodeAsk { uid: pod.uid(), host, policies: self.policies, in_units: true, ..NodeAsk::default() };
+        let ask = NodeAsk {
+            uid: pod.uid(),
+            host,
+            policies: self.policies,
+            in_units: true,
+            ..NodeAsk::default()
+        };
         (self.policies.node == NodePolicy::Fill).then_some(ask)
     }
 }

@@ -49,7 +49,10 @@ impl NodeState {
 
     /// The amount of a resource of ours that pods may be given, if the node has it.
     pub(super) fn allocatable_of(&self, resource: &str) -> Option<u64> {
-        self.allocatable.iter().find(|(name, _)| **name == *resource).map(|(_, amount)| *amount)
+        self.allocatable
+            .iter()
+            .find(|(name, _)| **name == *resource)
+            .map(|(_, amount)| *amount)
     }
 
     pub(super) fn is_opaque(&self) -> bool {
@@ -60,7 +63,10 @@ impl NodeState {
     fn exchange(&mut self, device: &ObjectMeta) -> bool {
         match exchange::read(device.annotations.as_ref()) {
             Ok(exchanged) => {
-                let exchanged = exchanged.into_iter().map(|(uid, record)| (uid, Recorded::of_allocations(&record))).collect();
+                let exchanged = exchanged
+                    .into_iter()
+                    .map(|(uid, record)| (uid, Recorded::of_allocations(&record)))
+                    .collect();
                 let is_news = self.exchanged != exchanged;
                 self.exchanged = exchanged;
                 is_news
@@ -73,11 +79,15 @@ impl NodeState {
     }
 
     pub(super) fn has_devices(&self) -> bool {
-        self.report.as_ref().is_some_and(|report| report.inventory.has_devices())
+        self.report
+            .as_ref()
+            .is_some_and(|report| report.inventory.has_devices())
     }
 
     pub(super) fn shares_gpus(&self) -> bool {
-        self.report.as_ref().is_some_and(|report| !report.inventory.gpus.is_empty())
+        self.report
+            .as_ref()
+            .is_some_and(|report| !report.inventory.gpus.is_empty())
     }
 }
 
@@ -85,13 +95,21 @@ impl Follow<Node> for Index {
     const KIND: &'static str = "nodes";
 
     fn apply(&mut self, node: Node) {
-        let Some(name) = node.metadata.name.as_deref() else { return };
+        let Some(name) = node.metadata.name.as_deref() else {
+            return;
+        };
         self.see_host(name, &node);
         self.see_plugin_state(name, &node);
         let state = self.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
-        let ours = node.status.allocatable.iter().filter(|(resource, _)| is_gpu_resource(resource, &self.names));
-        state.allocatable = ours.map(|(resource, amount)| (resource.as_str().into(), amount.units())).collect();
+        let ours = node
+            .status
+            .allocatable
+            .iter()
+            .filter(|(resource, _)| is_gpu_resource(resource, &self.names));
+        state.allocatable = ours
+            .map(|(resource, amount)| (resource.as_str().into(), amount.units()))
+            .collect();
         let trimmed = inventory::trim(&node, &self.names);
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
@@ -115,7 +133,10 @@ impl Follow<Node> for Index {
 
     fn end_list(&mut self) {
         let number = self.node_list.number;
-        let gone = self.nodes.iter().filter(|(_, state)| state.node.is_some() && state.node_list != number);
+        let gone = self
+            .nodes
+            .iter()
+            .filter(|(_, state)| state.node.is_some() && state.node_list != number);
         let gone: Vec<Box<str>> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
             self.forget_node(&name);
@@ -130,7 +151,9 @@ impl Follow<RawDevice> for Index {
     const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, device: RawDevice) {
-        let Some(name) = device.metadata.name.as_deref() else { return };
+        let Some(name) = device.metadata.name.as_deref() else {
+            return;
+        };
         let n_openings = self.fleet.n_openings();
         let state = self.nodes.entry(name.into()).or_default();
         state.device_list = self.device_list.number;
@@ -162,7 +185,10 @@ impl Follow<RawDevice> for Index {
 
     fn end_list(&mut self) {
         let number = self.device_list.number;
-        let gone = self.nodes.iter().filter(|(_, state)| state.device.is_some() && state.device_list != number);
+        let gone = self
+            .nodes
+            .iter()
+            .filter(|(_, state)| state.device.is_some() && state.device_list != number);
         let gone: Vec<Box<str>> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
             self.forget_device(&name);
@@ -184,7 +210,11 @@ impl Index {
     /// The taints for which pods that do not tolerate them had better avoid a node; `None` if it has none.
     #[inline]
     pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
-        if self.soft_taints.is_empty() { None } else { self.soft_taints.get(name).map(|taints| &**taints) }
+        if self.soft_taints.is_empty() {
+            None
+        } else {
+            self.soft_taints.get(name).map(|taints| &**taints)
+        }
     }
 
     fn forget_node(&mut self, name: &str) {
@@ -212,16 +242,28 @@ impl Index {
 
     /// Takes in what a node's Device object says now, and which types of devices there are by that.
     fn replace_device(&mut self, name: &str, device: Option<DeviceReport>) {
-        let Some(state) = self.nodes.get_mut(name) else { return };
+        let Some(state) = self.nodes.get_mut(name) else {
+            return;
+        };
         let before = std::mem::replace(&mut state.device, device);
-        let classes = |device: &Option<DeviceReport>| device.as_ref().map(|device| device.classes().to_vec()).unwrap_or_default();
-        let changed = self.kinds.replace(&classes(&before), &classes(&state.device), &self.names);
+        let classes = |device: &Option<DeviceReport>| {
+            device
+                .as_ref()
+                .map(|device| device.classes().to_vec())
+                .unwrap_or_default()
+        };
+        let changed = self
+            .kinds
+            .replace(&classes(&before), &classes(&state.device), &self.names);
         self.refresh_node(name);
         if changed.is_empty() {
             return;
         }
         let asks = |(resource, _): &(String, u64)| changed.iter().any(|changed| changed.as_str() == resource);
-        let affected = self.pods.iter().filter(|(_, entry)| entry.facts.ask.others().iter().any(asks));
+        let affected = self
+            .pods
+            .iter()
+            .filter(|(_, entry)| entry.facts.ask.others().iter().any(asks));
         let affected: Vec<_> = affected.map(|(owner, _)| owner.clone()).collect();
         for owner in affected {
             self.account(&owner);
@@ -230,9 +272,14 @@ impl Index {
 
     /// Works a node's inventory out anew, and what pods hold there if it has changed.
     fn refresh_node(&mut self, name: &str) {
-        let Some(state) = self.nodes.get_mut(name) else { return };
+        let Some(state) = self.nodes.get_mut(name) else {
+            return;
+        };
         // A Device object may outlive its node, or come before it: without the node there is nothing to place on.
-        let report = state.node.as_ref().and_then(|node| inventory::report(node, state.device.as_ref(), &self.names));
+        let report = state
+            .node
+            .as_ref()
+            .and_then(|node| inventory::report(node, state.device.as_ref(), &self.names));
         if report == state.report {
             self.drop_unknown_node(name);
             return;
@@ -240,7 +287,11 @@ impl Index {
         self.n_opaque -= usize::from(state.is_opaque());
         state.report = report;
         self.n_opaque += usize::from(state.is_opaque());
-        let mut problems = state.report.as_ref().map(|report| report.problems.clone()).unwrap_or_default();
+        let mut problems = state
+            .report
+            .as_ref()
+            .map(|report| report.problems.clone())
+            .unwrap_or_default();
         match &state.report {
             Some(report) if report.inventory.has_devices() => {
                 let unusable = self.fleet.set_inventory(name, report.inventory.clone());
@@ -250,7 +301,10 @@ impl Index {
             _ => self.fleet.remove_inventory(name),
         }
         for problem in &problems {
-            warn!(node = name, problem, "a device or the memory unit of a node cannot be used");
+            warn!(
+                node = name,
+                problem, "a device or the memory unit of a node cannot be used"
+            );
         }
         state.problems = problems;
         self.account_again(name);
@@ -260,7 +314,11 @@ impl Index {
 
     /// Forgets a node of which neither object is there.
     fn drop_unknown_node(&mut self, name: &str) {
-        if self.nodes.get(name).is_some_and(|state| state.node.is_none() && state.device.is_none()) {
+        if self
+            .nodes
+            .get(name)
+            .is_some_and(|state| state.node.is_none() && state.device.is_none())
+        {
             self.nodes.remove(name);
         }
     }

@@ -25,7 +25,10 @@ impl Openings {
 impl Index {
     /// The number of times that room has opened so far.
     pub fn openings(&self) -> Openings {
-        Openings { all: self.fleet.n_openings(), silent: self.n_silent_openings }
+        Openings {
+            all: self.fleet.n_openings(),
+            silent: self.n_silent_openings,
+        }
     }
 
     /// Counts an opening of room without an event that kube-scheduler sees.
@@ -41,7 +44,11 @@ impl Index {
 
     /// Ends the hint of a pod that takes its devices on a node, or that has gone: room of the hint elsewhere opens.
     pub(super) fn end_hint(&mut self, uid: &str, bound_to: Option<&str>) {
-        if self.hints.remove(uid).is_some_and(|node| bound_to != Some(&*node)) {
+        if self
+            .hints
+            .remove(uid)
+            .is_some_and(|node| bound_to != Some(&*node))
+        {
             self.note_silent_opening();
         }
     }

@@ -47,7 +47,12 @@ const GONE_COUNTS: Duration = Duration::from_secs(6 * 60);
 
 /// kubelet's words (1.36) for a pod that it fails while the plugin of a resource is away: all devices are unhealthy when the device
 /// list is closed, the resource is unknown after a restart of kubelet, and a call meets a socket that is closed.
-const WORDS: [&str; 4] = ["unhealthy devices", "unregistered device", "has been stopped", "code = Unavailable"];
+const WORDS: [&str; 4] = [
+    "unhealthy devices",
+    "unregistered device",
+    "has been stopped",
+    "code = Unavailable",
+];
 
 /// The reason for which the plugin of a node counts as away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +126,9 @@ impl Deadline {
     }
 
     fn end(deadline: &mut Option<Self>, now: Instant) -> bool {
-        deadline.take_if(|deadline| matches!(deadline, Self::At(at) if *at <= now)).is_some()
+        deadline
+            .take_if(|deadline| matches!(deadline, Self::At(at) if *at <= now))
+            .is_some()
     }
 
     fn at(deadline: Option<Self>) -> Option<Instant> {
@@ -135,7 +142,10 @@ impl Deadline {
 impl Plugins {
     /// Takes pods of this namespace for those of plugins.
     pub(super) fn of_namespace(namespace: &str) -> Self {
-        Self { namespace: Some(namespace.into()), ..Self::default() }
+        Self {
+            namespace: Some(namespace.into()),
+            ..Self::default()
+        }
     }
 
     /// Returns true if no node is left out or tried.
@@ -152,7 +162,10 @@ impl Plugins {
 
     /// Number of nodes that are left out.
     pub(super) fn n_out(&self) -> usize {
-        self.nodes.values().filter(|on| matches!(on.standing, Standing::Out(_))).count()
+        self.nodes
+            .values()
+            .filter(|on| matches!(on.standing, Standing::Out(_)))
+            .count()
     }
 
     /// Takes in a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than before.
@@ -160,7 +173,9 @@ impl Plugins {
         if self.namespace.is_none() || pod.metadata.namespace.as_deref() != self.namespace.as_deref() {
             return false;
         }
-        let Some((node, seen)) = PluginPod::of(pod, list) else { return self.remove_pod(pod.uid()) };
+        let Some((node, seen)) = PluginPod::of(pod, list) else {
+            return self.remove_pod(pod.uid());
+        };
         self.by_pod.insert(seen.uid.clone(), node.into());
         let on = self.nodes.entry(node.into()).or_default();
         if on.evidence.see(seen) {
@@ -171,7 +186,9 @@ impl Plugins {
 
     /// A pod is gone. Returns true if a node takes more pods than before.
     pub(super) fn remove_pod(&mut self, uid: &str) -> bool {
-        let Some(node) = self.by_pod.remove(uid) else { return false };
+        let Some(node) = self.by_pod.remove(uid) else {
+            return false;
+        };
         if let Some(on) = self.nodes.get_mut(&node) {
             on.evidence.lose(uid);
         }
@@ -182,7 +199,11 @@ impl Plugins {
     pub(super) fn end_list(&mut self, list: u32) -> bool {
         let unlisted = self.nodes.values().flat_map(|on| on.evidence.unlisted(list));
         let unlisted: Vec<Box<str>> = unlisted.map(Into::into).collect();
-        unlisted.iter().map(|uid| usize::from(self.remove_pod(uid))).sum::<usize>() > 0
+        unlisted
+            .iter()
+            .map(|uid| usize::from(self.remove_pod(uid)))
+            .sum::<usize>()
+            > 0
     }
 
     /// Takes in the annotation of a node. Returns true if the node takes more pods than before.
@@ -205,7 +226,9 @@ impl Plugins {
 
     /// kubelet has failed a pod on a node, at this time by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
-        let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else { return };
+        let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else {
+            return;
+        };
         if at.is_some_and(|at| on.evidence.has_served_after(at)) {
             return;
         }
@@ -227,7 +250,10 @@ impl Plugins {
             }
         }
         if self.next.is_some_and(|next| next <= now) {
-            let ended = self.nodes.iter_mut().filter_map(|(node, on)| on.end(now).then(|| node.clone()));
+            let ended = self
+                .nodes
+                .iter_mut()
+                .filter_map(|(node, on)| on.end(now).then(|| node.clone()));
             changed.extend(ended);
         }
         let mut n_opened = 0;
@@ -240,7 +266,9 @@ impl Plugins {
 
     /// Works out what a node's plugin allows now. Returns true if that is more than before.
     fn settle(&mut self, node: &str) -> bool {
-        let Some(on) = self.nodes.get_mut(node) else { return false };
+        let Some(on) = self.nodes.get_mut(node) else {
+            return false;
+        };
         let before = on.standing;
         on.settle();
         let after = on.standing;
@@ -253,8 +281,12 @@ impl Plugins {
         self.n_limited += usize::from(after != Standing::Offered);
         self.n_limited -= usize::from(before != Standing::Offered);
         match (before, after) {
-            (Standing::Out(_), Standing::Offered | Standing::Tried) => info!(node, "the node's device plugin serves, pods are sent there"),
-            (Standing::Offered | Standing::Tried, Standing::Out(away)) => info!(node, reason = %away, "no pods are sent to the node"),
+            (Standing::Out(_), Standing::Offered | Standing::Tried) => {
+                info!(node, "the node's device plugin serves, pods are sent there");
+            }
+            (Standing::Offered | Standing::Tried, Standing::Out(away)) => {
+                info!(node, reason = %away, "no pods are sent to the node");
+            }
             _ => {}
         }
         before.is_stricter_than(after)
@@ -264,7 +296,8 @@ impl Plugins {
 /// Returns true if kubelet has failed a pod because a plugin was away, and not because it, or another part, refused the pod.
 fn is_for_want_of_plugin(pod: &Pod) -> bool {
     let message = pod.status.message.as_deref().unwrap_or_default();
-    pod.status.reason.as_deref() == Some("UnexpectedAdmissionError") && WORDS.iter().any(|words| message.contains(words))
+    pod.status.reason.as_deref() == Some("UnexpectedAdmissionError")
+        && WORDS.iter().any(|words| message.contains(words))
 }
 
 impl OnNode {
@@ -298,7 +331,9 @@ impl OnNode {
 
     fn stamp(&mut self, now: Instant) {
         if self.pause == Some(Deadline::Unstamped) {
-            let before = self.paused.filter(|(_, began)| now.saturating_duration_since(*began) < FORGOTTEN_AFTER);
+            let before = self
+                .paused
+                .filter(|(_, began)| now.saturating_duration_since(*began) < FORGOTTEN_AFTER);
             let lasts = before.map_or(FIRST_PAUSE, |(lasted, _)| (lasted * 2).min(LONGEST_PAUSE));
             self.paused = Some((lasts, now));
             Deadline::stamp(&mut self.pause, now, lasts);
@@ -315,12 +350,18 @@ impl OnNode {
         if is_gone_for_good {
             self.evidence.forget_absent();
         }
-        let has_ended = [Deadline::end(&mut self.pause, now), Deadline::end(&mut self.trial, now)];
+        let has_ended = [
+            Deadline::end(&mut self.pause, now),
+            Deadline::end(&mut self.trial, now),
+        ];
         is_gone_for_good || has_ended.contains(&true)
     }
 
     fn next(&self) -> Option<Instant> {
-        [self.pause, self.trial, self.gone].into_iter().filter_map(Deadline::at).min()
+        [self.pause, self.trial, self.gone]
+            .into_iter()
+            .filter_map(Deadline::at)
+            .min()
     }
 
     /// Returns true if nothing is known any more.
@@ -363,14 +404,20 @@ impl Index {
                     self.note_silent_opening();
                 }
             }
-            Err(error) => warn!(node = name, %error, "the state of the device plugin is taken to be as it was before"),
+            Err(error) => {
+                warn!(node = name, %error, "the state of the device plugin is taken to be as it was before");
+            }
         }
     }
 
     /// Takes note of a pod that kubelet has failed, if that may be because the plugin is away.
     pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
         if is_for_want_of_plugin(pod) {
-            let at = pod.status.start_time.as_deref().and_then(|time| time.parse().ok());
+            let at = pod
+                .status
+                .start_time
+                .as_deref()
+                .and_then(|time| time.parse().ok());
             self.plugins.fail(node, at);
         }
     }
@@ -380,23 +427,34 @@ impl Index {
         let is_refused = ask.asks_for_devices()
             && match self.plugins.standing(name) {
                 Standing::Offered => false,
-                Standing::Tried => self.view(name).is_some_and(|view| self.n_on_their_way(view, ask.uid) >= TRIED_AT_ONCE),
+                Standing::Tried => self
+                    .view(name)
+                    .is_some_and(|view| self.n_on_their_way(view, ask.uid) >= TRIED_AT_ONCE),
                 Standing::Out(_) => true,
             };
-        if is_refused { Err(Reason::PluginAway) } else { Ok(()) }
+        if is_refused {
+            Err(Reason::PluginAway)
+        } else {
+            Ok(())
+        }
     }
 
     /// The same with the pods for which room is kept on the node: they will be bound before this one.
     #[inline]
     pub(super) fn refuse_crowd(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
-        if self.plugins.is_calm() || !ask.asks_for_devices() || self.plugins.standing(name) != Standing::Tried {
+        if self.plugins.is_calm() || !ask.asks_for_devices() || self.plugins.standing(name) != Standing::Tried
+        {
             return Ok(());
         }
         let n_pods = |view: NodeView<'_>| {
             let n_hinted = view.hinted().filter(|owner| owner.as_str() != ask.uid).count();
             n_hinted + self.n_on_their_way(view, ask.uid)
         };
-        if self.view(name).map_or(0, n_pods) >= TRIED_AT_ONCE { Err(Reason::PluginAway) } else { Ok(()) }
+        if self.view(name).map_or(0, n_pods) >= TRIED_AT_ONCE {
+            Err(Reason::PluginAway)
+        } else {
+            Ok(())
+        }
     }
 
     fn view(&self, name: &str) -> Option<NodeView<'_>> {
@@ -405,15 +463,23 @@ impl Index {
 
     /// Number of pods besides this one that are bound, or about to be, and that kubelet has not taken on.
     fn n_on_their_way(&self, view: NodeView<'_>, uid: &str) -> usize {
-        let is_on_its_way = |owner: &OwnerId| self.pods.get(owner).is_some_and(|entry| !entry.eviction.is_admitted());
-        view.held().filter(|held| held.owner.as_str() != uid && is_on_its_way(held.owner)).count()
+        let is_on_its_way = |owner: &OwnerId| {
+            self.pods
+                .get(owner)
+                .is_some_and(|entry| !entry.eviction.is_admitted())
+        };
+        view.held()
+            .filter(|held| held.owner.as_str() != uid && is_on_its_way(held.owner))
+            .count()
     }
 
     /// The reason for which no pod is sent to a node, or few, on account of its plugin.
     pub(super) fn plugin_problem(&self, name: &str) -> Option<String> {
         match self.plugins.standing(name) {
             Standing::Offered => None,
-            Standing::Tried => Some(format!("the device plugin has come back: {TRIED_AT_ONCE} pods are tried at a time")),
+            Standing::Tried => Some(format!(
+                "the device plugin has come back: {TRIED_AT_ONCE} pods are tried at a time"
+            )),
             Standing::Out(away) => Some(format!("no pods are sent here: {away}")),
         }
     }

@@ -59,7 +59,11 @@ impl Follow<Pod> for Index {
                 }
             }
             Some(facts) => {
-                if let Some(bound) = facts.bound.as_deref().filter(|_| self.pods.contains_key(uid) && is_refused_by_kubelet(&pod)) {
+                if let Some(bound) = facts
+                    .bound
+                    .as_deref()
+                    .filter(|_| self.pods.contains_key(uid) && is_refused_by_kubelet(&pod))
+                {
                     self.failing.note(&bound.node, uid);
                     self.note_failure(&bound.node, &pod);
                 }
@@ -93,14 +97,21 @@ impl Follow<Pod> for Index {
     fn end_list(&mut self) {
         let number = self.pod_list.number;
         for entry in self.pods.values_mut().filter(|entry| entry.list != number) {
-            if let Some(assumption) = entry.assumption.as_mut().filter(|assumption| assumption.phase == Phase::Written) {
+            if let Some(assumption) = entry
+                .assumption
+                .as_mut()
+                .filter(|assumption| assumption.phase == Phase::Written)
+            {
                 assumption.unlisted = true;
                 // The permit of a notification is kept until it is waited for.
                 self.unlisted.notify_one();
             }
         }
         // An assumed pod may be younger than the list; whoever bound it asks what became of it.
-        let gone = self.pods.iter().filter(|(_, entry)| entry.list != number && entry.assumption.is_none());
+        let gone = self
+            .pods
+            .iter()
+            .filter(|(_, entry)| entry.list != number && entry.assumption.is_none());
         let gone: Vec<OwnerId> = gone.map(|(uid, _)| uid.clone()).collect();
         for uid in gone {
             self.remove_pod(uid.as_str());
@@ -110,12 +121,18 @@ impl Follow<Pod> for Index {
         if self.plugins.end_list(number) {
             self.note_silent_opening();
         }
-        let forgotten = self.ended.extract_if(|_, list| *list != number).map(|(uid, _)| uid);
+        let forgotten = self
+            .ended
+            .extract_if(|_, list| *list != number)
+            .map(|(uid, _)| uid);
         for uid in forgotten.collect::<Vec<_>>() {
             self.account_given(uid.as_str());
         }
         if !self.pod_list.synced {
-            self.began_with_pending = self.pods.values().any(|entry| entry.facts.bound.is_none() && self.concerns(&entry.facts));
+            self.began_with_pending = self
+                .pods
+                .values()
+                .any(|entry| entry.facts.bound.is_none() && self.concerns(&entry.facts));
         }
         self.pod_list.synced = true;
         self.note_silent_since(self.pod_list.n_openings);
@@ -129,7 +146,10 @@ impl Index {
         let list = self.pod_list.number;
         let owner = self.owner(uid);
         let Some(bound) = &facts.bound else {
-            let entry = self.pods.entry(owner).or_insert_with(|| PodEntry::new(facts.clone()));
+            let entry = self
+                .pods
+                .entry(owner)
+                .or_insert_with(|| PodEntry::new(facts.clone()));
             let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
             entry.facts = facts;
             entry.list = list;
@@ -143,7 +163,10 @@ impl Index {
             self.stamps.saw(nanos);
         }
         let node = bound.node.clone();
-        let entry = self.pods.entry(owner.clone()).or_insert_with(|| PodEntry::new(facts.clone()));
+        let entry = self
+            .pods
+            .entry(owner.clone())
+            .or_insert_with(|| PodEntry::new(facts.clone()));
         let known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.facts = facts;
         entry.list = list;
@@ -157,14 +180,18 @@ impl Index {
 
     /// The pod's UID, as the text that is kept already if there is one.
     pub fn owner(&self, uid: &str) -> OwnerId {
-        self.pods.get_key_value(uid).map_or_else(|| OwnerId::from(uid), |(owner, _)| owner.clone())
+        self.pods
+            .get_key_value(uid)
+            .map_or_else(|| OwnerId::from(uid), |(owner, _)| owner.clone())
     }
 
     pub(super) fn remove_pod(&mut self, uid: &str) {
         self.end_hint(uid, None);
         self.fleet.release(uid);
         self.nominated.remove(uid);
-        let Some(entry) = self.pods.remove(uid) else { return };
+        let Some(entry) = self.pods.remove(uid) else {
+            return;
+        };
         let node = entry.bound().map(|bound| bound.node.clone());
         if let Some(state) = node.and_then(|node| self.nodes.get_mut(&*node)) {
             state.unheld.remove(uid);
@@ -177,20 +204,40 @@ impl Index {
 
     /// Works out what a pod holds that is bound, or will be once its decision is written.
     pub(super) fn account(&mut self, owner: &OwnerId) {
-        let Some(entry) = self.pods.get_mut(owner) else { return };
+        let Some(entry) = self.pods.get_mut(owner) else {
+            return;
+        };
         let Some(bound) = entry.bound() else { return };
-        let view = self.fleet.node_id(&bound.node).and_then(|node| self.fleet.view(node));
+        let view = self
+            .fleet
+            .node_id(&bound.node)
+            .and_then(|node| self.fleet.view(node));
         let state = self.nodes.get(&*bound.node);
         // The node's plugin has exchanged the records of two pods; their own annotations follow.
         let exchanged = state.and_then(|node| node.exchanged.get(owner.as_str()));
-        let given = state.map(|state| state.given_to(owner.as_str())).unwrap_or_default();
+        let given = state
+            .map(|state| state.given_to(owner.as_str()))
+            .unwrap_or_default();
         let inventory = view.and_then(NodeView::inventory);
-        let report = state.map(|state| state.report_on(owner.as_str())).unwrap_or_default();
-        let around = Surroundings { inventory, kinds: &self.kinds, given, allows_all_devices: self.allows_all_devices, report };
+        let report = state
+            .map(|state| state.report_on(owner.as_str()))
+            .unwrap_or_default();
+        let around = Surroundings {
+            inventory,
+            kinds: &self.kinds,
+            given,
+            allows_all_devices: self.allows_all_devices,
+            report,
+        };
         let exchanged = exchanged.map(|record| record.clone().or_units_of(&bound.record));
-        let account = entry.facts.account_of(exchanged.as_ref().unwrap_or(&bound.record), around);
+        let account = entry
+            .facts
+            .account_of(exchanged.as_ref().unwrap_or(&bound.record), around);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
-        if let Some(problem) = problem.as_deref().filter(|problem| entry.problem.as_deref() != Some(problem)) {
+        if let Some(problem) = problem
+            .as_deref()
+            .filter(|problem| entry.problem.as_deref() != Some(problem))
+        {
             let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);
             let contradicts = account.contradicts;
             warn!(%namespace, pod = %name, %node, problem, contradicts, "a pod is counted conservatively, or its record is not believed");
@@ -213,9 +260,16 @@ impl Index {
 
     /// Works out anew what pods hold on a node, after its devices or its unit have changed.
     pub(super) fn account_again(&mut self, node: &str) {
-        let unheld = self.nodes.get(node).map(|state| state.unheld.clone()).unwrap_or_default();
+        let unheld = self
+            .nodes
+            .get(node)
+            .map(|state| state.unheld.clone())
+            .unwrap_or_default();
         let view = self.fleet.node_id(node).and_then(|node| self.fleet.view(node));
-        let held: Vec<OwnerId> = view.into_iter().flat_map(|node| node.held().map(|held| held.owner.clone())).collect();
+        let held: Vec<OwnerId> = view
+            .into_iter()
+            .flat_map(|node| node.held().map(|held| held.owner.clone()))
+            .collect();
         for owner in held.into_iter().chain(unheld) {
             self.account(&owner);
         }
@@ -224,12 +278,29 @@ impl Index {
 
 impl PodEntry {
     pub(super) fn new(facts: PodFacts) -> Self {
-        Self { facts, assumption: None, problem: None, contradicts: false, counted: None, eviction: Eviction::default(), list: 0 }
+        Self {
+            facts,
+            assumption: None,
+            problem: None,
+            contradicts: false,
+            counted: None,
+            eviction: Eviction::default(),
+            list: 0,
+        }
     }
 
     /// Where the pod is and what its record says: as a watch has shown it, or as a decision will write it.
     pub(super) fn bound(&self) -> Option<Cow<'_, Bound>> {
-        let assumed = |assumption: &Assumption| Cow::Owned(Bound::read(&assumption.order.node, Some(&assumption.order.annotations)));
-        self.facts.bound.as_deref().map(Cow::Borrowed).or_else(|| self.assumption.as_deref().map(assumed))
+        let assumed = |assumption: &Assumption| {
+            Cow::Owned(Bound::read(
+                &assumption.order.node,
+                Some(&assumption.order.annotations),
+            ))
+        };
+        self.facts
+            .bound
+            .as_deref()
+            .map(Cow::Borrowed)
+            .or_else(|| self.assumption.as_deref().map(assumed))
     }
 }

@@ -20,7 +20,11 @@ impl Stamps {
     ///
     /// A record from the far future, which nobody's clock can have made, does not count.
     pub fn next(&mut self, now: u64) -> u64 {
-        let after_seen = if self.seen < now.saturating_add(DAY) { self.seen.saturating_add(1) } else { 0 };
+        let after_seen = if self.seen < now.saturating_add(DAY) {
+            self.seen.saturating_add(1)
+        } else {
+            0
+        };
         self.issued = now.max(after_seen).max(self.issued.saturating_add(1));
         self.issued
     }
@@ -33,7 +37,10 @@ mod tests {
     #[test]
     fn grows_while_the_clock_stands_or_falls() {
         let mut stamps = Stamps::default();
-        assert_eq!([stamps.next(100), stamps.next(100), stamps.next(50)], [100, 101, 102]);
+        assert_eq!(
+            [stamps.next(100), stamps.next(100), stamps.next(50)],
+            [100, 101, 102]
+        );
     }
 
     #[test]

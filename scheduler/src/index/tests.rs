@@ -32,7 +32,11 @@ fn facts(name: &str) -> PodFacts {
 }
 
 fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
-    let id = PodId { namespace: "d".to_owned(), name: name.to_owned(), uid: name.to_owned() };
+    let id = PodId {
+        namespace: "d".to_owned(),
+        name: name.to_owned(),
+        uid: name.to_owned(),
+    };
     match index.assume(&id, &facts(name), "n1", 1, now).unwrap() {
         Assumed::Write { stamp, .. } => stamp,
         Assumed::AlreadyBound => panic!("not bound yet"),
@@ -41,11 +45,17 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
 
 /// How far the decision of this stamp has come.
 fn phase(index: &Index, stamp: u64) -> Option<Phase> {
-    index.moment("p").filter(|moment| moment.stamp == stamp).map(|moment| moment.phase)
+    index
+        .moment("p")
+        .filter(|moment| moment.stamp == stamp)
+        .map(|moment| moment.phase)
 }
 
 fn found_on(node: &str) -> Found {
-    Found::On { node: node.to_owned(), annotations: BTreeMap::new() }
+    Found::On {
+        node: node.to_owned(),
+        annotations: BTreeMap::new(),
+    }
 }
 
 #[test]
@@ -55,7 +65,14 @@ fn only_the_decision_that_is_named_is_forgotten() {
     index.forget("p", stamp + 1);
     assert_eq!(phase(&index, stamp), Some(Phase::Writing));
     index.forget("p", stamp);
-    assert_eq!((phase(&index, stamp), index.fleet().n_owners(), index.census().n_pending), (None, 0, 0));
+    assert_eq!(
+        (
+            phase(&index, stamp),
+            index.fleet().n_owners(),
+            index.census().n_pending
+        ),
+        (None, 0, 0)
+    );
 }
 
 #[test]
@@ -105,7 +122,10 @@ fn a_decision_that_has_moved_on_is_not_settled() {
     assert!(!index.settle("p", moment, &Found::Unbound, later));
     index.doubt("p", stamp, later);
     assert!(!index.settle("p", moment, &Found::Gone, later));
-    assert_eq!((phase(&index, stamp), index.fleet().n_owners()), (Some(Phase::Doubtful), 1));
+    assert_eq!(
+        (phase(&index, stamp), index.fleet().n_owners()),
+        (Some(Phase::Doubtful), 1)
+    );
 }
 
 #[test]
@@ -137,7 +157,11 @@ fn hints_are_not_renewed_for_ever() {
         index.is_hinted("p")
     };
     assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);
-    assert_eq!([30, 40, 59].map(&mut hinted), [false; 3], "the room is for others for as long again");
+    assert_eq!(
+        [30, 40, 59].map(&mut hinted),
+        [false; 3],
+        "the room is for others for as long again"
+    );
     assert_eq!([60, 61].map(&mut hinted), [true; 2]);
     index.tick(now + Duration::from_secs(90));
     assert_eq!(index.fleet().n_hints(), 0);
@@ -156,7 +180,10 @@ fn opaque_nodes_take_no_bytes() {
 #[test]
 fn names_of_what_is_missing() {
     let index = Index::new(ResourceNames::default(), Policies::default(), Duration::ZERO);
-    assert_eq!(index.ready().unwrap_err(), "not ready: waiting for the list of nodes, devices, pods");
+    assert_eq!(
+        index.ready().unwrap_err(),
+        "not ready: waiting for the list of nodes, devices, pods"
+    );
 }
 
 /// The node's plugin has exchanged two records: one event moves both pods, and each device holds one of them at every moment.
@@ -166,21 +193,35 @@ fn exchanged_records_count_before_annotations() {
     let bound = |name: &str, minor: u32| {
         let mut pod = pod(name);
         pod["spec"]["nodeName"] = json!("n");
-        pod["metadata"]["annotations"] = json!({"scheduling.koordinator.sh/device-allocated": json!({"gpu": record(minor)}).to_string()});
+        pod["metadata"]["annotations"] =
+            json!({"scheduling.koordinator.sh/device-allocated": json!({"gpu": record(minor)}).to_string()});
         pod
     };
     let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{minor}"), "minor": minor, "health": true, "resources": {"koordinator.sh/gpu-memory": "4Gi"}});
     let device = |exchanged: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/exchanged-records": exchanged}}, "spec": {"devices": [gpu(0), gpu(1)]}});
     let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "4Gi"}}, "status": {"capacity": {"aliyun.com/gpu-mem": "2"}}});
-    let mut index = offline::index([node].into_iter(), [device("{}")].into_iter(), [bound("p", 0), bound("q", 1)].into_iter());
-    let held = |index: &Index| ["p", "q"].map(|owner| format!("{:?}", index.fleet().held_by(owner).unwrap().holdings).contains("GPU-1"));
+    let mut index = offline::index(
+        [node].into_iter(),
+        [device("{}")].into_iter(),
+        [bound("p", 0), bound("q", 1)].into_iter(),
+    );
+    let held = |index: &Index| {
+        ["p", "q"]
+            .map(|owner| format!("{:?}", index.fleet().held_by(owner).unwrap().holdings).contains("GPU-1"))
+    };
     assert_eq!(held(&index), [false, true]);
     let exchanged = json!({"p": {"gpu": record(1)}, "q": {"gpu": record(0)}}).to_string();
-    let show = |index: &mut Index, exchanged: &str| index.apply(serde_json::from_value::<super::RawDevice>(device(exchanged)).unwrap());
+    let show = |index: &mut Index, exchanged: &str| {
+        index.apply(serde_json::from_value::<super::RawDevice>(device(exchanged)).unwrap());
+    };
     show(&mut index, &exchanged);
     assert_eq!(held(&index), [true, false]);
     index.apply(serde_json::from_value::<Pod>(bound("p", 1)).unwrap());
-    assert_eq!(held(&index), [true, false], "the annotation of one of them has followed");
+    assert_eq!(
+        held(&index),
+        [true, false],
+        "the annotation of one of them has followed"
+    );
     show(&mut index, "nonsense");
     assert_eq!(index.fleet().check(), Vec::new());
     assert_eq!(held(&index), [true, false], "what cannot be read changes nothing");

@@ -9,8 +9,8 @@ use proto::device::{GPU_MODEL_LABEL, GPU_VENDOR_LABEL};
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::topology::{
-    BOARD_GPUS, GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartition, GpuPartitionPolicy, GpuPartitionTable, partitions_of_board,
-    read_links, read_partitions,
+    BOARD_GPUS, GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartition, GpuPartitionPolicy,
+    GpuPartitionTable, partitions_of_board, read_links, read_partitions,
 };
 
 /// Boards of eight GPUs behind switches of their own, by the label of their model: as Koordinator calls them, and as their driver does.
@@ -31,7 +31,10 @@ impl Table {
     /// Reads the object. A table that cannot be read is none.
     pub(super) fn of(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Self {
         let label = |key: &'static str| Some((key, metadata.labels.as_ref()?.get(key)?.clone()));
-        let labels = [GPU_PARTITION_POLICY, GPU_MODEL_LABEL, GPU_VENDOR_LABEL].into_iter().filter_map(label).collect();
+        let labels = [GPU_PARTITION_POLICY, GPU_MODEL_LABEL, GPU_VENDOR_LABEL]
+            .into_iter()
+            .filter_map(label)
+            .collect();
         let partitions = match annotation(metadata, GPU_PARTITIONS).map(read_partitions) {
             None => None,
             Some(Err(error)) => {
@@ -48,24 +51,37 @@ impl Table {
     /// Whether an own table binds, the object says; of a table that comes with the model, the node may say it too. One that
     /// binds and cannot be read leaves no set to give away.
     pub(super) fn on(&self, node: &Node, gpus: &[Gpu]) -> Option<PartitionTable> {
-        let of_node = |key: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+        let of_node = |key: &str| {
+            node.metadata
+                .labels
+                .as_ref()
+                .and_then(|labels| labels.get(key))
+                .map(String::as_str)
+        };
         let own = |key: &str| self.labels.get(key).map(String::as_str);
         let either = |key: &str| own(key).or_else(|| of_node(key));
         let binds = |policy| GpuPartitionPolicy::of(policy) == GpuPartitionPolicy::Honor;
         if let Some(partitions) = &self.partitions {
             let is_binding = binds(own(GPU_PARTITION_POLICY));
-            return (is_binding || !partitions.is_empty()).then(|| PartitionTable { is_binding, partitions: partitions.clone() });
+            return (is_binding || !partitions.is_empty()).then(|| PartitionTable {
+                is_binding,
+                partitions: partitions.clone(),
+            });
         }
         let is_known = either(GPU_MODEL_LABEL).is_some_and(|model| KNOWN_MODELS.contains(&model))
             && KNOWN_VENDORS.contains(&either(GPU_VENDOR_LABEL).unwrap_or_default())
             && has_all(gpus);
-        is_known.then(|| PartitionTable { is_binding: binds(either(GPU_PARTITION_POLICY)), partitions: sets(partitions_of_board()) })
+        is_known.then(|| PartitionTable {
+            is_binding: binds(either(GPU_PARTITION_POLICY)),
+            partitions: sets(partitions_of_board()),
+        })
     }
 }
 
 /// Whether these are all GPUs of a board, so that their minors say where they sit.
 fn has_all(gpus: &[Gpu]) -> bool {
-    u32::try_from(gpus.len()) == Ok(BOARD_GPUS) && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
+    u32::try_from(gpus.len()) == Ok(BOARD_GPUS)
+        && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
 }
 
 /// A table in the engine's terms.
@@ -82,7 +98,13 @@ fn sets(table: GpuPartitionTable) -> Vec<Partition> {
 pub(super) fn links(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Vec<LinkGroup> {
     match annotation(metadata, GPU_LINKS).map(read_links) {
         None => Vec::new(),
-        Some(Ok(groups)) => groups.into_iter().map(|group| LinkGroup { minors: group.minors, n_links: group.links }).collect(),
+        Some(Ok(groups)) => groups
+            .into_iter()
+            .map(|group| LinkGroup {
+                minors: group.minors,
+                n_links: group.links,
+            })
+            .collect(),
         Some(Err(error)) => {
             problems.push(format!("Device object: {error}"));
             Vec::new()

@@ -8,31 +8,49 @@ use proto::topology::{NUMA_NODE, NUMA_UNKNOWN};
 pub(super) fn traits(info: &DeviceInfo) -> Traits {
     let groups = info.vf_groups.iter().map(|group| FunctionGroup {
         labels: labels(&group.labels),
-        functions: group.vfs.iter().filter(|function| !function.bus_id.is_empty()).map(function).collect(),
+        functions: group
+            .vfs
+            .iter()
+            .filter(|function| !function.bus_id.is_empty())
+            .map(function)
+            .collect(),
     });
     Traits {
         labels: labels(&info.labels),
-        place: info.topology.as_ref().and_then(|topology| place(topology, is_numa_known(info))),
+        place: info
+            .topology
+            .as_ref()
+            .and_then(|topology| place(topology, is_numa_known(info))),
         functions: groups.filter(|group| !group.functions.is_empty()).collect(),
     }
 }
 
 fn function(function: &proto::device::VirtualFunction) -> Function {
-    Function { id: FunctionId::from(function.bus_id.as_str()), minor: function.minor }
+    Function {
+        id: FunctionId::from(function.bus_id.as_str()),
+        minor: function.minor,
+    }
 }
 
 /// Whether the NUMA node is no assumption.
 fn is_numa_known(info: &DeviceInfo) -> bool {
-    info.labels.get(NUMA_NODE).is_none_or(|label| label != NUMA_UNKNOWN)
+    info.labels
+        .get(NUMA_NODE)
+        .is_none_or(|label| label != NUMA_UNKNOWN)
 }
 
 /// Negative numbers and empty texts say that nothing is known.
 fn place(topology: &DeviceTopology, is_numa_known: bool) -> Option<Place> {
     let numa = u32::try_from(topology.node_id).ok().filter(|_| is_numa_known);
-    let switch = Some(topology.pcie_id.as_str()).filter(|id| !id.is_empty() && !id.starts_with('-')).map(SwitchId::from);
+    let switch = Some(topology.pcie_id.as_str())
+        .filter(|id| !id.is_empty() && !id.starts_with('-'))
+        .map(SwitchId::from);
     (numa.is_some() || switch.is_some()).then_some(Place { numa, switch })
 }
 
 fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
-    labels.into_iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect()
+    labels
+        .into_iter()
+        .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+        .collect()
 }

@@ -9,16 +9,24 @@ use serde_json::{Value, json};
 use super::{DeviceReport, NodeReport, of_template, report, trim};
 
 fn node(annotation: Option<&str>, capacity: &Value) -> Node {
-    let mut node: Node = serde_json::from_value(json!({"metadata": {"name": "n1"}, "status": {"capacity": capacity}})).unwrap();
-    node.metadata.annotations = annotation.map(|unit| [("aliyun.com/gpu-mem-unit".to_owned(), unit.to_owned())].into());
+    let mut node: Node =
+        serde_json::from_value(json!({"metadata": {"name": "n1"}, "status": {"capacity": capacity}}))
+            .unwrap();
+    node.metadata.annotations =
+        annotation.map(|unit| [("aliyun.com/gpu-mem-unit".to_owned(), unit.to_owned())].into());
     node
 }
 
 fn read(node: &Node, devices: Option<&Value>) -> Option<NodeReport> {
     let names = ResourceNames::default();
-    let device = devices.map(|devices| DeviceReport::of(&ObjectMeta::default(), &json!({"devices": devices})));
+    let device =
+        devices.map(|devices| DeviceReport::of(&ObjectMeta::default(), &json!({"devices": devices})));
     let whole = report(node, device.as_ref(), &names);
-    assert_eq!(report(&trim(node, &names), device.as_ref(), &names), whole, "what is trimmed away is not read");
+    assert_eq!(
+        report(&trim(node, &names), device.as_ref(), &names),
+        whole,
+        "what is trimmed away is not read"
+    );
     whole
 }
 
@@ -39,12 +47,34 @@ fn device_object_with_and_without_optional_amounts() {
     rich["resources"] = json!({"koordinator.sh/gpu-memory": "83201216Ki", "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu.shared": 10});
     rich["health"] = false.into();
     let nic = json!({"type": "rdma", "id": "0000:09:00.0", "minor": 1, "health": true});
-    let report = read(&node(Some("256Mi"), &json!({})), Some(&json!([gpu(0), rich, nic]))).unwrap();
+    let report = read(
+        &node(Some("256Mi"), &json!({})),
+        Some(&json!([gpu(0), rich, nic])),
+    )
+    .unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
-    assert_eq!((report.opaque, report.inventory.unit_bytes), (false, Some(256 << 20)));
-    let shown: Vec<_> =
-        report.inventory.gpus.iter().map(|gpu| (gpu.minor, gpu.memory_bytes >> 10, gpu.core, gpu.slots, gpu.healthy)).collect();
-    assert_eq!(shown, [(0, 16 << 20, 100, 100, true), (3, 83_201_216, 100, 10, false)]);
+    assert_eq!(
+        (report.opaque, report.inventory.unit_bytes),
+        (false, Some(256 << 20))
+    );
+    let shown: Vec<_> = report
+        .inventory
+        .gpus
+        .iter()
+        .map(|gpu| {
+            (
+                gpu.minor,
+                gpu.memory_bytes >> 10,
+                gpu.core,
+                gpu.slots,
+                gpu.healthy,
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [(0, 16 << 20, 100, 100, true), (3, 83_201_216, 100, 10, false)]
+    );
 }
 
 /// One bad entry is told, by its place and field, and leaves the others alone.
@@ -60,13 +90,21 @@ fn device_object_with_and_without_optional_amounts() {
 fn bad_entries(#[case] entry: Value, #[case] expected: &str) {
     let report = read(&node(None, &json!({})), Some(&json!([gpu(7), entry]))).unwrap();
     assert_eq!(report.inventory.gpus.len(), 1);
-    assert!(report.problems.len() == 1 && report.problems[0].contains(expected), "{:?}", report.problems);
+    assert!(
+        report.problems.len() == 1 && report.problems[0].contains(expected),
+        "{:?}",
+        report.problems
+    );
 }
 
 #[rstest]
 #[case::absent(None, None, None)]
 #[case::good(Some("GiB"), Some(1 << 30), None)]
-#[case::misspelt(Some("Gib"), None, Some("node annotation aliyun.com/gpu-mem-unit: \"Gib\" is no memory unit"))]
+#[case::misspelt(
+    Some("Gib"),
+    None,
+    Some("node annotation aliyun.com/gpu-mem-unit: \"Gib\" is no memory unit")
+)]
 fn units(#[case] annotation: Option<&str>, #[case] bytes: Option<u64>, #[case] problem: Option<&str>) {
     let report = read(&node(annotation, &json!({})), Some(&json!([gpu(0)]))).unwrap();
     assert_eq!(report.inventory.unit_bytes, bytes);
@@ -89,14 +127,22 @@ fn units(#[case] annotation: Option<&str>, #[case] bytes: Option<u64>, #[case] p
 #[case::no_count(None, json!({"aliyun.com/gpu-mem": "9"}), None)]
 #[case::cpu_only(None, json!({"cpu": "8"}), None)]
 #[case::our_plugin_before_its_device_object(Some("GiB"), json!({"aliyun.com/gpu-mem": "31", "aliyun.com/gpu-count": "2", "koordinator.sh/gpu-memory": "31Gi"}), None)]
-fn capacities(#[case] annotation: Option<&str>, #[case] capacity: Value, #[case] expected: Option<(usize, u64, bool)>) {
+fn capacities(
+    #[case] annotation: Option<&str>,
+    #[case] capacity: Value,
+    #[case] expected: Option<(usize, u64, bool)>,
+) {
     let node = node(annotation, &capacity);
     let shown = |report: NodeReport| {
         let bytes = report.inventory.gpus.first().map_or(0, |gpu| gpu.memory_bytes);
         (report.inventory.gpus.len(), bytes, report.opaque)
     };
     assert_eq!(read(&node, None).map(shown), expected);
-    assert_eq!(read(&node, Some(&json!([]))), None, "a Device object without GPUs says that there are none");
+    assert_eq!(
+        read(&node, Some(&json!([]))),
+        None,
+        "a Device object without GPUs says that there are none"
+    );
 }
 
 #[rstest]
@@ -107,5 +153,8 @@ fn capacities(#[case] annotation: Option<&str>, #[case] capacity: Value, #[case]
 #[case::old(json!({"aliyun.com/gpu-mem": "31", "aliyun.com/gpu-count": "2"}), Some((2, 15 << 20)))]
 fn templates(#[case] capacity: Value, #[case] expected: Option<(usize, u64)>) {
     let report = of_template(&node(None, &capacity), &ResourceNames::default());
-    assert_eq!(report.map(|report| (report.inventory.gpus.len(), report.inventory.gpus[0].memory_bytes)), expected);
+    assert_eq!(
+        report.map(|report| (report.inventory.gpus.len(), report.inventory.gpus[0].memory_bytes)),
+        expected
+    );
 }

@@ -63,13 +63,21 @@ pub struct Campaign {
 
 impl std::fmt::Debug for Campaign {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Campaign").field("settings", &self.settings).field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("Campaign")
+            .field("settings", &self.settings)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
     }
 }
 
 /// Makes the only replica ready to bind, without a Lease: a scheduler before it may have been binding the pods that were
 /// pending when it began.
-pub async fn succeed_alone(leadership: Leadership, index: Shared<Index>, sight: Sight, bind_timeout: Duration) {
+pub async fn succeed_alone(
+    leadership: Leadership,
+    index: Shared<Index>,
+    sight: Sight,
+    bind_timeout: Duration,
+) {
     until_ready(&index).await;
     if index.read().began_with_pending() {
         tokio::time::sleep(patience(bind_timeout)).await;
@@ -86,12 +94,26 @@ async fn until_ready(index: &Shared<Index>) {
 
 impl Campaign {
     /// A replica that reads and writes through `client`.
-    pub fn new(client: Client, settings: Settings, leadership: Leadership, index: Shared<Index>, sight: Sight) -> Self {
+    pub fn new(
+        client: Client,
+        settings: Settings,
+        leadership: Leadership,
+        index: Shared<Index>,
+        sight: Sight,
+    ) -> Self {
         // A process that comes after this one in the same pod is another replica.
-        let identity = format!("{}_{:016x}", settings.pod.name, RandomState::new().build_hasher().finish());
+        let identity = format!(
+            "{}_{:016x}",
+            settings.pod.name,
+            RandomState::new().build_hasher().finish()
+        );
         let (lease_name, lease_holder, source) = if let Some(lease) = &settings.kube_scheduler_lease {
             let neighbour = Neighbour::of(&settings.pod.name, settings.terms, now());
-            (lease, neighbour::prefix(&settings.pod.name), TermSource::Neighbour(neighbour))
+            (
+                lease,
+                neighbour::prefix(&settings.pod.name),
+                TermSource::Neighbour(neighbour),
+            )
         } else {
             let election = Election::new(identity.clone(), settings.terms, now());
             (&settings.lease, identity.clone(), TermSource::Election(election))
@@ -109,7 +131,19 @@ impl Campaign {
             };
             Fence::new(client, fence, leadership.clone())
         });
-        Self { settings, leadership, index, sight, lease, label, fence, source, problem: None, reign: None, succession: None }
+        Self {
+            settings,
+            leadership,
+            index,
+            sight,
+            lease,
+            label,
+            fence,
+            source,
+            problem: None,
+            reign: None,
+            succession: None,
+        }
     }
 
     /// Takes part until `stop` completes; then an own Lease is given up once all binds have ended.
@@ -140,13 +174,17 @@ impl Campaign {
 
     /// When to look again, at the latest when the time to lead is over.
     fn wake(&self, pause: Instant) -> Instant {
-        self.reign.map_or(pause, |reign| pause.min(reign.renewed + self.settings.terms.renew))
+        self.reign.map_or(pause, |reign| {
+            pause.min(reign.renewed + self.settings.terms.renew)
+        })
     }
 
     /// How long a request may take: never longer than the time to lead.
     fn patience(&self) -> Duration {
         let most = self.settings.terms.renew / 2;
-        let left = self.reign.map(|reign| (reign.renewed + self.settings.terms.renew).saturating_duration_since(now()));
+        let left = self
+            .reign
+            .map(|reign| (reign.renewed + self.settings.terms.renew).saturating_duration_since(now()));
         left.map_or(most, |left| left.min(most))
     }
 
@@ -158,7 +196,11 @@ impl Campaign {
                 match found {
                     Ok(found) => self.source.read(sent, now(), found),
                     Err(error) => {
-                        warn!(lease = self.lease.name(), error = format!("{error:#}"), "the Lease cannot be read, trying again");
+                        warn!(
+                            lease = self.lease.name(),
+                            error = format!("{error:#}"),
+                            "the Lease cannot be read, trying again"
+                        );
                         self.source.unread(now());
                     }
                 }
@@ -197,7 +239,11 @@ impl Campaign {
         if let Some(reign) = reign {
             self.leadership.lead(self.settings.terms, reign.renewed, is_new);
             if is_new {
-                info!(lease = self.lease.name(), is_handed_over = reign.is_handed_over, "this replica leads");
+                info!(
+                    lease = self.lease.name(),
+                    is_handed_over = reign.is_handed_over,
+                    "this replica leads"
+                );
                 self.succession = Some(self.succeed(reign));
             }
         }
@@ -224,7 +270,10 @@ impl Campaign {
                 fence.take().await;
             }
             if !reign.is_handed_over {
-                info!(?patience, "the leader before did not say goodbye: what it may be writing is waited out");
+                info!(
+                    ?patience,
+                    "the leader before did not say goodbye: what it may be writing is waited out"
+                );
                 tokio::time::sleep(patience).await;
             }
             wanted.send_replace(Wanted::Leader(since.clone()));
@@ -258,7 +307,10 @@ impl Campaign {
         }
         self.leadership.end();
         self.label.want(Wanted::Plain);
-        if tokio::time::timeout(GOODBYE, self.label.done(&Wanted::Plain)).await.is_err() {
+        if tokio::time::timeout(GOODBYE, self.label.done(&Wanted::Plain))
+            .await
+            .is_err()
+        {
             warn!("the leader's label is left on this pod");
         }
     }

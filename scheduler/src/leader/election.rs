@@ -144,10 +144,15 @@ impl Election {
             Known::Absent if self.is_resigning => Action::End,
             // Naming nobody, it has to be left alone for as long as one that somebody holds: whoever led by a Lease that
             // was deleted finds out before.
-            Known::Absent => Action::Create(Record { seconds: self.seconds(), ..Record::default() }),
-            Known::There if self.is_resigning && self.is_holder() => {
-                self.write(Record { holder: String::new(), seconds: 1, transitions: self.record.transitions })
-            }
+            Known::Absent => Action::Create(Record {
+                seconds: self.seconds(),
+                ..Record::default()
+            }),
+            Known::There if self.is_resigning && self.is_holder() => self.write(Record {
+                holder: String::new(),
+                seconds: 1,
+                transitions: self.record.transitions,
+            }),
             Known::There if self.is_resigning => Action::End,
             Known::There if self.is_holder() || now >= self.free_at() => self.write(self.own_record()),
             Known::Nothing | Known::There => Action::Read,
@@ -196,7 +201,8 @@ impl Election {
         match outcome {
             Written::Done(version) => {
                 let is_handed_over = self.record.is_given_up();
-                (self.version, self.record, self.since, self.known) = (version, record, received, Known::There);
+                (self.version, self.record, self.since, self.known) =
+                    (version, record, received, Known::There);
                 if self.is_holder() {
                     self.renew(sent, is_handed_over);
                     self.due = sent + self.terms.retry;
@@ -220,7 +226,11 @@ impl Election {
             reign.renewed = sent;
         } else if !self.is_resigning {
             self.n_reigns += 1;
-            self.reign = Some(Reign { number: self.n_reigns, renewed: sent, is_handed_over });
+            self.reign = Some(Reign {
+                number: self.n_reigns,
+                renewed: sent,
+                is_handed_over,
+            });
         }
     }
 
@@ -230,7 +240,11 @@ impl Election {
             return self.since;
         }
         // The holder may have been told another duration than this replica.
-        self.since + self.terms.lease.max(Duration::from_secs(self.record.seconds.min(3600)))
+        self.since
+            + self
+                .terms
+                .lease
+                .max(Duration::from_secs(self.record.seconds.min(3600)))
     }
 
     fn is_holder(&self) -> bool {
@@ -239,16 +253,29 @@ impl Election {
 
     fn own_record(&self) -> Record {
         let transitions = self.record.transitions + u64::from(!self.is_holder());
-        Record { holder: self.identity.clone(), seconds: self.seconds(), transitions }
+        Record {
+            holder: self.identity.clone(),
+            seconds: self.seconds(),
+            transitions,
+        }
     }
 
     fn write(&self, record: Record) -> Action {
-        Action::Write { version: self.version.clone(), record }
+        Action::Write {
+            version: self.version.clone(),
+            record,
+        }
     }
 
     fn seconds(&self) -> u64 {
         // More than one, which would say that it is given up.
-        self.terms.lease.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).max(2)
+        self.terms
+            .lease
+            .as_millis()
+            .div_ceil(1000)
+            .try_into()
+            .unwrap_or(u64::MAX)
+            .max(2)
     }
 }
 

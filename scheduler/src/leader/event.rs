@@ -15,7 +15,12 @@ use crate::api_server;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Writes an event of type `Warning`; one that cannot be written is logged.
-pub(super) async fn write_warning(client: &Client, PodName { namespace, name }: &PodName, reason: &str, text: &str) {
+pub(super) async fn write_warning(
+    client: &Client,
+    PodName { namespace, name }: &PodName,
+    reason: &str,
+    text: &str,
+) {
     let now = jiff::Timestamp::now();
     let event = json!({
         "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": text, "count": 1,
@@ -26,7 +31,11 @@ pub(super) async fn write_warning(client: &Client, PodName { namespace, name }: 
         "lastTimestamp": now.round(jiff::Unit::Second).unwrap_or(now).to_string(),
     });
     let path = format!("/api/v1/namespaces/{namespace}/events");
-    let sent = timeout(REQUEST_TIMEOUT, api_server::send(client, Method::POST, &path, event.to_string().into_bytes())).await;
+    let sent = timeout(
+        REQUEST_TIMEOUT,
+        api_server::send(client, Method::POST, &path, event.to_string().into_bytes()),
+    )
+    .await;
     let problem = match sent {
         Ok(Ok(answer)) if answer.status.is_success() => return,
         Ok(Ok(answer)) => answer.message(),

@@ -66,7 +66,11 @@ enum Probe {
 
 impl Fence {
     pub(super) fn new(client: Client, settings: Settings, leadership: Leadership) -> Self {
-        Self { client, settings, leadership }
+        Self {
+            client,
+            settings,
+            leadership,
+        }
     }
 
     /// Names this replica in the object; returns when that is written.
@@ -89,7 +93,9 @@ impl Fence {
                 Probe::Refused(message) | Probe::Unknown(message) => message,
             };
             let written = self.write().await;
-            report.refused(written.map_or_else(|error| format!("{error:#}"), |()| problem)).await;
+            report
+                .refused(written.map_or_else(|error| format!("{error:#}"), |()| problem))
+                .await;
             sleep(PAUSES.1).await;
         }
     }
@@ -108,14 +114,28 @@ impl Fence {
     /// Leadership is asked after the read: a replica that was deposed meanwhile either sees so, or writes over a version that
     /// its successor has replaced or will replace.
     async fn write(&self) -> anyhow::Result<()> {
-        let Settings { namespace, name, holder, .. } = &self.settings;
+        let Settings {
+            namespace,
+            name,
+            holder,
+            ..
+        } = &self.settings;
         let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{}", KIND.1);
         let path = format!("{collection}/{name}");
         let answer = self.send(Method::GET, &path, None).await?;
         let found = json_of(&answer);
         let version = match answer.status {
-            StatusCode::OK if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) => return Ok(()),
-            StatusCode::OK => Some(found.pointer("/metadata/resourceVersion").cloned().unwrap_or_default()),
+            StatusCode::OK
+                if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) =>
+            {
+                return Ok(());
+            }
+            StatusCode::OK => Some(
+                found
+                    .pointer("/metadata/resourceVersion")
+                    .cloned()
+                    .unwrap_or_default(),
+            ),
             StatusCode::NOT_FOUND => None,
             _ => return Err(refusal("read", name, &answer)),
         };
@@ -127,22 +147,37 @@ impl Fence {
         }
         let spec = json!({"holderIdentity": holder, "acquireTime": jiff::Timestamp::now().to_string()});
         let object = json!({"apiVersion": API_VERSION, "kind": KIND.0, "metadata": metadata, "spec": spec});
-        let (method, path) = if version.is_some() { (Method::PUT, path) } else { (Method::POST, collection) };
+        let (method, path) = if version.is_some() {
+            (Method::PUT, path)
+        } else {
+            (Method::POST, collection)
+        };
         let answer = self.send(method, &path, Some(&object)).await?;
         if !answer.status.is_success() {
             return Err(refusal("write", name, &answer));
         }
-        info!(name, holder, "the API server is to take this replica's bindings and no other's");
+        info!(
+            name,
+            holder, "the API server is to take this replica's bindings and no other's"
+        );
         Ok(())
     }
 
     /// Checks that the Lease names this replica: a person may have given it to another, which then takes bindings over.
     async fn check_lease(&self) -> anyhow::Result<()> {
-        let Settings { namespace, lease: name, lease_holder: holder, .. } = &self.settings;
+        let Settings {
+            namespace,
+            lease: name,
+            lease_holder: holder,
+            ..
+        } = &self.settings;
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
         let answer = self.send(Method::GET, &path, None).await?;
         let lease = json_of(&answer);
-        let held_by = lease.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default();
+        let held_by = lease
+            .pointer("/spec/holderIdentity")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         let is_held = answer.status == StatusCode::OK && held_by.starts_with(holder.as_str());
         anyhow::ensure!(is_held, "the Lease {name} does not name this replica any more");
         Ok(())
@@ -157,7 +192,9 @@ impl Fence {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding?dryRun=All");
         match self.send(Method::POST, &path, Some(&binding)).await {
             Ok(answer) if is_refusal(answer.status) => Probe::Refused(answer.text()),
-            Ok(Answer { status, .. }) if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) => {
+            Ok(Answer { status, .. })
+                if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) =>
+            {
                 Probe::Taken
             }
             Ok(answer) => Probe::Unknown(answer.message()),
@@ -167,8 +204,14 @@ impl Fence {
 
     async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
-        let answer = timeout(REQUEST_TIMEOUT, api_server::send(&self.client, method, path, body)).await;
-        answer.context("no answer in time")?.map_err(|reason| anyhow!(reason))
+        let answer = timeout(
+            REQUEST_TIMEOUT,
+            api_server::send(&self.client, method, path, body),
+        )
+        .await;
+        answer
+            .context("no answer in time")?
+            .map_err(|reason| anyhow!(reason))
     }
 }
 
@@ -181,7 +224,11 @@ struct Report<'a> {
 
 impl<'a> Report<'a> {
     fn new(fence: &'a Fence) -> Self {
-        Self { fence, since: None, is_reported: false }
+        Self {
+            fence,
+            since: None,
+            is_reported: false,
+        }
     }
 
     async fn refused(&mut self, problem: String) {
@@ -192,12 +239,21 @@ impl<'a> Report<'a> {
         self.fence.leadership.set_refused(Some(problem.clone()));
         if !self.is_reported {
             self.is_reported = true;
-            warn!(problem, "this replica holds the Lease, and the API server does not take its bindings");
+            warn!(
+                problem,
+                "this replica holds the Lease, and the API server does not take its bindings"
+            );
             let text = format!(
                 "this replica holds the Lease, and the API server does not take its bindings: {problem}. If the object SchedulerLeader \
                  names this pod, restart kube-apiserver; else see that the CRD, the Role and the policy of this version are installed"
             );
-            event::write_warning(&self.fence.client, &self.fence.settings.pod, "BindingsRefused", &text).await;
+            event::write_warning(
+                &self.fence.client,
+                &self.fence.settings.pod,
+                "BindingsRefused",
+                &text,
+            )
+            .await;
         }
     }
 
@@ -215,7 +271,12 @@ pub(crate) fn is_refusal(status: StatusCode) -> bool {
 }
 
 fn refusal(verb: &str, name: &str, answer: &Answer) -> anyhow::Error {
-    anyhow!("cannot {verb} {} {name} ({}): {}", KIND.0, answer.status, answer.text())
+    anyhow!(
+        "cannot {verb} {} {name} ({}): {}",
+        KIND.0,
+        answer.status,
+        answer.text()
+    )
 }
 
 /// The object of an answer; null if it is no JSON.

@@ -35,8 +35,14 @@ impl Version {
         let mut numbers = text.strip_prefix('v')?.splitn(3, '.');
         let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
         let rest = numbers.next()?;
-        let patch = rest.split_once(|character: char| !character.is_ascii_digit()).map_or(rest, |(patch, _)| patch);
-        Some(Self { major, minor, patch: patch.parse().ok()? })
+        let patch = rest
+            .split_once(|character: char| !character.is_ascii_digit())
+            .map_or(rest, |(patch, _)| patch);
+        Some(Self {
+            major,
+            minor,
+            patch: patch.parse().ok()?,
+        })
     }
 
     /// The version in an image's tag.
@@ -61,7 +67,9 @@ impl fmt::Display for Version {
 /// The image of the second kube-scheduler in a pod.
 fn image(pod: &Value) -> Option<&str> {
     let containers = pod.pointer("/spec/containers")?.as_array()?;
-    let container = containers.iter().find(|container| container.get("name").and_then(Value::as_str) == Some(CONTAINER))?;
+    let container = containers
+        .iter()
+        .find(|container| container.get("name").and_then(Value::as_str) == Some(CONTAINER))?;
     container.get("image")?.as_str()
 }
 
@@ -105,16 +113,29 @@ pub async fn watch_version(client: Client, pod: PodName) {
 /// The image of kube-scheduler and the version of the API server.
 async fn look(client: &Client, PodName { namespace, name }: &PodName) -> anyhow::Result<(String, String)> {
     let server = get(client, "/version").await?;
-    let server = server.get("gitVersion").and_then(Value::as_str).unwrap_or_default();
+    let server = server
+        .get("gitVersion")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let pod = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await?;
     let image = image(&pod).unwrap_or_default();
     Ok((image.to_owned(), server.to_owned()))
 }
 
 async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
-    let answer = timeout(REQUEST_TIMEOUT, api_server::send(client, Method::GET, path, Vec::new())).await;
-    let answer = answer.map_err(|_| anyhow::anyhow!("no answer in time"))?.map_err(|reason| anyhow::anyhow!(reason))?;
-    anyhow::ensure!(answer.status.is_success(), "cannot read {path}: {}", answer.message());
+    let answer = timeout(
+        REQUEST_TIMEOUT,
+        api_server::send(client, Method::GET, path, Vec::new()),
+    )
+    .await;
+    let answer = answer
+        .map_err(|_| anyhow::anyhow!("no answer in time"))?
+        .map_err(|reason| anyhow::anyhow!(reason))?;
+    anyhow::ensure!(
+        answer.status.is_success(),
+        "cannot read {path}: {}",
+        answer.message()
+    );
     Ok(serde_json::from_slice(&answer.body)?)
 }
 
@@ -137,7 +158,11 @@ mod tests {
     #[case::of_k3s("v1.34.1", "v1.36.2+k3s1", false)]
     #[case::unknown("latest", "v1.36.2", true)]
     fn versions_that_go_together(#[case] tag: &str, #[case] server: &str, #[case] expected: bool) {
-        for image in ["registry.k8s.io/kube-scheduler:", "localhost:5000/kube-scheduler:", "kube-scheduler:"] {
+        for image in [
+            "registry.k8s.io/kube-scheduler:",
+            "localhost:5000/kube-scheduler:",
+            "kube-scheduler:",
+        ] {
             let advice = advice(&format!("{image}{tag}"), server);
             assert_eq!(advice.is_none(), expected, "{advice:?}");
             assert!(advice.is_none_or(|text| text.contains(tag) && text.contains("v1.36.2")));
@@ -151,7 +176,10 @@ mod tests {
     #[case::cut_short("kube-scheduler:v1.36", None)]
     #[case::too_large("kube-scheduler:v1.99999999999.0", None)]
     fn versions_of_images(#[case] image: &str, #[case] expected: Option<(u32, u32, u32)>) {
-        assert_eq!(Version::of_image(image), expected.map(|(major, minor, patch)| Version { major, minor, patch }));
+        assert_eq!(
+            Version::of_image(image),
+            expected.map(|(major, minor, patch)| Version { major, minor, patch })
+        );
     }
 
     #[test]

@@ -44,7 +44,10 @@ impl LabelKeeper {
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
         let (wanted, wishes) = watch::channel(Wanted::Plain);
         let (report, done) = watch::channel(None);
-        tokio::spawn(named("leader's label", keep(client, pod, leadership, wishes, report)));
+        tokio::spawn(named(
+            "leader's label",
+            keep(client, pod, leadership, wishes, report),
+        ));
         Self { wanted, done }
     }
 
@@ -88,12 +91,20 @@ async fn keep(
         report.send_replace(None);
         match patch(&client, &pod, &wanted).await {
             Ok(()) => {
-                info!(label = LABEL, is_leader = wanted != Wanted::Plain, "this pod's label is written");
+                info!(
+                    label = LABEL,
+                    is_leader = wanted != Wanted::Plain,
+                    "this pod's label is written"
+                );
                 leadership.set_stray(wanted != Wanted::Plain);
                 report.send_replace(Some(wanted));
             }
             Err(error) => {
-                warn!(label = LABEL, error = format!("{error:#}"), "cannot write this pod's label, trying again");
+                warn!(
+                    label = LABEL,
+                    error = format!("{error:#}"),
+                    "cannot write this pod's label, trying again"
+                );
                 tokio::time::sleep(PAUSE).await;
             }
         }
@@ -106,12 +117,19 @@ async fn patch(client: &Client, pod: &PodName, wanted: &Wanted) -> anyhow::Resul
         Wanted::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {SINCE: since}}),
     };
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-    let request = Request::builder().method(Method::PATCH).uri(path).header(header::CONTENT_TYPE, "application/merge-patch+json");
+    let request = Request::builder()
+        .method(Method::PATCH)
+        .uri(path)
+        .header(header::CONTENT_TYPE, "application/merge-patch+json");
     let request = request.body(serde_json::to_vec(&json!({"metadata": metadata}))?)?;
-    let answer = tokio::time::timeout(TIMEOUT, client.request::<Value>(request)).await.context("no answer in time")?;
+    let answer = tokio::time::timeout(TIMEOUT, client.request::<Value>(request))
+        .await
+        .context("no answer in time")?;
     match answer {
         // A pod that is gone bears no label.
         Err(kube::Error::Api(status)) if status.code == 404 && *wanted == Wanted::Plain => Ok(()),
-        answer => answer.map(drop).with_context(|| format!("pod {}/{}", pod.namespace, pod.name)),
+        answer => answer
+            .map(drop)
+            .with_context(|| format!("pod {}/{}", pod.namespace, pod.name)),
     }
 }

@@ -20,7 +20,11 @@ pub(super) struct LeaseObject {
 
 impl LeaseObject {
     pub(super) fn new(client: Client, namespace: &str, name: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), last: Lease::default() }
+        Self {
+            api: Api::namespaced(client, namespace),
+            name: name.to_owned(),
+            last: Lease::default(),
+        }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -29,9 +33,17 @@ impl LeaseObject {
 
     /// The version and what it says, if there is a Lease. Names no resource version, so that no cache answers.
     pub(super) async fn read(&mut self, timeout: Duration) -> anyhow::Result<Option<(String, Record)>> {
-        let found = tokio::time::timeout(timeout, self.api.get_opt(&self.name)).await.context("no answer in time")?;
-        let Some(found) = found.context("cannot read the Lease")? else { return Ok(None) };
-        let version = found.metadata.resource_version.clone().context("the Lease has no resource version")?;
+        let found = tokio::time::timeout(timeout, self.api.get_opt(&self.name))
+            .await
+            .context("no answer in time")?;
+        let Some(found) = found.context("cannot read the Lease")? else {
+            return Ok(None);
+        };
+        let version = found
+            .metadata
+            .resource_version
+            .clone()
+            .context("the Lease has no resource version")?;
         let record = record(&found);
         self.last = found;
         Ok(Some((version, record)))
@@ -44,7 +56,10 @@ impl LeaseObject {
             labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
             ..ObjectMeta::default()
         };
-        let lease = Lease { metadata, spec: Some(spec(record, None)) };
+        let lease = Lease {
+            metadata,
+            spec: Some(spec(record, None)),
+        };
         let params = PostParams::default();
         let request = self.api.create(&params, &lease);
         let answer = tokio::time::timeout(timeout, request).await;
@@ -76,7 +91,10 @@ impl LeaseObject {
             // Of another version, or gone.
             Some(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => Written::Overtaken,
             Some(Err(error)) => {
-                tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "cannot write the Lease");
+                tracing::warn!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "cannot write the Lease"
+                );
                 Written::Unknown
             }
             None => {
@@ -89,9 +107,15 @@ impl LeaseObject {
 
 fn record(lease: &Lease) -> Record {
     let spec = lease.spec.as_ref();
-    let number = |field: Option<i32>| field.and_then(|number| u64::try_from(number).ok()).unwrap_or_default();
+    let number = |field: Option<i32>| {
+        field
+            .and_then(|number| u64::try_from(number).ok())
+            .unwrap_or_default()
+    };
     Record {
-        holder: spec.and_then(|spec| spec.holder_identity.clone()).unwrap_or_default(),
+        holder: spec
+            .and_then(|spec| spec.holder_identity.clone())
+            .unwrap_or_default(),
         seconds: number(spec.and_then(|spec| spec.lease_duration_seconds)),
         transitions: number(spec.and_then(|spec| spec.lease_transitions)),
     }
@@ -106,7 +130,9 @@ fn spec(record: &Record, before: Option<&LeaseSpec>) -> LeaseSpec {
         holder_identity: Some(record.holder.clone()),
         lease_duration_seconds: number(record.seconds),
         lease_transitions: number(record.transitions),
-        acquire_time: same.and_then(|same| same.acquire_time.clone()).or_else(|| Some(now.clone())),
+        acquire_time: same
+            .and_then(|same| same.acquire_time.clone())
+            .or_else(|| Some(now.clone())),
         renew_time: Some(now),
         ..LeaseSpec::default()
     }

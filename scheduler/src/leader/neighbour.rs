@@ -40,7 +40,15 @@ struct Seen {
 impl Neighbour {
     /// Beside the kube-scheduler of the pod of this name.
     pub fn of(pod: &str, terms: Terms, now: Instant) -> Self {
-        Self { prefix: prefix(pod), terms, seen: None, due: now, reign: None, n_reigns: 0, has_ended: false }
+        Self {
+            prefix: prefix(pod),
+            terms,
+            seen: None,
+            due: now,
+            reign: None,
+            n_reigns: 0,
+            has_ended: false,
+        }
     }
 
     /// The term of this extender, if there is one now.
@@ -91,20 +99,31 @@ impl Neighbour {
             (self.seen, self.reign) = (None, None);
             return;
         };
-        let before = self.seen.replace(Seen { version: version.clone(), record: record.clone(), sent });
+        let before = self.seen.replace(Seen {
+            version: version.clone(),
+            record: record.clone(),
+            sent,
+        });
         if !self.is_own(&record) || self.is_short(&record) {
             self.reign = None;
             return;
         }
         // A version that the first read shows is of unknown age.
-        let Some(before) = before.filter(|before| before.version != version) else { return };
-        let is_same_holder = before.record.holder == record.holder && before.record.transitions == record.transitions;
+        let Some(before) = before.filter(|before| before.version != version) else {
+            return;
+        };
+        let is_same_holder =
+            before.record.holder == record.holder && before.record.transitions == record.transitions;
         if let Some(reign) = self.reign.as_mut().filter(|_| is_same_holder) {
             reign.renewed = before.sent;
         } else {
             self.n_reigns += 1;
             // kube-scheduler gives its Lease up without waiting for the binds of its extender.
-            self.reign = Some(Reign { number: self.n_reigns, renewed: before.sent, is_handed_over: false });
+            self.reign = Some(Reign {
+                number: self.n_reigns,
+                renewed: before.sent,
+                is_handed_over: false,
+            });
         }
     }
 
@@ -144,21 +163,36 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+    const TERMS: Terms = Terms {
+        lease: Duration::from_secs(15),
+        renew: Duration::from_secs(10),
+        retry: Duration::from_secs(2),
+    };
 
     /// As long as the Lease: any time that a term counts too much is seen.
-    const TIGHT: Terms = Terms { renew: TERMS.lease, ..TERMS };
+    const TIGHT: Terms = Terms {
+        renew: TERMS.lease,
+        ..TERMS
+    };
 
     fn after(start: Instant, tenths: u64) -> Instant {
         start + Duration::from_millis(100 * tenths)
     }
 
     fn record(holder: &str) -> Record {
-        Record { holder: holder.to_owned(), seconds: 15, transitions: 0 }
+        Record {
+            holder: holder.to_owned(),
+            seconds: 15,
+            transitions: 0,
+        }
     }
 
     fn read(neighbour: &mut Neighbour, start: Instant, tenths: u64, version: &str, record: Record) {
-        neighbour.read(after(start, tenths), after(start, tenths + 1), Some((version.to_owned(), record)));
+        neighbour.read(
+            after(start, tenths),
+            after(start, tenths + 1),
+            Some((version.to_owned(), record)),
+        );
     }
 
     #[test]
@@ -172,10 +206,19 @@ mod tests {
         read(&mut neighbour, start, 11, "1", record("a_1"));
         read(&mut neighbour, start, 22, "2", record("a_1"));
         let reign = neighbour.reign(after(start, 23)).unwrap();
-        assert_eq!((reign.number, reign.renewed, reign.is_handed_over), (1, after(start, 11), false));
-        assert!(neighbour.reign(after(start, 110)).is_some() && neighbour.reign(after(start, 111)).is_none(), "ends without a renewal");
+        assert_eq!(
+            (reign.number, reign.renewed, reign.is_handed_over),
+            (1, after(start, 11), false)
+        );
+        assert!(
+            neighbour.reign(after(start, 110)).is_some() && neighbour.reign(after(start, 111)).is_none(),
+            "ends without a renewal"
+        );
         read(&mut neighbour, start, 33, "3", record("a_1"));
-        assert_eq!(neighbour.reign(after(start, 34)).unwrap().renewed, after(start, 22));
+        assert_eq!(
+            neighbour.reign(after(start, 34)).unwrap().renewed,
+            after(start, 22)
+        );
     }
 
     #[test]
@@ -185,23 +228,69 @@ mod tests {
             let mut neighbour = Neighbour::of("a", TERMS, start);
             read(&mut neighbour, start, 0, "1", self::record("a_1"));
             read(&mut neighbour, start, 11, "2", self::record("a_1"));
-            assert_eq!(neighbour.reign(after(start, 12)).map(|reign| reign.number), Some(1));
+            assert_eq!(
+                neighbour.reign(after(start, 12)).map(|reign| reign.number),
+                Some(1)
+            );
             read(&mut neighbour, start, 22, version, record);
-            (neighbour.reign(after(start, 23)).map(|reign| reign.number), neighbour.problem().is_some())
+            (
+                neighbour.reign(after(start, 23)).map(|reign| reign.number),
+                neighbour.problem().is_some(),
+            )
         };
         assert_eq!(of("2", record("a_1")), (Some(1), false), "not renewed yet");
         assert_eq!(of("3", record("b_1")), (None, false));
-        assert_eq!(of("3", record("ab_1")), (None, false), "another pod, whose name begins alike");
-        assert_eq!(of("3", Record { holder: String::new(), seconds: 1, transitions: 0 }), (None, false), "given up");
-        assert_eq!(of("3", record("a_2")), (Some(2), false), "kube-scheduler was restarted, another may have led meanwhile");
-        assert_eq!(of("3", Record { transitions: 2, ..record("a_1") }), (Some(2), false));
-        assert_eq!(of("3", Record { seconds: 5, ..record("a_1") }), (None, true));
+        assert_eq!(
+            of("3", record("ab_1")),
+            (None, false),
+            "another pod, whose name begins alike"
+        );
+        assert_eq!(
+            of(
+                "3",
+                Record {
+                    holder: String::new(),
+                    seconds: 1,
+                    transitions: 0
+                }
+            ),
+            (None, false),
+            "given up"
+        );
+        assert_eq!(
+            of("3", record("a_2")),
+            (Some(2), false),
+            "kube-scheduler was restarted, another may have led meanwhile"
+        );
+        assert_eq!(
+            of(
+                "3",
+                Record {
+                    transitions: 2,
+                    ..record("a_1")
+                }
+            ),
+            (Some(2), false)
+        );
+        assert_eq!(
+            of(
+                "3",
+                Record {
+                    seconds: 5,
+                    ..record("a_1")
+                }
+            ),
+            (None, true)
+        );
     }
 
     #[test]
     fn a_long_name_is_cut_as_kubelet_cuts_host_names() {
         assert_eq!(prefix("gpushare-scheduler-7d-x"), "gpushare-scheduler-7d-x_");
-        assert_eq!(prefix(&format!("{}-{}", "a".repeat(62), "b".repeat(9))), format!("{}_", "a".repeat(62)));
+        assert_eq!(
+            prefix(&format!("{}-{}", "a".repeat(62), "b".repeat(9))),
+            format!("{}_", "a".repeat(62))
+        );
         assert_eq!(prefix(&"a".repeat(63)), format!("{}_", "a".repeat(63)));
     }
 
@@ -212,11 +301,21 @@ mod tests {
         read(&mut neighbour, start, 0, "1", record("a_1"));
         read(&mut neighbour, start, 11, "2", record("a_1"));
         neighbour.unread(after(start, 20));
-        assert!(neighbour.reign(after(start, 21)).is_some(), "one failed read changes nothing");
+        assert!(
+            neighbour.reign(after(start, 21)).is_some(),
+            "one failed read changes nothing"
+        );
         neighbour.read(after(start, 22), after(start, 23), None);
-        assert_eq!((neighbour.reign(after(start, 23)), neighbour.holder()), (None, ""));
+        assert_eq!(
+            (neighbour.reign(after(start, 23)), neighbour.holder()),
+            (None, "")
+        );
         read(&mut neighbour, start, 33, "9", record("a_1"));
-        assert_eq!(neighbour.reign(after(start, 34)), None, "the new Lease may be old");
+        assert_eq!(
+            neighbour.reign(after(start, 34)),
+            None,
+            "the new Lease may be old"
+        );
         neighbour.resign();
         assert_eq!(neighbour.next(after(start, 60)), Action::End);
     }
@@ -240,7 +339,13 @@ mod tests {
 
     impl Pod {
         fn new(name: &str, start: Instant) -> Self {
-            Self { seen: (0, 0), stopped_until: 0, process: 0, neighbour: Neighbour::of(name, TIGHT, start), reading: None }
+            Self {
+                seen: (0, 0),
+                stopped_until: 0,
+                process: 0,
+                neighbour: Neighbour::of(name, TIGHT, start),
+                reading: None,
+            }
         }
 
         /// kube-scheduler acquires or renews the Lease if client-go's rule lets it.
@@ -250,10 +355,21 @@ mod tests {
             if self.seen.0 != version {
                 self.seen = (version, now);
             }
-            let is_free = lease.as_ref().is_none_or(|(_, record)| record.holder == own || now > self.seen.1 + 10 * record.seconds);
+            let is_free = lease
+                .as_ref()
+                .is_none_or(|(_, record)| record.holder == own || now > self.seen.1 + 10 * record.seconds);
             if is_free {
-                let transitions = lease.as_ref().map_or(0, |(_, record)| record.transitions + u64::from(record.holder != own));
-                *lease = Some((version + 1, Record { holder: own, seconds: 15, transitions }));
+                let transitions = lease.as_ref().map_or(0, |(_, record)| {
+                    record.transitions + u64::from(record.holder != own)
+                });
+                *lease = Some((
+                    version + 1,
+                    Record {
+                        holder: own,
+                        seconds: 15,
+                        transitions,
+                    },
+                ));
                 self.seen = (version + 1, now);
             }
         }
@@ -261,7 +377,9 @@ mod tests {
         /// The extender receives an answer that is due, or sends a read; `delay` is the time of the answer.
         fn look(&mut self, lease: Option<&(u64, Record)>, start: Instant, now: u64, delay: u64) {
             match self.reading.take() {
-                Some((sent, received, answer)) if received <= now => self.neighbour.read(after(start, sent), after(start, now), answer),
+                Some((sent, received, answer)) if received <= now => {
+                    self.neighbour.read(after(start, sent), after(start, now), answer);
+                }
                 None if self.neighbour.next(after(start, now)) == Action::Read => {
                     let answer = lease.map(|(version, record)| (version.to_string(), record.clone()));
                     self.reading = Some((now, now + delay, answer));

@@ -29,7 +29,12 @@ pub struct Sight {
 impl Sight {
     /// Of a watch that has shown nothing; `own` is this replica's pod.
     pub fn new(own: Option<PodName>) -> Self {
-        Self { own, since: Arc::default(), wanted: Arc::default(), listed: Arc::default() }
+        Self {
+            own,
+            since: Arc::default(),
+            wanted: Arc::default(),
+            listed: Arc::default(),
+        }
     }
 
     /// Waits until the watch has shown the own pod with this annotation, and so all that was written before.
@@ -69,12 +74,15 @@ impl Sight {
         number: u64,
         events: impl Stream<Item = watcher::Result<Event<Pod>>> + Send + 'static,
     ) -> impl Stream<Item = watcher::Result<Event<Pod>>> {
-        futures::stream::unfold((self, events.boxed(), Noted::default()), move |(sight, mut events, mut noted)| async move {
-            sight.publish(&mut noted, number);
-            let event = events.next().await?;
-            noted.take(&sight, &event);
-            Some((event, (sight, events, noted)))
-        })
+        futures::stream::unfold(
+            (self, events.boxed(), Noted::default()),
+            move |(sight, mut events, mut noted)| async move {
+                sight.publish(&mut noted, number);
+                let event = events.next().await?;
+                noted.take(&sight, &event);
+                Some((event, (sight, events, noted)))
+            },
+        )
     }
 
     fn publish(&self, noted: &mut Noted, number: u64) {
@@ -93,8 +101,14 @@ impl Sight {
     fn since_of(&self, pod: &Pod) -> Option<String> {
         let own = self.own.as_ref()?;
         let meta = &pod.metadata;
-        let is_own = meta.name.as_deref() == Some(own.name.as_str()) && meta.namespace.as_deref() == Some(own.namespace.as_str());
-        is_own.then(|| meta.annotations.as_ref().and_then(|annotations| annotations.get(label::SINCE).cloned()).unwrap_or_default())
+        let is_own = meta.name.as_deref() == Some(own.name.as_str())
+            && meta.namespace.as_deref() == Some(own.namespace.as_str());
+        is_own.then(|| {
+            meta.annotations
+                .as_ref()
+                .and_then(|annotations| annotations.get(label::SINCE).cloned())
+                .unwrap_or_default()
+        })
     }
 }
 
@@ -109,7 +123,12 @@ struct Noted {
 impl Noted {
     fn take(&mut self, sight: &Sight, event: &watcher::Result<Event<Pod>>) {
         match event {
-            Ok(Event::Init) => *self = Self { is_listing: true, ..Self::default() },
+            Ok(Event::Init) => {
+                *self = Self {
+                    is_listing: true,
+                    ..Self::default()
+                }
+            }
             Ok(Event::InitDone) => (self.is_listing, self.is_listed) = (false, true),
             Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
                 if let Some(since) = sight.since_of(pod) {

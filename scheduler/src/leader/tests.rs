@@ -7,7 +7,11 @@ use rstest::rstest;
 use super::election::Terms;
 use super::{Leadership, NotLeading};
 
-const TERMS: Terms = Terms { lease: secs(15), renew: secs(10), retry: secs(2) };
+const TERMS: Terms = Terms {
+    lease: secs(15),
+    renew: secs(10),
+    retry: secs(2),
+};
 
 const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -29,9 +33,16 @@ fn nobody_binds_before_everything_has_been_seen() {
     standby.clear();
     standby.lead(TERMS, now, true);
     assert_eq!(standby.check(now), Ok(()));
-    assert_eq!(standby.begin_bind(now).unwrap_err(), NotLeading::Starting, "what was seen in another reign does not count");
+    assert_eq!(
+        standby.begin_bind(now).unwrap_err(),
+        NotLeading::Starting,
+        "what was seen in another reign does not count"
+    );
     let alone = Leadership::alone_after_another();
-    assert_eq!((alone.check(now), alone.begin_bind(now).unwrap_err()), (Ok(()), NotLeading::Starting));
+    assert_eq!(
+        (alone.check(now), alone.begin_bind(now).unwrap_err()),
+        (Ok(()), NotLeading::Starting)
+    );
     alone.clear();
     assert!(alone.begin_bind(now).is_ok() && alone.covers(now, now + secs(1000)));
 }
@@ -41,7 +52,11 @@ fn renewals_leave_what_was_seen() {
     let (leadership, now) = leading();
     leadership.lead(TERMS, now + secs(2), false);
     assert!(leadership.begin_bind(now + secs(11)).is_ok());
-    assert_eq!(leadership.begin_bind(now + secs(12)).unwrap_err(), NotLeading::Standby, "nobody has to say so");
+    assert_eq!(
+        leadership.begin_bind(now + secs(12)).unwrap_err(),
+        NotLeading::Standby,
+        "nobody has to say so"
+    );
 }
 
 #[rstest]
@@ -52,7 +67,10 @@ fn renewals_leave_what_was_seen() {
 #[case::after_a_long_pause(100, 14, false)]
 fn a_write_is_covered_by_the_whole_lease(#[case] now: u64, #[case] deadline: u64, #[case] expected: bool) {
     let (leadership, began) = leading();
-    assert_eq!(leadership.covers(began + secs(now), began + secs(deadline)), expected);
+    assert_eq!(
+        leadership.covers(began + secs(now), began + secs(deadline)),
+        expected
+    );
     assert!(!Leadership::standby().covers(began, began));
 }
 
@@ -85,14 +103,20 @@ fn a_pod_that_may_bear_the_label_and_does_not_lead_is_no_place_for_clients() {
     assert!(!leadership.is_stray(now) && leadership.is_stray(now + secs(10)));
     leadership.set_stray(false);
     assert!(!leadership.is_stray(now + secs(10)));
-    assert!(Leadership::standby().is_stray(now), "an earlier process may have left it");
+    assert!(
+        Leadership::standby().is_stray(now),
+        "an earlier process may have left it"
+    );
     assert!(!Leadership::alone_after_another().is_stray(now));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_end_waits_for_binds_in_work_and_lets_none_begin() {
     let (leadership, now) = leading();
-    let binds = [leadership.begin_bind(now).unwrap(), leadership.begin_bind(now).unwrap()];
+    let binds = [
+        leadership.begin_bind(now).unwrap(),
+        leadership.begin_bind(now).unwrap(),
+    ];
     let ending = tokio::spawn({
         let leadership = leadership.clone();
         async move { leadership.end_binds().await }
@@ -100,7 +124,10 @@ async fn the_end_waits_for_binds_in_work_and_lets_none_begin() {
     tokio::time::sleep(secs(1)).await;
     assert!(!ending.is_finished());
     assert_eq!(leadership.begin_bind(now).unwrap_err(), NotLeading::Ending);
-    assert!(leadership.covers(now + secs(11), now + secs(15)), "what began may end");
+    assert!(
+        leadership.covers(now + secs(11), now + secs(15)),
+        "what began may end"
+    );
     drop(binds);
     ending.await.unwrap();
     leadership.end();

@@ -12,9 +12,13 @@ use crate::watch::Follow;
 
 fn pod(at: usize, node: Option<&str>, owner: &str) -> Pod {
     let containers = json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": at.to_string()}}}]);
-    let owners = json!([{"apiVersion": "apps/v1", "kind": owner, "name": "o", "uid": "o", "controller": true}]);
+    let owners =
+        json!([{"apiVersion": "apps/v1", "kind": owner, "name": "o", "uid": "o", "controller": true}]);
     let metadata = json!({"name": "p", "namespace": "d", "uid": at.to_string(), "ownerReferences": owners});
-    serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": containers, "nodeName": node}})).unwrap()
+    serde_json::from_value(
+        json!({"metadata": metadata, "spec": {"containers": containers, "nodeName": node}}),
+    )
+    .unwrap()
 }
 
 /// So many pods have come that it is worth learning.
@@ -29,7 +33,11 @@ fn told_of_pods(mut index: Index) -> Index {
 #[case::waiting(None, "ReplicaSet", 0)]
 #[case::of_a_daemon_set(Some("n"), "DaemonSet", 0)]
 #[case::image_of_a_static_pod(Some("n"), "Node", 0)]
-fn only_pods_that_found_their_node_are_learnt_from(#[case] node: Option<&str>, #[case] owner: &str, #[case] n_kinds: usize) {
+fn only_pods_that_found_their_node_are_learnt_from(
+    #[case] node: Option<&str>,
+    #[case] owner: &str,
+    #[case] n_kinds: usize,
+) {
     let mut index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
     (1..=20).for_each(|at| index.apply(pod(at, node, owner)));
     index.learn();
@@ -38,7 +46,9 @@ fn only_pods_that_found_their_node_are_learnt_from(#[case] node: Option<&str>, #
 
 #[tokio::test(start_paused = true)]
 async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
-    let index = Shared::new(told_of_pods(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()).rehearsing()));
+    let index = Shared::new(told_of_pods(
+        offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()).rehearsing(),
+    ));
     assert!(index.read().fleet().is_learning());
     let learnt = async {
         while index.read().fleet().is_learning() {
@@ -54,6 +64,10 @@ async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
 /// Who rehearses nothing learns at once.
 #[test]
 fn without_rehearsals_nothing_waits() {
-    let index = told_of_pods(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()));
+    let index = told_of_pods(offline::index(
+        std::iter::empty(),
+        std::iter::empty(),
+        std::iter::empty(),
+    ));
     assert!(!index.fleet().is_learning());
 }

@@ -39,7 +39,10 @@ impl Part {
         let bind_timeout = config.scheduling.bind_timeout;
         let settings = config.leader.as_ref().map(|leader| {
             let namespace = leader.namespace.clone().unwrap_or_else(|| namespace.to_owned());
-            let pod = PodName { namespace: namespace.clone(), name: leader.pod.clone() };
+            let pod = PodName {
+                namespace: namespace.clone(),
+                name: leader.pod.clone(),
+            };
             Settings {
                 lease: leader.lease.clone(),
                 kube_scheduler_lease: leader.kube_scheduler_lease.clone(),
@@ -50,9 +53,18 @@ impl Part {
                 fences_bindings: leader.fences_bindings,
             }
         });
-        let leadership = if settings.is_some() { Leadership::standby() } else { Leadership::alone_after_another() };
+        let leadership = if settings.is_some() {
+            Leadership::standby()
+        } else {
+            Leadership::alone_after_another()
+        };
         let sight = Sight::new(settings.as_ref().map(|settings| settings.pod.clone()));
-        Self { leadership, sight, settings, bind_timeout }
+        Self {
+            leadership,
+            sight,
+            settings,
+            bind_timeout,
+        }
     }
 
     /// The namespace in which a leader is elected, if one is.
@@ -65,18 +77,26 @@ impl Part {
         let heard = Heard::new(<Index as crate::watch::Follow<Pod>>::KIND);
         let api: Api<Pod> = Api::all(heard.listen(client));
         let (sight, index) = (self.sight.clone(), index.clone());
-        tasks.spawn("watch of pods", async move { sight.follow(index, || events(api.clone())).await });
+        tasks.spawn("watch of pods", async move {
+            sight.follow(index, || events(api.clone())).await;
+        });
         heard
     }
 
     /// Begins; what comes back completes when nothing need be served any more.
     pub(super) fn begin(self, client: Client, index: Shared<Index>, stop: Stop, tasks: &mut Tasks) -> Stop {
         let Some(settings) = self.settings else {
-            tokio::spawn(named("beginning", succeed_alone(self.leadership, index, self.sight, self.bind_timeout)));
+            tokio::spawn(named(
+                "beginning",
+                succeed_alone(self.leadership, index, self.sight, self.bind_timeout),
+            ));
             return stop;
         };
         if settings.kube_scheduler_lease.is_some() {
-            tasks.spawn("version of kube-scheduler", watch_version(client.clone(), settings.pod.clone()));
+            tasks.spawn(
+                "version of kube-scheduler",
+                watch_version(client.clone(), settings.pod.clone()),
+            );
         }
         let campaign = Campaign::new(client, settings, self.leadership, index, self.sight);
         let (end, has_ended) = oneshot::channel();

@@ -36,16 +36,41 @@ pub(super) fn begin(
     let webhooks = config.admission.webhooks.as_ref();
     let mut tls = Tls {
         extender: from_files(config.serving.tls.clone(), EXTENDER, &metrics, tasks)?,
-        webhooks: from_files(webhooks.and_then(|webhooks| webhooks.tls.clone()), WEBHOOK, &metrics, tasks)?,
+        webhooks: from_files(
+            webhooks.and_then(|webhooks| webhooks.tls.clone()),
+            WEBHOOK,
+            &metrics,
+            tasks,
+        )?,
     };
     if let Some(wanted) = &config.admission.certificates {
         let service = |name: &str| format!("{name}.{namespace}.svc");
-        let hosts = wanted.hosts.clone().unwrap_or_else(|| SERVICES.map(service).into());
-        let (secret, lifetime, configuration) = (wanted.secret.clone(), wanted.lifetime, wanted.configuration.clone());
-        let settings = Settings { secret, namespace, hosts, lifetime, configuration };
+        let hosts = wanted
+            .hosts
+            .clone()
+            .unwrap_or_else(|| SERVICES.map(service).into());
+        let (secret, lifetime, configuration) = (
+            wanted.secret.clone(),
+            wanted.lifetime,
+            wanted.configuration.clone(),
+        );
+        let settings = Settings {
+            secret,
+            namespace,
+            hosts,
+            lifetime,
+            configuration,
+        };
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
-            tls.webhooks = Some(keeper.serve(webhooks.client_ca.clone().map_or(Clients::Anybody, Clients::SignedBy))?);
+            tls.webhooks = Some(
+                keeper.serve(
+                    webhooks
+                        .client_ca
+                        .clone()
+                        .map_or(Clients::Anybody, Clients::SignedBy),
+                )?,
+            );
         }
         if wanted.for_extender {
             tls.extender = Some(keeper.serve(Clients::Known)?);
@@ -55,7 +80,12 @@ pub(super) fn begin(
     Ok(tls)
 }
 
-fn from_files(files: Option<TlsFiles>, [shown, clients]: Names, metrics: &Metrics, tasks: &mut Tasks) -> anyhow::Result<Option<Current>> {
+fn from_files(
+    files: Option<TlsFiles>,
+    [shown, clients]: Names,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Option<Current>> {
     let Some(files) = files else { return Ok(None) };
     let metrics = metrics.clone();
     let certificates = CertificateFiles::load(files)?.on_change(move |in_use| {

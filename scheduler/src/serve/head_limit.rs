@@ -44,7 +44,10 @@ impl Conversation {
     /// Begins with a client that has just connected.
     pub(super) fn new(limit: Duration) -> Self {
         let until = Instant::now() + limit;
-        Self { stage: Arc::new(Mutex::new(Stage::Head { until })), limit }
+        Self {
+            stage: Arc::new(Mutex::new(Stage::Head { until })),
+            limit,
+        }
     }
 
     /// A head has come in whole.
@@ -57,7 +60,9 @@ impl Conversation {
     fn heard(&self) {
         let mut stage = self.stage();
         if *stage == Stage::Between {
-            *stage = Stage::Head { until: Instant::now() + self.limit };
+            *stage = Stage::Head {
+                until: Instant::now() + self.limit,
+            };
         }
     }
 
@@ -85,12 +90,19 @@ pub(super) struct HeadLimit<S> {
 impl<S> HeadLimit<S> {
     /// Watches over a stream on which this conversation is held.
     pub(super) fn new(stream: S, conversation: Conversation) -> Self {
-        Self { stream, conversation, overdue: Box::pin(sleep_until(Instant::now())), stalled: None }
+        Self {
+            stream,
+            conversation,
+            overdue: Box::pin(sleep_until(Instant::now())),
+            stalled: None,
+        }
     }
 
     /// Ready when a head is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Head { until } = *self.conversation.stage() else { return Poll::Pending };
+        let Stage::Head { until } = *self.conversation.stage() else {
+            return Poll::Pending;
+        };
         if self.overdue.deadline() != until {
             self.overdue.as_mut().reset(until);
         }
@@ -105,14 +117,23 @@ impl<S> HeadLimit<S> {
             self.stalled = None;
             return written;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + STALL)));
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + STALL)));
         let text = "the client takes nothing of its answer";
-        stalled.as_mut().poll(cx).map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+        stalled
+            .as_mut()
+            .poll(cx)
+            .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let n_before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if read.is_pending() {
@@ -132,7 +153,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for HeadLimit<S> {
         self.written(cx, written)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         self.written(cx, written)
     }

@@ -23,10 +23,16 @@ fn connect() -> DuplexStream {
         sleep(Duration::from_secs(30)).await;
         "slow"
     };
-    let router =
-        Router::new().route("/", get(async || "quick")).route("/slow", get(slow)).route("/large", get(async || vec![b'x'; 1 << 20]));
+    let router = Router::new()
+        .route("/", get(async || "quick"))
+        .route("/slow", get(slow))
+        .route("/large", get(async || vec![b'x'; 1 << 20]));
     let (client, server) = tokio::io::duplex(4096);
-    let connection = Connection { router, tls: None, read_timeout: Duration::from_secs(10) };
+    let connection = Connection {
+        router,
+        tls: None,
+        read_timeout: Duration::from_secs(10),
+    };
     tokio::spawn(async move {
         // Dropped, it would tell the connection to end.
         let graceful = GracefulShutdown::new();
@@ -46,7 +52,10 @@ async fn ask(client: &mut DuplexStream, request: &str) -> String {
 async fn seconds_to_end(client: &mut DuplexStream) -> u64 {
     let since = Instant::now();
     let mut rest = Vec::new();
-    timeout(Duration::from_secs(3600), client.read_to_end(&mut rest)).await.expect("the server should hang up").unwrap();
+    timeout(Duration::from_secs(3600), client.read_to_end(&mut rest))
+        .await
+        .expect("the server should hang up")
+        .unwrap();
     assert!(rest.is_empty(), "{rest:?}");
     since.elapsed().as_secs()
 }
@@ -71,11 +80,17 @@ async fn idle_connections_outlive_those_of_go(#[case] first: &str) {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_nothing_of_its_answer_is_hung_up_on() {
     let mut client = connect();
-    client.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    client
+        .write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
     let mut taken = vec![0; 4096];
     for _ in 0..10 {
         sleep(Duration::from_secs(25)).await;
-        assert!(client.read(&mut taken).await.unwrap() > 0, "a slow client is served");
+        assert!(
+            client.read(&mut taken).await.unwrap() > 0,
+            "a slow client is served"
+        );
     }
     sleep(Duration::from_secs(31)).await;
     let mut rest = Vec::new();
@@ -112,7 +127,10 @@ async fn a_later_head_has_its_time_from_its_first_byte_on() {
 #[tokio::test(start_paused = true)]
 async fn requests_sent_at_once_are_both_answered() {
     let mut client = connect();
-    client.write_all([SLOW, REQUEST].concat().as_bytes()).await.unwrap();
+    client
+        .write_all([SLOW, REQUEST].concat().as_bytes())
+        .await
+        .unwrap();
     let mut replies = String::new();
     client.read_to_string(&mut replies).await.unwrap();
     assert_eq!(replies.matches("HTTP/1.1 200 OK").count(), 2, "{replies}");
@@ -133,13 +151,25 @@ async fn clients_connect_anew_when_told_to() {
             "slow"
         }
     };
-    let router =
-        Router::new().route("/", get(async || "quick")).route("/slow", get(slow)).route("/large", get(async || vec![b'x'; 1 << 20]));
+    let router = Router::new()
+        .route("/", get(async || "quick"))
+        .route("/slow", get(slow))
+        .route("/large", get(async || vec![b'x'; 1 << 20]));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (hang_up, hangups) = watch::channel(0);
-    tokio::spawn(serve_anew(listener, router, None, Duration::from_secs(10), hangups, std::future::pending()));
-    let (mut idle, mut busy) = (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
+    tokio::spawn(serve_anew(
+        listener,
+        router,
+        None,
+        Duration::from_secs(10),
+        hangups,
+        std::future::pending(),
+    ));
+    let (mut idle, mut busy) = (
+        TcpStream::connect(address).await.unwrap(),
+        TcpStream::connect(address).await.unwrap(),
+    );
     let mut reply = vec![0; 4096];
     idle.write_all(REQUEST.as_bytes()).await.unwrap();
     assert!(idle.read(&mut reply).await.unwrap() > 0);
@@ -147,10 +177,19 @@ async fn clients_connect_anew_when_told_to() {
     started.notified().await;
     hang_up.send(1).unwrap();
     let rest = idle.read_to_end(&mut reply);
-    timeout(Duration::from_secs(10), rest).await.expect("an idle connection should end").unwrap();
+    timeout(Duration::from_secs(10), rest)
+        .await
+        .expect("an idle connection should end")
+        .unwrap();
     release.notify_one();
     let mut text = String::new();
-    timeout(Duration::from_secs(10), busy.read_to_string(&mut text)).await.expect("the other should end too").unwrap();
-    assert!(text.contains("connection: close") && text.ends_with("slow"), "{text}");
+    timeout(Duration::from_secs(10), busy.read_to_string(&mut text))
+        .await
+        .expect("the other should end too")
+        .unwrap();
+    assert!(
+        text.contains("connection: close") && text.ends_with("slow"),
+        "{text}"
+    );
     assert!(TcpStream::connect(address).await.is_ok(), "new ones are welcome");
 }

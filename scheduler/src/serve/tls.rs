@@ -36,7 +36,9 @@ pub struct CertificateFiles {
 
 impl fmt::Debug for CertificateFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CertificateFiles").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("CertificateFiles")
+            .field("files", &self.files)
+            .finish_non_exhaustive()
     }
 }
 
@@ -75,14 +77,22 @@ impl CertificateFiles {
     pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let seen = Contents::read(&files);
         let (current, _) = watch::channel(seen.settings(&files)?);
-        Ok(Self { files, seen, current, on_change: None })
+        Ok(Self {
+            files,
+            seen,
+            current,
+            on_change: None,
+        })
     }
 
     /// The same, with a listener that receives the certificates in use, now and after every change.
     #[must_use]
     pub fn on_change(self, listener: impl Fn(&InUse) + Send + Sync + 'static) -> Self {
         self.seen.in_use(&self.files).iter().for_each(&listener);
-        Self { on_change: Some(Box::new(listener)), ..self }
+        Self {
+            on_change: Some(Box::new(listener)),
+            ..self
+        }
     }
 
     /// What new connections are accepted with, from now on.
@@ -113,7 +123,10 @@ impl CertificateFiles {
                 }
                 info!(certificate = %self.files.cert.display(), "certificates have changed, new connections meet the new ones");
             }
-            Err(error) => warn!(error = format!("{error:#}"), "certificates have changed and cannot be used, the old ones stay"),
+            Err(error) => warn!(
+                error = format!("{error:#}"),
+                "certificates have changed and cannot be used, the old ones stay"
+            ),
         }
         self.seen = seen;
     }
@@ -143,14 +156,25 @@ impl fmt::Debug for Contents {
 
 impl Contents {
     fn read(files: &TlsFiles) -> Self {
-        Self { cert: read(&files.cert), key: read(&files.key), client_ca: files.client_ca.as_deref().map(read) }
+        Self {
+            cert: read(&files.cert),
+            key: read(&files.key),
+            client_ca: files.client_ca.as_deref().map(read),
+        }
     }
 
     /// The certificates, if they can be read.
     fn in_use(&self, files: &TlsFiles) -> Option<InUse> {
         let authorities = self.client_ca.as_ref().zip(files.client_ca.as_deref());
-        let client_authorities = authorities.map(|(pem, path)| certificates(pem, path)).transpose().ok()?.unwrap_or_default();
-        Some(InUse { chain: certificates(&self.cert, &files.cert).ok()?, client_authorities })
+        let client_authorities = authorities
+            .map(|(pem, path)| certificates(pem, path))
+            .transpose()
+            .ok()?
+            .unwrap_or_default();
+        Some(InUse {
+            chain: certificates(&self.cert, &files.cert).ok()?,
+            client_authorities,
+        })
     }
 
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
@@ -160,11 +184,17 @@ impl Contents {
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let builder = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
             None => builder.with_no_client_auth(),
-            Some((authorities, path)) => builder.with_client_cert_verifier(client_verifier(authorities, path)?),
+            Some((authorities, path)) => {
+                builder.with_client_cert_verifier(client_verifier(authorities, path)?)
+            }
         };
-        let mut settings = builder
-            .with_single_cert(chain, key)
-            .with_context(|| format!("certificate {} with key {}", files.cert.display(), files.key.display()))?;
+        let mut settings = builder.with_single_cert(chain, key).with_context(|| {
+            format!(
+                "certificate {} with key {}",
+                files.cert.display(),
+                files.key.display()
+            )
+        })?;
         settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(settings))
     }
@@ -174,7 +204,10 @@ impl Contents {
 ///
 /// # Errors
 /// Names the file if it could not be read or holds no authority.
-pub(crate) fn client_verifier(authorities: &Bytes, path: &Path) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
+pub(crate) fn client_verifier(
+    authorities: &Bytes,
+    path: &Path,
+) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let at = || format!("authorities in {}", path.display());
     let mut roots = RootCertStore::empty();
     for certificate in certificates(authorities, path)? {
@@ -190,21 +223,35 @@ pub(crate) fn client_verifier(authorities: &Bytes, path: &Path) -> anyhow::Resul
 /// There is no authority.
 pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    Ok(WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated().build()?)
+    Ok(
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .allow_unauthenticated()
+            .build()?,
+    )
 }
 
 fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let at = || format!("certificates {}", path.display());
-    let pem = pem.as_ref().map_err(|kind| io::Error::from(*kind)).with_context(at)?;
+    let pem = pem
+        .as_ref()
+        .map_err(|kind| io::Error::from(*kind))
+        .with_context(at)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = certificates.with_context(at)?;
-    anyhow::ensure!(!certificates.is_empty(), "certificates {}: the file holds none", path.display());
+    anyhow::ensure!(
+        !certificates.is_empty(),
+        "certificates {}: the file holds none",
+        path.display()
+    );
     Ok(certificates)
 }
 
 fn private_key(pem: &Bytes, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let at = || format!("private key {}", path.display());
-    let pem = pem.as_ref().map_err(|kind| io::Error::from(*kind)).with_context(at)?;
+    let pem = pem
+        .as_ref()
+        .map_err(|kind| io::Error::from(*kind))
+        .with_context(at)?;
     PrivateKeyDer::from_pem_slice(pem).with_context(at)
 }
 

@@ -25,7 +25,10 @@ pub struct Heard {
 impl Heard {
     /// Counts from now on.
     pub fn new(kind: &'static str) -> Self {
-        Self { kind, at: Arc::new(Mutex::new(Instant::now())) }
+        Self {
+            kind,
+            at: Arc::new(Mutex::new(Instant::now())),
+        }
     }
 
     /// The kind.
@@ -86,7 +89,12 @@ mod tests {
                 sleep(Duration::from_secs(60)).await;
                 Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(line.as_bytes())))
             });
-            Ok::<_, std::io::Error>(Response::builder().status(status).body(StreamBody::new(Box::pin(lines))).unwrap())
+            Ok::<_, std::io::Error>(
+                Response::builder()
+                    .status(status)
+                    .body(StreamBody::new(Box::pin(lines)))
+                    .unwrap(),
+            )
         });
         Client::new(answer, "default")
     }
@@ -123,7 +131,9 @@ mod tests {
     async fn answers_are_heard_and_refusals_are_not(#[case] status: u16, #[case] expected: bool) {
         let heard = Heard::new("devices");
         let client = heard.listen(&server(status, &["{}"]));
-        let answer = client.request_text(Request::get("/apis").body(Vec::new()).unwrap()).await;
+        let answer = client
+            .request_text(Request::get("/apis").body(Vec::new()).unwrap())
+            .await;
         assert_eq!(answer.is_ok(), status == 200);
         assert_eq!(heard.age().is_zero(), expected);
     }

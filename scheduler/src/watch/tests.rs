@@ -14,8 +14,15 @@ use crate::index::Shared;
 #[test]
 fn pauses_stay_short() {
     let mut pauses = Pauses(FIRST_PAUSE);
-    for (longest, pause) in [1, 2, 4, 4, 4, 4].map(Duration::from_secs).into_iter().zip(&mut pauses) {
-        assert!(pause >= longest / 2 && pause <= longest, "{pause:?} is not {longest:?} or up to half less");
+    for (longest, pause) in [1, 2, 4, 4, 4, 4]
+        .map(Duration::from_secs)
+        .into_iter()
+        .zip(&mut pauses)
+    {
+        assert!(
+            pause >= longest / 2 && pause <= longest,
+            "{pause:?} is not {longest:?} or up to half less"
+        );
     }
     pauses.reset();
     assert!(pauses.next().unwrap() <= 2 * FIRST_PAUSE);
@@ -54,23 +61,51 @@ async fn told<const OPTIONAL: bool>(events: Vec<Result<Event<&'static str>, Erro
 }
 
 fn failed(code: u16) -> Error {
-    Error::InitialListFailed(kube::Error::Api(Status { code, ..Status::default() }.boxed()))
+    Error::InitialListFailed(kube::Error::Api(
+        Status {
+            code,
+            ..Status::default()
+        }
+        .boxed(),
+    ))
 }
 
 #[tokio::test]
 async fn events_in_order() {
-    let events = [Event::Init, Event::InitApply("a"), Event::InitDone, Event::Apply("b"), Event::Delete("a"), Event::Init, Event::InitDone];
+    let events = [
+        Event::Init,
+        Event::InitApply("a"),
+        Event::InitDone,
+        Event::Apply("b"),
+        Event::Delete("a"),
+        Event::Init,
+        Event::InitDone,
+    ];
     assert_eq!(told::<false>(events.map(Ok).into()).await, "[+a]+b-a[]");
 }
 
 #[tokio::test]
 async fn errors_change_nothing() {
-    let events = vec![Ok(Event::Apply("a")), Err(failed(500)), Err(failed(403)), Err(Error::NoResourceVersion), Ok(Event::Apply("b"))];
+    let events = vec![
+        Ok(Event::Apply("a")),
+        Err(failed(500)),
+        Err(failed(403)),
+        Err(Error::NoResourceVersion),
+        Ok(Event::Apply("b")),
+    ];
     assert_eq!(told::<true>(events).await, "+a+b");
 }
 
 #[tokio::test]
 async fn only_a_kind_that_may_be_absent_is_emptied_by_not_found() {
     assert_eq!(told::<true>(vec![Err(failed(404))]).await, "[]");
-    assert_eq!(told::<false>(vec![Ok(Event::Apply("a")), Err(failed(404)), Ok(Event::Apply("b"))]).await, "+a+b");
+    assert_eq!(
+        told::<false>(vec![
+            Ok(Event::Apply("a")),
+            Err(failed(404)),
+            Ok(Event::Apply("b"))
+        ])
+        .await,
+        "+a+b"
+    );
 }

@@ -14,13 +14,21 @@ use super::*;
 
 fn webhooks() -> (Router, Registry) {
     let mut registry = Registry::default();
-    let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), Duration::from_secs(30)));
+    let index = Shared::new(Index::new(
+        ResourceNames::default(),
+        Policies::default(),
+        Duration::from_secs(30),
+    ));
     let webhooks = Webhooks::new(Rules::default(), index, &mut registry);
     (router(Arc::new(webhooks), "/base"), registry)
 }
 
 async fn send(routes: &Router, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
-    let reply = routes.clone().oneshot(Request::post(path).body(body.into()).unwrap()).await.unwrap();
+    let reply = routes
+        .clone()
+        .oneshot(Request::post(path).body(body.into()).unwrap())
+        .await
+        .unwrap();
     let status = reply.status();
     let body = reply.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
@@ -48,19 +56,36 @@ fn pod(amounts: &Value) -> Value {
 #[tokio::test]
 async fn answers_in_the_api_server_s_words() {
     let (routes, registry) = webhooks();
-    let (status, text) =
-        send(&routes, "/base/webhook/mutate", review("u1", &pod(&json!({"koordinator.sh/gpu-memory": "1Gi"}))).to_string()).await;
+    let (status, text) = send(
+        &routes,
+        "/base/webhook/mutate",
+        review("u1", &pod(&json!({"koordinator.sh/gpu-memory": "1Gi"}))).to_string(),
+    )
+    .await;
     assert_eq!(status, StatusCode::OK);
     insta::assert_snapshot!(text, @r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u1","allowed":true,"patch":"W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMvY29udGFpbmVycy8wL3Jlc291cmNlcy9saW1pdHMva29vcmRpbmF0b3Iuc2h+MWdwdS5zaGFyZWQiLCJ2YWx1ZSI6IjEifSx7Im9wIjoiYWRkIiwicGF0aCI6Ii9zcGVjL2NvbnRhaW5lcnMvMC9yZXNvdXJjZXMvcmVxdWVzdHMva29vcmRpbmF0b3Iuc2h+MWdwdS5zaGFyZWQiLCJ2YWx1ZSI6IjEifV0=","patchType":"JSONPatch"}}"#);
-    let (_, text) = send(&routes, "/base/webhook/mutate", review("u2", &pod(&json!({"cpu": "1"}))).to_string()).await;
+    let (_, text) = send(
+        &routes,
+        "/base/webhook/mutate",
+        review("u2", &pod(&json!({"cpu": "1"}))).to_string(),
+    )
+    .await;
     insta::assert_snapshot!(text, @r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u2","allowed":true}}"#);
-    let (status, text) =
-        send(&routes, "/base/webhook/validate", review("u3", &pod(&json!({"koordinator.sh/gpu-memory": "1Gi"}))).to_string()).await;
+    let (status, text) = send(
+        &routes,
+        "/base/webhook/validate",
+        review("u3", &pod(&json!({"koordinator.sh/gpu-memory": "1Gi"}))).to_string(),
+    )
+    .await;
     assert_eq!(status, StatusCode::OK);
     insta::assert_snapshot!(text, @r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u3","allowed":false,"status":{"message":"container \"c\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device","reason":"Invalid","code":422}}}"#);
     let mut metrics = String::new();
     prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
-    for (webhook, verdict) in [("mutate", "patched"), ("mutate", "allowed"), ("validate", "refused")] {
+    for (webhook, verdict) in [
+        ("mutate", "patched"),
+        ("mutate", "allowed"),
+        ("validate", "refused"),
+    ] {
         let line = format!("admission_reviews_total{{webhook=\"{webhook}\",verdict=\"{verdict}\"}} 1");
         assert!(metrics.contains(&line), "{metrics}");
     }
@@ -74,9 +99,18 @@ async fn what_is_no_review_is_said_to_be_none() {
     let mut wrong = review("u", &json!({"spec": {"containers": "none"}}));
     wrong["request"]["operation"] = "CREATE".into();
     for (body, expected) in [
-        ("nonsense".to_owned(), "not an AdmissionReview of admission.k8s.io/v1: expected ident"),
-        (old.to_string(), "not an AdmissionReview of admission.k8s.io/v1: it is a AdmissionReview of admission.k8s.io/v1beta1"),
-        (wrong.to_string(), "the object of request u is no Pod: invalid type: string \"none\""),
+        (
+            "nonsense".to_owned(),
+            "not an AdmissionReview of admission.k8s.io/v1: expected ident",
+        ),
+        (
+            old.to_string(),
+            "not an AdmissionReview of admission.k8s.io/v1: it is a AdmissionReview of admission.k8s.io/v1beta1",
+        ),
+        (
+            wrong.to_string(),
+            "the object of request u is no Pod: invalid type: string \"none\"",
+        ),
     ] {
         let (status, text) = send(&routes, "/base/webhook/validate", body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{text}");
@@ -113,27 +147,51 @@ async fn slow_clients_hold_up_no_review(#[case] beginning: Vec<u8>) {
         .collect();
     tokio::time::sleep(Duration::from_millis(1)).await;
     let began = tokio::time::Instant::now();
-    let (status, _) = send(&routes, "/base/webhook/validate", review("u", &pod(&json!({"cpu": "1"}))).to_string()).await;
+    let (status, _) = send(
+        &routes,
+        "/base/webhook/validate",
+        review("u", &pod(&json!({"cpu": "1"}))).to_string(),
+    )
+    .await;
     assert_eq!((status, began.elapsed()), (StatusCode::OK, Duration::ZERO));
     for slow in slow {
         assert_eq!(slow.await.unwrap(), StatusCode::REQUEST_TIMEOUT);
     }
-    assert!(began.elapsed() <= READ_TIMEOUT, "they all end in time: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() <= READ_TIMEOUT,
+        "they all end in time: {:?}",
+        began.elapsed()
+    );
     let large = review("u", &pod(&json!({"cpu": "1"}))).to_string() + &" ".repeat(3 * SMALL_BODY);
-    assert_eq!(send(&routes, "/base/webhook/validate", large).await.0, StatusCode::OK, "a large review is answered after that");
+    assert_eq!(
+        send(&routes, "/base/webhook/validate", large).await.0,
+        StatusCode::OK,
+        "a large review is answered after that"
+    );
 }
 
 #[tokio::test]
 async fn a_certificate_is_demanded_where_authorities_are_configured() {
     let mut registry = Registry::default();
-    let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), Duration::from_secs(30)));
+    let index = Shared::new(Index::new(
+        ResourceNames::default(),
+        Policies::default(),
+        Duration::from_secs(30),
+    ));
     let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
     let routes = router(Arc::new(webhooks), "/base");
-    let request = || Request::post("/base/webhook/validate").body(Body::from(review("u", &pod(&json!({}))).to_string())).unwrap();
+    let request = || {
+        Request::post("/base/webhook/validate")
+            .body(Body::from(review("u", &pod(&json!({}))).to_string()))
+            .unwrap()
+    };
     let reply = routes.clone().oneshot(request()).await.unwrap();
     assert_eq!(reply.status(), StatusCode::FORBIDDEN);
     let text = reply.into_body().collect().await.unwrap().to_bytes();
-    assert!(String::from_utf8_lossy(&text).contains("--webhook-client-ca-file"), "{text:?}");
+    assert!(
+        String::from_utf8_lossy(&text).contains("--webhook-client-ca-file"),
+        "{text:?}"
+    );
     let mut certified = request();
     certified.extensions_mut().insert(ClientCertificate);
     assert_eq!(routes.oneshot(certified).await.unwrap().status(), StatusCode::OK);
@@ -148,9 +206,22 @@ async fn a_pod_that_would_see_every_gpu_is_refused_over_http() {
     let (status, text) = send(&routes, "/base/webhook/validate", review("u", &pod).to_string()).await;
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((&answer["response"]["allowed"], &answer["response"]["status"]["code"]), (&json!(false), &json!(403)));
+    assert_eq!(
+        (
+            &answer["response"]["allowed"],
+            &answer["response"]["status"]["code"]
+        ),
+        (&json!(false), &json!(403))
+    );
     let message = answer["response"]["status"]["message"].as_str().unwrap();
-    for part in ["container \"c\"", "NVIDIA_VISIBLE_DEVICES", "\"all\"", "\"void\"", "namespace \"default\"", "--unrestricted-namespaces"] {
+    for part in [
+        "container \"c\"",
+        "NVIDIA_VISIBLE_DEVICES",
+        "\"all\"",
+        "\"void\"",
+        "namespace \"default\"",
+        "--unrestricted-namespaces",
+    ] {
         assert!(message.contains(part), "{part}: {message}");
     }
     let (_, text) = send(&routes, "/base/webhook/mutate", review("u", &pod).to_string()).await;
@@ -185,7 +256,8 @@ fn json_value() -> impl Strategy<Value = Value> {
         ];
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::btree_map(key, inner, 0..6).prop_map(|map| Value::Object(map.into_iter().collect())),
+            prop::collection::btree_map(key, inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
         ]
     })
 }

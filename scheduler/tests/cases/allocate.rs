@@ -44,8 +44,15 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
     for victim in victims {
         scheduler::watch::Follow::delete(&mut world.index, &victim);
     }
-    let asked = if case.input["gpu_shared"].is_null() { requests(&case.input["pod"]) } else { shared(&case.input["gpu_shared"]) };
-    let placed = world.place(&annotated(pod(&asked, &case.input["pod_labels"]), &case.input["pod"]["annotations"]));
+    let asked = if case.input["gpu_shared"].is_null() {
+        requests(&case.input["pod"])
+    } else {
+        shared(&case.input["gpu_shared"])
+    };
+    let placed = world.place(&annotated(
+        pod(&asked, &case.input["pod_labels"]),
+        &case.input["pod"]["annotations"],
+    ));
     match (placed, case.is_ok()) {
         (Ok(placed), true) => match case.expected.get("allocations") {
             Some(expected) => Outcome::equal(&placed.allocations, &allocations_of(expected))
@@ -69,9 +76,14 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
         ));
     }
     if case.device().is_none() && input["gpu_shared"].is_null() && case.is_ok() {
-        return Some(Outcome::skipped("a node without a Device object: here nobody gets a share of devices that nobody has reported"));
+        return Some(Outcome::skipped(
+            "a node without a Device object: here nobody gets a share of devices that nobody has reported",
+        ));
     }
-    let unknown = input.as_object()?.keys().find(|key| !UNDERSTOOD.contains(&key.as_str()))?;
+    let unknown = input
+        .as_object()?
+        .keys()
+        .find(|key| !UNDERSTOOD.contains(&key.as_str()))?;
     Some(Outcome::skipped(format!("input {unknown:?} is not understood")))
 }
 
@@ -79,7 +91,11 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
 pub(crate) fn device(case: &Case<'_>) -> Value {
     let gpu = json!({"type": "gpu", "minor": 0, "id": "GPU-0", "health": true, "resources": {
         "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "100"}});
-    let gpus = if case.input["gpu_shared"].is_null() { json!([]) } else { json!([gpu]) };
+    let gpus = if case.input["gpu_shared"].is_null() {
+        json!([])
+    } else {
+        json!([gpu])
+    };
     let mut device = case.device().cloned().unwrap_or_else(|| json!({"devices": gpus}));
     for (own, added) in [("labels", "device_labels"), ("annotations", "device_annotations")] {
         let mut all = device[own].as_object().cloned().unwrap_or_default();
@@ -101,7 +117,13 @@ pub(crate) fn fill(world: &mut World, used: &Value, preemptible: &Value) -> Vec<
                 victims.push(world.hold(&format!("victim-{kind}-{minor}"), kind, minor, leaving));
             }
             if staying.values().any(|amount| *amount > Quantity::default()) {
-                world.hold_functions(&format!("used-{kind}-{minor}"), kind, minor, &json!(staying), &device["vfs"]);
+                world.hold_functions(
+                    &format!("used-{kind}-{minor}"),
+                    kind,
+                    minor,
+                    &json!(staying),
+                    &device["vfs"],
+                );
             }
         }
     }
@@ -111,7 +133,10 @@ pub(crate) fn fill(world: &mut World, used: &Value, preemptible: &Value) -> Vec<
 fn less(amounts: &Amounts, taken: &Amounts) -> Amounts {
     let left = |(name, amount): (&String, &Quantity)| {
         let taken = taken.get(name).copied().unwrap_or_default().unsigned().unwrap();
-        (name.clone(), Quantity::from_unsigned(amount.unsigned().unwrap() - taken))
+        (
+            name.clone(),
+            Quantity::from_unsigned(amount.unsigned().unwrap() - taken),
+        )
     };
     amounts.iter().map(left).collect()
 }
@@ -119,7 +144,9 @@ fn less(amounts: &Amounts, taken: &Amounts) -> Amounts {
 /// What the pod's container asks for. Normalised requests may state memory both ways; a pod says it in one.
 pub(crate) fn requests(pod: &Value) -> Value {
     let by_type = pod["normalized_requests"].as_object().into_iter().flatten();
-    let mut all: Map<String, Value> = by_type.flat_map(|(_, requests)| requests.as_object().unwrap().clone()).collect();
+    let mut all: Map<String, Value> = by_type
+        .flat_map(|(_, requests)| requests.as_object().unwrap().clone())
+        .collect();
     all.extend(pod["requests"].as_object().cloned().unwrap_or_default());
     if all.contains_key("koordinator.sh/gpu-memory-ratio") {
         all.remove("koordinator.sh/gpu-memory");
@@ -146,7 +173,10 @@ pub(crate) fn count(case: &Case<'_>) -> Outcome {
     match (world.place(&asking), case.is_ok()) {
         (Ok(placed), true) => {
             let devices = placed.allocations.get(kind).cloned().unwrap_or_default();
-            let each: BTreeMap<i64, Amounts> = devices.keys().map(|minor| (*minor, amounts(&case.expected["per_device"]))).collect();
+            let each: BTreeMap<i64, Amounts> = devices
+                .keys()
+                .map(|minor| (*minor, amounts(&case.expected["per_device"])))
+                .collect();
             Outcome::equal(&json!(devices.len()), &case.expected["count"])
                 .and(|| Outcome::equal(&placed.allocations, &Allocations::from([(kind.to_owned(), each)])))
         }

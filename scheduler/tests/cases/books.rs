@@ -54,12 +54,22 @@ fn without_own(case: &Case<'_>) -> Value {
 fn update(case: &Case<'_>) -> Outcome {
     let mut world = before(&without_own(case));
     apply(&mut world, &case.input["old_pod"]);
-    let held = world.index.fleet().held_by(&uid(&case.input["old_pod"])).is_some();
+    let held = world
+        .index
+        .fleet()
+        .held_by(&uid(&case.input["old_pod"]))
+        .is_some();
     apply(&mut world, &case.input["pod"]);
-    let is_held = world.index.fleet().held_by(&uid(&case.input["old_pod"])).is_some();
-    Outcome::equal(&json!(held && !is_held), &case.expected["old_pod_released"]).and(|| match case.expected.get("after") {
-        Some(after) => Outcome::equal(&Books::of(&world), &Books::of_case(after)),
-        None => Outcome::Passed,
+    let is_held = world
+        .index
+        .fleet()
+        .held_by(&uid(&case.input["old_pod"]))
+        .is_some();
+    Outcome::equal(&json!(held && !is_held), &case.expected["old_pod_released"]).and(|| {
+        match case.expected.get("after") {
+            Some(after) => Outcome::equal(&Books::of(&world), &Books::of_case(after)),
+            None => Outcome::Passed,
+        }
     })
 }
 
@@ -96,7 +106,9 @@ fn uid(pod: &Value) -> String {
 }
 
 fn pod(given: &Value) -> Pod {
-    let node = given["node_name"].as_str().map(|node| if node.is_empty() { node } else { NODE });
+    let node = given["node_name"]
+        .as_str()
+        .map(|node| if node.is_empty() { node } else { NODE });
     read(json!({
         "metadata": {"name": given["name"], "namespace": given["namespace"], "uid": uid(given), "annotations": given["annotations"]},
         "spec": {"nodeName": node, "containers": []}, "status": {"phase": given["phase"]}}))
@@ -111,19 +123,31 @@ impl Books {
                 devices.map(entry).collect::<Value>()
             };
             let kinds = books.as_object().into_iter().flatten();
-            trimmed(allocations_of(&kinds.map(|(kind, devices)| (kind.clone(), list(devices))).collect()))
+            trimmed(allocations_of(
+                &kinds
+                    .map(|(kind, devices)| (kind.clone(), list(devices)))
+                    .collect(),
+            ))
         };
-        Self { total: by_minor(&books["total"]), used: by_minor(&books["used"]), free: by_minor(&books["free"]) }
+        Self {
+            total: by_minor(&books["total"]),
+            used: by_minor(&books["used"]),
+            free: by_minor(&books["free"]),
+        }
     }
 
     fn of(world: &World) -> Self {
         let mut books = Self::default();
         let fleet = world.index.fleet();
-        let Some(view) = fleet.node_id(NODE).and_then(|id| fleet.view(id)) else { return books };
+        let Some(view) = fleet.node_id(NODE).and_then(|id| fleet.view(id)) else {
+            return books;
+        };
         for gpu in view.gpus() {
             let total = gpu.gpu.total();
             let put = |into: &mut Allocations, amounts: EngineAmounts| {
-                into.entry("gpu".to_owned()).or_default().insert(gpu.gpu.minor.into(), resources(amounts, total));
+                into.entry("gpu".to_owned())
+                    .or_default()
+                    .insert(gpu.gpu.minor.into(), resources(amounts, total));
             };
             put(&mut books.used, gpu.used.plus(gpu.suspect));
             // A sick device has nothing for anybody.
@@ -134,29 +158,47 @@ impl Books {
         }
         for device in view.other_devices() {
             let put = |into: &mut Allocations, amounts: &NamedAmounts| {
-                into.entry(device.kind.to_string()).or_default().insert(device.device.minor.into(), named(amounts));
+                into.entry(device.kind.to_string())
+                    .or_default()
+                    .insert(device.device.minor.into(), named(amounts));
             };
-            let used = device.device.resources.iter().map(|(name, all)| (name.clone(), all - device.free.get(name).unwrap_or(&0)));
+            let used = device
+                .device
+                .resources
+                .iter()
+                .map(|(name, all)| (name.clone(), all - device.free.get(name).unwrap_or(&0)));
             put(&mut books.used, &used.collect());
             if device.device.healthy {
                 put(&mut books.total, &device.device.resources);
                 put(&mut books.free, &device.free);
             }
         }
-        Self { total: trimmed(books.total), used: trimmed(books.used), free: trimmed(books.free) }
+        Self {
+            total: trimmed(books.total),
+            used: trimmed(books.used),
+            free: trimmed(books.free),
+        }
     }
 }
 
 /// Amounts of a GPU in Koordinator's words.
 fn resources(amounts: EngineAmounts, total: EngineAmounts) -> Amounts {
     let ratio = u64::from(amounts.memory.percent_of(total.memory));
-    let all = [(GPU_CORE, u64::from(amounts.core)), (GPU_MEMORY, amounts.memory.bytes_ceil()), (GPU_MEMORY_RATIO, ratio)];
-    all.map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount))).into()
+    let all = [
+        (GPU_CORE, u64::from(amounts.core)),
+        (GPU_MEMORY, amounts.memory.bytes_ceil()),
+        (GPU_MEMORY_RATIO, ratio),
+    ];
+    all.map(|(name, amount)| (name.to_owned(), Quantity::from_unsigned(amount)))
+        .into()
 }
 
 /// Amounts of a device of another type.
 fn named(amounts: &NamedAmounts) -> Amounts {
-    amounts.iter().map(|(name, amount)| (name.to_string(), Quantity::from_unsigned(*amount))).collect()
+    amounts
+        .iter()
+        .map(|(name, amount)| (name.to_string(), Quantity::from_unsigned(*amount)))
+        .collect()
 }
 
 /// Without zeros, and devices and types that have nothing else.

@@ -43,7 +43,11 @@ impl Outcome {
 
     /// Passed if what came out is what was expected.
     pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(got: &T, expected: &T) -> Self {
-        if got == expected { Self::Passed } else { Self::Failed(format!("expected {expected:?}, got {got:?}")) }
+        if got == expected {
+            Self::Passed
+        } else {
+            Self::Failed(format!("expected {expected:?}, got {got:?}"))
+        }
     }
 
     /// This outcome, or the other if this one is a pass.
@@ -60,12 +64,21 @@ impl File {
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read(path).map_err(|error| error.to_string())?;
         let file = Self(serde_json::from_slice(&text).map_err(|error| error.to_string())?);
-        if file.cases().next().is_none() { Err("it holds no case".to_owned()) } else { Ok(file) }
+        if file.cases().next().is_none() {
+            Err("it holds no case".to_owned())
+        } else {
+            Ok(file)
+        }
     }
 
     /// Its cases, in order.
     pub(crate) fn cases(&self) -> impl Iterator<Item = Case<'_>> {
-        let cases = self.0.get("cases").and_then(Value::as_array).into_iter().flatten();
+        let cases = self
+            .0
+            .get("cases")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
         cases.map(|case| Case {
             id: str_of(case, "id"),
             name: str_of(case, "name"),
@@ -73,7 +86,12 @@ impl File {
             input: &case["input"],
             expected: &case["expected"],
             fixtures: &self.0["fixtures"],
-            tags: case["tags"].as_array().into_iter().flatten().filter_map(Value::as_str).collect(),
+            tags: case["tags"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect(),
         })
     }
 }
@@ -86,7 +104,10 @@ impl Case<'_> {
     /// Runs it; a panic on the way is a failure of this case only.
     pub(crate) fn run(&self, runner: fn(&Case<'_>) -> Outcome) -> Outcome {
         catch_unwind(AssertUnwindSafe(|| runner(self))).unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied());
             Outcome::Failed(format!("panic: {}", text.unwrap_or_default()))
         })
     }
@@ -103,18 +124,29 @@ impl Case<'_> {
 
     /// Why the case is another vendor's, if it is.
     pub(crate) fn of_other_vendor(&self) -> Option<Outcome> {
-        let vendors = [("huawei", "Huawei"), ("cambricon", "Cambricon"), ("metax", "MetaX")];
+        let vendors = [
+            ("huawei", "Huawei"),
+            ("cambricon", "Cambricon"),
+            ("metax", "MetaX"),
+        ];
         let mut input = self.input.clone();
         // Templates are the scheduler's configuration, whatever the pod asks for.
         input.as_object_mut()?.remove("gpu_shared_resource_templates");
         let text = input.to_string().to_lowercase();
-        let vendor = vendors.iter().find(|(word, _)| text.contains(word) || self.has_tag(&format!("vendor:{word}")))?;
-        Some(Outcome::skipped(format!("{}'s own resources, templates and adapters", vendor.1)))
+        let vendor = vendors
+            .iter()
+            .find(|(word, _)| text.contains(word) || self.has_tag(&format!("vendor:{word}")))?;
+        Some(Outcome::skipped(format!(
+            "{}'s own resources, templates and adapters",
+            vendor.1
+        )))
     }
 
     /// The Device object of the input, or of the fixtures.
     pub(crate) fn device(&self) -> Option<&Value> {
         let named = self.input["device_ref"].as_str().map(|name| &self.fixtures[name]);
-        named.or(self.input.get("device")).filter(|device| !device.is_null())
+        named
+            .or(self.input.get("device"))
+            .filter(|device| !device.is_null())
     }
 }

@@ -37,23 +37,39 @@ fn place(case: &Case<'_>, numa_nodes: Option<&BTreeSet<i64>>) -> Result<Placed, 
     world.set_device(&device);
     fill(&mut world, &case.input["used"], &Value::Null);
     let asked = requests(&case.input["pod"]);
-    world.place(&annotated(pod(&asked, &Value::Null), &case.input["pod"]["annotations"]))
+    world.place(&annotated(
+        pod(&asked, &Value::Null),
+        &case.input["pod"]["annotations"],
+    ))
 }
 
 fn hints(case: &Case<'_>) -> Outcome {
     let device = device(case);
     let devices = device["devices"].as_array().unwrap();
-    let nodes: BTreeSet<i64> = devices.iter().filter_map(|entry| entry["topology"]["nodeID"].as_i64()).collect();
-    let sets = subsets(&nodes).into_iter().filter(|set| place(case, Some(set)).is_ok());
+    let nodes: BTreeSet<i64> = devices
+        .iter()
+        .filter_map(|entry| entry["topology"]["nodeID"].as_i64())
+        .collect();
+    let sets = subsets(&nodes)
+        .into_iter()
+        .filter(|set| place(case, Some(set)).is_ok());
     let sets: Vec<BTreeSet<i64>> = sets.collect();
     if sets.is_empty() || !case.is_ok() {
         return Outcome::equal(&!sets.is_empty(), &case.is_ok());
     }
     let fewest = sets.iter().map(BTreeSet::len).min();
-    let got: BTreeSet<(Vec<i64>, bool)> = sets.iter().map(|set| (set.iter().copied().collect(), Some(set.len()) == fewest)).collect();
+    let got: BTreeSet<(Vec<i64>, bool)> = sets
+        .iter()
+        .map(|set| (set.iter().copied().collect(), Some(set.len()) == fewest))
+        .collect();
     for (kind, hints) in case.expected["hints"].as_object().into_iter().flatten() {
         let hint = |hint: &Value| {
-            let mut nodes: Vec<i64> = hint["numa_nodes"].as_array().unwrap().iter().map(|node| node.as_i64().unwrap()).collect();
+            let mut nodes: Vec<i64> = hint["numa_nodes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|node| node.as_i64().unwrap())
+                .collect();
             nodes.sort_unstable();
             (nodes, hint["preferred"].as_bool().unwrap())
         };
@@ -67,7 +83,13 @@ fn hints(case: &Case<'_>) -> Outcome {
 
 fn asks_for(case: &Case<'_>, kind: &str) -> bool {
     let asked = requests(&case.input["pod"]);
-    let is_of = |name: &str| if name == RDMA || name == FPGA { name.ends_with(kind) } else { kind == "gpu" };
+    let is_of = |name: &str| {
+        if name == RDMA || name == FPGA {
+            name.ends_with(kind)
+        } else {
+            kind == "gpu"
+        }
+    };
     asked.as_object().unwrap().keys().any(|name| is_of(name))
 }
 
@@ -85,8 +107,14 @@ fn allocate(case: &Case<'_>) -> Outcome {
 fn subsets(nodes: &BTreeSet<i64>) -> Vec<BTreeSet<i64>> {
     let mut subsets = vec![BTreeSet::new()];
     for node in nodes {
-        let with: Vec<_> = subsets.iter().map(|set: &BTreeSet<i64>| set.iter().copied().chain([*node]).collect()).collect();
+        let with: Vec<_> = subsets
+            .iter()
+            .map(|set: &BTreeSet<i64>| set.iter().copied().chain([*node]).collect())
+            .collect();
         subsets.extend(with);
     }
-    subsets.into_iter().filter(|set: &BTreeSet<i64>| !set.is_empty()).collect()
+    subsets
+        .into_iter()
+        .filter(|set: &BTreeSet<i64>| !set.is_empty())
+        .collect()
 }

@@ -38,7 +38,10 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
 /// What a node with eight GPUs, these labels and this table is taken for.
 fn report(node_labels: &Value, annotations: &Value) -> NodeReport {
     let gpu = |minor: u32| json!({"type": "gpu", "minor": minor, "health": true, "resources": {"koordinator.sh/gpu-memory": "16Gi"}});
-    let device = DeviceReport::of(&read(json!({"annotations": annotations})), &json!({"devices": (0..8).map(gpu).collect::<Vec<_>>()}));
+    let device = DeviceReport::of(
+        &read(json!({"annotations": annotations})),
+        &json!({"devices": (0..8).map(gpu).collect::<Vec<_>>()}),
+    );
     let node = read(json!({"metadata": {"labels": node_labels}}));
     inventory::report(&node, Some(&device), &proto::resource::ResourceNames::default()).unwrap()
 }
@@ -48,7 +51,9 @@ fn sets_of(table: Option<&PartitionTable>) -> Sets {
     for partition in table.into_iter().flat_map(|table| &table.partitions) {
         let minors: Vec<u64> = partition.minors.iter().copied().map(u64::from).collect();
         let bandwidth = partition.bandwidth.map(Quantity::from_unsigned);
-        sets.entry(minors.len()).or_default().insert((minors, partition.score, bandwidth));
+        sets.entry(minors.len())
+            .or_default()
+            .insert((minors, partition.score, bandwidth));
     }
     sets
 }
@@ -58,11 +63,24 @@ fn sets_of_json(table: &Value) -> Sets {
     let mut sets = Sets::new();
     for (size, entries) in table.as_object().into_iter().flatten() {
         let groups = entries.as_array().unwrap().iter();
-        let partitions = groups.flat_map(|entry| entry["partitions"].as_array().map_or_else(|| vec![entry.clone()], Clone::clone));
+        let partitions = groups.flat_map(|entry| {
+            entry["partitions"]
+                .as_array()
+                .map_or_else(|| vec![entry.clone()], Clone::clone)
+        });
         for partition in partitions {
-            let minors = partition["minors"].as_array().unwrap().iter().map(|minor| minor.as_u64().unwrap()).collect();
+            let minors = partition["minors"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|minor| minor.as_u64().unwrap())
+                .collect();
             let bandwidth = serde_json::from_value(partition["ringBusBandwidth"].clone()).unwrap();
-            let set = (minors, partition["allocationScore"].as_i64().unwrap_or_default(), bandwidth);
+            let set = (
+                minors,
+                partition["allocationScore"].as_i64().unwrap_or_default(),
+                bandwidth,
+            );
             sets.entry(size.parse().unwrap()).or_default().insert(set);
         }
     }
@@ -71,26 +89,48 @@ fn sets_of_json(table: &Value) -> Sets {
 
 /// A table and its index say the same.
 fn index(case: &Case<'_>) -> Outcome {
-    let report = report(&Value::Null, &json!({GPU_PARTITIONS: case.input["table"].to_string()}));
-    Outcome::equal(&report.problems, &Vec::new())
-        .and(|| Outcome::equal(&sets_of(report.inventory.partitions.as_ref()), &sets_of_json(&case.expected["groups_by_count"])))
+    let report = report(
+        &Value::Null,
+        &json!({GPU_PARTITIONS: case.input["table"].to_string()}),
+    );
+    Outcome::equal(&report.problems, &Vec::new()).and(|| {
+        Outcome::equal(
+            &sets_of(report.inventory.partitions.as_ref()),
+            &sets_of_json(&case.expected["groups_by_count"]),
+        )
+    })
 }
 
 fn parse(case: &Case<'_>) -> Outcome {
     let annotations = &case.input["device_annotations"];
     let report = report(&Value::Null, annotations);
-    Outcome::equal(&report.problems.is_empty(), &case.is_ok())
-        .and(|| Outcome::equal(&sets_of(report.inventory.partitions.as_ref()), &sets_of_json(&case.expected["table"])))
+    Outcome::equal(&report.problems.is_empty(), &case.is_ok()).and(|| {
+        Outcome::equal(
+            &sets_of(report.inventory.partitions.as_ref()),
+            &sets_of_json(&case.expected["table"]),
+        )
+    })
 }
 
 fn spec(case: &Case<'_>) -> Outcome {
-    let pod: Pod = read(annotated(pod(&Value::Null, &Value::Null), &case.input["pod_annotations"]));
+    let pod: Pod = read(annotated(
+        pod(&Value::Null, &Value::Null),
+        &case.input["pod_annotations"],
+    ));
     let expected = &case.expected["spec"];
     match (Hints::of(&pod), case.is_ok()) {
         (Ok(hints), true) => {
-            let said = |hints: Hints| hints.partition.map(|spec| (spec.restricted, spec.ring_bus_bandwidth.map(Quantity::from_unsigned)));
+            let said = |hints: Hints| {
+                hints.partition.map(|spec| {
+                    (
+                        spec.restricted,
+                        spec.ring_bus_bandwidth.map(Quantity::from_unsigned),
+                    )
+                })
+            };
             let bandwidth = serde_json::from_value(expected["ringBusBandwidth"].clone()).unwrap();
-            let expected = (!expected.is_null()).then(|| (expected["allocatePolicy"] == "Restricted", bandwidth));
+            let expected =
+                (!expected.is_null()).then(|| (expected["allocatePolicy"] == "Restricted", bandwidth));
             Outcome::equal(&said(hints), &expected)
         }
         (Ok(hints), false) => Outcome::Failed(format!("read as {:?}", hints.partition)),
@@ -108,9 +148,13 @@ fn known(case: &Case<'_>) -> Outcome {
     let of = |field: &str| case.input[field].as_array().cloned().unwrap_or_default();
     for model in of("gpu_models") {
         for vendor in of("gpu_vendors") {
-            let labels = json!({"node.koordinator.sh/gpu-model": model, "node.koordinator.sh/gpu-vendor": vendor});
+            let labels =
+                json!({"node.koordinator.sh/gpu-model": model, "node.koordinator.sh/gpu-vendor": vendor});
             let report = report(&labels, &Value::Null);
-            let outcome = Outcome::equal(&sets_of(report.inventory.partitions.as_ref()), &sets_of_json(&case.expected["table"]));
+            let outcome = Outcome::equal(
+                &sets_of(report.inventory.partitions.as_ref()),
+                &sets_of_json(&case.expected["table"]),
+            );
             if outcome != Outcome::Passed {
                 return outcome;
             }

@@ -22,8 +22,14 @@ impl Report {
     pub(crate) fn count(&mut self, file: &str, case: &Case<'_>, outcome: Outcome) {
         match outcome {
             Outcome::Passed => self.n_passed += 1,
-            Outcome::Failed(how) => self.failures.push(format!("{file} {} ({}): {how}", case.id, case.name)),
-            Outcome::Skipped(why) => self.skips.entry(why).or_default().push(format!("{file} {} ({})", case.id, case.name)),
+            Outcome::Failed(how) => self
+                .failures
+                .push(format!("{file} {} ({}): {how}", case.id, case.name)),
+            Outcome::Skipped(why) => self
+                .skips
+                .entry(why)
+                .or_default()
+                .push(format!("{file} {} ({})", case.id, case.name)),
         }
     }
 
@@ -56,12 +62,21 @@ impl fmt::Display for Report {
             writeln!(f, "  skipped {}: {why}", cases.len())?;
             cases.iter().try_for_each(|case| writeln!(f, "    {case}"))?;
         }
-        self.failures.iter().try_for_each(|failure| writeln!(f, "  FAILED {failure}"))?;
-        self.problems.iter().try_for_each(|problem| writeln!(f, "  PROBLEM {problem}"))?;
+        self.failures
+            .iter()
+            .try_for_each(|failure| writeln!(f, "  FAILED {failure}"))?;
+        self.problems
+            .iter()
+            .try_for_each(|problem| writeln!(f, "  PROBLEM {problem}"))?;
         if self.n_passed == 0 {
             writeln!(f, "  PROBLEM no case has passed")?;
         }
         let n_skipped: usize = self.skips.values().map(Vec::len).sum();
-        writeln!(f, "{} passed, {} failed, {n_skipped} skipped", self.n_passed, self.failures.len())
+        writeln!(
+            f,
+            "{} passed, {} failed, {n_skipped} skipped",
+            self.n_passed,
+            self.failures.len()
+        )
     }
 }

@@ -27,9 +27,14 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
     match case.kind {
         "validate" => judge(case, &input["requests"], |_| Outcome::Passed),
         "normalize" => judge(case, &input["requests"], |request| {
-            Outcome::equal(&normalized(&request, &input["requests"]), &amounts(&case.expected["normalized"]))
+            Outcome::equal(
+                &normalized(&request, &input["requests"]),
+                &amounts(&case.expected["normalized"]),
+            )
         }),
-        "split_per_gpu" => judge(case, &input["normalized_requests"], |request| split(request.gpus.as_ref(), case.expected)),
+        "split_per_gpu" => judge(case, &input["normalized_requests"], |request| {
+            split(request.gpus.as_ref(), case.expected)
+        }),
         "prefilter" => prefilter(case),
         "gpu_requirements" => gpu_requirements(case),
         "fill_gpu_memory" => fill_memory(case),
@@ -45,9 +50,9 @@ fn judge(case: &Case<'_>, requests: &Value, accepted: impl FnOnce(PodRequest) ->
         (Ok(Some(request)), true) => accepted(request),
         (Ok(None), true) => Outcome::Failed("taken for a pod that asks for nothing".to_owned()),
         (Err(error), true) => Outcome::Failed(error.to_string()),
-        (Ok(Some(_)), false) if says_all_and_shared(requests) => {
-            Outcome::skipped("the proposal keeps koordinator.sh/gpu as core and ratio together, which gpu.shared goes with")
-        }
+        (Ok(Some(_)), false) if says_all_and_shared(requests) => Outcome::skipped(
+            "the proposal keeps koordinator.sh/gpu as core and ratio together, which gpu.shared goes with",
+        ),
         (Ok(Some(request)), false) => Outcome::Failed(format!("accepted as {request}")),
         (Ok(None) | Err(_), false) => Outcome::Passed,
     }
@@ -62,10 +67,18 @@ fn read(requests: &Value) -> Result<Option<PodRequest>, RequestError> {
 
 /// A request in Koordinator's normalised words; it keeps `gpu.shared` where the pod said it.
 fn normalized(request: &PodRequest, said: &Value) -> Amounts {
-    let mut normalized: Amounts = request.others.iter().map(|(name, amount)| (name.clone(), Quantity::from_unsigned(*amount))).collect();
-    let Some(gpus) = request.gpus else { return normalized };
+    let mut normalized: Amounts = request
+        .others
+        .iter()
+        .map(|(name, amount)| (name.clone(), Quantity::from_unsigned(*amount)))
+        .collect();
+    let Some(gpus) = request.gpus else {
+        return normalized;
+    };
     let (name, amount) = memory_of(&gpus);
-    let shared = said.get(GPU_SHARED).map(|_| (GPU_SHARED, u64::from(gpus.devices)));
+    let shared = said
+        .get(GPU_SHARED)
+        .map(|_| (GPU_SHARED, u64::from(gpus.devices)));
     let core = (gpus.core > 0).then_some((GPU_CORE, gpus.core));
     for (name, amount) in [Some((name, amount)), core, shared].into_iter().flatten() {
         normalized.insert(name.to_owned(), Quantity::from_unsigned(amount));
@@ -83,7 +96,9 @@ fn memory_of(gpus: &GpuRequest) -> (&'static str, u64) {
 
 /// Compares how many GPUs are asked for, and what of each.
 fn split(gpus: Option<&GpuRequest>, expected: &Value) -> Outcome {
-    let Some(gpus) = gpus else { return Outcome::Failed("no GPU is asked for".to_owned()) };
+    let Some(gpus) = gpus else {
+        return Outcome::Failed("no GPU is asked for".to_owned());
+    };
     let each = per_device(gpus);
     let (name, memory) = match each.memory {
         MemoryAsk::Ratio(ratio) => (GPU_MEMORY_RATIO, u64::from(ratio)),
@@ -110,11 +125,23 @@ fn prefilter(case: &Case<'_>) -> Outcome {
         Err(error) if !case.is_ok() => {
             // A pod that breaks a rule is refused on every node, which no preemption helps: that is the code.
             let said = error.to_string();
-            let names_one = requests.as_object().unwrap().keys().any(|name| said.contains(name.as_str()));
-            if names_one { Outcome::Passed } else { Outcome::Failed(format!("the refusal names no resource of the pod: {said}")) }
+            let names_one = requests
+                .as_object()
+                .unwrap()
+                .keys()
+                .any(|name| said.contains(name.as_str()));
+            if names_one {
+                Outcome::Passed
+            } else {
+                Outcome::Failed(format!("the refusal names no resource of the pod: {said}"))
+            }
         }
         _ => judge(case, requests, |request| {
-            Outcome::equal(&by_type(&request, requests), &types(&case.expected["normalized_by_type"])).and(|| match &case.expected["gpu"] {
+            Outcome::equal(
+                &by_type(&request, requests),
+                &types(&case.expected["normalized_by_type"]),
+            )
+            .and(|| match &case.expected["gpu"] {
                 Value::Null => Outcome::equal(&request.gpus.is_none(), &true),
                 gpu => split(request.gpus.as_ref(), gpu),
             })
@@ -127,14 +154,23 @@ fn by_type(request: &PodRequest, said: &Value) -> BTreeMap<String, Amounts> {
     let mut types: BTreeMap<String, Amounts> = BTreeMap::new();
     for (name, amount) in normalized(request, said) {
         let other = request.others.iter().any(|(other, _)| *other == name);
-        let kind = if other { name.rsplit('/').next().unwrap_or_default() } else { "gpu" };
+        let kind = if other {
+            name.rsplit('/').next().unwrap_or_default()
+        } else {
+            "gpu"
+        };
         types.entry(kind.to_owned()).or_default().insert(name, amount);
     }
     types
 }
 
 fn types(by_type: &Value) -> BTreeMap<String, Amounts> {
-    by_type.as_object().into_iter().flatten().map(|(kind, requests)| (kind.clone(), amounts(requests))).collect()
+    by_type
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(kind, requests)| (kind.clone(), amounts(requests)))
+        .collect()
 }
 
 /// What a pod with these annotations asks for, and how its GPUs are to be chosen.
@@ -144,12 +180,20 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
     if !input["gpu_hint"].is_null() {
         annotations[allocate::HINT] = json!({"gpu": input["gpu_hint"]});
     }
-    let asking: Pod = super::world::read(annotated(pod(&input["normalized_requests_by_type"]["gpu"], &Value::Null), &annotations));
+    let asking: Pod = super::world::read(annotated(
+        pod(&input["normalized_requests_by_type"]["gpu"], &Value::Null),
+        &annotations,
+    ));
     let wishes = scheduler::wishes::of(&asking);
-    match (read(&input["normalized_requests_by_type"]["gpu"]), wishes, &case.expected["gpu"]) {
+    match (
+        read(&input["normalized_requests_by_type"]["gpu"]),
+        wishes,
+        &case.expected["gpu"],
+    ) {
         (Ok(None), _, Value::Null) => Outcome::Passed,
         (Ok(request), Ok(wishes), gpu) if case.is_ok() => {
-            split(request.and_then(|request| request.gpus).as_ref(), gpu).and(|| compare_wishes(&wishes.unwrap_or_default(), gpu))
+            split(request.and_then(|request| request.gpus).as_ref(), gpu)
+                .and(|| compare_wishes(&wishes.unwrap_or_default(), gpu))
         }
         (Err(error), ..) if case.is_ok() => Outcome::Failed(error.to_string()),
         (_, Err(error), _) if case.is_ok() => Outcome::Failed(error.to_string()),
@@ -160,18 +204,32 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
 
 fn compare_wishes(wishes: &Wishes, expected: &Value) -> Outcome {
     let partition = wishes.partition.unwrap_or_default();
-    let scope = wishes.of(&Kind::Gpu).and_then(|wish| wish.scope).map(|scope| match scope {
-        Scope::Device => "Device",
-        Scope::Switch => "PCIe",
-        Scope::Numa => "NUMANode",
-        Scope::Machine => "Node",
-    });
+    let scope = wishes
+        .of(&Kind::Gpu)
+        .and_then(|wish| wish.scope)
+        .map(|scope| match scope {
+            Scope::Device => "Device",
+            Scope::Switch => "PCIe",
+            Scope::Numa => "NUMANode",
+            Scope::Machine => "Node",
+        });
     let bandwidth = partition.bandwidth.map(Quantity::from_unsigned);
-    let expected_bandwidth: Option<Quantity> = serde_json::from_value(expected["ring_bus_bandwidth"].clone()).unwrap();
+    let expected_bandwidth: Option<Quantity> =
+        serde_json::from_value(expected["ring_bus_bandwidth"].clone()).unwrap();
     let is = |field: &str| expected[field].as_bool().unwrap_or_default();
-    Outcome::equal(&(wishes.partition.is_some(), partition.restricted), &(is("honor_partition"), is("restricted")))
-        .and(|| Outcome::equal(&bandwidth, &expected_bandwidth))
-        .and(|| Outcome::equal(&scope, &expected["required_topology_scope"].as_str().filter(|scope| !scope.is_empty())))
+    Outcome::equal(
+        &(wishes.partition.is_some(), partition.restricted),
+        &(is("honor_partition"), is("restricted")),
+    )
+    .and(|| Outcome::equal(&bandwidth, &expected_bandwidth))
+    .and(|| {
+        Outcome::equal(
+            &scope,
+            &expected["required_topology_scope"]
+                .as_str()
+                .filter(|scope| !scope.is_empty()),
+        )
+    })
 }
 
 fn ratio_to_bytes(case: &Case<'_>) -> Outcome {
@@ -186,24 +244,35 @@ fn bytes_to_ratio(case: &Case<'_>) -> Outcome {
     let ratio = u64::from(EngineMemory::from_bytes(bytes).percent_of(EngineMemory::from_bytes(total)));
     let expected = number(&case.expected["ratio"]);
     if ratio == expected + 1 && bytes * 100 > expected * total {
-        return Outcome::skipped("a ratio that is not whole is rounded up here: rounded down it would count too little");
+        return Outcome::skipped(
+            "a ratio that is not whole is rounded up here: rounded down it would count too little",
+        );
     }
     Outcome::equal(&ratio, &expected)
 }
 
 /// Places pods that get these allocations, which state memory in one form, and compares what their records say in both.
 fn fill_memory(case: &Case<'_>) -> Outcome {
-    let devices = case.input["device_total"]["gpu"].as_object().into_iter().flatten();
+    let devices = case.input["device_total"]["gpu"]
+        .as_object()
+        .into_iter()
+        .flatten();
     let devices =
         devices.map(|(minor, total)| json!({"type": "gpu", "minor": minor.parse::<i64>().unwrap(), "health": true, "resources": total}));
     let device = json!({"devices": devices.collect::<Vec<_>>()});
     for allocation in case.input["allocations"]["gpu"].as_array().unwrap() {
-        if [GPU_MEMORY, GPU_MEMORY_RATIO].iter().all(|name| allocation["resources"].get(name).is_some()) {
+        if [GPU_MEMORY, GPU_MEMORY_RATIO]
+            .iter()
+            .all(|name| allocation["resources"].get(name).is_some())
+        {
             return untouched(case);
         }
         let only = |entry: &Value| json!({"devices": [entry]});
         let entries = device["devices"].as_array().unwrap();
-        let device = entries.iter().find(|entry| entry["minor"] == allocation["minor"]).map_or_else(|| json!({"devices": []}), only);
+        let device = entries
+            .iter()
+            .find(|entry| entry["minor"] == allocation["minor"])
+            .map_or_else(|| json!({"devices": []}), only);
         let mut world = World::plain();
         world.set_device(&device);
         let asked = allocate::requests(&json!({"requests": allocation["resources"]}));
@@ -211,7 +280,10 @@ fn fill_memory(case: &Case<'_>) -> Outcome {
         match (world.place(&pod(&asked, &Value::Null)), case.is_ok()) {
             (Ok(placed), true) => {
                 let minor = allocation["minor"].as_i64().unwrap();
-                let outcome = Outcome::equal(&placed.allocations["gpu"].get(&minor), &expected["gpu"].get(&minor));
+                let outcome = Outcome::equal(
+                    &placed.allocations["gpu"].get(&minor),
+                    &expected["gpu"].get(&minor),
+                );
                 if outcome != Outcome::Passed {
                     return outcome;
                 }
@@ -221,14 +293,21 @@ fn fill_memory(case: &Case<'_>) -> Outcome {
             (Err(_), false) => return Outcome::Passed,
         }
     }
-    if case.is_ok() { Outcome::Passed } else { Outcome::Failed("all of it was placed".to_owned()) }
+    if case.is_ok() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed("all of it was placed".to_owned())
+    }
 }
 
 /// A record that states memory in both forms says what its writer meant, also where the two differ.
 fn untouched(case: &Case<'_>) -> Outcome {
     let written = [(DEVICE_ALLOCATED.to_owned(), case.input["allocations"].to_string())].into();
     let record = Record::read(&written).unwrap().unwrap_or_default();
-    Outcome::equal(&allocations_of(&json!(record.allocations)), &allocations_of(&case.expected["allocations"]))
+    Outcome::equal(
+        &allocations_of(&json!(record.allocations)),
+        &allocations_of(&case.expected["allocations"]),
+    )
 }
 
 /// Whether a container says `koordinator.sh/gpu` and `gpu.shared`, and nothing besides.

@@ -43,9 +43,18 @@ pub(crate) fn leaning(scoring: &Value) -> Option<Leaning> {
 /// The policies that a strategy is here.
 pub(crate) fn policies(scoring: &Value) -> Policies {
     match leaning(scoring) {
-        None => Policies { node: NodePolicy::default(), device: DevicePolicy::InOrder },
-        Some(Leaning::Least) => Policies { node: NodePolicy::LeastAllocated, device: DevicePolicy::LeastAllocated },
-        Some(Leaning::Most) => Policies { node: NodePolicy::MostAllocated, device: DevicePolicy::MostAllocated },
+        None => Policies {
+            node: NodePolicy::default(),
+            device: DevicePolicy::InOrder,
+        },
+        Some(Leaning::Least) => Policies {
+            node: NodePolicy::LeastAllocated,
+            device: DevicePolicy::LeastAllocated,
+        },
+        Some(Leaning::Most) => Policies {
+            node: NodePolicy::MostAllocated,
+            device: DevicePolicy::MostAllocated,
+        },
     }
 }
 
@@ -64,7 +73,11 @@ fn score_node(case: &Case<'_>) -> Outcome {
     let mut world = World::new(&case.input["node_labels"], policies(scoring), weights(scoring));
     world.set_device(&device(case));
     fill(&mut world, &case.input["used"], &Value::Null);
-    let asked = if case.input["pod"].is_null() { requests(case.input) } else { requests(&case.input["pod"]) };
+    let asked = if case.input["pod"].is_null() {
+        requests(case.input)
+    } else {
+        requests(&case.input["pod"])
+    };
     let pod = pod(&asked, &Value::Null);
     if !case.is_ok() {
         return match world.place(&pod) {
@@ -78,17 +91,27 @@ fn score_node(case: &Case<'_>) -> Outcome {
     let ask = facts.and_then(|facts| world.index.ask("p", &facts).unwrap());
     let fleet = world.index.fleet();
     // A pod that asks for nothing, and a node of which nothing is known, have no points.
-    let points = |(ask, node): (NodeAsk<'_>, NodeId)| fleet.points(node, ask.devices(), leaning(scoring).unwrap(), Hints::Ignore);
-    Outcome::equal(&json!(ask.zip(fleet.node_id(NODE)).map_or(0, points)), &case.expected["score"])
+    let points = |(ask, node): (NodeAsk<'_>, NodeId)| {
+        fleet.points(node, ask.devices(), leaning(scoring).unwrap(), Hints::Ignore)
+    };
+    Outcome::equal(
+        &json!(ask.zip(fleet.node_id(NODE)).map_or(0, points)),
+        &case.expected["score"],
+    )
 }
 
 fn score_device(case: &Case<'_>) -> Outcome {
     let [asked, total, free] = ["requests", "total", "free"].map(|field| amounts(&case.input[field]));
     let scoring = &case.input["scoring"];
     let usages = by_name(scoring).map(|(name, weight)| {
-        let [total, free, requested] =
-            [&total, &free, &asked].map(|amounts| amounts.get(&name).map_or(0, |amount| amount.unsigned().unwrap()));
-        Usage { weight, total, free, requested }
+        let [total, free, requested] = [&total, &free, &asked]
+            .map(|amounts| amounts.get(&name).map_or(0, |amount| amount.unsigned().unwrap()));
+        Usage {
+            weight,
+            total,
+            free,
+            requested,
+        }
     });
     let score = leaning(scoring).unwrap().score(usages);
     Outcome::equal(&json!(score), &case.expected["score"])
@@ -98,31 +121,63 @@ fn score_device(case: &Case<'_>) -> Outcome {
 fn order(case: &Case<'_>) -> Outcome {
     let devices = case.input["devices"].as_array().unwrap();
     let score = |device: &Value| device["score"].as_u64().unwrap();
-    let preferred = |device: &Value| case.input["preferred_minors"].as_array().is_some_and(|minors| minors.contains(&device["minor"]));
-    let best_other = devices.iter().filter(|device| !preferred(device)).map(score).max();
-    if devices.iter().any(|device| preferred(device) && best_other.is_some_and(|other| score(device) <= other)) {
-        return Outcome::skipped("devices that are preferred whatever they score are those of reservations, which nobody makes here");
+    let preferred = |device: &Value| {
+        case.input["preferred_minors"]
+            .as_array()
+            .is_some_and(|minors| minors.contains(&device["minor"]))
+    };
+    let best_other = devices
+        .iter()
+        .filter(|device| !preferred(device))
+        .map(score)
+        .max();
+    if devices
+        .iter()
+        .any(|device| preferred(device) && best_other.is_some_and(|other| score(device) <= other))
+    {
+        return Outcome::skipped(
+            "devices that are preferred whatever they score are those of reservations, which nobody makes here",
+        );
     }
-    let policies = Policies { device: DevicePolicy::LeastAllocated, ..Policies::default() };
+    let policies = Policies {
+        device: DevicePolicy::LeastAllocated,
+        ..Policies::default()
+    };
     let entry = |device: &Value| {
         json!({"type": "gpu", "minor": device["minor"], "id": format!("GPU-{}", device["minor"]), "health": true,
             "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": MEMORY.to_string()}})
     };
     let mut order: Vec<i64> = Vec::new();
     for n in 1..=devices.len() {
-        let mut world = World::new(&Value::Null, policies, named_weights([("koordinator.sh/gpu-memory".to_owned(), 1)]));
+        let mut world = World::new(
+            &Value::Null,
+            policies,
+            named_weights([("koordinator.sh/gpu-memory".to_owned(), 1)]),
+        );
         world.set_device(&json!({"devices": devices.iter().map(entry).collect::<Vec<_>>()}));
         for device in devices {
             let used = (MEMORY - 1).saturating_sub(score(device) * MEMORY / 100);
             let minor = device["minor"].as_i64().unwrap();
-            world.hold(&format!("used-{minor}"), "gpu", minor, &json!({"koordinator.sh/gpu-memory": used.to_string()}));
+            world.hold(
+                &format!("used-{minor}"),
+                "gpu",
+                minor,
+                &json!({"koordinator.sh/gpu-memory": used.to_string()}),
+            );
         }
-        let asked = json!({"koordinator.sh/gpu.shared": n.to_string(), "koordinator.sh/gpu-memory": n.to_string()});
+        let asked =
+            json!({"koordinator.sh/gpu.shared": n.to_string(), "koordinator.sh/gpu-memory": n.to_string()});
         let placed = match world.place(&pod(&asked, &Value::Null)) {
             Ok(placed) => placed,
             Err(refused) => return Outcome::Failed(refused.to_string()),
         };
-        order.extend(placed.allocations["gpu"].keys().copied().filter(|minor| !order.contains(minor)).collect::<Vec<_>>());
+        order.extend(
+            placed.allocations["gpu"]
+                .keys()
+                .copied()
+                .filter(|minor| !order.contains(minor))
+                .collect::<Vec<_>>(),
+        );
     }
     Outcome::equal(&json!(order), &case.expected["order"])
 }
@@ -131,11 +186,18 @@ fn order(case: &Case<'_>) -> Outcome {
 /// devices the one more each time is next. The fewest are one for each switch.
 fn switches(case: &Case<'_>) -> Outcome {
     let devices = case.input["devices"].as_array().unwrap();
-    if devices.iter().any(|device| device["score"] != devices[0]["score"]) {
+    if devices
+        .iter()
+        .any(|device| device["score"] != devices[0]["score"])
+    {
         return Outcome::skipped("devices that belong with others are not taken by their scores here");
     }
-    let topology = |switch: &Value| json!({"socketID": -1, "nodeID": -1, "pcieID": switch.as_str().unwrap_or_default()});
-    let switches = case.input["preferred_pcies"].as_array().cloned().unwrap_or_default();
+    let topology =
+        |switch: &Value| json!({"socketID": -1, "nodeID": -1, "pcieID": switch.as_str().unwrap_or_default()});
+    let switches = case.input["preferred_pcies"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let gpus = switches.iter().enumerate().map(|(minor, switch)| {
         json!({"type": "gpu", "minor": minor, "id": format!("GPU-{minor}"), "health": true, "topology": topology(switch),
             "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "16Gi"}})
@@ -157,7 +219,11 @@ fn switches(case: &Case<'_>) -> Outcome {
         }
         match world.place(&annotated(pod(&asked, &Value::Null), &joint)) {
             Ok(placed) => {
-                let new: Vec<i64> = placed.allocations["rdma"].keys().copied().filter(|minor| !order.contains(minor)).collect();
+                let new: Vec<i64> = placed.allocations["rdma"]
+                    .keys()
+                    .copied()
+                    .filter(|minor| !order.contains(minor))
+                    .collect();
                 order.extend(new);
             }
             Err(refused) => return Outcome::Failed(refused.to_string()),

@@ -45,19 +45,27 @@ pub(crate) fn mutate(case: &Case<'_>) -> Outcome {
         Err(refusal) if case.is_ok() => return Outcome::Failed(refusal),
         Err(_) => return Outcome::Passed,
     };
-    let resources = |pod: &Value| ["requests", "limits"].map(|list| amounts(&pod["spec"]["containers"][0]["resources"][list]));
+    let resources = |pod: &Value| {
+        ["requests", "limits"].map(|list| amounts(&pod["spec"]["containers"][0]["resources"][list]))
+    };
     let expected = ["requests", "limits"].map(|list| amounts(&case.expected["container_resources"][list]));
     let is_changed = resources(&before) != resources(&after);
-    Outcome::equal(&resources(&after), &expected)
-        .and(|| case.expected["mutated"].as_bool().map_or(Outcome::Passed, |mutated| Outcome::equal(&is_changed, &mutated)))
+    Outcome::equal(&resources(&after), &expected).and(|| {
+        case.expected["mutated"]
+            .as_bool()
+            .map_or(Outcome::Passed, |mutated| Outcome::equal(&is_changed, &mutated))
+    })
 }
 
 /// Webhooks that nobody switches on are not served, so that every pod goes on as it is.
 fn without_webhooks(case: &Case<'_>) -> Outcome {
     let config = Config::try_from(Args::try_parse_from(["gpushare-scheduler"]).unwrap()).unwrap();
-    let is_as_it_was =
-        case.expected["container_resources"].is_null() || case.expected["container_resources"] == case.input["container_resources"];
-    Outcome::equal(&(config.admission.webhooks.is_none(), is_as_it_was, case.is_ok()), &(true, true, true))
+    let is_as_it_was = case.expected["container_resources"].is_null()
+        || case.expected["container_resources"] == case.input["container_resources"];
+    Outcome::equal(
+        &(config.admission.webhooks.is_none(), is_as_it_was, case.is_ok()),
+        &(true, true, true),
+    )
 }
 
 /// Validation of what mutation leaves, as the API server asks for both.
@@ -70,7 +78,9 @@ pub(crate) fn validate(case: &Case<'_>) -> Outcome {
     }
     let resources = &case.input["container_resources"];
     if !case.is_ok() && says_all_and_shared(&resources["requests"]) {
-        return Outcome::skipped("the proposal keeps koordinator.sh/gpu as core and ratio together, which gpu.shared goes with");
+        return Outcome::skipped(
+            "the proposal keeps koordinator.sh/gpu as core and ratio together, which gpu.shared goes with",
+        );
     }
     let before = pod(resources);
     let operation = case.input["operation"].as_str().unwrap_or("CREATE");
@@ -85,7 +95,10 @@ pub(crate) fn validate(case: &Case<'_>) -> Outcome {
 
 /// Whether a reason names every resource and value that Koordinator's names.
 fn names_the_same(theirs: &str, ours: &str) -> Outcome {
-    let value = theirs.split_once("Invalid value: \"").and_then(|(_, rest)| rest.split_once('"')).map(|(value, _)| value);
+    let value = theirs
+        .split_once("Invalid value: \"")
+        .and_then(|(_, rest)| rest.split_once('"'))
+        .map(|(value, _)| value);
     let mut rest = theirs.to_owned();
     let mut named: Vec<&str> = value.into_iter().collect();
     for (word, resource) in WORDS {
@@ -95,7 +108,11 @@ fn names_the_same(theirs: &str, ours: &str) -> Outcome {
         }
     }
     let missing: Vec<&str> = named.into_iter().filter(|name| !ours.contains(name)).collect();
-    if missing.is_empty() { Outcome::Passed } else { Outcome::Failed(format!("the reason does not name {missing:?}: {ours}")) }
+    if missing.is_empty() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(format!("the reason does not name {missing:?}: {ours}"))
+    }
 }
 
 fn pod(resources: &Value) -> Value {
@@ -120,7 +137,8 @@ pub(crate) fn mutated(pod: &Value, operation: &str) -> Result<Value, String> {
     match Rules::default().mutate(&request(operation, pod, pod)).unwrap() {
         Verdict::Refused(refusal) => Err(words(refusal)),
         Verdict::Allowed { patch, .. } => {
-            let patch: json_patch::Patch = serde_json::from_value(serde_json::to_value(patch).unwrap()).unwrap();
+            let patch: json_patch::Patch =
+                serde_json::from_value(serde_json::to_value(patch).unwrap()).unwrap();
             let mut after = pod.clone();
             json_patch::patch(&mut after, &patch).unwrap();
             Ok(after)
@@ -129,7 +147,10 @@ pub(crate) fn mutated(pod: &Value, operation: &str) -> Result<Value, String> {
 }
 
 fn validated(pod: &Value, old: &Value, operation: &str) -> Result<(), String> {
-    match Rules::default().validate(&request(operation, pod, old), &Nobody).unwrap() {
+    match Rules::default()
+        .validate(&request(operation, pod, old), &Nobody)
+        .unwrap()
+    {
         Verdict::Refused(refusal) => Err(words(refusal)),
         Verdict::Allowed { .. } => Ok(()),
     }

@@ -64,7 +64,8 @@ impl fmt::Display for Refused {
 impl World {
     /// A state that has seen a node with these labels and no devices.
     pub(crate) fn new(labels: &Value, policies: Policies, weights: Weights) -> Self {
-        let mut index = Index::new(ResourceNames::default(), policies, Duration::from_secs(30)).weighing(weights);
+        let mut index =
+            Index::new(ResourceNames::default(), policies, Duration::from_secs(30)).weighing(weights);
         let node = json!({"metadata": {"name": NODE, "labels": labels}, "status": {}});
         list::<Node>(&mut index, node);
         list::<RawDevice>(&mut index, Value::Null);
@@ -83,13 +84,19 @@ impl World {
     pub(crate) fn set_device(&mut self, device: &Value) {
         let mut labels = strings(&device["labels"]);
         labels.insert(SERVES_VENDOR.to_owned(), json!("true"));
-        let metadata = json!({"name": NODE, "labels": labels, "annotations": strings(&device["annotations"])});
-        self.index.apply(read::<RawDevice>(json!({"metadata": metadata, "spec": {"devices": device["devices"]}})));
+        let metadata =
+            json!({"name": NODE, "labels": labels, "annotations": strings(&device["annotations"])});
+        self.index.apply(read::<RawDevice>(
+            json!({"metadata": metadata, "spec": {"devices": device["devices"]}}),
+        ));
     }
 
     /// The node's Device object is gone.
     pub(crate) fn delete_device(&mut self) {
-        Follow::<RawDevice>::delete(&mut self.index, &read(json!({"metadata": {"name": NODE}, "spec": {}})));
+        Follow::<RawDevice>::delete(
+            &mut self.index,
+            &read(json!({"metadata": {"name": NODE}, "spec": {}})),
+        );
     }
 
     /// A pod of this name holds a part of one device, by its record.
@@ -98,7 +105,14 @@ impl World {
     }
 
     /// The same by virtual functions, if there are any.
-    pub(crate) fn hold_functions(&mut self, name: &str, kind: &str, minor: i64, resources: &Value, functions: &Value) -> Pod {
+    pub(crate) fn hold_functions(
+        &mut self,
+        name: &str,
+        kind: &str,
+        minor: i64,
+        resources: &Value,
+        functions: &Value,
+    ) -> Pod {
         let mut entry = json!({"minor": minor, "resources": resources});
         if !functions.is_null() {
             entry["extension"] = json!({"vfs": functions});
@@ -119,15 +133,25 @@ impl World {
     /// Places a pod on a node of this name.
     pub(crate) fn place_on(&mut self, node: &str, pod: &Value) -> Result<Placed, Refused> {
         let pod: Pod = read(mutated(pod, "CREATE").map_err(Refused::Request)?);
-        let facts = PodFacts::of(&pod, self.index.names()).ok_or_else(|| Refused::Request("asks for no device".to_owned()))?;
-        let id = PodId { namespace: "default".to_owned(), name: "p".to_owned(), uid: "p".to_owned() };
+        let facts = PodFacts::of(&pod, self.index.names())
+            .ok_or_else(|| Refused::Request("asks for no device".to_owned()))?;
+        let id = PodId {
+            namespace: "default".to_owned(),
+            name: "p".to_owned(),
+            uid: "p".to_owned(),
+        };
         match self.index.assume(&id, &facts, node, 1, Instant::now()) {
             Ok(Assumed::Write { order, .. }) => {
                 let record = Record::read(&order.annotations).unwrap().unwrap_or_default();
                 let (annotations, labels) = (order.annotations, order.labels);
                 let record = json!(record.allocations);
                 let functions = functions_of(&record, |entry| &entry["extension"]["vfs"]);
-                Ok(Placed { allocations: allocations_of(&record), functions, annotations, labels })
+                Ok(Placed {
+                    allocations: allocations_of(&record),
+                    functions,
+                    annotations,
+                    labels,
+                })
             }
             Ok(Assumed::AlreadyBound) => Err(Refused::Request("is bound already".to_owned())),
             Err(AssumeError::NoRoom { reason, .. }) => Err(Refused::NoRoom(reason.to_string())),
@@ -147,9 +171,18 @@ pub(crate) fn allocations_of(allocations: &Value) -> Allocations {
     let by_type = allocations.as_object().into_iter().flatten();
     let devices = |devices: &Value| {
         let devices = devices.as_array().into_iter().flatten();
-        devices.map(|device| (device["minor"].as_i64().unwrap(), super::requests::amounts(&device["resources"]))).collect()
+        devices
+            .map(|device| {
+                (
+                    device["minor"].as_i64().unwrap(),
+                    super::requests::amounts(&device["resources"]),
+                )
+            })
+            .collect()
     };
-    by_type.map(|(kind, list)| (kind.clone(), devices(list))).collect()
+    by_type
+        .map(|(kind, list)| (kind.clone(), devices(list)))
+        .collect()
 }
 
 /// Virtual functions of allocations, where entries list them there.
@@ -158,7 +191,14 @@ pub(crate) fn functions_of(allocations: &Value, listed: impl Fn(&Value) -> &Valu
     for (kind, entries) in allocations.as_object().into_iter().flatten() {
         for entry in entries.as_array().into_iter().flatten() {
             let list = listed(entry).as_array().into_iter().flatten();
-            let list: Vec<_> = list.map(|vf| (vf["busID"].as_str().unwrap().to_owned(), vf["minor"].as_i64().unwrap())).collect();
+            let list: Vec<_> = list
+                .map(|vf| {
+                    (
+                        vf["busID"].as_str().unwrap().to_owned(),
+                        vf["minor"].as_i64().unwrap(),
+                    )
+                })
+                .collect();
             if !list.is_empty() {
                 functions.insert((kind.clone(), entry["minor"].as_i64().unwrap()), list);
             }
@@ -176,7 +216,12 @@ pub(crate) fn annotated(mut pod: Value, annotations: &Value) -> Value {
 /// An object of texts, whatever it was given as.
 fn strings(object: &Value) -> Map<String, Value> {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    object.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), json!(text(value)))).collect()
+    object
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| (key.clone(), json!(text(value))))
+        .collect()
 }
 
 /// An object as a watch would hand it over.

@@ -23,7 +23,11 @@ async fn world() -> World {
     let world = World::new().with_node("n1", &[100]);
     announcing(&world);
     sleep(2 * SECOND).await;
-    assert_eq!(world.api.applied().len(), 1, "an earlier process may have refused pods");
+    assert_eq!(
+        world.api.applied().len(),
+        1,
+        "an earlier process may have refused pods"
+    );
     world
 }
 
@@ -54,19 +58,32 @@ async fn the_end_of_a_hint_is_announced_although_no_request_comes() {
     assert_eq!(n_announced(&world), 1);
     assert_eq!(world.fitting(&late, &["n1"]).await, ["n1"]);
     let (url, mut object) = world.api.applied().pop().unwrap();
-    assert_eq!(url, "/apis/storage.k8s.io/v1/namespaces/gpu/csistoragecapacities/gpushare-room?fieldManager=gpushare-scheduler&force=true");
+    assert_eq!(
+        url,
+        "/apis/storage.k8s.io/v1/namespaces/gpu/csistoragecapacities/gpushare-room?fieldManager=gpushare-scheduler&force=true"
+    );
     object["metadata"]["annotations"]["gpushare/room-opened"] = "a time".into();
-    let labels = json!({"app.kubernetes.io/name": "gpushare-scheduler", "app.kubernetes.io/part-of": "gpushare"});
+    let labels =
+        json!({"app.kubernetes.io/name": "gpushare-scheduler", "app.kubernetes.io/part-of": "gpushare"});
     let annotations = json!({"gpushare/room-opened": "a time"});
-    let metadata = json!({"name": "gpushare-room", "namespace": "gpu", "labels": labels, "annotations": annotations});
+    let metadata =
+        json!({"name": "gpushare-room", "namespace": "gpu", "labels": labels, "annotations": annotations});
     let expected = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity", "metadata": metadata, "storageClassName": "gpushare-room",
     });
     assert_eq!(object, expected, "storage that no class has and no node reaches");
-    let times: Vec<Value> = world.api.applied().iter().map(|(_, object)| object["metadata"]["annotations"].clone()).collect();
+    let times: Vec<Value> = world
+        .api
+        .applied()
+        .iter()
+        .map(|(_, object)| object["metadata"]["annotations"].clone())
+        .collect();
     assert_ne!(times[0], times[1], "an object that stays the same is no event");
     let (_, metrics) = world.send("GET", "/metrics", "").await;
-    assert!(metrics.contains("gpushare_scheduler_room_announced_total 2"), "{metrics}");
+    assert!(
+        metrics.contains("gpushare_scheduler_room_announced_total 2"),
+        "{metrics}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,7 +120,11 @@ async fn a_decision_that_a_list_should_have_shown_is_looked_at_when_the_list_is_
     world.api.remove(&pod);
     world.list::<proto::pod::Pod>(std::slice::from_ref(&late));
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(world.used("n1").await, [0], "and not at the next of the looks that come every five seconds");
+    assert_eq!(
+        world.used("n1").await,
+        [0],
+        "and not at the next of the looks that come every five seconds"
+    );
     sleep(SOON).await;
     assert_eq!(n_announced(&world), 1);
 }

@@ -11,7 +11,9 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
 /// Nodes of two GPUs each, one of which is taken as far as the number says.
 async fn cluster(world: World, taken: &[(&str, u64)]) -> World {
-    let world = taken.iter().fold(world, |world, (name, _)| world.with_node(name, &[100, 100]));
+    let world = taken
+        .iter()
+        .fold(world, |world, (name, _)| world.with_node(name, &[100, 100]));
     for (name, mib) in taken.iter().filter(|(_, mib)| *mib > 0) {
         world.place(&units(&format!("on-{name}"), *mib), name).await;
     }
@@ -34,18 +36,41 @@ fn tainted(name: &str, effect: &str) -> Value {
 
 async fn scores(world: &World, pod: &Value, names: &[&str]) -> Vec<i64> {
     let answer = world.prioritize(pod, names).await;
-    let hosts: Vec<&str> = answer.as_array().unwrap().iter().map(|entry| entry["Host"].as_str().unwrap()).collect();
+    let hosts: Vec<&str> = answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["Host"].as_str().unwrap())
+        .collect();
     assert_eq!(hosts, names);
-    answer.as_array().unwrap().iter().map(|entry| entry["Score"].as_i64().unwrap()).collect()
+    answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["Score"].as_i64().unwrap())
+        .collect()
 }
 
 #[tokio::test]
 async fn the_best_node_alone_is_told() {
-    let world = cluster(World::new(), &[("empty", 0), ("fuller", 40), ("full", 90), ("like-fuller", 40)]).await;
+    let world = cluster(
+        World::new(),
+        &[("empty", 0), ("fuller", 40), ("full", 90), ("like-fuller", 40)],
+    )
+    .await;
     let names = ["empty", "like-fuller", "full", "fuller", "unknown"];
     assert_eq!(world.fitting(&units("a", 100), &names).await, ["full"]);
-    assert_eq!(world.fitting(&units("b", 100), &names).await, ["fuller"], "room on the best is kept for the first; names part equals");
-    assert_eq!(world.fitting(&units("c", 60), &["like-fuller", "empty", "fuller"]).await, ["fuller"]);
+    assert_eq!(
+        world.fitting(&units("b", 100), &names).await,
+        ["fuller"],
+        "room on the best is kept for the first; names part equals"
+    );
+    assert_eq!(
+        world
+            .fitting(&units("c", 60), &["like-fuller", "empty", "fuller"])
+            .await,
+        ["fuller"]
+    );
     assert_eq!(world.fitting(&units("d", 60), &["empty"]).await, ["empty"]);
 }
 
@@ -57,7 +82,10 @@ async fn pods_that_come_before_the_binds_of_others_do_not_pile_up() {
         picked.extend(world.fitting(&units(name, 100), &["n2", "n1"]).await);
     }
     assert_eq!(picked, ["n1", "n1", "n2", "n2"]);
-    assert_eq!(world.fitting(&units("e", 100), &["n1", "n2"]).await, Vec::<String>::new());
+    assert_eq!(
+        world.fitting(&units("e", 100), &["n1", "n2"]).await,
+        Vec::<String>::new()
+    );
     assert_eq!(world.index.read().census().n_hints, 4);
     for (name, node) in ["a", "b", "c", "d"].into_iter().zip(&picked) {
         world.place(&units(name, 100), node).await;
@@ -72,7 +100,11 @@ async fn pods_that_come_before_the_binds_of_others_do_not_pile_up() {
 #[case::all("all", &["a", "b", "c"], &[8, 9, 10])]
 #[tokio::test]
 async fn as_many_as_the_flag_says(#[case] answers: &str, #[case] expected: &[&str], #[case] scored: &[i64]) {
-    let world = cluster(World::telling(answers), &[("a", 0), ("b", 20), ("c", 40), ("d", 90)]).await;
+    let world = cluster(
+        World::telling(answers),
+        &[("a", 0), ("b", 20), ("c", 40), ("d", 90)],
+    )
+    .await;
     world.place(&units("more", 90), "d").await;
     let pod = units("p", 60);
     assert_eq!(world.fitting(&pod, &["a", "b", "c", "d"]).await, expected);
@@ -85,9 +117,14 @@ async fn a_pod_with_preferences_chooses_among_all() {
     let names = ["a", "b", "c"];
     assert_eq!(world.fitting(&choosy("p", 60), &names).await, names);
     assert_eq!(scores(&world, &choosy("p", 60), &names).await, [8, 10, 9]);
-    assert_eq!(world.index.read().census().n_hints, 0, "nobody knows which it will be");
+    assert_eq!(
+        world.index.read().census().n_hints,
+        0,
+        "nobody knows which it will be"
+    );
     let mut spread = units("q", 60);
-    spread["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+    spread["spec"]["topologySpreadConstraints"] =
+        json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
     assert_eq!(world.fitting(&spread, &names).await, names);
     spread["metadata"]["uid"] = json!("uid-r");
     spread["spec"]["topologySpreadConstraints"][0]["whenUnsatisfiable"] = json!("DoNotSchedule");
@@ -98,7 +135,11 @@ async fn a_pod_with_preferences_chooses_among_all() {
 #[tokio::test]
 async fn scores_of_many_nodes_separate_what_differs() {
     let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
-    let taken: Vec<(&str, u64)> = names.iter().enumerate().map(|(at, name)| (name.as_str(), u64::from(at >= 10) * 30)).collect();
+    let taken: Vec<(&str, u64)> = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| (name.as_str(), u64::from(at >= 10) * 30))
+        .collect();
     let world = cluster(World::new(), &taken).await;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let scores = scores(&world, &choosy("p", 60), &names).await;
@@ -120,16 +161,28 @@ async fn nodes_that_had_better_be_avoided_come_last() {
     assert_eq!(world.fitting(&tolerant, &names).await, ["better"]);
     world.delete_pod(&tolerant);
     let pods = [units("q", 60), units("r", 60)];
-    assert_eq!(world.fitting(&pods[0], &["better"]).await, ["better"], "last, but not never");
+    assert_eq!(
+        world.fitting(&pods[0], &["better"]).await,
+        ["better"],
+        "last, but not never"
+    );
     world.apply_node(&tainted("better", "NoSchedule"));
-    assert_eq!(world.fitting(&pods[1], &names).await, ["better"], "what forbids is kube-scheduler's business");
+    assert_eq!(
+        world.fitting(&pods[1], &names).await,
+        ["better"],
+        "what forbids is kube-scheduler's business"
+    );
     for pod in &pods {
         world.delete_pod(pod);
     }
     world.apply_node(&tainted("better", "PreferNoSchedule"));
     world.delete_node(&node("better", "MiB"));
     world.apply_node(&node("better", "MiB"));
-    assert_eq!(world.fitting(&units("s", 60), &names).await, ["better"], "a new node of the name");
+    assert_eq!(
+        world.fitting(&units("s", 60), &names).await,
+        ["better"],
+        "a new node of the name"
+    );
 }
 
 /// The extender does not learn why an attempt failed: it answers with one node, the same at first.
@@ -139,9 +192,17 @@ async fn a_pod_that_asks_again_is_sent_to_the_same_node_and_then_to_the_second_b
     let (pod, names) = (units("p", 60), ["a", "b", "c"]);
     for expected in ["a", "a", "a", "b", "b", "b", "c", "c", "c"] {
         assert_eq!(world.fitting(&pod, &names).await, [expected]);
-        assert_eq!(world.index.read().census().n_hints, 1, "room is kept all the time");
+        assert_eq!(
+            world.index.read().census().n_hints,
+            1,
+            "room is kept all the time"
+        );
     }
-    assert_eq!(world.fitting(&pod, &names).await, ["a"], "all are to be avoided alike");
+    assert_eq!(
+        world.fitting(&pod, &names).await,
+        ["a"],
+        "all are to be avoided alike"
+    );
 }
 
 /// Neither the API server that is busy, nor a bind that is too late, nor a webhook is the node's fault.
@@ -149,7 +210,10 @@ async fn a_pod_that_asks_again_is_sent_to_the_same_node_and_then_to_the_second_b
 #[case::busy(Fault::Busy(u64::MAX), "api_server_busy")]
 #[case::forbidden(Fault::Status(403), "api_server")]
 #[tokio::test]
-async fn a_bind_that_fails_elsewhere_is_counted_and_changes_no_node(#[case] fault: Fault, #[case] reason: &str) {
+async fn a_bind_that_fails_elsewhere_is_counted_and_changes_no_node(
+    #[case] fault: Fault,
+    #[case] reason: &str,
+) {
     let world = cluster(World::telling("2"), &[("a", 40), ("b", 20), ("c", 0)]).await;
     let (pod, names) = (units("p", 60), ["a", "b", "c"]);
     world.api.put(&pod);
@@ -160,7 +224,12 @@ async fn a_bind_that_fails_elsewhere_is_counted_and_changes_no_node(#[case] faul
     assert_eq!(world.fitting(&pod, &names).await, ["a", "b"]);
     assert_eq!(scores(&world, &pod, &names).await, [10, 9, 8]);
     let (_, metrics) = world.send("GET", "/metrics", "").await;
-    assert!(metrics.contains(&format!("gpushare_scheduler_refused_binds_total{{reason=\"{reason}\"}} 1")), "{metrics}");
+    assert!(
+        metrics.contains(&format!(
+            "gpushare_scheduler_refused_binds_total{{reason=\"{reason}\"}} 1"
+        )),
+        "{metrics}"
+    );
     assert_eq!(world.bind(&pod, "a").await, "");
 }
 
@@ -172,7 +241,10 @@ async fn a_bind_for_which_the_node_has_no_room_sends_the_pod_to_the_second_best_
     world.apply_pod(&pod);
     assert_eq!(world.fitting(&pod, &names).await, ["a"]);
     world.place(&units("thief", 100), "a").await;
-    assert!(!world.bind(&pod, "a").await.is_empty(), "another pod was bound there meanwhile");
+    assert!(
+        !world.bind(&pod, "a").await.is_empty(),
+        "another pod was bound there meanwhile"
+    );
     world.delete_pod(&units("thief", 100));
     assert_eq!(world.fitting(&pod, &names).await, ["b"], "one node, and not all");
     assert_eq!(scores(&world, &pod, &names).await, [8, 10, 9]);
@@ -182,7 +254,10 @@ async fn a_bind_for_which_the_node_has_no_room_sends_the_pod_to_the_second_best_
 #[tokio::test]
 async fn order_and_form_of_the_request_do_not_matter() {
     let world = cluster(World::new(), &[("a", 10), ("b", 30), ("c", 30)]).await;
-    for (nth, names) in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]].iter().enumerate() {
+    for (nth, names) in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
+        .iter()
+        .enumerate()
+    {
         let pod = units(&format!("p{nth}"), 70);
         assert_eq!(world.fitting(&pod, names).await, ["b"]);
         world.delete_pod(&pod);

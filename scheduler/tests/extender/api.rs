@@ -67,7 +67,10 @@ impl Api {
     /// A client that talks to it.
     pub(crate) fn client(&self) -> kube::Client {
         let api = self.clone();
-        kube::Client::new(tower::service_fn(move |request| api.clone().answer(request)), "default")
+        kube::Client::new(
+            tower::service_fn(move |request| api.clone().answer(request)),
+            "default",
+        )
     }
 
     /// Stores a pod.
@@ -129,7 +132,9 @@ impl Api {
     pub(crate) fn add_user(&self, token: &str, name: &str, path: Option<&str>) {
         let mut state = self.state();
         state.users.insert(token.to_owned(), name.to_owned());
-        state.rights.extend(path.map(|path| (name.to_owned(), path.to_owned())));
+        state
+            .rights
+            .extend(path.map(|path| (name.to_owned(), path.to_owned())));
     }
 
     /// Every review of a token or of a right that was asked for.
@@ -202,7 +207,10 @@ impl Api {
     }
 
     fn apply(&self, parts: &http::request::Parts, body: &[u8]) -> Reply {
-        assert_eq!(parts.headers[http::header::CONTENT_TYPE], "application/apply-patch+yaml");
+        assert_eq!(
+            parts.headers[http::header::CONTENT_TYPE],
+            "application/apply-patch+yaml"
+        );
         let mut state = self.state();
         let object: Value = serde_json::from_slice(body).unwrap();
         state.applied.push((parts.uri.to_string(), object.clone()));
@@ -223,13 +231,19 @@ impl Api {
         let mut state = self.state();
         state.reviews.push(review.clone());
         review["status"] = match path {
-            "/apis/authentication.k8s.io/v1/tokenreviews" => match state.users.get(review["spec"]["token"].as_str().unwrap()) {
-                Some(name) => json!({"authenticated": true, "user": {"username": name, "groups": ["g"], "extra": {"e": ["1"]}}}),
-                None => json!({"error": "no such token"}),
-            },
+            "/apis/authentication.k8s.io/v1/tokenreviews" => {
+                match state.users.get(review["spec"]["token"].as_str().unwrap()) {
+                    Some(name) => {
+                        json!({"authenticated": true, "user": {"username": name, "groups": ["g"], "extra": {"e": ["1"]}}})
+                    }
+                    None => json!({"error": "no such token"}),
+                }
+            }
             "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                 let wanted = &review["spec"]["nonResourceAttributes"];
-                let may = |(name, path): &(String, String)| review["spec"]["user"] == **name && wanted["path"] == **path;
+                let may = |(name, path): &(String, String)| {
+                    review["spec"]["user"] == **name && wanted["path"] == **path
+                };
                 json!({"allowed": wanted["verb"] == "get" && state.rights.iter().any(may)})
             }
             _ => return Ok(failure(404, "no such review")),
@@ -240,7 +254,9 @@ impl Api {
     fn bind(&self, path: &str, binding: &Value) -> Response<Body> {
         let path = path.strip_suffix("/binding").unwrap();
         let mut state = self.state();
-        let Some(pod) = state.pods.get_mut(path) else { return failure(404, "pods not found") };
+        let Some(pod) = state.pods.get_mut(path) else {
+            return failure(404, "pods not found");
+        };
         if pod["metadata"]["uid"] != binding["metadata"]["uid"] {
             return failure(409, "Precondition failed: UID in precondition");
         }
@@ -271,13 +287,23 @@ impl Drop for Posting {
 
 fn path(pod: &Value) -> String {
     let (namespace, name) = (&pod["metadata"]["namespace"], &pod["metadata"]["name"]);
-    format!("/api/v1/namespaces/{}/pods/{}", namespace.as_str().unwrap(), name.as_str().unwrap())
+    format!(
+        "/api/v1/namespaces/{}/pods/{}",
+        namespace.as_str().unwrap(),
+        name.as_str().unwrap()
+    )
 }
 
 fn failure(status: u16, message: &str) -> Response<Body> {
-    reply(status, &json!({"kind": "Status", "status": "Failure", "message": message, "code": status}))
+    reply(
+        status,
+        &json!({"kind": "Status", "status": "Failure", "message": message, "code": status}),
+    )
 }
 
 fn reply(status: u16, body: &Value) -> Response<Body> {
-    Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
+    Response::builder()
+        .status(status)
+        .body(Body::from(body.to_string().into_bytes()))
+        .unwrap()
 }

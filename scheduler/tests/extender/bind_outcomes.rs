@@ -12,7 +12,9 @@ use crate::world::World;
 
 /// One node, two GPUs of 16,276 MiB.
 pub(crate) fn world() -> World {
-    World::new().with_node("n1", &[16_276, 16_276]).with_node("n2", &[16_276])
+    World::new()
+        .with_node("n1", &[16_276, 16_276])
+        .with_node("n2", &[16_276])
 }
 
 /// Number of pods that are decided and not yet seen.
@@ -32,7 +34,9 @@ pub(crate) async fn settled(world: &World) {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(Duration::from_secs(600), done).await.expect("the decision should settle");
+    timeout(Duration::from_secs(600), done)
+        .await
+        .expect("the decision should settle");
 }
 
 #[tokio::test(start_paused = true)]
@@ -50,7 +54,10 @@ async fn success_holds_until_the_watch_shows_it() {
 #[case::not_found(Fault::Status(404), "refused the binding: 404 Not Found: made to fail")]
 #[case::gone(Fault::Status(410), "refused the binding: 410 Gone: made to fail")]
 #[case::forbidden(Fault::Status(403), "refused the binding: 403 Forbidden: made to fail")]
-#[case::invalid(Fault::Status(422), "refused the binding: 422 Unprocessable Entity: made to fail")]
+#[case::invalid(
+    Fault::Status(422),
+    "refused the binding: 422 Unprocessable Entity: made to fail"
+)]
 #[tokio::test(start_paused = true)]
 async fn refusal_gives_the_room_back(#[case] fault: Fault, #[case] expected: &str) {
     let pod = units("p", 8138);
@@ -70,7 +77,10 @@ async fn successor_of_the_same_name_is_not_bound() {
     successor["metadata"]["uid"] = "another".into();
     world.api.put(&successor);
     let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("there is no pod with UID uid-p any more"), "{error}");
+    assert!(
+        error.contains("there is no pod with UID uid-p any more"),
+        "{error}"
+    );
     assert_eq!(n_assumed(&world), 0);
     assert!(world.api.pod(&pod)["spec"]["nodeName"].is_null());
 }
@@ -89,12 +99,22 @@ async fn already_on_another_node_is_refused() {
     let world = world().with_pod(&pod);
     world.api.put(&on(pod.clone(), "n2"));
     let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("the pod is already bound to node \"n2\""), "{error}");
+    assert!(
+        error.contains("the pod is already bound to node \"n2\""),
+        "{error}"
+    );
     assert_eq!(n_assumed(&world), 0);
     world.see(&pod);
     let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("the pod is already bound to node \"n2\""), "{error}");
-    assert_eq!(world.api.bindings().len(), 1, "what the watch has shown is not tried again");
+    assert!(
+        error.contains("the pod is already bound to node \"n2\""),
+        "{error}"
+    );
+    assert_eq!(
+        world.api.bindings().len(),
+        1,
+        "what the watch has shown is not tried again"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,15 +144,26 @@ async fn server_busy_for_longer_than_the_bind_may_take() {
     let begun = tokio::time::Instant::now();
     let error = world.bind(&pod, "n1").await;
     assert!(
-        error.starts_with("nothing is written: the API server is too busy") && error.ends_with("429 Too Many Requests: too many requests"),
+        error.starts_with("nothing is written: the API server is too busy")
+            && error.ends_with("429 Too Many Requests: too many requests"),
         "{error}"
     );
-    assert!(begun.elapsed() < Duration::from_secs(4), "there is no use in waiting");
-    assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 0]), "it says so before it writes");
+    assert!(
+        begun.elapsed() < Duration::from_secs(4),
+        "there is no use in waiting"
+    );
+    assert_eq!(
+        (n_assumed(&world), world.used("n1").await),
+        (0, vec![0, 0]),
+        "it says so before it writes"
+    );
     assert_eq!(world.api.n_gets(), 0, "there is nothing to find out");
     assert_eq!(world.bind(&pod, "n2").await, "", "elsewhere is open at once");
     let (_, metrics) = world.send("GET", "/metrics", "").await;
-    assert!(metrics.contains("gpushare_scheduler_refused_binds_total{reason=\"api_server_busy\"} 1"), "{metrics}");
+    assert!(
+        metrics.contains("gpushare_scheduler_refused_binds_total{reason=\"api_server_busy\"} 1"),
+        "{metrics}"
+    );
 }
 
 /// An API server that is busy at last has refused no node.
@@ -142,7 +173,11 @@ async fn a_busy_server_leaves_the_node_as_good_as_it_was() {
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Busy(60)]);
     assert_ne!(world.bind(&pod, "n1").await, "");
-    assert_eq!(world.fitting(&pod, &["n1", "n2"]).await.len(), 1, "a pod whose node failed it is answered with all");
+    assert_eq!(
+        world.fitting(&pod, &["n1", "n2"]).await.len(),
+        1,
+        "a pod whose node failed it is answered with all"
+    );
 }
 
 /// The write is known only by looking: bound in the end or not, the books agree, and the answer comes in time.
@@ -165,8 +200,15 @@ async fn lost_answers_are_found_out(#[case] fault: Fault, #[case] written: bool)
     let begun = tokio::time::Instant::now();
     let error = world.bind(&pod, "n1").await;
     assert!(begun.elapsed() <= Duration::from_secs(4));
-    assert!(error.contains("it is not known whether the binding was written"), "{error}");
-    assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![8138, 0]), "kept while it is not known");
+    assert!(
+        error.contains("it is not known whether the binding was written"),
+        "{error}"
+    );
+    assert_eq!(
+        (n_assumed(&world), world.used("n1").await),
+        (1, vec![8138, 0]),
+        "kept while it is not known"
+    );
     sleep(Duration::from_secs(90)).await;
     assert!(world.api.n_gets() >= 2);
     if written {
@@ -204,7 +246,10 @@ async fn pod_that_asks_for_nothing_is_bound_without_a_record() {
     let world = world();
     world.api.put(&pod);
     assert_eq!(world.bind(&pod, "n1").await, "");
-    assert_eq!(world.api.bindings()[0]["metadata"]["annotations"], serde_json::json!({}));
+    assert_eq!(
+        world.api.bindings()[0]["metadata"]["annotations"],
+        serde_json::json!({})
+    );
     assert_eq!(n_assumed(&world), 0);
 }
 
@@ -212,8 +257,14 @@ async fn pod_that_asks_for_nothing_is_bound_without_a_record() {
 async fn no_room_and_unknown_node_say_so() {
     let (large, small) = (units("large", 16_277), units("small", 1));
     let world = world().with_pod(&large).with_pod(&small);
-    assert_eq!(world.bind(&large, "n1").await, "node \"n1\": request is larger than the node's GPUs even when they are empty");
-    assert_eq!(world.bind(&small, "n9").await, "node \"n9\": node is not known to gpushare or offers no shareable GPU");
+    assert_eq!(
+        world.bind(&large, "n1").await,
+        "node \"n1\": request is larger than the node's GPUs even when they are empty"
+    );
+    assert_eq!(
+        world.bind(&small, "n9").await,
+        "node \"n9\": node is not known to gpushare or offers no shareable GPU"
+    );
     assert_eq!(world.api.bindings().len(), 0);
 }
 
@@ -221,14 +272,21 @@ async fn no_room_and_unknown_node_say_so() {
 async fn stamps_grow_beyond_what_records_say() {
     let world = world();
     let seen = chrono::Utc::now().timestamp_nanos_opt().unwrap() + 3_600_000_000_000;
-    let old = crate::objects::annotated(on(units("old", 1), "n1"), "scheduling.koordinator.sh/bind-timestamp", &seen.to_string());
+    let old = crate::objects::annotated(
+        on(units("old", 1), "n1"),
+        "scheduling.koordinator.sh/bind-timestamp",
+        &seen.to_string(),
+    );
     let old = crate::objects::annotated(old, "ALIYUN_COM_GPU_MEM_IDX", "0");
     world.apply_pod(&old);
     for name in ["a", "b"] {
         world.place(&units(name, 1), "n1").await;
     }
     let stamps: Vec<u64> = world.api.bindings().iter().map(stamp).collect();
-    assert!(stamps[0] > u64::try_from(seen).unwrap() && stamps[1] > stamps[0], "{seen} {stamps:?}");
+    assert!(
+        stamps[0] > u64::try_from(seen).unwrap() && stamps[1] > stamps[0],
+        "{seen} {stamps:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -267,7 +325,13 @@ async fn impossible_names_are_refused(#[case] namespace: &str, #[case] name: &st
     let world = world();
     world.filter(&pod, &["n2"]).await;
     let error = world.bind(&pod, "n2").await;
-    assert!(error.contains("are those of no pod") && error.len() <= 500, "{error}");
+    assert!(
+        error.contains("are those of no pod") && error.len() <= 500,
+        "{error}"
+    );
     let census = world.index.read().census();
-    assert_eq!((census.n_assumed, census.n_hints, world.api.bindings().len()), (0, 0, 0));
+    assert_eq!(
+        (census.n_assumed, census.n_hints, world.api.bindings().len()),
+        (0, 0, 0)
+    );
 }

@@ -17,20 +17,30 @@ const fn millis(n: u64) -> Duration {
 
 /// So many nodes of one GPU, `n0` and so on, and at most so many bindings under way.
 fn world(n_nodes: usize, most: usize) -> World {
-    (0..n_nodes).fold(World::sending(most), |world, nth| world.with_node(&format!("n{nth}"), &[16_276]))
+    (0..n_nodes).fold(World::sending(most), |world, nth| {
+        world.with_node(&format!("n{nth}"), &[16_276])
+    })
 }
 
 /// Binds these one after the other, without waiting for the answers: the errors, and how long each took.
 async fn bind_all(world: &World, binds: &[(Value, &str)]) -> Vec<(String, Duration)> {
     let begun = Instant::now();
-    join_all(binds.iter().map(async |(pod, node)| (world.bind(pod, node).await, begun.elapsed()))).await
+    join_all(
+        binds
+            .iter()
+            .map(async |(pod, node)| (world.bind(pod, node).await, begun.elapsed())),
+    )
+    .await
 }
 
 #[tokio::test(start_paused = true)]
 async fn so_many_are_under_way_and_all_are_bound() {
     let world = world(8, 3);
     let names: Vec<String> = (0..8).map(|nth| format!("n{nth}")).collect();
-    let binds: Vec<(Value, &str)> = names.iter().map(|node| (units(&format!("on-{node}"), 1), node.as_str())).collect();
+    let binds: Vec<(Value, &str)> = names
+        .iter()
+        .map(|node| (units(&format!("on-{node}"), 1), node.as_str()))
+        .collect();
     let plain = pod("plain", &json!({"cpu": "1"}));
     let binds = [binds, vec![(plain, "n0")]].concat();
     let world = binds.iter().fold(world, |world, (pod, _)| world.with_pod(pod));
@@ -38,18 +48,30 @@ async fn so_many_are_under_way_and_all_are_bound() {
     let done = bind_all(&world, &binds).await;
     assert!(done.iter().all(|(error, _)| error.is_empty()), "{done:?}");
     let at: Vec<u128> = done.iter().map(|(_, taken)| taken.as_millis()).collect();
-    assert_eq!((world.api.most_posting(), at), (3, vec![100, 100, 100, 200, 200, 200, 300, 300, 300]));
+    assert_eq!(
+        (world.api.most_posting(), at),
+        (3, vec![100, 100, 100, 200, 200, 200, 300, 300, 300])
+    );
 }
 
 /// Neither a decision nor a write is left behind, so that the pod may go anywhere at once.
 #[tokio::test(start_paused = true)]
 async fn what_waits_for_too_long_has_written_nothing_and_holds_nothing() {
-    let (hangs, waits, plain) = (units("hangs", 1), units("waits", 8138), pod("plain", &json!({"cpu": "1"})));
-    let world = [&hangs, &waits, &plain].into_iter().fold(world(3, 1), World::with_pod);
+    let (hangs, waits, plain) = (
+        units("hangs", 1),
+        units("waits", 8138),
+        pod("plain", &json!({"cpu": "1"})),
+    );
+    let world = [&hangs, &waits, &plain]
+        .into_iter()
+        .fold(world(3, 1), World::with_pod);
     world.api.fail_posts([Fault::Hang]);
     let done = bind_all(&world, &[(hangs, "n0"), (waits.clone(), "n1"), (plain, "n1")]).await;
     for (error, taken) in &done[1..] {
-        assert_eq!(error, "nothing is written: there is no time left after waiting for other bindings to be written");
+        assert_eq!(
+            error,
+            "nothing is written: there is no time left after waiting for other bindings to be written"
+        );
         assert_eq!(*taken, Duration::from_secs(4));
     }
     assert_eq!((world.api.bindings().len(), world.used("n1").await), (1, vec![0]));
@@ -62,7 +84,9 @@ async fn what_waits_for_too_long_has_written_nothing_and_holds_nothing() {
 async fn a_node_s_writes_are_in_order_behind_others() {
     let pods = ["x", "y", "a", "b", "c"].map(|name| units(name, 1));
     let world = pods.iter().fold(world(3, 2), World::with_pod);
-    world.api.fail_posts([2000, 2000, 300, 200, 100].map(|n| Fault::Slow(millis(n))));
+    world
+        .api
+        .fail_posts([2000, 2000, 300, 200, 100].map(|n| Fault::Slow(millis(n))));
     let binds: Vec<(Value, &str)> = pods.into_iter().zip(["n0", "n1", "n2", "n2", "n2"]).collect();
     let done = bind_all(&world, &binds).await;
     assert!(done.iter().all(|(error, _)| error.is_empty()), "{done:?}");
@@ -92,5 +116,8 @@ async fn places_are_free_again_after_a_timeout() {
     world.api.fail_posts([Fault::Hang]);
     assert_ne!(world.bind(&pods[0], "n0").await, "");
     let begun = Instant::now();
-    assert_eq!((world.bind(&pods[1], "n1").await.as_str(), begun.elapsed()), ("", Duration::ZERO));
+    assert_eq!(
+        (world.bind(&pods[1], "n1").await.as_str(), begun.elapsed()),
+        ("", Duration::ZERO)
+    );
 }

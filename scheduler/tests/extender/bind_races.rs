@@ -28,7 +28,11 @@ async fn repeated_bind_writes_the_same_devices_and_time() {
     assert_eq!(bindings.len(), 2);
     assert_eq!(bindings[0], bindings[1]);
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(n_assumed(&world), 1, "the first one's search does not take back the second one's success");
+    assert_eq!(
+        n_assumed(&world),
+        1,
+        "the first one's search does not take back the second one's success"
+    );
     world.see(&pod);
     assert_eq!(world.used("n1").await, [2048, 2048]);
 }
@@ -56,10 +60,16 @@ async fn another_node_waits_until_the_first_is_known() {
     world.api.fail_posts([Fault::Hang]);
     assert_ne!(world.bind(&pod, "n1").await, "");
     let error = world.bind(&pod, "n2").await;
-    assert_eq!(error, "an earlier bind of the pod to node \"n1\" is not settled yet");
+    assert_eq!(
+        error,
+        "an earlier bind of the pod to node \"n1\" is not settled yet"
+    );
     settled(&world).await;
     assert_eq!(world.bind(&pod, "n2").await, "");
-    assert_eq!((world.used("n1").await, world.used("n2").await), (vec![0, 0], vec![8138]));
+    assert_eq!(
+        (world.used("n1").await, world.used("n2").await),
+        (vec![0, 0], vec![8138])
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,11 +122,17 @@ async fn binds_of_other_pods_do_not_wait() {
 async fn writes_of_one_node_are_in_the_order_of_their_stamps() {
     let pods = [units("a", 1), units("b", 1), units("c", 1)];
     let world = pods.iter().fold(world(), World::with_pod);
-    world.api.fail_posts([Fault::Slow(Duration::from_millis(300)), Fault::Slow(Duration::from_millis(100))]);
+    world.api.fail_posts([
+        Fault::Slow(Duration::from_millis(300)),
+        Fault::Slow(Duration::from_millis(100)),
+    ]);
     let begun = tokio::time::Instant::now();
     let errors = futures::future::join_all(pods.iter().map(|pod| world.bind(pod, "n1"))).await;
     assert_eq!(errors, ["", "", ""]);
-    assert!(begun.elapsed() >= Duration::from_millis(400), "no write begins before the one before it is done");
+    assert!(
+        begun.elapsed() >= Duration::from_millis(400),
+        "no write begins before the one before it is done"
+    );
     let written = world.api.bindings();
     let stamps: Vec<u64> = written.iter().map(stamp).collect();
     assert!(written.len() == 3 && stamps.is_sorted(), "{stamps:?}");
@@ -128,7 +144,11 @@ async fn bind_runs_on_when_the_caller_hangs_up() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Slow(Duration::from_secs(2))]);
-    assert!(timeout(Duration::from_secs(1), world.bind(&pod, "n1")).await.is_err());
+    assert!(
+        timeout(Duration::from_secs(1), world.bind(&pod, "n1"))
+            .await
+            .is_err()
+    );
     sleep(Duration::from_secs(2)).await;
     assert_eq!(world.api.pod(&pod)["spec"]["nodeName"], "n1");
     world.see(&pod);
@@ -214,8 +234,14 @@ async fn one_deadline_covers_all_that_a_bind_waits_for() {
     let begun = tokio::time::Instant::now();
     let (one, other) = tokio::join!(world.bind(&pod, "n1"), world.bind(&pod, "n1"));
     assert!(one.contains("it is not known whether"), "{one}");
-    assert_eq!(other, "nothing is written: there is no time left after waiting for the pod's other bind");
-    assert_eq!((begun.elapsed(), world.api.bindings().len()), (Duration::from_secs(4), 1));
+    assert_eq!(
+        other,
+        "nothing is written: there is no time left after waiting for the pod's other bind"
+    );
+    assert_eq!(
+        (begun.elapsed(), world.api.bindings().len()),
+        (Duration::from_secs(4), 1)
+    );
 }
 
 /// However often a bind is repeated, one search goes on for it.
@@ -230,7 +256,11 @@ async fn repeats_do_not_multiply_searches() {
     }
     let before = world.api.n_gets();
     sleep(Duration::from_secs(100)).await;
-    assert!(world.api.n_gets() - before <= 15, "{}", world.api.n_gets() - before);
+    assert!(
+        world.api.n_gets() - before <= 15,
+        "{}",
+        world.api.n_gets() - before
+    );
 }
 
 /// A search that hangs holds up no bind of its pod.
@@ -243,7 +273,10 @@ async fn a_search_does_not_hold_up_the_repeat() {
     assert_ne!(world.bind(&pod, "n1").await, "");
     sleep(Duration::from_secs(1)).await;
     let begun = tokio::time::Instant::now();
-    assert_eq!((world.bind(&pod, "n1").await.as_str(), begun.elapsed()), ("", Duration::ZERO));
+    assert_eq!(
+        (world.bind(&pod, "n1").await.as_str(), begun.elapsed()),
+        ("", Duration::ZERO)
+    );
 }
 
 /// The room that an open decision holds is its own pod's: the filter leads back to that node, so that the bind is repeated.
@@ -258,7 +291,11 @@ async fn filter_leads_a_retry_to_the_node_of_the_open_decision() {
     let whole = world.filter_whole(&pod, &nodes).await;
     assert_eq!(whole["Nodes"]["items"].as_array().unwrap().len(), 1);
     assert_eq!(whole["Nodes"]["items"][0]["metadata"]["name"], "n2");
-    assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"], "without that node the others are judged as ever");
+    assert_eq!(
+        world.fitting(&pod, &["n1"]).await,
+        ["n1"],
+        "without that node the others are judged as ever"
+    );
     assert_eq!(world.bind(&pod, "n2").await, "");
 }
 
@@ -267,7 +304,13 @@ async fn filter_leads_a_retry_to_the_node_of_the_open_decision() {
 async fn record_of_another_scheduler_on_the_same_node_is_believed() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
-    world.api.put(&crate::objects::placed_by_old_extender(pod.clone(), "n1", 1, 8138, 16_276));
+    world.api.put(&crate::objects::placed_by_old_extender(
+        pod.clone(),
+        "n1",
+        1,
+        8138,
+        16_276,
+    ));
     assert_eq!(world.bind(&pod, "n1").await, "");
     assert_eq!((n_assumed(&world), world.used("n1").await), (1, vec![0, 8138]));
     world.see(&pod);
@@ -295,7 +338,12 @@ async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     };
     let following = sight.clone();
     tokio::spawn(async move { following.follow(index, lists).await });
-    tokio::spawn(succeed_alone(leadership, world.index.clone(), sight, Duration::from_secs(4)));
+    tokio::spawn(succeed_alone(
+        leadership,
+        world.index.clone(),
+        sight,
+        Duration::from_secs(4),
+    ));
     sleep(Duration::from_millis(4900)).await;
     assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
     assert_eq!(world.bind(&pod, "n1").await.starts_with("starting: "), waits);
@@ -337,7 +385,11 @@ async fn filters_do_not_wait_for_binds() {
         }
         (world.fitting(&pods[1], &["n1"]).await, begun.elapsed())
     };
-    let (_, (fitting, taken), second) = tokio::join!(world.bind(&pods[0], "n1"), filter, world.bind(&pods[1], "n1"));
+    let (_, (fitting, taken), second) =
+        tokio::join!(world.bind(&pods[0], "n1"), filter, world.bind(&pods[1], "n1"));
     assert_eq!((fitting, taken), (vec!["n1".to_owned()], Duration::ZERO));
-    assert!(second.starts_with("nothing is written: there is no time left"), "{second}");
+    assert!(
+        second.starts_with("nothing is written: there is no time left"),
+        "{second}"
+    );
 }

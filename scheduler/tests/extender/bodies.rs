@@ -13,7 +13,18 @@ fn json_value() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
-        prop::sample::select(vec!["p", "n1", "uid-p", "100", "-1", "1e40", "koordinator.sh/gpu", "", "../n1"]).prop_map(Value::from),
+        prop::sample::select(vec![
+            "p",
+            "n1",
+            "uid-p",
+            "100",
+            "-1",
+            "1e40",
+            "koordinator.sh/gpu",
+            "",
+            "../n1"
+        ])
+        .prop_map(Value::from),
     ];
     let keys = prop::sample::select(vec![
         "metadata",

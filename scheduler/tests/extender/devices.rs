@@ -18,7 +18,11 @@ fn whole(name: &str, n: u64) -> Value {
 
 /// A pod that is to see all GPUs of its node.
 fn monitor(name: &str) -> Value {
-    annotated(pod(name, &json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true")
+    annotated(
+        pod(name, &json!({"koordinator.sh/gpu.shared": "1"})),
+        "gpushare/all-devices",
+        "true",
+    )
 }
 
 fn card(kind: &str, minor: u32, resources: &Value) -> Value {
@@ -27,7 +31,10 @@ fn card(kind: &str, minor: u32, resources: &Value) -> Value {
 
 /// The Device object with more devices.
 fn and(mut device: Value, more: &[Value]) -> Value {
-    device["spec"]["devices"].as_array_mut().unwrap().extend_from_slice(more);
+    device["spec"]["devices"]
+        .as_array_mut()
+        .unwrap()
+        .extend_from_slice(more);
     device
 }
 
@@ -48,7 +55,9 @@ fn given(mut device: Value, entries: &[(&str, &[&str])]) -> Value {
 
 fn record(world: &World, pod: &Value) -> Value {
     let annotations = world.api.pod(pod)["metadata"]["annotations"].clone();
-    annotations[RECORD].as_str().map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
+    annotations[RECORD]
+        .as_str()
+        .map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
 }
 
 /// Used bytes of each GPU in MiB, and who is on it.
@@ -56,7 +65,11 @@ async fn used(world: &World, node: &str) -> Vec<(u64, Vec<String>)> {
     let shown = world.inspect(Some(node)).await;
     let gpus = shown["nodes"][0]["devs"].as_array().unwrap().clone();
     let gpu = |gpu: &Value| {
-        let pods = gpu["pods"].as_array().unwrap().iter().map(|pod| pod["uid"].as_str().unwrap().to_owned());
+        let pods = gpu["pods"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|pod| pod["uid"].as_str().unwrap().to_owned());
         (gpu["usedBytes"].as_u64().unwrap() >> 20, pods.collect())
     };
     gpus.iter().map(gpu).collect()
@@ -64,7 +77,10 @@ async fn used(world: &World, node: &str) -> Vec<(u64, Vec<String>)> {
 
 async fn reason(world: &World, pod: &Value, node: &str) -> String {
     let answer = world.filter(pod, &[node]).await;
-    answer["FailedAndUnresolvableNodes"][node].as_str().unwrap_or_default().to_owned()
+    answer["FailedAndUnresolvableNodes"][node]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// The state that a scheduler has which starts now.
@@ -77,7 +93,11 @@ fn holdings(index: &Index) -> Vec<String> {
     let mut all: Vec<String> = index
         .fleet()
         .nodes()
-        .flat_map(|node| node.held().map(|held| format!("{} {:?}", held.owner, held.holdings)).collect::<Vec<_>>())
+        .flat_map(|node| {
+            node.held()
+                .map(|held| format!("{} {:?}", held.owner, held.holdings))
+                .collect::<Vec<_>>()
+        })
         .collect();
     all.sort();
     all
@@ -95,10 +115,18 @@ async fn whole_and_shared_gpus_on_one_node() {
     let full = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "100Mi", "koordinator.sh/gpu-memory-ratio": "100"});
     let entry = |minor: usize| json!({"minor": minor, "id": uuid("n1", minor), "resources": full});
     assert_eq!(record(&world, &vendor), json!({"gpu": [entry(1), entry(2)]}));
-    assert!(reason(&world, &whole("w", 1), "n1").await.contains("too few GPUs"));
+    assert!(
+        reason(&world, &whole("w", 1), "n1")
+            .await
+            .contains("too few GPUs")
+    );
     assert_eq!(
         used(&world, "n1").await,
-        [(40, vec!["uid-s".to_owned()]), (100, vec!["uid-v".to_owned()]), (100, vec!["uid-v".to_owned()])]
+        [
+            (40, vec!["uid-s".to_owned()]),
+            (100, vec!["uid-v".to_owned()]),
+            (100, vec!["uid-v".to_owned()])
+        ]
     );
     let restarted = restarted(&world, &[node], &[device], &[share, vendor]);
     assert_eq!(holdings(&restarted), holdings(&world.index.read()));
@@ -112,14 +140,28 @@ async fn the_vendors_plugin_chooses_and_the_node_tells() {
     let vendor = whole("v", 1);
     world.place(&vendor, "n1").await;
     assert_eq!(record(&world, &vendor), json!({}), "nobody knows yet");
-    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"));
+    assert!(
+        reason(&world, &shared("s", 1, 1), "n1")
+            .await
+            .contains("kept apart")
+    );
     world.apply_device(&given(device("n1", &[100, 100]), &[("uid-v", &[&uuid("n1", 1)])]));
-    assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-v".to_owned()])]);
+    assert_eq!(
+        used(&world, "n1").await,
+        [(0, vec![]), (100, vec!["uid-v".to_owned()])]
+    );
     world.place(&shared("s", 1, 100), "n1").await;
     assert!(reason(&world, &whole("w", 1), "n1").await.contains("kept apart"));
-    world.apply_device(&given(device("n1", &[100, 100]), &[("uid-v", &[&uuid("n1", 1)]), ("stranger", &["GPU-gone"])]));
+    world.apply_device(&given(
+        device("n1", &[100, 100]),
+        &[("uid-v", &[&uuid("n1", 1)]), ("stranger", &["GPU-gone"])],
+    ));
     world.apply_pod(&phase(on(vendor, "n1"), "Succeeded"));
-    assert_eq!(used(&world, "n1").await[1], (0, vec![]), "the entry may stay longer than the pod's processes");
+    assert_eq!(
+        used(&world, "n1").await[1],
+        (0, vec![]),
+        "the entry may stay longer than the pod's processes"
+    );
 }
 
 /// A pod that was restored from a backup says where it was, not where the vendor's plugin puts it now.
@@ -127,8 +169,15 @@ async fn the_vendors_plugin_chooses_and_the_node_tells() {
 async fn a_record_that_a_copied_pod_brings_along_is_not_believed() {
     let world = World::new().with_node("n1", &[100, 100]);
     let old = json!({"gpu": [{"minor": 0, "id": uuid("n1", 0), "resources": {"koordinator.sh/gpu-memory-ratio": "100"}}]});
-    world.place(&annotated(whole("v", 1), RECORD, &old.to_string()), "n1").await;
-    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"), "it may have got the other one");
+    world
+        .place(&annotated(whole("v", 1), RECORD, &old.to_string()), "n1")
+        .await;
+    assert!(
+        reason(&world, &shared("s", 1, 1), "n1")
+            .await
+            .contains("kept apart"),
+        "it may have got the other one"
+    );
 }
 
 /// Neither of two sources that disagree is believed alone, and one pod is counted once.
@@ -140,12 +189,36 @@ async fn kubelet_and_record_disagree() {
     let vendor = whole("v", 1);
     world.place(&vendor, "n1").await;
     assert_eq!(record(&world, &vendor)["gpu"][0]["minor"], 0);
-    let told = |minor: usize| serving_vendor(given(device("n1", &[100, 100, 100]), &[("uid-v", &[&uuid("n1", minor)])]));
+    let told = |minor: usize| {
+        serving_vendor(given(
+            device("n1", &[100, 100, 100]),
+            &[("uid-v", &[&uuid("n1", minor)])],
+        ))
+    };
     world.apply_device(&told(0));
-    assert_eq!(used(&world, "n1").await.iter().map(|(mib, _)| *mib).collect::<Vec<_>>(), [100, 0, 0]);
+    assert_eq!(
+        used(&world, "n1")
+            .await
+            .iter()
+            .map(|(mib, _)| *mib)
+            .collect::<Vec<_>>(),
+        [100, 0, 0]
+    );
     world.apply_device(&told(2));
-    assert_eq!(used(&world, "n1").await.iter().map(|(mib, _)| *mib).collect::<Vec<_>>(), [100, 0, 100]);
-    assert!(world.inspect(Some("n1")).await["nodes"][0]["devs"][0]["pods"][0]["problem"].as_str().unwrap().contains("other GPUs than"));
+    assert_eq!(
+        used(&world, "n1")
+            .await
+            .iter()
+            .map(|(mib, _)| *mib)
+            .collect::<Vec<_>>(),
+        [100, 0, 100]
+    );
+    assert!(
+        world.inspect(Some("n1")).await["nodes"][0]["devs"][0]["pods"][0]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("other GPUs than")
+    );
 }
 
 /// Whose pods they are need not be known; entries come before and after their pods.
@@ -156,17 +229,37 @@ async fn devices_of_pods_that_somebody_else_placed() {
     let (first, second) = (uuid("n1", 0), uuid("n1", 1));
     let stranger = [("uid-v", &[first.as_str()][..]), ("", &[second.as_str()])];
     world.apply_device(&given(device("n1", &[100, 100, 100]), &stranger));
-    let all =
-        |world: &World| holdings(&world.index.read()).iter().map(|held| held.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
+    let all = |world: &World| {
+        holdings(&world.index.read())
+            .iter()
+            .map(|held| held.split(' ').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(all(&world), ["@n1", "uid-v@n1"]);
     world.apply_pod(&on(whole("v", 1), "n1"));
     assert_eq!(all(&world), ["@n1", "uid-v"]);
-    assert_eq!(world.fitting(&shared("s", 1, 100), &["n1"]).await, ["n1"], "on the third");
-    assert!(reason(&world, &shared("s", 2, 200), "n1").await.contains("too few GPUs"));
+    assert_eq!(
+        world.fitting(&shared("s", 1, 100), &["n1"]).await,
+        ["n1"],
+        "on the third"
+    );
+    assert!(
+        reason(&world, &shared("s", 2, 200), "n1")
+            .await
+            .contains("too few GPUs")
+    );
     world.delete_pod(&on(whole("v", 1), "n1"));
     assert_eq!(all(&world), ["@n1", "uid-v@n1"], "as long as the node says so");
-    world.apply_device(&given(device("n1", &[100, 100, 100]), &[("uid-v", &["GPU-nobody-knows"])]));
-    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"), "it may be any");
+    world.apply_device(&given(
+        device("n1", &[100, 100, 100]),
+        &[("uid-v", &["GPU-nobody-knows"])],
+    ));
+    assert!(
+        reason(&world, &shared("s", 1, 1), "n1")
+            .await
+            .contains("kept apart"),
+        "it may be any"
+    );
     let mut nonsense = device("n1", &[100, 100, 100]);
     nonsense["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] = "nonsense".into();
     world.apply_device(&nonsense);
@@ -198,8 +291,16 @@ async fn whole_gpus_where_no_plugin_of_ours_is() {
     assert_eq!(world.fitting(&vendor, &["n1"]).await, ["n1"]);
     world.place(&vendor, "n1").await;
     world.apply_device(&device("n1", &[100, 100]));
-    assert!(reason(&world, &shared("s", 1, 1), "n1").await.contains("kept apart"));
-    assert_eq!(world.fitting(&whole("w", 1), &["n1"]).await, ["n1"], "one is left");
+    assert!(
+        reason(&world, &shared("s", 1, 1), "n1")
+            .await
+            .contains("kept apart")
+    );
+    assert_eq!(
+        world.fitting(&whole("w", 1), &["n1"]).await,
+        ["n1"],
+        "one is left"
+    );
 }
 
 #[tokio::test]
@@ -209,7 +310,10 @@ async fn rdma_and_gpus_in_one_record() {
         node("n1", "MiB"),
         and(
             device("n1", &[100]),
-            &[card("rdma", 1, &json!({"koordinator.sh/rdma": "100"})), card("rdma", 0, &json!({"kubernetes.io/rdma": 100}))],
+            &[
+                card("rdma", 1, &json!({"koordinator.sh/rdma": "100"})),
+                card("rdma", 0, &json!({"kubernetes.io/rdma": 100})),
+            ],
         ),
     );
     world.apply_node(&node);
@@ -219,8 +323,15 @@ async fn rdma_and_gpus_in_one_record() {
     world.place(&pod_both, "n1").await;
     let nic = |minor: u32| json!({"minor": minor, "id": format!("rdma-{minor}"), "resources": {"koordinator.sh/rdma": "100"}});
     let share = json!({"minor": 0, "id": uuid("n1", 0), "resources": {"koordinator.sh/gpu-memory": "50Mi", "koordinator.sh/gpu-memory-ratio": "50"}});
-    assert_eq!(record(&world, &pod_both), json!({"gpu": [share], "rdma": [nic(0), nic(1)]}));
-    assert!(reason(&world, &pod("r", &json!({"koordinator.sh/rdma": "1"})), "n1").await.contains("another type than GPU"));
+    assert_eq!(
+        record(&world, &pod_both),
+        json!({"gpu": [share], "rdma": [nic(0), nic(1)]})
+    );
+    assert!(
+        reason(&world, &pod("r", &json!({"koordinator.sh/rdma": "1"})), "n1")
+            .await
+            .contains("another type than GPU")
+    );
     let shown = world.inspect(Some("n1")).await["nodes"][0]["otherDevices"][1].clone();
     assert_eq!(
         shown,
@@ -236,16 +347,33 @@ async fn a_type_that_is_learnt() {
     let world = World::new();
     world.apply_node(&node("n1", "MiB"));
     world.apply_node(&node("n2", "MiB"));
-    let npu = pod("p", &json!({"example.com/npu-core": "12", "example.com/npu-gib": "16", "cpu": "1"}));
+    let npu = pod(
+        "p",
+        &json!({"example.com/npu-core": "12", "example.com/npu-gib": "16", "cpu": "1"}),
+    );
     for name in ["n1", "n2"] {
-        assert_eq!(world.fitting(&npu, &[name]).await, [name], "somebody else's resource, for all that is known");
+        assert_eq!(
+            world.fitting(&npu, &[name]).await,
+            [name],
+            "somebody else's resource, for all that is known"
+        );
     }
     world.apply_pod(&on(pod("early", &json!({"example.com/npu-core": "1"})), "n1"));
-    let cards: Vec<Value> =
-        (0..3).map(|minor| card("npu", minor, &json!({"example.com/npu-core": "6", "example.com/npu-gib": "8"}))).collect();
+    let cards: Vec<Value> = (0..3)
+        .map(|minor| {
+            card(
+                "npu",
+                minor,
+                &json!({"example.com/npu-core": "6", "example.com/npu-gib": "8"}),
+            )
+        })
+        .collect();
     world.apply_device(&and(device("n1", &[]), &cards));
     world.apply_device(&device("n2", &[100]));
-    assert!(reason(&world, &npu, "n1").await.contains("another type than GPU"), "each card may be the one that the early pod is on");
+    assert!(
+        reason(&world, &npu, "n1").await.contains("another type than GPU"),
+        "each card may be the one that the early pod is on"
+    );
     world.delete_pod(&on(pod("early", &json!({"example.com/npu-core": "1"})), "n1"));
     assert_eq!(world.fitting(&npu, &["n1", "n2"]).await, ["n1"]);
     world.place(&npu, "n1").await;
@@ -253,8 +381,19 @@ async fn a_type_that_is_learnt() {
     assert_eq!(record(&world, &npu), json!({"npu": [entry(0), entry(1)]}));
     world.apply_device(&device("n1", &[]));
     world.apply_device(&and(device("n1", &[]), &cards));
-    assert_eq!(world.fitting(&pod("q", &json!({"example.com/npu-core": "12"})), &["n1"]).await, [""; 0], "what was held is still");
-    assert_eq!(world.fitting(&pod("q", &json!({"example.com/npu-core": "6"})), &["n1"]).await, ["n1"]);
+    assert_eq!(
+        world
+            .fitting(&pod("q", &json!({"example.com/npu-core": "12"})), &["n1"])
+            .await,
+        [""; 0],
+        "what was held is still"
+    );
+    assert_eq!(
+        world
+            .fitting(&pod("q", &json!({"example.com/npu-core": "6"})), &["n1"])
+            .await,
+        ["n1"]
+    );
 }
 
 #[tokio::test]
@@ -266,10 +405,18 @@ async fn a_monitor_sees_all_gpus_and_takes_nothing() {
     let entry = |minor: usize| json!({"minor": minor, "id": uuid("n1", minor), "resources": {}});
     assert_eq!(record(&world, &pod), json!({"gpu": [entry(1), entry(0)]}));
     let on = |uids: &[&str]| uids.iter().map(|uid| (*uid).to_owned()).collect::<Vec<_>>();
-    assert_eq!(used(&world, "n1").await, [(100, on(&["uid-m", "uid-s"])), (0, on(&["uid-m"]))]);
+    assert_eq!(
+        used(&world, "n1").await,
+        [(100, on(&["uid-m", "uid-s"])), (0, on(&["uid-m"]))]
+    );
     assert_eq!(world.fitting(&shared("t", 1, 100), &["n1"]).await, ["n1"]);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/m", "").await;
-    assert!(text.contains("all GPUs of the node and no amounts of them"), "{text}");
+    let (_, text) = world
+        .send("GET", "/gpushare-scheduler/inspect?pod=default/m", "")
+        .await;
+    assert!(
+        text.contains("all GPUs of the node and no amounts of them"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -289,14 +436,24 @@ async fn monitors_are_for_the_operator_to_allow() {
 async fn a_forged_monitor_takes_what_it_names() {
     let world = World::allowing_all_devices().with_node("n1", &[100, 100]);
     let forged = |minors: &[usize]| {
-        let entries: Vec<Value> = minors.iter().map(|minor| json!({"minor": minor, "id": uuid("n1", *minor), "resources": {}})).collect();
+        let entries: Vec<Value> = minors
+            .iter()
+            .map(|minor| json!({"minor": minor, "id": uuid("n1", *minor), "resources": {}}))
+            .collect();
         let mut pod = on(monitor("f"), "n1");
         pod["metadata"]["annotations"][RECORD] = json!({"gpu": entries}).to_string().into();
         pod
     };
     world.apply_pod(&forged(&[1]));
-    assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-f".to_owned()])]);
-    assert_eq!(world.fitting(&shared("s", 2, 100), &["n1"]).await, [""; 0], "one GPU is held by a pod that pays nothing for it");
+    assert_eq!(
+        used(&world, "n1").await,
+        [(0, vec![]), (100, vec!["uid-f".to_owned()])]
+    );
+    assert_eq!(
+        world.fitting(&shared("s", 2, 100), &["n1"]).await,
+        [""; 0],
+        "one GPU is held by a pod that pays nothing for it"
+    );
     world.apply_pod(&forged(&[0, 1]));
     assert_eq!(world.fitting(&shared("s", 2, 100), &["n1"]).await, ["n1"]);
 }
@@ -306,8 +463,15 @@ async fn a_forged_monitor_takes_what_it_names() {
 async fn records_of_others() {
     let world = World::new().with_node("n1", &[100, 100]);
     let old = r#"{"gpu":[{"minor":1,"resouurces":{"kubernetes.io/gpu-core":100,"kubernetes.io/gpu-mem-ratio":100,"kubernetes.io/gpu-mem":"100Mi"}}]}"#;
-    world.apply_pod(&annotated(on(pod("k", &json!({"koordinator.sh/gpu": "100"})), "n1"), RECORD, old));
-    assert_eq!(used(&world, "n1").await, [(0, vec![]), (100, vec!["uid-k".to_owned()])]);
+    world.apply_pod(&annotated(
+        on(pod("k", &json!({"koordinator.sh/gpu": "100"})), "n1"),
+        RECORD,
+        old,
+    ));
+    assert_eq!(
+        used(&world, "n1").await,
+        [(0, vec![]), (100, vec!["uid-k".to_owned()])]
+    );
     let silent = annotated(
         on(pod("x", &json!({"cpu": "1"})), "n1"),
         RECORD,
@@ -333,16 +497,28 @@ async fn isolation_is_wanted_of_the_node() {
     assert!(world.bind(&wanting, "n1").await.contains("isolation provider"));
     world.place(&wanting, "n2").await;
     let labels = |nth: usize| world.api.bindings()[nth]["metadata"]["labels"].clone();
-    assert_eq!(labels(0), json!({"hami.io/vgpu-node": "n2"}), "the node's monitor looks for it by that");
+    assert_eq!(
+        labels(0),
+        json!({"hami.io/vgpu-node": "n2"}),
+        "the node's monitor looks for it by that"
+    );
     world.place(&shared("t", 1, 10), "n2").await;
     assert_eq!(labels(1), Value::Null);
 }
 
 /// The pod with every wish that there is.
 fn joined(pod: Value) -> Value {
-    let pod = annotated(pod, "scheduling.koordinator.sh/device-joint-allocate", r#"{"deviceTypes": ["gpu", "rdma"]}"#);
+    let pod = annotated(
+        pod,
+        "scheduling.koordinator.sh/device-joint-allocate",
+        r#"{"deviceTypes": ["gpu", "rdma"]}"#,
+    );
     let pod = annotated(pod, "scheduling.koordinator.sh/gpu-partition-spec", "{}");
-    annotated(pod, "scheduling.koordinator.sh/device-allocate-hint", r#"{"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}}"#)
+    annotated(
+        pod,
+        "scheduling.koordinator.sh/device-allocate-hint",
+        r#"{"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}}"#,
+    )
 }
 
 /// Objects of any content change nothing else: the engine holds its invariants and answers.
@@ -364,25 +540,46 @@ fn no_device_object_breaks_anything() {
         leaf.clone(),
         0..4,
     );
-    let field = |usual: &[Value]| prop_oneof![4 => proptest::sample::select(usual.to_vec()), 1 => leaf.clone()].boxed();
-    let topology = (field(&[0.into(), 1.into(), (-1).into()]), field(&["0".into(), "1".into(), "".into()]))
+    let field = |usual: &[Value]| {
+        prop_oneof![4 => proptest::sample::select(usual.to_vec()), 1 => leaf.clone()].boxed()
+    };
+    let topology = (
+        field(&[0.into(), 1.into(), (-1).into()]),
+        field(&["0".into(), "1".into(), "".into()]),
+    )
         .prop_map(|(numa, switch)| json!({"socketID": 0, "nodeID": numa, "pcieID": switch}));
-    let function = (field(&["f".into(), "g".into(), "".into()]), field(&[0.into(), (-1).into()]))
+    let function = (
+        field(&["f".into(), "g".into(), "".into()]),
+        field(&[0.into(), (-1).into()]),
+    )
         .prop_map(|(id, minor)| json!([{"labels": {"type": "x"}, "vfs": [{"busID": id, "minor": minor}]}]));
-    let traits = (prop_oneof![4 => topology, 1 => leaf.clone()], prop_oneof![4 => function, 1 => leaf.clone()]);
+    let traits = (
+        prop_oneof![4 => topology, 1 => leaf.clone()],
+        prop_oneof![4 => function, 1 => leaf.clone()],
+    );
     let entry = (field(&["gpu".into(), "gpu".into(), "rdma".into(), "npu".into()]), field(&["a".into(), "b".into(), "".into()]), field(&[0.into(), 1.into()]), field(&[true.into()]), amounts, traits)
         .prop_map(|(kind, id, minor, health, resources, (topology, groups))| json!({"type": kind, "id": id, "minor": minor, "health": health, "resources": resources, "topology": topology, "vfGroups": groups}));
-    let devices = prop_oneof![9 => proptest::collection::vec(entry, 0..5).prop_map(Value::from), 1 => leaf.clone()];
-    let checkpoint =
-        prop_oneof!["\\PC{0,20}", Just(r#"[{"podUID":"uid-p","resourceName":"nvidia.com/gpu","deviceIDs":["a","z"]}]"#.to_owned())];
+    let devices =
+        prop_oneof![9 => proptest::collection::vec(entry, 0..5).prop_map(Value::from), 1 => leaf.clone()];
+    let checkpoint = prop_oneof![
+        "\\PC{0,20}",
+        Just(r#"[{"podUID":"uid-p","resourceName":"nvidia.com/gpu","deviceIDs":["a","z"]}]"#.to_owned())
+    ];
     let table = prop_oneof![
         "\\PC{0,20}",
         r#"\{"(1|2)": \[\{"minors": \[(0|1|0, 1|1, 7)\], "allocationScore": (0|-1|9)\}\]\}"#,
         Just(r#"[{"minors": [0, 1, 9], "links": 4}]"#.to_owned())
     ];
-    let world = (devices, (checkpoint, table), proptest::option::of("(true|false|\\PC{0,4})"));
-    let mut runner =
-        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() });
+    let world = (
+        devices,
+        (checkpoint, table),
+        proptest::option::of("(true|false|\\PC{0,4})"),
+    );
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
     let result = runner.run(&proptest::collection::vec(world, 1..5), |worlds| {
         let pods = [on(whole("p", 1), "n1"), annotated(on(pod("q", &json!({"koordinator.sh/rdma": "100"})), "n1"), RECORD, r#"{"rdma":[{"minor":0,"id":"a","resources":{"koordinator.sh/rdma":"100"}}],"gpu":[{"minor":1}]}"#)];
         let index = offline::index([node("n1", "MiB")].into_iter(), [].into_iter(), pods.into_iter());

@@ -52,7 +52,10 @@ async fn room_that_a_pod_leaves_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn so_is_room_on_devices_that_come() {
     let (world, _, waiting) = full().await;
-    let (fitting, _) = fitting_with(&world, &waiting, async || world.apply_device(&device("n1", &[100, 100]))).await;
+    let (fitting, _) = fitting_with(&world, &waiting, async || {
+        world.apply_device(&device("n1", &[100, 100]));
+    })
+    .await;
     assert_eq!(fitting, ["n1"]);
 }
 
@@ -91,7 +94,10 @@ async fn waiting_in_vain_is_short_and_seldom() {
     let mut took = Vec::new();
     for _ in 0..3 {
         let began = Instant::now();
-        assert_eq!(world.fitting(&units("waiting", 50), &["n1"]).await, Vec::<String>::new());
+        assert_eq!(
+            world.fitting(&units("waiting", 50), &["n1"]).await,
+            Vec::<String>::new()
+        );
         took.push(began.elapsed());
     }
     assert!(took[0] >= HOLD && took[0] < HOLD * 2, "{took:?}");
@@ -104,8 +110,10 @@ async fn what_is_thought_over_is_counted_once() {
     fitting_with(&world, &waiting, async || world.delete_pod(&holder)).await;
     let (status, metrics) = world.send("GET", "/metrics", "").await;
     assert_eq!(status, StatusCode::OK);
-    let lines: Vec<&str> =
-        metrics.lines().filter(|line| line.contains("_refused_nodes_total{") || line.contains("_thought_over_total{")).collect();
+    let lines: Vec<&str> = metrics
+        .lines()
+        .filter(|line| line.contains("_refused_nodes_total{") || line.contains("_thought_over_total{"))
+        .collect();
     insta::assert_snapshot!(lines.join("\n"), @r#"
     gpushare_scheduler_refused_nodes_total{reason="memory"} 1
     gpushare_scheduler_refusals_thought_over_total{outcome="fits"} 1

@@ -37,14 +37,31 @@ fn requests() -> Vec<String> {
     let pod = units("p", 1);
     vec![
         json!({"Pod": pod, "Nodes": null, "NodeNames": ["n1", "n2", "n1"]}).to_string(),
-        json!({"Pod": pod, "Nodes": {"metadata": {}, "items": [node("n1", "MiB")]}, "NodeNames": null}).to_string(),
+        json!({"Pod": pod, "Nodes": {"metadata": {}, "items": [node("n1", "MiB")]}, "NodeNames": null})
+            .to_string(),
         json!({"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n2"}).to_string(),
     ]
 }
 
 /// A damaged request: at some places, the strategy takes bytes out and puts others in.
 fn damaged() -> impl Strategy<Value = Vec<u8>> {
-    let tokens = ["\"", "{", "}", "[", "]", ",", ":", "\\", "\\ud800", "\u{0}", "null", "-1", "1e999", "99999999999999999999", "\u{fffd}"];
+    let tokens = [
+        "\"",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        "\\",
+        "\\ud800",
+        "\u{0}",
+        "null",
+        "-1",
+        "1e999",
+        "99999999999999999999",
+        "\u{fffd}",
+    ];
     let put = prop_oneof![
         prop::sample::select(tokens.to_vec()).prop_map(|token| token.as_bytes().to_vec()),
         prop::collection::vec(any::<u8>(), 0..4),
@@ -66,9 +83,24 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn query() -> impl Strategy<Value = String> {
-    let parts =
-        ["limit=", "continue=", "pod=", "format=text", "&", "=", "%2F", "%", "default/p", "-1", "99999999999999999999", "n1", "1", "é"];
-    prop::collection::vec(prop::sample::select(parts.to_vec()), 0..6).prop_map(|parts| parts.concat().replace('é', "%C3%A9"))
+    let parts = [
+        "limit=",
+        "continue=",
+        "pod=",
+        "format=text",
+        "&",
+        "=",
+        "%2F",
+        "%",
+        "default/p",
+        "-1",
+        "99999999999999999999",
+        "n1",
+        "1",
+        "é",
+    ];
+    prop::collection::vec(prop::sample::select(parts.to_vec()), 0..6)
+        .prop_map(|parts| parts.concat().replace('é', "%C3%A9"))
 }
 
 proptest! {

@@ -29,7 +29,9 @@ fn parsed(body: &str) -> Value {
 }
 
 async fn answer(world: &World, verb: &str, body: &str) -> String {
-    let (status, text) = world.send("POST", &format!("{URL}/{verb}"), body.to_owned()).await;
+    let (status, text) = world
+        .send("POST", &format!("{URL}/{verb}"), body.to_owned())
+        .await;
     world.check();
     assert_eq!(status, StatusCode::OK, "{text}");
     text
@@ -49,9 +51,19 @@ fn keys(#[case] body: &str, #[case] expected: &[&str]) {
 #[tokio::test]
 async fn filter_and_prioritize_by_names() {
     let world = recorded();
-    let filtered = answer(&world, "filter", include_str!("golden/filter-gpushare-memory.json")).await;
+    let filtered = answer(
+        &world,
+        "filter",
+        include_str!("golden/filter-gpushare-memory.json"),
+    )
+    .await;
     assert_snapshot!(filtered, @r#"{"Nodes":null,"NodeNames":["node-2"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#);
-    let ranked = answer(&world, "prioritize", include_str!("golden/prioritize-gpushare-memory.json")).await;
+    let ranked = answer(
+        &world,
+        "prioritize",
+        include_str!("golden/prioritize-gpushare-memory.json"),
+    )
+    .await;
     assert_snapshot!(ranked, @r#"[{"Host":"node-1","Score":9},{"Host":"node-2","Score":10}]"#);
 }
 
@@ -68,8 +80,17 @@ async fn filter_and_prioritize_by_whole_nodes() {
     let body = include_str!("golden/filter-whole-nodes.json");
     let filtered = parsed(&answer(&world, "filter", body).await);
     assert_eq!(filtered["NodeNames"], Value::Null);
-    assert_eq!(filtered["Nodes"]["items"], json!([parsed(body)["Nodes"]["items"][1]]), "the one that is left fuller");
-    let ranked = answer(&world, "prioritize", include_str!("golden/prioritize-whole-nodes.json")).await;
+    assert_eq!(
+        filtered["Nodes"]["items"],
+        json!([parsed(body)["Nodes"]["items"][1]]),
+        "the one that is left fuller"
+    );
+    let ranked = answer(
+        &world,
+        "prioritize",
+        include_str!("golden/prioritize-whole-nodes.json"),
+    )
+    .await;
     assert_snapshot!(ranked, @r#"[{"Host":"node-1","Score":9},{"Host":"node-2","Score":10}]"#);
 }
 
@@ -87,7 +108,12 @@ async fn bind_of_a_pod(#[case] filter: &str, #[case] bind: &str, #[case] units: 
     let bound = world.api.pod(&pod);
     let annotations = &bound["metadata"]["annotations"];
     assert_eq!(bound["spec"]["nodeName"], parsed(bind)["Node"]);
-    assert_eq!(annotations["ALIYUN_COM_GPU_MEM_POD"].as_str().unwrap_or_default(), units);
-    let record = annotations["scheduling.koordinator.sh/device-allocated"].as_str().unwrap();
+    assert_eq!(
+        annotations["ALIYUN_COM_GPU_MEM_POD"].as_str().unwrap_or_default(),
+        units
+    );
+    let record = annotations["scheduling.koordinator.sh/device-allocated"]
+        .as_str()
+        .unwrap();
     assert!(record.contains(&format!("{uuid:?}")), "{record}");
 }

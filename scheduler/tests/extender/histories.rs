@@ -14,7 +14,9 @@ use scheduler::offline;
 use scheduler::watch::Follow;
 use serde_json::{Value, json};
 
-use crate::objects::{annotated, device, gpu, node, old_node, on, phase, placed_by_old_extender, pod, shared, units};
+use crate::objects::{
+    annotated, device, gpu, node, old_node, on, phase, placed_by_old_extender, pod, shared, units,
+};
 
 const N_NODES: usize = 3;
 const N_PODS: usize = 6;
@@ -83,7 +85,9 @@ fn some_device(at: usize, form: usize) -> Value {
     match form {
         0 => device(&name, &[1000, 1000]),
         1 => device(&name, &[1000, 2000, 500]),
-        2 => json!({"metadata": {"name": name}, "spec": {"devices": [gpu(&name, 1, 1000), {"type": "gpu", "id": 7}]}}),
+        2 => {
+            json!({"metadata": {"name": name}, "spec": {"devices": [gpu(&name, 1, 1000), {"type": "gpu", "id": 7}]}})
+        }
         _ => json!({"metadata": {"name": name}, "spec": {"devices": "none"}}),
     }
 }
@@ -94,9 +98,10 @@ fn some_pod(at: usize, generation: usize, form: usize) -> Value {
         0 => units(&name, 100),
         1 => units(&name, 600),
         2 => shared(&name, 2, 900),
-        3 => {
-            pod(&name, &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "33", "koordinator.sh/gpu-core": "60"}))
-        }
+        3 => pod(
+            &name,
+            &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "33", "koordinator.sh/gpu-core": "60"}),
+        ),
         4 => pod(&name, &json!({"koordinator.sh/gpu-memory": "1Gi"})),
         _ => pod(&name, &json!({"cpu": "1"})),
     };
@@ -144,7 +149,14 @@ impl Run {
     fn new() -> Self {
         let none = std::iter::empty::<Value>;
         let index = offline::index(none(), none(), none());
-        Self { nodes: BTreeMap::new(), devices: BTreeMap::new(), pods: BTreeMap::new(), n_created: 0, open: BTreeMap::new(), index }
+        Self {
+            nodes: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            n_created: 0,
+            open: BTreeMap::new(),
+            index,
+        }
     }
 
     fn step(&mut self, step: &Step) {
@@ -153,12 +165,20 @@ impl Run {
                 self.nodes.insert(at, some_node(at, form));
                 self.index.apply(object::<Node>(&self.nodes[&at]));
             }
-            Step::NodeGone(at) => self.nodes.remove(&at).iter().for_each(|gone| self.index.delete(&object::<Node>(gone))),
+            Step::NodeGone(at) => self
+                .nodes
+                .remove(&at)
+                .iter()
+                .for_each(|gone| self.index.delete(&object::<Node>(gone))),
             Step::Device(at, form) => {
                 self.devices.insert(at, some_device(at, form));
                 self.index.apply(object::<RawDevice>(&self.devices[&at]));
             }
-            Step::DeviceGone(at) => self.devices.remove(&at).iter().for_each(|gone| self.index.delete(&object::<RawDevice>(gone))),
+            Step::DeviceGone(at) => self
+                .devices
+                .remove(&at)
+                .iter()
+                .for_each(|gone| self.index.delete(&object::<RawDevice>(gone))),
             Step::Create(at, form) => {
                 self.delete(at);
                 self.n_created += 1;
@@ -170,7 +190,13 @@ impl Run {
             Step::Lose(at) => self.lose(at),
             Step::See(at) => self.show(at),
             Step::Foreign(at, node, form) => {
-                let Some(pod) = self.pods.get_mut(&at).filter(|pod| pod["spec"]["nodeName"].is_null()) else { return };
+                let Some(pod) = self
+                    .pods
+                    .get_mut(&at)
+                    .filter(|pod| pod["spec"]["nodeName"].is_null())
+                else {
+                    return;
+                };
                 *pod = bound_by_others(pod.clone(), &node_name(node), form);
                 self.show(at);
             }
@@ -200,20 +226,41 @@ impl Run {
     }
 
     fn assume(&mut self, at: usize, node: &str) {
-        let Some(pod) = self.pods.get(&at).filter(|pod| pod["status"]["phase"] == "Pending") else { return };
+        let Some(pod) = self
+            .pods
+            .get(&at)
+            .filter(|pod| pod["status"]["phase"] == "Pending")
+        else {
+            return;
+        };
         let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
-        let Some(facts) = self.index.pod(&uid).cloned() else { return };
-        let id = PodId { namespace: "default".to_owned(), name: facts.name.to_string(), uid };
+        let Some(facts) = self.index.pod(&uid).cloned() else {
+            return;
+        };
+        let id = PodId {
+            namespace: "default".to_owned(),
+            name: facts.name.to_string(),
+            uid,
+        };
         let now = std::time::Instant::now();
-        let Ok(Assumed::Write { order, stamp, .. }) = self.index.assume(&id, &facts, node, 1, now) else { return };
-        self.open.entry(at).or_insert(Decision { order, stamp, written: false });
+        let Ok(Assumed::Write { order, stamp, .. }) = self.index.assume(&id, &facts, node, 1, now) else {
+            return;
+        };
+        self.open.entry(at).or_insert(Decision {
+            order,
+            stamp,
+            written: false,
+        });
     }
 
     fn write(&mut self, at: usize) {
-        let Some(decision) = self.open.get_mut(&at).filter(|decision| !decision.written) else { return };
+        let Some(decision) = self.open.get_mut(&at).filter(|decision| !decision.written) else {
+            return;
+        };
         decision.written = true;
         let Decision { order, stamp, .. } = decision;
-        self.index.confirm(&order.pod.uid, *stamp, std::time::Instant::now());
+        self.index
+            .confirm(&order.pod.uid, *stamp, std::time::Instant::now());
         write_to(self.pods.get_mut(&at).unwrap(), order);
     }
 
@@ -245,7 +292,8 @@ impl Run {
 
     /// A scheduler that starts once everything is written that was decided.
     fn anew(&self) -> Index {
-        let all = |objects: &BTreeMap<usize, Value>| objects.values().cloned().collect::<Vec<_>>().into_iter();
+        let all =
+            |objects: &BTreeMap<usize, Value>| objects.values().cloned().collect::<Vec<_>>().into_iter();
         let mut pods = self.pods.clone();
         for (at, decision) in &self.open {
             write_to(pods.get_mut(at).unwrap(), &decision.order);
@@ -282,7 +330,11 @@ fn ensure_restart_changes_nothing(steps: &[Step]) -> Result<(), TestCaseError> {
         run.step(step);
         prop_assert_eq!(run.violations(), Vec::new());
         let anew = run.anew();
-        prop_assert_eq!(run.index.census().gpus, anew.census().gpus, "what is decided takes what it will take once it is seen");
+        prop_assert_eq!(
+            run.index.census().gpus,
+            anew.census().gpus,
+            "what is decided takes what it will take once it is seen"
+        );
         if run.open.is_empty() {
             prop_assert_eq!(picture(&run.index), picture(&anew));
         }
@@ -293,7 +345,13 @@ fn ensure_restart_changes_nothing(steps: &[Step]) -> Result<(), TestCaseError> {
 /// Without its node a record that names a GPU of another one contradicts nothing any more.
 #[test]
 fn a_pod_that_held_nothing_is_counted_again_when_its_node_goes() {
-    ensure_restart_changes_nothing(&[Step::Node(1, 3), Step::Create(3, 5), Step::Foreign(3, 1, 4), Step::NodeGone(1)]).unwrap();
+    ensure_restart_changes_nothing(&[
+        Step::Node(1, 3),
+        Step::Create(3, 5),
+        Step::Foreign(3, 1, 4),
+        Step::NodeGone(1),
+    ])
+    .unwrap();
 }
 
 proptest! {

@@ -10,12 +10,17 @@ use tokio::time::sleep;
 use crate::objects::{device, node, on, units};
 use crate::world::World;
 
-const TIMES: HintTimes =
-    HintTimes { plain: Duration::from_secs(30), claims: Duration::from_secs(600), nominated: Duration::from_secs(1800) };
+const TIMES: HintTimes = HintTimes {
+    plain: Duration::from_secs(30),
+    claims: Duration::from_secs(600),
+    nominated: Duration::from_secs(1800),
+};
 
 /// One GPU of 100 MiB on each node.
 fn world(nodes: &[&str]) -> World {
-    nodes.iter().fold(World::holding(TIMES), |world, name| world.with_node(name, &[100]))
+    nodes
+        .iter()
+        .fold(World::holding(TIMES), |world, name| world.with_node(name, &[100]))
 }
 
 /// The pod at a version, with the text of its last failed attempt and the node that it is nominated to.
@@ -24,7 +29,8 @@ fn shown(pod: &Value, version: u64, failure: Option<(&str, &str)>, nominated: Op
     pod["metadata"]["resourceVersion"] = version.to_string().into();
     pod["status"]["nominatedNodeName"] = nominated.into();
     if let Some((reason, message)) = failure {
-        pod["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]);
+        pod["status"]["conditions"] =
+            json!([{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]);
     }
     pod
 }
@@ -50,7 +56,10 @@ async fn refusal(world: &World, pod: &Value, names: &[&str]) -> String {
 async fn tried_again(world: &World, cause: &str) -> u64 {
     let (_, metrics) = world.send("GET", "/metrics", "").await;
     let name = format!("gpushare_scheduler_refusals_tried_again_total{{cause=\"{cause}\"}} ");
-    metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |count| count.parse().unwrap())
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(&name))
+        .map_or(0, |count| count.parse().unwrap())
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,8 +68,16 @@ async fn room_is_kept_for_as_long_as_the_nomination_names_the_node() {
     world.fitting(&shown(&pod, 5, None, None), &["n1"]).await;
     world.apply_pod(&shown(&pod, 6, None, Some("n1")));
     sleep(TIMES.plain * 10).await;
-    assert!(!is_free(&world, "n1").await, "kube-scheduler waits in Permit or PreBind");
-    world.apply_pod(&shown(&pod, 7, Some(("Unschedulable", "rejected by Permit")), None));
+    assert!(
+        !is_free(&world, "n1").await,
+        "kube-scheduler waits in Permit or PreBind"
+    );
+    world.apply_pod(&shown(
+        &pod,
+        7,
+        Some(("Unschedulable", "rejected by Permit")),
+        None,
+    ));
     assert!(is_free(&world, "n1").await, "the nomination is gone");
 
     let second = units("second", 80);
@@ -91,8 +108,16 @@ async fn room_is_kept_until_a_failed_attempt_that_is_newer_than_the_decision() {
     world.apply_pod(&shown(&pod, 4, Some(("SchedulerError", "long ago")), None));
     assert!(!is_free(&world, "n1").await, "the watch is behind");
     world.apply_pod(&shown(&pod, 6, Some(before), None));
-    assert!(!is_free(&world, "n1").await, "an older failure in a newer version");
-    world.apply_pod(&shown(&pod, 7, Some(("Unschedulable", "rejected by another plugin")), None));
+    assert!(
+        !is_free(&world, "n1").await,
+        "an older failure in a newer version"
+    );
+    world.apply_pod(&shown(
+        &pod,
+        7,
+        Some(("Unschedulable", "rejected by another plugin")),
+        None,
+    ));
     assert!(is_free(&world, "n1").await);
 }
 
@@ -105,11 +130,19 @@ async fn the_room_of_a_preemptor_outlasts_one_cycle_that_ends_in_an_error() {
     world.apply_pod(&shown(&pod, 5, Some(("Unschedulable", "preempts")), Some("n1")));
     assert!(!is_free(&world, "n1").await);
     world.delete_pod(&victim);
-    assert!(!is_free(&world, "n1").await, "room is kept from the moment on at which the victim goes");
+    assert!(
+        !is_free(&world, "n1").await,
+        "room is kept from the moment on at which the victim goes"
+    );
     let error = |text| Some(("SchedulerError", text));
     world.apply_pod(&shown(&pod, 6, error("filter timed out"), None));
     assert!(!is_free(&world, "n1").await);
-    assert_eq!(world.fitting(&shown(&pod, 6, error("filter timed out"), None), &["n1"]).await, ["n1"]);
+    assert_eq!(
+        world
+            .fitting(&shown(&pod, 6, error("filter timed out"), None), &["n1"])
+            .await,
+        ["n1"]
+    );
     world.apply_pod(&shown(&pod, 7, error("filter timed out again"), None));
     assert!(is_free(&world, "n1").await, "twice is once too often");
 }
@@ -132,7 +165,10 @@ async fn a_pod_that_is_refused_because_of_a_hint_is_not_tried_again_before_it_en
     world.place(&units("holder", 80), "n2").await;
     world.fitting(&units("first", 80), &["n1", "n2"]).await;
     for _ in 0..3 {
-        assert_eq!(refusal(&world, &late, &["n1", "n2"]).await, "not enough free GPU memory on any one GPU of the node");
+        assert_eq!(
+            refusal(&world, &late, &["n1", "n2"]).await,
+            "not enough free GPU memory on any one GPU of the node"
+        );
     }
     sleep(TIMES.plain).await;
     assert_eq!(world.fitting(&late, &["n1", "n2"]).await, ["n1"]);
@@ -151,7 +187,12 @@ fn member(name: &str, in_pod_group: bool) -> Value {
 
 /// The same member once kube-scheduler has written that its gang does not fit.
 fn failed(member: &Value) -> Value {
-    shown(member, 7, Some(("Unschedulable", "pod group is unschedulable")), None)
+    shown(
+        member,
+        7,
+        Some(("Unschedulable", "pod group is unschedulable")),
+        None,
+    )
 }
 
 /// Two members of a gang that are asked about in every cycle of their group, with preferences among nodes even.
@@ -161,7 +202,8 @@ async fn members_of_a_gang_are_never_sent_to_the_same_gpu(#[values(true, false)]
     let world = world(&["n1", "n2", "n3"]);
     let picky = |name: &str| {
         let mut pod = member(name, in_pod_group);
-        pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+        pod["spec"]["topologySpreadConstraints"] =
+            json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
         pod
     };
     let (a, b, names) = (picky("a"), picky("b"), ["n1", "n2", "n3"]);
@@ -177,9 +219,18 @@ async fn members_of_a_gang_are_never_sent_to_the_same_gpu(#[values(true, false)]
     }
     sleep(TIMES.plain).await;
     if !in_pod_group {
-        let texts = [refusal(&world, &a, &names).await, refusal(&world, &a, &names).await];
-        assert_eq!(texts[0], texts[1], "room is for others for a while, and nothing is promised without room");
-        assert!(texts[0].contains("the room is for others for a while"), "{texts:?}");
+        let texts = [
+            refusal(&world, &a, &names).await,
+            refusal(&world, &a, &names).await,
+        ];
+        assert_eq!(
+            texts[0], texts[1],
+            "room is for others for a while, and nothing is promised without room"
+        );
+        assert!(
+            texts[0].contains("the room is for others for a while"),
+            "{texts:?}"
+        );
         sleep(TIMES.plain).await;
     }
     assert_ne!(world.fitting(&a, &names).await, world.fitting(&b, &names).await);
@@ -218,7 +269,11 @@ async fn room_of_a_group_that_does_not_fit_is_for_others_as_soon_as_they_are_ask
     for pod in [&a, &b, &c].map(failed) {
         world.filter(&pod, &names).await;
     }
-    assert_eq!(world.index.read().openings().silent, n_before + 1, "which the single pod is to be tried again for");
+    assert_eq!(
+        world.index.read().openings().silent,
+        n_before + 1,
+        "which the single pod is to be tried again for"
+    );
     for _ in 0..3 {
         for pod in [&a, &b, &c].map(failed) {
             world.filter(&pod, &names).await;
@@ -250,13 +305,21 @@ async fn a_node_that_refuses_pods_again_and_again_is_the_last_choice_for_a_while
         assert_eq!(world.fitting(&pod, &names).await, ["bad"]);
         let mut refused = on(pod, "bad");
         world.apply_pod(&refused);
-        (refused["status"]["phase"], refused["status"]["reason"]) = ("Failed".into(), "UnexpectedAdmissionError".into());
+        (refused["status"]["phase"], refused["status"]["reason"]) =
+            ("Failed".into(), "UnexpectedAdmissionError".into());
         world.apply_pod(&refused);
     }
     assert_eq!(world.fitting(&units("next", 80), &names).await, ["good"]);
     let (_, metrics) = world.send("GET", "/metrics", "").await;
-    assert!(metrics.contains("gpushare_scheduler_failing_nodes 1"), "{metrics}");
-    assert_eq!(world.fitting(&units("pinned", 80), &["bad"]).await, ["bad"], "no other node fits");
+    assert!(
+        metrics.contains("gpushare_scheduler_failing_nodes 1"),
+        "{metrics}"
+    );
+    assert_eq!(
+        world.fitting(&units("pinned", 80), &["bad"]).await,
+        ["bad"],
+        "no other node fits"
+    );
     sleep(Duration::from_secs(60)).await;
     assert_eq!(world.fitting(&units("later", 80), &names).await, ["bad"]);
 }
@@ -277,15 +340,24 @@ async fn a_pod_that_is_refused_for_a_sample_is_tried_again_while_another_node_ha
         texts.push(refusal(&world, &pod, &names[start..start + 150]).await);
     }
     assert!(texts[0] != texts[1] && texts[1] != texts[2], "{texts:#?}");
-    assert!(texts[0].contains("a node that was not asked about has room"), "{texts:#?}");
+    assert!(
+        texts[0].contains("a node that was not asked about has room"),
+        "{texts:#?}"
+    );
     assert_eq!(tried_again(&world, "sample").await, 3);
 
     let same = refusal(&world, &pod, &names[20..170]).await;
-    assert!(!same.contains("trying"), "the same nodes as before are all that kube-scheduler lets through: {same}");
+    assert!(
+        !same.contains("trying"),
+        "the same nodes as before are all that kube-scheduler lets through: {same}"
+    );
     let short = refusal(&world, &pod, &names[..99]).await;
     assert!(!short.contains("trying"), "too few for a sample: {short}");
     let nowhere = units("nowhere", 1000);
-    let texts = [refusal(&world, &nowhere, &names[..150]).await, refusal(&world, &nowhere, &names[50..]).await];
+    let texts = [
+        refusal(&world, &nowhere, &names[..150]).await,
+        refusal(&world, &nowhere, &names[50..]).await,
+    ];
     assert!(
         texts[0] == texts[1] && texts[0].starts_with("none of the nodes that were asked about"),
         "one text, whatever the sample: {texts:?}"

@@ -22,18 +22,33 @@ async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
     let world = world.with_pod(&pod);
     let mut hangups = leadership.hangups();
     let filtered = world.filter(&pod, &["n1"]).await;
-    assert_eq!(filtered["Error"], "not the leader: another replica of gpushare-scheduler decides; ask again");
+    assert_eq!(
+        filtered["Error"],
+        "not the leader: another replica of gpushare-scheduler decides; ask again"
+    );
     assert_eq!(filtered["NodeNames"], json!(null));
-    assert!(hangups.has_changed().unwrap(), "the client comes to the leader next time");
+    assert!(
+        hangups.has_changed().unwrap(),
+        "the client comes to the leader next time"
+    );
     hangups.mark_unchanged();
     assert!(world.bind(&pod, "n1").await.starts_with("not the leader: "));
     assert!(hangups.has_changed().unwrap());
-    let (status, text) = world.send("POST", "/gpushare-scheduler/prioritize", json!({"Pod": pod, "NodeNames": ["n1"]}).to_string()).await;
+    let (status, text) = world
+        .send(
+            "POST",
+            "/gpushare-scheduler/prioritize",
+            json!({"Pod": pod, "NodeNames": ["n1"]}).to_string(),
+        )
+        .await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
     assert!(world.api.bindings().is_empty());
     assert_eq!(world.inspect(None).await["nodes"][0]["name"], "n1");
     let (_, metrics) = world.send("GET", "/metrics", String::new()).await;
-    assert!(metrics.contains("requests_total{verb=\"filter\",outcome=\"not_leading\"} 1"), "{metrics}");
+    assert!(
+        metrics.contains("requests_total{verb=\"filter\",outcome=\"not_leading\"} 1"),
+        "{metrics}"
+    );
 }
 
 /// The clock may have been set back, or be another machine's: binds are ordered by these times.
@@ -45,7 +60,10 @@ async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[c
     let world = World::new().with_node("n1", &[16_276]);
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
     let mut first = placed_by_old_extender(units("first", 1), "n1", 0, 1, 16_276);
-    first["metadata"]["annotations"].as_object_mut().unwrap().remove("ALIYUN_COM_GPU_MEM_ASSUME_TIME");
+    first["metadata"]["annotations"]
+        .as_object_mut()
+        .unwrap()
+        .remove("ALIYUN_COM_GPU_MEM_ASSUME_TIME");
     let world = world.with_pod(&annotated(first, key, &ahead.as_nanos().to_string()));
     let mut last = u64::try_from(ahead.as_nanos()).unwrap();
     for name in ["second", "third"] {
@@ -53,8 +71,11 @@ async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[c
         world.api.put(&pod);
         world.apply_pod(&pod);
         assert_eq!(world.bind(&pod, "n1").await, "");
-        let stamp: u64 =
-            world.api.pod(&pod)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_ASSUME_TIME"].as_str().unwrap().parse().unwrap();
+        let stamp: u64 = world.api.pod(&pod)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_ASSUME_TIME"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
         assert!(stamp > last, "{name}: {stamp} after {last}");
         last = stamp;
     }

@@ -35,7 +35,11 @@ pub(crate) fn gpu(node: &str, minor: usize, mib: u64) -> Value {
 
 /// The Device object of a node with GPUs of so many MiB.
 pub(crate) fn device(node: &str, mibs: &[u64]) -> Value {
-    let gpus: Vec<Value> = mibs.iter().enumerate().map(|(minor, mib)| gpu(node, minor, *mib)).collect();
+    let gpus: Vec<Value> = mibs
+        .iter()
+        .enumerate()
+        .map(|(minor, mib)| gpu(node, minor, *mib))
+        .collect();
     json!({"metadata": {"name": node}, "spec": {"devices": gpus}})
 }
 
@@ -55,7 +59,10 @@ pub(crate) fn units(name: &str, units: u64) -> Value {
 
 /// A pending Koordinator pod: so many devices, bytes over all of them.
 pub(crate) fn shared(name: &str, devices: u64, mib: u64) -> Value {
-    pod(name, &json!({"koordinator.sh/gpu.shared": devices.to_string(), "koordinator.sh/gpu-memory": format!("{mib}Mi")}))
+    pod(
+        name,
+        &json!({"koordinator.sh/gpu.shared": devices.to_string(), "koordinator.sh/gpu-memory": format!("{mib}Mi")}),
+    )
 }
 
 /// The pod, bound to a node.
@@ -71,7 +78,13 @@ pub(crate) fn annotated(mut pod: Value, key: &str, value: &str) -> Value {
 }
 
 /// The pod as the old extender left it.
-pub(crate) fn placed_by_old_extender(pod: Value, node: &str, idx: u64, units: u64, device_units: u64) -> Value {
+pub(crate) fn placed_by_old_extender(
+    pod: Value,
+    node: &str,
+    idx: u64,
+    units: u64,
+    device_units: u64,
+) -> Value {
     let pod = annotated(on(pod, node), "ALIYUN_COM_GPU_MEM_IDX", &idx.to_string());
     let pod = annotated(pod, "ALIYUN_COM_GPU_MEM_POD", &units.to_string());
     let pod = annotated(pod, "ALIYUN_COM_GPU_MEM_DEV", &device_units.to_string());

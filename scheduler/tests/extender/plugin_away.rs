@@ -8,7 +8,8 @@ use crate::world::World;
 
 /// The Node with the word of its plugin.
 fn told(name: &str, serving: bool, second: u32) -> Value {
-    let word = json!({"serving": serving, "since": format!("2026-01-01T00:{:02}:{:02}Z", second / 60, second % 60)});
+    let word =
+        json!({"serving": serving, "since": format!("2026-01-01T00:{:02}:{:02}Z", second / 60, second % 60)});
     annotated(node(name, "MiB"), "gpushare/device-plugin", &word.to_string())
 }
 
@@ -17,7 +18,8 @@ fn failed(pod: &Value, node: &str) -> Value {
     let message = "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices \
                    aliyun.com/gpu-mem, which is unexpected";
     let reason = "UnexpectedAdmissionError";
-    failed["status"] = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": "2026-01-01T00:01:00Z"});
+    failed["status"] =
+        json!({"phase": "Failed", "reason": reason, "message": message, "startTime": "2026-01-01T00:01:00Z"});
     failed
 }
 
@@ -32,23 +34,38 @@ fn n_silent(world: &World) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn no_pod_is_sent_to_a_node_whose_plugin_is_away() {
-    let world = World::reporting(MisfitNodes::Resolvable).with_node("n1", &[100]).with_node("n2", &[100]);
+    let world = World::reporting(MisfitNodes::Resolvable)
+        .with_node("n1", &[100])
+        .with_node("n2", &[100]);
     let late = units("late", 10);
     world.api.put(&late);
     world.apply_pod(&late);
     world.apply_node(&told("n1", true, 1));
     assert_eq!(world.fitting(&late, &["n1"]).await, ["n1"]);
     world.apply_node(&told("n1", false, 2));
-    let refusal = "node's device plugin does not serve kubelet now, or is tried again with few pods at a time";
+    let refusal =
+        "node's device plugin does not serve kubelet now, or is tried again with few pods at a time";
     let answer = world.filter(&units("p", 10), &["n1"]).await;
-    assert_eq!(answer["FailedAndUnresolvableNodes"]["n1"], refusal, "eviction helps nothing");
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]["n1"], refusal,
+        "eviction helps nothing"
+    );
     assert_eq!(world.fitting(&units("q", 10), &["n1", "n2"]).await, ["n2"]);
     let error = world.bind(&late, "n1").await;
-    assert!(error.contains(refusal) && error.contains("no pods are sent here: the device plugin has ended"), "{error}");
+    assert!(
+        error.contains(refusal) && error.contains("no pods are sent here: the device plugin has ended"),
+        "{error}"
+    );
     let shown = world.inspect(Some("n1")).await;
-    assert_eq!(shown["nodes"][0]["plugin"], "no pods are sent here: the device plugin has ended");
+    assert_eq!(
+        shown["nodes"][0]["plugin"],
+        "no pods are sent here: the device plugin has ended"
+    );
     let (_, metrics) = world.send("GET", "/metrics", "").await;
-    for line in ["gpushare_scheduler_plugin_away_nodes 1", r#"refused_binds_total{reason="plugin_away"} 1"#] {
+    for line in [
+        "gpushare_scheduler_plugin_away_nodes 1",
+        r#"refused_binds_total{reason="plugin_away"} 1"#,
+    ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     let n_before = n_silent(&world);
@@ -73,12 +90,18 @@ async fn nobody_is_evicted_on_a_node_whose_plugin_is_away() {
     let mut important = units("important", 80);
     important["spec"]["priority"] = 1000.into();
     let proposals = json!({"n1": {"Pods": [{"UID": "uid-holder"}], "NumPDBViolations": 0}});
-    let body = json!({"Pod": important, "NodeNameToVictims": null, "NodeNameToMetaVictims": proposals}).to_string();
+    let body =
+        json!({"Pod": important, "NodeNameToVictims": null, "NodeNameToMetaVictims": proposals}).to_string();
     for (serving, n_candidates) in [(false, 0), (true, 1)] {
         world.apply_node(&told("n1", serving, 1 + u32::from(serving)));
-        let (_, answer) = world.send("POST", "/gpushare-scheduler/preempt", body.clone()).await;
+        let (_, answer) = world
+            .send("POST", "/gpushare-scheduler/preempt", body.clone())
+            .await;
         let answer: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(answer["NodeNameToMetaVictims"].as_object().unwrap().len(), n_candidates);
+        assert_eq!(
+            answer["NodeNameToMetaVictims"].as_object().unwrap().len(),
+            n_candidates
+        );
     }
 }
 
@@ -104,7 +127,12 @@ async fn a_plugin_that_has_died_is_tried_with_few_pods() {
         assert_eq!(world.bind(pod, "n1").await, "");
         world.see(pod);
     }
-    assert!(world.bind(&pods[3], "n1").await.contains("3 pods are tried at a time"));
+    assert!(
+        world
+            .bind(&pods[3], "n1")
+            .await
+            .contains("3 pods are tried at a time")
+    );
     assert!(world.fitting(&pods[3], &["n1"]).await.is_empty());
     let n_before = n_silent(&world);
     world.apply_pod(&admitted(world.api.pod(&pods[0])));

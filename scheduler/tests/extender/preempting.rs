@@ -13,7 +13,10 @@ use crate::world::World;
 
 /// A pod of this priority on a GPU of 80 units.
 fn running(name: &str, node: &str, gpu: u64, units_held: u64, priority: i32) -> Value {
-    let mut pod = phase(placed_by_old_extender(units(name, units_held), node, gpu, units_held, 80), "Running");
+    let mut pod = phase(
+        placed_by_old_extender(units(name, units_held), node, gpu, units_held, 80),
+        "Running",
+    );
     pod["spec"]["priority"] = priority.into();
     pod["status"]["startTime"] = "2026-01-01T00:00:00Z".into();
     pod
@@ -52,7 +55,8 @@ fn proposal(names: &[&str]) -> Value {
 
 impl World {
     async fn preempt(&self, pod: &Value, proposals: &Value) -> Value {
-        let body = json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": proposals}).to_string();
+        let body =
+            json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": proposals}).to_string();
         let (status, text) = self.send("POST", "/gpushare-scheduler/preempt", body).await;
         assert_eq!(status, 200, "{text}");
         serde_json::from_str::<Value>(&text).unwrap()["NodeNameToMetaVictims"].clone()
@@ -62,15 +66,22 @@ impl World {
     async fn victims(&self, pod: &Value, node: &str, proposed: &[&str]) -> Option<(Vec<String>, i64)> {
         let answer = self.preempt(pod, &json!({node: proposal(proposed)})).await;
         let victims = answer.get(node)?;
-        let names = victims["Pods"].as_array().unwrap().iter().map(|pod| pod["UID"].as_str().unwrap()["uid-".len()..].to_owned());
+        let names = victims["Pods"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|pod| pod["UID"].as_str().unwrap()["uid-".len()..].to_owned());
         Some((names.collect(), victims["NumPDBViolations"].as_i64().unwrap()))
     }
 
     fn with_budget(self, app: &str, allowed: i32) -> Self {
         let spec = json!({"selector": {"matchLabels": {"app": app}}});
         let status = json!({"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
-        let budget = json!({"metadata": {"name": app, "namespace": "default"}, "spec": spec, "status": status});
-        self.index.write().apply(serde_json::from_value::<PodDisruptionBudget>(budget).unwrap());
+        let budget =
+            json!({"metadata": {"name": app, "namespace": "default"}, "spec": spec, "status": status});
+        self.index
+            .write()
+            .apply(serde_json::from_value::<PodDisruptionBudget>(budget).unwrap());
         self
     }
 
@@ -92,19 +103,37 @@ fn names(names: &[&str]) -> Vec<String> {
 #[tokio::test]
 async fn four_victims_free_one_gpu() {
     let world = World::full();
-    let (victims, n_violations) = world.victims(&important("new", 40), "n1", &["p00", "p08", "p16", "p24"]).await.unwrap();
+    let (victims, n_violations) = world
+        .victims(&important("new", 40), "n1", &["p00", "p08", "p16", "p24"])
+        .await
+        .unwrap();
     assert_eq!((victims.len(), n_violations), (4, 0));
-    let gpus: std::collections::BTreeSet<u64> = victims.iter().map(|name| name[1..].parse::<u64>().unwrap() / 8).collect();
+    let gpus: std::collections::BTreeSet<u64> = victims
+        .iter()
+        .map(|name| name[1..].parse::<u64>().unwrap() / 8)
+        .collect();
     assert_eq!(gpus.len(), 1, "{victims:?}");
 }
 
 #[tokio::test]
 async fn victims_that_serve_stay() {
-    let world = World::new().with_node("n1", &[80, 80]).with_pod(&running("a", "n1", 0, 80, 5)).with_pod(&running("b", "n1", 1, 80, 3));
-    assert_eq!(world.victims(&important("new", 40), "n1", &["b"]).await, Some((names(&["b"]), 0)));
+    let world = World::new()
+        .with_node("n1", &[80, 80])
+        .with_pod(&running("a", "n1", 0, 80, 5))
+        .with_pod(&running("b", "n1", 1, 80, 3));
+    assert_eq!(
+        world.victims(&important("new", 40), "n1", &["b"]).await,
+        Some((names(&["b"]), 0))
+    );
     let text = world.send_to(&world.health, "GET", "/metrics", "").await.1;
-    assert!(text.contains("preemption_candidates_total{outcome=\"kept\"} 1"), "{text}");
-    assert!(text.contains("requests_total{verb=\"preempt\",outcome=\"ok\"} 1"), "{text}");
+    assert!(
+        text.contains("preemption_candidates_total{outcome=\"kept\"} 1"),
+        "{text}"
+    );
+    assert!(
+        text.contains("requests_total{verb=\"preempt\",outcome=\"ok\"} 1"),
+        "{text}"
+    );
 }
 
 /// Only pods of lower priority go, and a node on which they do not suffice is no candidate.
@@ -112,13 +141,25 @@ async fn victims_that_serve_stay() {
 async fn a_node_that_nothing_helps_is_dropped() {
     let world = World::new().with_node("n1", &[80, 80]).with_node("n2", &[80, 80]);
     let mut world = world.with_pod(&running("a", "n2", 0, 80, 0));
-    for (name, gpu, priority) in [("low0", 0, 0), ("low1", 1, 0), ("high0", 0, 1000), ("high1", 1, 2000)] {
+    for (name, gpu, priority) in [
+        ("low0", 0, 0),
+        ("low1", 1, 0),
+        ("high0", 0, 1000),
+        ("high1", 1, 2000),
+    ] {
         world = world.with_pod(&running(name, "n1", gpu, 40, priority));
     }
     let answer = world
-        .preempt(&important("new", 60), &json!({"n1": proposal(&["low0", "low1"]), "gone": proposal(&["x"]), "n2": proposal(&[])}))
+        .preempt(
+            &important("new", 60),
+            &json!({"n1": proposal(&["low0", "low1"]), "gone": proposal(&["x"]), "n2": proposal(&[])}),
+        )
         .await;
-    assert_eq!(answer, json!({}), "n2 has a GPU free, n1 has none that can be freed, and the third is unknown");
+    assert_eq!(
+        answer,
+        json!({}),
+        "n2 has a GPU free, n1 has none that can be freed, and the third is unknown"
+    );
 }
 
 /// From 1.37 on kube-scheduler names none where the sums suffice.
@@ -128,7 +169,10 @@ async fn victims_are_found_where_none_are_proposed() {
     for (name, gpu, priority) in [("a", 0, 5), ("b", 1, 3)] {
         world = world.with_pod(&running(name, "n1", gpu, 50, priority));
     }
-    assert_eq!(world.victims(&important("new", 60), "n1", &[]).await, Some((names(&["b"]), 0)));
+    assert_eq!(
+        world.victims(&important("new", 60), "n1", &[]).await,
+        Some((names(&["b"]), 0))
+    );
 }
 
 #[rstest]
@@ -137,8 +181,13 @@ async fn victims_are_found_where_none_are_proposed() {
 #[tokio::test]
 async fn budgets_are_heeded(#[case] allowed: i32, #[case] expected: &[&str], #[case] n_violations: i64) {
     let world = World::new().with_node("n1", &[80, 80]).with_budget("a", allowed);
-    let world = world.with_pod(&labelled(running("guarded", "n1", 0, 80, 0), "app", "a")).with_pod(&running("other", "n1", 1, 80, 7));
-    assert_eq!(world.victims(&important("new", 40), "n1", &["guarded"]).await, Some((names(expected), n_violations)));
+    let world = world
+        .with_pod(&labelled(running("guarded", "n1", 0, 80, 0), "app", "a"))
+        .with_pod(&running("other", "n1", 1, 80, 7));
+    assert_eq!(
+        world.victims(&important("new", 40), "n1", &["guarded"]).await,
+        Some((names(expected), n_violations))
+    );
 }
 
 #[tokio::test]
@@ -160,12 +209,22 @@ async fn victims_for_other_reasons_stay() {
         plain
     };
     let world = World::full().with_pod(&plain("web"));
-    let (victims, _) = world.victims(&important("new", 20), "n1", &["web", "p00", "p08"]).await.unwrap();
-    assert_eq!((victims.len(), victims[0].as_str()), (3, "web"), "the one of highest priority comes first");
+    let (victims, _) = world
+        .victims(&important("new", 20), "n1", &["web", "p00", "p08"])
+        .await
+        .unwrap();
+    assert_eq!(
+        (victims.len(), victims[0].as_str()),
+        (3, "web"),
+        "the one of highest priority comes first"
+    );
     let mut picky = important("picky", 20);
     picky["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 80}]);
     let (victims, _) = world.victims(&picky, "n1", &["p00", "p08"]).await.unwrap();
-    assert!(victims.contains(&"p00".to_owned()) && victims.contains(&"p08".to_owned()) && victims.len() == 3, "{victims:?}");
+    assert!(
+        victims.contains(&"p00".to_owned()) && victims.contains(&"p08".to_owned()) && victims.len() == 3,
+        "{victims:?}"
+    );
 }
 
 /// The node's CPU is short too: the victims must free enough of it.
@@ -181,20 +240,39 @@ async fn what_is_short_of_cpu_is_freed_as_well() {
     busy["status"]["allocatable"] = json!({"cpu": "8", "memory": "64Gi"});
     let world = World::new().with_node("n1", &[80, 80]);
     world.apply_node(&busy);
-    let world = world.with_pod(&with_cpu(running("idle", "n1", 0, 80, 0), "1")).with_pod(&with_cpu(running("busy", "n1", 1, 80, 5), "7"));
-    assert_eq!(world.victims(&with_cpu(important("small", 40), "1"), "n1", &["idle"]).await, Some((names(&["idle"]), 0)));
+    let world = world
+        .with_pod(&with_cpu(running("idle", "n1", 0, 80, 0), "1"))
+        .with_pod(&with_cpu(running("busy", "n1", 1, 80, 5), "7"));
+    assert_eq!(
+        world
+            .victims(&with_cpu(important("small", 40), "1"), "n1", &["idle"])
+            .await,
+        Some((names(&["idle"]), 0))
+    );
     let world = World::new().with_node("n1", &[80, 80]);
     world.apply_node(&busy);
-    let world = world.with_pod(&with_cpu(running("idle", "n1", 0, 80, 0), "1")).with_pod(&with_cpu(running("busy", "n1", 1, 80, 5), "7"));
-    assert_eq!(world.victims(&with_cpu(important("large", 40), "5"), "n1", &["busy"]).await, Some((names(&["busy"]), 0)));
+    let world = world
+        .with_pod(&with_cpu(running("idle", "n1", 0, 80, 0), "1"))
+        .with_pod(&with_cpu(running("busy", "n1", 1, 80, 5), "7"));
+    assert_eq!(
+        world
+            .victims(&with_cpu(important("large", 40), "5"), "n1", &["busy"])
+            .await,
+        Some((names(&["busy"]), 0))
+    );
 }
 
 /// A pod that is being deleted anyway is the best victim; one that has ended is none, and none are pods that no watch has shown.
 #[tokio::test]
 async fn who_leaves_goes_first() {
     let world = World::new().with_node("n1", &[80, 80]);
-    let world = world.with_pod(&running("a", "n1", 0, 80, 0)).with_pod(&leaving(running("b", "n1", 1, 80, 9)));
-    assert_eq!(world.victims(&important("new", 40), "n1", &["a"]).await, Some((names(&["b"]), 0)));
+    let world = world
+        .with_pod(&running("a", "n1", 0, 80, 0))
+        .with_pod(&leaving(running("b", "n1", 1, 80, 9)));
+    assert_eq!(
+        world.victims(&important("new", 40), "n1", &["a"]).await,
+        Some((names(&["b"]), 0))
+    );
 }
 
 /// The watch is behind: the pod has its node, and its victims are there still as far as the scheduler knows.
@@ -207,38 +285,78 @@ async fn nothing_is_offered_while_victims_have_not_ended() {
     let both = json!({"n1": proposal(&["a"]), "n2": proposal(&["b"])});
     assert_eq!(world.preempt(&new, &both).await.as_object().unwrap().len(), 2);
     let pending = nominated(new.clone(), "n1");
-    assert_eq!(world.preempt(&new, &both).await, json!({}), "kube-scheduler may not have written the node yet");
+    assert_eq!(
+        world.preempt(&new, &both).await,
+        json!({}),
+        "kube-scheduler may not have written the node yet"
+    );
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(world.preempt(&pending, &both).await, json!({}));
     world.apply_pod(&leaving(a.clone()));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(world.preempt(&pending, &both).await, json!({}), "however long it takes to end");
+    assert_eq!(
+        world.preempt(&pending, &both).await,
+        json!({}),
+        "however long it takes to end"
+    );
     let text = world.send_to(&world.health, "GET", "/metrics", "").await.1;
-    assert!(text.contains("preemption_candidates_total{outcome=\"waiting\"} 6"), "{text}");
+    assert!(
+        text.contains("preemption_candidates_total{outcome=\"waiting\"} 6"),
+        "{text}"
+    );
     world.delete_pod(&a);
     assert_eq!(world.fitting(&pending, &["n1", "n2"]).await, ["n1"]);
-    assert!(world.victims(&pending, "n2", &["b"]).await.is_some(), "nothing is waited for any more");
+    assert!(
+        world.victims(&pending, "n2", &["b"]).await.is_some(),
+        "nothing is waited for any more"
+    );
 }
 
 /// The room that they make is the first pod's, though the watch has not even shown that they are going.
 #[tokio::test(start_paused = true)]
 async fn two_pods_do_not_share_victims() {
     let world = World::full();
-    let (first, _) = world.victims(&important("first", 40), "n1", &["p00", "p01", "p02", "p03"]).await.unwrap();
-    let (second, _) = world.victims(&important("second", 40), "n1", &["p00", "p01", "p02", "p03"]).await.unwrap();
-    assert!(!first.iter().any(|name| second.contains(name)), "{first:?} {second:?}");
+    let (first, _) = world
+        .victims(&important("first", 40), "n1", &["p00", "p01", "p02", "p03"])
+        .await
+        .unwrap();
+    let (second, _) = world
+        .victims(&important("second", 40), "n1", &["p00", "p01", "p02", "p03"])
+        .await
+        .unwrap();
+    assert!(
+        !first.iter().any(|name| second.contains(name)),
+        "{first:?} {second:?}"
+    );
     assert_eq!((first.len(), second.len()), (4, 4));
     // The first one has been nominated for another node, and these victims were never evicted.
     world.apply_pod(&nominated(important("first", 40), "n2"));
-    assert!(world.victims(&important("third", 80), "n1", &first.iter().map(String::as_str).collect::<Vec<_>>()).await.is_some());
-    let (third, _) = world.victims(&important("fourth", 40), "n1", &["p00", "p01", "p02", "p03"]).await.unwrap();
-    assert!(!second.iter().any(|name| third.contains(name)), "{second:?} {third:?}");
+    assert!(
+        world
+            .victims(
+                &important("third", 80),
+                "n1",
+                &first.iter().map(String::as_str).collect::<Vec<_>>()
+            )
+            .await
+            .is_some()
+    );
+    let (third, _) = world
+        .victims(&important("fourth", 40), "n1", &["p00", "p01", "p02", "p03"])
+        .await
+        .unwrap();
+    assert!(
+        !second.iter().any(|name| third.contains(name)),
+        "{second:?} {third:?}"
+    );
 }
 
 /// kube-scheduler may have failed to evict them: after a while they are not waited for.
 #[tokio::test(start_paused = true)]
 async fn victims_that_stay_are_offered_again() {
-    let world = World::new().with_node("n1", &[80]).with_pod(&running("a", "n1", 0, 80, 0));
+    let world = World::new()
+        .with_node("n1", &[80])
+        .with_pod(&running("a", "n1", 0, 80, 0));
     let pending = nominated(important("new", 40), "n1");
     assert!(world.victims(&pending, "n1", &["a"]).await.is_some());
     assert!(world.victims(&pending, "n1", &["a"]).await.is_none());
@@ -251,7 +369,9 @@ async fn victims_that_stay_are_offered_again() {
 #[tokio::test(start_paused = true)]
 async fn a_nominated_node_is_waited_for() {
     let world = World::new().with_node("n1", &[80]).with_node("n2", &[80]);
-    let world = world.with_pod(&running("a", "n1", 0, 80, 0)).with_pod(&running("b", "n2", 0, 80, 0));
+    let world = world
+        .with_pod(&running("a", "n1", 0, 80, 0))
+        .with_pod(&running("b", "n2", 0, 80, 0));
     let pending = nominated(important("new", 40), "n1");
     let before = world.filter(&pending, &["n1", "n2"]).await;
     assert_eq!(before["FailedNodes"], json!({}));
@@ -259,7 +379,14 @@ async fn a_nominated_node_is_waited_for() {
     let mut texts = Vec::new();
     for _ in 0..3 {
         let answer = world.filter(&pending, &["n1", "n2"]).await;
-        assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["n2"]);
+        assert_eq!(
+            answer["FailedAndUnresolvableNodes"]
+                .as_object()
+                .unwrap()
+                .keys()
+                .collect::<Vec<_>>(),
+            ["n2"]
+        );
         texts.push(answer["FailedNodes"]["n1"].as_str().unwrap().to_owned());
     }
     assert!(texts[0] != texts[1] && texts[0] == texts[2], "{texts:?}");
@@ -268,7 +395,9 @@ async fn a_nominated_node_is_waited_for() {
 /// A leader that has not named the victims itself sees that they are going.
 #[tokio::test]
 async fn a_nominated_node_with_pods_that_leave_is_waited_for_by_a_new_leader() {
-    let world = World::new().with_node("n1", &[80]).with_pod(&leaving(running("a", "n1", 0, 80, 0)));
+    let world = World::new()
+        .with_node("n1", &[80])
+        .with_pod(&leaving(running("a", "n1", 0, 80, 0)));
     let pending = nominated(important("new", 40), "n1");
     let answer = world.filter(&pending, &["n1"]).await;
     assert_eq!(answer["FailedNodes"].as_object().unwrap().len(), 1);
@@ -278,24 +407,49 @@ async fn a_nominated_node_with_pods_that_leave_is_waited_for_by_a_new_leader() {
 /// The setting for kube-scheduler from 1.37 on.
 #[tokio::test]
 async fn misfits_are_resolvable_if_so_configured() {
-    let world = World::reporting(MisfitNodes::Resolvable).with_node("n1", &[80]).with_node("n2", &[20]);
+    let world = World::reporting(MisfitNodes::Resolvable)
+        .with_node("n1", &[80])
+        .with_node("n2", &[20]);
     let world = world.with_pod(&running("a", "n1", 0, 80, 0));
     let answer = world.filter(&important("new", 40), &["n1", "n2"]).await;
-    assert_eq!(answer["FailedNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["n1"]);
-    assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["n2"], "too small for good");
+    assert_eq!(
+        answer["FailedNodes"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .collect::<Vec<_>>(),
+        ["n1"]
+    );
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .collect::<Vec<_>>(),
+        ["n2"],
+        "too small for good"
+    );
 }
 
 #[tokio::test]
 async fn what_is_no_request_for_victims() {
     let world = World::full();
-    let (status, text) = world.send("POST", "/gpushare-scheduler/preempt", r#"{"Pod": 1}"#).await;
+    let (status, text) = world
+        .send("POST", "/gpushare-scheduler/preempt", r#"{"Pod": 1}"#)
+        .await;
     assert_eq!(status, 400, "{text}");
     let unready = World::unsynced(&scheduler::offline::serving());
     let body = json!({"Pod": important("new", 1), "NodeNameToMetaVictims": {}}).to_string();
-    assert_eq!(unready.send("POST", "/gpushare-scheduler/preempt", body).await.0, 503);
+    assert_eq!(
+        unready.send("POST", "/gpushare-scheduler/preempt", body).await.0,
+        503
+    );
     // A pod that asks for nothing of ours is kube-scheduler's alone.
     let plain = pod("plain", &json!({"cpu": "1"}));
-    assert_eq!(world.victims(&plain, "n1", &["x", "y"]).await, Some((names(&["x", "y"]), 0)));
+    assert_eq!(
+        world.victims(&plain, "n1", &["x", "y"]).await,
+        Some((names(&["x", "y"]), 0))
+    );
     // One that breaks a rule fits nowhere.
     let broken = annotated(important("broken", 1), "x", "y");
     let mut broken = broken;

@@ -20,7 +20,11 @@ const PATH: &str = "/gpushare-scheduler/inspect";
 
 /// A world that demands certificates, with a node and a pod.
 fn guarded() -> World {
-    let world = World::unsynced(&Serving { tls_from_secret: true, ..offline::serving() }).with_node("n1", &[100]);
+    let world = World::unsynced(&Serving {
+        tls_from_secret: true,
+        ..offline::serving()
+    })
+    .with_node("n1", &[100]);
     world.apply_pod(&units("p", 10));
     world
 }
@@ -28,7 +32,9 @@ fn guarded() -> World {
 async fn answered(world: &World, path: &str, token: Option<&str>, has_certificate: bool) -> Response<Body> {
     let mut request = Request::get(path).body(Body::empty()).unwrap();
     if let Some(token) = token {
-        request.headers_mut().insert("authorization", token.parse().unwrap());
+        request
+            .headers_mut()
+            .insert("authorization", token.parse().unwrap());
     }
     if has_certificate {
         request.extensions_mut().insert(ClientCertificate);
@@ -38,7 +44,10 @@ async fn answered(world: &World, path: &str, token: Option<&str>, has_certificat
 
 async fn text(reply: Response<Body>) -> (StatusCode, String) {
     let status = reply.status();
-    (status, String::from_utf8(reply.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap())
+    (
+        status,
+        String::from_utf8(reply.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap(),
+    )
 }
 
 /// Any client that reached the port could list every tenant's pods.
@@ -53,10 +62,30 @@ async fn text(reply: Response<Body>) -> (StatusCode, String) {
     StatusCode::FORBIDDEN,
     "user \"other\" may not get /gpushare-scheduler/inspect; give a ClusterRole"
 )]
-#[case::right_elsewhere(Some("Bearer of-elsewhere"), false, StatusCode::FORBIDDEN, "user \"elsewhere\" may not get")]
-#[case::stale(Some("Bearer of-nobody"), false, StatusCode::UNAUTHORIZED, "does not know this bearer token")]
-#[case::basic(Some("Basic of-reader"), false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
-#[case::empty(Some("Bearer "), false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
+#[case::right_elsewhere(
+    Some("Bearer of-elsewhere"),
+    false,
+    StatusCode::FORBIDDEN,
+    "user \"elsewhere\" may not get"
+)]
+#[case::stale(
+    Some("Bearer of-nobody"),
+    false,
+    StatusCode::UNAUTHORIZED,
+    "does not know this bearer token"
+)]
+#[case::basic(
+    Some("Basic of-reader"),
+    false,
+    StatusCode::UNAUTHORIZED,
+    "views demand a client certificate"
+)]
+#[case::empty(
+    Some("Bearer "),
+    false,
+    StatusCode::UNAUTHORIZED,
+    "views demand a client certificate"
+)]
 #[tokio::test]
 async fn views_demand_a_certificate_or_a_right(
     #[values("", "/n1", "/pods/default/p", "?pod=default/p", "?limit=1")] view: &str,
@@ -72,9 +101,17 @@ async fn views_demand_a_certificate_or_a_right(
     let reply = answered(&world, &format!("{PATH}{view}"), token, has_certificate).await;
     let challenge = reply.headers().get("www-authenticate").cloned();
     let (status, answer) = text(reply).await;
-    assert_eq!((status, challenge.is_some()), (expected, expected == StatusCode::UNAUTHORIZED), "{answer}");
+    assert_eq!(
+        (status, challenge.is_some()),
+        (expected, expected == StatusCode::UNAUTHORIZED),
+        "{answer}"
+    );
     assert!(answer.contains(words), "{answer}");
-    assert_eq!(answer.contains("n1") || answer.contains("uid-p"), expected == StatusCode::OK, "{answer}");
+    assert_eq!(
+        answer.contains("n1") || answer.contains("uid-p"),
+        expected == StatusCode::OK,
+        "{answer}"
+    );
     if expected == StatusCode::OK && token.is_some() {
         let reviews = world.api.reviews();
         let asked = &reviews[1]["spec"];
@@ -96,7 +133,11 @@ async fn views_are_open_where_nothing_is_demanded() {
 async fn probes_and_metrics_need_no_right() {
     let world = guarded();
     for path in ["/healthz", "/metrics", "/version", "/gpushare-scheduler/version"] {
-        assert_eq!(answered(&world, path, None, false).await.status(), StatusCode::OK, "{path}");
+        assert_eq!(
+            answered(&world, path, None, false).await.status(),
+            StatusCode::OK,
+            "{path}"
+        );
     }
 }
 
@@ -106,12 +147,31 @@ async fn what_the_api_server_says_counts_for_some_seconds() {
     let world = guarded();
     world.api.add_user("of-reader", "reader", Some(PATH));
     for _ in 0..20 {
-        assert_eq!(answered(&world, PATH, Some("Bearer of-reader"), false).await.status(), StatusCode::OK);
-        assert_eq!(answered(&world, PATH, Some("Bearer of-nobody"), false).await.status(), StatusCode::UNAUTHORIZED);
+        assert_eq!(
+            answered(&world, PATH, Some("Bearer of-reader"), false)
+                .await
+                .status(),
+            StatusCode::OK
+        );
+        assert_eq!(
+            answered(&world, PATH, Some("Bearer of-nobody"), false)
+                .await
+                .status(),
+            StatusCode::UNAUTHORIZED
+        );
     }
-    assert_eq!(world.api.reviews().len(), 3, "one of the stranger, two of the reader");
+    assert_eq!(
+        world.api.reviews().len(),
+        3,
+        "one of the stranger, two of the reader"
+    );
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(answered(&world, PATH, Some("Bearer of-reader"), false).await.status(), StatusCode::OK);
+    assert_eq!(
+        answered(&world, PATH, Some("Bearer of-reader"), false)
+            .await
+            .status(),
+        StatusCode::OK
+    );
     assert_eq!(world.api.reviews().len(), 5);
 }
 
@@ -121,12 +181,25 @@ async fn strangers_do_not_push_out_who_was_asked_about_last() {
     let world = guarded();
     for idx in 0..1000 {
         let token = format!("Bearer stranger-{idx}");
-        assert_eq!(answered(&world, PATH, Some(&token), false).await.status(), StatusCode::UNAUTHORIZED);
+        assert_eq!(
+            answered(&world, PATH, Some(&token), false).await.status(),
+            StatusCode::UNAUTHORIZED
+        );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(answered(&world, PATH, Some("Bearer stranger-900"), false).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(
+        answered(&world, PATH, Some("Bearer stranger-900"), false)
+            .await
+            .status(),
+        StatusCode::UNAUTHORIZED
+    );
     assert_eq!(world.api.reviews().len(), 1000, "it was known");
-    assert_eq!(answered(&world, PATH, Some("Bearer stranger-1"), false).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(
+        answered(&world, PATH, Some("Bearer stranger-1"), false)
+            .await
+            .status(),
+        StatusCode::UNAUTHORIZED
+    );
     assert_eq!(world.api.reviews().len(), 1001, "it was forgotten");
 }
 
@@ -141,16 +214,35 @@ async fn no_answer_is_no_right(#[case] fault: Fault) {
     world.api.fail_posts([fault]);
     let (status, answer) = text(answered(&world, PATH, Some("Bearer of-reader"), false).await).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
-    assert!(answer.contains("the API server does not say whether this bearer token may read"), "{answer}");
-    assert_eq!(answered(&world, PATH, Some("Bearer of-reader"), false).await.status(), StatusCode::OK, "it is asked again");
+    assert!(
+        answer.contains("the API server does not say whether this bearer token may read"),
+        "{answer}"
+    );
+    assert_eq!(
+        answered(&world, PATH, Some("Bearer of-reader"), false)
+            .await
+            .status(),
+        StatusCode::OK,
+        "it is asked again"
+    );
 }
 
 async fn page(world: &World, query: &str) -> (Vec<String>, Option<String>) {
     let (status, answer) = text(answered(world, &format!("{PATH}?{query}"), None, false).await).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
     let answer: Value = serde_json::from_str(&answer).unwrap();
-    let names = answer["nodes"].as_array().unwrap().iter().map(|node| node["name"].as_str().unwrap().to_owned()).collect();
-    (names, answer.get("continue").map(|next| next.as_str().unwrap().to_owned()))
+    let names = answer["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["name"].as_str().unwrap().to_owned())
+        .collect();
+    (
+        names,
+        answer
+            .get("continue")
+            .map(|next| next.as_str().unwrap().to_owned()),
+    )
 }
 
 #[rstest]
@@ -201,14 +293,26 @@ async fn a_view_is_made_as_it_is_taken_and_holds_no_lock() {
     let mut body = answered(&world, PATH, None, false).await.into_body();
     let mut taken = body.frame().await.unwrap().unwrap().into_data().unwrap().to_vec();
     assert!((30_000..50_000).contains(&taken.len()), "{}", taken.len());
-    assert!(world.index.write().gpu_nodes_after(None, 100).len() == 100, "nobody holds the index");
+    assert!(
+        world.index.write().gpu_nodes_after(None, 100).len() == 100,
+        "nobody holds the index"
+    );
     world.delete_node(&crate::objects::node("n98", "MiB"));
     while let Some(piece) = body.frame().await {
         taken.extend_from_slice(&piece.unwrap().into_data().unwrap());
     }
     let answer: Value = serde_json::from_slice(&taken).unwrap();
-    let names: Vec<&str> = answer["nodes"].as_array().unwrap().iter().map(|node| node["name"].as_str().unwrap()).collect();
-    assert_eq!((names.len(), names.contains(&"n98")), (99, false), "each node is as it was when its turn came");
+    let names: Vec<&str> = answer["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (names.len(), names.contains(&"n98")),
+        (99, false),
+        "each node is as it was when its turn came"
+    );
 }
 
 #[tokio::test(start_paused = true)]

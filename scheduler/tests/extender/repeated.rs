@@ -85,7 +85,13 @@ impl Run {
         for name in &NODES[..BARE] {
             world.apply_device(&device(name, &[MIB, MIB]));
         }
-        Self { world, nodes, gone: BTreeSet::new(), placed: Vec::new(), n_pods: 0 }
+        Self {
+            world,
+            nodes,
+            gone: BTreeSet::new(),
+            placed: Vec::new(),
+            n_pods: 0,
+        }
     }
 
     fn pod(&mut self, mib: u64) -> Value {
@@ -96,7 +102,10 @@ impl Run {
     async fn step(&mut self, step: Step) {
         match step {
             Step::Place { node, gpu, mib } => {
-                let there = self.placed.iter().filter(|(_, at, on, _)| (*at, *on) == (node, gpu));
+                let there = self
+                    .placed
+                    .iter()
+                    .filter(|(_, at, on, _)| (*at, *on) == (node, gpu));
                 if there.map(|(.., held)| held).sum::<u64>() + mib <= MIB {
                     let pod = placed_by_old_extender(self.pod(mib), NODES[node], gpu, mib, MIB);
                     self.world.apply_pod(&pod);
@@ -120,15 +129,27 @@ impl Run {
 
     /// Asks by names, again by names, and, if all are there, by whole nodes, each of which is judged for itself.
     async fn compare(&mut self, mib: u64, order: &[usize]) {
-        let forms = if order.iter().any(|at| self.gone.contains(at)) { vec![true, true] } else { vec![true, true, false] };
+        let forms = if order.iter().any(|at| self.gone.contains(at)) {
+            vec![true, true]
+        } else {
+            vec![true, true, false]
+        };
         let names: Vec<&str> = order.iter().map(|at| NODES[*at]).collect();
         let whole: Vec<Value> = order.iter().map(|at| self.nodes[*at].clone()).collect();
         let mut answers = Vec::new();
         for by_names in forms {
             let pod = self.pod(mib);
-            let mut answer = if by_names { self.world.filter(&pod, &names).await } else { self.world.filter_whole(&pod, &whole).await };
+            let mut answer = if by_names {
+                self.world.filter(&pod, &names).await
+            } else {
+                self.world.filter_whole(&pod, &whole).await
+            };
             if !by_names {
-                let names = answer["Nodes"]["items"].as_array().unwrap().iter().map(|node| node["metadata"]["name"].clone());
+                let names = answer["Nodes"]["items"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|node| node["metadata"]["name"].clone());
                 answer["NodeNames"] = names.collect();
                 answer["Nodes"] = Value::Null;
             }
@@ -136,7 +157,10 @@ impl Run {
             // Until then room is kept for the pod. No watch shows it, as what pods ask for is learnt from those that are there.
             tokio::time::advance(2 * HINT).await;
         }
-        assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "by names, again, by whole nodes: {answers:#?}");
+        assert!(
+            answers.windows(2).all(|pair| pair[0] == pair[1]),
+            "by names, again, by whole nodes: {answers:#?}"
+        );
     }
 }
 
@@ -160,8 +184,20 @@ async fn nodes_that_are_not_known_yet_are_told_apart_each_time() {
     let world = World::new().with_node("known", &[MIB, MIB]);
     world.apply_pod(&placed_by_old_extender(units("holder", 10), "new", 0, 10, MIB));
     for nth in 0..3 {
-        let answer = world.filter(&units(&format!("large-{nth}"), 150), &["known", "new"]).await;
-        let keys = |field: &str| answer[field].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        assert_eq!((keys("FailedNodes"), keys("FailedAndUnresolvableNodes")), (vec!["new".to_owned()], vec!["known".to_owned()]));
+        let answer = world
+            .filter(&units(&format!("large-{nth}"), 150), &["known", "new"])
+            .await;
+        let keys = |field: &str| {
+            answer[field]
+                .as_object()
+                .unwrap()
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (keys("FailedNodes"), keys("FailedAndUnresolvableNodes")),
+            (vec!["new".to_owned()], vec!["known".to_owned()])
+        );
     }
 }

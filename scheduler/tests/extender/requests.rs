@@ -11,10 +11,17 @@ use crate::world::World;
 
 /// The proposal's filter figure: two GPUs of 16,276 MiB on each of three nodes.
 pub(crate) async fn filter_figure() -> World {
-    let world = ["n1", "n2", "n3"].into_iter().fold(World::new(), |world, name| world.with_node(name, &[16_276, 16_276]));
-    for (name, node, mib) in
-        [("a", "n1", 16_276), ("b", "n1", 12_207), ("c", "n2", 12_207), ("d", "n2", 12_207), ("e", "n3", 16_276), ("f", "n3", 8138)]
-    {
+    let world = ["n1", "n2", "n3"].into_iter().fold(World::new(), |world, name| {
+        world.with_node(name, &[16_276, 16_276])
+    });
+    for (name, node, mib) in [
+        ("a", "n1", 16_276),
+        ("b", "n1", 12_207),
+        ("c", "n2", 12_207),
+        ("d", "n2", 12_207),
+        ("e", "n3", 16_276),
+        ("f", "n3", 8138),
+    ] {
         world.place(&units(name, mib), node).await;
     }
     world
@@ -23,7 +30,9 @@ pub(crate) async fn filter_figure() -> World {
 #[tokio::test]
 async fn filter_by_names() {
     let world = filter_figure().await;
-    let answer = world.filter(&units("new", 8138), &["n1", "n2", "n3", "unknown"]).await;
+    let answer = world
+        .filter(&units("new", 8138), &["n1", "n2", "n3", "unknown"])
+        .await;
     assert_json_snapshot!(answer, @r#"
     {
       "Error": "",
@@ -41,7 +50,9 @@ async fn filter_by_names() {
 async fn filter_when_nothing_fits_says_why() {
     let world = filter_figure().await;
     world.apply_node(&json!({"metadata": {"name": "cpu-only"}}));
-    let answer = world.filter(&units("new", 9000), &["n1", "n2", "n3", "cpu-only", "unknown"]).await;
+    let answer = world
+        .filter(&units("new", 9000), &["n1", "n2", "n3", "cpu-only", "unknown"])
+        .await;
     assert_json_snapshot!(answer, @r#"
     {
       "Error": "",
@@ -62,9 +73,18 @@ async fn filter_when_nothing_fits_says_why() {
 
 #[tokio::test]
 async fn filter_answers_in_the_form_and_order_of_the_request() {
-    let world = World::telling("all").with_node("a", &[100]).with_node("b", &[100]).with_node("c", &[10]);
+    let world = World::telling("all")
+        .with_node("a", &[100])
+        .with_node("b", &[100])
+        .with_node("c", &[10]);
     let pod = units("new", 50);
-    let (_, text) = world.send("POST", "/gpushare-scheduler/filter", json!({"Pod": pod, "NodeNames": ["c", "b", "a"]}).to_string()).await;
+    let (_, text) = world
+        .send(
+            "POST",
+            "/gpushare-scheduler/filter",
+            json!({"Pod": pod, "NodeNames": ["c", "b", "a"]}).to_string(),
+        )
+        .await;
     assert_snapshot!(text, @r#"{"Nodes":null,"NodeNames":["b","a"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#);
 }
 
@@ -74,7 +94,9 @@ async fn filter_by_whole_nodes_hands_them_back_unchanged() {
     let mut whole = node("a", "MiB");
     whole["spec"] = json!({"taints": [{"key": "x", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"});
     whole["status"]["images"] = json!([{"names": ["image"], "sizeBytes": 5}]);
-    let answer = world.filter_whole(&units("new", 50), &[whole.clone(), node("b", "MiB")]).await;
+    let answer = world
+        .filter_whole(&units("new", 50), &[whole.clone(), node("b", "MiB")])
+        .await;
     assert_eq!(answer["Nodes"]["items"], json!([whole]));
     assert_eq!(answer["NodeNames"], Value::Null);
 }
@@ -85,7 +107,11 @@ async fn filter_by_whole_nodes_hands_them_back_unchanged() {
 #[case::too_large(old_node("template", 2, 32), 17, Err(("FailedAndUnresolvableNodes", "request is larger than the node's GPUs even when they are empty")))]
 #[case::no_gpu(json!({"metadata": {"name": "template"}}), 1, Err(("FailedNodes", "node is not known to gpushare or offers no shareable GPU")))]
 #[tokio::test]
-async fn filter_by_template(#[case] template: Value, #[case] ask: u64, #[case] expected: Result<(), (&str, &str)>) {
+async fn filter_by_template(
+    #[case] template: Value,
+    #[case] ask: u64,
+    #[case] expected: Result<(), (&str, &str)>,
+) {
     let world = World::new();
     let answer = world.filter_whole(&units("new", ask), &[template]).await;
     match expected {
@@ -101,16 +127,22 @@ async fn filter_by_template_of_our_own_plugin() {
         "metadata": {"name": "template"},
         "status": {"capacity": {"aliyun.com/gpu-count": "2", "koordinator.sh/gpu-memory": "32Gi", "koordinator.sh/gpu.shared": "200"}},
     });
-    let answer = world.filter_whole(&shared("fits", 2, 32 * 1024), std::slice::from_ref(&template)).await;
+    let answer = world
+        .filter_whole(&shared("fits", 2, 32 * 1024), std::slice::from_ref(&template))
+        .await;
     assert_eq!(answer["Nodes"]["items"].as_array().unwrap().len(), 1);
-    let answer = world.filter_whole(&shared("does not", 1, 17 * 1024), &[template]).await;
+    let answer = world
+        .filter_whole(&shared("does not", 1, 17 * 1024), &[template])
+        .await;
     assert_eq!(answer["Nodes"]["items"], json!([]));
 }
 
 #[tokio::test]
 async fn pod_that_asks_for_nothing_passes_everywhere() {
     for name in ["a", "b"] {
-        let answer = World::new().filter(&pod("p", &json!({"cpu": "1"})), &[name]).await;
+        let answer = World::new()
+            .filter(&pod("p", &json!({"cpu": "1"})), &[name])
+            .await;
         assert_eq!(answer["NodeNames"], json!([name]));
     }
 }
@@ -130,13 +162,24 @@ async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
         world.apply_device(&device(name, &[100, 100]));
     }
     // What pods usually ask for: a whole GPU and four CPUs.
-    let typical = |at: u32| pod(&format!("typical-{at}"), &json!({"aliyun.com/gpu-mem": "100", "cpu": "4"}));
+    let typical = |at: u32| {
+        pod(
+            &format!("typical-{at}"),
+            &json!({"aliyun.com/gpu-mem": "100", "cpu": "4"}),
+        )
+    };
     for at in 0..20 {
         world.apply_pod(&on(typical(at), "elsewhere"));
     }
     let plain = |name| pod(name, &json!({"cpu": "6"}));
-    assert_eq!(world.fitting(&plain("p"), &["scarce", "plenty"]).await, ["plenty"]);
-    assert_eq!(world.fitting(&plain("q"), &["scarce", "plain", "plenty"]).await, ["plain"]);
+    assert_eq!(
+        world.fitting(&plain("p"), &["scarce", "plenty"]).await,
+        ["plenty"]
+    );
+    assert_eq!(
+        world.fitting(&plain("q"), &["scarce", "plain", "plenty"]).await,
+        ["plain"]
+    );
 }
 
 /// A request that breaks a rule is refused on every node, in the words of the rule.
@@ -155,9 +198,16 @@ async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
     world.apply_pod(&pod);
     let error = world.bind(&pod, "n1").await;
     assert!(error.starts_with(reason), "{error}");
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/p", "").await;
+    let (_, text) = world
+        .send("GET", "/gpushare-scheduler/inspect?pod=default/p", "")
+        .await;
     let shown: Value = serde_json::from_str(&text).unwrap();
-    assert!(shown["pods"][0]["invalid"].as_str().is_some_and(|sentence| error.ends_with(sentence)), "{text}");
+    assert!(
+        shown["pods"][0]["invalid"]
+            .as_str()
+            .is_some_and(|sentence| error.ends_with(sentence)),
+        "{text}"
+    );
 }
 
 /// A chart's zero was refused.
@@ -177,15 +227,24 @@ async fn a_zero_goes_anywhere(#[case] zeros: Value) {
     world.api.put(&pod);
     world.apply_pod(&pod);
     assert_eq!(world.bind(&pod, "plain").await, "");
-    assert_eq!(world.api.pod(&pod)["metadata"]["annotations"], Value::Null, "nothing is recorded");
+    assert_eq!(
+        world.api.pod(&pod)["metadata"]["annotations"],
+        Value::Null,
+        "nothing is recorded"
+    );
 }
 
 #[tokio::test]
 async fn prioritize_prefers_the_fullest_node() {
-    let world = World::new().with_node("empty", &[100]).with_node("half", &[100]).with_node("full", &[100]);
+    let world = World::new()
+        .with_node("empty", &[100])
+        .with_node("half", &[100])
+        .with_node("full", &[100]);
     world.place(&units("a", 50), "half").await;
     world.place(&units("b", 100), "full").await;
-    let answer = world.prioritize(&units("new", 10), &["empty", "half", "full", "unknown"]).await;
+    let answer = world
+        .prioritize(&units("new", 10), &["empty", "half", "full", "unknown"])
+        .await;
     let expected = json!([{"Host": "empty", "Score": 9}, {"Host": "half", "Score": 10}, {"Host": "full", "Score": 0}, {"Host": "unknown", "Score": 0}]);
     assert_eq!(answer, expected);
 }
@@ -195,7 +254,13 @@ async fn prioritize_prefers_the_fullest_node() {
 async fn bind_writes_both_dialects_records() {
     let world = World::new().with_node("n1", &[16_276; 4]);
     for (minor, mib) in [(0, 4069), (1, 8138), (2, 12_207)] {
-        let filler = crate::objects::placed_by_old_extender(units(&format!("filler-{minor}"), mib), "n1", minor, mib, 16_276);
+        let filler = crate::objects::placed_by_old_extender(
+            units(&format!("filler-{minor}"), mib),
+            "n1",
+            minor,
+            mib,
+            16_276,
+        );
         world.apply_pod(&filler);
     }
     let pod = units("p", 8138);
@@ -203,7 +268,10 @@ async fn bind_writes_both_dialects_records() {
     let mut binding = world.api.bindings()[0].clone();
     let annotations = &mut binding["metadata"]["annotations"];
     let time = annotations["ALIYUN_COM_GPU_MEM_ASSUME_TIME"].take();
-    assert_eq!(time, annotations["scheduling.koordinator.sh/bind-timestamp"].take());
+    assert_eq!(
+        time,
+        annotations["scheduling.koordinator.sh/bind-timestamp"].take()
+    );
     assert!(time.as_str().unwrap().parse::<u64>().unwrap() > 1_700_000_000_000_000_000);
     assert_json_snapshot!(binding, @r#"
     {
@@ -236,14 +304,27 @@ async fn bind_writes_both_dialects_records() {
 #[tokio::test]
 async fn bind_divides_memory_up_to_the_byte() {
     let world = World::new().with_node("n1", &[1000, 1000, 1000]);
-    let pod = pod("p", &json!({"koordinator.sh/gpu.shared": "3", "koordinator.sh/gpu-memory": "100", "koordinator.sh/gpu-core": "150"}));
+    let pod = pod(
+        "p",
+        &json!({"koordinator.sh/gpu.shared": "3", "koordinator.sh/gpu-memory": "100", "koordinator.sh/gpu-core": "150"}),
+    );
     world.place(&pod, "n1").await;
-    let record = world.api.bindings()[0]["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocated"].clone();
+    let record =
+        world.api.bindings()[0]["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocated"]
+            .clone();
     let record: Value = serde_json::from_str(record.as_str().unwrap()).unwrap();
-    let amounts: Vec<&Value> = record["gpu"].as_array().unwrap().iter().map(|gpu| &gpu["resources"]).collect();
+    let amounts: Vec<&Value> = record["gpu"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|gpu| &gpu["resources"])
+        .collect();
     let share = json!({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "34", "koordinator.sh/gpu-memory-ratio": "1"});
     assert_eq!(amounts, [&share, &share, &share]);
-    assert_eq!(world.api.bindings()[0]["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_IDX"), None);
+    assert_eq!(
+        world.api.bindings()[0]["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_IDX"),
+        None
+    );
 }
 
 /// A ratio is exact: three thirds of a device fit, whatever its size.
@@ -263,8 +344,16 @@ async fn a_hint_keeps_room_until_it_is_used() {
     let world = World::new().with_node("n1", &[100]).with_node("n2", &[60]);
     let (first, second, third) = (units("first", 80), units("second", 50), units("third", 60));
     assert_eq!(world.fitting(&first, &["n1", "n2"]).await, ["n1"]);
-    assert_eq!(world.fitting(&first, &["n1"]).await, ["n1"], "its own hint does not stand in its way");
-    assert_eq!(world.fitting(&second, &["n1"]).await, Vec::<String>::new(), "room is kept");
+    assert_eq!(
+        world.fitting(&first, &["n1"]).await,
+        ["n1"],
+        "its own hint does not stand in its way"
+    );
+    assert_eq!(
+        world.fitting(&second, &["n1"]).await,
+        Vec::<String>::new(),
+        "room is kept"
+    );
     assert_eq!(world.used("n1").await, [0], "but not taken");
     let third = {
         world.api.put(&third);
@@ -275,7 +364,9 @@ async fn a_hint_keeps_room_until_it_is_used() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
-    let world = World::telling("all").with_node("n1", &[100]).with_node("n2", &[10]);
+    let world = World::telling("all")
+        .with_node("n1", &[100])
+        .with_node("n2", &[10]);
     let (first, second) = (units("first", 80), units("second", 50));
     let is_free = async || world.fitting(&second, &["n1"]).await == ["n1"];
     world.fitting(&first, &["n1"]).await;
@@ -306,15 +397,37 @@ async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
 #[case::not_json("filter", "nonsense", "filter request: expected ident at line 1 column 2")]
 #[case::cut_off("filter", r#"{"Pod": {"#, "filter request: EOF while parsing")]
 #[case::no_pod("filter", "{}", "filter request: missing field `Pod`")]
-#[case::no_nodes("filter", r#"{"Pod": {}}"#, "filter request: neither NodeNames nor Nodes is given")]
-#[case::name_is_no_text("filter", r#"{"Pod": {}, "NodeNames": [1]}"#, "filter request: invalid type: integer `1`, expected a node name")]
-#[case::no_uid("bind", r#"{"PodName": "a", "PodNamespace": "b", "Node": "c"}"#, "bind request: missing field `PodUID`")]
-#[case::empty_node("bind", r#"{"PodName": "a", "PodNamespace": "b", "PodUID": "c", "Node": ""}"#, "bind request: Node is empty")]
-#[case::no_nodes_to_score("prioritize", r#"{"Pod": {}}"#, "prioritize request: neither NodeNames nor Nodes is given")]
+#[case::no_nodes(
+    "filter",
+    r#"{"Pod": {}}"#,
+    "filter request: neither NodeNames nor Nodes is given"
+)]
+#[case::name_is_no_text(
+    "filter",
+    r#"{"Pod": {}, "NodeNames": [1]}"#,
+    "filter request: invalid type: integer `1`, expected a node name"
+)]
+#[case::no_uid(
+    "bind",
+    r#"{"PodName": "a", "PodNamespace": "b", "Node": "c"}"#,
+    "bind request: missing field `PodUID`"
+)]
+#[case::empty_node(
+    "bind",
+    r#"{"PodName": "a", "PodNamespace": "b", "PodUID": "c", "Node": ""}"#,
+    "bind request: Node is empty"
+)]
+#[case::no_nodes_to_score(
+    "prioritize",
+    r#"{"Pod": {}}"#,
+    "prioritize request: neither NodeNames nor Nodes is given"
+)]
 #[tokio::test]
 async fn malformed_bodies(#[case] verb: &str, #[case] body: &'static str, #[case] expected: &str) {
     let world = World::new();
-    let (status, text) = world.send("POST", &format!("/gpushare-scheduler/{verb}"), body).await;
+    let (status, text) = world
+        .send("POST", &format!("/gpushare-scheduler/{verb}"), body)
+        .await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(text.starts_with(expected), "{text}");
 }
@@ -335,7 +448,12 @@ async fn oversized_bodies() {
     let mut serving = offline::serving();
     serving.max_body = 1024;
     let world = World::unsynced(&serving);
-    let (status, text) = world.send("POST", "/gpushare-scheduler/filter", "x".repeat(1025)).await;
+    let (status, text) = world
+        .send("POST", "/gpushare-scheduler/filter", "x".repeat(1025))
+        .await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(text, "the request's body is larger than 1024 bytes; raise --max-body or send node names only (nodeCacheCapable)\n");
+    assert_eq!(
+        text,
+        "the request's body is larger than 1024 bytes; raise --max-body or send node names only (nodeCacheCapable)\n"
+    );
 }

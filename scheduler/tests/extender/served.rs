@@ -36,13 +36,23 @@ async fn start(world: &World, tls: Option<Current>, read_timeout: Duration) -> S
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
     let router = world.router.clone();
-    let task = tokio::spawn(serve(listener, router, tls, read_timeout, async move { drop(stopped.await) }));
+    let task = tokio::spawn(serve(listener, router, tls, read_timeout, async move {
+        drop(stopped.await);
+    }));
     Server { address, stop, task }
 }
 
 /// One HTTP/1.1 request; the whole reply, or what came of it.
-async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, method: &str, path: &str, body: &str) -> std::io::Result<String> {
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+async fn exchange(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<String> {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await?;
     let mut reply = Vec::new();
@@ -59,18 +69,31 @@ async fn in_the_clear_until_told_to_stop() {
     world.api.fail_posts([Fault::Slow(Duration::from_millis(300))]);
     let server = start(&world, None, Duration::from_secs(5)).await;
     let connect = || TcpStream::connect(server.address);
-    let reply = exchange(connect().await.unwrap(), "GET", "/readyz", "").await.unwrap();
-    assert!(reply.starts_with("HTTP/1.1 200 OK") && reply.ends_with("ok\n"), "{reply}");
-    let bind = json!({"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}).to_string();
+    let reply = exchange(connect().await.unwrap(), "GET", "/readyz", "")
+        .await
+        .unwrap();
+    assert!(
+        reply.starts_with("HTTP/1.1 200 OK") && reply.ends_with("ok\n"),
+        "{reply}"
+    );
+    let bind =
+        json!({"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}).to_string();
     let stream = connect().await.unwrap();
-    let binding = tokio::spawn(async move { exchange(stream, "POST", "/gpushare-scheduler/bind", &bind).await });
+    let binding =
+        tokio::spawn(async move { exchange(stream, "POST", "/gpushare-scheduler/bind", &bind).await });
     while world.api.bindings().is_empty() {
         tokio::task::yield_now().await;
     }
     server.stop.send(()).unwrap();
     let reply = binding.await.unwrap().unwrap();
-    assert!(reply.ends_with(r#"{"Error":""}"#), "a request in work is answered: {reply}");
-    tokio::time::timeout(Duration::from_secs(5), server.task).await.unwrap().unwrap();
+    assert!(
+        reply.ends_with(r#"{"Error":""}"#),
+        "a request in work is answered: {reply}"
+    );
+    tokio::time::timeout(Duration::from_secs(5), server.task)
+        .await
+        .unwrap()
+        .unwrap();
     assert!(connect().await.is_err(), "nobody listens any more");
 }
 
@@ -88,8 +111,14 @@ async fn clients_that_send_nothing_or_half_are_dropped() {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
         stream.write_all(sent.as_bytes()).await.unwrap();
         let mut reply = String::new();
-        tokio::time::timeout(Duration::from_secs(10), stream.read_to_string(&mut reply)).await.expect("the server should hang up").unwrap();
-        assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 408"), "{sent:?}: {reply}");
+        tokio::time::timeout(Duration::from_secs(10), stream.read_to_string(&mut reply))
+            .await
+            .expect("the server should hang up")
+            .unwrap();
+        assert!(
+            reply.is_empty() || reply.starts_with("HTTP/1.1 408"),
+            "{sent:?}: {reply}"
+        );
     }
 }
 
@@ -104,9 +133,15 @@ impl Certificates {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let certificates = Self { dir: tempfile::tempdir().unwrap(), authority };
+        let certificates = Self {
+            dir: tempfile::tempdir().unwrap(),
+            authority,
+        };
         certificates.write("ca.pem", &certificates.authority.pem());
-        for (name, usage) in [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)] {
+        for (name, usage) in [
+            ("server", ExtendedKeyUsagePurpose::ServerAuth),
+            ("client", ExtendedKeyUsagePurpose::ClientAuth),
+        ] {
             let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
             params.extended_key_usages = vec![usage];
             let key = KeyPair::generate().unwrap();
@@ -123,7 +158,11 @@ impl Certificates {
 
     fn files(&self) -> TlsFiles {
         let path = |file| self.dir.path().join(file);
-        TlsFiles { cert: path("server.pem"), key: path("server-key.pem"), client_ca: Some(path("ca.pem")) }
+        TlsFiles {
+            cert: path("server.pem"),
+            key: path("server-key.pem"),
+            client_ca: Some(path("ca.pem")),
+        }
     }
 
     /// A connection with the certificate of this directory's client, or with none.
@@ -136,18 +175,27 @@ impl Certificates {
         let mut roots = RootCertStore::empty();
         roots.add(trust.authority.der().clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config =
-            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
         let config = match client {
             None => config.with_no_client_auth(),
             Some(client) => {
                 let path = |file| client.dir.path().join(file);
                 let chain = vec![CertificateDer::from_pem_file(path("client.pem")).unwrap()];
-                config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(path("client-key.pem")).unwrap()).unwrap()
+                config
+                    .with_client_auth_cert(
+                        chain,
+                        PrivateKeyDer::from_pem_file(path("client-key.pem")).unwrap(),
+                    )
+                    .unwrap()
             }
         };
         let stream = TcpStream::connect(address).await?;
-        TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
+        TlsConnector::from(Arc::new(config))
+            .connect(ServerName::try_from("localhost").unwrap(), stream)
+            .await
     }
 }
 
@@ -161,33 +209,56 @@ async fn verbs_demand_a_client_certificate_and_probes_do_not() {
     let tls = CertificateFiles::load(certificates.files()).unwrap().current();
     let server = start(&world, Some(tls), Duration::from_secs(5)).await;
     let request = async |client: Option<&Certificates>, method, path: &str| {
-        let stream = certificates.connect(server.address, client, &certificates).await?;
+        let stream = certificates
+            .connect(server.address, client, &certificates)
+            .await?;
         exchange(stream, method, path, "{}").await
     };
     for verb in ["filter", "prioritize", "bind"] {
         let path = format!("/gpushare-scheduler/{verb}");
         let reply = request(None, "POST", &path).await.unwrap();
-        assert!(reply.starts_with("HTTP/1.1 403") && reply.contains("demands a client certificate"), "{reply}");
+        assert!(
+            reply.starts_with("HTTP/1.1 403") && reply.contains("demands a client certificate"),
+            "{reply}"
+        );
         let reply = request(Some(&certificates), "POST", &path).await.unwrap();
-        assert!(reply.starts_with("HTTP/1.1 400") && reply.contains("missing field"), "past the door: {reply}");
+        assert!(
+            reply.starts_with("HTTP/1.1 400") && reply.contains("missing field"),
+            "past the door: {reply}"
+        );
     }
     let reply = request(None, "GET", "/healthz").await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     let stranger = Certificates::new();
     let refused = request(Some(&stranger), "POST", "/gpushare-scheduler/bind").await;
-    assert!(refused.is_err(), "a certificate of another authority ends the handshake: {refused:?}");
+    assert!(
+        refused.is_err(),
+        "a certificate of another authority ends the handshake: {refused:?}"
+    );
 }
 
 #[test]
 fn unusable_certificates_are_named() {
     let certificates = Certificates::new();
-    let error = |files: &TlsFiles| format!("{:#}", CertificateFiles::load(files.clone()).map(drop).unwrap_err());
+    let error = |files: &TlsFiles| {
+        format!(
+            "{:#}",
+            CertificateFiles::load(files.clone()).map(drop).unwrap_err()
+        )
+    };
     let mut files = certificates.files();
     files.key = certificates.dir.path().join("client-key.pem");
     assert!(error(&files).contains("server.pem with key"), "{}", error(&files));
     files.key = certificates.dir.path().join("absent.pem");
     assert!(error(&files).contains("absent.pem"), "{}", error(&files));
     certificates.write("empty.pem", "");
-    files = TlsFiles { cert: certificates.dir.path().join("empty.pem"), ..certificates.files() };
-    assert!(error(&files).contains("empty.pem: the file holds none"), "{}", error(&files));
+    files = TlsFiles {
+        cert: certificates.dir.path().join("empty.pem"),
+        ..certificates.files()
+    };
+    assert!(
+        error(&files).contains("empty.pem: the file holds none"),
+        "{}",
+        error(&files)
+    );
 }

@@ -17,7 +17,12 @@ const SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
 /// GPUs of 100 MiB, each on a switch of its own, four switches to a NUMA node; whole ones are chosen here.
 fn gpus(n: usize) -> Value {
     let mut object = device("n1", &vec![100; n]);
-    for (at, entry) in object["spec"]["devices"].as_array_mut().unwrap().iter_mut().enumerate() {
+    for (at, entry) in object["spec"]["devices"]
+        .as_array_mut()
+        .unwrap()
+        .iter_mut()
+        .enumerate()
+    {
         entry["topology"] = place(at);
     }
     object["metadata"]["labels"] = json!({"gpushare/serves-vendor": "true"});
@@ -36,7 +41,10 @@ fn with_nics(mut object: Value, switches: &[usize], n_functions: usize) -> Value
         json!({"type": "rdma", "id": format!("0000:{minor:02x}:00.0"), "minor": minor, "health": true, "topology": place(*switch),
             "labels": {"type": "fakeW"}, "resources": {"koordinator.sh/rdma": "100"}, "vfGroups": if n_functions > 0 { groups } else { json!([]) }})
     };
-    object["spec"]["devices"].as_array_mut().unwrap().extend(switches.iter().enumerate().map(nic));
+    object["spec"]["devices"]
+        .as_array_mut()
+        .unwrap()
+        .extend(switches.iter().enumerate().map(nic));
     object
 }
 
@@ -56,31 +64,51 @@ fn world(object: &Value) -> World {
 
 fn asking(name: &str, gpus: u64, rdma: u64) -> Value {
     let mut limits = json!({});
-    for (resource, amount) in [("nvidia.com/gpu", gpus), ("koordinator.sh/rdma", rdma)].into_iter().filter(|(_, amount)| *amount > 0) {
+    for (resource, amount) in [("nvidia.com/gpu", gpus), ("koordinator.sh/rdma", rdma)]
+        .into_iter()
+        .filter(|(_, amount)| *amount > 0)
+    {
         limits[resource] = amount.to_string().into();
     }
     pod(name, &limits)
 }
 
 fn record(world: &World, pod: &Value) -> Value {
-    serde_json::from_str(world.api.pod(pod)["metadata"]["annotations"][RECORD].as_str().unwrap()).unwrap()
+    serde_json::from_str(
+        world.api.pod(pod)["metadata"]["annotations"][RECORD]
+            .as_str()
+            .unwrap(),
+    )
+    .unwrap()
 }
 
 /// Minors of a type in a pod's record.
 fn minors(world: &World, pod: &Value, kind: &str) -> Vec<u64> {
     let record = record(world, pod);
-    record[kind].as_array().into_iter().flatten().map(|entry| entry["minor"].as_u64().unwrap()).collect()
+    record[kind]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|entry| entry["minor"].as_u64().unwrap())
+        .collect()
 }
 
 /// Whether the filter lets the node through; room is not kept for the pod.
 async fn fits(world: &World, pod: &Value) -> bool {
     let fits = !world.fitting(pod, &["n1"]).await.is_empty();
-    world.index.write().unhint(pod["metadata"]["uid"].as_str().unwrap());
+    world
+        .index
+        .write()
+        .unhint(pod["metadata"]["uid"].as_str().unwrap());
     fits
 }
 
 fn holdings(index: &Index) -> Vec<String> {
-    let of_node = |node: placement::NodeView<'_>| node.held().map(|held| format!("{} {:?}", held.owner, held.holdings)).collect::<Vec<_>>();
+    let of_node = |node: placement::NodeView<'_>| {
+        node.held()
+            .map(|held| format!("{} {:?}", held.owner, held.holdings))
+            .collect::<Vec<_>>()
+    };
     let mut all: Vec<String> = index.fleet().nodes().flat_map(of_node).collect();
     all.sort();
     all
@@ -89,7 +117,11 @@ fn holdings(index: &Index) -> Vec<String> {
 /// Asserts that a scheduler which starts now counts the same, and nothing with doubt.
 fn assert_restart(world: &World, object: &Value, pods: &[&Value]) {
     let shown = pods.iter().map(|pod| world.api.pod(pod));
-    let restarted = offline::index([node("n1", "MiB")].into_iter(), [object.clone()].into_iter(), shown);
+    let restarted = offline::index(
+        [node("n1", "MiB")].into_iter(),
+        [object.clone()].into_iter(),
+        shown,
+    );
     assert_eq!(holdings(&restarted), holdings(&world.index.read()));
     assert_eq!(restarted.fleet().check(), Vec::new());
     assert_eq!(restarted.census().n_conservative, 0);
@@ -107,11 +139,23 @@ fn table() -> Value {
 async fn the_higher_score_first_and_restricted_only_that() {
     let object = with_table(gpus(4), &table(), "Honor");
     let world = world(&object);
-    let (first, second) = (asking("a", 2, 0), annotated(asking("b", 2, 0), SPEC, r#"{"allocatePolicy": "BestEffort"}"#));
-    assert!(!fits(&world, &asking("three", 3, 0)).await, "no partition has three");
+    let (first, second) = (
+        asking("a", 2, 0),
+        annotated(asking("b", 2, 0), SPEC, r#"{"allocatePolicy": "BestEffort"}"#),
+    );
+    assert!(
+        !fits(&world, &asking("three", 3, 0)).await,
+        "no partition has three"
+    );
     world.place(&first, "n1").await;
     assert_eq!(minors(&world, &first, "gpu"), [2, 3]);
-    assert!(!fits(&world, &annotated(asking("c", 2, 0), SPEC, r#"{"allocatePolicy": "Restricted"}"#)).await);
+    assert!(
+        !fits(
+            &world,
+            &annotated(asking("c", 2, 0), SPEC, r#"{"allocatePolicy": "Restricted"}"#)
+        )
+        .await
+    );
     world.place(&second, "n1").await;
     assert_eq!(minors(&world, &second, "gpu"), [0, 1]);
     assert_restart(&world, &object, &[&first, &second]);
@@ -120,13 +164,22 @@ async fn the_higher_score_first_and_restricted_only_that() {
 #[tokio::test]
 async fn bandwidth_is_a_limit() {
     let world = world(&with_table(gpus(4), &table(), "Prefer"));
-    let wishing = |name: &str, bandwidth: &str| annotated(asking(name, 2, 0), SPEC, &json!({"ringBusBandwidth": bandwidth}).to_string());
+    let wishing = |name: &str, bandwidth: &str| {
+        annotated(
+            asking(name, 2, 0),
+            SPEC,
+            &json!({"ringBusBandwidth": bandwidth}).to_string(),
+        )
+    };
     assert!(!fits(&world, &wishing("a", "401Gi")).await);
     world.place(&wishing("b", "400Gi"), "n1").await;
     assert_eq!(minors(&world, &wishing("b", "400Gi"), "gpu"), [2, 3]);
     assert!(!fits(&world, &wishing("c", "201Gi")).await);
     assert!(fits(&world, &wishing("c", "200Gi")).await);
-    assert!(fits(&world, &asking("d", 1, 0)).await, "partitions are preferred only, and it asks for none");
+    assert!(
+        fits(&world, &asking("d", 1, 0)).await,
+        "partitions are preferred only, and it asks for none"
+    );
 }
 
 /// Four GPUs with an adapter on each of their switches; then four with the one adapter that there is.
@@ -139,10 +192,18 @@ async fn the_counts_of_the_proposal() {
         world.place(&pod, "n1").await;
         let (gpus, rdma) = (minors(&world, &pod, "gpu"), minors(&world, &pod, "rdma"));
         assert_eq!((gpus.len(), rdma.len()), (4, expected));
-        let on_switches = rdma.iter().all(|minor| gpus.contains(&u64::try_from(nics[usize::try_from(*minor).unwrap()]).unwrap()));
+        let on_switches = rdma
+            .iter()
+            .all(|minor| gpus.contains(&u64::try_from(nics[usize::try_from(*minor).unwrap()]).unwrap()));
         assert!(on_switches, "GPUs {gpus:?}, adapters {rdma:?}");
         let amounts = record(&world, &pod);
-        assert!(amounts["rdma"].as_array().unwrap().iter().all(|entry| entry["resources"] == json!({"koordinator.sh/rdma": "1"})));
+        assert!(
+            amounts["rdma"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|entry| entry["resources"] == json!({"koordinator.sh/rdma": "1"}))
+        );
         assert_restart(&world, &object, &[&pod]);
     }
 }
@@ -151,28 +212,51 @@ async fn the_counts_of_the_proposal() {
 async fn the_same_switch_or_nothing() {
     let world = world(&with_nics(gpus(4), &[1], 0));
     let joint = |name: &str, gpus: u64, types: &str| {
-        annotated(asking(name, gpus, 1), JOINT, &format!(r#"{{"deviceTypes": {types}, "requiredScope": "SamePCIe"}}"#))
+        annotated(
+            asking(name, gpus, 1),
+            JOINT,
+            &format!(r#"{{"deviceTypes": {types}, "requiredScope": "SamePCIe"}}"#),
+        )
     };
-    assert!(!fits(&world, &joint("a", 2, r#"["gpu", "rdma"]"#)).await, "one adapter, two switches");
+    assert!(
+        !fits(&world, &joint("a", 2, r#"["gpu", "rdma"]"#)).await,
+        "one adapter, two switches"
+    );
     for (name, types) in [("b", r#"["gpu", "rdma"]"#), ("c", r#"["rdma", "gpu"]"#)] {
         let pod = joint(name, 1, types);
         world.place(&pod, "n1").await;
-        assert_eq!((minors(&world, &pod, "gpu"), minors(&world, &pod, "rdma")), (vec![1], vec![0]), "{types}");
+        assert_eq!(
+            (minors(&world, &pod, "gpu"), minors(&world, &pod, "rdma")),
+            (vec![1], vec![0]),
+            "{types}"
+        );
         world.delete_pod(&world.api.pod(&pod));
     }
     world.place(&asking("d", 0, 100), "n1").await;
-    assert!(!fits(&world, &joint("e", 1, r#"["rdma", "gpu"]"#)).await, "the adapter is gone");
+    assert!(
+        !fits(&world, &joint("e", 1, r#"["rdma", "gpu"]"#)).await,
+        "the adapter is gone"
+    );
 }
 
 /// Whoever comes first, they do not meet on a switch.
 #[tokio::test]
 async fn a_switch_to_oneself_holds_both_ways() {
-    let exclusive = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#);
+    let exclusive = |name: &str| {
+        annotated(
+            asking(name, 0, 1),
+            HINT,
+            r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#,
+        )
+    };
     let object = with_nics(gpus(2), &[0, 0], 0);
     let world = world(&object);
     let first = exclusive("a");
     world.place(&first, "n1").await;
-    assert!(!fits(&world, &asking("b", 0, 1)).await, "the other adapter is on the same switch");
+    assert!(
+        !fits(&world, &asking("b", 0, 1)).await,
+        "the other adapter is on the same switch"
+    );
     assert_restart(&world, &object, &[&first]);
     world.delete_pod(&world.api.pod(&first));
     world.place(&asking("c", 0, 1), "n1").await;
@@ -188,11 +272,21 @@ async fn a_switch_to_oneself_holds_both_ways() {
 async fn a_device_to_oneself_and_amounts_that_are_counts() {
     let object = with_nics(gpus(1), &[0, 0, 0], 0);
     let world = world(&object);
-    let counted = annotated(asking("a", 0, 2), HINT, r#"{"rdma": {"allocateStrategy": "RequestsAsCount"}}"#);
+    let counted = annotated(
+        asking("a", 0, 2),
+        HINT,
+        r#"{"rdma": {"allocateStrategy": "RequestsAsCount"}}"#,
+    );
     world.place(&counted, "n1").await;
     let each = |amount: &str| json!({"koordinator.sh/rdma": amount});
-    let amounts =
-        |pod: &Value| record(&world, pod)["rdma"].as_array().unwrap().iter().map(|entry| entry["resources"].clone()).collect::<Vec<_>>();
+    let amounts = |pod: &Value| {
+        record(&world, pod)["rdma"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| entry["resources"].clone())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(amounts(&counted), [each("1"), each("1")]);
     let hint = r#"{"rdma": {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}}"#;
     assert!(!fits(&world, &annotated(asking("b", 0, 2), HINT, hint)).await);
@@ -206,7 +300,8 @@ async fn a_device_to_oneself_and_amounts_that_are_counts() {
 async fn all_that_are_selected() {
     let object = with_nics(gpus(1), &[0, 0, 0], 0);
     let world = world(&object);
-    let hint = r#"{"rdma": {"allocateStrategy": "ApplyForAll", "selector": {"matchLabels": {"type": "fakeW"}}}}"#;
+    let hint =
+        r#"{"rdma": {"allocateStrategy": "ApplyForAll", "selector": {"matchLabels": {"type": "fakeW"}}}}"#;
     let all = annotated(asking("a", 0, 100), HINT, hint);
     world.place(&all, "n1").await;
     assert_eq!(minors(&world, &all, "rdma"), [0, 1, 2]);
@@ -228,8 +323,14 @@ async fn virtual_functions_in_records_of_ours_and_of_others() {
     assert_eq!(record(&world, &first), entry(0));
     assert_restart(&world, &object, &[&first]);
     let shown = world.inspect(Some("n1")).await["nodes"][0].clone();
-    assert_eq!(shown["otherDevices"][0]["virtualFunctions"], json!({"free": 1, "total": 2}));
-    assert_eq!((&shown["devs"][0]["numaNode"], &shown["devs"][0]["pcieID"]), (&json!(0), &json!("0000:00:00.0")));
+    assert_eq!(
+        shown["otherDevices"][0]["virtualFunctions"],
+        json!({"free": 1, "total": 2})
+    );
+    assert_eq!(
+        (&shown["devs"][0]["numaNode"], &shown["devs"][0]["pcieID"]),
+        (&json!(0), &json!("0000:00:00.0"))
+    );
     let foreign = annotated(on(asking("k", 0, 1), "n1"), RECORD, &entry(1).to_string());
     world.apply_pod(&foreign);
     assert!(!fits(&world, &function("b")).await, "both are taken");
@@ -243,14 +344,24 @@ async fn virtual_functions_that_kubelet_has_given_to_pods_of_others() {
     let given = |function: &str| {
         let mut object = with_nics(gpus(1), &[0], 2);
         let entry = json!([{"podUID": "x", "containerName": "c", "resourceName": "example.com/vf", "deviceIDs": [function]}]);
-        object["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] = entry.to_string().into();
+        object["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] =
+            entry.to_string().into();
         object
     };
     let world = world(&given("0000:00:01.0"));
     let first = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
     world.place(&first, "n1").await;
-    assert_eq!(record(&world, &first)["rdma"][0]["extension"]["vfs"][0]["busID"], "0000:00:01.1");
-    assert!(!fits(&world, &annotated(asking("b", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#)).await);
+    assert_eq!(
+        record(&world, &first)["rdma"][0]["extension"]["vfs"][0]["busID"],
+        "0000:00:01.1"
+    );
+    assert!(
+        !fits(
+            &world,
+            &annotated(asking("b", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#)
+        )
+        .await
+    );
 }
 
 /// Nodes that are alike are worked out once, and each of them is answered for; others are not taken for them, and one of which
@@ -264,11 +375,22 @@ async fn nodes_that_are_alike_and_one_that_is_not() {
         world.apply_node(&node(name, "MiB"));
         world.apply_device(&object);
     }
-    let pod = annotated(asking("p", 2, 1), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#);
+    let pod = annotated(
+        asking("p", 2, 1),
+        JOINT,
+        r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
+    );
     let names = ["n1", "n2", "n3", "n4"];
-    assert_eq!(world.fitting(&pod, &names).await, ["n1"], "the first of two that are alike");
+    assert_eq!(
+        world.fitting(&pod, &names).await,
+        ["n1"],
+        "the first of two that are alike"
+    );
     assert_eq!(world.fitting(&pod, &names[1..]).await, ["n2"], "and the other");
-    assert!(world.fitting(&asking("any", 2, 1), &["n4"]).await == ["n4"], "kubelet knows, where nothing is demanded");
+    assert!(
+        world.fitting(&asking("any", 2, 1), &["n4"]).await == ["n4"],
+        "kubelet knows, where nothing is demanded"
+    );
     let scores = world.prioritize(&pod, &names).await;
     let score = |nth: usize| scores[nth]["Score"].as_i64().unwrap();
     assert_eq!([0, 1, 2, 3].map(score), [10, 9, 0, 0], "{scores}");
@@ -281,8 +403,7 @@ async fn nodes_that_are_alike_and_one_that_is_not() {
 async fn virtual_functions_that_cannot_be_told() {
     let world = world(&with_nics(gpus(1), &[0], 2));
     let function = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
-    let record =
-        |functions: &Value| json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "1"}, "extension": {"vfs": functions}}]});
+    let record = |functions: &Value| json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "1"}, "extension": {"vfs": functions}}]});
     let conservative = || world.index.read().census().n_conservative;
     for (functions, is_free, n_doubtful) in [
         (json!([{"minor": -1}]), false, 1),
@@ -290,8 +411,16 @@ async fn virtual_functions_that_cannot_be_told() {
         (json!([{"minor": 1}]), true, 0),
         (json!([{"minor": 0, "busID": "0000:99:01.0"}]), true, 1),
     ] {
-        world.apply_pod(&annotated(on(asking("k", 0, 1), "n1"), RECORD, &record(&functions).to_string()));
-        assert_eq!((fits(&world, &function).await, conservative()), (is_free, n_doubtful), "{functions}");
+        world.apply_pod(&annotated(
+            on(asking("k", 0, 1), "n1"),
+            RECORD,
+            &record(&functions).to_string(),
+        ));
+        assert_eq!(
+            (fits(&world, &function).await, conservative()),
+            (is_free, n_doubtful),
+            "{functions}"
+        );
     }
 }
 
@@ -299,12 +428,19 @@ async fn virtual_functions_that_cannot_be_told() {
 async fn requests_of_containers_are_summed() {
     let object = with_nics(with_table(gpus(4), &table(), "Honor"), &[2, 3], 0);
     let world = world(&object);
-    let mut both = annotated(asking("a", 1, 0), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#);
+    let mut both = annotated(
+        asking("a", 1, 0),
+        JOINT,
+        r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
+    );
     let mut sidecar = asking("x", 1, 1)["spec"]["containers"][0].clone();
     sidecar["name"] = "sidecar".into();
     both["spec"]["containers"].as_array_mut().unwrap().push(sidecar);
     world.place(&both, "n1").await;
-    assert_eq!((minors(&world, &both, "gpu"), minors(&world, &both, "rdma")), (vec![2, 3], vec![0, 1]));
+    assert_eq!(
+        (minors(&world, &both, "gpu"), minors(&world, &both, "rdma")),
+        (vec![2, 3], vec![0, 1])
+    );
     assert_restart(&world, &object, &[&both]);
 }
 
@@ -313,13 +449,20 @@ async fn requests_of_containers_are_summed() {
 async fn a_bound_pod_whose_annotation_is_changed() {
     let object = with_nics(gpus(1), &[0, 0], 0);
     let world = world(&object);
-    let pod = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#);
+    let pod = annotated(
+        asking("a", 0, 1),
+        HINT,
+        r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#,
+    );
     world.place(&pod, "n1").await;
     assert!(!fits(&world, &asking("b", 0, 1)).await);
     for (hint, is_free) in [
         (r#"{"rdma": {"allocateStrategy": "ApplyForAll"}}"#, true),
         ("nonsense", true),
-        (r#"{"rdma": {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "PCIeLevel"}}"#, false),
+        (
+            r#"{"rdma": {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "PCIeLevel"}}"#,
+            false,
+        ),
     ] {
         world.apply_pod(&annotated(world.api.pod(&pod), HINT, hint));
         assert_eq!(fits(&world, &asking("b", 0, 1)).await, is_free, "{hint}");
@@ -331,12 +474,38 @@ async fn a_bound_pod_whose_annotation_is_changed() {
 #[tokio::test]
 async fn words_of_hints() {
     let world = world(&with_nics(gpus(1), &[0], 0));
-    assert!(fits(&world, &annotated(asking("a", 0, 1), HINT, r#"{"fpga": {"vfSelector": {}}}"#)).await);
-    assert!(fits(&world, &annotated(asking("b", 1, 0), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#)).await);
-    let bad = annotated(asking("c", 0, 1), HINT, r#"{"rdma": {"allocateStrategy": "All"}}"#);
+    assert!(
+        fits(
+            &world,
+            &annotated(asking("a", 0, 1), HINT, r#"{"fpga": {"vfSelector": {}}}"#)
+        )
+        .await
+    );
+    assert!(
+        fits(
+            &world,
+            &annotated(
+                asking("b", 1, 0),
+                JOINT,
+                r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#
+            )
+        )
+        .await
+    );
+    let bad = annotated(
+        asking("c", 0, 1),
+        HINT,
+        r#"{"rdma": {"allocateStrategy": "All"}}"#,
+    );
     let answer = world.filter(&bad, &["n1"]).await;
-    let said = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap().to_owned();
-    assert!(said.ends_with(r#"rdma.allocateStrategy is "All", none of ApplyForAll, RequestsAsCount"#), "{said}");
+    let said = answer["FailedAndUnresolvableNodes"]["n1"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        said.ends_with(r#"rdma.allocateStrategy is "All", none of ApplyForAll, RequestsAsCount"#),
+        "{said}"
+    );
     world.api.put(&bad);
     world.apply_pod(&bad);
     assert_eq!(world.bind(&bad, "n1").await, said);
@@ -350,25 +519,59 @@ async fn refusals_name_the_rule_and_the_nearest_miss() {
     let mut other = with_nics(gpus(2), &[], 0);
     other["metadata"]["name"] = "n2".into();
     world.apply_device(&other);
-    let pod = annotated(asking("p", 4, 1), JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#);
+    let pod = annotated(
+        asking("p", 4, 1),
+        JOINT,
+        r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
+    );
     world.api.put(&pod);
     world.apply_pod(&pod);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p?format=text", "").await;
+    let (_, text) = world
+        .send(
+            "GET",
+            "/gpushare-scheduler/inspect/pods/default/p?format=text",
+            "",
+        )
+        .await;
     insta::assert_snapshot!(text, @"
     pod default/p (UID uid-p) asks for 4 whole GPUs, koordinator.sh/rdma 1
       0 of 2 nodes with devices have room
       n1: devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands: 4 GPUs fit, no rdma left on switch 0000:03:00.0
       n2: request is larger than the node's GPUs even when they are empty
     ");
-    let (_, json) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p", "").await;
+    let (_, json) = world
+        .send("GET", "/gpushare-scheduler/inspect/pods/default/p", "")
+        .await;
     let json: Value = serde_json::from_str(&json).unwrap();
     let nodes = &json["pods"][0]["nodes"];
-    assert_eq!((json["pods"][0]["nNodes"].clone(), json["pods"][0]["nFitting"].clone()), (2.into(), 0.into()));
+    assert_eq!(
+        (
+            json["pods"][0]["nNodes"].clone(),
+            json["pods"][0]["nFitting"].clone()
+        ),
+        (2.into(), 0.into())
+    );
     let error = world.bind(&pod, "n1").await;
-    assert_eq!(error, format!("node \"n1\": {}: {}", nodes[0]["reason"].as_str().unwrap(), nodes[0]["detail"].as_str().unwrap()));
+    assert_eq!(
+        error,
+        format!(
+            "node \"n1\": {}: {}",
+            nodes[0]["reason"].as_str().unwrap(),
+            nodes[0]["detail"].as_str().unwrap()
+        )
+    );
     world.delete_pod(&pod);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/pods/default/p?format=text", "").await;
-    assert_eq!(text, "there is no pod \"default/p\" that asks for a share of a GPU\n");
+    let (_, text) = world
+        .send(
+            "GET",
+            "/gpushare-scheduler/inspect/pods/default/p?format=text",
+            "",
+        )
+        .await;
+    assert_eq!(
+        text,
+        "there is no pod \"default/p\" that asks for a share of a GPU\n"
+    );
 }
 
 /// Of a node that does not exist yet nobody knows places, adapters or links, and the lack of adapters is not held against it;
@@ -376,21 +579,35 @@ async fn refusals_name_the_rule_and_the_nearest_miss() {
 #[tokio::test]
 async fn nodes_that_do_not_exist_yet() {
     let world = World::new();
-    let capacity =
-        json!({"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "640Gi", "nvidia.com/gpu": "8", "koordinator.sh/rdma": "800"});
+    let capacity = json!({"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "640Gi", "nvidia.com/gpu": "8", "koordinator.sh/rdma": "800"});
     let template = |labels: Value| json!({"metadata": {"name": "new", "labels": labels}, "status": {"capacity": capacity}});
     let share = |name: &str| {
-        pod(name, &json!({"koordinator.sh/gpu.shared": "4", "koordinator.sh/gpu-memory-ratio": "400", "koordinator.sh/rdma": "1"}))
+        pod(
+            name,
+            &json!({"koordinator.sh/gpu.shared": "4", "koordinator.sh/gpu-memory-ratio": "400", "koordinator.sh/rdma": "1"}),
+        )
     };
     let model = json!({"node.koordinator.sh/gpu-model": "H100"});
     for (key, text, labels, expected) in [
         (JOINT, r#"{"deviceTypes": ["gpu", "rdma"]}"#, json!({}), true),
-        (JOINT, r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#, json!({}), true),
-        (HINT, r#"{"gpu": {"requiredTopologyScope": "NUMANode"}}"#, json!({}), false),
+        (
+            JOINT,
+            r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
+            json!({}),
+            true,
+        ),
+        (
+            HINT,
+            r#"{"gpu": {"requiredTopologyScope": "NUMANode"}}"#,
+            json!({}),
+            false,
+        ),
         (SPEC, "{}", json!({}), false),
         (SPEC, "{}", model, true),
     ] {
-        let answer = world.filter_whole(&annotated(share("p"), key, text), &[template(labels)]).await;
+        let answer = world
+            .filter_whole(&annotated(share("p"), key, text), &[template(labels)])
+            .await;
         let fits = !answer["Nodes"]["items"].as_array().unwrap().is_empty();
         assert_eq!(fits, expected, "{text}: {answer}");
     }
@@ -400,20 +617,37 @@ async fn nodes_that_do_not_exist_yet() {
 #[tokio::test]
 async fn types_that_are_learnt_take_part() {
     let world = world(&gpus(2));
-    let bad = annotated(pod("a", &json!({"example.com/npu": "1"})), HINT, r#"{"npu": {"exclusivePolicy": "All"}}"#);
-    assert!(fits(&world, &bad).await, "somebody else's resource, for all that is known");
+    let bad = annotated(
+        pod("a", &json!({"example.com/npu": "1"})),
+        HINT,
+        r#"{"npu": {"exclusivePolicy": "All"}}"#,
+    );
+    assert!(
+        fits(&world, &bad).await,
+        "somebody else's resource, for all that is known"
+    );
     let mut object = gpus(2);
     let npu = |minor: usize| {
         json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "topology": place(1),
             "resources": {"example.com/npu": "1"}})
     };
-    object["spec"]["devices"].as_array_mut().unwrap().extend([npu(0), npu(1)]);
+    object["spec"]["devices"]
+        .as_array_mut()
+        .unwrap()
+        .extend([npu(0), npu(1)]);
     world.apply_device(&object);
     assert!(!fits(&world, &bad).await);
     let limits = json!({"example.com/npu": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "10Mi"});
-    let joint = annotated(pod("b", &limits), JOINT, r#"{"deviceTypes": ["npu", "gpu"], "requiredScope": "SamePCIe"}"#);
+    let joint = annotated(
+        pod("b", &limits),
+        JOINT,
+        r#"{"deviceTypes": ["npu", "gpu"], "requiredScope": "SamePCIe"}"#,
+    );
     world.place(&joint, "n1").await;
-    assert_eq!((minors(&world, &joint, "npu"), minors(&world, &joint, "gpu")), (vec![0], vec![1]));
+    assert_eq!(
+        (minors(&world, &joint, "npu"), minors(&world, &joint, "gpu")),
+        (vec![0], vec![1])
+    );
     assert_restart(&world, &object, &[&joint]);
 }
 
@@ -423,12 +657,27 @@ async fn hints_of_the_filter_keep_all_of_it() {
     let world = world(&with_nics(gpus(1), &[0], 1));
     let function = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
     assert_eq!(world.fitting(&function("a"), &["n1"]).await, ["n1"]);
-    assert!(!fits(&world, &function("b")).await, "the only function is expected to be taken");
-    assert_eq!(world.fitting(&function("a"), &["n1"]).await, ["n1"], "by this very pod");
+    assert!(
+        !fits(&world, &function("b")).await,
+        "the only function is expected to be taken"
+    );
+    assert_eq!(
+        world.fitting(&function("a"), &["n1"]).await,
+        ["n1"],
+        "by this very pod"
+    );
 }
 
 /// What a pod asks for, and how.
-fn wishing() -> impl Strategy<Value = (u64, u64, Option<&'static str>, Option<&'static str>, Option<&'static str>)> {
+fn wishing() -> impl Strategy<
+    Value = (
+        u64,
+        u64,
+        Option<&'static str>,
+        Option<&'static str>,
+        Option<&'static str>,
+    ),
+> {
     let hints = prop_oneof![
         3 => Just(None),
         1 => Just(Some(r#"{"rdma": {"vfSelector": {}}}"#)),
@@ -444,23 +693,39 @@ fn wishing() -> impl Strategy<Value = (u64, u64, Option<&'static str>, Option<&'
         1 => Just(Some(r#"{"deviceTypes": ["rdma", "gpu"]}"#)),
     ];
     let specs = prop_oneof![4 => Just(None), 1 => Just(Some("{}")), 1 => Just(Some(r#"{"allocatePolicy": "Restricted"}"#))];
-    (0..4_u64, prop::sample::select(vec![0, 1, 2, 60, 100, 200]), hints, joints, specs)
+    (
+        0..4_u64,
+        prop::sample::select(vec![0, 1, 2, 60, 100, 200]),
+        hints,
+        joints,
+        specs,
+    )
 }
 
 /// What a filter admits a bind can place; and what it places, a scheduler that starts anew counts the same, without doubt.
 #[test]
 fn filter_bind_and_restart_agree() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    let mut runner =
-        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
     let result = runner.run(&proptest::collection::vec(wishing(), 1..8), |pods| {
         runtime.block_on(async {
             let object = with_nics(with_table(gpus(6), &table(), "Prefer"), &[0, 1, 1, 4], 2);
             let world = world(&object);
             let mut placed = Vec::new();
             for (at, (gpus, rdma, hint, joint, spec)) in pods.into_iter().enumerate() {
-                let mut pod =
-                    if at % 3 == 2 && gpus > 0 { shared(&format!("p{at}"), 1, 30) } else { asking(&format!("p{at}"), gpus, rdma) };
+                let mut pod = if at % 3 == 2 && gpus > 0 {
+                    shared(&format!("p{at}"), 1, 30)
+                } else {
+                    asking(&format!("p{at}"), gpus, rdma)
+                };
                 for (key, text) in [(HINT, hint), (JOINT, joint), (SPEC, spec)] {
                     pod = text.map_or(pod.clone(), |text| annotated(pod.clone(), key, text));
                 }
@@ -477,7 +742,10 @@ fn filter_bind_and_restart_agree() {
             assert_restart(
                 &world,
                 &object,
-                &placed.iter().filter(|pod| world.api.pod(pod)["metadata"]["annotations"][RECORD].is_string()).collect::<Vec<_>>(),
+                &placed
+                    .iter()
+                    .filter(|pod| world.api.pod(pod)["metadata"]["annotations"][RECORD].is_string())
+                    .collect::<Vec<_>>(),
             );
             Ok(())
         })

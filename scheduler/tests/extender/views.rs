@@ -19,7 +19,12 @@ use crate::world::World;
 async fn inspect_in_the_old_extenders_json() {
     let world = filter_figure().await;
     let all = world.inspect(None).await;
-    let names: Vec<&Value> = all["nodes"].as_array().unwrap().iter().map(|node| &node["name"]).collect();
+    let names: Vec<&Value> = all["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| &node["name"])
+        .collect();
     assert_eq!(names, ["n1", "n2", "n3"]);
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/n3", "").await;
     assert_snapshot!(text, @r#"{"nodes":[{"name":"n3","totalGPU":32552,"usedGPU":24414,"devs":[{"id":0,"totalGPU":16276,"usedGPU":16276,"pods":[{"name":"e","namespace":"default","usedGPU":16276,"uid":"uid-e","usedBytes":17066622976,"assumed":false}],"uuid":"GPU-n3-0","healthy":true,"totalBytes":17066622976,"usedBytes":17066622976,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0},{"id":1,"totalGPU":16276,"usedGPU":8138,"pods":[{"name":"f","namespace":"default","usedGPU":8138,"uid":"uid-f","usedBytes":8533311488,"assumed":false}],"uuid":"GPU-n3-1","healthy":true,"totalBytes":17066622976,"usedBytes":8533311488,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0}],"unit":"MiB","unitBytes":1048576}]}"#);
@@ -32,13 +37,25 @@ async fn inspect_rounds_to_no_more_than_there_is() {
     world.apply_node(&node("n1", "GiB"));
     world.apply_device(&device("n1", &[16276, 16276]));
     for (name, ratio) in [("a", "33"), ("b", "33"), ("c", "34")] {
-        let third = pod(name, &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": ratio}));
+        let third = pod(
+            name,
+            &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": ratio}),
+        );
         world.place(&third, "n1").await;
     }
     let shown = &world.inspect(Some("n1")).await["nodes"][0];
-    let units = |shown: &Value| (shown["usedGPU"].as_u64().unwrap(), shown["totalGPU"].as_u64().unwrap());
+    let units = |shown: &Value| {
+        (
+            shown["usedGPU"].as_u64().unwrap(),
+            shown["totalGPU"].as_u64().unwrap(),
+        )
+    };
     assert_eq!((units(shown), units(&shown["devs"][0])), ((15, 30), (15, 15)));
-    let of_pods = shown["devs"][0]["pods"].as_array().unwrap().iter().map(|pod| pod["usedGPU"].as_u64().unwrap());
+    let of_pods = shown["devs"][0]["pods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| pod["usedGPU"].as_u64().unwrap());
     assert_eq!(of_pods.collect::<Vec<_>>(), [5, 5, 5]);
     assert_eq!(shown["devs"][0]["usedBytes"], shown["devs"][0]["totalBytes"]);
 }
@@ -47,7 +64,9 @@ async fn inspect_rounds_to_no_more_than_there_is() {
 async fn inspect_shows_pods_and_why_they_wait() {
     let world = World::new().with_node("n1", &[100, 200]);
     world.apply_pod(&units("p", 150));
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp", "").await;
+    let (_, text) = world
+        .send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp", "")
+        .await;
     assert_json_snapshot!(serde_json::from_str::<Value>(&text).unwrap(), @r#"
     {
       "pods": [
@@ -98,23 +117,41 @@ async fn inspect_shows_pods_and_why_they_wait() {
       ]
     }
     "#);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default/nobody", "").await;
+    let (_, text) = world
+        .send("GET", "/gpushare-scheduler/inspect?pod=default/nobody", "")
+        .await;
     assert_snapshot!(text, @r#"{"pods":[],"error":"there is no pod \"default/nobody\" that asks for a share of a GPU"}"#);
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=nobody", "").await;
+    let (_, text) = world
+        .send("GET", "/gpushare-scheduler/inspect?pod=nobody", "")
+        .await;
     assert_snapshot!(text, @r#"{"pods":[],"error":"\"nobody\" is not namespace/name"}"#);
 }
 
 /// No idle GPU is broken up for the pod, as there is one that others share.
 #[tokio::test]
 async fn inspect_shows_why_a_node_was_chosen() {
-    let world = World::new().with_node("n1", &[500]).with_node("n2", &[1000]).with_node("n3", &[1000, 1000]);
+    let world = World::new()
+        .with_node("n1", &[500])
+        .with_node("n2", &[1000])
+        .with_node("n3", &[1000, 1000]);
     for at in 0..20 {
-        world.place(&units(&format!("a{at}"), if at % 4 == 0 { 100 } else { 20 }), "n3").await;
+        world
+            .place(
+                &units(&format!("a{at}"), if at % 4 == 0 { 100 } else { 20 }),
+                "n3",
+            )
+            .await;
     }
     let pod = units("p", 100);
     assert_eq!(world.fitting(&pod, &["n1", "n2", "n3"]).await, ["n3"]);
     world.place(&pod, "n3").await;
-    let (_, text) = world.send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp&format=text", "").await;
+    let (_, text) = world
+        .send(
+            "GET",
+            "/gpushare-scheduler/inspect?pod=default%2Fp&format=text",
+            "",
+        )
+        .await;
     assert_snapshot!(text, @"
     pod default/p (UID uid-p) asks for 100 memory units on 1 device
       it is bound to node n3
@@ -134,12 +171,29 @@ async fn nothing_is_answered_before_everything_is_listed() {
     let body = json!({"Pod": units("p", 1), "NodeNames": ["n1"]}).to_string();
     world.list::<Node>(&[]);
     for verb in ["filter", "prioritize"] {
-        let (status, text) = world.send("POST", &format!("/gpushare-scheduler/{verb}"), body.clone()).await;
-        assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of devices, pods\n"));
+        let (status, text) = world
+            .send("POST", &format!("/gpushare-scheduler/{verb}"), body.clone())
+            .await;
+        assert_eq!(
+            (status, text.as_str()),
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "not ready: waiting for the list of devices, pods\n"
+            )
+        );
     }
     let (status, text) = world.send("GET", "/readyz", "").await;
-    assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of devices, pods\n"));
-    assert_eq!(world.bind(&units("p", 1), "n1").await, "not ready: waiting for the list of devices, pods");
+    assert_eq!(
+        (status, text.as_str()),
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "not ready: waiting for the list of devices, pods\n"
+        )
+    );
+    assert_eq!(
+        world.bind(&units("p", 1), "n1").await,
+        "not ready: waiting for the list of devices, pods"
+    );
     assert_eq!(world.send("GET", "/healthz", "").await.0, StatusCode::OK);
     world.list::<scheduler::index::RawDevice>(&[]);
     world.list::<proto::pod::Pod>(&[]);
@@ -149,10 +203,16 @@ async fn nothing_is_answered_before_everything_is_listed() {
 #[tokio::test]
 async fn other_methods_and_paths() {
     let world = World::new();
-    assert_eq!(world.send("GET", "/gpushare-scheduler/filter", "").await.0, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(
+        world.send("GET", "/gpushare-scheduler/filter", "").await.0,
+        StatusCode::METHOD_NOT_ALLOWED
+    );
     assert_eq!(world.send("GET", "/nothing", "").await.0, StatusCode::NOT_FOUND);
     for path in ["/version", "/gpushare-scheduler/version"] {
-        assert_eq!(world.send("GET", path, "").await.1, format!("{}\n", env!("CARGO_PKG_VERSION")));
+        assert_eq!(
+            world.send("GET", path, "").await.1,
+            format!("{}\n", env!("CARGO_PKG_VERSION"))
+        );
     }
 }
 
@@ -172,7 +232,10 @@ async fn metrics_count_what_happened() {
     world.apply_pod(&annotated(on(units("q", 1), "n1"), "ALIYUN_COM_GPU_MEM_IDX", "x"));
     world.filter(&units("r", 50), &["n1"]).await;
     let (_, text) = world.send("GET", "/metrics", "").await;
-    let mut lines: Vec<&str> = text.lines().filter(|line| !line.contains("_seconds") && !line.starts_with('#')).collect();
+    let mut lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.contains("_seconds") && !line.starts_with('#'))
+        .collect();
     lines.sort_unstable();
     assert_snapshot!(lines.join("\n"), @r#"
     gpushare_scheduler_assumed_pods 0
@@ -196,7 +259,10 @@ async fn metrics_count_what_happened() {
     gpushare_scheduler_synced{kind="nodes"} 1
     gpushare_scheduler_synced{kind="pods"} 1
     "#);
-    assert!(text.contains(r#"gpushare_scheduler_request_seconds_count{verb="filter"} 1"#), "{text}");
+    assert!(
+        text.contains(r#"gpushare_scheduler_request_seconds_count{verb="filter"} 1"#),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -207,9 +273,16 @@ async fn health_routes_are_probes_and_metrics_alone() {
         assert_eq!(status("GET", path).await, StatusCode::OK, "{path}");
     }
     for verb in ["filter", "prioritize", "bind"] {
-        assert_eq!(status("POST", &format!("/gpushare-scheduler/{verb}")).await, StatusCode::NOT_FOUND, "{verb}");
+        assert_eq!(
+            status("POST", &format!("/gpushare-scheduler/{verb}")).await,
+            StatusCode::NOT_FOUND,
+            "{verb}"
+        );
     }
-    assert_eq!(status("GET", "/gpushare-scheduler/inspect").await, StatusCode::NOT_FOUND);
+    assert_eq!(
+        status("GET", "/gpushare-scheduler/inspect").await,
+        StatusCode::NOT_FOUND
+    );
 }
 
 #[tokio::test(start_paused = true)]

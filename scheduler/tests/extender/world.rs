@@ -56,25 +56,39 @@ impl World {
 
     /// A world in which everything has been listed, there is nothing, and filter reports nodes without room like this.
     pub(crate) fn reporting(misfits: MisfitNodes) -> Self {
-        Self::configured(&offline::serving(), Leadership::alone(), |extender| extender.reporting(misfits)).listed()
+        Self::configured(&offline::serving(), Leadership::alone(), |extender| {
+            extender.reporting(misfits)
+        })
+        .listed()
     }
 
     fn answering(serving: &Serving, leadership: Leadership, answers: AnswerNodes) -> Self {
         Self::configured(serving, leadership, |extender| extender.answering(answers))
     }
 
-    fn configured(serving: &Serving, leadership: Leadership, configure: impl FnOnce(Extender) -> Extender) -> Self {
+    fn configured(
+        serving: &Serving,
+        leadership: Leadership,
+        configure: impl FnOnce(Extender) -> Extender,
+    ) -> Self {
         let api = Api::default();
         let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
         let mut registry = Registry::with_prefix("gpushare_scheduler");
         let metrics = Metrics::register(&mut registry, index.clone());
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
-        let extender = Extender::new(index.clone(), metrics, binder, serving).asking_about_readers(api.client());
+        let extender =
+            Extender::new(index.clone(), metrics, binder, serving).asking_about_readers(api.client());
         let extender = Arc::new(configure(extender));
         let registry = Arc::new(registry);
         let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);
         let health = health_router(Arc::clone(&extender), registry);
-        Self { api, index, router, health, extender }
+        Self {
+            api,
+            index,
+            router,
+            health,
+            extender,
+        }
     }
 
     /// A world in which everything has been listed, and there is nothing.
@@ -100,7 +114,10 @@ impl World {
 
     /// A world in which everything has been listed, there is nothing, and so many bindings may be under way.
     pub(crate) fn sending(most: usize) -> Self {
-        let serving = Serving { bind_concurrency: most, ..offline::serving() };
+        let serving = Serving {
+            bind_concurrency: most,
+            ..offline::serving()
+        };
         Self::unsynced(&serving).listed()
     }
 
@@ -126,27 +143,37 @@ impl World {
     }
 
     pub(crate) fn apply_node(&self, node: &Value) {
-        self.index.write().apply(serde_json::from_value::<Node>(node.clone()).unwrap());
+        self.index
+            .write()
+            .apply(serde_json::from_value::<Node>(node.clone()).unwrap());
         self.check();
     }
 
     pub(crate) fn apply_device(&self, device: &Value) {
-        self.index.write().apply(serde_json::from_value::<RawDevice>(device.clone()).unwrap());
+        self.index
+            .write()
+            .apply(serde_json::from_value::<RawDevice>(device.clone()).unwrap());
         self.check();
     }
 
     pub(crate) fn apply_pod(&self, pod: &Value) {
-        self.index.write().apply(serde_json::from_value::<Pod>(pod.clone()).unwrap());
+        self.index
+            .write()
+            .apply(serde_json::from_value::<Pod>(pod.clone()).unwrap());
         self.check();
     }
 
     pub(crate) fn delete_pod(&self, pod: &Value) {
-        self.index.write().delete(&serde_json::from_value::<Pod>(pod.clone()).unwrap());
+        self.index
+            .write()
+            .delete(&serde_json::from_value::<Pod>(pod.clone()).unwrap());
         self.check();
     }
 
     pub(crate) fn delete_node(&self, node: &Value) {
-        self.index.write().delete(&serde_json::from_value::<Node>(node.clone()).unwrap());
+        self.index
+            .write()
+            .delete(&serde_json::from_value::<Node>(node.clone()).unwrap());
         self.check();
     }
 
@@ -182,8 +209,18 @@ impl World {
     }
 
     /// One request over these routes.
-    pub(crate) async fn send_to(&self, router: &Router, method: &str, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
-        let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
+    pub(crate) async fn send_to(
+        &self,
+        router: &Router,
+        method: &str,
+        path: &str,
+        body: impl Into<Body>,
+    ) -> (StatusCode, String) {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .body(body.into())
+            .unwrap();
         let reply = router.clone().oneshot(request).await.unwrap();
         let status = reply.status();
         let body = reply.into_body().collect().await.unwrap().to_bytes();
@@ -191,7 +228,9 @@ impl World {
     }
 
     async fn verb(&self, verb: &str, body: impl ToString) -> Value {
-        let (status, text) = self.send("POST", &format!("/gpushare-scheduler/{verb}"), body.to_string()).await;
+        let (status, text) = self
+            .send("POST", &format!("/gpushare-scheduler/{verb}"), body.to_string())
+            .await;
         self.check();
         assert_eq!(status, StatusCode::OK, "{text}");
         serde_json::from_str(&text).unwrap()
@@ -200,7 +239,14 @@ impl World {
     /// `filter` by names.
     pub(crate) async fn filter(&self, pod: &Value, names: &[&str]) -> Value {
         // In the order in which kube-scheduler writes the fields.
-        self.verb("filter", format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names))).await
+        self.verb(
+            "filter",
+            format!(
+                r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#,
+                Value::from(names)
+            ),
+        )
+        .await
     }
 
     /// The names that `filter` lets through.
@@ -210,19 +256,33 @@ impl World {
 
     /// `filter` by whole nodes.
     pub(crate) async fn filter_whole(&self, pod: &Value, nodes: &[Value]) -> Value {
-        self.verb("filter", json!({"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": null})).await
+        self.verb(
+            "filter",
+            json!({"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": null}),
+        )
+        .await
     }
 
     /// `prioritize` by names.
     pub(crate) async fn prioritize(&self, pod: &Value, names: &[&str]) -> Value {
-        self.verb("prioritize", format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#, Value::from(names))).await
+        self.verb(
+            "prioritize",
+            format!(
+                r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#,
+                Value::from(names)
+            ),
+        )
+        .await
     }
 
     /// `bind`, and its error text.
     pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
         let meta = &pod["metadata"];
         let args = json!({"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node});
-        self.verb("bind", args).await["Error"].as_str().unwrap().to_owned()
+        self.verb("bind", args).await["Error"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     }
 
     /// Binds a pod that the API server and the watch know, and lets the watch show the outcome.
@@ -236,7 +296,13 @@ impl World {
     /// `inspect` of one node, or of all.
     pub(crate) async fn inspect(&self, node: Option<&str>) -> Value {
         let path = node.map(|node| format!("/{node}")).unwrap_or_default();
-        let (status, text) = self.send("GET", &format!("/gpushare-scheduler/inspect{path}"), Body::empty()).await;
+        let (status, text) = self
+            .send(
+                "GET",
+                &format!("/gpushare-scheduler/inspect{path}"),
+                Body::empty(),
+            )
+            .await;
         assert_eq!(status, StatusCode::OK, "{text}");
         serde_json::from_str(&text).unwrap()
     }
@@ -244,6 +310,10 @@ impl World {
     /// Units that each GPU of a node has in use.
     pub(crate) async fn used(&self, node: &str) -> Vec<u64> {
         let devs = self.inspect(Some(node)).await["nodes"][0]["devs"].clone();
-        devs.as_array().unwrap().iter().map(|dev| dev["usedGPU"].as_u64().unwrap()).collect()
+        devs.as_array()
+            .unwrap()
+            .iter()
+            .map(|dev| dev["usedGPU"].as_u64().unwrap())
+            .collect()
     }
 }

@@ -22,8 +22,10 @@ struct State {
 }
 
 pub(crate) const SECRET: &str = "/api/v1/namespaces/gpushare-system/secrets/certificates";
-pub(crate) const MUTATING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpushare-scheduler";
-pub(crate) const VALIDATING: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/gpushare-scheduler";
+pub(crate) const MUTATING: &str =
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpushare-scheduler";
+pub(crate) const VALIDATING: &str =
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/gpushare-scheduler";
 
 impl Api {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -32,7 +34,10 @@ impl Api {
 
     pub(crate) fn client(&self) -> kube::Client {
         let api = self.clone();
-        kube::Client::new(tower::service_fn(move |request| api.clone().answer(request)), "gpushare-system")
+        kube::Client::new(
+            tower::service_fn(move |request| api.clone().answer(request)),
+            "gpushare-system",
+        )
     }
 
     pub(crate) fn object(&self, path: &str) -> Option<Value> {
@@ -49,7 +54,10 @@ impl Api {
     }
 
     pub(crate) fn fail(&self, faults: &[u16]) {
-        self.state().faults = faults.iter().map(|fault| StatusCode::from_u16(*fault).unwrap()).collect();
+        self.state().faults = faults
+            .iter()
+            .map(|fault| StatusCode::from_u16(*fault).unwrap())
+            .collect();
     }
 
     /// Method and path of every request that changed something.
@@ -69,17 +77,28 @@ impl Api {
         }
         let path = parts.uri.path();
         Ok(match parts.method {
-            Method::GET => state.objects.get(path).map_or_else(|| failure(404), |object| reply(200, object)),
+            Method::GET => state
+                .objects
+                .get(path)
+                .map_or_else(|| failure(404), |object| reply(200, object)),
             Method::POST => {
                 let object: Value = serde_json::from_slice(&body).unwrap();
                 let path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
-                if state.objects.contains_key(&path) { failure(409) } else { state.write("POST", &path, object) }
+                if state.objects.contains_key(&path) {
+                    failure(409)
+                } else {
+                    state.write("POST", &path, object)
+                }
             }
             Method::PUT => {
                 let object: Value = serde_json::from_slice(&body).unwrap();
                 match state.objects.get(path) {
                     None => failure(404),
-                    Some(there) if there["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] => failure(409),
+                    Some(there)
+                        if there["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] =>
+                    {
+                        failure(409)
+                    }
                     Some(_) => state.write("PUT", path, object),
                 }
             }
@@ -118,9 +137,15 @@ fn failure(status: u16) -> Response<Body> {
         409 => "Conflict",
         _ => "Invalid",
     };
-    reply(status, &json!({"kind": "Status", "status": "Failure", "message": "no", "reason": reason, "code": status}))
+    reply(
+        status,
+        &json!({"kind": "Status", "status": "Failure", "message": "no", "reason": reason, "code": status}),
+    )
 }
 
 fn reply(status: u16, body: &Value) -> Response<Body> {
-    Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
+    Response::builder()
+        .status(status)
+        .body(Body::from(body.to_string().into_bytes()))
+        .unwrap()
 }

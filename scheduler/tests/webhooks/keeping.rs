@@ -45,24 +45,41 @@ fn data(api: &Api) -> Value {
 async fn makes_the_secret_and_tells_the_api_server() {
     let api = Api::default();
     api.put(MUTATING, configuration(&["mutate.pods.gpushare"]));
-    api.put(VALIDATING, configuration(&["validate.pods.gpushare", "validate.bindings.gpushare"]));
+    api.put(
+        VALIDATING,
+        configuration(&["validate.pods.gpushare", "validate.bindings.gpushare"]),
+    );
     let mut keeper = keeper(&api, &mut Registry::default());
     let now = SystemTime::now();
     keeper.look(now).await.unwrap();
-    assert_eq!(api.writes(), [format!("POST {SECRET}"), format!("PATCH {MUTATING}"), format!("PATCH {VALIDATING}")]);
+    assert_eq!(
+        api.writes(),
+        [
+            format!("POST {SECRET}"),
+            format!("PATCH {MUTATING}"),
+            format!("PATCH {VALIDATING}")
+        ]
+    );
     let bundle = data(&api)["ca.crt"].clone();
     for path in [MUTATING, VALIDATING] {
         let object = api.object(path).unwrap();
         for webhook in object["webhooks"].as_array().unwrap() {
             assert_eq!(webhook["clientConfig"]["caBundle"], bundle);
-            assert_eq!(webhook["clientConfig"]["service"]["name"], "gpushare-webhook", "the rest stays");
+            assert_eq!(
+                webhook["clientConfig"]["service"]["name"], "gpushare-webhook",
+                "the rest stays"
+            );
         }
     }
     keeper.look(now).await.unwrap();
     assert_eq!(api.writes().len(), 3, "nothing is due");
     api.put(MUTATING, configuration(&["mutate.pods.gpushare"]));
     keeper.look(now).await.unwrap();
-    assert_eq!(api.object(MUTATING).unwrap()["webhooks"][0]["clientConfig"]["caBundle"], bundle, "applied anew without it");
+    assert_eq!(
+        api.object(MUTATING).unwrap()["webhooks"][0]["clientConfig"]["caBundle"],
+        bundle,
+        "applied anew without it"
+    );
 }
 
 #[tokio::test]
@@ -70,11 +87,19 @@ async fn replicas_agree_however_they_meet() {
     let api = Api::default();
     let now = SystemTime::now();
     let mut keepers: Vec<Keeper> = (0..4).map(|_| keeper(&api, &mut Registry::default())).collect();
-    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(now))).await.unwrap();
-    assert_eq!(api.writes(), [format!("POST {SECRET}")], "one makes it, the others take it over");
+    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(now)))
+        .await
+        .unwrap();
+    assert_eq!(
+        api.writes(),
+        [format!("POST {SECRET}")],
+        "one makes it, the others take it over"
+    );
     let authority = part(&api, "ca.crt");
     let later = now + 61 * DAY;
-    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(later))).await.unwrap();
+    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(later)))
+        .await
+        .unwrap();
     assert_eq!(api.writes().len(), 2, "one renews it: {:?}", api.writes());
     assert_eq!(part(&api, "ca.crt"), authority);
 }
@@ -97,7 +122,10 @@ async fn nonsense_is_not_overwritten_and_what_others_put_there_stays() {
     api.put(SECRET, secret(json!({"ca.crt": "bm9uc2Vuc2U="})));
     let mut keeper = keeper(&api, &mut Registry::default());
     let error = format!("{:#}", keeper.look(SystemTime::now()).await.unwrap_err());
-    assert_eq!(error, "Secret gpushare-system/certificates: ca.crt holds something that is no certificate");
+    assert_eq!(
+        error,
+        "Secret gpushare-system/certificates: ca.crt holds something that is no certificate"
+    );
     assert_eq!(api.writes(), [""; 0]);
     api.put(SECRET, secret(json!({"note": "aGVsbG8="})));
     keeper.look(SystemTime::now()).await.unwrap();
@@ -127,14 +155,31 @@ async fn a_client_certificate_is_issued_by_the_same_authority() {
     let api = Api::default();
     let folder = tempfile::tempdir().unwrap();
     let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
-    let order = Order { secret, namespace, name: "kube-scheduler".to_owned(), lifetime: 365 * DAY };
-    assert!(issue(api.client(), &order, folder.path()).await.is_err(), "there is no authority yet");
-    keeper(&api, &mut Registry::default()).look(SystemTime::now()).await.unwrap();
+    let order = Order {
+        secret,
+        namespace,
+        name: "kube-scheduler".to_owned(),
+        lifetime: 365 * DAY,
+    };
+    assert!(
+        issue(api.client(), &order, folder.path()).await.is_err(),
+        "there is no authority yet"
+    );
+    keeper(&api, &mut Registry::default())
+        .look(SystemTime::now())
+        .await
+        .unwrap();
     for _ in 0..2 {
         issue(api.client(), &order, folder.path()).await.unwrap();
     }
-    assert_eq!(std::fs::read(folder.path().join("ca.crt")).unwrap(), part(&api, "ca.crt"));
-    let mode = std::fs::metadata(folder.path().join("client.key")).unwrap().permissions().mode();
+    assert_eq!(
+        std::fs::read(folder.path().join("ca.crt")).unwrap(),
+        part(&api, "ca.crt")
+    );
+    let mode = std::fs::metadata(folder.path().join("client.key"))
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
     assert_eq!(api.writes().len(), 1, "nothing of the cluster changes");

@@ -32,7 +32,13 @@ use crate::keeping::{DAY, HOST, keeper, part};
 async fn start(tls: Current, routes: axum::Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(listener, routes, Some(tls), Duration::from_secs(5), std::future::pending()));
+    tokio::spawn(serve(
+        listener,
+        routes,
+        Some(tls),
+        Duration::from_secs(5),
+        std::future::pending(),
+    ));
     address
 }
 
@@ -47,26 +53,42 @@ fn client(api: &Api, certificate: Option<(Vec<u8>, Vec<u8>)>) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&part(api, "ca.crt")).map(Result::unwrap));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
     let config = match certificate {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
-            let chain = CertificateDer::pem_slice_iter(&certificate).map(Result::unwrap).collect();
-            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(&key).unwrap()).unwrap()
+            let chain = CertificateDer::pem_slice_iter(&certificate)
+                .map(Result::unwrap)
+                .collect();
+            builder
+                .with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(&key).unwrap())
+                .unwrap()
         }
     };
     TlsConnector::from(Arc::new(config))
 }
 
 async fn connect(connector: &TlsConnector, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
-    connector.connect(ServerName::try_from(HOST).unwrap(), TcpStream::connect(address).await?).await
+    connector
+        .connect(
+            ServerName::try_from(HOST).unwrap(),
+            TcpStream::connect(address).await?,
+        )
+        .await
 }
 
 async fn post(stream: TlsStream<TcpStream>, path: &str, body: String) -> (StatusCode, Value) {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
     tokio::spawn(connection);
-    let request = Request::post(path).header("host", HOST).body(Full::<bytes::Bytes>::from(body)).unwrap();
+    let request = Request::post(path)
+        .header("host", HOST)
+        .body(Full::<bytes::Bytes>::from(body))
+        .unwrap();
     let reply = sender.send_request(request).await.unwrap();
     let status = reply.status();
     let body = reply.into_body().collect().await.unwrap().to_bytes();
@@ -88,7 +110,10 @@ async fn assert_reviewed(connector: &TlsConnector, address: SocketAddr, uid: usi
     let (status, answer) = post(stream, "/gpushare-scheduler/webhook/mutate", review(uid)).await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(answer["response"]["uid"], uid.to_string());
-    assert_eq!((&answer["response"]["allowed"], &answer["response"]["patchType"]), (&json!(true), &json!("JSONPatch")));
+    assert_eq!(
+        (&answer["response"]["allowed"], &answer["response"]["patchType"]),
+        (&json!(true), &json!("JSONPatch"))
+    );
 }
 
 #[tokio::test]
@@ -97,14 +122,26 @@ async fn the_authority_in_the_secret_is_all_that_the_api_server_needs() {
     let mut keeper = keeper(&api, &mut registry);
     let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
     let other = Api::default();
-    crate::keeping::keeper(&other, &mut Registry::default()).look(SystemTime::now()).await.unwrap();
-    assert!(connect(&client(&other, None), address).await.is_err(), "there is no certificate yet");
+    crate::keeping::keeper(&other, &mut Registry::default())
+        .look(SystemTime::now())
+        .await
+        .unwrap();
+    assert!(
+        connect(&client(&other, None), address).await.is_err(),
+        "there is no certificate yet"
+    );
     keeper.look(SystemTime::now()).await.unwrap();
     assert_reviewed(&client(&api, None), address, 1).await;
-    assert!(connect(&client(&other, None), address).await.is_err(), "another authority");
+    assert!(
+        connect(&client(&other, None), address).await.is_err(),
+        "another authority"
+    );
     let mut metrics = String::new();
     prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
-    assert!(metrics.contains("certificate_expiry_timestamp_seconds{certificate=\"server\"} 1"), "{metrics}");
+    assert!(
+        metrics.contains("certificate_expiry_timestamp_seconds{certificate=\"server\"} 1"),
+        "{metrics}"
+    );
 }
 
 /// Clients that keep calling while certificates are replaced, with the authorities that they learnt at the beginning.
@@ -158,7 +195,10 @@ async fn rotate(api: &Api, keeper: &mut Keeper) {
 async fn await_reviews(n_reviews: &AtomicUsize, n: usize) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while n_reviews.load(Ordering::Relaxed) < n {
-        assert!(tokio::time::Instant::now() < deadline, "reviews do not get through");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "reviews do not get through"
+        );
         tokio::task::yield_now().await;
     }
 }
@@ -181,33 +221,65 @@ async fn a_connection_that_stands_is_not_cut() {
 async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let serving = scheduler::config::Serving { tls_from_secret: true, ..offline::serving() };
-    let index = scheduler::index::Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()));
+    let serving = scheduler::config::Serving {
+        tls_from_secret: true,
+        ..offline::serving()
+    };
+    let index = scheduler::index::Shared::new(offline::index(
+        std::iter::empty(),
+        std::iter::empty(),
+        std::iter::empty(),
+    ));
     let metrics = scheduler::metrics::Metrics::register(&mut registry, index.clone());
-    let binder = scheduler::bind::Binder::new(api.client(), Duration::from_secs(4), scheduler::leader::Leadership::alone());
+    let binder = scheduler::bind::Binder::new(
+        api.client(),
+        Duration::from_secs(4),
+        scheduler::leader::Leadership::alone(),
+    );
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
     let routes = extender_router(extender, Arc::new(Registry::default()), &serving);
     let address = start(keeper.serve(Clients::Known).unwrap(), routes).await;
     keeper.look(SystemTime::now()).await.unwrap();
 
     let path = "/gpushare-scheduler/filter";
-    let (status, _) = post(connect(&client(&api, None), address).await.unwrap(), path, "{}".to_owned()).await;
+    let (status, _) = post(
+        connect(&client(&api, None), address).await.unwrap(),
+        path,
+        "{}".to_owned(),
+    )
+    .await;
     assert_eq!(status, StatusCode::FORBIDDEN, "no certificate");
     let server_s_own = Some((part(&api, "tls.crt"), part(&api, "tls.key")));
-    let refused = async { connect(&client(&api, server_s_own), address).await.map(|stream| post(stream, path, "{}".to_owned())) };
+    let refused = async {
+        connect(&client(&api, server_s_own), address)
+            .await
+            .map(|stream| post(stream, path, "{}".to_owned()))
+    };
     match refused.await {
         Err(_) => {}
-        Ok(reply) => assert!(tokio::spawn(reply).await.is_err(), "a server's certificate makes no client"),
+        Ok(reply) => assert!(
+            tokio::spawn(reply).await.is_err(),
+            "a server's certificate makes no client"
+        ),
     }
 
     let folder = tempfile::tempdir().unwrap();
     let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
-    let order = Order { secret, namespace, name: "kube-scheduler".to_owned(), lifetime: 365 * DAY };
+    let order = Order {
+        secret,
+        namespace,
+        name: "kube-scheduler".to_owned(),
+        lifetime: 365 * DAY,
+    };
     issue(api.client(), &order, folder.path()).await.unwrap();
     let read = |file: &str| std::fs::read(folder.path().join(file)).unwrap();
     let connector = client(&api, Some((read("client.crt"), read("client.key"))));
     let (status, _) = post(connect(&connector, address).await.unwrap(), path, "{}".to_owned()).await;
-    assert_eq!(status, StatusCode::BAD_REQUEST, "past the door, where an empty request is no filter");
+    assert_eq!(
+        status,
+        StatusCode::BAD_REQUEST,
+        "past the door, where an empty request is no filter"
+    );
     rotate(&api, &mut keeper).await;
     let (status, _) = post(connect(&connector, address).await.unwrap(), path, "{}".to_owned()).await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "also after a rotation");
@@ -219,29 +291,53 @@ async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_conf
     let (api, mut registry) = (Api::default(), Registry::default());
     let of_clients = [Api::default(), Api::default()];
     for other in &of_clients {
-        keeper(other, &mut Registry::default()).look(SystemTime::now()).await.unwrap();
+        keeper(other, &mut Registry::default())
+            .look(SystemTime::now())
+            .await
+            .unwrap();
     }
     let [old, new] = of_clients.each_ref().map(|other| part(other, "ca.crt"));
     let folder = tempfile::tempdir().unwrap();
     let authorities = folder.path().join("ca.crt");
     std::fs::write(&authorities, "nonsense").unwrap();
     let mut keeper = keeper(&api, &mut registry);
-    let error = format!("{:#}", keeper.serve(Clients::SignedBy(authorities.clone())).unwrap_err());
+    let error = format!(
+        "{:#}",
+        keeper.serve(Clients::SignedBy(authorities.clone())).unwrap_err()
+    );
     assert!(error.contains("ca.crt: the file holds none"), "{error}");
     std::fs::write(&authorities, old).unwrap();
-    let index = scheduler::index::Shared::new(offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()));
+    let index = scheduler::index::Shared::new(offline::index(
+        std::iter::empty(),
+        std::iter::empty(),
+        std::iter::empty(),
+    ));
     let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
     let routes = router(Arc::new(webhooks), "/gpushare-scheduler");
-    let address = start(keeper.serve(Clients::SignedBy(authorities.clone())).unwrap(), routes).await;
+    let address = start(
+        keeper.serve(Clients::SignedBy(authorities.clone())).unwrap(),
+        routes,
+    )
+    .await;
     keeper.look(SystemTime::now()).await.unwrap();
     let path = "/gpushare-scheduler/webhook/validate";
-    let (status, _) = post(connect(&client(&api, None), address).await.unwrap(), path, review(1)).await;
+    let (status, _) = post(
+        connect(&client(&api, None), address).await.unwrap(),
+        path,
+        review(1),
+    )
+    .await;
     assert_eq!(status, StatusCode::FORBIDDEN, "no certificate");
     let mut answered = Vec::new();
     for other in &of_clients {
         let issued = tempfile::tempdir().unwrap();
         let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
-        let order = Order { secret, namespace, name: "kube-apiserver".to_owned(), lifetime: 365 * DAY };
+        let order = Order {
+            secret,
+            namespace,
+            name: "kube-apiserver".to_owned(),
+            lifetime: 365 * DAY,
+        };
         issue(other.client(), &order, issued.path()).await.unwrap();
         let read = |file: &str| std::fs::read(issued.path().join(file)).unwrap();
         answered.push(client(&api, Some((read("client.crt"), read("client.key")))));

@@ -25,10 +25,21 @@ impl User {
     /// The user's groups with those that authentication adds by itself.
     pub(crate) fn all_groups(&self) -> Vec<String> {
         let mut groups = self.groups.clone();
-        if let Some((namespace, _)) = self.name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
-            groups.extend(["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")]);
+        if let Some((namespace, _)) = self
+            .name
+            .strip_prefix("system:serviceaccount:")
+            .and_then(|rest| rest.split_once(':'))
+        {
+            groups.extend([
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{namespace}"),
+            ]);
         }
-        let all = if self.name == ANONYMOUS { "system:unauthenticated" } else { "system:authenticated" };
+        let all = if self.name == ANONYMOUS {
+            "system:unauthenticated"
+        } else {
+            "system:authenticated"
+        };
         groups.push(all.to_owned());
         groups
     }
@@ -62,13 +73,19 @@ impl Tokens {
     }
 
     pub(crate) fn add(&self, token: String, user: User) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(token, user);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(token, user);
     }
 
     /// Some token of a user.
     pub(crate) fn of(&self, user: &str) -> Option<String> {
         let tokens = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        tokens.iter().find(|(_, u)| u.name == user).map(|(token, _)| token.clone())
+        tokens
+            .iter()
+            .find(|(_, u)| u.name == user)
+            .map(|(token, _)| token.clone())
     }
 
     /// Answers a `TokenReview` by the tokens, and a `SubjectAccessReview` as if `system:masters` alone had rights.
@@ -76,7 +93,9 @@ impl Tokens {
         let token = review.pointer("/spec/token").and_then(Value::as_str);
         let status = if let Some(token) = token {
             match self.0.read().unwrap_or_else(PoisonError::into_inner).get(token) {
-                Some(user) => json!({"authenticated": true, "user": {"username": user.name, "groups": user.all_groups()}}),
+                Some(user) => {
+                    json!({"authenticated": true, "user": {"username": user.name, "groups": user.all_groups()}})
+                }
                 None => json!({"authenticated": false, "error": "invalid bearer token"}),
             }
         } else {
@@ -93,7 +112,10 @@ impl Tokens {
     pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
         let tokens = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if tokens.is_empty() {
-            return Ok(User { name: ANONYMOUS.to_owned(), ..User::default() });
+            return Ok(User {
+                name: ANONYMOUS.to_owned(),
+                ..User::default()
+            });
         }
         let token = header.and_then(|h| h.strip_prefix("Bearer ")).map(str::trim);
         let user = token.and_then(|t| tokens.get(t)).cloned();
@@ -111,7 +133,10 @@ impl Audit {
     }
 
     pub(crate) fn record(&self, access: Access) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(access);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(access);
     }
 
     pub(crate) fn snapshot(&self) -> BTreeSet<Access> {

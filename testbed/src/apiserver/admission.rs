@@ -34,12 +34,19 @@ pub(crate) struct Services(RwLock<HashMap<(String, String, u16), SocketAddr>>);
 impl Services {
     pub(crate) fn set(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
         let key = (namespace.to_owned(), name.to_owned(), port);
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, address);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, address);
     }
 
     fn get(&self, namespace: &str, name: &str, port: u16) -> Option<SocketAddr> {
         let key = (namespace.to_owned(), name.to_owned(), port);
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .copied()
     }
 }
 
@@ -96,15 +103,30 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// The webhooks whose rules and namespace selector match, and the policies whose rules do.
-    pub(crate) fn of(state: &State, services: &Arc<Services>, params: &Params, request: &Request<'_>) -> Self {
+    pub(crate) fn of(
+        state: &State,
+        services: &Arc<Services>,
+        params: &Params,
+        request: &Request<'_>,
+    ) -> Self {
         let resource = &request.target.resource;
-        let own_kind = matches!(resource.plural.as_str(), "mutatingwebhookconfigurations" | "validatingwebhookconfigurations");
+        let own_kind = matches!(
+            resource.plural.as_str(),
+            "mutatingwebhookconfigurations" | "validatingwebhookconfigurations"
+        );
         let hooks = |phase: Phase| {
-            let hooks = if own_kind { Vec::new() } else { hook::all(state, phase) };
+            let hooks = if own_kind {
+                Vec::new()
+            } else {
+                hook::all(state, phase)
+            };
             hooks.into_iter().filter(|hook| hook.matches(request)).collect()
         };
         let key = Key::new("", request.target.namespace.clone());
-        let namespace = state.store.get(super::resource::NAMESPACES, &key).map(|version| Arc::clone(&version.value));
+        let namespace = state
+            .store
+            .get(super::resource::NAMESPACES, &key)
+            .map(|version| Arc::clone(&version.value));
         Self {
             mutating: hooks(Phase::Mutating),
             validating: hooks(Phase::Validating),
@@ -122,11 +144,18 @@ impl Gate {
 
     /// What the client is to be told.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.warnings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Asks the mutating webhooks; the new object as they leave it.
-    pub(crate) async fn mutate(&self, request: &Request<'_>, mut objects: Objects) -> Result<Value, ApiError> {
+    pub(crate) async fn mutate(
+        &self,
+        request: &Request<'_>,
+        mut objects: Objects,
+    ) -> Result<Value, ApiError> {
         let mut seen = Vec::new();
         for hook in &self.mutating {
             self.mutate_by(hook, request, &mut objects).await?;
@@ -140,10 +169,18 @@ impl Gate {
         Ok(objects.new)
     }
 
-    async fn mutate_by(&self, hook: &Hook, request: &Request<'_>, objects: &mut Objects) -> Result<(), ApiError> {
+    async fn mutate_by(
+        &self,
+        hook: &Hook,
+        request: &Request<'_>,
+        objects: &mut Objects,
+    ) -> Result<(), ApiError> {
         let patch = self.ask(hook, request, objects).await?;
-        let Some(patch) = patch.filter(|_| !objects.new.is_null()) else { return Ok(()) };
-        super::patch::json_patch(&mut objects.new, patch).map_err(|error| ApiError::new(500, format!("Internal error occurred: {error}")))
+        let Some(patch) = patch.filter(|_| !objects.new.is_null()) else {
+            return Ok(());
+        };
+        super::patch::json_patch(&mut objects.new, patch)
+            .map_err(|error| ApiError::new(500, format!("Internal error occurred: {error}")))
     }
 
     /// Asks policies and the validating webhooks, which receive the object as it would be stored.
@@ -151,7 +188,10 @@ impl Gate {
         for policy in &self.policies {
             policy.validate(request, objects)?;
         }
-        let answers = self.validating.iter().map(|hook| self.ask(hook, request, objects));
+        let answers = self
+            .validating
+            .iter()
+            .map(|hook| self.ask(hook, request, objects));
         for answer in futures::future::join_all(answers).await {
             answer?;
         }
@@ -159,7 +199,12 @@ impl Gate {
     }
 
     /// The patch that a webhook answers with.
-    async fn ask(&self, hook: &Hook, request: &Request<'_>, objects: &Objects) -> Result<Option<Value>, ApiError> {
+    async fn ask(
+        &self,
+        hook: &Hook,
+        request: &Request<'_>,
+        objects: &Objects,
+    ) -> Result<Option<Value>, ApiError> {
         if !hook.selects(request, objects, &self.namespace) {
             return Ok(None);
         }
@@ -167,22 +212,33 @@ impl Gate {
             return Ok(None);
         }
         if request.dry_run && hook.has_side_effects {
-            return Err(ApiError::bad_request(format!("admission webhook \"{}\" does not support dry run", hook.name)));
+            return Err(ApiError::bad_request(format!(
+                "admission webhook \"{}\" does not support dry run",
+                hook.name
+            )));
         }
         let uid = super::name::uid();
         let review = review::request(&uid, request, objects);
-        let called = call::post(&self.services, hook, &review).await.and_then(|answer| review::read(&uid, hook, &answer));
+        let called = call::post(&self.services, hook, &review)
+            .await
+            .and_then(|answer| review::read(&uid, hook, &answer));
         match called {
             Ok(verdict) => {
                 let warnings = verdict.warnings.iter().cloned();
-                self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warnings);
+                self.warnings
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(warnings);
                 verdict.decide(&hook.name)
             }
             Err(error) if hook.ignores_failure => {
                 tracing::warn!(webhook = hook.name, %error, "failed calling webhook, failing open");
                 Ok(None)
             }
-            Err(error) => Err(ApiError::internal(&format!("failed calling webhook \"{}\": {error}", hook.name))),
+            Err(error) => Err(ApiError::internal(&format!(
+                "failed calling webhook \"{}\": {error}",
+                hook.name
+            ))),
         }
     }
 
@@ -191,21 +247,38 @@ impl Gate {
         if hook.conditions.is_empty() {
             return Ok(true);
         }
-        match Expressions::new(request, objects, None).and_then(|expressions| expressions.are_met(&hook.conditions)) {
+        match Expressions::new(request, objects, None)
+            .and_then(|expressions| expressions.are_met(&hook.conditions))
+        {
             Ok(is_meant) => Ok(is_meant),
             Err(error) if hook.ignores_failure => {
-                tracing::warn!(webhook = hook.name, error, "the match conditions of a webhook cannot be evaluated, failing open");
+                tracing::warn!(
+                    webhook = hook.name,
+                    error,
+                    "the match conditions of a webhook cannot be evaluated, failing open"
+                );
                 Ok(false)
             }
-            Err(error) => Err(ApiError::internal(&format!("match conditions of webhook \"{}\": {error}", hook.name))),
+            Err(error) => Err(ApiError::internal(&format!(
+                "match conditions of webhook \"{}\": {error}",
+                hook.name
+            ))),
         }
     }
 }
 
 /// The kind of a request's object.
 fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, String, String) {
-    let own = || (resource.group.clone(), resource.version.clone(), resource.kind.clone());
-    let (group, version) = object::text(new, "/apiVersion").rsplit_once('/').unwrap_or(("", object::text(new, "/apiVersion")));
+    let own = || {
+        (
+            resource.group.clone(),
+            resource.version.clone(),
+            resource.kind.clone(),
+        )
+    };
+    let (group, version) = object::text(new, "/apiVersion")
+        .rsplit_once('/')
+        .unwrap_or(("", object::text(new, "/apiVersion")));
     match subresource {
         "binding" => (String::new(), "v1".to_owned(), "Binding".to_owned()),
         "eviction" if version.is_empty() => ("policy".to_owned(), "v1".to_owned(), "Eviction".to_owned()),
@@ -216,5 +289,7 @@ fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, Stri
 
 /// The stored version of an object, or null.
 pub(crate) fn value_of(version: Option<&Arc<Version>>) -> Arc<Value> {
-    version.map(|version| Arc::clone(&version.value)).unwrap_or_default()
+    version
+        .map(|version| Arc::clone(&version.value))
+        .unwrap_or_default()
 }

@@ -43,9 +43,19 @@ const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube
 impl Cluster {
     /// An empty cluster that remembers `event_window` changes per resource.
     pub fn new(event_window: usize) -> Self {
-        let state = State { store: Store::new(event_window), registry: Registry::new() };
-        let inner = Inner { state: RwLock::new(state), logs: PodLogs::new(), services: Arc::default(), params: Params::default() };
-        let cluster = Self { inner: Arc::new(inner) };
+        let state = State {
+            store: Store::new(event_window),
+            registry: Registry::new(),
+        };
+        let inner = Inner {
+            state: RwLock::new(state),
+            logs: PodLogs::new(),
+            services: Arc::default(),
+            params: Params::default(),
+        };
+        let cluster = Self {
+            inner: Arc::new(inner),
+        };
         for name in NAMESPACES {
             let namespace = json!({"metadata": {"name": name}});
             if let Err(error) = cluster.create("namespaces", namespace) {
@@ -89,8 +99,17 @@ impl Cluster {
 
     fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
         let resource = self.resource(resource)?;
-        let namespace = if resource.namespaced { namespace.to_owned() } else { String::new() };
-        Ok(Target { resource, namespace, name: name.to_owned(), status: false })
+        let namespace = if resource.namespaced {
+            namespace.to_owned()
+        } else {
+            String::new()
+        };
+        Ok(Target {
+            resource,
+            namespace,
+            name: name.to_owned(),
+            status: false,
+        })
     }
 
     /// An object; the namespace is ignored for cluster-scoped resources.
@@ -103,7 +122,10 @@ impl Cluster {
     /// All objects of a resource, in all namespaces or in one, ordered by namespace and name.
     pub fn list(&self, resource: &str, namespace: Option<&str>) -> Result<Vec<Arc<Value>>, ApiError> {
         let resource = self.resource(resource)?;
-        let query = ListQuery { namespace: namespace.map(str::to_owned), ..ListQuery::default() };
+        let query = ListQuery {
+            namespace: namespace.map(str::to_owned),
+            ..ListQuery::default()
+        };
         let page = read::list(&self.state().store, &resource.storage, &query)?;
         Ok(page.items.iter().map(|v| Arc::clone(&v.value)).collect())
     }
@@ -111,7 +133,10 @@ impl Cluster {
     /// Creates an object; `apiVersion`, `kind` and the namespace `default` are filled in where missing.
     pub fn create(&self, resource: &str, mut value: Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target_of(resource, &mut value)?;
-        let unnamed = Target { name: String::new(), ..target };
+        let unnamed = Target {
+            name: String::new(),
+            ..target
+        };
         let written = self.state_mut().create(&unnamed, value, &options())?;
         Ok(Arc::clone(&written.version.value))
     }
@@ -136,16 +161,35 @@ impl Cluster {
     }
 
     /// Patches an object by JSON merge patch.
-    pub fn patch(&self, resource: &str, namespace: &str, name: &str, patch: Value) -> Result<Arc<Value>, ApiError> {
+    pub fn patch(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        patch: Value,
+    ) -> Result<Arc<Value>, ApiError> {
         let target = self.target(resource, namespace, name)?;
         self.apply_patch(&target, Format::Merge, patch)
     }
 
     /// Patches an object's status: `patch` is the new part of the status itself. Lists with merge keys, such as
     /// conditions, merge by key for built-in kinds.
-    pub fn patch_status(&self, resource: &str, namespace: &str, name: &str, patch: &Value) -> Result<Arc<Value>, ApiError> {
-        let target = Target { status: true, ..self.target(resource, namespace, name)? };
-        let format = if target.resource.custom { Format::Merge } else { Format::Strategic };
+    pub fn patch_status(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Arc<Value>, ApiError> {
+        let target = Target {
+            status: true,
+            ..self.target(resource, namespace, name)?
+        };
+        let format = if target.resource.custom {
+            Format::Merge
+        } else {
+            Format::Strategic
+        };
         self.apply_patch(&target, format, json!({"status": patch}))
     }
 
@@ -155,15 +199,30 @@ impl Cluster {
     }
 
     /// Deletes an object, a pod with the given grace (or its own for `None`). Returns whether it is gone already.
-    pub fn delete(&self, resource: &str, namespace: &str, name: &str, grace_seconds: Option<i64>) -> Result<bool, ApiError> {
+    pub fn delete(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        grace_seconds: Option<i64>,
+    ) -> Result<bool, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        let deletion = DeleteOptions { grace: grace_seconds, now: Utc::now(), ..DeleteOptions::default() };
+        let deletion = DeleteOptions {
+            grace: grace_seconds,
+            now: Utc::now(),
+            ..DeleteOptions::default()
+        };
         let deleted = self.state_mut().delete(&target, &deletion)?;
         Ok(deleted.removed)
     }
 
     /// Binds a pod with a Binding object, as `POST pods/{name}/binding` does.
-    pub fn bind(&self, namespace: &str, pod: &str, binding: impl Borrow<Value>) -> Result<Arc<Value>, ApiError> {
+    pub fn bind(
+        &self,
+        namespace: &str,
+        pod: &str,
+        binding: impl Borrow<Value>,
+    ) -> Result<Arc<Value>, ApiError> {
         let target = self.target("pods", namespace, pod)?;
         let version = self.state_mut().bind(&target, binding.borrow(), &options())?;
         Ok(Arc::clone(&version.value))
@@ -198,11 +257,20 @@ impl Cluster {
     /// Adds text to a container's log. The log goes when a pod of that name is created anew or removed.
     pub fn append_log(&self, namespace: &str, pod: &str, container: &str, text: &str) {
         let key = Key::new(namespace, pod);
-        let uid = self.get("pods", namespace, pod).map(|p| object::text(&p, "/metadata/uid").to_owned());
-        self.inner.logs.append(key, uid.unwrap_or_default(), container, text);
+        let uid = self
+            .get("pods", namespace, pod)
+            .map(|p| object::text(&p, "/metadata/uid").to_owned());
+        self.inner
+            .logs
+            .append(key, uid.unwrap_or_default(), container, text);
     }
 }
 
 fn options() -> WriteOptions {
-    WriteOptions { dry_run: false, manager: "testbed".to_owned(), force: false, now: Utc::now() }
+    WriteOptions {
+        dry_run: false,
+        manager: "testbed".to_owned(),
+        force: false,
+        now: Utc::now(),
+    }
 }

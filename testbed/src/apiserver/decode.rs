@@ -24,7 +24,9 @@ pub(crate) fn check(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     };
     let Some(why) = failure else { return Ok(()) };
     let (kind, version) = (&resource.kind, &resource.version);
-    Err(ApiError::bad_request(format!("{kind} in version \"{version}\" cannot be handled as a {kind}: {why}")))
+    Err(ApiError::bad_request(format!(
+        "{kind} in version \"{version}\" cannot be handled as a {kind}: {why}"
+    )))
 }
 
 fn failure<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
@@ -32,7 +34,11 @@ fn failure<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
 }
 
 fn bad_quantity(pod: &Value) -> Option<String> {
-    let mut containers = ["/spec/containers", "/spec/initContainers"].into_iter().flat_map(|p| object::array(pod, p));
+    let mut containers = ["/spec/containers", "/spec/initContainers"]
+        .into_iter()
+        .flat_map(|p| object::array(pod, p));
     let text = containers.find_map(resources::unparsable)?;
-    Some(format!("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"))
+    Some(format!(
+        "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"
+    ))
 }

@@ -62,13 +62,20 @@ fn versions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a str> {
 }
 
 fn group(registry: &Registry, name: &str) -> Value {
-    let versions: Vec<Value> =
-        versions(registry, name).into_iter().map(|v| json!({"groupVersion": group_version(name, v), "version": v})).collect();
+    let versions: Vec<Value> = versions(registry, name)
+        .into_iter()
+        .map(|v| json!({"groupVersion": group_version(name, v), "version": v}))
+        .collect();
     json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
 }
 
 fn members<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
-    registry.all().iter().map(AsRef::as_ref).filter(|r| r.group == group && r.version == version).collect()
+    registry
+        .all()
+        .iter()
+        .map(AsRef::as_ref)
+        .filter(|r| r.group == group && r.version == version)
+        .collect()
 }
 
 fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
@@ -84,14 +91,30 @@ fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Valu
 }
 
 fn described(resource: &Resource) -> Vec<Value> {
-    let all = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-    let verbs: &[&str] = if resource.plural == "bindings" { &["create"] } else { &all };
+    let all = [
+        "create",
+        "delete",
+        "deletecollection",
+        "get",
+        "list",
+        "patch",
+        "update",
+        "watch",
+    ];
+    let verbs: &[&str] = if resource.plural == "bindings" {
+        &["create"]
+    } else {
+        &all
+    };
     let mut main = json!({
         "name": resource.plural, "singularName": resource.singular, "namespaced": resource.namespaced,
         "kind": resource.kind, "verbs": verbs,
     });
     if let Some(map) = main.as_object_mut() {
-        for (field, list) in [("shortNames", &resource.short_names), ("categories", &resource.categories)] {
+        for (field, list) in [
+            ("shortNames", &resource.short_names),
+            ("categories", &resource.categories),
+        ] {
             if !list.is_empty() {
                 map.insert(field.to_owned(), json!(list));
             }
@@ -99,7 +122,12 @@ fn described(resource: &Resource) -> Vec<Value> {
     }
     let mut described = vec![main];
     if resource.status {
-        described.push(subresource(resource, "status", &resource.kind, &["get", "patch", "update"]));
+        described.push(subresource(
+            resource,
+            "status",
+            &resource.kind,
+            &["get", "patch", "update"],
+        ));
     }
     for action in resource.actions() {
         described.push(match *action {
@@ -146,8 +174,16 @@ fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     for resource in members {
         let kind = json!({"group": group, "version": version, "kind": resource.kind});
         let root = if group.is_empty() { "/api" } else { "/apis" };
-        let scope = if resource.namespaced { "/namespaces/{namespace}" } else { "" };
-        let path = format!("{root}/{}{scope}/{}/{{name}}", resource.api_version(), resource.plural);
+        let scope = if resource.namespaced {
+            "/namespaces/{namespace}"
+        } else {
+            ""
+        };
+        let path = format!(
+            "{root}/{}{scope}/{}/{{name}}",
+            resource.api_version(),
+            resource.plural
+        );
         let parameter = |name: &str| json!({"name": name, "in": "query", "schema": {"type": "string"}});
         let operation = json!({
             "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": kind,
@@ -155,11 +191,22 @@ fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
             "responses": {"200": {"description": "OK"}},
         });
         paths.insert(path, json!({"patch": operation}));
-        let mut schema = resource.schema.as_deref().cloned().unwrap_or_else(|| json!({"type": "object"}));
+        let mut schema = resource
+            .schema
+            .as_deref()
+            .cloned()
+            .unwrap_or_else(|| json!({"type": "object"}));
         if let Some(map) = schema.as_object_mut() {
             map.insert("x-kubernetes-group-version-kind".to_owned(), json!([kind]));
         }
-        schemas.insert(format!("{}.{version}.{}", if group.is_empty() { "core" } else { group }, resource.kind), schema);
+        schemas.insert(
+            format!(
+                "{}.{version}.{}",
+                if group.is_empty() { "core" } else { group },
+                resource.kind
+            ),
+            schema,
+        );
     }
     Some(json!({
         "openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.33.0"},

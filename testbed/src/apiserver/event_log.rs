@@ -35,14 +35,29 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    pub(crate) fn new(change: Change, key: Key, version: Arc<Version>, previous: Option<Arc<Version>>) -> Self {
-        Self { change, key, version, previous, departed: OnceLock::new() }
+    pub(crate) fn new(
+        change: Change,
+        key: Key,
+        version: Arc<Version>,
+        previous: Option<Arc<Version>>,
+    ) -> Self {
+        Self {
+            change,
+            key,
+            version,
+            previous,
+            departed: OnceLock::new(),
+        }
     }
 
     /// The previous version under this event's revision: what a watch sees whose selector the object left.
     /// Computed once for all watchers.
     pub(crate) fn departed(&self) -> Option<Arc<Version>> {
-        let make = || self.previous.as_ref().map(|p| Arc::new(restamped(p, self.version.rv)));
+        let make = || {
+            self.previous
+                .as_ref()
+                .map(|p| Arc::new(restamped(p, self.version.rv)))
+        };
         self.departed.get_or_init(make).clone()
     }
 }
@@ -51,7 +66,11 @@ fn restamped(version: &Version, rv: u64) -> Version {
     let mut value = Value::clone(&version.value);
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
     let bytes = Bytes::from(value.to_string());
-    Version { rv, value: Arc::new(value), bytes }
+    Version {
+        rv,
+        value: Arc::new(value),
+        bytes,
+    }
 }
 
 /// The asked revision lies before the window.
@@ -71,7 +90,11 @@ pub(crate) struct EventLog {
 
 impl EventLog {
     pub(crate) fn new(window: usize) -> Self {
-        Self { events: VecDeque::new(), window: window.max(1), complete_after: 0 }
+        Self {
+            events: VecDeque::new(),
+            window: window.max(1),
+            complete_after: 0,
+        }
     }
 
     /// Appends a change, forgetting the oldest beyond the window.
@@ -99,7 +122,9 @@ impl EventLog {
     /// The changes after a revision, oldest first.
     pub(crate) fn since(&self, rv: u64) -> Result<impl DoubleEndedIterator<Item = &Arc<Event>>, Compacted> {
         if rv < self.complete_after {
-            return Err(Compacted { oldest: self.complete_after });
+            return Err(Compacted {
+                oldest: self.complete_after,
+            });
         }
         let start = self.events.partition_point(|e| e.version.rv <= rv);
         Ok(self.events.range(start..))

@@ -58,31 +58,46 @@ impl Matching {
     /// Only this RBAC verb.
     #[must_use]
     pub fn verb(self, verb: &str) -> Self {
-        Self { verb: Some(verb.to_owned()), ..self }
+        Self {
+            verb: Some(verb.to_owned()),
+            ..self
+        }
     }
 
     /// Only this plural resource.
     #[must_use]
     pub fn resource(self, plural: &str) -> Self {
-        Self { resource: Some(plural.to_owned()), ..self }
+        Self {
+            resource: Some(plural.to_owned()),
+            ..self
+        }
     }
 
     /// Only this subresource; empty for the object itself.
     #[must_use]
     pub fn subresource(self, subresource: &str) -> Self {
-        Self { subresource: Some(subresource.to_owned()), ..self }
+        Self {
+            subresource: Some(subresource.to_owned()),
+            ..self
+        }
     }
 
     /// Only objects whose name satisfies this; the name of a collection is empty.
     #[must_use]
     pub fn name(self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self { name: Some(Arc::new(accepts)), ..self }
+        Self {
+            name: Some(Arc::new(accepts)),
+            ..self
+        }
     }
 
     /// Only the first so many requests.
     #[must_use]
     pub fn times(self, times: u64) -> Self {
-        Self { times: Some(times), ..self }
+        Self {
+            times: Some(times),
+            ..self
+        }
     }
 
     fn accepts(&self, call: &Call<'_>) -> bool {
@@ -126,7 +141,12 @@ impl Injected {
 
     /// Ends the fault.
     pub fn remove(self) {
-        self.faults.0.rules.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.faults
+            .0
+            .rules
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.id);
     }
 }
 
@@ -189,14 +209,30 @@ impl Faults {
     pub fn inject(&self, matching: Matching, fault: Fault) -> Injected {
         let n_hits = Arc::new(AtomicU64::new(0));
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
-        let rule = Rule { matching, fault, n_hits: Arc::clone(&n_hits) };
-        self.0.rules.lock().unwrap_or_else(PoisonError::into_inner).insert(id, rule);
-        Injected { id, faults: self.clone(), n_hits }
+        let rule = Rule {
+            matching,
+            fault,
+            n_hits: Arc::clone(&n_hits),
+        };
+        self.0
+            .rules
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, rule);
+        Injected {
+            id,
+            faults: self.clone(),
+            n_hits,
+        }
     }
 
     /// Ends all injected faults.
     pub fn clear(&self) {
-        self.0.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0
+            .rules
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
     }
 
     /// Cuts the connections of all watches on a resource (plural), or of all watches for an empty name.
@@ -207,7 +243,10 @@ impl Faults {
     /// Cuts the connections of one user's watches on a resource.
     pub fn drop_watches_of(&self, user: &str, resource: &str) {
         // Without a running watch there is nobody to tell.
-        let _ = self.0.cut.send(Watches { resource: resource.to_owned(), user: user.to_owned() });
+        let _ = self.0.cut.send(Watches {
+            resource: resource.to_owned(),
+            user: user.to_owned(),
+        });
     }
 
     /// Holds back the events of all watches on a resource (plural) until the result is dropped.
@@ -217,15 +256,23 @@ impl Faults {
 
     /// Holds back the events of one user's watches on a resource until the result is dropped.
     pub fn hold_watches_of(&self, user: &str, resource: &str) -> HeldWatches {
-        let watches = Watches { resource: resource.to_owned(), user: user.to_owned() };
+        let watches = Watches {
+            resource: resource.to_owned(),
+            user: user.to_owned(),
+        };
         self.0.held.send_modify(|held| held.push(watches.clone()));
-        HeldWatches { watches, faults: self.clone() }
+        HeldWatches {
+            watches,
+            faults: self.clone(),
+        }
     }
 
     /// The fault that meets a request, if any; counts as a hit.
     pub(crate) fn meet(&self, call: &Call<'_>) -> Option<Fault> {
         let mut rules = self.0.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let rule = rules.values_mut().find(|r| r.matching.times != Some(0) && r.matching.accepts(call))?;
+        let rule = rules
+            .values_mut()
+            .find(|r| r.matching.times != Some(0) && r.matching.accepts(call))?;
         rule.matching.times = rule.matching.times.map(|n| n - 1);
         rule.n_hits.fetch_add(1, Ordering::AcqRel);
         Some(rule.fault)
@@ -250,5 +297,8 @@ pub(crate) fn refusal(code: u16, retry_after: Option<u32>) -> ApiError {
         504 => "the request did not complete within the allotted timeout",
         _ => "internal error",
     };
-    ApiError { retry_after, ..ApiError::new(code, text) }
+    ApiError {
+        retry_after,
+        ..ApiError::new(code, text)
+    }
 }

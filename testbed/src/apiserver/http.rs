@@ -65,7 +65,9 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
 }
 
 async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response {
-    respond(server, request).await.unwrap_or_else(|error| answer::error_answer(&error))
+    respond(server, request)
+        .await
+        .unwrap_or_else(|error| answer::error_answer(&error))
 }
 
 async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiError> {
@@ -75,7 +77,9 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         "version" => return Ok(json_answer(200, &discovery::version())),
         _ => {}
     }
-    let user = server.tokens.authenticate(request.headers().get(AUTHORIZATION).and_then(|h| h.to_str().ok()))?;
+    let user = server
+        .tokens
+        .authenticate(request.headers().get(AUTHORIZATION).and_then(|h| h.to_str().ok()))?;
     if request.method() == http::Method::GET
         && let Some(found) = discovery::answer(&server.cluster.state().registry, &path)
     {
@@ -94,10 +98,26 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
     with_faults(server, request).await
 }
 
-async fn read_request(request: Request, route: Route, query: Query, user: User) -> Result<ApiRequest, ApiError> {
+async fn read_request(
+    request: Request,
+    route: Route,
+    query: Query,
+    user: User,
+) -> Result<ApiRequest, ApiError> {
     let (head, body) = request.into_parts();
-    let header = |name| head.headers.get(name).and_then(|h| h.to_str().ok()).unwrap_or_default().to_owned();
-    let content_type = header(CONTENT_TYPE).split(';').next().unwrap_or_default().trim().to_owned();
+    let header = |name| {
+        head.headers
+            .get(name)
+            .and_then(|h| h.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let content_type = header(CONTENT_TYPE)
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
     let (accept, user_agent) = (header(ACCEPT), header(USER_AGENT));
     let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
         if error.downcast_ref::<LengthLimitError>().is_some() {
@@ -106,13 +126,25 @@ async fn read_request(request: Request, route: Route, query: Query, user: User) 
             ApiError::bad_request(format!("cannot read the request body: {error}"))
         }
     })?;
-    Ok(ApiRequest { route, query, content_type, accept, body: body.to_bytes(), user_agent, user })
+    Ok(ApiRequest {
+        route,
+        query,
+        content_type,
+        accept,
+        body: body.to_bytes(),
+        user_agent,
+        user,
+    })
 }
 
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
     let named = request.fault_name();
-    let call =
-        Call { verb: request.route.verb, resource: &request.route.resource.plural, subresource: &request.route.subresource, name: &named };
+    let call = Call {
+        verb: request.route.verb,
+        resource: &request.route.resource.plural,
+        subresource: &request.route.subresource,
+        name: &named,
+    };
     match server.faults.meet(&call) {
         Some(Fault::DropConnection) => return Ok(hang_up()),
         Some(Fault::Refuse(code)) => return Err(refusal(code, None)),
@@ -150,7 +182,10 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
         ("update", "" | "status" | "finalize") => object_verbs::update(server, request).await,
         ("patch", "" | "status") => object_verbs::patch(server, request).await,
         ("delete", "") => object_verbs::delete(server, request).await,
-        (verb, _) => Err(ApiError::method_not_allowed(&request.route.resource.qualified(), verb)),
+        (verb, _) => Err(ApiError::method_not_allowed(
+            &request.route.resource.qualified(),
+            verb,
+        )),
     }
 }
 
@@ -160,7 +195,9 @@ impl ApiRequest {
         if !self.route.name.is_empty() || self.route.verb != "create" {
             return self.route.name.clone();
         }
-        self.read_body().map(|body| object::text(&body, "/metadata/name").to_owned()).unwrap_or_default()
+        self.read_body()
+            .map(|body| object::text(&body, "/metadata/name").to_owned())
+            .unwrap_or_default()
     }
 
     fn read_body(&self) -> Result<serde_json::Value, ApiError> {

@@ -41,7 +41,11 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<FieldError> 
     let label_only = matches!(resource.plural.as_str(), "namespaces" | "services");
     if resource.group == "rbac.authorization.k8s.io" {
         let legal = !name.contains(['/', '%']) && !matches!(name, "." | "..");
-        return if legal { None } else { bad("may not contain '/' or '%'") };
+        return if legal {
+            None
+        } else {
+            bad("may not contain '/' or '%'")
+        };
     }
     if label_only {
         return if is_label(name) { None } else { bad(LABEL) };
@@ -65,9 +69,16 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<FieldError> {
     for key in annotations.into_iter().flat_map(|a| a.keys()) {
         check_key("metadata.annotations", &key.to_lowercase(), &mut errors);
     }
-    let size: usize = annotations.into_iter().flatten().map(|(k, v)| k.len() + v.as_str().map_or(0, str::len)).sum();
+    let size: usize = annotations
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| k.len() + v.as_str().map_or(0, str::len))
+        .sum();
     if size > 256 * 1024 {
-        errors.push(FieldError::forbidden("metadata.annotations", "may not be more than 262144 bytes"));
+        errors.push(FieldError::forbidden(
+            "metadata.annotations",
+            "may not be more than 262144 bytes",
+        ));
     }
     errors
 }
@@ -93,10 +104,17 @@ fn is_qualified_part(text: &str) -> bool {
 /// A name from `generateName`: the prefix and five random characters without vowels.
 pub(crate) fn generated(prefix: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    let end = prefix.char_indices().map(|(i, _)| i).find(|i| *i >= 58).unwrap_or(prefix.len());
+    let end = prefix
+        .char_indices()
+        .map(|(i, _)| i)
+        .find(|i| *i >= 58)
+        .unwrap_or(prefix.len());
     let mut name = prefix.get(..end).unwrap_or(prefix).to_owned();
     for byte in random().to_be_bytes().into_iter().take(5) {
-        let letter = ALPHABET.get(usize::from(byte) % ALPHABET.len()).copied().unwrap_or(b'x');
+        let letter = ALPHABET
+            .get(usize::from(byte) % ALPHABET.len())
+            .copied()
+            .unwrap_or(b'x');
         name.push(char::from(letter));
     }
     name

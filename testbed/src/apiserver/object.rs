@@ -12,7 +12,10 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 
 /// The array at a JSON pointer; empty when absent.
 pub(crate) fn array<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
-    value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    value
+        .pointer(pointer)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// The object at a JSON pointer.
@@ -90,12 +93,16 @@ pub(crate) fn timestamp(at: DateTime<Utc>) -> Value {
 
 /// Parses a time that [`timestamp`] or a client wrote.
 pub(crate) fn parse_time(text: &str) -> Option<DateTime<Utc>> {
-    DateTime::parse_from_rfc3339(text).ok().map(|t| t.with_timezone(&Utc))
+    DateTime::parse_from_rfc3339(text)
+        .ok()
+        .map(|t| t.with_timezone(&Utc))
 }
 
 /// Whether the object waits to be removed.
 pub(crate) fn is_deleting(value: &Value) -> bool {
-    value.pointer("/metadata/deletionTimestamp").is_some_and(|t| !t.is_null())
+    value
+        .pointer("/metadata/deletionTimestamp")
+        .is_some_and(|t| !t.is_null())
 }
 
 /// Whether the object carries finalizers.

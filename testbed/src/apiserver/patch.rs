@@ -38,9 +38,14 @@ impl Format {
 /// Applies a JSON patch (RFC 6902).
 pub(crate) fn json_patch(object: &mut Value, patch: Value) -> Result<(), ApiError> {
     let malformed = |why: String| ApiError::bad_request(format!("error decoding patch: {why}"));
-    let operations: json_patch::Patch = serde_json::from_value(patch).map_err(|e| malformed(e.to_string()))?;
-    json_patch::patch(object, &operations)
-        .map_err(|e| ApiError::new(422, format!("the server rejected our request due to an error in our request: {e}")))
+    let operations: json_patch::Patch =
+        serde_json::from_value(patch).map_err(|e| malformed(e.to_string()))?;
+    json_patch::patch(object, &operations).map_err(|e| {
+        ApiError::new(
+            422,
+            format!("the server rejected our request due to an error in our request: {e}"),
+        )
+    })
 }
 
 #[cfg(test)]

@@ -45,7 +45,12 @@ pub(crate) fn default_spec(pod: &mut Value) {
     let account = spec.get("serviceAccountName").cloned().unwrap_or_default();
     object::default(spec, "serviceAccount", account);
     for field in ["containers", "initContainers"] {
-        for container in spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten() {
+        for container in spec
+            .get_mut(field)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             default_container(container);
         }
     }
@@ -54,14 +59,27 @@ pub(crate) fn default_spec(pod: &mut Value) {
 
 fn default_container(container: &mut Value) {
     let image = object::text(container, "/image");
-    let tag = image.rsplit_once('/').map_or(image, |(_, name)| name).split_once(':').map(|(_, tag)| tag);
-    let pull = if image.contains('@') || tag.is_some_and(|t| t != "latest") { "IfNotPresent" } else { "Always" };
+    let tag = image
+        .rsplit_once('/')
+        .map_or(image, |(_, name)| name)
+        .split_once(':')
+        .map(|(_, tag)| tag);
+    let pull = if image.contains('@') || tag.is_some_and(|t| t != "latest") {
+        "IfNotPresent"
+    } else {
+        "Always"
+    };
     let map = object::make_object(container);
     object::default(map, "imagePullPolicy", pull);
     object::default(map, "terminationMessagePath", "/dev/termination-log");
     object::default(map, "terminationMessagePolicy", "File");
     object::default(map, "resources", json!({}));
-    for port in map.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
+    for port in map
+        .get_mut("ports")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         object::default(object::make_object(port), "protocol", "TCP");
     }
     resources::default_requests(container);
@@ -72,17 +90,24 @@ fn tolerate_unreachable(spec: &mut Map<String, Value>) {
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let tolerated = |t: &Value| {
             let effect = object::text(t, "/effect");
-            matches!(object::text(t, "/key"), found if found == key || found.is_empty()) && matches!(effect, "" | "NoExecute")
+            matches!(object::text(t, "/key"), found if found == key || found.is_empty())
+                && matches!(effect, "" | "NoExecute")
         };
         if !tolerations.iter().any(tolerated) {
-            tolerations.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}));
+            tolerations.push(
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),
+            );
         }
     }
 }
 
 /// Sets a condition, keeping its transition time unless its status changes.
 pub(crate) fn set_condition(pod: &mut Value, condition: Value) {
-    let conditions = object::make_array(object::child(pod, "status").entry("conditions").or_insert(Value::Null));
+    let conditions = object::make_array(
+        object::child(pod, "status")
+            .entry("conditions")
+            .or_insert(Value::Null),
+    );
     let kind = condition.get("type").cloned();
     match conditions.iter_mut().find(|c| c.get("type") == kind.as_ref()) {
         Some(found) => *found = condition,
@@ -100,7 +125,9 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
     if object::text(pod, "/spec/nodeName").is_empty() || is_terminal(pod) {
         return 0;
     }
-    let own = pod.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64);
+    let own = pod
+        .pointer("/spec/terminationGracePeriodSeconds")
+        .and_then(Value::as_i64);
     match asked.or(own).unwrap_or(30) {
         negative if negative < 0 => 1,
         seconds => seconds,

@@ -26,15 +26,23 @@ impl PodLogs {
         let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let log = logs.entry(key).or_default();
         if log.uid != uid {
-            *log = PodLog { uid, by_container: HashMap::new() };
+            *log = PodLog {
+                uid,
+                by_container: HashMap::new(),
+            };
         }
-        log.by_container.entry(container.to_owned()).or_default().push_str(text);
+        log.by_container
+            .entry(container.to_owned())
+            .or_default()
+            .push_str(text);
     }
 
     /// A container's log; empty if it has printed nothing.
     pub(crate) fn read(&self, key: &Key, uid: &str, container: &str) -> String {
         let logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let log = logs.get(key).filter(|log| log.uid == uid);
-        log.and_then(|log| log.by_container.get(container)).cloned().unwrap_or_default()
+        log.and_then(|log| log.by_container.get(container))
+            .cloned()
+            .unwrap_or_default()
     }
 }

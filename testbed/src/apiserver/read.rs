@@ -56,7 +56,11 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Pa
             }
             if items.len() == limit {
                 n_left += 1;
-                return if counting { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+                return if counting {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                };
             }
             items.push(Arc::clone(version));
             if items.len() == limit {
@@ -65,9 +69,16 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Pa
             ControlFlow::Continue(())
         })
         .map_err(|compacted| expired(at, compacted.oldest, token.is_some()))?;
-    let next = last.filter(|_| n_left > 0).map(|key| format!("{at}/{}/{}", key.namespace, key.name));
+    let next = last
+        .filter(|_| n_left > 0)
+        .map(|key| format!("{at}/{}/{}", key.namespace, key.name));
     let remaining = (counting && next.is_some()).then_some(n_left);
-    Ok(Page { revision: at, items, next, remaining })
+    Ok(Page {
+        revision: at,
+        items,
+        next,
+        remaining,
+    })
 }
 
 fn expired(at: u64, oldest: u64, continued: bool) -> ApiError {

@@ -62,7 +62,8 @@ pub(crate) fn shown(resource: &Resource, stored: &Value) -> Value {
     match resource.conversion {
         Conversion::None => {}
         Conversion::Version => {
-            object::make_object(&mut value).insert("apiVersion".to_owned(), Value::from(resource.api_version()));
+            object::make_object(&mut value)
+                .insert("apiVersion".to_owned(), Value::from(resource.api_version()));
         }
         Conversion::Event => event_form::to_new(&mut value),
     }
@@ -109,14 +110,21 @@ pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -
 pub(crate) fn envelope(view: View, resource: &Resource, meta: &Value) -> (String, &'static str) {
     let (kind, version) = match view {
         View::Object => (resource.list_kind.clone(), resource.api_version()),
-        View::Metadata => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+        View::Metadata => (
+            "PartialObjectMetadataList".to_owned(),
+            "meta.k8s.io/v1".to_owned(),
+        ),
         View::Table(_) => {
             let empty = table::table(resource, &[], meta).to_string();
             let head = empty.strip_suffix("]}").unwrap_or(&empty).to_owned();
             return (head, "]}");
         }
     };
-    let head = format!("{{\"kind\":{},\"apiVersion\":{},\"metadata\":{meta},\"items\":[", json!(kind), json!(version));
+    let head = format!(
+        "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{meta},\"items\":[",
+        json!(kind),
+        json!(version)
+    );
     (head, "]}")
 }
 
@@ -124,10 +132,15 @@ pub(crate) fn envelope(view: View, resource: &Resource, meta: &Value) -> (String
 pub(crate) fn bookmark(resource: &Resource, view: View, rv: u64, ends_initial_events: bool) -> Value {
     let mut meta = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
     if ends_initial_events && let Some(map) = meta.as_object_mut() {
-        map.insert("annotations".to_owned(), json!({"k8s.io/initial-events-end": "true"}));
+        map.insert(
+            "annotations".to_owned(),
+            json!({"k8s.io/initial-events-end": "true"}),
+        );
     }
     match view {
-        View::Object => json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta}),
+        View::Object => {
+            json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta})
+        }
         View::Metadata => metadata_only(&json!({"metadata": meta})),
         View::Table(_) => {
             let row = json!({"cells": [], "object": metadata_only(&json!({"metadata": meta}))});

@@ -69,7 +69,11 @@ impl Resource {
 
     /// Plural qualified by group, as error messages name resources.
     pub fn qualified(&self) -> String {
-        if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
+        if self.group.is_empty() {
+            self.plural.clone()
+        } else {
+            format!("{}.{}", self.plural, self.group)
+        }
     }
 
     pub(crate) fn is(&self, group: &str, plural: &str) -> bool {
@@ -104,7 +108,11 @@ impl Resource {
 
 /// `group/version`, or `version` for core.
 pub(crate) fn group_version(group: &str, version: &str) -> String {
-    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+    if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    }
 }
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
@@ -114,7 +122,16 @@ const CLUSTER: bool = false;
 const STATUS: bool = true;
 const PLAIN: bool = false;
 
-type Row = (&'static str, &'static str, &'static str, &'static str, bool, &'static str, &'static str, bool);
+type Row = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    bool,
+    &'static str,
+    &'static str,
+    bool,
+);
 
 /// group, version, plural, kind, namespaced, short names, categories, status subresource.
 const BUILTIN: &[Row] = &[
@@ -124,40 +141,238 @@ const BUILTIN: &[Row] = &[
     ("", "v1", "events", "Event", NS, "ev", "", PLAIN),
     ("", "v1", "namespaces", "Namespace", CLUSTER, "ns", "", STATUS),
     ("", "v1", "nodes", "Node", CLUSTER, "no", "", STATUS),
-    ("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", NS, "pvc", "", STATUS),
-    ("", "v1", "persistentvolumes", "PersistentVolume", CLUSTER, "pv", "", STATUS),
+    (
+        "",
+        "v1",
+        "persistentvolumeclaims",
+        "PersistentVolumeClaim",
+        NS,
+        "pvc",
+        "",
+        STATUS,
+    ),
+    (
+        "",
+        "v1",
+        "persistentvolumes",
+        "PersistentVolume",
+        CLUSTER,
+        "pv",
+        "",
+        STATUS,
+    ),
     ("", "v1", "pods", "Pod", NS, "po", "all", STATUS),
-    ("", "v1", "replicationcontrollers", "ReplicationController", NS, "rc", "all", STATUS),
+    (
+        "",
+        "v1",
+        "replicationcontrollers",
+        "ReplicationController",
+        NS,
+        "rc",
+        "all",
+        STATUS,
+    ),
     ("", "v1", "secrets", "Secret", NS, "", "", PLAIN),
     ("", "v1", "serviceaccounts", "ServiceAccount", NS, "sa", "", PLAIN),
     ("", "v1", "services", "Service", NS, "svc", "all", STATUS),
-    (ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", CLUSTER, "", EXT, PLAIN),
-    (ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", CLUSTER, "", EXT, STATUS),
-    (ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", CLUSTER, "", EXT, PLAIN),
-    (ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", CLUSTER, "", EXT, PLAIN),
-    (CRD_GROUP, "v1", CRD_PLURAL, "CustomResourceDefinition", CLUSTER, "crd,crds", EXT, STATUS),
+    (
+        ADMISSION,
+        "v1",
+        "mutatingwebhookconfigurations",
+        "MutatingWebhookConfiguration",
+        CLUSTER,
+        "",
+        EXT,
+        PLAIN,
+    ),
+    (
+        ADMISSION,
+        "v1",
+        "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicy",
+        CLUSTER,
+        "",
+        EXT,
+        STATUS,
+    ),
+    (
+        ADMISSION,
+        "v1",
+        "validatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicyBinding",
+        CLUSTER,
+        "",
+        EXT,
+        PLAIN,
+    ),
+    (
+        ADMISSION,
+        "v1",
+        "validatingwebhookconfigurations",
+        "ValidatingWebhookConfiguration",
+        CLUSTER,
+        "",
+        EXT,
+        PLAIN,
+    ),
+    (
+        CRD_GROUP,
+        "v1",
+        CRD_PLURAL,
+        "CustomResourceDefinition",
+        CLUSTER,
+        "crd,crds",
+        EXT,
+        STATUS,
+    ),
     ("apps", "v1", "daemonsets", "DaemonSet", NS, "ds", "all", STATUS),
-    ("apps", "v1", "deployments", "Deployment", NS, "deploy", "all", STATUS),
+    (
+        "apps",
+        "v1",
+        "deployments",
+        "Deployment",
+        NS,
+        "deploy",
+        "all",
+        STATUS,
+    ),
     ("apps", "v1", "replicasets", "ReplicaSet", NS, "rs", "all", STATUS),
-    ("apps", "v1", "statefulsets", "StatefulSet", NS, "sts", "all", STATUS),
-    (AUTHENTICATION, "v1", "tokenreviews", "TokenReview", CLUSTER, "", "", PLAIN),
-    (AUTHORIZATION, "v1", "subjectaccessreviews", "SubjectAccessReview", CLUSTER, "", "", PLAIN),
+    (
+        "apps",
+        "v1",
+        "statefulsets",
+        "StatefulSet",
+        NS,
+        "sts",
+        "all",
+        STATUS,
+    ),
+    (
+        AUTHENTICATION,
+        "v1",
+        "tokenreviews",
+        "TokenReview",
+        CLUSTER,
+        "",
+        "",
+        PLAIN,
+    ),
+    (
+        AUTHORIZATION,
+        "v1",
+        "subjectaccessreviews",
+        "SubjectAccessReview",
+        CLUSTER,
+        "",
+        "",
+        PLAIN,
+    ),
     ("batch", "v1", "jobs", "Job", NS, "", "all", STATUS),
     ("coordination.k8s.io", "v1", "leases", "Lease", NS, "", "", PLAIN),
     ("events.k8s.io", "v1", "events", "Event", NS, "ev", "", PLAIN),
-    ("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", NS, "pdb", "", STATUS),
-    (RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", CLUSTER, "", "", PLAIN),
+    (
+        "policy",
+        "v1",
+        "poddisruptionbudgets",
+        "PodDisruptionBudget",
+        NS,
+        "pdb",
+        "",
+        STATUS,
+    ),
+    (
+        RBAC,
+        "v1",
+        "clusterrolebindings",
+        "ClusterRoleBinding",
+        CLUSTER,
+        "",
+        "",
+        PLAIN,
+    ),
     (RBAC, "v1", "clusterroles", "ClusterRole", CLUSTER, "", "", PLAIN),
     (RBAC, "v1", "rolebindings", "RoleBinding", NS, "", "", PLAIN),
     (RBAC, "v1", "roles", "Role", NS, "", "", PLAIN),
-    ("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", NS, "", "", STATUS),
-    ("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", CLUSTER, "pc", "", PLAIN),
-    ("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", NS, "", "", STATUS),
-    ("storage.k8s.io", "v1", "csidrivers", "CSIDriver", CLUSTER, "", "", PLAIN),
-    ("storage.k8s.io", "v1", "csinodes", "CSINode", CLUSTER, "", "", PLAIN),
-    ("storage.k8s.io", "v1", "csistoragecapacities", "CSIStorageCapacity", NS, "", "", PLAIN),
-    ("storage.k8s.io", "v1", "storageclasses", "StorageClass", CLUSTER, "sc", "", PLAIN),
-    ("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", CLUSTER, "", "", STATUS),
+    (
+        "resource.k8s.io",
+        "v1",
+        "resourceclaims",
+        "ResourceClaim",
+        NS,
+        "",
+        "",
+        STATUS,
+    ),
+    (
+        "scheduling.k8s.io",
+        "v1",
+        "priorityclasses",
+        "PriorityClass",
+        CLUSTER,
+        "pc",
+        "",
+        PLAIN,
+    ),
+    (
+        "scheduling.k8s.io",
+        "v1alpha2",
+        "podgroups",
+        "PodGroup",
+        NS,
+        "",
+        "",
+        STATUS,
+    ),
+    (
+        "storage.k8s.io",
+        "v1",
+        "csidrivers",
+        "CSIDriver",
+        CLUSTER,
+        "",
+        "",
+        PLAIN,
+    ),
+    (
+        "storage.k8s.io",
+        "v1",
+        "csinodes",
+        "CSINode",
+        CLUSTER,
+        "",
+        "",
+        PLAIN,
+    ),
+    (
+        "storage.k8s.io",
+        "v1",
+        "csistoragecapacities",
+        "CSIStorageCapacity",
+        NS,
+        "",
+        "",
+        PLAIN,
+    ),
+    (
+        "storage.k8s.io",
+        "v1",
+        "storageclasses",
+        "StorageClass",
+        CLUSTER,
+        "sc",
+        "",
+        PLAIN,
+    ),
+    (
+        "storage.k8s.io",
+        "v1",
+        "volumeattachments",
+        "VolumeAttachment",
+        CLUSTER,
+        "",
+        "",
+        STATUS,
+    ),
 ];
 /// Group of the webhook configurations.
 pub(crate) const ADMISSION: &str = "admissionregistration.k8s.io";
@@ -171,13 +386,20 @@ pub(crate) const CRD_PLURAL: &str = "customresourcedefinitions";
 pub(crate) const NAMESPACES: &str = "/namespaces";
 
 fn words(list: &str) -> Vec<String> {
-    list.split(',').filter(|w| !w.is_empty()).map(str::to_owned).collect()
+    list.split(',')
+        .filter(|w| !w.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn builtin(row: &Row) -> Resource {
     let (group, version, plural, kind, namespaced, short, categories, status) = *row;
     let is_new_event = group == "events.k8s.io";
-    let storage = if is_new_event { "/events".to_owned() } else { format!("{group}/{plural}") };
+    let storage = if is_new_event {
+        "/events".to_owned()
+    } else {
+        format!("{group}/{plural}")
+    };
     Resource {
         group: group.to_owned(),
         version: version.to_owned(),
@@ -191,8 +413,16 @@ fn builtin(row: &Row) -> Resource {
         status,
         custom: false,
         storage,
-        storage_version: if is_new_event { "v1".to_owned() } else { group_version(group, version) },
-        conversion: if is_new_event { Conversion::Event } else { Conversion::None },
+        storage_version: if is_new_event {
+            "v1".to_owned()
+        } else {
+            group_version(group, version)
+        },
+        conversion: if is_new_event {
+            Conversion::Event
+        } else {
+            Conversion::None
+        },
         schema: None,
         columns: Vec::new(),
     }
@@ -208,7 +438,10 @@ pub(crate) struct Registry {
 impl Registry {
     /// The built-in resources.
     pub(crate) fn new() -> Self {
-        let mut registry = Self { by_path: HashMap::new(), ordered: Vec::new() };
+        let mut registry = Self {
+            by_path: HashMap::new(),
+            ordered: Vec::new(),
+        };
         for row in BUILTIN {
             registry.add(builtin(row));
         }
@@ -216,9 +449,14 @@ impl Registry {
     }
 
     fn add(&mut self, resource: Resource) {
-        let path = (resource.group.clone(), resource.version.clone(), resource.plural.clone());
+        let path = (
+            resource.group.clone(),
+            resource.version.clone(),
+            resource.plural.clone(),
+        );
         let resource = Arc::new(resource);
-        self.ordered.retain(|r| !(r.is(&path.0, &path.2) && r.version == path.1));
+        self.ordered
+            .retain(|r| !(r.is(&path.0, &path.2) && r.version == path.1));
         self.ordered.push(Arc::clone(&resource));
         self.by_path.insert(path, resource);
     }
@@ -232,14 +470,20 @@ impl Registry {
     /// The resource that in-process callers name `plural` or `plural.group`.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        let mut found = self.ordered.iter().filter(|r| r.is(group, plural) && r.conversion == Conversion::None);
+        let mut found = self
+            .ordered
+            .iter()
+            .filter(|r| r.is(group, plural) && r.conversion == Conversion::None);
         if let Some(resource) = found.next() {
             return Some(Arc::clone(resource));
         }
         if !group.is_empty() {
             return None;
         }
-        let mut same_plural = self.ordered.iter().filter(|r| r.plural == plural && r.conversion == Conversion::None);
+        let mut same_plural = self
+            .ordered
+            .iter()
+            .filter(|r| r.plural == plural && r.conversion == Conversion::None);
         same_plural.next().cloned()
     }
 
@@ -250,7 +494,9 @@ impl Registry {
 
     /// Every storage whose objects live in namespaces.
     pub(crate) fn namespaced(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.ordered.iter().filter(|r| r.namespaced && r.conversion == Conversion::None)
+        self.ordered
+            .iter()
+            .filter(|r| r.namespaced && r.conversion == Conversion::None)
     }
 
     /// Serves what a custom resource definition defines, in place of what it defined before.
@@ -302,13 +548,20 @@ fn custom(definition: &Value, version: &Value) -> Resource {
     };
     let name = object::text(version, "/name").to_owned();
     let is_stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
-    let stored = object::array(definition, "/spec/versions").iter().find(is_stored).map_or("", |v| object::text(v, "/name"));
+    let stored = object::array(definition, "/spec/versions")
+        .iter()
+        .find(is_stored)
+        .map_or("", |v| object::text(v, "/name"));
     let kind = names("kind");
     let or = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
     Resource {
         storage: format!("{group}/{}", names("plural")),
         storage_version: group_version(&group, stored),
-        conversion: if stored == name { Conversion::None } else { Conversion::Version },
+        conversion: if stored == name {
+            Conversion::None
+        } else {
+            Conversion::Version
+        },
         version: name,
         plural: names("plural"),
         singular: or(names("singular"), kind.to_lowercase()),
@@ -320,7 +573,10 @@ fn custom(definition: &Value, version: &Value) -> Resource {
         status: version.pointer("/subresources/status").is_some(),
         custom: true,
         schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),
-        columns: object::array(version, "/additionalPrinterColumns").iter().map(column).collect(),
+        columns: object::array(version, "/additionalPrinterColumns")
+            .iter()
+            .map(column)
+            .collect(),
         group,
     }
 }

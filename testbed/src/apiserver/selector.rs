@@ -39,7 +39,10 @@ pub(crate) struct Selectors {
 impl Selectors {
     /// Parses both selectors from their text form; empty text matches everything.
     pub(crate) fn parse(labels: &str, fields: &str) -> Result<Self, ApiError> {
-        Ok(Self { labels: LabelSelector::parse(labels)?, fields: FieldSelector::parse(fields)? })
+        Ok(Self {
+            labels: LabelSelector::parse(labels)?,
+            fields: FieldSelector::parse(fields)?,
+        })
     }
 
     /// Whether every object matches.
@@ -56,13 +59,18 @@ impl LabelSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let parts = split_outside_parentheses(text);
         let parsed: Result<Vec<_>, _> = parts.into_iter().map(parse_label).collect();
-        parsed.map(Self).map_err(|why| ApiError::bad_request(format!("unable to parse requirement: {why}")))
+        parsed
+            .map(Self)
+            .map_err(|why| ApiError::bad_request(format!("unable to parse requirement: {why}")))
     }
 
     /// The selector that an object's field holds; an unknown operator matches nothing.
     pub(crate) fn of(selector: &meta::LabelSelector) -> Self {
         let equal = selector.match_labels.iter().flatten();
-        let equal = equal.map(|(key, value)| Requirement { key: key.clone(), test: Test::In(vec![value.clone()]) });
+        let equal = equal.map(|(key, value)| Requirement {
+            key: key.clone(),
+            test: Test::In(vec![value.clone()]),
+        });
         let expressions = selector.match_expressions.iter().flatten().map(|one| {
             let values = one.values.clone().unwrap_or_default();
             let test = match one.operator.as_str() {
@@ -72,14 +80,19 @@ impl LabelSelector {
                 "In" => Test::In(values),
                 _ => Test::In(Vec::new()),
             };
-            Requirement { key: one.key.clone(), test }
+            Requirement {
+                key: one.key.clone(),
+                test,
+            }
         });
         Self(equal.chain(expressions).collect())
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = object.pointer("/metadata/labels");
-        self.0.iter().all(|r| r.accepts(labels.and_then(|l| l.get(&r.key)).and_then(Value::as_str)))
+        self.0
+            .iter()
+            .all(|r| r.accepts(labels.and_then(|l| l.get(&r.key)).and_then(Value::as_str)))
     }
 }
 
@@ -87,12 +100,19 @@ impl FieldSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
         let parsed: Option<Vec<_>> = parts.map(parse_equality).collect();
-        parsed.map(Self).ok_or_else(|| ApiError::bad_request(format!("invalid selector: '{text}'; can't understand a part of it")))
+        parsed.map(Self).ok_or_else(|| {
+            ApiError::bad_request(format!(
+                "invalid selector: '{text}'; can't understand a part of it"
+            ))
+        })
     }
 
     /// The selector for one object's name.
     pub(crate) fn name(name: &str) -> Self {
-        Self(vec![Requirement { key: "metadata.name".to_owned(), test: Test::In(vec![name.to_owned()]) }])
+        Self(vec![Requirement {
+            key: "metadata.name".to_owned(),
+            test: Test::In(vec![name.to_owned()]),
+        }])
     }
 
     /// Adds another selector's requirements.
@@ -144,7 +164,9 @@ fn parse_label(part: &str) -> Result<Requirement, String> {
         return checked(requirement);
     }
     if let Some((head, list)) = part.split_once('(') {
-        let values = list.strip_suffix(')').ok_or_else(|| format!("'{part}' lacks ')'"))?;
+        let values = list
+            .strip_suffix(')')
+            .ok_or_else(|| format!("'{part}' lacks ')'"))?;
         let values = values.split(',').map(|v| v.trim().to_owned()).collect();
         let mut words = head.split_whitespace();
         let key = words.next().unwrap_or_default().to_owned();
@@ -156,8 +178,14 @@ fn parse_label(part: &str) -> Result<Requirement, String> {
         return checked(Requirement { key, test });
     }
     match part.strip_prefix('!') {
-        Some(key) => checked(Requirement { key: key.trim().to_owned(), test: Test::Absent }),
-        None => checked(Requirement { key: part.to_owned(), test: Test::Exists }),
+        Some(key) => checked(Requirement {
+            key: key.trim().to_owned(),
+            test: Test::Absent,
+        }),
+        None => checked(Requirement {
+            key: part.to_owned(),
+            test: Test::Exists,
+        }),
     }
 }
 
@@ -183,8 +211,15 @@ fn parse_equality(part: &str) -> Option<Requirement> {
         (key, value, true)
     };
     let values = vec![value.trim().to_owned()];
-    let test = if equal { Test::In(values) } else { Test::NotIn(values) };
-    Some(Requirement { key: key.trim().to_owned(), test })
+    let test = if equal {
+        Test::In(values)
+    } else {
+        Test::NotIn(values)
+    };
+    Some(Requirement {
+        key: key.trim().to_owned(),
+        test,
+    })
 }
 
 #[cfg(test)]

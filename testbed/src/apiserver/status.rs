@@ -32,30 +32,58 @@ impl FieldError {
     /// The value is there and not acceptable.
     pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
         let message = format!("Invalid value: \"{value}\": {why}");
-        Self { reason: "FieldValueInvalid", field: field.into(), message }
+        Self {
+            reason: "FieldValueInvalid",
+            field: field.into(),
+            message,
+        }
     }
 
     /// The value is missing.
     pub(crate) fn required(field: impl Into<String>, why: &str) -> Self {
-        let message = if why.is_empty() { "Required value".to_owned() } else { format!("Required value: {why}") };
-        Self { reason: "FieldValueRequired", field: field.into(), message }
+        let message = if why.is_empty() {
+            "Required value".to_owned()
+        } else {
+            format!("Required value: {why}")
+        };
+        Self {
+            reason: "FieldValueRequired",
+            field: field.into(),
+            message,
+        }
     }
 
     /// The value may not be there, or may not change.
     pub(crate) fn forbidden(field: impl Into<String>, why: &str) -> Self {
-        Self { reason: "FieldValueForbidden", field: field.into(), message: format!("Forbidden: {why}") }
+        Self {
+            reason: "FieldValueForbidden",
+            field: field.into(),
+            message: format!("Forbidden: {why}"),
+        }
     }
 
     /// The value occurs twice.
     pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
-        Self { reason: "FieldValueDuplicate", field: field.into(), message: format!("Duplicate value: \"{value}\"") }
+        Self {
+            reason: "FieldValueDuplicate",
+            field: field.into(),
+            message: format!("Duplicate value: \"{value}\""),
+        }
     }
 
     /// The value is none of those allowed.
     pub(crate) fn unsupported(field: impl Into<String>, value: &str, allowed: &[&str]) -> Self {
-        let listed = allowed.iter().map(|a| format!("\"{a}\"")).collect::<Vec<_>>().join(", ");
+        let listed = allowed
+            .iter()
+            .map(|a| format!("\"{a}\""))
+            .collect::<Vec<_>>()
+            .join(", ");
         let message = format!("Unsupported value: \"{value}\": supported values: {listed}");
-        Self { reason: "FieldValueNotSupported", field: field.into(), message }
+        Self {
+            reason: "FieldValueNotSupported",
+            field: field.into(),
+            message,
+        }
     }
 
     fn line(&self) -> String {
@@ -66,7 +94,13 @@ impl FieldError {
 impl ApiError {
     /// An error of any code with the reason that belongs to it.
     pub fn new(code: u16, message: impl Into<String>) -> Self {
-        Self { code, reason: reason_of(code), message: message.into(), details: None, retry_after: None }
+        Self {
+            code,
+            reason: reason_of(code),
+            message: message.into(),
+            details: None,
+            retry_after: None,
+        }
     }
 
     /// 400.
@@ -86,7 +120,10 @@ impl ApiError {
 
     /// 405 for a verb that the resource does not have.
     pub fn method_not_allowed(resource: &str, verb: &str) -> Self {
-        Self::new(405, format!("{verb} is not supported on resources of kind \"{resource}\""))
+        Self::new(
+            405,
+            format!("{verb} is not supported on resources of kind \"{resource}\""),
+        )
     }
 
     /// 409 for a name that is taken.
@@ -104,7 +141,8 @@ impl ApiError {
 
     /// 409 for a write based on an old resourceVersion.
     pub fn modified(resource: &str, name: &str) -> Self {
-        let why = "the object has been modified; please apply your changes to the latest version and try again";
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(resource, name, why)
     }
 
@@ -120,7 +158,10 @@ impl ApiError {
 
     /// 504 for a resourceVersion that does not exist yet.
     pub fn too_large_version(asked: u64, current: u64) -> Self {
-        let mut error = Self::new(504, format!("Too large resource version: {asked}, current: {current}"));
+        let mut error = Self::new(
+            504,
+            format!("Too large resource version: {asked}, current: {current}"),
+        );
         let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
         error.details = Some(Box::new(json!({"causes": [cause], "retryAfterSeconds": 1})));
         error.retry_after = Some(1);
@@ -134,24 +175,45 @@ impl ApiError {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
         };
-        let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+        let qualified = if group.is_empty() {
+            kind.to_owned()
+        } else {
+            format!("{kind}.{group}")
+        };
         let mut error = Self::new(422, format!("{qualified} \"{name}\" is invalid: {text}"));
-        let causes: Vec<Value> = fields.iter().map(|f| json!({"reason": f.reason, "message": f.message, "field": f.field})).collect();
-        error.details = Some(Box::new(json!({"name": name, "group": group, "kind": kind, "causes": causes})));
+        let causes: Vec<Value> = fields
+            .iter()
+            .map(|f| json!({"reason": f.reason, "message": f.message, "field": f.field}))
+            .collect();
+        error.details = Some(Box::new(
+            json!({"name": name, "group": group, "kind": kind, "causes": causes}),
+        ));
         error
     }
 
     /// 500 for something that went wrong behind the request.
     pub(crate) fn internal(why: &str) -> Self {
         let details = json!({"causes": [{"message": why}]});
-        Self { details: Some(Box::new(details)), ..Self::new(500, format!("Internal error occurred: {why}")) }
+        Self {
+            details: Some(Box::new(details)),
+            ..Self::new(500, format!("Internal error occurred: {why}"))
+        }
     }
 
     /// The refusal of a webhook, under the code and reason that it gave.
     pub(crate) fn denied(code: u16, reason: &str, message: String) -> Self {
-        let known = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 429, 500, 503, 504].map(reason_of);
-        let known = known.into_iter().chain(["AlreadyExists", "Gone"]).find(|known| *known == reason);
-        Self { reason: known.unwrap_or_default(), ..Self::new(code, message) }
+        let known = [
+            400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 429, 500, 503, 504,
+        ]
+        .map(reason_of);
+        let known = known
+            .into_iter()
+            .chain(["AlreadyExists", "Gone"])
+            .find(|known| *known == reason);
+        Self {
+            reason: known.unwrap_or_default(),
+            ..Self::new(code, message)
+        }
     }
 
     fn about(mut self, resource: &str, name: &str) -> Self {

@@ -23,7 +23,10 @@ pub(crate) struct Key {
 
 impl Key {
     pub(crate) fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -65,7 +68,12 @@ pub(crate) struct Store {
 impl Store {
     /// An empty store that remembers `window` changes per collection.
     pub(crate) fn new(window: usize) -> Self {
-        Self { revision: 1, window, compacted: 0, collections: HashMap::new() }
+        Self {
+            revision: 1,
+            window,
+            compacted: 0,
+            collections: HashMap::new(),
+        }
     }
 
     /// The revision of the latest write.
@@ -83,7 +91,11 @@ impl Store {
         let version = Arc::new(stamp(value, self.revision));
         let collection = self.collection(storage);
         let previous = collection.objects.insert(key.clone(), Arc::clone(&version));
-        let change = if previous.is_some() { Change::Modified } else { Change::Added };
+        let change = if previous.is_some() {
+            Change::Modified
+        } else {
+            Change::Added
+        };
         collection.record(Event::new(change, key, Arc::clone(&version), previous));
         version
     }
@@ -96,7 +108,12 @@ impl Store {
         let previous = collection.objects.remove(key)?;
         let value = last.unwrap_or_else(|| Value::clone(&previous.value));
         let version = Arc::new(stamp(value, revision));
-        collection.record(Event::new(Change::Deleted, key.clone(), Arc::clone(&version), Some(previous)));
+        collection.record(Event::new(
+            Change::Deleted,
+            key.clone(),
+            Arc::clone(&version),
+            Some(previous),
+        ));
         self.revision = revision;
         Some(version)
     }
@@ -108,7 +125,9 @@ impl Store {
         slice: Slice<'_>,
         mut visit: impl FnMut(&Key, &Arc<Version>) -> ControlFlow<()>,
     ) -> Result<(), Compacted> {
-        let Some(collection) = self.collections.get(storage) else { return Ok(()) };
+        let Some(collection) = self.collections.get(storage) else {
+            return Ok(());
+        };
         let past = match slice.at {
             Some(at) => collection.undone_since(at)?,
             None => BTreeMap::new(),
@@ -121,8 +140,13 @@ impl Store {
         };
         let inside = |key: &Key| slice.namespace.is_none_or(|ns| key.namespace == ns);
         let range = (from, Bound::Unbounded);
-        let live = collection.objects.range::<Key, _>(range).filter(|(key, _)| !past.contains_key(*key));
-        let old = past.range::<Key, _>(range).filter_map(|(key, v)| v.as_ref().map(|v| (key, v)));
+        let live = collection
+            .objects
+            .range::<Key, _>(range)
+            .filter(|(key, _)| !past.contains_key(*key));
+        let old = past
+            .range::<Key, _>(range)
+            .filter_map(|(key, v)| v.as_ref().map(|v| (key, v)));
         for (key, version) in merged(live, old).take_while(|(key, _)| inside(key)) {
             if visit(key, version).is_break() {
                 break;
@@ -132,10 +156,19 @@ impl Store {
     }
 
     /// Up to `max` changes after a revision, and the revision up to which the caller has then seen everything.
-    pub(crate) fn events(&self, storage: &str, after: u64, max: usize) -> Result<(Vec<Arc<Event>>, u64), Compacted> {
+    pub(crate) fn events(
+        &self,
+        storage: &str,
+        after: u64,
+        max: usize,
+    ) -> Result<(Vec<Arc<Event>>, u64), Compacted> {
         let Some(collection) = self.collections.get(storage) else {
             let oldest = self.compacted;
-            return if after < oldest { Err(Compacted { oldest }) } else { Ok((Vec::new(), self.revision.max(after))) };
+            return if after < oldest {
+                Err(Compacted { oldest })
+            } else {
+                Ok((Vec::new(), self.revision.max(after)))
+            };
         };
         let mut rest = collection.log.since(after)?;
         let events: Vec<_> = rest.by_ref().take(max).map(Arc::clone).collect();
@@ -163,7 +196,11 @@ impl Store {
         if !self.collections.contains_key(storage) {
             let mut log = EventLog::new(self.window);
             log.compact(self.compacted);
-            let fresh = Collection { objects: BTreeMap::new(), log, signal: watch::Sender::new(0) };
+            let fresh = Collection {
+                objects: BTreeMap::new(),
+                log,
+                signal: watch::Sender::new(0),
+            };
             self.collections.insert(storage.to_owned(), fresh);
         }
         match self.collections.get_mut(storage) {
@@ -193,7 +230,11 @@ impl Collection {
 fn stamp(mut value: Value, rv: u64) -> Version {
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
     let bytes = Bytes::from(value.to_string());
-    Version { rv, value: Arc::new(value), bytes }
+    Version {
+        rv,
+        value: Arc::new(value),
+        bytes,
+    }
 }
 
 /// Merges two iterators that are sorted by key and have no key in common.

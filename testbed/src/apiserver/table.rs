@@ -44,7 +44,12 @@ fn columns(resource: &Resource) -> Vec<ColumnSpec> {
         ("", "configmaps" | "secrets") => vec![NAME, ("Data", "integer", false), AGE],
         ("coordination.k8s.io", "leases") => vec![NAME, ("Holder", "string", false), AGE],
         ("apps", "deployments" | "daemonsets") => {
-            vec![NAME, ("Ready", "string", false), ("Desired", "integer", false), AGE]
+            vec![
+                NAME,
+                ("Ready", "string", false),
+                ("Desired", "integer", false),
+                AGE,
+            ]
         }
         ("apiextensions.k8s.io", _) => vec![NAME, ("Created At", "date", false)],
         _ => vec![NAME, AGE],
@@ -62,15 +67,26 @@ fn cells(resource: &Resource, value: &Value) -> Vec<Value> {
         ("" | "events.k8s.io", "events") => event_cells(value),
         ("", "namespaces") => vec![name(), at("/status/phase"), age()],
         ("", "configmaps" | "secrets") => {
-            let n_entries = value.get("data").and_then(Value::as_object).map_or(0, serde_json::Map::len);
+            let n_entries = value
+                .get("data")
+                .and_then(Value::as_object)
+                .map_or(0, serde_json::Map::len);
             vec![name(), Value::from(n_entries), age()]
         }
         ("coordination.k8s.io", "leases") => vec![name(), at("/spec/holderIdentity"), age()],
         ("apps", "deployments") => {
-            vec![name(), Value::from(number("/status/readyReplicas").to_string()), number("/spec/replicas"), age()]
+            vec![
+                name(),
+                Value::from(number("/status/readyReplicas").to_string()),
+                number("/spec/replicas"),
+                age(),
+            ]
         }
         ("apps", "daemonsets") => {
-            let (ready, desired) = (number("/status/numberReady"), number("/status/desiredNumberScheduled"));
+            let (ready, desired) = (
+                number("/status/numberReady"),
+                number("/status/desiredNumberScheduled"),
+            );
             vec![name(), Value::from(ready.to_string()), desired, age()]
         }
         ("apiextensions.k8s.io", _) => vec![name(), at("/metadata/creationTimestamp")],
@@ -79,7 +95,9 @@ fn cells(resource: &Resource, value: &Value) -> Vec<Value> {
 }
 
 fn node_cells(node: &Value) -> Vec<Value> {
-    let ready = array(node, "/status/conditions").iter().find(|c| text(c, "/type") == "Ready");
+    let ready = array(node, "/status/conditions")
+        .iter()
+        .find(|c| text(c, "/type") == "Ready");
     let mut status = match ready.map(|c| text(c, "/status")) {
         Some("True") => "Ready".to_owned(),
         Some(_) => "NotReady".to_owned(),
@@ -89,8 +107,14 @@ fn node_cells(node: &Value) -> Vec<Value> {
         status.push_str(",SchedulingDisabled");
     }
     let labels = node.pointer("/metadata/labels").and_then(Value::as_object);
-    let roles: Vec<&str> = labels.into_iter().flatten().filter_map(|(k, _)| k.strip_prefix("node-role.kubernetes.io/")).collect();
-    let address = array(node, "/status/addresses").iter().find(|a| text(a, "/type") == "InternalIP");
+    let roles: Vec<&str> = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(k, _)| k.strip_prefix("node-role.kubernetes.io/"))
+        .collect();
+    let address = array(node, "/status/addresses")
+        .iter()
+        .find(|a| text(a, "/type") == "InternalIP");
     vec![
         Value::from(text(node, "/metadata/name")),
         Value::from(status),
@@ -104,8 +128,19 @@ fn node_cells(node: &Value) -> Vec<Value> {
 }
 
 fn event_cells(event: &Value) -> Vec<Value> {
-    let first = |pointers: &[&str]| pointers.iter().map(|p| text(event, p)).find(|t| !t.is_empty()).unwrap_or_default();
-    let seen = first(&["/series/lastObservedTime", "/lastTimestamp", "/eventTime", "/metadata/creationTimestamp"]);
+    let first = |pointers: &[&str]| {
+        pointers
+            .iter()
+            .map(|p| text(event, p))
+            .find(|t| !t.is_empty())
+            .unwrap_or_default()
+    };
+    let seen = first(&[
+        "/series/lastObservedTime",
+        "/lastTimestamp",
+        "/eventTime",
+        "/metadata/creationTimestamp",
+    ]);
     let kind = text(event, "/involvedObject/kind").to_lowercase();
     vec![
         Value::from(since(seen)),
@@ -129,7 +164,11 @@ fn or_unknown(found: &str) -> Value {
 
 /// A row of the table of a resource.
 pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Value {
-    let cells = if resource.columns.is_empty() { cells(resource, value) } else { custom_cells(resource, value) };
+    let cells = if resource.columns.is_empty() {
+        cells(resource, value)
+    } else {
+        custom_cells(resource, value)
+    };
     match include {
         RowObject::None => json!({"cells": cells}),
         RowObject::Metadata => json!({"cells": cells, "object": metadata_only(value)}),
@@ -140,7 +179,11 @@ pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Val
 fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     let mut cells = vec![Value::from(text(value, "/metadata/name"))];
     for column in &resource.columns {
-        let found = column.path.trim_start_matches('.').split('.').try_fold(value, |v, field| v.get(field));
+        let found = column
+            .path
+            .trim_start_matches('.')
+            .split('.')
+            .try_fold(value, |v, field| v.get(field));
         cells.push(match found {
             Some(Value::String(date)) if column.kind == "date" => Value::from(since(date)),
             Some(simple) if !simple.is_object() && !simple.is_array() => simple.clone(),
@@ -158,10 +201,18 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
         json!({"name": name, "type": kind, "format": format, "description": "", "priority": priority})
     };
     let columns: Vec<Value> = if resource.columns.is_empty() {
-        columns(resource).into_iter().map(|(name, kind, wide)| definition(name, kind, i64::from(wide))).collect()
+        columns(resource)
+            .into_iter()
+            .map(|(name, kind, wide)| definition(name, kind, i64::from(wide)))
+            .collect()
     } else {
-        let own = resource.columns.iter().map(|c| definition(&c.name, &c.kind, c.priority));
-        std::iter::once(definition("Name", "string", 0)).chain(own).collect()
+        let own = resource
+            .columns
+            .iter()
+            .map(|c| definition(&c.name, &c.kind, c.priority));
+        std::iter::once(definition("Name", "string", 0))
+            .chain(own)
+            .collect()
     };
     json!({
         "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": meta, "columnDefinitions": columns, "rows": rows,
@@ -175,7 +226,11 @@ fn since(time: &str) -> String {
 
 fn age(seconds: i64) -> String {
     let pair = |high: i64, unit: char, low: i64, small: char| {
-        if low == 0 { format!("{high}{unit}") } else { format!("{high}{unit}{low}{small}") }
+        if low == 0 {
+            format!("{high}{unit}")
+        } else {
+            format!("{high}{unit}{low}{small}")
+        }
     };
     match seconds.max(0) {
         s @ 0..120 => format!("{s}s"),

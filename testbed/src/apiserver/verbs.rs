@@ -69,20 +69,32 @@ impl Target {
 
     fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> Writer<'a> {
         let subresource = if self.status { "status" } else { "" };
-        Writer { manager: &options.manager, subresource, api_version, now: options.now }
+        Writer {
+            manager: &options.manager,
+            subresource,
+            api_version,
+            now: options.now,
+        }
     }
 }
 
 impl State {
     /// The stored version of a target.
     pub(crate) fn current(&self, target: &Target) -> Result<Arc<Version>, ApiError> {
-        self.store.get(target.storage(), &target.key()).cloned().ok_or_else(|| target.not_found())
+        self.store
+            .get(target.storage(), &target.key())
+            .cloned()
+            .ok_or_else(|| target.not_found())
     }
 
     fn keep(&mut self, target: &Target, value: Value, dry_run: bool) -> Arc<Version> {
         if dry_run {
             let bytes = value.to_string().into();
-            return Arc::new(Version { rv: self.store.revision(), value: Arc::new(value), bytes });
+            return Arc::new(Version {
+                rv: self.store.revision(),
+                value: Arc::new(value),
+                bytes,
+            });
         }
         self.store.put(target.storage(), target.key(), value)
     }
@@ -102,7 +114,9 @@ fn check_kind(target: &Target, body: &mut Value) -> Result<(), ApiError> {
     }
     let (kind, version) = (object::text(body, "/kind"), object::text(body, "/apiVersion"));
     if kind.is_empty() {
-        return Err(ApiError::bad_request("Object 'Kind' is missing in the request body"));
+        return Err(ApiError::bad_request(
+            "Object 'Kind' is missing in the request body",
+        ));
     }
     if version != expected || kind != wanted {
         return Err(ApiError::bad_request(format!(
@@ -110,7 +124,10 @@ fn check_kind(target: &Target, body: &mut Value) -> Result<(), ApiError> {
              ({expected}, Kind={wanted})"
         )));
     }
-    if body.get("metadata").is_some_and(|m| !m.is_object() && !m.is_null()) {
+    if body
+        .get("metadata")
+        .is_some_and(|m| !m.is_object() && !m.is_null())
+    {
         return Err(ApiError::bad_request("metadata must be a JSON object"));
     }
     check_string_maps(body)
@@ -118,15 +135,25 @@ fn check_kind(target: &Target, body: &mut Value) -> Result<(), ApiError> {
 
 fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     for field in ["labels", "annotations"] {
-        let Some(map) = body.get("metadata").and_then(|m| m.get(field)).filter(|m| !m.is_null()) else { continue };
+        let Some(map) = body
+            .get("metadata")
+            .and_then(|m| m.get(field))
+            .filter(|m| !m.is_null())
+        else {
+            continue;
+        };
         let strings = map.as_object().is_some_and(|m| m.values().all(Value::is_string));
         if !strings {
-            return Err(ApiError::bad_request(format!("metadata.{field} must be a map of strings to strings")));
+            return Err(ApiError::bad_request(format!(
+                "metadata.{field} must be a map of strings to strings"
+            )));
         }
     }
     let finalizers = body.pointer("/metadata/finalizers").filter(|f| !f.is_null());
     if finalizers.is_some_and(|f| !f.as_array().is_some_and(|a| a.iter().all(Value::is_string))) {
-        return Err(ApiError::bad_request("metadata.finalizers must be a list of strings"));
+        return Err(ApiError::bad_request(
+            "metadata.finalizers must be a list of strings",
+        ));
     }
     Ok(())
 }

@@ -76,15 +76,24 @@ impl Watch {
         };
         if let Start::After(rv) = start {
             watch.cursor = rv;
-            state.store.events(storage, rv, 0).map_err(|c| ApiError::expired(rv, c.oldest))?;
+            state
+                .store
+                .events(storage, rv, 0)
+                .map_err(|c| ApiError::expired(rv, c.oldest))?;
             return Ok(watch);
         }
-        let slice = Slice { namespace, ..Slice::default() };
+        let slice = Slice {
+            namespace,
+            ..Slice::default()
+        };
         let (selectors, pending) = (&watch.selectors, &mut watch.pending);
         // A scan of the present never meets compacted revisions.
         let _ = state.store.scan(storage, slice, |_, version| {
             if selectors.is_everything() || selectors.matches(&version.value) {
-                pending.push_back(Delta { change: Change::Added, version: Arc::clone(version) });
+                pending.push_back(Delta {
+                    change: Change::Added,
+                    version: Arc::clone(version),
+                });
             }
             ControlFlow::Continue(())
         });
@@ -95,7 +104,10 @@ impl Watch {
     pub async fn next(&mut self) -> Result<WatchEvent, ApiError> {
         loop {
             if let Some(delta) = self.pending.pop_front() {
-                return Ok(WatchEvent { change: delta.change, object: Arc::clone(&delta.version.value) });
+                return Ok(WatchEvent {
+                    change: delta.change,
+                    object: Arc::clone(&delta.version.value),
+                });
             }
             let found = self.read()?;
             if found.is_empty() {
@@ -117,7 +129,11 @@ impl Watch {
         }
         loop {
             self.signal.mark_unchanged();
-            let read = self.cluster.state().store.events(&self.storage, self.cursor, BATCH);
+            let read = self
+                .cluster
+                .state()
+                .store
+                .events(&self.storage, self.cursor, BATCH);
             let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
             let exhausted = events.len() < BATCH;
             self.cursor = seen;
@@ -141,19 +157,30 @@ impl Watch {
 
     /// How an event looks through the selectors: an object that leaves them is deleted, one that enters is added.
     fn view(&self, event: &Event) -> Option<Delta> {
-        if self.namespace.as_deref().is_some_and(|ns| event.key.namespace != ns) {
+        if self
+            .namespace
+            .as_deref()
+            .is_some_and(|ns| event.key.namespace != ns)
+        {
             return None;
         }
         let matches = |v: &Arc<Version>| self.selectors.is_everything() || self.selectors.matches(&v.value);
         let before = event.previous.as_ref().is_some_and(matches);
         let after = event.change != Change::Deleted && matches(&event.version);
-        let delta = |change, version: &Arc<Version>| Some(Delta { change, version: Arc::clone(version) });
+        let delta = |change, version: &Arc<Version>| {
+            Some(Delta {
+                change,
+                version: Arc::clone(version),
+            })
+        };
         match (before, after) {
             (false, false) => None,
             (false, true) => delta(Change::Added, &event.version),
             (true, true) => delta(Change::Modified, &event.version),
             (true, false) if event.change == Change::Deleted => delta(Change::Deleted, &event.version),
-            (true, false) => event.departed().and_then(|version| delta(Change::Deleted, &version)),
+            (true, false) => event
+                .departed()
+                .and_then(|version| delta(Change::Deleted, &version)),
         }
     }
 }

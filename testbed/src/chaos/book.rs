@@ -95,7 +95,9 @@ impl Book {
 
     /// Enters pods as they are now.
     pub fn know(&self, pods: BTreeMap<String, Pod>) {
-        let by_uid = pods.into_values().filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)));
+        let by_uid = pods
+            .into_values()
+            .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)));
         self.known().extend(by_uid);
     }
 
@@ -117,14 +119,23 @@ impl Book {
         let pod = now.or_else(|| self.known().get(&container.pod_uid).cloned())?;
         let sees = container.gpus.clone();
         let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
-        Some(Sight { pod: format!("{}/{}", container.namespace, container.pod), container: container.name.clone(), sees, should_see })
+        Some(Sight {
+            pod: format!("{}/{}", container.namespace, container.pod),
+            container: container.name.clone(),
+            sees,
+            should_see,
+        })
     }
 
     /// Enters violations of other invariants.
     pub fn violated(&self, found: Vec<String>) {
         let mut pages = self.pages();
         let step = pages.step;
-        pages.violations.extend(found.into_iter().map(|violation| format!("step {step}: {violation}")));
+        pages.violations.extend(
+            found
+                .into_iter()
+                .map(|violation| format!("step {step}: {violation}")),
+        );
     }
 
     /// Enters pods that are gone without having been deleted.
@@ -140,7 +151,11 @@ impl Book {
         let step = pages.step;
         if let Some((reason, message)) = &admission.refusal {
             let quote = format!("step {step}: {}: {reason}: {message}", admission.pod);
-            if is_kubelets_own(reason, message) { pages.died.push(quote) } else { pages.killed.push(quote) }
+            if is_kubelets_own(reason, message) {
+                pages.died.push(quote);
+            } else {
+                pages.killed.push(quote);
+            }
         }
     }
 }
@@ -153,21 +168,41 @@ impl Pages {
 
     /// Enters a container if the content of its CDI specs was not written for this start.
     pub fn enter_stale(&mut self, container: &Container) {
-        let Some(what) = invariants::stale_spec(container) else { return };
-        let is_new = self.stale.insert((container.pod_uid.clone(), container.name.clone(), container.starts));
+        let Some(what) = invariants::stale_spec(container) else {
+            return;
+        };
+        let is_new = self.stale.insert((
+            container.pod_uid.clone(),
+            container.name.clone(),
+            container.starts,
+        ));
         if is_new && self.wrong_quotes.len() < QUOTED {
-            self.wrong_quotes.push(format!("step {}: {}/{}: {what}", self.step, container.pod, container.name));
+            self.wrong_quotes.push(format!(
+                "step {}: {}/{}: {what}",
+                self.step, container.pod, container.name
+            ));
         }
     }
 
     /// Enters a container that sees what it should not.
     pub fn enter_wrong(&mut self, uid: &str, turn: u32, sight: &Sight) {
         if sight.sees.iter().any(|device| !sight.should_see.contains(device)) {
-            self.sees_more.insert((uid.to_owned(), sight.container.clone(), turn));
+            self.sees_more
+                .insert((uid.to_owned(), sight.container.clone(), turn));
         }
-        if self.wrong.insert((uid.to_owned(), sight.container.clone(), turn)) && self.wrong_quotes.len() < QUOTED {
-            let Sight { pod, container, sees, should_see } = sight;
-            self.wrong_quotes.push(format!("step {}: {pod}/{container} sees {sees:?}, its record names {should_see:?}", self.step));
+        if self.wrong.insert((uid.to_owned(), sight.container.clone(), turn))
+            && self.wrong_quotes.len() < QUOTED
+        {
+            let Sight {
+                pod,
+                container,
+                sees,
+                should_see,
+            } = sight;
+            self.wrong_quotes.push(format!(
+                "step {}: {pod}/{container} sees {sees:?}, its record names {should_see:?}",
+                self.step
+            ));
         }
     }
 }
@@ -196,8 +231,10 @@ fn is_kubelets_own(reason: &str, message: &str) -> bool {
 /// The words of a refusal that do not depend on whom it met.
 fn kind_of(refusal: &str) -> String {
     let text = refusal.split("desc = ").last().unwrap_or(refusal);
-    let words: Vec<&str> =
-        text.split_whitespace().filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric)).collect();
+    let words: Vec<&str> = text
+        .split_whitespace()
+        .filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric))
+        .collect();
     words.into_iter().take(9).collect::<Vec<_>>().join(" ")
 }
 
@@ -213,7 +250,12 @@ mod tests {
 
     fn sight(sees: &[&str], should_see: &[&str]) -> Sight {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
-        Sight { pod: "default/p".to_owned(), container: "c".to_owned(), sees: names(sees), should_see: names(should_see) }
+        Sight {
+            pod: "default/p".to_owned(),
+            container: "c".to_owned(),
+            sees: names(sees),
+            should_see: names(should_see),
+        }
     }
 
     /// A container by CDI that holds two memory units.
@@ -224,7 +266,10 @@ mod tests {
             pod_uid: "u".to_owned(),
             name: "c".to_owned(),
             kind: ContainerKind::App,
-            state: RunState::Waiting { reason: String::new(), message: String::new() },
+            state: RunState::Waiting {
+                reason: String::new(),
+                message: String::new(),
+            },
             starts: 1,
             env: BTreeMap::from([(MEM_CONTAINER.to_owned(), units.to_owned())]),
             devices: BTreeMap::from([(GPU_MEM.to_owned(), vec!["a".to_owned(), "b".to_owned()])]),
@@ -241,10 +286,17 @@ mod tests {
     fn the_row_of_containers_that_see_more_can_fail() {
         let mut pages = Pages::default();
         pages.enter_wrong("u", 1, &sight(&[], &["GPU-a"]));
-        assert_eq!((pages.wrong.len(), pages.sees_more.len()), (1, 0), "too few is wrong, and not more");
+        assert_eq!(
+            (pages.wrong.len(), pages.sees_more.len()),
+            (1, 0),
+            "too few is wrong, and not more"
+        );
         pages.enter_wrong("u", 2, &sight(&["GPU-a", "GPU-b"], &["GPU-a"]));
         pages.enter_wrong("other", 1, &sight(&["GPU-a"], &[]));
-        assert_eq!((pages.wrong.len(), pages.sees_more.len(), pages.is_clean()), (3, 2, false));
+        assert_eq!(
+            (pages.wrong.len(), pages.sees_more.len(), pages.is_clean()),
+            (3, 2, false)
+        );
     }
 
     #[test]
@@ -253,7 +305,10 @@ mod tests {
         pages.enter_stale(&container(&[], "2"));
         assert!(pages.is_clean(), "{:?}", pages.wrong_quotes);
         pages.enter_stale(&container(&["gpushare.dev/gpu=x"], "2"));
-        pages.enter_stale(&Container { starts: 2, ..container(&[], "3") });
+        pages.enter_stale(&Container {
+            starts: 2,
+            ..container(&[], "3")
+        });
         assert_eq!((pages.stale.len(), pages.is_clean()), (2, false));
         assert_eq!(pages.wrong_quotes.len(), 2, "{:?}", pages.wrong_quotes);
     }

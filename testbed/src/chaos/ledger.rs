@@ -30,7 +30,10 @@ struct Gpu {
 
 /// A sentence for each GPU of which the scheduler holds something else than the records add up to.
 pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: &Accounts) -> Vec<String> {
-    let answer = match client.get(&format!("{scheduler}/gpushare-scheduler/inspect")).await {
+    let answer = match client
+        .get(&format!("{scheduler}/gpushare-scheduler/inspect"))
+        .await
+    {
         Ok((_, body)) => serde_json::from_slice::<Inspected>(&body).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
@@ -44,13 +47,24 @@ fn compare(nodes: Vec<Node>, accounts: &Accounts) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut held = BTreeMap::new();
     for node in nodes {
-        found.extend(node.problems.iter().map(|problem| format!("the scheduler says of {}: {problem}", node.name)));
-        held.extend(node.devs.into_iter().map(|gpu| ((node.name.clone(), gpu.id), (gpu.used_bytes, gpu.used_core))));
+        found.extend(
+            node.problems
+                .iter()
+                .map(|problem| format!("the scheduler says of {}: {problem}", node.name)),
+        );
+        held.extend(
+            node.devs
+                .into_iter()
+                .map(|gpu| ((node.name.clone(), gpu.id), (gpu.used_bytes, gpu.used_core))),
+        );
     }
     for (key, gpu) in &accounts.gpus {
         let (wanted, said) = ((gpu.used(), gpu.core), held.get(key).copied());
         if said != Some(wanted) {
-            found.push(format!("GPU {} of {}: records add up to {wanted:?}, the scheduler holds {said:?}", gpu.minor, gpu.node));
+            found.push(format!(
+                "GPU {} of {}: records add up to {wanted:?}, the scheduler holds {said:?}",
+                gpu.minor, gpu.node
+            ));
         }
     }
     found
@@ -69,10 +83,11 @@ mod tests {
             gpu
         };
         let mut accounts = Accounts::default();
-        accounts.gpus.extend([(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))]);
+        accounts
+            .gpus
+            .extend([(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))]);
         let nodes = |text: &str| serde_json::from_str::<Inspected>(text).unwrap().nodes;
-        let alike =
-            r#"{"nodes": [{"name": "n1", "devs": [{"id": 0, "usedBytes": 0, "usedCore": 0}, {"id": 1, "usedBytes": 0, "usedCore": 0}]}]}"#;
+        let alike = r#"{"nodes": [{"name": "n1", "devs": [{"id": 0, "usedBytes": 0, "usedCore": 0}, {"id": 1, "usedBytes": 0, "usedCore": 0}]}]}"#;
         assert_eq!(compare(nodes(alike), &accounts), Vec::<String>::new());
         let unlike = r#"{"nodes": [{"name": "n1", "problems": ["odd"], "devs": [{"id": 0, "usedBytes": 7, "usedCore": 0}]}]}"#;
         assert_eq!(compare(nodes(unlike), &accounts).len(), 3);

@@ -55,7 +55,11 @@ pub struct Figures {
 impl Figures {
     /// The figures of what stands in a book.
     pub fn of(mode: Mode, seed: u64, pages: &Pages, heals: BTreeMap<String, u64>, took: Duration) -> Self {
-        let killed = pages.killed.iter().take(5).map(|quote| format!("killed: {quote}"));
+        let killed = pages
+            .killed
+            .iter()
+            .take(5)
+            .map(|quote| format!("killed: {quote}"));
         let died = pages.died.iter().take(3).map(|quote| format!("died: {quote}"));
         Self {
             mode,
@@ -75,7 +79,13 @@ impl Figures {
             admission_ms: median_and_worst(&pages.admissions),
             delay_ms: median_and_worst(&pages.delays),
             violations: pages.violations.clone(),
-            quotes: pages.wrong_quotes.iter().cloned().chain(killed).chain(died).collect(),
+            quotes: pages
+                .wrong_quotes
+                .iter()
+                .cloned()
+                .chain(killed)
+                .chain(died)
+                .collect(),
             seconds: took.as_secs_f64(),
         }
     }
@@ -84,21 +94,31 @@ impl Figures {
     pub fn is_ok(&self) -> bool {
         let is_right = self.wrong == 0 && self.sees_more == 0 && self.stale == 0 && self.unknown == 0;
         let may_kill = matches!(self.mode, Mode::Envvar | Mode::Timestamp);
-        self.violations.is_empty() && (self.mode == Mode::Timestamp || is_right) && (may_kill || self.killed == 0)
+        self.violations.is_empty()
+            && (self.mode == Mode::Timestamp || is_right)
+            && (may_kill || self.killed == 0)
     }
 
     /// What a count would be in 100,000 admissions, and the count.
     fn scaled(&self, count: usize) -> String {
         let scaled = count.saturating_mul(100_000) / self.admissions.max(1);
-        if count == 0 { "0".to_owned() } else { format!("{scaled} ({count})") }
+        if count == 0 {
+            "0".to_owned()
+        } else {
+            format!("{scaled} ({count})")
+        }
     }
 }
 
 fn median_and_worst(durations: &[Duration]) -> [f64; 2] {
     let mut sorted = durations.to_vec();
     sorted.sort_unstable();
-    let milliseconds = |duration: Option<&Duration>| duration.map_or(0.0, |duration| duration.as_secs_f64() * 1000.0);
-    [milliseconds(sorted.get(sorted.len() / 2)), milliseconds(sorted.last())]
+    let milliseconds =
+        |duration: Option<&Duration>| duration.map_or(0.0, |duration| duration.as_secs_f64() * 1000.0);
+    [
+        milliseconds(sorted.get(sorted.len() / 2)),
+        milliseconds(sorted.last()),
+    ]
 }
 
 /// Outcomes that are heals, and what they are called in the table; refusals stand in a row of their own.
@@ -109,34 +129,62 @@ const HEALS: [(&str, &str); 3] = [
 ];
 
 fn words(milliseconds: f64) -> String {
-    if milliseconds < 1000.0 { format!("{milliseconds:.1} ms") } else { format!("{:.1} s", milliseconds / 1000.0) }
+    if milliseconds < 1000.0 {
+        format!("{milliseconds:.1} ms")
+    } else {
+        format!("{:.1} s", milliseconds / 1000.0)
+    }
 }
 
 /// Runs side by side, as a table of Markdown.
 pub fn render(runs: &[Figures]) -> String {
     let mut rows = Table::new();
-    rows.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    rows.load_style(presets::ASCII_MARKDOWN)
+        .set_content_arrangement(ContentArrangement::Disabled);
     rows.set_header(
-        std::iter::once("in 100,000 admissions (and in this run)".to_owned()).chain(runs.iter().map(|run| run.mode.to_string())),
+        std::iter::once("in 100,000 admissions (and in this run)".to_owned())
+            .chain(runs.iter().map(|run| run.mode.to_string())),
     );
     let mut row = |name: &str, cell: &dyn Fn(&Figures) -> String| {
         rows.add_row(std::iter::once(name.to_owned()).chain(runs.iter().map(cell)));
     };
-    row("containers started with a wrong device", &|run| run.scaled(run.wrong));
-    row("containers that saw more than their record", &|run| run.scaled(run.sees_more));
-    row("containers started with a stale spec", &|run| run.scaled(run.stale));
-    row("pods killed for good by us", &|run| run.scaled(run.killed + run.evicted));
+    row("containers started with a wrong device", &|run| {
+        run.scaled(run.wrong)
+    });
+    row("containers that saw more than their record", &|run| {
+        run.scaled(run.sees_more)
+    });
+    row("containers started with a stale spec", &|run| {
+        run.scaled(run.stale)
+    });
+    row("pods killed for good by us", &|run| {
+        run.scaled(run.killed + run.evicted)
+    });
     row("pods killed by kubelet alone", &|run| run.scaled(run.died));
     for (outcome, name) in HEALS {
-        let count = |run: &Figures| run.heals.get(outcome).map_or(0, |count| usize::try_from(*count).unwrap_or(usize::MAX));
+        let count = |run: &Figures| {
+            run.heals
+                .get(outcome)
+                .map_or(0, |count| usize::try_from(*count).unwrap_or(usize::MAX))
+        };
         if runs.iter().any(|run| count(run) > 0) {
             row(name, &|run| run.scaled(count(run)));
         }
     }
-    row("starts refused, and tried again by kubelet", &|run| run.scaled(run.refusals.values().sum()));
-    row("added to a start: median, worst", &|run| run.delay_ms.map(words).join(", "));
-    row("admission of a pod: median, worst", &|run| run.admission_ms.map(words).join(", "));
-    row("oversubscribed, or counted wrongly", &|run| run.scaled(run.violations.len()));
-    row("admissions, starts", &|run| format!("{}, {}", run.admissions, run.starts));
+    row("starts refused, and tried again by kubelet", &|run| {
+        run.scaled(run.refusals.values().sum())
+    });
+    row("added to a start: median, worst", &|run| {
+        run.delay_ms.map(words).join(", ")
+    });
+    row("admission of a pod: median, worst", &|run| {
+        run.admission_ms.map(words).join(", ")
+    });
+    row("oversubscribed, or counted wrongly", &|run| {
+        run.scaled(run.violations.len())
+    });
+    row("admissions, starts", &|run| {
+        format!("{}, {}", run.admissions, run.starts)
+    });
     rows.to_string()
 }

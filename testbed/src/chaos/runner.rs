@@ -55,7 +55,12 @@ fn pod_name(number: usize) -> String {
 
 impl Runner {
     /// Starts the cluster.
-    pub(super) async fn start(mode: Mode, seed: u64, deploy: std::path::PathBuf, book: &Arc<Book>) -> Result<Self> {
+    pub(super) async fn start(
+        mode: Mode,
+        seed: u64,
+        deploy: std::path::PathBuf,
+        book: &Arc<Book>,
+    ) -> Result<Self> {
         let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
         let nodes = (0..mode.n_nodes()).map(|idx| {
             let (name, book) = (node_name(idx), Arc::clone(book));
@@ -63,18 +68,34 @@ impl Runner {
             NodeSpec {
                 started: StartHook::new(move |start| book.started(&name, start)),
                 inject: mode.inject(),
-                plugin_args: node.plugin_args.iter().cloned().chain(mode.plugin_args()).collect(),
+                plugin_args: node
+                    .plugin_args
+                    .iter()
+                    .cloned()
+                    .chain(mode.plugin_args())
+                    .collect(),
                 disk_may_be_full: true,
                 // A real kubelet waits ten seconds; the book counts them in.
-                delays: Delays { start_retry: Duration::from_millis(100), ..node.delays },
+                delays: Delays {
+                    start_retry: Duration::from_millis(100),
+                    ..node.delays
+                },
                 ..node
             }
         });
-        let spec = Spec { seed, deploy, max_backoff: Some(Duration::from_millis(500)), ..Spec::of(nodes.collect()) };
+        let spec = Spec {
+            seed,
+            deploy,
+            max_backoff: Some(Duration::from_millis(500)),
+            ..Spec::of(nodes.collect())
+        };
         let mut cluster = Cluster::start(spec).await?;
         cluster.keep_files(true);
         book.open(cluster.api().cluster().clone());
-        let cdi = cluster.nodes().map(|node| CdiDir::of(node.kubelet().config())).collect::<Result<Vec<_>>>()?;
+        let cdi = cluster
+            .nodes()
+            .map(|node| CdiDir::of(node.kubelet().config()))
+            .collect::<Result<Vec<_>>>()?;
         let pods = Pods::of(cluster.client(), "default");
         Ok(Self {
             cluster,
@@ -111,7 +132,10 @@ impl Runner {
                 let kubelet = self.node(*node)?.kubelet();
                 let n_before = kubelet.n_registrations();
                 kubelet.drop_stream(GPU_MEM);
-                self.until_kubelet(*node, "the plugin to notice", |kubelet| kubelet.n_registrations() > n_before).await?;
+                self.until_kubelet(*node, "the plugin to notice", |kubelet| {
+                    kubelet.n_registrations() > n_before
+                })
+                .await?;
                 self.until_offered(*node).await?;
             }
             Step::WipeCdi(node, numbers) => {
@@ -137,7 +161,8 @@ impl Runner {
     }
 
     async fn delete(&mut self, numbers: &[usize]) -> Result<()> {
-        self.wanted.retain(|name| !numbers.iter().any(|number| pod_name(*number) == *name));
+        self.wanted
+            .retain(|name| !numbers.iter().any(|number| pod_name(*number) == *name));
         try_join_all(numbers.iter().map(|number| {
             let (pods, name) = (self.pods.clone(), pod_name(*number));
             async move { pods.delete(&name).await }
@@ -150,19 +175,29 @@ impl Runner {
         let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
         for node in self.cluster.nodes() {
             let running = |one: &Container| {
-                one.kind == ContainerKind::App && names.contains(&one.pod) && matches!(one.state, RunState::Running { .. })
+                one.kind == ContainerKind::App
+                    && names.contains(&one.pod)
+                    && matches!(one.state, RunState::Running { .. })
             };
             let crashed: Vec<Container> = node.kubelet().containers().into_iter().filter(running).collect();
             for container in &crashed {
-                node.kubelet().restart_container("default", &container.pod, &container.name)?;
+                node.kubelet()
+                    .restart_container("default", &container.pod, &container.name)?;
             }
             let again = |kubelet: &Kubelet| {
                 let now = kubelet.containers();
-                let is_back =
-                    |old: &Container| now.iter().any(|one| one.pod_uid == old.pod_uid && one.name == old.name && one.starts > old.starts);
+                let is_back = |old: &Container| {
+                    now.iter().any(|one| {
+                        one.pod_uid == old.pod_uid && one.name == old.name && one.starts > old.starts
+                    })
+                };
                 crashed.iter().all(is_back)
             };
-            ensure!(node.kubelet().until(DEADLINE, again).await, "crashed containers do not start again: {}", state_of(node.kubelet()));
+            ensure!(
+                node.kubelet().until(DEADLINE, again).await,
+                "crashed containers do not start again: {}",
+                state_of(node.kubelet())
+            );
         }
         Ok(())
     }
@@ -175,7 +210,12 @@ impl Runner {
 
     async fn restart_kubelet(&mut self, node: usize) -> Result<()> {
         self.node(node)?.restart_kubelet().await?;
-        self.until_kubelet(node, "the restarted kubelet to have seen its pods", Kubelet::has_synced).await?;
+        self.until_kubelet(
+            node,
+            "the restarted kubelet to have seen its pods",
+            Kubelet::has_synced,
+        )
+        .await?;
         self.until_offered(node).await
     }
 
@@ -183,12 +223,22 @@ impl Runner {
     async fn until_offered(&mut self, node: usize) -> Result<()> {
         let offered = |kubelet: &Kubelet| {
             let capacity = kubelet.capacity();
-            [GPU_MEM, GPU_SHARED].iter().all(|name| capacity.get(*name).is_some_and(|(all, healthy)| *all > 0 && all == healthy))
+            [GPU_MEM, GPU_SHARED].iter().all(|name| {
+                capacity
+                    .get(*name)
+                    .is_some_and(|(all, healthy)| *all > 0 && all == healthy)
+            })
         };
-        self.until_kubelet(node, "the plugin to register again", offered).await
+        self.until_kubelet(node, "the plugin to register again", offered)
+            .await
     }
 
-    async fn until_kubelet(&mut self, node: usize, what: &str, condition: impl FnMut(&Kubelet) -> bool) -> Result<()> {
+    async fn until_kubelet(
+        &mut self,
+        node: usize,
+        what: &str,
+        condition: impl FnMut(&Kubelet) -> bool,
+    ) -> Result<()> {
         let node = self.node(node)?;
         let reached = node.kubelet().until(DEADLINE, condition).await;
         ensure!(reached, "waited in vain for {what}; {}", state_of(node.kubelet()));
@@ -197,21 +247,37 @@ impl Runner {
 
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
         let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
-        let bound = |snapshot: &Snapshot| names.iter().all(|name| snapshot.pod(name).and_then(node_of).is_some()).then_some(());
+        let bound = |snapshot: &Snapshot| {
+            names
+                .iter()
+                .all(|name| snapshot.pod(name).and_then(node_of).is_some())
+                .then_some(())
+        };
         self.cluster.until("all pods to be bound", DEADLINE, bound).await
     }
 
     async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
         let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
-        let gone = |snapshot: &Snapshot| names.iter().all(|name| snapshot.pod(name).is_none()).then_some(());
-        self.cluster.until("deleted pods to be gone", DEADLINE, gone).await
+        let gone = |snapshot: &Snapshot| {
+            names
+                .iter()
+                .all(|name| snapshot.pod(name).is_none())
+                .then_some(())
+        };
+        self.cluster
+            .until("deleted pods to be gone", DEADLINE, gone)
+            .await
     }
 
     /// Waits until every pod runs or has failed.
     async fn until_settled(&self) -> Result<()> {
-        let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded");
+        let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| {
+            is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
+        };
         let settled = |snapshot: &Snapshot| snapshot.pods.values().all(is_settled).then_some(());
-        self.cluster.until("every pod to run or to have failed", DEADLINE, settled).await
+        self.cluster
+            .until("every pod to run or to have failed", DEADLINE, settled)
+            .await
     }
 
     /// Enters what kubelets have done, and checks what must hold at every moment.
@@ -225,7 +291,9 @@ impl Runner {
         }
         let mut snapshot = Snapshot::of(self.cluster.api().cluster());
         self.book.replace_known(snapshot.pods.clone());
-        let (there, gone) = std::mem::take(&mut self.wanted).into_iter().partition(|name| snapshot.pod(name).is_some());
+        let (there, gone) = std::mem::take(&mut self.wanted)
+            .into_iter()
+            .partition(|name| snapshot.pod(name).is_some());
         self.wanted = there;
         self.book.evicted(gone);
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
@@ -241,7 +309,8 @@ impl Runner {
         let (client, url) = (HttpClient::new(), self.cluster.scheduler_url());
         let until = Instant::now() + SETTLING;
         loop {
-            let accounts = invariants::accounts(&Snapshot::of(self.cluster.api().cluster()), &BTreeSet::new());
+            let accounts =
+                invariants::accounts(&Snapshot::of(self.cluster.api().cluster()), &BTreeSet::new());
             let differences = ledger::differences(&client, &url, &accounts).await;
             if differences.is_empty() {
                 return;
@@ -256,8 +325,18 @@ impl Runner {
     /// A record that has moved away from a container that has started counts as a wrong device.
     async fn look_at_started(&self) {
         let api = self.cluster.api().cluster().clone();
-        let none = |_: &Snapshot| misplaced(&self.cluster, &Snapshot::of(&api)).is_empty().then_some(());
-        if self.cluster.observer().until("records to agree with containers", self.settling(), none).await.is_err() {
+        let none = |_: &Snapshot| {
+            misplaced(&self.cluster, &Snapshot::of(&api))
+                .is_empty()
+                .then_some(())
+        };
+        if self
+            .cluster
+            .observer()
+            .until("records to agree with containers", self.settling(), none)
+            .await
+            .is_err()
+        {
             let mut pages = self.book.pages();
             for (uid, turn, sight) in misplaced(&self.cluster, &Snapshot::of(&api)) {
                 pages.enter_wrong(&uid, turn, &sight);
@@ -267,13 +346,21 @@ impl Runner {
 
     /// Nothing follows where starts have been wrong already.
     fn settling(&self) -> Duration {
-        if self.book.pages().wrong.is_empty() { SETTLING } else { Duration::ZERO }
+        if self.book.pages().wrong.is_empty() {
+            SETTLING
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Adds up the outcomes that a plugin has counted and is about to forget.
     async fn count_heals(&mut self, node: usize) {
-        let Ok(node) = self.cluster.node(&node_name(node)) else { return };
-        let Ok(text) = node.plugin_metrics().await else { return };
+        let Ok(node) = self.cluster.node(&node_name(node)) else {
+            return;
+        };
+        let Ok(text) = node.plugin_metrics().await else {
+            return;
+        };
         for (outcome, count) in outcomes(&text) {
             *self.heals.entry(outcome).or_default() += count;
         }
@@ -295,15 +382,33 @@ fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)
     let mut found = Vec::new();
     for node in cluster.nodes() {
         let device = snapshot.devices.get(node.name());
-        for container in node.kubelet().containers().into_iter().filter(|one| one.starts > 0) {
+        for container in node
+            .kubelet()
+            .containers()
+            .into_iter()
+            .filter(|one| one.starts > 0)
+        {
             let key = format!("{}/{}", container.namespace, container.pod);
-            let Some(pod) = snapshot.pods.get(&key).filter(|pod| pod.uid().as_deref() == Some(container.pod_uid.as_str())) else {
+            let Some(pod) = snapshot
+                .pods
+                .get(&key)
+                .filter(|pod| pod.uid().as_deref() == Some(container.pod_uid.as_str()))
+            else {
                 continue;
             };
             let sees = container.gpus.clone();
             let should_see = invariants::should_see(pod, device, &container.name);
             if sees != should_see {
-                found.push((container.pod_uid, container.starts, Sight { pod: key, container: container.name, sees, should_see }));
+                found.push((
+                    container.pod_uid,
+                    container.starts,
+                    Sight {
+                        pod: key,
+                        container: container.name,
+                        sees,
+                        should_see,
+                    },
+                ));
             }
         }
     }
@@ -312,21 +417,37 @@ fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)
 
 /// One clause about containers that do not run.
 fn state_of(kubelet: &Kubelet) -> String {
-    let waiting = kubelet.containers().into_iter().filter_map(|one| match one.state {
-        RunState::Waiting { reason, message } => Some(format!("{}/{}: {reason}: {message}", one.pod, one.name)),
-        _ => None,
-    });
+    let waiting = kubelet
+        .containers()
+        .into_iter()
+        .filter_map(|one| match one.state {
+            RunState::Waiting { reason, message } => {
+                Some(format!("{}/{}: {reason}: {message}", one.pod, one.name))
+            }
+            _ => None,
+        });
     let waiting: Vec<String> = waiting.collect();
-    format!("{} pods are held, {:?} are offered; {}", kubelet.n_held(), kubelet.capacity(), waiting.join("; "))
+    format!(
+        "{} pods are held, {:?} are offered; {}",
+        kubelet.n_held(),
+        kubelet.capacity(),
+        waiting.join("; ")
+    )
 }
 
 /// The series of the plugin that count differences, by outcome.
 fn outcomes(text: &str) -> BTreeMap<String, u64> {
-    let series = text.lines().filter(|line| line.starts_with("gpushare_device_plugin_identity_mismatch_total{"));
+    let series = text
+        .lines()
+        .filter(|line| line.starts_with("gpushare_device_plugin_identity_mismatch_total{"));
     let read = |line: &str| {
         let outcome = line.split_once("outcome=\"")?.1.split_once('"')?.0;
         let count: f64 = line.rsplit_once(' ')?.1.parse().ok()?;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter of small whole numbers")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a counter of small whole numbers"
+        )]
         Some((outcome.to_owned(), count.max(0.0) as u64))
     };
     series.filter_map(read).collect()

@@ -19,7 +19,8 @@ const MOST_OF_ONE: u64 = 4;
 /// Units of a node that pods may hold together: with the rest, a pod of [`MOST_OF_ONE`] always finds a GPU.
 const MOST_UNITS: u64 = N_GPUS * (UNITS_PER_GPU - MOST_OF_ONE);
 /// Units of a node beyond which no pods of two devices come: below it, the last of [`MOST_FOR_TWO`] finds two GPUs.
-const MOST_UNITS_FOR_TWO: u64 = (N_GPUS - 1) * (UNITS_PER_GPU - MOST_OF_ONE + 1) - 2 * MOST_OF_ONE * MOST_FOR_TWO;
+const MOST_UNITS_FOR_TWO: u64 =
+    (N_GPUS - 1) * (UNITS_PER_GPU - MOST_OF_ONE + 1) - 2 * MOST_OF_ONE * MOST_FOR_TWO;
 /// Pods of two devices that come together.
 const MOST_FOR_TWO: u64 = 12;
 /// Pods of one batch.
@@ -156,7 +157,12 @@ struct Books {
 
 /// The steps of a run on so many nodes.
 pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
-    let mut books = Books { n_nodes, dice: StdRng::seed_from_u64(seed), n_pods: 0, placed: Vec::new() };
+    let mut books = Books {
+        n_nodes,
+        dice: StdRng::seed_from_u64(seed),
+        n_pods: 0,
+        placed: Vec::new(),
+    };
     (0..n_steps).map(|_| books.step()).collect()
 }
 
@@ -181,11 +187,19 @@ impl Books {
     }
 
     fn used(&self, node: usize) -> u64 {
-        self.placed.iter().filter(|pod| pod.node == node).map(|pod| pod.shape.units()).sum()
+        self.placed
+            .iter()
+            .filter(|pod| pod.node == node)
+            .map(|pod| pod.shape.units())
+            .sum()
     }
 
     fn on(&self, node: usize) -> Vec<usize> {
-        self.placed.iter().filter(|pod| pod.node == node).map(|pod| pod.number).collect()
+        self.placed
+            .iter()
+            .filter(|pod| pod.node == node)
+            .map(|pod| pod.number)
+            .collect()
     }
 
     fn some_of(&mut self, node: usize) -> Vec<usize> {
@@ -208,24 +222,58 @@ impl Books {
     fn batch(&mut self, node: usize) -> Step {
         let shape = self.shape(node);
         let room = usize::try_from((MOST_UNITS - self.used(node)) / shape.units()).unwrap_or(0);
-        let most = if shape == Shape::TwoDevices { usize::try_from(MOST_FOR_TWO).unwrap_or(0) } else { MOST_PODS }.min(room);
+        let most = if shape == Shape::TwoDevices {
+            usize::try_from(MOST_FOR_TWO).unwrap_or(0)
+        } else {
+            MOST_PODS
+        }
+        .min(room);
         let n_pods = self.dice.random_range(most.min(2)..=most);
         let pods: Vec<usize> = (self.n_pods..self.n_pods + n_pods).collect();
         self.n_pods += n_pods;
         let mut deleted = pods.clone();
         deleted.shuffle(&mut self.dice);
         let meanwhile = self.meanwhile();
-        let misses_deletions = matches!(meanwhile, Meanwhile::PluginMissesDeletions | Meanwhile::KubeletMissesDeletions);
+        let misses_deletions = matches!(
+            meanwhile,
+            Meanwhile::PluginMissesDeletions | Meanwhile::KubeletMissesDeletions
+        );
         // In two batches of three nobody is deleted early, unless that is the point.
         let has_deletions = misses_deletions || self.dice.random_range(0..3) == 0;
-        let n_deleted = if has_deletions { self.dice.random_range(usize::from(misses_deletions)..=n_pods / 2) } else { 0 };
+        let n_deleted = if has_deletions {
+            self.dice.random_range(usize::from(misses_deletions)..=n_pods / 2)
+        } else {
+            0
+        };
         deleted.truncate(n_deleted);
-        let orders = [OrderRule::Creation, OrderRule::Reversed, OrderRule::Reversed, OrderRule::Shuffled, OrderRule::Shuffled];
+        let orders = [
+            OrderRule::Creation,
+            OrderRule::Reversed,
+            OrderRule::Reversed,
+            OrderRule::Shuffled,
+            OrderRule::Shuffled,
+        ];
         let placed = pods.iter().filter(|number| !deleted.contains(number));
-        self.placed.extend(placed.map(|number| Placed { number: *number, node, shape }));
-        let order = orders.choose(&mut self.dice).copied().unwrap_or(OrderRule::Shuffled);
+        self.placed.extend(placed.map(|number| Placed {
+            number: *number,
+            node,
+            shape,
+        }));
+        let order = orders
+            .choose(&mut self.dice)
+            .copied()
+            .unwrap_or(OrderRule::Shuffled);
         let (order_seed, by_force) = (self.dice.random(), self.dice.random());
-        Step::Batch(Batch { node, pods, shape, order, order_seed, deleted, by_force, meanwhile })
+        Step::Batch(Batch {
+            node,
+            pods,
+            shape,
+            order,
+            order_seed,
+            deleted,
+            by_force,
+            meanwhile,
+        })
     }
 
     fn shape(&mut self, node: usize) -> Shape {
@@ -289,18 +337,38 @@ mod tests {
     fn the_seed_decides_everything() {
         assert_eq!(schedule(7, 200, N_NODES), schedule(7, 200, N_NODES));
         assert_ne!(schedule(7, 200, N_NODES), schedule(8, 200, N_NODES));
-        assert_eq!(schedule(7, 200, N_NODES)[..50], schedule(7, 50, N_NODES), "a longer run begins as a shorter one");
+        assert_eq!(
+            schedule(7, 200, N_NODES)[..50],
+            schedule(7, 50, N_NODES),
+            "a longer run begins as a shorter one"
+        );
     }
 
     #[test]
     fn everything_happens_in_a_run_of_some_length() {
         let steps = schedule(1, 2000, N_NODES);
-        let batches: Vec<&Batch> = steps.iter().filter_map(|step| if let Step::Batch(batch) = step { Some(batch) } else { None }).collect();
-        let meanwhile: std::collections::BTreeSet<String> = batches.iter().map(|batch| format!("{:?}", batch.meanwhile)).collect();
+        let batches: Vec<&Batch> = steps
+            .iter()
+            .filter_map(|step| {
+                if let Step::Batch(batch) = step {
+                    Some(batch)
+                } else {
+                    None
+                }
+            })
+            .collect();
+        let meanwhile: std::collections::BTreeSet<String> = batches
+            .iter()
+            .map(|batch| format!("{:?}", batch.meanwhile))
+            .collect();
         assert_eq!(meanwhile.len(), 18, "{meanwhile:?}");
-        assert!(batches.iter().any(|batch| batch.shape == Shape::TwoDevices) && batches.iter().any(|batch| !batch.deleted.is_empty()));
         assert!(
-            steps.iter().any(|step| matches!(step, Step::WipeCdi(..))) && steps.iter().any(|step| matches!(step, Step::BreakStream(_)))
+            batches.iter().any(|batch| batch.shape == Shape::TwoDevices)
+                && batches.iter().any(|batch| !batch.deleted.is_empty())
+        );
+        assert!(
+            steps.iter().any(|step| matches!(step, Step::WipeCdi(..)))
+                && steps.iter().any(|step| matches!(step, Step::BreakStream(_)))
         );
         assert!(n_admissions(&steps) > 15_000, "{}", n_admissions(&steps));
     }

@@ -25,8 +25,15 @@ impl CdiDir {
     /// # Errors
     /// The node has none.
     pub fn of(config: &KubeletConfig) -> Result<Self> {
-        let path = config.cdi_dirs.last().context("the node has no directory of CDI specs")?.clone();
-        Ok(Self { aside: path.with_extension("aside"), path })
+        let path = config
+            .cdi_dirs
+            .last()
+            .context("the node has no directory of CDI specs")?
+            .clone();
+        Ok(Self {
+            aside: path.with_extension("aside"),
+            path,
+        })
     }
 
     /// Removes all specs.
@@ -79,7 +86,11 @@ fn in_place_of(path: &Path, put: impl Fn() -> io::Result<()>) -> io::Result<()> 
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    let removed = if path.is_dir() {
+        std::fs::remove_dir_all(path)
+    } else {
+        std::fs::remove_file(path)
+    };
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,

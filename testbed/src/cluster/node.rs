@@ -149,13 +149,20 @@ impl NodeSpec {
             has_plugin: true,
             allocated_resources_status: true,
             // A real kubelet tries to start a container again after 10 s; nobody wants to watch that.
-            delays: Delays { start_retry: Duration::from_millis(500), api_retry: Duration::from_millis(200), ..Delays::default() },
+            delays: Delays {
+                start_retry: Duration::from_millis(500),
+                api_retry: Duration::from_millis(200),
+                ..Delays::default()
+            },
             max_pods: 250,
             started: StartHook::default(),
             inject: "auto",
             runtime: RuntimeSpec::Plain,
             // Most nodes: NVIDIA's runtime handles every pod, and the runtime before it takes CDI devices too.
-            container_runtime: RuntimeConfig { nvidia: Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)), ..RuntimeConfig::default() },
+            container_runtime: RuntimeConfig {
+                nvidia: Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)),
+                ..RuntimeConfig::default()
+            },
             driver: DriverSpecs::default(),
             plugin: None,
             cdi_injector: None,
@@ -170,9 +177,14 @@ impl NodeSpec {
     /// A node of this kind, with the flags and the environment that the plugin has there. It reads changed CDI specs some time
     /// later, as containerd does.
     pub fn of_kind(kind: NodeKind, name: &str, mib_of_gpus: &[u64]) -> Self {
-        let refresh = RefreshDelay { longest: SPECS_REFRESH };
+        let refresh = RefreshDelay {
+            longest: SPECS_REFRESH,
+        };
         Self {
-            container_runtime: RuntimeConfig { refresh, ..kind.container_runtime() },
+            container_runtime: RuntimeConfig {
+                refresh,
+                ..kind.container_runtime()
+            },
             driver: kind.driver(),
             plugin_args: kind.deployment().plugin_args(),
             plugin_variable: kind.own_container().variable,
@@ -183,7 +195,10 @@ impl NodeSpec {
     /// The same node in other memory units.
     #[must_use]
     pub fn unit(self, memory_unit: &str) -> Self {
-        Self { memory_unit: memory_unit.to_owned(), ..self }
+        Self {
+            memory_unit: memory_unit.to_owned(),
+            ..self
+        }
     }
 }
 
@@ -227,30 +242,52 @@ impl SimulatedNode {
             needs_nri: spec.runtime == RuntimeSpec::RequiredPlugins,
             runtime: spec.container_runtime.clone(),
             cdi_dirs: vec![node_dir.join("etc-cdi"), node_dir.join("cdi")],
-            log: Arc::new(move |namespace, pod, container, text| cluster.append_log(namespace, pod, container, &text)),
+            log: Arc::new(move |namespace, pod, container, text| {
+                cluster.append_log(namespace, pod, container, &text);
+            }),
             ..KubeletConfig::new(&spec.name, &node_dir, client)
         };
-        config.capacity.insert("pods".to_owned(), spec.max_pods.to_string());
+        config
+            .capacity
+            .insert("pods".to_owned(), spec.max_pods.to_string());
         let cdi_injector = match &spec.cdi_injector {
             Some(program) => {
                 let socket = node_dir.join("cdi-injector.sock");
                 config.cdi_injector = Some(socket.clone());
-                Some(Daemon::start(injector_invocation(&spec.name, program, &socket, &config.cdi_dirs, &node_dir), crashes)?)
+                Some(Daemon::start(
+                    injector_invocation(&spec.name, program, &socket, &config.cdi_dirs, &node_dir),
+                    crashes,
+                )?)
             }
             None => None,
         };
         let plugin_dir = config.plugin_dir();
-        let machine = Machine { dir: node_dir.clone(), gpus: config.gpus.clone() };
+        let machine = Machine {
+            dir: node_dir.clone(),
+            gpus: config.gpus.clone(),
+        };
         machine.set(&spec)?;
-        let kubelet = Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
+        let kubelet =
+            Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = machine.inventory();
         let kubeconfig = user_kubeconfig(api, &node_dir, PLUGIN_USER, &[])?;
         let metrics = free_address()?;
-        let mut invocation = plugin_invocation(&spec, binaries, &plugin_dir, &inventory, [&kubeconfig, &node_dir], metrics);
+        let mut invocation = plugin_invocation(
+            &spec,
+            binaries,
+            &plugin_dir,
+            &inventory,
+            [&kubeconfig, &node_dir],
+            metrics,
+        );
         if let Some(program) = &spec.plugin {
             invocation = of_another_version(invocation, program).await?;
         }
-        let plugin = if spec.has_plugin { Some(Daemon::start(invocation.clone(), crashes)?) } else { None };
+        let plugin = if spec.has_plugin {
+            Some(Daemon::start(invocation.clone(), crashes)?)
+        } else {
+            None
+        };
         Ok(Self {
             spec,
             machine,
@@ -299,8 +336,15 @@ impl SimulatedNode {
     pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
         self.vendor_minors = minors.to_vec();
         self.vendor = None;
-        let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor)).map(|gpu| gpu.uuid.clone()).collect();
-        self.vendor = Some(VendorPlugin::start(&self.kubelet.config().plugin_dir(), NVIDIA_GPU, offered).await?);
+        let offered = self
+            .spec
+            .gpus
+            .iter()
+            .filter(|gpu| minors.contains(&gpu.minor))
+            .map(|gpu| gpu.uuid.clone())
+            .collect();
+        self.vendor =
+            Some(VendorPlugin::start(&self.kubelet.config().plugin_dir(), NVIDIA_GPU, offered).await?);
         Ok(())
     }
 
@@ -316,7 +360,9 @@ impl SimulatedNode {
 
     /// The metrics of its plugin.
     pub async fn plugin_metrics(&self) -> Result<String> {
-        let (_, text) = HttpClient::new().get(&format!("http://{}/metrics", self.metrics)).await?;
+        let (_, text) = HttpClient::new()
+            .get(&format!("http://{}/metrics", self.metrics))
+            .await?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
@@ -326,9 +372,17 @@ impl SimulatedNode {
         plugin.kill().await;
         let has_vendor = self.vendor.is_some();
         let is_ours = |resource: &str| !(has_vendor && resource == NVIDIA_GPU);
-        let is_missed = |kubelet: &Kubelet| kubelet.capacity().iter().all(|(resource, (_, healthy))| *healthy == 0 || !is_ours(resource));
+        let is_missed = |kubelet: &Kubelet| {
+            kubelet
+                .capacity()
+                .iter()
+                .all(|(resource, (_, healthy))| *healthy == 0 || !is_ours(resource))
+        };
         let name = &self.spec.name;
-        ensure!(self.kubelet.until(NOTICED, is_missed).await, "{NOTICED:?} after its end kubelet of {name} does not miss the plugin");
+        ensure!(
+            self.kubelet.until(NOTICED, is_missed).await,
+            "{NOTICED:?} after its end kubelet of {name} does not miss the plugin"
+        );
         Ok(plugin)
     }
 
@@ -340,8 +394,14 @@ impl SimulatedNode {
     /// Kills its plugin and starts it with another value of a flag.
     pub async fn restart_plugin_with(&mut self, flag: &str, value: &str) -> Result<()> {
         let args = &mut self.invocation.args;
-        let at = args.iter().position(|arg| arg == flag).with_context(|| format!("the plugin is not started with {flag}"))?;
-        value.clone_into(args.get_mut(at + 1).with_context(|| format!("{flag} has no value"))?);
+        let at = args
+            .iter()
+            .position(|arg| arg == flag)
+            .with_context(|| format!("the plugin is not started with {flag}"))?;
+        value.clone_into(
+            args.get_mut(at + 1)
+                .with_context(|| format!("{flag} has no value"))?,
+        );
         let invocation = self.invocation.clone();
         Ok(self.kill_plugin().await?.restart_as(invocation).await?)
     }
@@ -356,7 +416,12 @@ impl SimulatedNode {
 
     /// Tells its plugin to end, and then starts another one, as a `DaemonSet` does; whether the old one ended cleanly.
     pub async fn replace_plugin(&mut self, grace: Duration) -> Result<bool> {
-        let is_clean = self.plugin.take().context("no plugin runs on this node")?.stop(grace).await;
+        let is_clean = self
+            .plugin
+            .take()
+            .context("no plugin runs on this node")?
+            .stop(grace)
+            .await;
         self.start_plugin(&[])?;
         Ok(is_clean)
     }
@@ -395,13 +460,16 @@ impl SimulatedNode {
         let dir = self.kubelet.config().plugin_dir();
         let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
         let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-        Ok(paths.filter(|path| path.extension().is_some_and(|e| e == "sock") && !path.ends_with("kubelet.sock")).collect())
+        Ok(paths
+            .filter(|path| path.extension().is_some_and(|e| e == "sock") && !path.ends_with("kubelet.sock"))
+            .collect())
     }
 
     /// Makes a GPU sick or well; the plugin notices by its inventory file.
     pub fn set_health(&mut self, minor: u32, health: Health) -> Result<()> {
         let gpu = self.spec.gpus.iter_mut().find(|gpu| gpu.minor == minor);
-        gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?.health = health;
+        gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?
+            .health = health;
         self.machine.set(&self.spec)
     }
 
@@ -414,14 +482,29 @@ impl SimulatedNode {
     /// What the API server does not show yet of this node: its Device object, devices, or resources; none if all is there.
     pub fn missing(&self, snapshot: &Snapshot) -> Option<String> {
         let name = &self.spec.name;
-        let Some(device) = snapshot.devices.get(name) else { return Some(format!("{name} has no Device object")) };
+        let Some(device) = snapshot.devices.get(name) else {
+            return Some(format!("{name} has no Device object"));
+        };
         let n_devices = self.spec.gpus.len() + self.spec.others.len();
         if device.spec.devices.len() != n_devices {
-            return Some(format!("{} of {n_devices} devices in the Device object of {name}", device.spec.devices.len()));
+            return Some(format!(
+                "{} of {n_devices} devices in the Device object of {name}",
+                device.spec.devices.len()
+            ));
         }
-        let allocatable = snapshot.nodes.get(name).and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-        let is_missing = |resource: &&str| allocatable.and_then(|all| all.get(*resource)).is_none_or(|amount| amount.0 == "0");
-        [GPU_SHARED, GPU_MEM].into_iter().find(is_missing).map(|resource| format!("{name} has no allocatable {resource}"))
+        let allocatable = snapshot
+            .nodes
+            .get(name)
+            .and_then(|node| node.status.as_ref()?.allocatable.as_ref());
+        let is_missing = |resource: &&str| {
+            allocatable
+                .and_then(|all| all.get(*resource))
+                .is_none_or(|amount| amount.0 == "0")
+        };
+        [GPU_SHARED, GPU_MEM]
+            .into_iter()
+            .find(is_missing)
+            .map(|resource| format!("{name} has no allocatable {resource}"))
     }
 
     pub(super) async fn stop(self, grace: Duration) -> bool {
@@ -450,7 +533,10 @@ fn plugin_invocation(
         ("--memory-unit", spec.memory_unit.clone()),
         ("--inject", spec.inject.to_owned()),
         ("--cdi-dir", cdi_dir.clone()),
-        ("--cdi-spec-dirs", format!("{},{cdi_dir}", node_dir.join("etc-cdi").display())),
+        (
+            "--cdi-spec-dirs",
+            format!("{},{cdi_dir}", node_dir.join("etc-cdi").display()),
+        ),
         ("--host-root", node_dir.join("root").display().to_string()),
         ("--kubeconfig", kubeconfig.display().to_string()),
         ("--health-listen", metrics.to_string()),
@@ -458,48 +544,102 @@ fn plugin_invocation(
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];
-    let hook = (spec.runtime != RuntimeSpec::Plain).then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
-    let args = flags.into_iter().chain(hook).flat_map(|(flag, value)| [flag.to_owned(), value]).chain(spec.plugin_args.clone());
-    let (name, log) = (format!("gpushare-device-plugin of {}", spec.name), node_dir.join("device-plugin.log"));
+    let hook = (spec.runtime != RuntimeSpec::Plain)
+        .then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
+    let args = flags
+        .into_iter()
+        .chain(hook)
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .chain(spec.plugin_args.clone());
+    let (name, log) = (
+        format!("gpushare-device-plugin of {}", spec.name),
+        node_dir.join("device-plugin.log"),
+    );
     let program = binaries.device_plugin.clone();
-    let Some(script) = script(spec) else { return Invocation { name, program, args: args.collect(), log } };
-    let args = ["-c".to_owned(), script, program.display().to_string()].into_iter().chain(args).collect();
-    Invocation { name, program: "/bin/sh".into(), args, log }
+    let Some(script) = script(spec) else {
+        return Invocation {
+            name,
+            program,
+            args: args.collect(),
+            log,
+        };
+    };
+    let args = ["-c".to_owned(), script, program.display().to_string()]
+        .into_iter()
+        .chain(args)
+        .collect();
+    Invocation {
+        name,
+        program: "/bin/sh".into(),
+        args,
+        log,
+    }
 }
 
 /// The script of a shell that starts the plugin; none if it needs nothing before.
 fn script(spec: &NodeSpec) -> Option<String> {
     // The signal that comes with that limit kills; a full disk does not.
     let trap = spec.disk_may_be_full.then(|| "trap '' XFSZ; ".to_owned());
-    let variable = spec.plugin_variable.as_ref().map(|value| format!("export {VISIBLE_DEVICES}='{value}'; "));
+    let variable = spec
+        .plugin_variable
+        .as_ref()
+        .map(|value| format!("export {VISIBLE_DEVICES}='{value}'; "));
     if trap.is_none() && variable.is_none() {
         return None;
     }
     // The plugin's container is unprivileged, the testbed itself may not be.
-    let rights = if variable.is_some() && is_privileged() { "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin " } else { "" };
-    Some(format!(r#"{}{}exec {rights}"$0" "$@""#, trap.unwrap_or_default(), variable.unwrap_or_default()))
+    let rights = if variable.is_some() && is_privileged() {
+        "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "
+    } else {
+        ""
+    };
+    Some(format!(
+        r#"{}{}exec {rights}"$0" "$@""#,
+        trap.unwrap_or_default(),
+        variable.unwrap_or_default()
+    ))
 }
 
 /// Returns true if this process has `CAP_SYS_ADMIN`, which only privileged containers have.
 fn is_privileged() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     effective.is_some_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1)
 }
 
-fn injector_invocation(node: &str, program: &Path, socket: &Path, dirs: &[PathBuf], node_dir: &Path) -> Invocation {
+fn injector_invocation(
+    node: &str,
+    program: &Path,
+    socket: &Path,
+    dirs: &[PathBuf],
+    node_dir: &Path,
+) -> Invocation {
     let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let args = vec![socket.display().to_string(), dirs.join(",")];
-    Invocation { name: format!("cdi-injector of {node}"), program: program.to_owned(), args, log: node_dir.join("cdi-injector.log") }
+    Invocation {
+        name: format!("cdi-injector of {node}"),
+        program: program.to_owned(),
+        args,
+        log: node_dir.join("cdi-injector.log"),
+    }
 }
 
 /// The same with another version's binary, and the flags that it knows.
 async fn of_another_version(invocation: Invocation, program: &Path) -> Result<Invocation> {
     let asked = tokio::process::Command::new(program).arg("--help").output().await;
-    let help = asked.with_context(|| format!("cannot run {} --help", program.display()))?.stdout;
+    let help = asked
+        .with_context(|| format!("cannot run {} --help", program.display()))?
+        .stdout;
     let args = known_flags(&invocation.args, &String::from_utf8_lossy(&help));
-    Ok(Invocation { program: program.to_owned(), args, ..invocation })
+    Ok(Invocation {
+        program: program.to_owned(),
+        args,
+        ..invocation
+    })
 }
 
 /// The flags that a help text names, with their values.
@@ -531,7 +671,8 @@ impl Machine {
     /// Makes everything as the node is now.
     fn set(&self, spec: &NodeSpec) -> Result<()> {
         let listed = spec.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
-        self.gpus.set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
+        self.gpus
+            .set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
         let nodes = self.dir.join("root/dev");
         make_dir(&nodes)?;
         let minors = spec.gpus.iter().map(|gpu| gpu.minor.to_string());
@@ -565,7 +706,8 @@ fn make_dir(dir: &Path) -> Result<()> {
 /// Replaces a file in one step, so that no reader sees half of it.
 fn write_whole(path: &Path, document: &Value) -> Result<()> {
     let fresh = path.with_extension("new");
-    std::fs::write(&fresh, format!("{document:#}\n")).with_context(|| format!("cannot write {}", fresh.display()))?;
+    std::fs::write(&fresh, format!("{document:#}\n"))
+        .with_context(|| format!("cannot write {}", fresh.display()))?;
     std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -576,18 +718,27 @@ fn inventory(spec: &NodeSpec) -> Value {
             Health::Xid(number) => format!("Xid {number}"),
             Health::Lost => "Lost".to_owned(),
         };
-        let mut entry =
-            json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health});
-        entry.as_object_mut().into_iter().for_each(|entry| entry.extend(gpu.details.clone()));
+        let mut entry = json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health});
+        entry
+            .as_object_mut()
+            .into_iter()
+            .for_each(|entry| entry.extend(gpu.details.clone()));
         entry
     };
     let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
     let mut document = json!({"driverVersion": DRIVER_VERSION, "gpus": gpus, "devices": spec.others});
     // Versions that ask nothing of the node's driver do not know this field.
     if spec.plugin.is_none() {
-        crate::pods::set(&mut document, "needsDriver", json!(spec.driver != DriverSpecs::NotNeeded));
+        crate::pods::set(
+            &mut document,
+            "needsDriver",
+            json!(spec.driver != DriverSpecs::NotNeeded),
+        );
     }
-    document.as_object_mut().into_iter().for_each(|document| document.extend(spec.machine.clone()));
+    document
+        .as_object_mut()
+        .into_iter()
+        .for_each(|document| document.extend(spec.machine.clone()));
     document
 }
 
@@ -595,7 +746,11 @@ fn inventory(spec: &NodeSpec) -> Value {
 fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
     let gpu = |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [character_device(&format!("/dev/nvidia{minor}"), minor)]}});
     let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
-    let by_index = spec.gpus.iter().enumerate().map(|(at, own)| gpu(at.to_string(), own.minor));
+    let by_index = spec
+        .gpus
+        .iter()
+        .enumerate()
+        .map(|(at, own)| gpu(at.to_string(), own.minor));
     let devices: Vec<Value> = by_uuid.chain(by_index).chain([all(spec)]).collect();
     json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver, "devices": devices})
 }
@@ -607,7 +762,11 @@ fn management_spec(spec: &NodeSpec) -> Value {
 
 /// The device that stands for every GPU.
 fn all(spec: &NodeSpec) -> Value {
-    let nodes: Vec<Value> = spec.gpus.iter().map(|own| json!({"path": format!("/dev/nvidia{}", own.minor)})).collect();
+    let nodes: Vec<Value> = spec
+        .gpus
+        .iter()
+        .map(|own| json!({"path": format!("/dev/nvidia{}", own.minor)}))
+        .collect();
     json!({"name": "all", "containerEdits": {"deviceNodes": nodes}})
 }
 
@@ -641,27 +800,51 @@ fn long_driver_edits() -> Value {
         /usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json /usr/share/glvnd/egl_vendor.d/10_nvidia.json \
         /usr/share/X11/xorg.conf.d/10-nvidia.conf /run/nvidia-persistenced/socket";
     const DIR: &str = "/usr/lib/x86_64-linux-gnu";
-    let libraries = LIBRARIES.split_whitespace().map(|name| format!("{DIR}/{name}.so.{DRIVER_VERSION}"));
+    let libraries = LIBRARIES
+        .split_whitespace()
+        .map(|name| format!("{DIR}/{name}.so.{DRIVER_VERSION}"));
     let files = libraries.chain(FILES.split_whitespace().map(str::to_owned));
     let options = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-    let mounts: Vec<Value> = files.map(|path| json!({"hostPath": path, "containerPath": path, "options": options})).collect();
+    let mounts: Vec<Value> = files
+        .map(|path| json!({"hostPath": path, "containerPath": path, "options": options}))
+        .collect();
     let hook = |arguments: &[&str]| {
         let args: Vec<&str> = ["nvidia-cdi-hook"].iter().chain(arguments).copied().collect();
         let env = ["NVIDIA_CTK_DEBUG=false"];
         json!({"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": args, "env": env})
     };
-    let links =
-        ["libcuda.so.1::libcuda.so", "libnvidia-opticalflow.so.1::libnvidia-opticalflow.so", "libGLX_nvidia.so.0::libGLX_indirect.so.0"];
-    let links: Vec<String> = links.iter().map(|link| link.replace("::", &format!("::{DIR}/"))).collect();
+    let links = [
+        "libcuda.so.1::libcuda.so",
+        "libnvidia-opticalflow.so.1::libnvidia-opticalflow.so",
+        "libGLX_nvidia.so.0::libGLX_indirect.so.0",
+    ];
+    let links: Vec<String> = links
+        .iter()
+        .map(|link| link.replace("::", &format!("::{DIR}/")))
+        .collect();
     let links: Vec<&str> = links.iter().flat_map(|link| ["--link", link]).collect();
     let hooks = [
         hook(&[&["create-symlinks"], &links[..]].concat()),
         hook(&["enable-cuda-compat", "--host-driver-version=550.54.15"]),
-        hook(&["update-ldcache", "--folder", DIR, "--folder", "/usr/lib/x86_64-linux-gnu/vdpau"]),
+        hook(&[
+            "update-ldcache",
+            "--folder",
+            DIR,
+            "--folder",
+            "/usr/lib/x86_64-linux-gnu/vdpau",
+        ]),
         hook(&["disable-device-node-modification"]),
     ];
-    let control = [("/dev/nvidia-modeset", 254), ("/dev/nvidia-uvm", 0), ("/dev/nvidia-uvm-tools", 1), ("/dev/nvidiactl", 255)];
-    let control: Vec<Value> = control.iter().map(|(path, minor)| character_device(path, *minor)).collect();
+    let control = [
+        ("/dev/nvidia-modeset", 254),
+        ("/dev/nvidia-uvm", 0),
+        ("/dev/nvidia-uvm-tools", 1),
+        ("/dev/nvidiactl", 255),
+    ];
+    let control: Vec<Value> = control
+        .iter()
+        .map(|(path, minor)| character_device(path, *minor))
+        .collect();
     json!({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": control, "mounts": mounts, "hooks": hooks})
 }
 
@@ -677,7 +860,16 @@ mod tests {
 
     #[test]
     fn another_version_gets_the_flags_that_it_knows() {
-        let args = ["--node-name", "n1", "--host-root", "/root", "--wait", "--inject", "cdi"].map(str::to_owned);
+        let args = [
+            "--node-name",
+            "n1",
+            "--host-root",
+            "/root",
+            "--wait",
+            "--inject",
+            "cdi",
+        ]
+        .map(str::to_owned);
         let help = "Options:\n      --node-name <NODE_NAME>\n          Name\n      --inject <INJECT>\n";
         assert_eq!(known_flags(&args, help), ["--node-name", "n1", "--inject", "cdi"]);
     }

@@ -112,11 +112,16 @@ impl NodeKind {
     /// NVIDIA's runtime there.
     fn nvidia(self) -> Option<NvidiaRuntime> {
         match self {
-            Self::Variable | Self::VariableWithSpec | Self::CdiDroppedVariable => Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)),
+            Self::Variable | Self::VariableWithSpec | Self::CdiDroppedVariable => {
+                Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy))
+            }
             Self::JitCdi => Some(NvidiaRuntime::of_mode(RuntimeMode::JitCdi)),
             Self::RuntimeClass => Some(NvidiaRuntime::of_mode(RuntimeMode::Auto)),
             Self::Operator | Self::OperatorDefaultRuntime => Some(NvidiaRuntime::of_operator()),
-            Self::Hardened => Some(NvidiaRuntime { accepts_unprivileged: false, ..NvidiaRuntime::of_mode(RuntimeMode::Legacy) }),
+            Self::Hardened => Some(NvidiaRuntime {
+                accepts_unprivileged: false,
+                ..NvidiaRuntime::of_mode(RuntimeMode::Legacy)
+            }),
             Self::PlainCdi | Self::CdiDropped | Self::CdiRefused | Self::NoDriverSpec => None,
         }
     }
@@ -129,7 +134,12 @@ impl NodeKind {
             _ => CdiSupport::On,
         };
         let nvidia_class = matches!(self, Self::RuntimeClass | Self::Operator).then_some(RUNTIME_CLASS);
-        RuntimeConfig { cdi, nvidia: self.nvidia(), nvidia_class, ..RuntimeConfig::default() }
+        RuntimeConfig {
+            cdi,
+            nvidia: self.nvidia(),
+            nvidia_class,
+            ..RuntimeConfig::default()
+        }
     }
 
     /// The vendor's CDI specs on it.
@@ -145,27 +155,43 @@ impl NodeKind {
     pub fn deployment(self) -> Deployment {
         match self {
             Self::RuntimeClass | Self::Operator => Deployment::RuntimeClass,
-            Self::Hardened | Self::PlainCdi | Self::CdiDropped | Self::CdiRefused | Self::NoDriverSpec => Deployment::DriverRoot,
-            Self::Variable | Self::VariableWithSpec | Self::JitCdi | Self::OperatorDefaultRuntime | Self::CdiDroppedVariable => {
-                Deployment::Base
+            Self::Hardened | Self::PlainCdi | Self::CdiDropped | Self::CdiRefused | Self::NoDriverSpec => {
+                Deployment::DriverRoot
             }
+            Self::Variable
+            | Self::VariableWithSpec
+            | Self::JitCdi
+            | Self::OperatorDefaultRuntime
+            | Self::CdiDroppedVariable => Deployment::Base,
         }
     }
 
     /// The plugin's own container there, as the runtime makes it.
     pub fn own_container(self) -> OwnContainer {
-        let RuntimeConfig { nvidia, nvidia_class, .. } = self.container_runtime();
+        let RuntimeConfig {
+            nvidia, nvidia_class, ..
+        } = self.container_runtime();
         let is_handled = nvidia_class.is_none() || self.deployment() == Deployment::RuntimeClass;
         let env = BTreeMap::from([(VISIBLE_DEVICES.to_owned(), "all".to_owned())]);
-        let created = Created { env: &env, annotations: &BTreeMap::new(), is_privileged: false };
-        let modified = nvidia.filter(|_| is_handled).and_then(|nvidia| nvidia.modify(created).ok()).unwrap_or(Modification::None);
+        let created = Created {
+            env: &env,
+            annotations: &BTreeMap::new(),
+            is_privileged: false,
+        };
+        let modified = nvidia
+            .filter(|_| is_handled)
+            .and_then(|nvidia| nvidia.modify(created).ok())
+            .unwrap_or(Modification::None);
         let (value, has_driver) = match &modified {
             Modification::None => ("all", false),
             Modification::Cli(_) => ("all", true),
             Modification::InMemory(_) => ("void", true),
             Modification::Specs(names) => ("void", names.iter().all(|name| self.resolves(name))),
         };
-        OwnContainer { variable: Some(value.to_owned()), has_nvml: has_driver || self.deployment() == Deployment::DriverRoot }
+        OwnContainer {
+            variable: Some(value.to_owned()),
+            has_nvml: has_driver || self.deployment() == Deployment::DriverRoot,
+        }
     }
 
     /// Returns true if a CDI spec of the node has this device, which is none of a single GPU.
@@ -185,13 +211,22 @@ mod tests {
     /// Elsewhere the plugin would end for want of the library, and nothing would be tried.
     #[test]
     fn the_plugin_has_nvml_on_every_kind_of_node() {
-        let without: Vec<NodeKind> = NodeKind::ALL.into_iter().filter(|kind| !kind.own_container().has_nvml).collect();
+        let without: Vec<NodeKind> = NodeKind::ALL
+            .into_iter()
+            .filter(|kind| !kind.own_container().has_nvml)
+            .collect();
         assert_eq!(without, []);
     }
 
     #[test]
     fn the_variable_in_the_plugins_container_is_what_the_runtime_leaves() {
-        let rows = NodeKind::ALL.map(|kind| format!("{} {}", kind.name(), kind.own_container().variable.unwrap_or_default()));
+        let rows = NodeKind::ALL.map(|kind| {
+            format!(
+                "{} {}",
+                kind.name(),
+                kind.own_container().variable.unwrap_or_default()
+            )
+        });
         insta::assert_snapshot!(rows.join("\n"), @r"
         variable all
         variable-with-spec all

@@ -27,7 +27,10 @@ pub(crate) const CONFIGURATION: &str = "gpushare-scheduler";
 /// The name that the extender's certificate is for.
 const EXTENDER: &str = "gpushare-scheduler.gpushare-system.svc";
 /// What of `deploy/` is needed beside the base.
-const FILES: [&str; 2] = ["components/webhooks/rbac.yaml", "components/webhook-configurations/webhook-configurations.yaml"];
+const FILES: [&str; 2] = [
+    "components/webhooks/rbac.yaml",
+    "components/webhook-configurations/webhook-configurations.yaml",
+];
 
 /// Webhooks, and TLS for the extender.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +50,23 @@ pub(super) struct Webhooks {
 
 impl Webhooks {
     /// Applies the component and leads the Service that it names to a port of this machine.
-    pub(super) async fn install(spec: &WebhookSpec, client: &Client, api: &ApiServer, deploy: &Path, dir: &Path) -> Result<Self> {
+    pub(super) async fn install(
+        spec: &WebhookSpec,
+        client: &Client,
+        api: &ApiServer,
+        deploy: &Path,
+        dir: &Path,
+    ) -> Result<Self> {
         for file in FILES {
             manifests::apply_file(client, &deploy.join(file)).await?;
         }
         let listen = free_address()?;
         api.cluster().route_service(NAMESPACE, SERVICE, 443, listen);
-        Ok(Self { listen, lifetime: spec.lifetime, folder: dir.join("kube-scheduler") })
+        Ok(Self {
+            listen,
+            lifetime: spec.lifetime,
+            folder: dir.join("kube-scheduler"),
+        })
     }
 
     /// Flags of the scheduler.
@@ -65,7 +78,9 @@ impl Webhooks {
             ("--namespace", NAMESPACE),
             ("--certificate-lifetime", self.lifetime),
         ];
-        let pairs = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
+        let pairs = pairs
+            .into_iter()
+            .flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
         pairs.chain(["--tls-from-secret".to_owned()]).collect()
     }
 
@@ -74,7 +89,12 @@ impl Webhooks {
         let issued = async {
             loop {
                 let mut command = Command::new(scheduler);
-                command.arg("issue-client-certificate").arg("--out").arg(&self.folder).arg("--kubeconfig").arg(kubeconfig);
+                command
+                    .arg("issue-client-certificate")
+                    .arg("--out")
+                    .arg(&self.folder)
+                    .arg("--kubeconfig")
+                    .arg(kubeconfig);
                 command.args(["--certificate-secret", SECRET, "--namespace", NAMESPACE]);
                 let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
                 if output.status.success() {
@@ -90,8 +110,13 @@ impl Webhooks {
 
     /// How the extender is connected to.
     pub(super) fn connector(&self, extender: SocketAddr) -> Result<Connector> {
-        let [authorities, certificate, key] = ["ca.crt", "client.crt", "client.key"].map(|file| self.folder.join(file));
-        let files = TlsFiles { authorities: &authorities, certificate: &certificate, key: &key };
+        let [authorities, certificate, key] =
+            ["ca.crt", "client.crt", "client.key"].map(|file| self.folder.join(file));
+        let files = TlsFiles {
+            authorities: &authorities,
+            certificate: &certificate,
+            key: &key,
+        };
         Ok(Connector::tls(files)?.at(extender))
     }
 }
@@ -121,7 +146,10 @@ impl Cluster {
 
     /// A client of the scheduler's that shows no certificate; the scheduler must serve over TLS.
     pub fn scheduler_reader(&self) -> Result<crate::http_client::HttpClient> {
-        let webhooks = self.webhooks.as_ref().context("the scheduler serves in the clear")?;
+        let webhooks = self
+            .webhooks
+            .as_ref()
+            .context("the scheduler serves in the clear")?;
         let connector = Connector::anonymous(&webhooks.folder.join("ca.crt"))?.at(self.scheduler_address);
         Ok(crate::http_client::HttpClient::by(connector))
     }

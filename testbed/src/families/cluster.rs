@@ -98,34 +98,59 @@ const GPUS: usize = 8;
 
 impl Phase {
     fn new(mix: Mix, percent: i64) -> Self {
-        Self { mix, percent, stays: None }
+        Self {
+            mix,
+            percent,
+            stays: None,
+        }
     }
 
     fn turning(mix: Mix, percent: i64, stays: i64) -> Self {
-        Self { mix, percent, stays: Some(stays) }
+        Self {
+            mix,
+            percent,
+            stays: Some(stays),
+        }
     }
 }
 
 impl Kind {
     /// As the command line names it.
     pub fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
     }
 
     /// Its cluster, and the pods of a seed.
     pub fn make(self, number: u64, seed: u64) -> Made {
         let mut dice = dice(number, &[&self.name()]);
         let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
-        let habits = Habits { cpu_of_gpu, most_gpus: GPUS, cpu_percent: (30, 90) };
+        let habits = Habits {
+            cpu_of_gpu,
+            most_gpus: GPUS,
+            cpu_percent: (30, 90),
+        };
         let nodes = self.nodes(habits, &mut dice);
         let phases = self.phases(habits, &mut dice);
-        let capacity: i64 = nodes.iter().map(|node| i64::try_from(node.gpus).unwrap_or(0) * WHOLE).sum();
-        let daemons = if matches!(self, Self::DaemonSets | Self::DaemonSetsThenNodes) { dice.random_range(6..=14) } else { 0 };
+        let capacity: i64 = nodes
+            .iter()
+            .map(|node| i64::try_from(node.gpus).unwrap_or(0) * WHOLE)
+            .sum();
+        let daemons = if matches!(self, Self::DaemonSets | Self::DaemonSetsThenNodes) {
+            dice.random_range(6..=14)
+        } else {
+            0
+        };
         let mut dice = self::dice(number, &[&self.name(), &seed.to_string()]);
         let pods = pods(&phases, capacity, &mut dice);
         let mut world = objects::world(&nodes, &pods);
         add_daemons(&mut world, daemons, cpu_of_gpu / 40);
-        let measure = if phases.iter().any(|phase| phase.stays.is_some()) { Measure::SecondHalf } else { Measure::End };
+        let measure = if phases.iter().any(|phase| phase.stays.is_some()) {
+            Measure::SecondHalf
+        } else {
+            Measure::End
+        };
         Made { world, measure }
     }
 
@@ -140,12 +165,21 @@ impl Kind {
         };
         let mut node = |at: usize| {
             let (gpus, cpu_of_gpu) = match self {
-                Self::Unequal => (one_of(&[1, 2, 4, 8, 8], dice), habits.cpu_of_gpu * dice.random_range(50..=150) / 100),
+                Self::Unequal => (
+                    one_of(&[1, 2, 4, 8, 8], dice),
+                    habits.cpu_of_gpu * dice.random_range(50..=150) / 100,
+                ),
                 _ => (GPUS, habits.cpu_of_gpu),
             };
             let all = i64::try_from(gpus).unwrap_or(0);
             let model = "made".to_owned();
-            NodeRow { name: format!("n{at:04}"), cpu_milli: cpu_of_gpu * all, memory_mib: (64 << 10) * all, gpus, model }
+            NodeRow {
+                name: format!("n{at:04}"),
+                cpu_milli: cpu_of_gpu * all,
+                memory_mib: (64 << 10) * all,
+                gpus,
+                model,
+            }
         };
         (0..n).map(&mut node).collect()
     }
@@ -159,37 +193,67 @@ impl Kind {
             Self::Shares => vec![Phase::new(Mix::of_shares(habits, dice), 130)],
             Self::AnyShares => vec![Phase::new(Mix::of_any(habits, dice), 130)],
             Self::Whole => vec![Phase::new(Mix::of_whole(habits, dice), 130)],
-            Self::Mixed1 | Self::Mixed3 | Self::Mixed20 | Self::Mixed150 | Self::Mixed1213 | Self::Unequal | Self::DaemonSets => {
+            Self::Mixed1
+            | Self::Mixed3
+            | Self::Mixed20
+            | Self::Mixed150
+            | Self::Mixed1213
+            | Self::Unequal
+            | Self::DaemonSets => {
                 vec![Phase::new(mixed(dice), 130)]
             }
             Self::Vendor => vec![Phase::new(mixed(dice).by_vendor(), 130)],
             Self::ShortOfCpu => {
-                let greedy = Habits { cpu_percent: (40, 220), ..habits };
+                let greedy = Habits {
+                    cpu_percent: (40, 220),
+                    ..habits
+                };
                 let plain = dice.random_range(20..=60);
                 let mix = Mix::of_shares(greedy, dice).with(Mix::of_whole(habits, dice), 30);
                 vec![Phase::new(mix.with(Mix::of_plain(habits, dice), plain), 130)]
             }
             Self::DaemonSetsThenNodes => {
                 let first = dice.random_range(20..=50);
-                vec![Phase::new(Mix::of_one(WHOLE, habits, dice), first), Phase::new(Mix::of_nodes(habits, dice), 130 - first)]
+                vec![
+                    Phase::new(Mix::of_one(WHOLE, habits, dice), first),
+                    Phase::new(Mix::of_nodes(habits, dice), 130 - first),
+                ]
             }
             Self::ShareThenNodes => {
-                let (first, milli) = (dice.random_range(8..=50), one_of(&[50, 100, 200, 250, 300, 400, 500, 600], dice));
-                vec![Phase::new(Mix::of_one(milli, habits, dice), first), Phase::new(Mix::of_nodes(habits, dice), 130 - first)]
+                let (first, milli) = (
+                    dice.random_range(8..=50),
+                    one_of(&[50, 100, 200, 250, 300, 400, 500, 600], dice),
+                );
+                vec![
+                    Phase::new(Mix::of_one(milli, habits, dice), first),
+                    Phase::new(Mix::of_nodes(habits, dice), 130 - first),
+                ]
             }
             Self::SharesThenNodes => {
                 let first = dice.random_range(10..=60);
-                vec![Phase::new(Mix::of_shares(habits, dice), first), Phase::new(Mix::of_nodes(habits, dice), 130 - first)]
+                vec![
+                    Phase::new(Mix::of_shares(habits, dice), first),
+                    Phase::new(Mix::of_nodes(habits, dice), 130 - first),
+                ]
             }
             Self::PlainThenNodes => {
                 let (first, plain) = (dice.random_range(10..=60), dice.random_range(20..=70));
-                let modest = Habits { cpu_percent: (10, 40), ..habits };
+                let modest = Habits {
+                    cpu_percent: (10, 40),
+                    ..habits
+                };
                 let shares = Mix::of_shares(modest, dice).with(Mix::of_plain(habits, dice), plain);
-                vec![Phase::new(shares, first), Phase::new(Mix::of_nodes(modest, dice), 130 - first)]
+                vec![
+                    Phase::new(shares, first),
+                    Phase::new(Mix::of_nodes(modest, dice), 130 - first),
+                ]
             }
             Self::WholeThenShares => {
                 let first = dice.random_range(20..=70);
-                vec![Phase::new(Mix::of_whole(habits, dice), first), Phase::new(Mix::of_shares(habits, dice), 130 - first)]
+                vec![
+                    Phase::new(Mix::of_whole(habits, dice), first),
+                    Phase::new(Mix::of_shares(habits, dice), 130 - first),
+                ]
             }
             Self::TurnoverThenNodes | Self::LongTurnoverThenNodes => {
                 let stays = if self == Self::TurnoverThenNodes { 2 } else { 1 };
@@ -197,13 +261,23 @@ impl Kind {
                 let (first, then) = (dice.random_range(40..=80), dice.random_range(20..=40));
                 // Of a mix by pods, as much demand as wanted is the nodes'.
                 let both = blend(&shares, then, nodes, 110 - then);
-                vec![Phase::turning(shares, first, stays), Phase::turning(both, 110, stays)]
+                vec![
+                    Phase::turning(shares, first, stays),
+                    Phase::turning(both, 110, stays),
+                ]
             }
             Self::Turnover => vec![Phase::turning(mixed(dice), dice.random_range(85..=120), 4)],
             Self::DayAndNight => {
                 let (day, night) = (Mix::of_shares(habits, dice), Mix::of_whole(habits, dice));
                 let load = dice.random_range(80..=110);
-                (0..3).flat_map(|_| [Phase::turning(day.clone(), load, 1), Phase::turning(night.clone(), load, 1)]).collect()
+                (0..3)
+                    .flat_map(|_| {
+                        [
+                            Phase::turning(day.clone(), load, 1),
+                            Phase::turning(night.clone(), load, 1),
+                        ]
+                    })
+                    .collect()
             }
         }
     }
@@ -215,7 +289,10 @@ fn one_of<T: Copy + Default>(values: &[T], dice: &mut StdRng) -> T {
 
 /// Pods of two mixes, such that their demands are as these two amounts.
 fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
-    let (n, n_other) = (real(amount) / real(one.mean()), real(other_amount) / real(other.mean()));
+    let (n, n_other) = (
+        real(amount) / real(one.mean()),
+        real(other_amount) / real(other.mean()),
+    );
     let percent = u32::try_from(floor(100.0 * n_other / (n + n_other)).clamp(1, 99)).unwrap_or(50);
     one.clone().with(other, percent)
 }
@@ -231,7 +308,11 @@ fn pods(phases: &[Phase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
         let mut asked = 0;
         while phase.stays.is_some() || asked < demand {
             let Some(size) = phase.mix.draw(dice) else { break };
-            now += if phase.stays.is_some() { exponential(pause, dice) } else { 1.0 };
+            now += if phase.stays.is_some() {
+                exponential(pause, dice)
+            } else {
+                1.0
+            };
             asked += size.demand();
             if now > until {
                 break;
@@ -245,7 +326,9 @@ fn pods(phases: &[Phase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
                 models: String::new(),
                 is_vendor: size.is_vendor,
                 created: Some(floor(now)),
-                deleted: phase.stays.map(|_| floor(now + exponential(real(STAY), dice)) + 1),
+                deleted: phase
+                    .stays
+                    .map(|_| floor(now + exponential(real(STAY), dice)) + 1),
             });
         }
     }
@@ -281,9 +364,15 @@ fn add_daemons(world: &mut World, n: usize, cpu_milli: i64) {
             if let Some(spec) = spec.as_object_mut() {
                 spec.insert("nodeName".to_owned(), json!(*node.name));
             }
-            let metadata = json!({"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]});
+            let metadata =
+                json!({"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]});
             let object = json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}});
-            world.present.push(Present { object, pod: pod.clone(), node: node_at, parts: Vec::new() });
+            world.present.push(Present {
+                object,
+                pod: pod.clone(),
+                node: node_at,
+                parts: Vec::new(),
+            });
         }
     }
 }

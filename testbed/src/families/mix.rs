@@ -54,7 +54,13 @@ impl Size {
         let demand = i64::try_from(gpus).unwrap_or(0) * milli;
         let part = dice.random_range(habits.cpu_percent.0..=habits.cpu_percent.1);
         let cpu_milli = (demand * habits.cpu_of_gpu * part / (100 * WHOLE)).max(100);
-        Self { gpus, milli, cpu_milli, memory_mib: MEMORY_OF_GPU * demand / (2 * WHOLE), is_vendor: false }
+        Self {
+            gpus,
+            milli,
+            cpu_milli,
+            memory_mib: MEMORY_OF_GPU * demand / (2 * WHOLE),
+            is_vendor: false,
+        }
     }
 }
 
@@ -77,7 +83,16 @@ impl Mix {
     /// Whole GPUs, one to eight for a pod.
     pub fn of_whole(habits: Habits, dice: &mut StdRng) -> Self {
         let fitting = WHOLES.iter().filter(|(n, _)| *n <= habits.most_gpus);
-        Self(fitting.map(|(n, often)| (Size::of(*n, WHOLE, habits, dice), often * dice.random_range(50..=200) / 100)).collect())
+        Self(
+            fitting
+                .map(|(n, often)| {
+                    (
+                        Size::of(*n, WHOLE, habits, dice),
+                        often * dice.random_range(50..=200) / 100,
+                    )
+                })
+                .collect(),
+        )
     }
 
     /// As many GPUs as the largest node has.
@@ -87,14 +102,27 @@ impl Mix {
 
     /// Any part of one GPU, alike likely.
     pub fn of_any(habits: Habits, dice: &mut StdRng) -> Self {
-        Self((5..=100).map(|percent| (Size::of(1, percent * PERCENT, habits, dice), 1)).collect())
+        Self(
+            (5..=100)
+                .map(|percent| (Size::of(1, percent * PERCENT, habits, dice), 1))
+                .collect(),
+        )
     }
 
     /// Pods that ask for no GPU.
     pub fn of_plain(habits: Habits, dice: &mut StdRng) -> Self {
         let plain = |_| {
             let cpu_milli = habits.cpu_of_gpu * dice.random_range(5..=50) / 100;
-            (Size { gpus: 0, milli: 0, cpu_milli, memory_mib: MEMORY_OF_GPU / 8, is_vendor: false }, 1)
+            (
+                Size {
+                    gpus: 0,
+                    milli: 0,
+                    cpu_milli,
+                    memory_mib: MEMORY_OF_GPU / 8,
+                    is_vendor: false,
+                },
+                1,
+            )
         };
         Self((0..3).map(plain).collect())
     }
@@ -104,7 +132,11 @@ impl Mix {
     pub fn with(self, other: Self, percent: u32) -> Self {
         let (own, others) = (self.n(), other.n());
         let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, often)| (size, often * by));
-        Self(scaled(self, others * (100 - percent)).chain(scaled(other, own * percent)).collect())
+        Self(
+            scaled(self, others * (100 - percent))
+                .chain(scaled(other, own * percent))
+                .collect(),
+        )
     }
 
     /// The same pods, those of whole GPUs in the vendor's name.
@@ -129,7 +161,11 @@ impl Mix {
 
     /// GPU thousandths of a pod on average, at least one.
     pub fn mean(&self) -> i64 {
-        let sum: i64 = self.0.iter().map(|(size, often)| size.demand() * i64::from(*often)).sum();
+        let sum: i64 = self
+            .0
+            .iter()
+            .map(|(size, often)| size.demand() * i64::from(*often))
+            .sum();
         floor(real(sum) / real(i64::from(self.n().max(1)))).max(1)
     }
 

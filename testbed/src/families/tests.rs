@@ -8,15 +8,27 @@ use crate::replay::policy::Policy;
 
 #[test]
 fn a_cluster_is_a_function_of_kind_number_and_seed() {
-    for kind in Kind::value_variants().iter().filter(|kind| **kind != Kind::Mixed1213) {
+    for kind in Kind::value_variants()
+        .iter()
+        .filter(|kind| **kind != Kind::Mixed1213)
+    {
         let shape = |number, seed| {
             let made = kind.make(number, seed).world;
-            let nodes: Vec<(i64, usize)> = made.nodes.iter().map(|node| (node.cpu, node.minors.len())).collect();
+            let nodes: Vec<(i64, usize)> = made
+                .nodes
+                .iter()
+                .map(|node| (node.cpu, node.minors.len()))
+                .collect();
             let pods: Vec<(i64, i64)> = made.pods.iter().map(|pod| (pod.cpu, pod.demand())).collect();
             (nodes, pods)
         };
         let first = shape(1, 1);
-        assert!(!first.0.is_empty() && first.1.len() > 1, "{}: {} pods", kind.name(), first.1.len());
+        assert!(
+            !first.0.is_empty() && first.1.len() > 1,
+            "{}: {} pods",
+            kind.name(),
+            first.1.len()
+        );
         assert_eq!(first, shape(1, 1), "{}", kind.name());
         assert_ne!(first, shape(2, 1), "{}", kind.name());
     }
@@ -25,15 +37,31 @@ fn a_cluster_is_a_function_of_kind_number_and_seed() {
 #[test]
 fn pods_of_other_seeds_come_to_the_same_nodes() {
     let (one, other) = (Kind::Unequal.make(3, 1).world, Kind::Unequal.make(3, 2).world);
-    assert!(one.nodes.iter().map(|node| node.cpu).eq(other.nodes.iter().map(|node| node.cpu)));
-    assert!(one.pods.iter().map(|pod| pod.cpu).ne(other.pods.iter().map(|pod| pod.cpu)));
+    assert!(
+        one.nodes
+            .iter()
+            .map(|node| node.cpu)
+            .eq(other.nodes.iter().map(|node| node.cpu))
+    );
+    assert!(
+        one.pods
+            .iter()
+            .map(|pod| pod.cpu)
+            .ne(other.pods.iter().map(|pod| pod.cpu))
+    );
 }
 
 #[test]
 fn losses_are_counted_from_the_best() {
     let policies: Vec<Policy> = ["fill", "binpack"].map(|name| name.parse().unwrap()).into();
-    let line =
-        |kind: &str, runs: [Vec<f64>; 2]| Line { kind: kind.to_owned(), number: 1, allocated: runs.map(|runs| Spread::of(&runs)).into() };
-    let lines = [line("shares", [vec![97.0, 99.0], vec![98.0, 98.0]]), line("whole", [vec![80.0], vec![83.5]])];
+    let line = |kind: &str, runs: [Vec<f64>; 2]| Line {
+        kind: kind.to_owned(),
+        number: 1,
+        allocated: runs.map(|runs| Spread::of(&runs)).into(),
+    };
+    let lines = [
+        line("shares", [vec![97.0, 99.0], vec![98.0, 98.0]]),
+        line("whole", [vec![80.0], vec![83.5]]),
+    ];
     insta::assert_snapshot!(render(&policies, &lines));
 }

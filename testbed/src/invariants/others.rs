@@ -22,33 +22,60 @@ pub(super) struct Others {
 
 impl Others {
     pub(super) fn add_node(&mut self, node: &str, device: &Device) {
-        for info in device.spec.devices.iter().filter(|info| info.device_type != TYPE_GPU) {
+        for info in device
+            .spec
+            .devices
+            .iter()
+            .filter(|info| info.device_type != TYPE_GPU)
+        {
             for (resource, amount) in &info.resources {
-                let place = (node.to_owned(), info.device_type.clone(), info.minor.unwrap_or(-1), canonical(resource).to_owned());
-                self.amounts.insert(place, (amount.unsigned().unwrap_or(0), 0, Vec::new()));
+                let place = (
+                    node.to_owned(),
+                    info.device_type.clone(),
+                    info.minor.unwrap_or(-1),
+                    canonical(resource).to_owned(),
+                );
+                self.amounts
+                    .insert(place, (amount.unsigned().unwrap_or(0), 0, Vec::new()));
             }
         }
     }
 
     /// A pod must hold on record as much as it asks for of every resource that the node's devices have.
     pub(super) fn add_pod(&mut self, node: &str, name: &str, pod: &Pod) -> Result<(), String> {
-        let resources: BTreeSet<String> =
-            self.amounts.keys().filter(|(on, ..)| on == node).map(|(.., resource)| resource.clone()).collect();
-        let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
-        let record: DeviceAllocations =
-            serde_json::from_str(text).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
+        let resources: BTreeSet<String> = self
+            .amounts
+            .keys()
+            .filter(|(on, ..)| on == node)
+            .map(|(.., resource)| resource.clone())
+            .collect();
+        let text = pod
+            .annotations()
+            .get(DEVICE_ALLOCATED)
+            .map_or("{}", String::as_str);
+        let record: DeviceAllocations = serde_json::from_str(text)
+            .map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
         let mut held: BTreeMap<(&str, &str), Vec<u64>> = BTreeMap::new();
         for (kind, devices) in record.iter().filter(|(kind, _)| *kind != TYPE_GPU) {
-            for (device, (resource, amount)) in devices.iter().flat_map(|device| device.resources.iter().map(move |one| (device, one))) {
+            for (device, (resource, amount)) in devices
+                .iter()
+                .flat_map(|device| device.resources.iter().map(move |one| (device, one)))
+            {
                 let amount = amount.unsigned().unwrap_or(0);
                 let place = (node.to_owned(), kind.clone(), device.minor, resource.clone());
-                let entry = self.amounts.get_mut(&place).ok_or_else(|| format!("there is no {kind} {} with {resource}", device.minor))?;
+                let entry = self
+                    .amounts
+                    .get_mut(&place)
+                    .ok_or_else(|| format!("there is no {kind} {} with {resource}", device.minor))?;
                 entry.1 += amount;
                 entry.2.push(name.to_owned());
                 held.entry((resource, kind)).or_default().push(amount);
             }
         }
-        let (asked, wishes) = (Amounts::of_pod(pod).map_err(|error| error.to_string())?, Wishes::of(pod));
+        let (asked, wishes) = (
+            Amounts::of_pod(pod).map_err(|error| error.to_string())?,
+            Wishes::of(pod),
+        );
         for resource in resources {
             let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);
             let of: Vec<_> = held.iter().filter(|((name, _), _)| *name == resource).collect();

@@ -13,8 +13,12 @@ fn snapshot(pods: &[Value]) -> Snapshot {
                         "metadata": {"name": "n"}, "spec": {"devices": [device(0), device(1)]}});
     let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}}});
     let mut snapshot = Snapshot::default();
-    snapshot.devices.insert("n".to_owned(), serde_json::from_value(object).unwrap());
-    snapshot.nodes.insert("n".to_owned(), serde_json::from_value(node).unwrap());
+    snapshot
+        .devices
+        .insert("n".to_owned(), serde_json::from_value(object).unwrap());
+    snapshot
+        .nodes
+        .insert("n".to_owned(), serde_json::from_value(node).unwrap());
     for pod in pods {
         let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
         snapshot.pods.insert(format!("default/{}", pod.name_any()), pod);
@@ -44,10 +48,27 @@ fn violations(pods: &[Value]) -> Vec<String> {
 
 #[test]
 fn a_sound_cluster_has_no_violations() {
-    let thirds = |name| pod(name, &json!({GPU_SHARED: "1", GPU_MEMORY_RATIO: "25", GPU_CORE: "50"}), &[0], 2 * GIB, 50);
+    let thirds = |name| {
+        pod(
+            name,
+            &json!({GPU_SHARED: "1", GPU_MEMORY_RATIO: "25", GPU_CORE: "50"}),
+            &[0],
+            2 * GIB,
+            50,
+        )
+    };
     let units = pod("units", &json!({GPU_MEM: "4"}), &[0], 4 * GIB, 0);
-    let two = pod("two", &json!({GPU_SHARED: "2", GPU_MEMORY: "8Gi"}), &[0, 1], 4 * GIB, 0);
-    assert_eq!(violations(&[thirds("a"), thirds("b"), units]), Vec::<String>::new());
+    let two = pod(
+        "two",
+        &json!({GPU_SHARED: "2", GPU_MEMORY: "8Gi"}),
+        &[0, 1],
+        4 * GIB,
+        0,
+    );
+    assert_eq!(
+        violations(&[thirds("a"), thirds("b"), units]),
+        Vec::<String>::new()
+    );
     let accounts = accounts(&snapshot(&[two]), &BTreeSet::new());
     let used: Vec<u64> = accounts.gpus.values().map(GpuUse::used).collect();
     assert_eq!((used, accounts.violations), (vec![4 * GIB, 4 * GIB], vec![]));
@@ -57,9 +78,23 @@ fn a_sound_cluster_has_no_violations() {
 fn too_much_memory_or_core_on_one_gpu() {
     let half = |name| pod(name, &json!({GPU_MEM: "5"}), &[1], 5 * GIB, 0);
     let found = violations(&[half("a"), half("b")]);
-    assert_eq!(found, ["GPU 1 of n: 10737418240 of 8589934592 bytes are held by [\"default/a\", \"default/b\"]"]);
-    let busy = |name| pod(name, &json!({GPU_SHARED: "1", GPU_MEMORY: "1Gi", GPU_CORE: "60"}), &[1], GIB, 60);
-    assert_eq!(violations(&[busy("a"), busy("b")]), ["GPU 1 of n: 120 % of its core is held by [\"default/a\", \"default/b\"]"]);
+    assert_eq!(
+        found,
+        ["GPU 1 of n: 10737418240 of 8589934592 bytes are held by [\"default/a\", \"default/b\"]"]
+    );
+    let busy = |name| {
+        pod(
+            name,
+            &json!({GPU_SHARED: "1", GPU_MEMORY: "1Gi", GPU_CORE: "60"}),
+            &[1],
+            GIB,
+            60,
+        )
+    };
+    assert_eq!(
+        violations(&[busy("a"), busy("b")]),
+        ["GPU 1 of n: 120 % of its core is held by [\"default/a\", \"default/b\"]"]
+    );
 }
 
 #[test]
@@ -69,7 +104,10 @@ fn a_record_must_agree_with_the_request_and_the_inventory() {
     assert!(says(pod("p", &limits, &[0], 2 * GIB, 0)).contains("asks for 2 devices"));
     assert!(says(pod("p", &limits, &[0, 0], 2 * GIB, 0)).contains("asks for 2 devices"));
     assert!(says(pod("p", &limits, &[0, 7], 2 * GIB, 0)).contains("there is no GPU 7"));
-    assert!(says(pod("p", &limits, &[0, 1], 4 * GIB, 0)).contains("says koordinator.sh/gpu-memory Some(4294967296)"));
+    assert!(
+        says(pod("p", &limits, &[0, 1], 4 * GIB, 0))
+            .contains("says koordinator.sh/gpu-memory Some(4294967296)")
+    );
     assert!(says(pod("p", &limits, &[0, 1], 2 * GIB, 9)).contains("says koordinator.sh/gpu-core 9"));
     let mut wrong_units = pod("p", &json!({GPU_MEM: "4"}), &[0], 4 * GIB, 0);
     wrong_units["metadata"]["annotations"][MEM_POD] = json!("5");
@@ -87,7 +125,10 @@ fn excused_and_ended_pods_are_left_alone() {
     ended["metadata"]["name"] = json!("ended");
     ended["status"]["phase"] = json!("Succeeded");
     let excused = BTreeSet::from(["default/broken".to_owned()]);
-    assert_eq!(accounts(&snapshot(&[broken, ended]), &excused).violations, Vec::<String>::new());
+    assert_eq!(
+        accounts(&snapshot(&[broken, ended]), &excused).violations,
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -95,8 +136,14 @@ fn the_last_environment_in_a_log_counts() {
     let log = "A=1\nNVIDIA_VISIBLE_DEVICES=GPU-a\nA=1\nNVIDIA_VISIBLE_DEVICES=GPU-c,GPU-b\n";
     assert_eq!(seen(log, None), ["GPU-b", "GPU-c"]);
     assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=void\n", None), Vec::<String>::new());
-    assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=void\nGPUSHARE_GPU_DEVICES=GPU-a\n", None), ["GPU-a"]);
-    assert_eq!(seen("XNVIDIA_VISIBLE_DEVICES=GPU-a\n", None), Vec::<String>::new());
+    assert_eq!(
+        seen("NVIDIA_VISIBLE_DEVICES=void\nGPUSHARE_GPU_DEVICES=GPU-a\n", None),
+        ["GPU-a"]
+    );
+    assert_eq!(
+        seen("XNVIDIA_VISIBLE_DEVICES=GPU-a\n", None),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -105,7 +152,10 @@ fn device_nodes_in_a_log_count_before_variables() {
     let device = snapshot.devices.get("n");
     let log = "NVIDIA_VISIBLE_DEVICES=void\nDEVICE_NODES=/dev/nvidia1,/dev/nvidia7,/dev/nvidiactl\n";
     assert_eq!(seen(log, device), ["GPU-n-1", "minor 7"]);
-    assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=GPU-n-0\nDEVICE_NODES=\n", device), Vec::<String>::new());
+    assert_eq!(
+        seen("NVIDIA_VISIBLE_DEVICES=GPU-n-0\nDEVICE_NODES=\n", device),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -124,5 +174,8 @@ fn an_exchanged_record_counts_in_place_of_the_pods_own() {
     let accounts = accounts(&snapshot, &BTreeSet::new());
     assert_eq!(accounts.violations, Vec::<String>::new());
     assert_eq!(accounts.gpus[&("n".to_owned(), 1)].pods, ["default/a"]);
-    assert_eq!(should_see(&snapshot.pods["default/a"], snapshot.devices.get("n"), "c"), ["GPU-n-1"]);
+    assert_eq!(
+        should_see(&snapshot.pods["default/a"], snapshot.devices.get("n"), "c"),
+        ["GPU-n-1"]
+    );
 }

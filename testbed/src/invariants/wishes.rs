@@ -45,7 +45,10 @@ struct Case<'a> {
 impl Wishes {
     /// Those that can be read.
     pub(super) fn of(pod: &Pod) -> Self {
-        Self { joint: read(pod, JOINT), hints: read(pod, HINT) }
+        Self {
+            joint: read(pod, JOINT),
+            hints: read(pod, HINT),
+        }
     }
 
     /// Whether they change how many devices of a type there should be, or what of each.
@@ -60,7 +63,9 @@ impl Wishes {
         let each_has = |amount: u64| held.iter().all(|held| *held == amount);
         let strategy = hint.map_or("", |hint| hint.allocate_strategy.as_str());
         match strategy {
-            _ if asked > 100 && asked.is_multiple_of(100) => each_has(100) && self.is_enough(kind, n_devices, n_least),
+            _ if asked > 100 && asked.is_multiple_of(100) => {
+                each_has(100) && self.is_enough(kind, n_devices, n_least)
+            }
             "ApplyForAll" => each_has(asked) && n_devices > 0,
             "RequestsAsCount" => {
                 let whole = hint.is_some_and(|hint| hint.exclusive_policy == "DeviceLevel");
@@ -72,59 +77,136 @@ impl Wishes {
 
     /// Devices that come along with others may be more than were asked for.
     fn is_enough(&self, kind: &str, n_devices: u64, asked: u64) -> bool {
-        let comes_along = self.joint.device_types.iter().skip(1).any(|joined| joined == kind);
+        let comes_along = self
+            .joint
+            .device_types
+            .iter()
+            .skip(1)
+            .any(|joined| joined == kind);
         n_devices == asked || (comes_along && n_devices > asked)
     }
 }
 
 /// A sentence for each demand of a bound pod that its record does not meet.
 pub(super) fn unmet(pod: &Pod, device: &Device) -> Vec<String> {
-    let Some(record) = pod.annotations().get(DEVICE_ALLOCATED).and_then(|text| serde_json::from_str(text).ok()) else { return Vec::new() };
-    let case = Case { device, record, wishes: Wishes::of(pod) };
-    let by_kind = case.wishes.hints.iter().filter_map(|(kind, hint)| Some((kind, hint, case.record.get(kind)?)));
-    let mut unmet: Vec<String> = by_kind.flat_map(|(kind, hint, held)| case.unmet(kind, hint, held)).collect();
+    let Some(record) = pod
+        .annotations()
+        .get(DEVICE_ALLOCATED)
+        .and_then(|text| serde_json::from_str(text).ok())
+    else {
+        return Vec::new();
+    };
+    let case = Case {
+        device,
+        record,
+        wishes: Wishes::of(pod),
+    };
+    let by_kind = case
+        .wishes
+        .hints
+        .iter()
+        .filter_map(|(kind, hint)| Some((kind, hint, case.record.get(kind)?)));
+    let mut unmet: Vec<String> = by_kind
+        .flat_map(|(kind, hint, held)| case.unmet(kind, hint, held))
+        .collect();
     if case.wishes.joint.required_scope == "SamePCIe" {
-        let kinds = case.wishes.joint.device_types.iter().filter(|kind| case.record.contains_key(*kind));
+        let kinds = case
+            .wishes
+            .joint
+            .device_types
+            .iter()
+            .filter(|kind| case.record.contains_key(*kind));
         let switches: BTreeSet<Vec<String>> = kinds.map(|kind| case.switches(kind)).collect();
-        unmet.extend((switches.len() > 1).then(|| format!("its devices are on the switches {switches:?} by type")));
+        unmet.extend(
+            (switches.len() > 1).then(|| format!("its devices are on the switches {switches:?} by type")),
+        );
     }
     unmet
 }
 
 impl Case<'_> {
     fn info(&self, kind: &str, minor: i32) -> Option<&DeviceInfo> {
-        self.device.spec.devices.iter().find(|info| info.device_type == kind && info.minor == Some(minor))
+        self.device
+            .spec
+            .devices
+            .iter()
+            .find(|info| info.device_type == kind && info.minor == Some(minor))
     }
 
     /// Where the devices of a type sit, each place once.
     fn places(&self, kind: &str) -> BTreeSet<(i32, String)> {
-        let infos = self.record.get(kind).into_iter().flatten().filter_map(|held| self.info(kind, held.minor));
-        infos.filter_map(|info| info.topology.as_ref()).map(|place| (place.node_id, place.pcie_id.clone())).collect()
+        let infos = self
+            .record
+            .get(kind)
+            .into_iter()
+            .flatten()
+            .filter_map(|held| self.info(kind, held.minor));
+        infos
+            .filter_map(|info| info.topology.as_ref())
+            .map(|place| (place.node_id, place.pcie_id.clone()))
+            .collect()
     }
 
     fn switches(&self, kind: &str) -> Vec<String> {
-        self.places(kind).into_iter().map(|(numa, switch)| format!("{numa}/{switch}")).collect()
+        self.places(kind)
+            .into_iter()
+            .map(|(numa, switch)| format!("{numa}/{switch}"))
+            .collect()
     }
 
     fn unmet(&self, kind: &str, hint: &Hint, held: &[DeviceAllocation]) -> Vec<String> {
         let mut unmet = Vec::new();
         for one in held {
-            let Some(info) = self.info(kind, one.minor) else { continue };
-            if hint.selector.as_ref().is_some_and(|selector| !selects(selector, &info.labels)) {
-                unmet.push(format!("{kind} {} has not the labels that are demanded", one.minor));
+            let Some(info) = self.info(kind, one.minor) else {
+                continue;
+            };
+            if hint
+                .selector
+                .as_ref()
+                .is_some_and(|selector| !selects(selector, &info.labels))
+            {
+                unmet.push(format!(
+                    "{kind} {} has not the labels that are demanded",
+                    one.minor
+                ));
             }
             if let Some(selector) = &hint.vf_selector {
-                let groups = info.vf_groups.iter().filter(|group| selects(selector, &group.labels));
-                let fitting: Vec<&str> = groups.flat_map(|group| &group.vfs).map(|vf| vf.bus_id.as_str()).collect();
+                let groups = info
+                    .vf_groups
+                    .iter()
+                    .filter(|group| selects(selector, &group.labels));
+                let fitting: Vec<&str> = groups
+                    .flat_map(|group| &group.vfs)
+                    .map(|vf| vf.bus_id.as_str())
+                    .collect();
                 let given = functions(one);
                 let fits = matches!(&*given, [one] if fitting.contains(&one.as_str()));
-                unmet.extend((!fits).then(|| format!("{kind} {} comes with the functions {given:?}, not one of {fitting:?}", one.minor)));
+                unmet.extend((!fits).then(|| {
+                    format!(
+                        "{kind} {} comes with the functions {given:?}, not one of {fitting:?}",
+                        one.minor
+                    )
+                }));
             }
         }
         if hint.allocate_strategy == "ApplyForAll" {
-            let all = self.device.spec.devices.iter().filter(|info| info.device_type == kind);
-            let n_selected = all.filter(|info| hint.selector.as_ref().is_none_or(|selector| selects(selector, &info.labels))).count();
-            unmet.extend((held.len() != n_selected).then(|| format!("it has {} of {n_selected} {kind} devices", held.len())));
+            let all = self
+                .device
+                .spec
+                .devices
+                .iter()
+                .filter(|info| info.device_type == kind);
+            let n_selected = all
+                .filter(|info| {
+                    hint.selector
+                        .as_ref()
+                        .is_none_or(|selector| selects(selector, &info.labels))
+                })
+                .count();
+            unmet.extend(
+                (held.len() != n_selected)
+                    .then(|| format!("it has {} of {n_selected} {kind} devices", held.len())),
+            );
         }
         unmet.extend(self.scope(kind, hint));
         unmet
@@ -143,9 +225,21 @@ impl Case<'_> {
 
 /// A sentence for each function that two pods of a node hold, and for each device that somebody else holds although a pod keeps it.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
-    let record = |pod: &Pod| serde_json::from_str::<DeviceAllocations>(pod.annotations().get(DEVICE_ALLOCATED)?).ok();
-    let cases: Vec<(&str, Case<'_>)> =
-        pods.iter().filter_map(|(name, pod)| Some((*name, Case { device, record: record(pod)?, wishes: Wishes::of(pod) }))).collect();
+    let record =
+        |pod: &Pod| serde_json::from_str::<DeviceAllocations>(pod.annotations().get(DEVICE_ALLOCATED)?).ok();
+    let cases: Vec<(&str, Case<'_>)> = pods
+        .iter()
+        .filter_map(|(name, pod)| {
+            Some((
+                *name,
+                Case {
+                    device,
+                    record: record(pod)?,
+                    wishes: Wishes::of(pod),
+                },
+            ))
+        })
+        .collect();
     let mut clashes = Vec::new();
     let mut holders: BTreeMap<String, &str> = BTreeMap::new();
     for (name, case) in &cases {
@@ -156,14 +250,23 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
         }
         for (kind, hint) in &case.wishes.hints {
             let others = || cases.iter().filter(|(other, _)| other != name);
-            let minors = |case: &Case<'_>| case.record.get(kind).into_iter().flatten().map(|one| one.minor).collect::<BTreeSet<_>>();
+            let minors = |case: &Case<'_>| {
+                case.record
+                    .get(kind)
+                    .into_iter()
+                    .flatten()
+                    .map(|one| one.minor)
+                    .collect::<BTreeSet<_>>()
+            };
             let is_broken = |other: &Case<'_>| match hint.exclusive_policy.as_str() {
                 "DeviceLevel" => !minors(other).is_disjoint(&minors(case)),
                 "PCIeLevel" => !other.places(kind).is_disjoint(&case.places(kind)),
                 _ => false,
             };
             clashes.extend(
-                others().filter(|(_, other)| is_broken(other)).map(|(other, _)| format!("{name} keeps {kind} devices that {other} has")),
+                others()
+                    .filter(|(_, other)| is_broken(other))
+                    .map(|(other, _)| format!("{name} keeps {kind} devices that {other} has")),
             );
         }
     }
@@ -171,12 +274,22 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
 }
 
 fn functions(held: &DeviceAllocation) -> Vec<String> {
-    let functions = held.extension.as_ref().and_then(|extension| extension.get("vfs")?.as_array());
-    functions.into_iter().flatten().filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned())).collect()
+    let functions = held
+        .extension
+        .as_ref()
+        .and_then(|extension| extension.get("vfs")?.as_array());
+    functions
+        .into_iter()
+        .flatten()
+        .filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned()))
+        .collect()
 }
 
 fn read<T: Default + DeserializeOwned>(pod: &Pod, key: &str) -> T {
-    pod.annotations().get(key).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    pod.annotations()
+        .get(key)
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
 }
 
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
@@ -184,7 +297,9 @@ fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool 
     let mut expressions = selector.match_expressions.iter().flatten();
     pairs.all(|(key, value)| labels.get(key) == Some(value))
         && expressions.all(|expression| {
-            let is_one_of = labels.get(&expression.key).map(|value| expression.values.iter().flatten().any(|one| one == value));
+            let is_one_of = labels
+                .get(&expression.key)
+                .map(|value| expression.values.iter().flatten().any(|one| one == value));
             match expression.operator.as_str() {
                 "In" => is_one_of == Some(true),
                 "NotIn" => is_one_of != Some(true),

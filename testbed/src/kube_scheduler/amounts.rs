@@ -37,13 +37,24 @@ impl Amounts {
 
     /// Thousandths of every resource but CPU and memory.
     pub fn besides_cpu_and_memory(&self) -> impl Iterator<Item = (&str, i128)> {
-        self.0.iter().filter(|(name, _)| *name != "cpu" && *name != "memory").map(|(name, amount)| (name.as_str(), *amount))
+        self.0
+            .iter()
+            .filter(|(name, _)| *name != "cpu" && *name != "memory")
+            .map(|(name, amount)| (name.as_str(), *amount))
     }
 
     /// What a node offers to pods; what does not parse is not offered.
     pub fn allocatable(node: &Node) -> Self {
-        let offered = node.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
-        Self(offered.filter_map(|(name, quantity)| Some((name.clone(), thousandths(name, quantity).ok()?))).collect())
+        let offered = node
+            .status
+            .iter()
+            .filter_map(|status| status.allocatable.as_ref())
+            .flatten();
+        Self(
+            offered
+                .filter_map(|(name, quantity)| Some((name.clone(), thousandths(name, quantity).ok()?)))
+                .collect(),
+        )
     }
 
     /// Thousandths of one resource.
@@ -72,13 +83,25 @@ impl Amounts {
 
     /// kube-scheduler's words for every resource of which too little is left, and whether the node has too little
     /// even when it is empty.
-    pub(super) fn shortages(&self, allocatable: &Self, used: &Self, ignored: &BTreeSet<String>) -> (Vec<String>, bool) {
-        let counted = self.0.iter().filter(|(name, amount)| **amount > 0 && !ignored.contains(*name));
+    pub(super) fn shortages(
+        &self,
+        allocatable: &Self,
+        used: &Self,
+        ignored: &BTreeSet<String>,
+    ) -> (Vec<String>, bool) {
+        let counted = self
+            .0
+            .iter()
+            .filter(|(name, amount)| **amount > 0 && !ignored.contains(*name));
         let short = counted.filter(|(name, amount)| **amount > allocatable.get(name) - used.get(name));
         let mut hopeless = false;
         let reasons = short.map(|(name, amount)| {
             hopeless |= *amount > allocatable.get(name);
-            if name == PODS { "Too many pods".to_owned() } else { format!("Insufficient {name}") }
+            if name == PODS {
+                "Too many pods".to_owned()
+            } else {
+                format!("Insufficient {name}")
+            }
         });
         (reasons.collect(), hopeless)
     }
@@ -86,11 +109,14 @@ impl Amounts {
     /// 0 to 100: how much of a node's CPU and memory would be left with this pod on it.
     pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
         let pods = used.get(PODS) / THOUSAND + 1;
-        let shares = DEFAULT_SCORED.iter().filter(|(name, _)| allocatable.get(name) > 0).map(|(name, default)| {
-            let total = allocatable.get(name);
-            let taken = (used.get(name) + self.get(name)).max(default * pods).min(total);
-            (total - taken) * 100 / total
-        });
+        let shares = DEFAULT_SCORED
+            .iter()
+            .filter(|(name, _)| allocatable.get(name) > 0)
+            .map(|(name, default)| {
+                let total = allocatable.get(name);
+                let taken = (used.get(name) + self.get(name)).max(default * pods).min(total);
+                (total - taken) * 100 / total
+            });
         let shares: Vec<i128> = shares.collect();
         let n_shares = i128::try_from(shares.len()).unwrap_or(1).max(1);
         i64::try_from(shares.iter().sum::<i128>() / n_shares).unwrap_or(0)
@@ -98,7 +124,8 @@ impl Amounts {
 }
 
 fn of_spec(spec: &PodSpec) -> Result<Amounts, AmountError> {
-    let (mut running, mut sidecars, mut init_peak) = (Amounts::default(), Amounts::default(), Amounts::default());
+    let (mut running, mut sidecars, mut init_peak) =
+        (Amounts::default(), Amounts::default(), Amounts::default());
     for container in spec.init_containers.iter().flatten() {
         let mut amounts = of_container(container)?;
         if container.restart_policy.as_deref() == Some("Always") {
@@ -120,7 +147,9 @@ fn of_spec(spec: &PodSpec) -> Result<Amounts, AmountError> {
 
 /// Requests, and limits where nothing is requested, as the API server fills them in.
 fn of_container(container: &Container) -> Result<Amounts, AmountError> {
-    let Some(resources) = &container.resources else { return Ok(Amounts::default()) };
+    let Some(resources) = &container.resources else {
+        return Ok(Amounts::default());
+    };
     let mut amounts = read(resources.limits.iter().flatten())?;
     amounts.0.extend(read(resources.requests.iter().flatten())?.0);
     Ok(amounts)
@@ -132,8 +161,15 @@ fn read<'a>(quantities: impl Iterator<Item = (&'a String, &'a Quantity)>) -> Res
 }
 
 fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError> {
-    let fail = |_| AmountError { resource: resource.to_owned(), value: quantity.0.chars().take(64).collect() };
-    quantity.0.parse::<proto::quantity::Quantity>().map(proto::quantity::Quantity::thousandths).map_err(fail)
+    let fail = |_| AmountError {
+        resource: resource.to_owned(),
+        value: quantity.0.chars().take(64).collect(),
+    };
+    quantity
+        .0
+        .parse::<proto::quantity::Quantity>()
+        .map(proto::quantity::Quantity::thousandths)
+        .map_err(fail)
 }
 
 #[cfg(test)]
@@ -151,7 +187,12 @@ mod tests {
     }
 
     fn amounts(entries: &[(&str, i128)]) -> Amounts {
-        Amounts(entries.iter().map(|(name, amount)| ((*name).to_owned(), amount * THOUSAND)).collect())
+        Amounts(
+            entries
+                .iter()
+                .map(|(name, amount)| ((*name).to_owned(), amount * THOUSAND))
+                .collect(),
+        )
     }
 
     /// A sidecar runs beside the init containers after it and beside the app containers.
@@ -159,15 +200,29 @@ mod tests {
     fn a_pod_requests_its_peak() {
         let mut sidecar = container(&json!({"a/b": 3}));
         sidecar["restartPolicy"] = json!("Always");
-        let inits = json!([container(&json!({"a/b": 9})), sidecar, container(&json!({"a/b": 8}))]);
-        let apps = json!([container(&json!({"a/b": 1})), container(&json!({"a/b": 2, "x/y": 1}))]);
-        let requested = Amounts::of_pod(&pod(&json!({"initContainers": inits, "containers": apps, "overhead": {"cpu": "250m"}}))).unwrap();
-        assert_eq!((requested.get("a/b"), requested.get("x/y"), requested.get("cpu")), (11_000, 1_000, 250));
+        let inits = json!([
+            container(&json!({"a/b": 9})),
+            sidecar,
+            container(&json!({"a/b": 8}))
+        ]);
+        let apps = json!([
+            container(&json!({"a/b": 1})),
+            container(&json!({"a/b": 2, "x/y": 1}))
+        ]);
+        let requested = Amounts::of_pod(&pod(
+            &json!({"initContainers": inits, "containers": apps, "overhead": {"cpu": "250m"}}),
+        ))
+        .unwrap();
+        assert_eq!(
+            (requested.get("a/b"), requested.get("x/y"), requested.get("cpu")),
+            (11_000, 1_000, 250)
+        );
     }
 
     #[test]
     fn nonsense_names_the_resource() {
-        let error = Amounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
+        let error =
+            Amounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
         assert_eq!(error.to_string(), r#"a/b is "lots", which is not a quantity"#);
     }
 
@@ -179,11 +234,22 @@ mod tests {
         let short = |request: &[(&str, i128)]| amounts(request).shortages(&allocatable, &used, &none);
         assert_eq!(short(&[("a/b", 2), ("cpu", 4)]), (vec![], false));
         assert_eq!(short(&[("a/b", 3)]), (vec!["Insufficient a/b".to_owned()], false));
-        assert_eq!(short(&[("a/b", 11)]), (vec!["Insufficient a/b".to_owned()], true), "no victim can help");
+        assert_eq!(
+            short(&[("a/b", 11)]),
+            (vec!["Insufficient a/b".to_owned()], true),
+            "no victim can help"
+        );
         assert_eq!(short(&[("pods", 1)]), (vec!["Too many pods".to_owned()], false));
-        assert_eq!(short(&[("x/y", 0)]), (vec![], false), "zero of an unknown resource fits");
+        assert_eq!(
+            short(&[("x/y", 0)]),
+            (vec![], false),
+            "zero of an unknown resource fits"
+        );
         let ignored = BTreeSet::from(["a/b".to_owned()]);
-        assert_eq!(amounts(&[("a/b", 99)]).shortages(&allocatable, &used, &ignored), (vec![], false));
+        assert_eq!(
+            amounts(&[("a/b", 99)]).shortages(&allocatable, &used, &ignored),
+            (vec![], false)
+        );
     }
 
     #[test]
@@ -192,7 +258,10 @@ mod tests {
         let request = amounts(&[("cpu", 1)]);
         let score = |used: &[(&str, i128)]| request.score(&allocatable, &amounts(used));
         assert!(score(&[]) > score(&[("cpu", 5)]));
-        assert!(score(&[]) > score(&[("pods", 50)]), "pods without requests count as something");
+        assert!(
+            score(&[]) > score(&[("pods", 50)]),
+            "pods without requests count as something"
+        );
         assert_eq!(request.score(&Amounts::default(), &Amounts::default()), 0);
     }
 }

@@ -20,7 +20,10 @@ pub(super) struct Binder {
 impl Binder {
     /// A binder that asks the one extender that binds, if there is one.
     pub(super) fn new(client: Client, extenders: &[Extender]) -> Self {
-        Self { client, extender: extenders.iter().find(|extender| extender.is_binder()).cloned() }
+        Self {
+            client,
+            extender: extenders.iter().find(|extender| extender.is_binder()).cloned(),
+        }
     }
 
     /// Waits as long as Permit and `PreBind` make a binding cycle wait before it binds.
@@ -35,13 +38,19 @@ impl Binder {
 
     /// Binds a pod, once.
     pub(super) async fn bind(&self, pod: &Pod, uid: &str, node: &str) -> Result<(), String> {
-        if let Some(extender) = self.extender.as_ref().filter(|extender| extender.is_interested(pod)) {
+        if let Some(extender) = self
+            .extender
+            .as_ref()
+            .filter(|extender| extender.is_interested(pod))
+        {
             match extender.bind(namespace(pod), &pod.name_any(), uid, node).await {
                 Err(error) if extender.is_ignorable() => warn!(%error, "an ignorable extender does not bind"),
                 result => return result.map_err(|error| error.to_string()),
             }
         }
-        self.bind_directly(pod, uid, node).await.map_err(|error| error.to_string())
+        self.bind_directly(pod, uid, node)
+            .await
+            .map_err(|error| error.to_string())
     }
 
     async fn bind_directly(&self, pod: &Pod, uid: &str, node: &str) -> kube::Result<()> {
@@ -51,10 +60,16 @@ impl Binder {
             name: Some(node.to_owned()),
             ..ObjectReference::default()
         };
-        let metadata = ObjectMeta { name: Some(pod.name_any()), uid: Some(uid.to_owned()), ..ObjectMeta::default() };
+        let metadata = ObjectMeta {
+            name: Some(pod.name_any()),
+            uid: Some(uid.to_owned()),
+            ..ObjectMeta::default()
+        };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace(pod));
         let binding = Binding { metadata, target };
-        let answer: Result<Status, _> = pods.create_subresource("binding", &pod.name_any(), &PostParams::default(), &binding).await;
+        let answer: Result<Status, _> = pods
+            .create_subresource("binding", &pod.name_any(), &PostParams::default(), &binding)
+            .await;
         answer.map(|_| ())
     }
 }

@@ -61,23 +61,46 @@ impl Cache {
             allocatable: allocatable.clone(),
             used: self.used.get(name).cloned().unwrap_or_default(),
         };
-        self.nodes.iter().map(|(name, (node, allocatable))| (name.clone(), view(name, node, allocatable))).collect()
+        self.nodes
+            .iter()
+            .map(|(name, (node, allocatable))| (name.clone(), view(name, node, allocatable)))
+            .collect()
     }
 
     /// Counts a pod on a node before it is bound.
     pub(super) fn assume(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: Amounts) {
-        self.hold(uid, Holding { node: node.to_owned(), pod: Arc::clone(pod), amounts, assumed: true });
+        self.hold(
+            uid,
+            Holding {
+                node: node.to_owned(),
+                pod: Arc::clone(pod),
+                amounts,
+                assumed: true,
+            },
+        );
     }
 
     /// Counts a bound pod; tells whether that was not known.
     pub(super) fn bind(&mut self, uid: &str, node: &str, pod: &Arc<Pod>) -> bool {
-        if let Some(held) = self.holdings.get_mut(uid).filter(|held| held.node == node && !held.assumed) {
+        if let Some(held) = self
+            .holdings
+            .get_mut(uid)
+            .filter(|held| held.node == node && !held.assumed)
+        {
             held.pod = Arc::clone(pod);
             return false;
         }
         // The API server has accepted the pod, so its quantities parse.
         let amounts = Amounts::of_pod(pod).unwrap_or_default();
-        self.hold(uid, Holding { node: node.to_owned(), pod: Arc::clone(pod), amounts, assumed: false });
+        self.hold(
+            uid,
+            Holding {
+                node: node.to_owned(),
+                pod: Arc::clone(pod),
+                amounts,
+                assumed: false,
+            },
+        );
         true
     }
 
@@ -85,7 +108,9 @@ impl Cache {
     pub(super) fn pods(&self) -> BTreeMap<String, Vec<Arc<Pod>>> {
         let mut pods: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
         for held in self.holdings.values() {
-            pods.entry(held.node.clone()).or_default().push(Arc::clone(&held.pod));
+            pods.entry(held.node.clone())
+                .or_default()
+                .push(Arc::clone(&held.pod));
         }
         pods
     }
@@ -96,7 +121,9 @@ impl Cache {
 
     /// Stops counting a pod; tells whether it was counted.
     pub(super) fn release(&mut self, uid: &str) -> bool {
-        let Some(held) = self.holdings.remove(uid) else { return false };
+        let Some(held) = self.holdings.remove(uid) else {
+            return false;
+        };
         if let Some(used) = self.used.get_mut(&held.node) {
             used.subtract(&held.amounts);
         }
@@ -105,7 +132,10 @@ impl Cache {
 
     fn hold(&mut self, uid: &str, holding: Holding) {
         self.release(uid);
-        self.used.entry(holding.node.clone()).or_default().add(&holding.amounts);
+        self.used
+            .entry(holding.node.clone())
+            .or_default()
+            .add(&holding.amounts);
         self.holdings.insert(uid.to_owned(), holding);
     }
 }
@@ -122,8 +152,13 @@ fn is_changed(old: &Node, new: &Node) -> bool {
 
 /// Types and values of a node's conditions, without their heartbeats.
 fn conditions(node: &Node) -> BTreeMap<&str, &str> {
-    let all = node.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    all.map(|condition| (condition.type_.as_str(), condition.status.as_str())).collect()
+    let all = node
+        .status
+        .iter()
+        .filter_map(|status| status.conditions.as_ref())
+        .flatten();
+    all.map(|condition| (condition.type_.as_str(), condition.status.as_str()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -140,7 +175,10 @@ mod tests {
 
     fn pod(amount: &str) -> Arc<Pod> {
         let containers = json!([{"name": "c", "resources": {"requests": {"a/b": amount}}}]);
-        Arc::new(serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}})).unwrap())
+        Arc::new(
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}}))
+                .unwrap(),
+        )
     }
 
     fn used(cache: &Cache) -> i128 {

@@ -162,7 +162,10 @@ struct Profile {
 impl Configuration {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, ConfigurationError> {
-        let fail = |source| ConfigurationError::Read { path: path.to_owned(), source };
+        let fail = |source| ConfigurationError::Read {
+            path: path.to_owned(),
+            source,
+        };
         std::fs::read_to_string(path).map_err(fail)?.parse()
     }
 
@@ -171,7 +174,10 @@ impl Configuration {
     #[must_use]
     pub fn with_extenders_at(mut self, origin: &str) -> Self {
         for extender in &mut self.extenders {
-            let path = extender.url_prefix.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
+            let path = extender
+                .url_prefix
+                .split_once("://")
+                .and_then(|(_, rest)| rest.split_once('/'));
             extender.url_prefix = format!("{origin}/{}", path.map_or("", |(_, path)| path));
             extender.enable_https = false;
             extender.tls_config = None;
@@ -185,7 +191,11 @@ impl Configuration {
     pub fn with_tls_extenders_at(mut self, address: SocketAddr, folder: &Path) -> Self {
         for extender in &mut self.extenders {
             extender.address = Some(address);
-            for file in extender.tls_config.iter_mut().flat_map(|tls| [&mut tls.authorities, &mut tls.certificate, &mut tls.key]) {
+            for file in extender
+                .tls_config
+                .iter_mut()
+                .flat_map(|tls| [&mut tls.authorities, &mut tls.certificate, &mut tls.key])
+            {
                 *file = folder.join(file.file_name().unwrap_or_default());
             }
         }
@@ -195,20 +205,29 @@ impl Configuration {
     /// Has the extenders asked about one more resource.
     pub fn manage(&mut self, resource: &str) {
         for extender in &mut self.extenders {
-            extender.managed_resources.push(ManagedResource { name: resource.to_owned(), ignored_by_scheduler: false });
+            extender.managed_resources.push(ManagedResource {
+                name: resource.to_owned(),
+                ignored_by_scheduler: false,
+            });
         }
     }
 
     /// The same configuration without extenders: a cluster in which nobody has heard of gpushare.
     #[must_use]
     pub fn without_extenders(self) -> Self {
-        Self { extenders: Vec::new(), ..self }
+        Self {
+            extenders: Vec::new(),
+            ..self
+        }
     }
 
     /// Resources that are left out of the aggregate fit.
     pub(super) fn ignored_resources(&self) -> BTreeSet<String> {
         let managed = self.extenders.iter().flat_map(|e| &e.managed_resources);
-        managed.filter(|m| m.ignored_by_scheduler).map(|m| m.name.clone()).collect()
+        managed
+            .filter(|m| m.ignored_by_scheduler)
+            .map(|m| m.name.clone())
+            .collect()
     }
 }
 
@@ -218,9 +237,15 @@ impl FromStr for Configuration {
     fn from_str(text: &str) -> Result<Self, ConfigurationError> {
         let document: Document = serde_yaml_ng::from_str(text).map_err(ConfigurationError::Parse)?;
         document.check()?;
-        let of_profile = document.profiles.iter().find_map(|profile| profile.percentage_of_nodes_to_score);
+        let of_profile = document
+            .profiles
+            .iter()
+            .find_map(|profile| profile.percentage_of_nodes_to_score);
         let percentage_of_nodes_to_score = of_profile.or(document.percentage_of_nodes_to_score).unwrap_or(0);
-        let names = document.profiles.into_iter().map(|p| p.scheduler_name.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()));
+        let names = document
+            .profiles
+            .into_iter()
+            .map(|p| p.scheduler_name.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()));
         let mut schedulers: BTreeSet<String> = names.collect();
         if schedulers.is_empty() {
             schedulers.insert(DEFAULT_SCHEDULER.to_owned());
@@ -241,14 +266,22 @@ impl FromStr for Configuration {
 impl Document {
     fn check(&self) -> Result<(), ConfigurationError> {
         if self.api_version != API_VERSION || self.kind != KIND {
-            return Err(rule("apiVersion", format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind)));
+            return Err(rule(
+                "apiVersion",
+                format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind),
+            ));
         }
         let mut managed = BTreeSet::new();
         for (idx, extender) in self.extenders.iter().enumerate() {
-            extender.check().map_err(|(field, text)| rule(&format!("extenders[{idx}].{field}"), text))?;
+            extender
+                .check()
+                .map_err(|(field, text)| rule(&format!("extenders[{idx}].{field}"), text))?;
             let names = extender.managed_resources.iter().map(|m| &m.name);
             if let Some(twice) = names.filter(|name| !managed.insert(*name)).max() {
-                return Err(rule(&format!("extenders[{idx}].managedResources"), format!("{twice} is managed twice")));
+                return Err(rule(
+                    &format!("extenders[{idx}].managedResources"),
+                    format!("{twice} is managed twice"),
+                ));
             }
         }
         if self.extenders.iter().filter(|e| !e.bind_verb.is_empty()).count() > 1 {
@@ -263,8 +296,15 @@ impl ExtenderConfiguration {
     pub(super) fn connector(&self) -> Result<Connector, ConfigurationError> {
         let connector = match &self.tls_config {
             Some(tls) if self.enable_https => {
-                let files = TlsFiles { authorities: &tls.authorities, certificate: &tls.certificate, key: &tls.key };
-                let problem = |error| ConfigurationError::Certificates { field: "tlsConfig".to_owned(), problem: format!("{error:#}") };
+                let files = TlsFiles {
+                    authorities: &tls.authorities,
+                    certificate: &tls.certificate,
+                    key: &tls.key,
+                };
+                let problem = |error| ConfigurationError::Certificates {
+                    field: "tlsConfig".to_owned(),
+                    problem: format!("{error:#}"),
+                };
                 Connector::tls(files).map_err(problem)?
             }
             _ => Connector::plain(),
@@ -278,23 +318,35 @@ impl ExtenderConfiguration {
     fn check(&self) -> Result<(), (&'static str, String)> {
         let scheme = if self.enable_https { "https://" } else { "http://" };
         if !self.url_prefix.starts_with(scheme) {
-            return Err(("urlPrefix", format!("{:?} does not begin with {scheme}", self.url_prefix)));
+            return Err((
+                "urlPrefix",
+                format!("{:?} does not begin with {scheme}", self.url_prefix),
+            ));
         }
         if self.tls_config.is_some() && !self.enable_https {
             return Err(("tlsConfig", "has no meaning without enableHTTPS".to_owned()));
         }
         if !self.prioritize_verb.is_empty() && self.weight <= 0 {
-            return Err(("weight", "an extender that prioritizes needs a positive weight".to_owned()));
+            return Err((
+                "weight",
+                "an extender that prioritizes needs a positive weight".to_owned(),
+            ));
         }
         match self.managed_resources.iter().find(|m| !m.name.contains('/')) {
-            Some(plain) => Err(("managedResources", format!("{:?} is no extended resource", plain.name))),
+            Some(plain) => Err((
+                "managedResources",
+                format!("{:?} is no extended resource", plain.name),
+            )),
             None => Ok(()),
         }
     }
 }
 
 fn rule(field: &str, rule: String) -> ConfigurationError {
-    ConfigurationError::Rule { field: field.to_owned(), rule }
+    ConfigurationError::Rule {
+        field: field.to_owned(),
+        rule,
+    }
 }
 
 fn default_http_timeout() -> Duration {
@@ -304,13 +356,18 @@ fn default_http_timeout() -> Duration {
 /// A timeout of an extender; zero means the default.
 fn http_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let parsed = duration(deserializer)?;
-    Ok(if parsed.is_zero() { DEFAULT_HTTP_TIMEOUT } else { parsed })
+    Ok(if parsed.is_zero() {
+        DEFAULT_HTTP_TIMEOUT
+    } else {
+        parsed
+    })
 }
 
 /// A duration as Go writes it.
 pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    parse_duration(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))
+    parse_duration(&text)
+        .ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))
 }
 
 fn parse_duration(text: &str) -> Option<Duration> {
@@ -320,7 +377,10 @@ fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = Duration::ZERO;
     while !rest.is_empty() {
-        let number_len = rest.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+        let number_len = rest
+            .bytes()
+            .take_while(|b| b.is_ascii_digit() || *b == b'.')
+            .count();
         let (number, tail) = rest.split_at(number_len);
         let unit_len = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (unit, tail) = tail.split_at(unit_len);

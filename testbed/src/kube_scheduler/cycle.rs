@@ -58,7 +58,11 @@ impl Cycle {
         }
         let all: Vec<_> = nodes.iter().collect();
         let n_to_find = self.sampling.n_to_find(all.len());
-        let order: Vec<_> = self.sampling.order(all.len()).filter_map(|at| all.get(at).copied()).collect();
+        let order: Vec<_> = self
+            .sampling
+            .order(all.len())
+            .filter_map(|at| all.get(at).copied())
+            .collect();
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
         let (feasible, n_seen) = found.map_err(|error| Failure::Error(error.to_string()))?;
         self.sampling.seen(n_seen, all.len());
@@ -107,7 +111,14 @@ impl Cycle {
             diagnosis.refusals.insert(name.to_owned(), refusal);
         } else if self.claims.refuse(pod, name) {
             let reasons = vec!["node(s) had volume node affinity conflict".to_owned()];
-            diagnosis.refusals.insert(name.to_owned(), Refusal { reasons, unresolvable: true, by_extender: false });
+            diagnosis.refusals.insert(
+                name.to_owned(),
+                Refusal {
+                    reasons,
+                    unresolvable: true,
+                    by_extender: false,
+                },
+            );
         } else {
             feasible.insert(name, view);
         }
@@ -119,7 +130,11 @@ impl Cycle {
         feasible: &mut BTreeMap<&str, &NodeView>,
         diagnosis: &mut Diagnosis,
     ) -> Result<(), ExtenderError> {
-        for extender in self.extenders.iter().filter(|e| e.is_filter() && e.is_interested(pod)) {
+        for extender in self
+            .extenders
+            .iter()
+            .filter(|e| e.is_filter() && e.is_interested(pod))
+        {
             if feasible.is_empty() {
                 break;
             }
@@ -133,7 +148,11 @@ impl Cycle {
             for (node, reason) in &answer.unresolvable {
                 diagnosis.refuse(node, reason, true);
             }
-            for (node, reason) in answer.failed.iter().filter(|(node, _)| !answer.unresolvable.contains_key(*node)) {
+            for (node, reason) in answer
+                .failed
+                .iter()
+                .filter(|(node, _)| !answer.unresolvable.contains_key(*node))
+            {
                 diagnosis.refuse(node, reason, false);
             }
             feasible.retain(|name, _| answer.passed.contains(*name));
@@ -142,10 +161,21 @@ impl Cycle {
     }
 
     /// Scores of feasible nodes; an extender that fails to answer has no say.
-    async fn scores(&self, pod: &Pod, request: &Amounts, feasible: &BTreeMap<&str, &NodeView>) -> BTreeMap<String, i64> {
-        let own = feasible.iter().map(|(name, view)| ((*name).to_owned(), request.score(&view.allocatable, &view.used)));
+    async fn scores(
+        &self,
+        pod: &Pod,
+        request: &Amounts,
+        feasible: &BTreeMap<&str, &NodeView>,
+    ) -> BTreeMap<String, i64> {
+        let own = feasible
+            .iter()
+            .map(|(name, view)| ((*name).to_owned(), request.score(&view.allocatable, &view.used)));
         let mut scores: BTreeMap<String, i64> = own.collect();
-        for extender in self.extenders.iter().filter(|e| e.is_prioritizer() && e.is_interested(pod)) {
+        for extender in self
+            .extenders
+            .iter()
+            .filter(|e| e.is_prioritizer() && e.is_interested(pod))
+        {
             match extender.prioritize(pod, &whole(feasible)).await {
                 Ok(theirs) => {
                     for (name, score) in &mut scores {
@@ -160,7 +190,11 @@ impl Cycle {
 
     fn choose(&mut self, scores: &BTreeMap<String, i64>) -> String {
         let best = scores.values().max();
-        let tied: Vec<&String> = scores.iter().filter(|(_, score)| Some(*score) == best).map(|(name, _)| name).collect();
+        let tied: Vec<&String> = scores
+            .iter()
+            .filter(|(_, score)| Some(*score) == best)
+            .map(|(name, _)| name)
+            .collect();
         let winner = match &mut self.ties {
             Some(rng) => tied.choose(rng),
             None => tied.first(),

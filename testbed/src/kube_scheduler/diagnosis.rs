@@ -25,7 +25,11 @@ pub struct Diagnosis {
 impl Diagnosis {
     /// Nodes on which kube-scheduler would try to preempt.
     pub fn preemption_candidates(&self) -> Vec<&str> {
-        self.refusals.iter().filter(|(_, refusal)| !refusal.unresolvable).map(|(name, _)| name.as_str()).collect()
+        self.refusals
+            .iter()
+            .filter(|(_, refusal)| !refusal.unresolvable)
+            .map(|(name, _)| name.as_str())
+            .collect()
     }
 
     /// Returns true if an extender refused a node: kube-scheduler takes any event, of the pod itself too, for a reason to try
@@ -54,13 +58,20 @@ impl Diagnosis {
 
 /// The message for the number of nodes in the cluster, the number of nodes by reason, and that of nodes on which preemption
 /// looked for victims.
-pub(crate) fn sentence<'a>(n_nodes: usize, counts: impl IntoIterator<Item = (&'a str, usize)>, n_candidates: usize) -> String {
+pub(crate) fn sentence<'a>(
+    n_nodes: usize,
+    counts: impl IntoIterator<Item = (&'a str, usize)>,
+    n_candidates: usize,
+) -> String {
     if n_nodes == 0 {
         return "no nodes available to schedule pods".to_owned();
     }
     let preemption = histogram([
         ("No preemption victims found for incoming pod", n_candidates),
-        ("Preemption is not helpful for scheduling", n_nodes.saturating_sub(n_candidates)),
+        (
+            "Preemption is not helpful for scheduling",
+            n_nodes.saturating_sub(n_candidates),
+        ),
     ]);
     let head = format!("0/{n_nodes} nodes are available:");
     format!("{head} {}. preemption: {head} {preemption}.", histogram(counts))
@@ -69,7 +80,9 @@ pub(crate) fn sentence<'a>(n_nodes: usize, counts: impl IntoIterator<Item = (&'a
 /// `1 this, 2 that`, sorted as text.
 fn histogram<'a>(counts: impl IntoIterator<Item = (&'a str, usize)>) -> String {
     let counts = counts.into_iter().filter(|(_, count)| *count > 0);
-    let mut parts: Vec<String> = counts.map(|(reason, count)| format!("{count} {reason}")).collect();
+    let mut parts: Vec<String> = counts
+        .map(|(reason, count)| format!("{count} {reason}"))
+        .collect();
     parts.sort();
     parts.join(", ")
 }
@@ -80,7 +93,10 @@ mod tests {
 
     #[test]
     fn the_sentence_of_kube_scheduler() {
-        let mut diagnosis = Diagnosis { n_nodes: 3, ..Diagnosis::default() };
+        let mut diagnosis = Diagnosis {
+            n_nodes: 3,
+            ..Diagnosis::default()
+        };
         diagnosis.refuse("n1", "Insufficient aliyun.com/gpu-mem", false);
         diagnosis.refuse("n2", "no GPU fits", true);
         diagnosis.refuse("n3", "no GPU fits", true);
@@ -95,6 +111,9 @@ mod tests {
 
     #[test]
     fn no_nodes_at_all() {
-        assert_eq!(Diagnosis::default().message(), "no nodes available to schedule pods");
+        assert_eq!(
+            Diagnosis::default().message(),
+            "no nodes available to schedule pods"
+        );
     }
 }

@@ -152,7 +152,10 @@ impl Extender {
     /// Its certificates cannot be read.
     pub fn new(configuration: ExtenderConfiguration) -> Result<Self, ConfigurationError> {
         let connector = configuration.connector()?;
-        Ok(Self { configuration, client: Client::builder(TokioExecutor::new()).build(connector) })
+        Ok(Self {
+            configuration,
+            client: Client::builder(TokioExecutor::new()).build(connector),
+        })
     }
 
     pub(super) fn is_ignorable(&self) -> bool {
@@ -180,11 +183,16 @@ impl Extender {
         let managed = &self.configuration.managed_resources;
         let names = |container: &Container| {
             let resources = container.resources.as_ref();
-            let named = |map: Option<&BTreeMap<String, _>>| map.is_some_and(|m| managed.iter().any(|r| m.contains_key(&r.name)));
-            named(resources.and_then(|r| r.requests.as_ref())) || named(resources.and_then(|r| r.limits.as_ref()))
+            let named = |map: Option<&BTreeMap<String, _>>| {
+                map.is_some_and(|m| managed.iter().any(|r| m.contains_key(&r.name)))
+            };
+            named(resources.and_then(|r| r.requests.as_ref()))
+                || named(resources.and_then(|r| r.limits.as_ref()))
         };
         let spec = pod.spec.as_ref();
-        let containers = spec.into_iter().flat_map(|s| s.containers.iter().chain(s.init_containers.iter().flatten()));
+        let containers = spec
+            .into_iter()
+            .flat_map(|s| s.containers.iter().chain(s.init_containers.iter().flatten()));
         managed.is_empty() || containers.into_iter().any(names)
     }
 
@@ -195,13 +203,25 @@ impl Extender {
         if !result.error.is_empty() {
             return Err(ExtenderError::Refused(result.error));
         }
-        let names = match (self.configuration.node_cache_capable, result.node_names, result.nodes) {
+        let names = match (
+            self.configuration.node_cache_capable,
+            result.node_names,
+            result.nodes,
+        ) {
             (true, Some(names), _) => names,
-            (_, _, Some(whole)) => whole.items.unwrap_or_default().into_iter().filter_map(|node| node.metadata.name).collect(),
+            (_, _, Some(whole)) => whole
+                .items
+                .unwrap_or_default()
+                .into_iter()
+                .filter_map(|node| node.metadata.name)
+                .collect(),
             _ => Vec::new(),
         };
         if let Some(unknown) = names.iter().find(|name| !nodes.contains_key(name.as_str())) {
-            return Err(ExtenderError::UnknownNode { url: self.configuration.url_prefix.clone(), node: unknown.clone() });
+            return Err(ExtenderError::UnknownNode {
+                url: self.configuration.url_prefix.clone(),
+                node: unknown.clone(),
+            });
         }
         Ok(Filtered {
             passed: names.into_iter().collect(),
@@ -211,11 +231,18 @@ impl Extender {
     }
 
     /// Asks for scores; they come weighted, on the scale of the loop's own.
-    pub async fn prioritize(&self, pod: &Pod, nodes: &BTreeMap<&str, &Node>) -> Result<BTreeMap<String, i64>, ExtenderError> {
+    pub async fn prioritize(
+        &self,
+        pod: &Pod,
+        nodes: &BTreeMap<&str, &Node>,
+    ) -> Result<BTreeMap<String, i64>, ExtenderError> {
         let verb = &self.configuration.prioritize_verb;
         let scores: Vec<HostPriority> = self.post(verb, &self.args(pod, nodes)).await?;
         let weight = self.configuration.weight * SCORE_FACTOR;
-        Ok(scores.into_iter().map(|s| (s.host, s.score.saturating_mul(weight))).collect())
+        Ok(scores
+            .into_iter()
+            .map(|s| (s.host, s.score.saturating_mul(weight)))
+            .collect())
     }
 
     /// Asks the extender for the victims on each of these nodes, given the proposed ones.
@@ -226,17 +253,29 @@ impl Extender {
     ) -> Result<BTreeMap<String, MetaVictims>, ExtenderError> {
         let args = if self.configuration.node_cache_capable {
             let by_uid = |victims: &Victims| MetaVictims {
-                pods: victims.pods.iter().map(|pod| MetaPod { uid: pod.metadata.uid.clone().unwrap_or_default() }).collect(),
+                pods: victims
+                    .pods
+                    .iter()
+                    .map(|pod| MetaPod {
+                        uid: pod.metadata.uid.clone().unwrap_or_default(),
+                    })
+                    .collect(),
                 n_pdb_violations: victims.n_pdb_violations,
             };
-            let by_uid: BTreeMap<_, _> = candidates.iter().map(|(node, victims)| (node, by_uid(victims))).collect();
+            let by_uid: BTreeMap<_, _> = candidates
+                .iter()
+                .map(|(node, victims)| (node, by_uid(victims)))
+                .collect();
             json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid})
         } else {
             let whole = |victims: &Victims| {
                 let pods: Vec<&Pod> = victims.pods.iter().map(|pod| &**pod).collect();
                 json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations})
             };
-            let whole: BTreeMap<_, _> = candidates.iter().map(|(node, victims)| (node, whole(victims))).collect();
+            let whole: BTreeMap<_, _> = candidates
+                .iter()
+                .map(|(node, victims)| (node, whole(victims)))
+                .collect();
             json!({"Pod": pod, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null})
         };
         let result: ExtenderPreemptionResult = self.post(&self.configuration.preempt_verb, &args).await?;
@@ -244,18 +283,44 @@ impl Extender {
     }
 
     /// Has the extender bind a pod.
-    pub async fn bind(&self, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), ExtenderError> {
-        let args = BindingArgs { pod_name: name, pod_namespace: namespace, pod_uid: uid, node };
+    pub async fn bind(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        node: &str,
+    ) -> Result<(), ExtenderError> {
+        let args = BindingArgs {
+            pod_name: name,
+            pod_namespace: namespace,
+            pod_uid: uid,
+            node,
+        };
         let result: BindingResult = self.post(&self.configuration.bind_verb, &args).await?;
-        if result.error.is_empty() { Ok(()) } else { Err(ExtenderError::Refused(result.error)) }
+        if result.error.is_empty() {
+            Ok(())
+        } else {
+            Err(ExtenderError::Refused(result.error))
+        }
     }
 
     fn args<'a>(&self, pod: &'a Pod, nodes: &BTreeMap<&'a str, &'a Node>) -> Args<'a> {
         if self.configuration.node_cache_capable {
-            Args { pod, nodes: None, node_names: Some(nodes.keys().copied().collect()) }
+            Args {
+                pod,
+                nodes: None,
+                node_names: Some(nodes.keys().copied().collect()),
+            }
         } else {
             let items = nodes.values().copied().collect();
-            Args { pod, nodes: Some(Nodes { metadata: BTreeMap::new(), items }), node_names: None }
+            Args {
+                pod,
+                nodes: Some(Nodes {
+                    metadata: BTreeMap::new(),
+                    items,
+                }),
+                node_names: None,
+            }
         }
     }
 
@@ -266,19 +331,39 @@ impl Extender {
             Err(_) => Err(ExtenderError::Timeout { url, timeout }),
             Ok(Err(cause)) => Err(ExtenderError::Transport { url, cause }),
             Ok(Ok((StatusCode::OK, body))) => {
-                serde_json::from_slice(&body).map_err(|error| ExtenderError::Answer { url, cause: error.to_string() })
+                serde_json::from_slice(&body).map_err(|error| ExtenderError::Answer {
+                    url,
+                    cause: error.to_string(),
+                })
             }
-            Ok(Ok((status, _))) => Err(ExtenderError::Status { verb: verb.to_owned(), url, code: status.as_u16() }),
+            Ok(Ok((status, _))) => Err(ExtenderError::Status {
+                verb: verb.to_owned(),
+                url,
+                code: status.as_u16(),
+            }),
         }
     }
 
     async fn exchange(&self, url: &str, args: &impl Serialize) -> Result<(StatusCode, Bytes), String> {
         let body = serde_json::to_vec(args).map_err(|error| error.to_string())?;
-        let request = Request::builder().method(Method::POST).uri(url).header(header::CONTENT_TYPE, "application/json");
-        let request = request.body(Full::from(body)).map_err(|error| error.to_string())?;
-        let response = self.client.request(request).await.map_err(|error| chain(&error))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(url)
+            .header(header::CONTENT_TYPE, "application/json");
+        let request = request
+            .body(Full::from(body))
+            .map_err(|error| error.to_string())?;
+        let response = self
+            .client
+            .request(request)
+            .await
+            .map_err(|error| chain(&error))?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|error| chain(&error))?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| chain(&error))?;
         Ok((status, body.to_bytes()))
     }
 }

@@ -13,12 +13,25 @@ use super::diagnosis::Refusal;
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// Why a node cannot take a pod; `None` if it can.
-pub(super) fn refusal(pod: &Pod, request: &Amounts, view: &NodeView, ignored: &BTreeSet<String>) -> Option<Refusal> {
+pub(super) fn refusal(
+    pod: &Pod,
+    request: &Amounts,
+    view: &NodeView,
+    ignored: &BTreeSet<String>,
+) -> Option<Refusal> {
     if let Some(reason) = repulsion(pod, &view.node) {
-        return Some(Refusal { reasons: vec![reason], unresolvable: true, by_extender: false });
+        return Some(Refusal {
+            reasons: vec![reason],
+            unresolvable: true,
+            by_extender: false,
+        });
     }
     let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used, ignored);
-    (!reasons.is_empty()).then_some(Refusal { reasons, unresolvable, by_extender: false })
+    (!reasons.is_empty()).then_some(Refusal {
+        reasons,
+        unresolvable,
+        by_extender: false,
+    })
 }
 
 /// Whether a pod cannot go to a node, whatever is free there.
@@ -32,18 +45,28 @@ fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
     }
     if let Some(taint) = untolerated(pod, node) {
         let value = taint.value.as_deref().unwrap_or_default();
-        return Some(format!("node(s) had untolerated taint {{{}: {value}}}", taint.key));
+        return Some(format!(
+            "node(s) had untolerated taint {{{}: {value}}}",
+            taint.key
+        ));
     }
     (!selects(pod, node)).then(|| "node(s) didn't match Pod's node affinity/selector".to_owned())
 }
 
 fn is_cordoned(node: &Node) -> bool {
-    node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false)
+    node.spec
+        .as_ref()
+        .and_then(|spec| spec.unschedulable)
+        .unwrap_or(false)
 }
 
 fn tolerates_cordon(pod: &Pod) -> bool {
     let effect = "NoSchedule".to_owned();
-    let taint = Taint { key: UNSCHEDULABLE_TAINT.to_owned(), effect, ..Taint::default() };
+    let taint = Taint {
+        key: UNSCHEDULABLE_TAINT.to_owned(),
+        effect,
+        ..Taint::default()
+    };
     tolerations(pod).any(|toleration| tolerates(toleration, &taint))
 }
 
@@ -54,7 +77,10 @@ fn untolerated<'a>(pod: &Pod, node: &'a Node) -> Option<&'a Taint> {
 }
 
 fn tolerations(pod: &Pod) -> impl Iterator<Item = &Toleration> {
-    pod.spec.iter().filter_map(|spec| spec.tolerations.as_ref()).flatten()
+    pod.spec
+        .iter()
+        .filter_map(|spec| spec.tolerations.as_ref())
+        .flatten()
 }
 
 /// An absent key, effect or operator stands for every key, every effect and `Equal`.
@@ -63,13 +89,18 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect_matches = given(&toleration.effect).is_none_or(|effect| effect == taint.effect);
     let key_matches = given(&toleration.key).is_none_or(|key| key == taint.key);
     let exists = toleration.operator.as_deref() == Some("Exists");
-    let value_matches = exists || toleration.value.clone().unwrap_or_default() == taint.value.clone().unwrap_or_default();
+    let value_matches =
+        exists || toleration.value.clone().unwrap_or_default() == taint.value.clone().unwrap_or_default();
     effect_matches && key_matches && value_matches && (exists || given(&toleration.key).is_some())
 }
 
 fn selects(pod: &Pod, node: &Node) -> bool {
     let labels: BTreeMap<String, String> = node.metadata.labels.clone().unwrap_or_default();
-    let mut wanted = pod.spec.iter().filter_map(|spec| spec.node_selector.as_ref()).flatten();
+    let mut wanted = pod
+        .spec
+        .iter()
+        .filter_map(|spec| spec.node_selector.as_ref())
+        .flatten();
     wanted.all(|(key, value)| labels.get(key) == Some(value))
 }
 
@@ -86,7 +117,11 @@ mod tests {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": pod_spec})).unwrap();
         let node: Node = serde_json::from_value(node.clone()).unwrap();
         let allocatable = Amounts::allocatable(&node);
-        let view = NodeView { node: Arc::new(node), allocatable, used: Amounts::default() };
+        let view = NodeView {
+            node: Arc::new(node),
+            allocatable,
+            used: Amounts::default(),
+        };
         refusal(&pod, &Amounts::of_pod(&pod).unwrap(), &view, &BTreeSet::new())
     }
 
@@ -96,7 +131,9 @@ mod tests {
 
     fn spec(extra: &Value) -> Value {
         let mut spec = json!({"containers": [{"name": "c", "resources": {"requests": {"a/b": "4"}}}]});
-        spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        spec.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         spec
     }
 
@@ -112,7 +149,10 @@ mod tests {
     #[case::everything_tolerated(json!({"tolerations": [{"operator": "Exists"}]}), json!({"unschedulable": true, "taints": [{"key": "k", "effect": "NoSchedule"}]}), None)]
     fn filters(#[case] pod: Value, #[case] node_spec: Value, #[case] reason: Option<&str>) {
         let found = refused(&spec(&pod), &node(&node_spec));
-        assert_eq!(found.as_ref().map(|r| r.reasons.join("|")), reason.map(str::to_owned));
+        assert_eq!(
+            found.as_ref().map(|r| r.reasons.join("|")),
+            reason.map(str::to_owned)
+        );
         assert!(found.is_none_or(|r| r.unresolvable));
     }
 
@@ -120,6 +160,13 @@ mod tests {
     fn too_much_for_the_empty_node_is_unresolvable() {
         let pod = json!({"containers": [{"name": "c", "resources": {"requests": {"a/b": "5"}}}]});
         let refusal = refused(&pod, &node(&json!({}))).unwrap();
-        assert_eq!(refusal, Refusal { reasons: vec!["Insufficient a/b".to_owned()], unresolvable: true, by_extender: false });
+        assert_eq!(
+            refusal,
+            Refusal {
+                reasons: vec!["Insufficient a/b".to_owned()],
+                unresolvable: true,
+                by_extender: false
+            }
+        );
     }
 }

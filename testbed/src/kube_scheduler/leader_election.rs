@@ -52,7 +52,12 @@ impl Elector {
     /// A process on the host of this name, which is its pod's.
     pub(super) fn new(client: Client, settings: LeaderElection, host: &str) -> Self {
         let identity = format!("{host}_{:016x}", RandomState::new().build_hasher().finish());
-        Self { api: Api::namespaced(client, &settings.resource_namespace), settings, identity, observed: None }
+        Self {
+            api: Api::namespaced(client, &settings.resource_namespace),
+            settings,
+            identity,
+            observed: None,
+        }
     }
 
     /// Returns when the Lease is held.
@@ -82,28 +87,52 @@ impl Elector {
         if before.holder_identity.as_deref() != Some(self.identity.as_str()) {
             return;
         }
-        let spec = LeaseSpec { holder_identity: Some(String::new()), lease_duration_seconds: Some(1), ..self.record(Some(&before)) };
-        let lease = Lease { spec: Some(spec), ..held.clone() };
+        let spec = LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(1),
+            ..self.record(Some(&before))
+        };
+        let lease = Lease {
+            spec: Some(spec),
+            ..held.clone()
+        };
         let params = PostParams::default();
         let released = self.api.replace(&self.settings.resource_name, &params, &lease);
-        if timeout(self.settings.renew_deadline, released).await.is_ok_and(|released| released.is_ok()) {
+        if timeout(self.settings.renew_deadline, released)
+            .await
+            .is_ok_and(|released| released.is_ok())
+        {
             info!(identity = self.identity, "the Lease is given up");
         }
     }
 
     async fn try_acquire_or_renew(&mut self) -> bool {
-        timeout(self.settings.renew_deadline, self.attempt()).await.is_ok_and(|result| {
-            result.unwrap_or_else(|error| {
-                debug!(%error, "the Lease cannot be read or written");
-                false
+        timeout(self.settings.renew_deadline, self.attempt())
+            .await
+            .is_ok_and(|result| {
+                result.unwrap_or_else(|error| {
+                    debug!(%error, "the Lease cannot be read or written");
+                    false
+                })
             })
-        })
     }
 
     async fn attempt(&mut self) -> kube::Result<bool> {
         let Some(found) = self.api.get_opt(&self.settings.resource_name).await? else {
-            let metadata = ObjectMeta { name: Some(self.settings.resource_name.clone()), ..ObjectMeta::default() };
-            let created = self.api.create(&PostParams::default(), &Lease { metadata, spec: Some(self.record(None)) }).await?;
+            let metadata = ObjectMeta {
+                name: Some(self.settings.resource_name.clone()),
+                ..ObjectMeta::default()
+            };
+            let created = self
+                .api
+                .create(
+                    &PostParams::default(),
+                    &Lease {
+                        metadata,
+                        spec: Some(self.record(None)),
+                    },
+                )
+                .await?;
             self.observe(created);
             return Ok(true);
         };
@@ -111,18 +140,30 @@ impl Elector {
         let before = found.spec.clone().unwrap_or_default();
         let holder = before.holder_identity.as_deref().unwrap_or_default();
         let seconds = u64::try_from(before.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
-        let is_valid = self.observed.as_ref().is_some_and(|(_, since)| since.elapsed() < Duration::from_secs(seconds));
+        let is_valid = self
+            .observed
+            .as_ref()
+            .is_some_and(|(_, since)| since.elapsed() < Duration::from_secs(seconds));
         if !holder.is_empty() && holder != self.identity && is_valid {
             return Ok(false);
         }
-        let lease = Lease { spec: Some(self.record(Some(&before))), ..found };
-        let written = self.api.replace(&self.settings.resource_name, &PostParams::default(), &lease).await?;
+        let lease = Lease {
+            spec: Some(self.record(Some(&before))),
+            ..found
+        };
+        let written = self
+            .api
+            .replace(&self.settings.resource_name, &PostParams::default(), &lease)
+            .await?;
         self.observe(written);
         Ok(true)
     }
 
     fn observe(&mut self, lease: Lease) {
-        let is_same = self.observed.as_ref().is_some_and(|(seen, _)| seen.spec == lease.spec);
+        let is_same = self
+            .observed
+            .as_ref()
+            .is_some_and(|(seen, _)| seen.spec == lease.spec);
         if !is_same {
             self.observed = Some((lease, Instant::now()));
         }
@@ -137,7 +178,11 @@ impl Elector {
             lease_duration_seconds: i32::try_from(self.settings.lease_duration.as_secs()).ok(),
             acquire_time: same.map_or_else(|| Some(now.clone()), |same| same.acquire_time.clone()),
             renew_time: Some(now),
-            lease_transitions: Some(if same.is_some() || before.is_none() { transitions } else { transitions + 1 }),
+            lease_transitions: Some(if same.is_some() || before.is_none() {
+                transitions
+            } else {
+                transitions + 1
+            }),
             ..LeaseSpec::default()
         }
     }

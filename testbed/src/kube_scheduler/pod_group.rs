@@ -127,18 +127,32 @@ impl Loop {
     /// Schedules the members of a group, of which one was popped.
     pub(super) async fn schedule_group(&mut self, group: &GroupKey, popped: &str) {
         let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
-        let unbound: Vec<String> = self.queue.pods().filter(|(_, pod)| is_member(pod)).map(|(uid, _)| uid.clone()).collect();
-        let placed: Vec<Arc<Pod>> = self.cache.pods().into_values().flatten().filter(|pod| is_member(pod)).collect();
+        let unbound: Vec<String> = self
+            .queue
+            .pods()
+            .filter(|(_, pod)| is_member(pod))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        let placed: Vec<Arc<Pod>> = self
+            .cache
+            .pods()
+            .into_values()
+            .flatten()
+            .filter(|pod| is_member(pod))
+            .collect();
         let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
         let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
         self.queue.gate(popped, Instant::now());
-        let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else { return };
+        let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else {
+            return;
+        };
         let mut members = Vec::new();
         for (uid, pod) in self.queue.take(&unbound) {
             let member = self.look_at_member(uid, pod).await;
             let is_error = matches!(member.found, Found::Error(_));
             if let Some(node) = member.found.node() {
-                self.cache.assume(&member.uid, node, &member.pod, member.request.clone());
+                self.cache
+                    .assume(&member.uid, node, &member.pod, member.request.clone());
             }
             members.push(member);
             if is_error {
@@ -151,7 +165,11 @@ impl Loop {
             self.cache.release(&member.uid);
         }
         let looked_at: Vec<&String> = members.iter().map(|member| &member.uid).collect();
-        let left: Vec<String> = unbound.iter().filter(|uid| !looked_at.contains(uid) && !is_placed(uid)).cloned().collect();
+        let left: Vec<String> = unbound
+            .iter()
+            .filter(|uid| !looked_at.contains(uid) && !is_placed(uid))
+            .cloned()
+            .collect();
         for member in members {
             self.end_member(member, verdict);
         }
@@ -165,7 +183,13 @@ impl Loop {
         let request = match Amounts::of_pod(&pod) {
             Ok(request) => request,
             Err(error) => {
-                return Member { uid, pod, request: Amounts::default(), diagnosis, found: Found::Error(error.to_string()) };
+                return Member {
+                    uid,
+                    pod,
+                    request: Amounts::default(),
+                    diagnosis,
+                    found: Found::Error(error.to_string()),
+                };
             }
         };
         let nodes = self.nodes_for(&uid, &pod);
@@ -177,11 +201,23 @@ impl Loop {
                 nomination => Found::Nowhere(nomination),
             },
         };
-        Member { uid, pod, request, diagnosis, found }
+        Member {
+            uid,
+            pod,
+            request,
+            diagnosis,
+            found,
+        }
     }
 
     fn end_member(&mut self, member: Member, verdict: Verdict) {
-        let Member { uid, pod, request, diagnosis, found } = member;
+        let Member {
+            uid,
+            pod,
+            request,
+            diagnosis,
+            found,
+        } = member;
         let (text, nomination) = match (verdict, found) {
             (Verdict::Bind, Found::Place(node)) => {
                 self.cache.assume(&uid, &node, &pod, request);
@@ -190,7 +226,12 @@ impl Loop {
             }
             (_, Found::Error(message)) => return self.fail(&uid, &pod, diagnosis, message),
             (Verdict::Error, _) => {
-                return self.fail(&uid, &pod, diagnosis, "failed to schedule other pod from a pod group".to_owned());
+                return self.fail(
+                    &uid,
+                    &pod,
+                    diagnosis,
+                    "failed to schedule other pod from a pod group".to_owned(),
+                );
             }
             (Verdict::AwaitVictims, Found::Place(node)) => (WAITING.to_owned(), Nomination::Node(node)),
             (Verdict::AwaitVictims, Found::AfterVictims(_, nomination)) | (_, Found::Nowhere(nomination)) => {
@@ -199,7 +240,10 @@ impl Loop {
             (_, Found::Place(_) | Found::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
         };
         match &nomination {
-            Nomination::Node(node) => drop(self.nominated.insert(uid.clone(), (node.clone(), Arc::clone(&pod)))),
+            Nomination::Node(node) => drop(
+                self.nominated
+                    .insert(uid.clone(), (node.clone(), Arc::clone(&pod))),
+            ),
             Nomination::Clear => drop(self.nominated.remove(&uid)),
             Nomination::Keep => {}
         }
@@ -238,7 +282,12 @@ mod tests {
     #[case::an_error_fails_all("++!", 0, 2, Verdict::Error)]
     #[case::a_basic_group("-+-", 0, 0, Verdict::Bind)]
     #[case::a_basic_group_without_room("--", 0, 0, Verdict::TooFew)]
-    fn the_end_of_a_cycle(#[case] members: &str, #[case] n_before: usize, #[case] least: usize, #[case] expected: Verdict) {
+    fn the_end_of_a_cycle(
+        #[case] members: &str,
+        #[case] n_before: usize,
+        #[case] least: usize,
+        #[case] expected: Verdict,
+    ) {
         assert_eq!(verdict(&found(members), n_before, least), expected);
     }
 }

@@ -59,7 +59,10 @@ pub(super) struct Round {
 
 impl Round {
     fn without_victims(nomination: Nomination) -> Self {
-        Self { nomination, evicted: None }
+        Self {
+            nomination,
+            evicted: None,
+        }
     }
 }
 
@@ -88,14 +91,24 @@ impl Scene<'_> {
             }
         }
         if candidates.is_empty() {
-            let nomination = if has_failed { Nomination::Keep } else { Nomination::Clear };
+            let nomination = if has_failed {
+                Nomination::Keep
+            } else {
+                Nomination::Clear
+            };
             return Round::without_victims(nomination);
         }
         match self.ask_extenders(pod, candidates).await {
             Ok(candidates) => match pick(&candidates) {
                 Some(node) => {
-                    let evicted = candidates.get(&node).cloned().map(|victims| (node.clone(), victims));
-                    Round { nomination: Nomination::Node(node), evicted }
+                    let evicted = candidates
+                        .get(&node)
+                        .cloned()
+                        .map(|victims| (node.clone(), victims));
+                    Round {
+                        nomination: Nomination::Node(node),
+                        evicted,
+                    }
                 }
                 None => Round::without_victims(Nomination::Keep),
             },
@@ -109,12 +122,23 @@ impl Scene<'_> {
     /// `PodEligibleToPreemptOthers`: not while pods that were evicted for it leave its nominated node, unless that node cannot
     /// be helped.
     fn is_eligible(&self, pod: &Pod, diagnosis: &Diagnosis) -> bool {
-        if pod.spec.as_ref().and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never") {
+        if pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.preemption_policy.as_deref())
+            == Some("Never")
+        {
             return false;
         }
-        let Some(node) = nominated_node(pod) else { return true };
+        let Some(node) = nominated_node(pod) else {
+            return true;
+        };
         // A node that no filter has looked at counts as one that cannot be helped.
-        if diagnosis.refusals.get(node).is_none_or(|refusal| refusal.unresolvable) {
+        if diagnosis
+            .refusals
+            .get(node)
+            .is_none_or(|refusal| refusal.unresolvable)
+        {
             return true;
         }
         let mut pods = self.pods.get(node).into_iter().flatten();
@@ -127,7 +151,10 @@ impl Scene<'_> {
     fn victims_on(&self, node: &str, pod: &Pod, request: &Amounts) -> Option<Victims> {
         let mut view = self.nodes.get(node)?.clone();
         let all = self.pods.get(node).into_iter().flatten();
-        let mut potential: Vec<Arc<Pod>> = all.filter(|other| priority(other) < priority(pod)).cloned().collect();
+        let mut potential: Vec<Arc<Pod>> = all
+            .filter(|other| priority(other) < priority(pod))
+            .cloned()
+            .collect();
         if potential.is_empty() {
             return None;
         }
@@ -139,9 +166,13 @@ impl Scene<'_> {
         if fit::refusal(pod, request, &view, self.ignored).is_some() {
             return None;
         }
-        let (violating, others): (Vec<_>, Vec<_>) =
-            with_violations(&potential, self.budgets).into_iter().partition(|(_, violates)| *violates);
-        let mut victims = Victims { pods: Vec::new(), n_pdb_violations: 0 };
+        let (violating, others): (Vec<_>, Vec<_>) = with_violations(&potential, self.budgets)
+            .into_iter()
+            .partition(|(_, violates)| *violates);
+        let mut victims = Victims {
+            pods: Vec::new(),
+            n_pdb_violations: 0,
+        };
         for (other, violates) in violating.into_iter().chain(others) {
             let amounts = amounts(&other);
             view.used.add(&amounts);
@@ -156,8 +187,16 @@ impl Scene<'_> {
     }
 
     /// `callExtenders`: each keeps, changes or drops candidates; a victim that is not on its node fails the round.
-    async fn ask_extenders(&self, pod: &Pod, mut candidates: BTreeMap<String, Victims>) -> Result<BTreeMap<String, Victims>, String> {
-        for extender in self.extenders.iter().filter(|e| e.is_preemptor() && e.is_interested(pod)) {
+    async fn ask_extenders(
+        &self,
+        pod: &Pod,
+        mut candidates: BTreeMap<String, Victims>,
+    ) -> Result<BTreeMap<String, Victims>, String> {
+        for extender in self
+            .extenders
+            .iter()
+            .filter(|e| e.is_preemptor() && e.is_interested(pod))
+        {
             let answered = match extender.preempt(pod, &candidates).await {
                 Ok(answer) => self.convert(&answer),
                 Err(error) => Err(error.to_string()),
@@ -166,7 +205,11 @@ impl Scene<'_> {
                 Err(_) if extender.is_ignorable() => continue,
                 answered => answered?,
             };
-            if let Some(node) = candidates.iter().find(|(_, victims)| victims.pods.is_empty()).map(|(node, _)| node) {
+            if let Some(node) = candidates
+                .iter()
+                .find(|(_, victims)| victims.pods.is_empty())
+                .map(|(node, _)| node)
+            {
                 return Err(format!("expected at least one victim pod on node {node:?}"));
             }
             if candidates.is_empty() {
@@ -178,13 +221,34 @@ impl Scene<'_> {
 
     fn convert(&self, answer: &BTreeMap<String, MetaVictims>) -> Result<BTreeMap<String, Victims>, String> {
         let find = |node: &str, meta: &MetaPod| {
-            let pods = self.pods.get(node).ok_or_else(|| format!("nodeinfo not found for node name {node:?}"))?;
-            let found = pods.iter().find(|pod| pod.uid().as_deref() == Some(&meta.uid)).cloned();
-            found.ok_or_else(|| format!("claims to preempt pod (UID: {}) on node: {node}, but the pod is not found on that node", meta.uid))
+            let pods = self
+                .pods
+                .get(node)
+                .ok_or_else(|| format!("nodeinfo not found for node name {node:?}"))?;
+            let found = pods
+                .iter()
+                .find(|pod| pod.uid().as_deref() == Some(&meta.uid))
+                .cloned();
+            found.ok_or_else(|| {
+                format!(
+                    "claims to preempt pod (UID: {}) on node: {node}, but the pod is not found on that node",
+                    meta.uid
+                )
+            })
         };
         let victims = |(node, metas): (&String, &MetaVictims)| {
-            let pods = metas.pods.iter().map(|meta| find(node, meta)).collect::<Result<_, String>>()?;
-            Ok((node.clone(), Victims { pods, n_pdb_violations: metas.n_pdb_violations }))
+            let pods = metas
+                .pods
+                .iter()
+                .map(|meta| find(node, meta))
+                .collect::<Result<_, String>>()?;
+            Ok((
+                node.clone(),
+                Victims {
+                    pods,
+                    n_pdb_violations: metas.n_pdb_violations,
+                },
+            ))
         };
         answer.iter().map(victims).collect()
     }
@@ -192,15 +256,24 @@ impl Scene<'_> {
 
 /// Evicts the victims that are not being deleted yet: writes a condition with the reason, then deletes them.
 pub(super) async fn evict(client: &Client, victims: &Victims) {
-    for victim in victims.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+    for victim in victims
+        .pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+    {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(victim));
         let condition = json!({
             "type": DISRUPTION_TARGET, "status": "True", "reason": BY_SCHEDULER,
             "message": "preempting to accommodate a higher priority pod", "lastTransitionTime": Time(Timestamp::now()),
         });
-        let patch = Patch::Strategic(json!({"metadata": {"uid": victim.uid()}, "status": {"conditions": [condition]}}));
+        let patch = Patch::Strategic(
+            json!({"metadata": {"uid": victim.uid()}, "status": {"conditions": [condition]}}),
+        );
         let name = victim.name_any();
-        let patched = pods.patch_status(&name, &PatchParams::default(), &patch).await.map(drop);
+        let patched = pods
+            .patch_status(&name, &PatchParams::default(), &patch)
+            .await
+            .map(drop);
         let evicted = match patched {
             Ok(()) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
             Err(error) => Err(error),
@@ -215,21 +288,46 @@ pub(super) async fn evict(client: &Client, victims: &Victims) {
 fn pick(candidates: &BTreeMap<String, Victims>) -> Option<String> {
     let cost = |victims: &Victims| {
         let highest = victims.pods.first().map(|pod| priority(pod));
-        let sum: i64 = victims.pods.iter().map(|pod| priority(pod) - i64::from(i32::MIN)).sum();
+        let sum: i64 = victims
+            .pods
+            .iter()
+            .map(|pod| priority(pod) - i64::from(i32::MIN))
+            .sum();
         let most_important = victims.pods.iter().filter(|pod| Some(priority(pod)) == highest);
         let started = most_important.map(|pod| started(pod)).min();
-        (victims.n_pdb_violations, highest, sum, victims.pods.len(), Reverse(started))
+        (
+            victims.n_pdb_violations,
+            highest,
+            sum,
+            victims.pods.len(),
+            Reverse(started),
+        )
     };
-    candidates.iter().min_by_key(|(_, victims)| cost(victims)).map(|(node, _)| node.clone())
+    candidates
+        .iter()
+        .min_by_key(|(_, victims)| cost(victims))
+        .map(|(node, _)| node.clone())
 }
 
 /// `filterPodsWithPDBViolation`: pods draw on budgets in this order, and each that finds one used up is a violation.
 fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
-    let mut allowed: Vec<i32> =
-        budgets.iter().map(|budget| budget.status.as_ref().and_then(|status| status.disruptions_allowed).unwrap_or(0)).collect();
+    let mut allowed: Vec<i32> = budgets
+        .iter()
+        .map(|budget| {
+            budget
+                .status
+                .as_ref()
+                .and_then(|status| status.disruptions_allowed)
+                .unwrap_or(0)
+        })
+        .collect();
     let mut violates = |pod: &Pod| {
         let mut is_violating = false;
-        for (budget, allowed) in budgets.iter().zip(&mut allowed).filter(|(budget, _)| counts(budget, pod)) {
+        for (budget, allowed) in budgets
+            .iter()
+            .zip(&mut allowed)
+            .filter(|(budget, _)| counts(budget, pod))
+        {
             debug!(budget = budget.name_any(), "a victim draws on a budget");
             *allowed -= 1;
             is_violating |= *allowed < 0;
@@ -241,8 +339,13 @@ fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(A
 
 fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector: Option<LabelSelector> = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-    let selector = selector.and_then(|selector| Selector::try_from(selector).ok()).filter(|selector| !selector.selects_all());
-    let disrupted = budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref());
+    let selector = selector
+        .and_then(|selector| Selector::try_from(selector).ok())
+        .filter(|selector| !selector.selects_all());
+    let disrupted = budget
+        .status
+        .as_ref()
+        .and_then(|status| status.disrupted_pods.as_ref());
     let is_counted_already = disrupted.is_some_and(|disrupted| disrupted.contains_key(&pod.name_any()));
     budget.namespace() == pod.namespace()
         && !pod.labels().is_empty()
@@ -252,15 +355,26 @@ fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
 
 /// Returns true if a pod is being deleted because kube-scheduler evicted it.
 fn is_evicted(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    let target = conditions.into_iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
-    let by_us = target.is_some_and(|target| target.status == "True" && target.reason.as_deref() == Some(BY_SCHEDULER));
+    let conditions = pod
+        .status
+        .iter()
+        .filter_map(|status| status.conditions.as_ref())
+        .flatten();
+    let target = conditions
+        .into_iter()
+        .find(|condition| condition.type_ == DISRUPTION_TARGET);
+    let by_us = target
+        .is_some_and(|target| target.status == "True" && target.reason.as_deref() == Some(BY_SCHEDULER));
     pod.metadata.deletion_timestamp.is_some() && by_us
 }
 
 /// The node that kube-scheduler keeps for a pod.
 pub(super) fn nominated_node(pod: &Pod) -> Option<&str> {
-    pod.status.as_ref()?.nominated_node_name.as_deref().filter(|node| !node.is_empty())
+    pod.status
+        .as_ref()?
+        .nominated_node_name
+        .as_deref()
+        .filter(|node| !node.is_empty())
 }
 
 pub(super) fn priority(pod: &Pod) -> i64 {

@@ -47,7 +47,12 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(initial_backoff: Duration, max_backoff: Duration) -> Self {
-        Self { entries: HashMap::new(), initial_backoff, max_backoff, turns: 0 }
+        Self {
+            entries: HashMap::new(),
+            initial_backoff,
+            max_backoff,
+            turns: 0,
+        }
     }
 
     /// Adds a pod that arrived at `now`, or takes note of its new version; a change of anything but its status makes it worth a new attempt, and one
@@ -57,15 +62,25 @@ impl Queue {
         let backoff = (self.initial_backoff, self.max_backoff);
         match self.entries.get_mut(uid) {
             Some(entry) => {
-                let changed = is_changed(&entry.pod, &pod) || (entry.is_by_extender && entry.pod.status != pod.status);
+                let changed =
+                    is_changed(&entry.pod, &pod) || (entry.is_by_extender && entry.pod.status != pod.status);
                 entry.pod = pod;
                 if changed {
                     entry.wake(backoff, now);
                 }
             }
             None => {
-                self.entries
-                    .insert(uid.to_owned(), Entry { pod, place: Place::Active, attempts: 0, is_by_extender: false, turn, arrival: turn });
+                self.entries.insert(
+                    uid.to_owned(),
+                    Entry {
+                        pod,
+                        place: Place::Active,
+                        attempts: 0,
+                        is_by_extender: false,
+                        turn,
+                        arrival: turn,
+                    },
+                );
             }
         }
     }
@@ -103,10 +118,17 @@ impl Queue {
     pub(super) fn take(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
         let mut taken = Vec::new();
         for uid in uids {
-            if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.place != Place::InFlight) {
+            if let Some(entry) = self
+                .entries
+                .get_mut(uid)
+                .filter(|entry| entry.place != Place::InFlight)
+            {
                 entry.place = Place::InFlight;
                 entry.attempts += 1;
-                taken.push(((-priority(&entry.pod), entry.arrival), (uid.clone(), Arc::clone(&entry.pod))));
+                taken.push((
+                    (-priority(&entry.pod), entry.arrival),
+                    (uid.clone(), Arc::clone(&entry.pod)),
+                ));
             }
         }
         taken.sort_by_key(|(order, _)| *order);
@@ -141,7 +163,10 @@ impl Queue {
         let backoff = (self.initial_backoff, self.max_backoff);
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.place = Place::Backoff { until: now + entry.backoff(backoff), is_error: true };
+            entry.place = Place::Backoff {
+                until: now + entry.backoff(backoff),
+                is_error: true,
+            };
             entry.turn = turn;
         }
     }
@@ -201,7 +226,14 @@ impl Entry {
     fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
         if let Place::Unschedulable { since } = self.place {
             let until = since + self.backoff(backoff);
-            self.place = if until <= now { Place::Active } else { Place::Backoff { until, is_error: false } };
+            self.place = if until <= now {
+                Place::Active
+            } else {
+                Place::Backoff {
+                    until,
+                    is_error: false,
+                }
+            };
         }
     }
 }
@@ -272,8 +304,16 @@ mod tests {
         queue.wake_all(now);
         queue.put("q", pod("q", 0), now);
         assert_eq!(queue.next_change(), Some(now + SECOND));
-        let order = [popped(&mut queue, now), popped(&mut queue, now), popped(&mut queue, now)];
-        assert_eq!(order, [Some("q".to_owned()), Some("p".to_owned()), None], "back-off is not waited out for nothing");
+        let order = [
+            popped(&mut queue, now),
+            popped(&mut queue, now),
+            popped(&mut queue, now),
+        ];
+        assert_eq!(
+            order,
+            [Some("q".to_owned()), Some("p".to_owned()), None],
+            "back-off is not waited out for nothing"
+        );
     }
 
     #[test]
@@ -281,7 +321,10 @@ mod tests {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
         queue.retry("p", now);
-        assert_eq!([popped(&mut queue, now), popped(&mut queue, now + SECOND)], [None, Some("p".to_owned())]);
+        assert_eq!(
+            [popped(&mut queue, now), popped(&mut queue, now + SECOND)],
+            [None, Some("p".to_owned())]
+        );
     }
 
     #[test]
@@ -353,7 +396,10 @@ mod tests {
         popped(&mut queue, now);
         queue.park("p", false, now);
         let mut next = Pod::clone(&pod("p", 0));
-        next.status = Some(serde_json::from_value(json!({"conditions": [{"type": "PodScheduled", "status": "False"}]})).unwrap());
+        next.status = Some(
+            serde_json::from_value(json!({"conditions": [{"type": "PodScheduled", "status": "False"}]}))
+                .unwrap(),
+        );
         queue.put("p", Arc::new(next.clone()), later);
         assert_eq!(popped(&mut queue, later), None);
         next.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());

@@ -33,17 +33,34 @@ pub(super) enum News {
 pub(super) type Report = (Arc<Pod>, News);
 
 /// Writes reports until there are no more.
-pub(super) async fn write_all(client: Client, component: String, mut reports: mpsc::UnboundedReceiver<Report>) {
+pub(super) async fn write_all(
+    client: Client,
+    component: String,
+    mut reports: mpsc::UnboundedReceiver<Report>,
+) {
     while let Some((pod, news)) = reports.recv().await {
         let written = match &news {
             News::Scheduled(node) => {
-                let message = format!("Successfully assigned {}/{} to {node}", namespace(&pod), pod.name_any());
+                let message = format!(
+                    "Successfully assigned {}/{} to {node}",
+                    namespace(&pod),
+                    pod.name_any()
+                );
                 write_event(&client, &component, &pod, ("Normal", "Scheduled"), &message).await
             }
             News::Unschedulable(message, nomination) => {
                 write_failure(&client, &component, &pod, ("Unschedulable", message), nomination).await
             }
-            News::Failed(message) => write_failure(&client, &component, &pod, ("SchedulerError", message), &Nomination::Clear).await,
+            News::Failed(message) => {
+                write_failure(
+                    &client,
+                    &component,
+                    &pod,
+                    ("SchedulerError", message),
+                    &Nomination::Clear,
+                )
+                .await
+            }
         };
         if let Err(error) = written {
             warn!(pod = pod.name_any(), ?news, %error, "cannot report the outcome of a scheduling attempt");
@@ -82,27 +99,47 @@ async fn write_failure(
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
     let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": status}));
-    pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch)
+        .await
+        .map(|_| ())
 }
 
 /// Says on the pod that it waits to be bound to a node.
 pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
-    let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": node}}));
-    pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
+    let patch =
+        Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": node}}));
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch)
+        .await
+        .map(|_| ())
 }
 
 fn is_said_already(pod: &Pod, reason: &str, message: &str) -> bool {
-    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    let conditions = pod
+        .status
+        .iter()
+        .filter_map(|status| status.conditions.as_ref())
+        .flatten();
     let mut scheduled = conditions.filter(|condition| condition.type_ == "PodScheduled");
-    scheduled.any(|c| c.status == "False" && c.reason.as_deref() == Some(reason) && c.message.as_deref() == Some(message))
+    scheduled.any(|c| {
+        c.status == "False" && c.reason.as_deref() == Some(reason) && c.message.as_deref() == Some(message)
+    })
 }
 
-async fn write_event(client: &Client, component: &str, pod: &Pod, kind: (&str, &str), message: &str) -> kube::Result<()> {
+async fn write_event(
+    client: &Client,
+    component: &str,
+    pod: &Pod,
+    kind: (&str, &str),
+    message: &str,
+) -> kube::Result<()> {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace(pod));
     let now = Time(Timestamp::now());
     let event = Event {
-        metadata: ObjectMeta { generate_name: Some(format!("{}.", pod.name_any())), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}.", pod.name_any())),
+            ..ObjectMeta::default()
+        },
         involved_object: ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
@@ -115,7 +152,10 @@ async fn write_event(client: &Client, component: &str, pod: &Pod, kind: (&str, &
         type_: Some(kind.0.to_owned()),
         reason: Some(kind.1.to_owned()),
         message: Some(message.chars().take(MAX_MESSAGE).collect()),
-        source: Some(EventSource { component: Some(component.to_owned()), host: None }),
+        source: Some(EventSource {
+            component: Some(component.to_owned()),
+            host: None,
+        }),
         first_timestamp: Some(now.clone()),
         last_timestamp: Some(now),
         count: Some(1),

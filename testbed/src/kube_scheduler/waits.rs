@@ -32,11 +32,19 @@ pub(super) struct Claims(HashMap<(String, String), String>);
 impl Claims {
     /// The wait before the loop binds a pod.
     pub(super) fn waits(&self, pod: &Pod) -> Waits {
-        let annotated = |key: &str| pod.annotations().get(key).and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        let annotated = |key: &str| {
+            pod.annotations()
+                .get(key)
+                .and_then(|text| text.parse().ok())
+                .map(Duration::from_millis)
+        };
         let is_unbound = claims(pod).any(|claim| !self.0.contains_key(&claim));
         let volumes = annotated(VOLUME_WAIT).filter(|_| is_unbound).unwrap_or_default();
         let total = annotated(PERMIT_WAIT).unwrap_or_default() + volumes;
-        Waits { total, nominates: !total.is_zero() && !pod.annotations().contains_key(NO_NOMINATION) }
+        Waits {
+            total,
+            nominates: !total.is_zero() && !pod.annotations().contains_key(NO_NOMINATION),
+        }
     }
 
     /// The volumes of a pod are bound on this node.
@@ -54,7 +62,8 @@ impl Claims {
 
 fn claims(pod: &Pod) -> impl Iterator<Item = (String, String)> {
     let volumes = pod.spec.iter().filter_map(|spec| spec.volumes.as_ref()).flatten();
-    let names = volumes.filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()));
+    let names =
+        volumes.filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()));
     names.map(|name| (namespace(pod).to_owned(), name))
 }
 
@@ -67,22 +76,42 @@ mod tests {
     fn pod(annotations: &Value, claim: &str) -> Pod {
         let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
         let metadata = json!({"name": "p", "annotations": annotations});
-        serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": [], "volumes": volumes}})).unwrap()
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": [], "volumes": volumes}}))
+            .unwrap()
     }
 
     #[test]
     fn volumes_are_waited_for_once_and_pin_the_pod() {
         let (mut claims, waiting) = (Claims::default(), pod(&json!({VOLUME_WAIT: "500"}), "a"));
-        assert_eq!(claims.waits(&waiting), Waits { total: Duration::from_millis(500), nominates: true });
+        assert_eq!(
+            claims.waits(&waiting),
+            Waits {
+                total: Duration::from_millis(500),
+                nominates: true
+            }
+        );
         assert!(!claims.refuse(&waiting, "n1"));
         claims.bind(&waiting, "n1");
         assert_eq!(claims.waits(&waiting), Waits::default());
-        assert!(claims.refuse(&waiting, "n2") && !claims.refuse(&waiting, "n1") && !claims.refuse(&pod(&json!({}), "b"), "n2"));
+        assert!(
+            claims.refuse(&waiting, "n2")
+                && !claims.refuse(&waiting, "n1")
+                && !claims.refuse(&pod(&json!({}), "b"), "n2")
+        );
     }
 
     #[test]
     fn permit_and_an_older_kube_scheduler() {
-        let pod = pod(&json!({PERMIT_WAIT: "20", VOLUME_WAIT: "10", NO_NOMINATION: ""}), "a");
-        assert_eq!(Claims::default().waits(&pod), Waits { total: Duration::from_millis(30), nominates: false });
+        let pod = pod(
+            &json!({PERMIT_WAIT: "20", VOLUME_WAIT: "10", NO_NOMINATION: ""}),
+            "a",
+        );
+        assert_eq!(
+            Claims::default().waits(&pod),
+            Waits {
+                total: Duration::from_millis(30),
+                nominates: false
+            }
+        );
     }
 }

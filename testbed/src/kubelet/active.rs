@@ -30,7 +30,13 @@ pub(crate) struct Pods(pub(crate) BTreeMap<String, Record>);
 impl Pods {
     pub(crate) fn arrive(&mut self, spec: &Arc<PodSpec>, ended: bool) {
         let started = Timestamp::now();
-        let record = Record { spec: Arc::clone(spec), ended, started, worker: None, conditions: BTreeMap::new() };
+        let record = Record {
+            spec: Arc::clone(spec),
+            ended,
+            started,
+            worker: None,
+            conditions: BTreeMap::new(),
+        };
         self.0.insert(spec.uid.clone(), record);
     }
 
@@ -41,7 +47,10 @@ impl Pods {
     }
 
     pub(crate) fn active(&self) -> impl Iterator<Item = &Arc<PodSpec>> {
-        self.0.values().filter(|record| !record.ended).map(|record| &record.spec)
+        self.0
+            .values()
+            .filter(|record| !record.ended)
+            .map(|record| &record.spec)
     }
 
     pub(crate) fn active_uids(&self) -> BTreeSet<String> {
@@ -49,6 +58,7 @@ impl Pods {
     }
 
     pub(crate) fn find_active(&self, namespace: &str, name: &str) -> Option<&Arc<PodSpec>> {
-        self.active().find(|pod| pod.namespace == namespace && pod.name == name)
+        self.active()
+            .find(|pod| pod.namespace == namespace && pod.name == name)
     }
 }

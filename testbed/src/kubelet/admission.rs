@@ -56,7 +56,10 @@ pub(crate) struct AdmissionLog {
 
 impl AdmissionLog {
     pub(crate) fn empty() -> Self {
-        Self { past: Mutex::default(), live: broadcast::Sender::new(4096) }
+        Self {
+            past: Mutex::default(),
+            live: broadcast::Sender::new(4096),
+        }
     }
 
     pub(crate) fn past(&self) -> Vec<Admission> {
@@ -64,7 +67,12 @@ impl AdmissionLog {
     }
 
     pub(crate) fn since(&self, n_known: usize) -> Vec<Admission> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).get(n_known..).unwrap_or_default().to_vec()
+        self.past
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(n_known..)
+            .unwrap_or_default()
+            .to_vec()
     }
 
     pub(crate) fn n_past(&self) -> usize {
@@ -76,7 +84,10 @@ impl AdmissionLog {
     }
 
     fn add(&self, admission: Admission) {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).push(admission.clone());
+        self.past
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(admission.clone());
         // Nobody has to listen.
         let _ = self.live.send(admission);
     }
@@ -88,12 +99,21 @@ impl Process {
         let began = Instant::now();
         self.pods().arrive(&pod, false);
         let outcome = self.check(&pod).await;
-        let refusal = outcome.as_ref().err().map(|rejection| (rejection.reason(), rejection.to_string()));
+        let refusal = outcome
+            .as_ref()
+            .err()
+            .map(|rejection| (rejection.reason(), rejection.to_string()));
         match &refusal {
             None => self.start_worker(&pod),
             Some((reason, message)) => self.reject(&pod, reason, message),
         }
-        self.admissions.add(Admission { pod: pod.full_name(), uid: pod.uid.clone(), began, took: began.elapsed(), refusal });
+        self.admissions.add(Admission {
+            pod: pod.full_name(),
+            uid: pod.uid.clone(),
+            began,
+            took: began.elapsed(),
+            refusal,
+        });
         self.changed();
     }
 
@@ -106,8 +126,18 @@ impl Process {
             allocatable.raise(&resource, i64::try_from(held.len()).unwrap_or(i64::MAX));
         }
         drop(devices);
-        let others: Vec<Arc<PodSpec>> = self.pods().active().filter(|other| other.uid != pod.uid).cloned().collect();
-        fit(&pod.requests, others.iter().map(|other| &other.requests), &allocatable).map_err(Rejection::Shortage)
+        let others: Vec<Arc<PodSpec>> = self
+            .pods()
+            .active()
+            .filter(|other| other.uid != pod.uid)
+            .cloned()
+            .collect();
+        fit(
+            &pod.requests,
+            others.iter().map(|other| &other.requests),
+            &allocatable,
+        )
+        .map_err(Rejection::Shortage)
     }
 
     fn reject(&self, pod: &PodSpec, reason: &str, message: &str) {

@@ -26,7 +26,10 @@ impl Process {
         let mut reusable = Reusable::new();
         for container in &pod.containers {
             self.allocate_container(pod, container, &reusable).await?;
-            let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
+            let holder = Holder {
+                pod: pod.uid.clone(),
+                container: container.name.clone(),
+            };
             let devices = self.devices();
             for (resource, grant) in devices.held().of(&holder) {
                 let ids = grant.devices();
@@ -57,10 +60,18 @@ impl Process {
             if !std::mem::replace(&mut collected, true) {
                 self.free_ended();
             }
-            let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
+            let holder = Holder {
+                pod: pod.uid.clone(),
+                container: container.name.clone(),
+            };
             let required = usize::try_from(amount).unwrap_or_default();
             let untouchable = self.is_untouchable(pod, container);
-            let wish = Wish { holder: &holder, resource, required, untouchable };
+            let wish = Wish {
+                holder: &holder,
+                resource,
+                required,
+                untouchable,
+            };
             let offered = reusable.get(resource).cloned().unwrap_or_default();
             granted |= self.allocate_resource(pod, &wish, &offered).await?;
         }
@@ -71,9 +82,21 @@ impl Process {
     }
 
     /// A container's plugin resources, in the random order in which a Go map is walked.
-    pub(crate) fn in_random_order<'a>(&self, pod: &PodSpec, container: &'a ContainerSpec, turn: u32) -> Vec<(&'a str, i64)> {
-        let mut limits: Vec<_> = container.limits.iter().map(|(name, amount)| (name.as_str(), *amount)).collect();
-        let mut rng = dice(self.config.seed, &["resources", &pod.full_name(), &container.name, &turn.to_string()]);
+    pub(crate) fn in_random_order<'a>(
+        &self,
+        pod: &PodSpec,
+        container: &'a ContainerSpec,
+        turn: u32,
+    ) -> Vec<(&'a str, i64)> {
+        let mut limits: Vec<_> = container
+            .limits
+            .iter()
+            .map(|(name, amount)| (name.as_str(), *amount))
+            .collect();
+        let mut rng = dice(
+            self.config.seed,
+            &["resources", &pod.full_name(), &container.name, &turn.to_string()],
+        );
         limits.shuffle(&mut rng);
         limits
     }
@@ -88,14 +111,23 @@ impl Process {
         matches!(state, Some(RunState::Running { .. })) || (exited && !self.config.faults.exited_init_fails)
     }
 
-    async fn allocate_resource(&self, pod: &PodSpec, wish: &Wish<'_>, reusable: &BTreeSet<DeviceId>) -> Result<bool, AllocationError> {
-        let mut rng = dice(self.config.seed, &["devices", &pod.full_name(), &wish.holder.container, wish.resource]);
+    async fn allocate_resource(
+        &self,
+        pod: &PodSpec,
+        wish: &Wish<'_>,
+        reusable: &BTreeSet<DeviceId>,
+    ) -> Result<bool, AllocationError> {
+        let mut rng = dice(
+            self.config.seed,
+            &["devices", &pod.full_name(), &wish.holder.container, wish.resource],
+        );
         let choice = self.devices().begin(wish, reusable, &mut rng)?;
         let chosen = match choice {
             Choice::Nothing => return Ok(false),
             Choice::Done(chosen) => chosen,
             Choice::Open(open) => {
-                let texts = |ids: &mut dyn Iterator<Item = &DeviceId>| ids.map(|id| id.as_ref().to_owned()).collect();
+                let texts =
+                    |ids: &mut dyn Iterator<Item = &DeviceId>| ids.map(|id| id.as_ref().to_owned()).collect();
                 let mut available: Vec<String> = texts(&mut open.available.union(&open.taken));
                 available.shuffle(&mut rng);
                 let request = ContainerPreferredAllocationRequest {
@@ -104,7 +136,8 @@ impl Process {
                     allocation_size: i32::try_from(open.required).unwrap_or(i32::MAX),
                 };
                 let endpoint = self.devices().endpoint(wish.resource).cloned();
-                let endpoint = endpoint.ok_or_else(|| AllocationError::UnknownPlugin(wish.resource.to_owned()))?;
+                let endpoint =
+                    endpoint.ok_or_else(|| AllocationError::UnknownPlugin(wish.resource.to_owned()))?;
                 let preferred = endpoint.preferred(request).await?;
                 self.devices().finish(wish.resource, open, &preferred, &mut rng)
             }
@@ -121,7 +154,11 @@ impl Process {
         let began = Instant::now();
         match endpoint.allocate(ids).await {
             Ok(response) => {
-                self.counts.allocate_took.lock().unwrap_or_else(PoisonError::into_inner).push(began.elapsed());
+                self.counts
+                    .allocate_took
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(began.elapsed());
                 self.devices().grant(wish, &chosen, response);
                 Ok(true)
             }

@@ -82,7 +82,12 @@ struct SpecFile {
 
 impl SpecFile {
     fn of(path: &Path, metadata: &Metadata) -> Self {
-        Self { path: path.to_owned(), inode: metadata.ino(), modified: metadata.modified().ok(), size: metadata.len() }
+        Self {
+            path: path.to_owned(),
+            inode: metadata.ino(),
+            modified: metadata.modified().ok(),
+            size: metadata.len(),
+        }
     }
 
     /// Returns true if nothing has replaced or changed it.
@@ -109,7 +114,11 @@ type Devices = HashMap<String, (Arc<Spec>, usize)>;
 
 /// The edits of all `names`: of each spec once, before the first of its devices.
 fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
-    let missing: Vec<String> = names.iter().filter(|name| !devices.contains_key(*name)).cloned().collect();
+    let missing: Vec<String> = names
+        .iter()
+        .filter(|name| !devices.contains_key(*name))
+        .cloned()
+        .collect();
     if !missing.is_empty() {
         return Err(Unresolvable(missing));
     }
@@ -132,13 +141,20 @@ fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
 /// Opens the file only if it was changed: a plugin may watch who opens specs, and takes that for the runtime's reading. A
 /// file that has come since and defines the device in its place is not noticed.
 fn is_stale(known: &Devices, name: &str) -> bool {
-    let Some((spec, at)) = known.get(name) else { return true };
+    let Some((spec, at)) = known.get(name) else {
+        return true;
+    };
     if spec.file.is_unchanged() {
         return false;
     }
-    let Some(now) = read_spec(&spec.file.path) else { return true };
+    let Some(now) = read_spec(&spec.file.path) else {
+        return true;
+    };
     let before = spec.devices.get(*at);
-    let device = now.devices.iter().find(|device| before.is_some_and(|before| before.name == device.name));
+    let device = now
+        .devices
+        .iter()
+        .find(|device| before.is_some_and(|before| before.name == device.name));
     now.kind != spec.kind
         || now.container_edits != spec.container_edits
         || device.map(|device| &device.container_edits) != before.map(|device| &device.container_edits)
@@ -150,7 +166,9 @@ fn read(dirs: &[PathBuf]) -> Devices {
     for dir in dirs {
         let (mut in_dir, mut conflicts) = (Devices::new(), HashSet::new());
         for path in spec_files(dir) {
-            let Some(spec) = read_spec(&path).map(Arc::new) else { continue };
+            let Some(spec) = read_spec(&path).map(Arc::new) else {
+                continue;
+            };
             for (at, device) in spec.devices.iter().enumerate() {
                 let name = format!("{}={}", spec.kind, device.name);
                 if in_dir.insert(name.clone(), (Arc::clone(&spec), at)).is_some() {
@@ -205,7 +223,9 @@ struct Watches {
 
 impl std::fmt::Debug for Watches {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watches").field("dirs", &self.dirs.keys()).finish_non_exhaustive()
+        f.debug_struct("Watches")
+            .field("dirs", &self.dirs.keys())
+            .finish_non_exhaustive()
     }
 }
 
@@ -213,8 +233,15 @@ impl CdiCache {
     /// The cache of a runtime that starts now, with a watch of the directories that exist.
     pub(crate) fn start(dirs: Vec<PathBuf>, delay: RefreshDelay, seed: u64) -> io::Result<Self> {
         let inotify = Inotify::init()?;
-        let watches = Watches { inotify: inotify.watches(), dirs: BTreeMap::new() };
-        let state = Mutex::new(State { devices: Devices::new(), tracked: BTreeSet::new(), watches });
+        let watches = Watches {
+            inotify: inotify.watches(),
+            dirs: BTreeMap::new(),
+        };
+        let state = Mutex::new(State {
+            devices: Devices::new(),
+            tracked: BTreeSet::new(),
+            watches,
+        });
         let shared = Arc::new(Shared { dirs, state });
         {
             let mut state = shared.lock();
@@ -222,7 +249,10 @@ impl CdiCache {
             state.devices = read(&shared.dirs);
         }
         let watching = tokio::spawn(watch(Arc::clone(&shared), inotify, delay, dice(seed, &["cdi"])));
-        Ok(Self { shared, _watching: AbortOnDropHandle::new(watching) })
+        Ok(Self {
+            shared,
+            _watching: AbortOnDropHandle::new(watching),
+        })
     }
 
     /// The edits of all `names` as far as is known, and those of `names` whose edits are not those of the specs as they are now.
@@ -232,7 +262,14 @@ impl CdiCache {
         if names.is_empty() {
             return Ok((edits, Vec::new()));
         }
-        Ok((edits, names.iter().filter(|name| is_stale(&known, name)).cloned().collect()))
+        Ok((
+            edits,
+            names
+                .iter()
+                .filter(|name| is_stale(&known, name))
+                .cloned()
+                .collect(),
+        ))
     }
 
     /// Everything as far as is known at an injection.
@@ -255,9 +292,17 @@ impl Shared {
 impl State {
     /// Watches the directories that have appeared; returns true if there were any.
     fn track_new(&mut self, dirs: &[PathBuf]) -> bool {
-        let mask = WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF;
+        let mask = WatchMask::MODIFY
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF;
         let mut has_new = false;
-        for dir in dirs.iter().filter(|dir| !self.tracked.contains(*dir)).collect::<Vec<_>>() {
+        for dir in dirs
+            .iter()
+            .filter(|dir| !self.tracked.contains(*dir))
+            .collect::<Vec<_>>()
+        {
             if let Ok(descriptor) = self.watches.inotify.add(dir, mask | WatchMask::ONLYDIR) {
                 self.watches.dirs.insert(dir.clone(), descriptor);
                 self.tracked.insert(dir.clone());
@@ -269,7 +314,13 @@ impl State {
 
     /// Notes that a watched directory is gone.
     fn forget(&mut self, descriptor: &WatchDescriptor) {
-        let gone: Vec<PathBuf> = self.watches.dirs.iter().filter(|(_, known)| *known == descriptor).map(|(dir, _)| dir.clone()).collect();
+        let gone: Vec<PathBuf> = self
+            .watches
+            .dirs
+            .iter()
+            .filter(|(_, known)| *known == descriptor)
+            .map(|(dir, _)| dir.clone())
+            .collect();
         for dir in gone {
             self.watches.dirs.remove(&dir);
             self.tracked.remove(&dir);
@@ -279,7 +330,9 @@ impl State {
 
 /// Reads all specs again after each change.
 async fn watch(shared: Arc<Shared>, inotify: Inotify, delay: RefreshDelay, mut dice: StdRng) {
-    let Ok(mut events) = inotify.into_event_stream(vec![0; 4096]) else { return };
+    let Ok(mut events) = inotify.into_event_stream(vec![0; 4096]) else {
+        return;
+    };
     while let Some(Ok(event)) = events.next().await {
         let is_spec = event.name.as_deref().is_some_and(is_spec_name);
         if event.mask.contains(EventMask::MODIFY) && !is_spec {
@@ -299,13 +352,18 @@ async fn watch(shared: Arc<Shared>, inotify: Inotify, delay: RefreshDelay, mut d
 
 fn spec_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.file_name().is_some_and(is_spec_name)).collect();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(is_spec_name))
+        .collect();
     files.sort();
     files
 }
 
 fn is_spec_name(name: &OsStr) -> bool {
-    Path::new(name).extension().is_some_and(|end| end == "json" || end == "yaml")
+    Path::new(name)
+        .extension()
+        .is_some_and(|end| end == "json" || end == "yaml")
 }
 
 fn read_spec(path: &Path) -> Option<Spec> {
@@ -316,7 +374,9 @@ fn read_spec(path: &Path) -> Option<Spec> {
     // JSON is YAML, but its own parser is much faster.
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
     let parsed = parsed.or_else(|_| serde_yaml_ng::from_str(&text).map_err(|error| error.to_string()));
-    let spec: Spec = parsed.inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse")).ok()?;
+    let spec: Spec = parsed
+        .inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse"))
+        .ok()?;
     Some(Spec { file, ..spec })
 }
 

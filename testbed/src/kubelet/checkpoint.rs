@@ -17,9 +17,16 @@ pub(crate) enum CheckpointError {
     #[error("cannot read or write the checkpoint {}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("the checkpoint {} is not JSON of the expected shape", path.display())]
-    Shape { path: PathBuf, source: serde_json::Error },
+    Shape {
+        path: PathBuf,
+        source: serde_json::Error,
+    },
     #[error("the checkpoint {} is corrupt: its checksum is {stated}, its data makes {computed}", path.display())]
-    Checksum { path: PathBuf, stated: u32, computed: u32 },
+    Checksum {
+        path: PathBuf,
+        stated: u32,
+        computed: u32,
+    },
 }
 
 /// One container's devices of one resource.
@@ -54,15 +61,25 @@ struct File {
 
 /// The file's content for this state.
 pub(crate) fn render(devices: &Devices) -> String {
-    let entries: Vec<&str> = devices.held().iter().map(|(_, _, grant)| grant.rendered.as_str()).collect();
+    let entries: Vec<&str> = devices
+        .held()
+        .iter()
+        .map(|(_, _, grant)| grant.rendered.as_str())
+        .collect();
     let registered = devices.registered_json();
-    let data = format!(r#"{{"PodDeviceEntries":[{}],"RegisteredDevices":{registered}}}"#, entries.join(","));
+    let data = format!(
+        r#"{{"PodDeviceEntries":[{}],"RegisteredDevices":{registered}}}"#,
+        entries.join(",")
+    );
     format!(r#"{{"Data":{data},"Checksum":{}}}"#, checksum(&data))
 }
 
 /// Replaces the file at once, so that a reader sees the old content or the new.
 pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointError> {
-    let failed = |source| CheckpointError::Io { path: path.to_owned(), source };
+    let failed = |source| CheckpointError::Io {
+        path: path.to_owned(),
+        source,
+    };
     let temporary = path.with_extension("tmp");
     std::fs::write(&temporary, content).map_err(failed)?;
     std::fs::rename(&temporary, path).map_err(failed)
@@ -73,21 +90,41 @@ pub(crate) fn read(path: &Path) -> Result<Option<Data>, CheckpointError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(CheckpointError::Io { path: path.to_owned(), source }),
+        Err(source) => {
+            return Err(CheckpointError::Io {
+                path: path.to_owned(),
+                source,
+            });
+        }
     };
-    let shape = |source| CheckpointError::Shape { path: path.to_owned(), source };
+    let shape = |source| CheckpointError::Shape {
+        path: path.to_owned(),
+        source,
+    };
     let file: File = serde_json::from_str(&text).map_err(shape)?;
     let computed = checksum(&serde_json::to_string(&file.data).map_err(shape)?);
     if computed != file.checksum {
-        return Err(CheckpointError::Checksum { path: path.to_owned(), stated: file.checksum, computed });
+        return Err(CheckpointError::Checksum {
+            path: path.to_owned(),
+            stated: file.checksum,
+            computed,
+        });
     }
     Ok(Some(file.data))
 }
 
 fn checksum(data: &str) -> u32 {
-    let word = |bytes: &[u8]| bytes.iter().fold(0, |word: u64, byte| word << 8 | u64::from(*byte));
-    let hash =
-        data.as_bytes().chunks(8).fold(0xcbf2_9ce4_8422_2325, |hash: u64, bytes| (hash ^ word(bytes)).wrapping_mul(0x0100_0000_01b3));
+    let word = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .fold(0, |word: u64, byte| word << 8 | u64::from(*byte))
+    };
+    let hash = data
+        .as_bytes()
+        .chunks(8)
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, bytes| {
+            (hash ^ word(bytes)).wrapping_mul(0x0100_0000_01b3)
+        });
     u32::try_from(hash >> 32).unwrap_or_default()
 }
 

@@ -37,10 +37,17 @@ impl Claims {
     /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of them is not known.
     pub(crate) fn of(&self, pod: &PodSpec, container: &ContainerSpec) -> Vec<DynamicResource> {
         let claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let used = pod.claims.iter().filter(|(alias, _)| container.claims.contains(alias));
+        let used = pod
+            .claims
+            .iter()
+            .filter(|(alias, _)| container.claims.contains(alias));
         let resource = |(_, name): (&String, &String)| {
             let devices = claims.get(&(pod.namespace.clone(), name.clone()))?;
-            Some(DynamicResource { claim_name: name.clone(), claim_namespace: pod.namespace.clone(), claim_resources: listed(devices) })
+            Some(DynamicResource {
+                claim_name: name.clone(),
+                claim_namespace: pod.namespace.clone(),
+                claim_resources: listed(devices),
+            })
         };
         used.map(resource).collect::<Option<_>>().unwrap_or_default()
     }
@@ -49,7 +56,12 @@ impl Claims {
 /// Every device of a claim. kubelet adds to one list of CDI devices for all devices of a driver.
 fn listed(devices: &[PreparedDevice]) -> Vec<ClaimResource> {
     let mut cdi_by_driver = BTreeMap::<String, Vec<CdiDevice>>::new();
-    let resource = |PreparedDevice { driver, pool, name, cdi_names }: &PreparedDevice| {
+    let resource = |PreparedDevice {
+                        driver,
+                        pool,
+                        name,
+                        cdi_names,
+                    }: &PreparedDevice| {
         let cdi_devices = cdi_by_driver.entry(driver.clone()).or_default();
         cdi_devices.extend(cdi_names.iter().map(|name| CdiDevice { name: name.clone() }));
         ClaimResource {
@@ -97,9 +109,16 @@ mod tests {
 
     fn listed_for(claims: &Claims, container: &str) -> Vec<(String, Vec<(String, usize)>)> {
         let pod = pod();
-        let container = pod.containers.iter().find(|found| found.name == container).unwrap();
+        let container = pod
+            .containers
+            .iter()
+            .find(|found| found.name == container)
+            .unwrap();
         let devices = |claim: DynamicResource| {
-            let devices = claim.claim_resources.into_iter().map(|device| (device.device_name, device.cdi_devices.len()));
+            let devices = claim
+                .claim_resources
+                .into_iter()
+                .map(|device| (device.device_name, device.cdi_devices.len()));
             (claim.claim_name, devices.collect())
         };
         claims.of(&pod, container).into_iter().map(devices).collect()
@@ -109,12 +128,18 @@ mod tests {
     fn containers_hold_the_claims_that_they_name() {
         let claims = Claims::default();
         claims.prepare("team", "claim-a", vec![device("gpu-0"), device("gpu-1")]);
-        let a = ("claim-a".to_owned(), vec![("gpu-0".to_owned(), 1), ("gpu-1".to_owned(), 2)]);
+        let a = (
+            "claim-a".to_owned(),
+            vec![("gpu-0".to_owned(), 1), ("gpu-1".to_owned(), 2)],
+        );
         assert_eq!(listed_for(&claims, "one"), std::slice::from_ref(&a));
         assert_eq!(listed_for(&claims, "none"), []);
         assert_eq!(listed_for(&claims, "both"), []);
         claims.prepare("team", "claim-b", vec![device("gpu-2")]);
         claims.prepare("other", "claim-a", Vec::new());
-        assert_eq!(listed_for(&claims, "both"), [a, ("claim-b".to_owned(), vec![("gpu-2".to_owned(), 1)])]);
+        assert_eq!(
+            listed_for(&claims, "both"),
+            [a, ("claim-b".to_owned(), vec![("gpu-2".to_owned(), 1)])]
+        );
     }
 }

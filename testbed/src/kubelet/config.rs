@@ -106,7 +106,10 @@ impl MachineGpus {
     /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; none of other nodes.
     pub fn of_node(&self, path: &str) -> Option<String> {
         let minor: u32 = path.strip_prefix("/dev/nvidia")?.parse().ok()?;
-        self.all().into_iter().find(|(_, own)| *own == minor).map(|(uuid, _)| uuid)
+        self.all()
+            .into_iter()
+            .find(|(_, own)| *own == minor)
+            .map(|(uuid, _)| uuid)
     }
 }
 
@@ -114,7 +117,12 @@ impl KubeletConfig {
     /// A node of 64 cores, 256 GiB and 250 pods that behaves as kubelet 1.36 does.
     pub fn new(node: impl Into<String>, dir: impl Into<PathBuf>, client: Client) -> Self {
         let dir = dir.into();
-        let capacity = [("cpu", "64"), ("memory", "256Gi"), ("ephemeral-storage", "500Gi"), ("pods", "250")];
+        let capacity = [
+            ("cpu", "64"),
+            ("memory", "256Gi"),
+            ("ephemeral-storage", "500Gi"),
+            ("pods", "250"),
+        ];
         Self {
             node: node.into(),
             cdi_dirs: vec![dir.join("cdi")],
@@ -123,7 +131,10 @@ impl KubeletConfig {
             client,
             started: StartHook::default(),
             log: Arc::new(|_, _, _, _| {}),
-            capacity: capacity.into_iter().map(|(name, amount)| (name.to_owned(), amount.to_owned())).collect(),
+            capacity: capacity
+                .into_iter()
+                .map(|(name, amount)| (name.to_owned(), amount.to_owned()))
+                .collect(),
             labels: BTreeMap::new(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             seed: 0,
@@ -166,7 +177,10 @@ impl KubeletConfig {
 
 impl fmt::Debug for KubeletConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KubeletConfig").field("node", &self.node).field("dir", &self.dir).finish_non_exhaustive()
+        f.debug_struct("KubeletConfig")
+            .field("node", &self.node)
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
     }
 }
 
@@ -225,7 +239,11 @@ pub struct Ordering {
 
 impl Default for Ordering {
     fn default() -> Self {
-        Self { rule: OrderRule::Creation, batch: 1, linger: Duration::from_millis(20) }
+        Self {
+            rule: OrderRule::Creation,
+            batch: 1,
+            linger: Duration::from_millis(20),
+        }
     }
 }
 
@@ -259,7 +277,10 @@ pub struct Faults {
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { exited_init_fails: true, late_end_disconnects_successor: true }
+        Self {
+            exited_init_fails: true,
+            late_end_disconnects_successor: true,
+        }
     }
 }
 

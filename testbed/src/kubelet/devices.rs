@@ -16,16 +16,30 @@ use super::held::{DeviceId, Held, Holder, NO_NUMA};
 /// Why a container gets no devices.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AllocationError {
-    #[error("pod \"{pod}\" container \"{container}\" changed request for resource \"{resource}\" from {before} to {now}")]
-    RequestChanged { pod: String, container: String, resource: String, before: usize, now: usize },
+    #[error(
+        "pod \"{pod}\" container \"{container}\" changed request for resource \"{resource}\" from {before} to {now}"
+    )]
+    RequestChanged {
+        pod: String,
+        container: String,
+        resource: String,
+        before: usize,
+        now: usize,
+    },
     #[error("cannot allocate unregistered device {0}")]
     Unregistered(String),
     #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
     NoneHealthy(String),
     #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
     HeldUnhealthy(String),
-    #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
-    Unavailable { resource: String, requested: usize, available: usize },
+    #[error(
+        "requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}"
+    )]
+    Unavailable {
+        resource: String,
+        requested: usize,
+        available: usize,
+    },
     #[error("unknown Device Plugin {0}")]
     UnknownPlugin(String),
     #[error("no containers return in allocation response")]
@@ -38,7 +52,11 @@ pub(crate) enum AllocationError {
 
 /// The name that grpc-go gives a code.
 pub(crate) fn code_name(code: tonic::Code) -> String {
-    if code == tonic::Code::Cancelled { "Canceled".to_owned() } else { format!("{code:?}") }
+    if code == tonic::Code::Cancelled {
+        "Canceled".to_owned()
+    } else {
+        format!("{code:?}")
+    }
 }
 
 /// A container's wish for one resource.
@@ -81,7 +99,8 @@ struct Offer {
 
 impl Offer {
     fn render(mut self) -> Self {
-        self.rendered = serde_json::to_string(&self.healthy.iter().map(AsRef::as_ref).collect::<Vec<&str>>()).unwrap_or_default();
+        self.rendered = serde_json::to_string(&self.healthy.iter().map(AsRef::as_ref).collect::<Vec<&str>>())
+            .unwrap_or_default();
         self
     }
 }
@@ -107,9 +126,15 @@ pub(crate) struct Devices {
 impl Devices {
     /// The state after a start: what the checkpoint says, behind stopped endpoints.
     pub(crate) fn restore(held: Held, registered: impl IntoIterator<Item = String>) -> Self {
-        let mut devices = Self { allocated: held.devices(), held, ..Self::default() };
+        let mut devices = Self {
+            allocated: held.devices(),
+            held,
+            ..Self::default()
+        };
         for resource in registered {
-            devices.endpoints.insert(resource.clone(), Arc::new(Endpoint::stopped(&resource)));
+            devices
+                .endpoints
+                .insert(resource.clone(), Arc::new(Endpoint::stopped(&resource)));
             devices.offers.insert(resource, Offer::default().render());
         }
         devices
@@ -126,13 +151,25 @@ impl Devices {
     /// The healthy devices, by resource.
     pub(crate) fn registered(&self) -> BTreeMap<String, Vec<String>> {
         let ids = |offer: &Offer| offer.healthy.iter().map(|id| id.as_ref().to_owned()).collect();
-        self.offers.iter().map(|(resource, offer)| (resource.clone(), ids(offer))).collect()
+        self.offers
+            .iter()
+            .map(|(resource, offer)| (resource.clone(), ids(offer)))
+            .collect()
     }
 
     /// The healthy devices as a JSON object.
     pub(crate) fn registered_json(&self) -> String {
-        let pair = |(resource, offer): (&String, &Offer)| format!("{}:{}", serde_json::Value::from(resource.as_str()), offer.rendered);
-        format!("{{{}}}", self.offers.iter().map(pair).collect::<Vec<_>>().join(","))
+        let pair = |(resource, offer): (&String, &Offer)| {
+            format!(
+                "{}:{}",
+                serde_json::Value::from(resource.as_str()),
+                offer.rendered
+            )
+        };
+        format!(
+            "{{{}}}",
+            self.offers.iter().map(pair).collect::<Vec<_>>().join(",")
+        )
     }
 
     pub(crate) fn connect(&mut self, resource: &str, endpoint: Arc<Endpoint>) {
@@ -144,7 +181,11 @@ impl Devices {
         let mut offer = Offer::default();
         for device in list {
             let id: DeviceId = Arc::from(device.id);
-            let side = if device.health == proto::kubelet::HEALTHY { &mut offer.healthy } else { &mut offer.unhealthy };
+            let side = if device.health == proto::kubelet::HEALTHY {
+                &mut offer.healthy
+            } else {
+                &mut offer.unhealthy
+            };
             side.insert(Arc::clone(&id));
             if let Some(topology) = device.topology.filter(|topology| !topology.nodes.is_empty()) {
                 offer.topology.insert(id, topology);
@@ -155,7 +196,9 @@ impl Devices {
 
     /// The plugin is gone: its devices are unhealthy and its endpoint answers no more.
     pub(crate) fn disconnect(&mut self, resource: &str) {
-        let Some(endpoint) = self.endpoints.get(resource) else { return };
+        let Some(endpoint) = self.endpoints.get(resource) else {
+            return;
+        };
         endpoint.stop();
         if let Some(offer) = self.offers.get_mut(resource) {
             let mut lost = std::mem::take(offer);
@@ -166,19 +209,36 @@ impl Devices {
 
     /// Counts devices, after removing the resources whose plugin is gone for longer than `grace`.
     pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
-        let gone = |endpoint: Option<&Arc<Endpoint>>| endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace));
-        let removed: Vec<String> = self.offers.keys().filter(|name| gone(self.endpoints.get(*name))).cloned().collect();
+        let gone =
+            |endpoint: Option<&Arc<Endpoint>>| endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace));
+        let removed: Vec<String> = self
+            .offers
+            .keys()
+            .filter(|name| gone(self.endpoints.get(*name)))
+            .cloned()
+            .collect();
         for resource in &removed {
             self.offers.remove(resource);
             self.endpoints.remove(resource);
         }
         let count = |offer: &Offer| (offer.healthy.len() + offer.unhealthy.len(), offer.healthy.len());
-        Capacity { counts: self.offers.iter().map(|(name, offer)| (name.clone(), count(offer))).collect(), removed }
+        Capacity {
+            counts: self
+                .offers
+                .iter()
+                .map(|(name, offer)| (name.clone(), count(offer)))
+                .collect(),
+            removed,
+        }
     }
 
     /// When the next endpoint's grace ends.
     pub(crate) fn next_expiry(&self, grace: std::time::Duration) -> Option<tokio::time::Instant> {
-        self.endpoints.values().filter_map(|endpoint| endpoint.stopped_at()).map(|at| at + grace).min()
+        self.endpoints
+            .values()
+            .filter_map(|endpoint| endpoint.stopped_at())
+            .map(|at| at + grace)
+            .min()
     }
 
     /// Whether plugins serve this resource, or did when something was allocated.
@@ -201,18 +261,36 @@ impl Devices {
     }
 
     /// Checks the wish and takes reusable devices; what remains open waits for the plugin's preference.
-    pub(crate) fn begin(&mut self, wish: &Wish<'_>, reusable: &BTreeSet<DeviceId>, rng: &mut StdRng) -> Result<Choice, AllocationError> {
+    pub(crate) fn begin(
+        &mut self,
+        wish: &Wish<'_>,
+        reusable: &BTreeSet<DeviceId>,
+        rng: &mut StdRng,
+    ) -> Result<Choice, AllocationError> {
         let resource = wish.resource;
-        let held = self.held.grant(wish.holder, resource).map(super::held::Grant::devices).unwrap_or_default();
+        let held = self
+            .held
+            .grant(wish.holder, resource)
+            .map(super::held::Grant::devices)
+            .unwrap_or_default();
         if !held.is_empty() && held.len() != wish.required {
             let Holder { pod, container } = wish.holder.clone();
             let resource = resource.to_owned();
-            return Err(AllocationError::RequestChanged { pod, container, resource, before: held.len(), now: wish.required });
+            return Err(AllocationError::RequestChanged {
+                pod,
+                container,
+                resource,
+                before: held.len(),
+                now: wish.required,
+            });
         }
         if wish.untouchable {
             return Ok(Choice::Nothing);
         }
-        let offer = self.offers.get(resource).ok_or_else(|| AllocationError::Unregistered(resource.to_owned()))?;
+        let offer = self
+            .offers
+            .get(resource)
+            .ok_or_else(|| AllocationError::Unregistered(resource.to_owned()))?;
         if offer.healthy.is_empty() {
             return Err(AllocationError::NoneHealthy(resource.to_owned()));
         }
@@ -231,15 +309,36 @@ impl Devices {
         let available = self.available(resource);
         if available.len() < missing {
             let resource = resource.to_owned();
-            return Err(AllocationError::Unavailable { resource, requested: missing, available: available.len() });
+            return Err(AllocationError::Unavailable {
+                resource,
+                requested: missing,
+                available: available.len(),
+            });
         }
-        Ok(Choice::Open(OpenChoice { taken, available, required: wish.required }))
+        Ok(Choice::Open(OpenChoice {
+            taken,
+            available,
+            required: wish.required,
+        }))
     }
 
     /// Takes what the plugin prefers of what is available, and the rest at random.
-    pub(crate) fn finish(&mut self, resource: &str, choice: OpenChoice, preferred: &[String], rng: &mut StdRng) -> BTreeSet<DeviceId> {
-        let OpenChoice { mut taken, available, required } = choice;
-        let preferred = preferred.iter().filter_map(|id| available.get(id.as_str()).cloned()).collect();
+    pub(crate) fn finish(
+        &mut self,
+        resource: &str,
+        choice: OpenChoice,
+        preferred: &[String],
+        rng: &mut StdRng,
+    ) -> BTreeSet<DeviceId> {
+        let OpenChoice {
+            mut taken,
+            available,
+            required,
+        } = choice;
+        let preferred = preferred
+            .iter()
+            .filter_map(|id| available.get(id.as_str()).cloned())
+            .collect();
         self.take(resource, &preferred, required, &mut taken, rng);
         self.take(resource, &available, required, &mut taken, rng);
         taken
@@ -254,7 +353,9 @@ impl Devices {
     ) {
         let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in chosen {
-            let nodes = self.topology(wish.resource, id).map(|topology| topology.nodes.iter().map(|node| node.id).collect());
+            let nodes = self
+                .topology(wish.resource, id)
+                .map(|topology| topology.nodes.iter().map(|node| node.id).collect());
             for numa in nodes.unwrap_or_else(|| vec![NO_NUMA]) {
                 by_numa.entry(numa).or_default().push(Arc::clone(id));
             }
@@ -269,7 +370,9 @@ impl Devices {
 
     /// Whether a device is healthy now.
     pub(crate) fn is_healthy(&self, resource: &str, id: &str) -> bool {
-        self.offers.get(resource).is_some_and(|offer| offer.healthy.contains(id))
+        self.offers
+            .get(resource)
+            .is_some_and(|offer| offer.healthy.contains(id))
     }
 
     fn available(&self, resource: &str) -> BTreeSet<DeviceId> {
@@ -279,7 +382,14 @@ impl Devices {
         healthy.into_iter().flatten().filter(free).cloned().collect()
     }
 
-    fn take(&mut self, resource: &str, from: &BTreeSet<DeviceId>, required: usize, taken: &mut BTreeSet<DeviceId>, rng: &mut StdRng) {
+    fn take(
+        &mut self,
+        resource: &str,
+        from: &BTreeSet<DeviceId>,
+        required: usize,
+        taken: &mut BTreeSet<DeviceId>,
+        rng: &mut StdRng,
+    ) {
         let missing = required.saturating_sub(taken.len());
         let mut candidates: Vec<DeviceId> = from.difference(taken).cloned().collect();
         let (picked, _) = candidates.partial_shuffle(rng, missing);

@@ -10,8 +10,9 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use proto::kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest, DevicePluginOptions, Empty,
-    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreferredAllocationRequest,
 };
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -42,16 +43,35 @@ impl Endpoint {
     /// A plugin known from a checkpoint only.
     pub(crate) fn stopped(resource: &str) -> Self {
         let options = DevicePluginOptions::default();
-        Self { resource: resource.to_owned(), client: None, options, stopped_at: Mutex::new(Some(Instant::now())) }
+        Self {
+            resource: resource.to_owned(),
+            client: None,
+            options,
+            stopped_at: Mutex::new(Some(Instant::now())),
+        }
     }
 
     /// Dials the socket until `deadline` has passed, then asks for the plugin's options.
-    pub(crate) async fn connect(resource: &str, socket: &Path, deadline: Duration) -> Result<Self, ConnectError> {
+    pub(crate) async fn connect(
+        resource: &str,
+        socket: &Path,
+        deadline: Duration,
+    ) -> Result<Self, ConnectError> {
         let dialled = tokio::time::timeout(deadline, dial_until_open(socket)).await;
         let channel = dialled.map_err(|_| ConnectError::Deadline(socket.to_owned()))?;
-        let mut client = DevicePluginClient::new(channel).max_decoding_message_size(proto::kubelet::MAX_MESSAGE_BYTES);
-        let options = client.get_device_plugin_options(Empty {}).await.map_err(ConnectError::Options)?.into_inner();
-        Ok(Self { resource: resource.to_owned(), client: Some(client), options, stopped_at: Mutex::new(None) })
+        let mut client =
+            DevicePluginClient::new(channel).max_decoding_message_size(proto::kubelet::MAX_MESSAGE_BYTES);
+        let options = client
+            .get_device_plugin_options(Empty {})
+            .await
+            .map_err(ConnectError::Options)?
+            .into_inner();
+        Ok(Self {
+            resource: resource.to_owned(),
+            client: Some(client),
+            options,
+            stopped_at: Mutex::new(None),
+        })
     }
 
     pub(crate) fn wants_pre_start(&self) -> bool {
@@ -73,38 +93,80 @@ impl Endpoint {
 
     pub(crate) async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, AllocationError> {
         let mut client = self.live()?;
-        Ok(client.list_and_watch(Empty {}).await.map_err(AllocationError::Rpc)?.into_inner())
+        Ok(client
+            .list_and_watch(Empty {})
+            .await
+            .map_err(AllocationError::Rpc)?
+            .into_inner())
     }
 
-    pub(crate) async fn allocate(&self, device_ids: Vec<String>) -> Result<ContainerAllocateResponse, AllocationError> {
+    pub(crate) async fn allocate(
+        &self,
+        device_ids: Vec<String>,
+    ) -> Result<ContainerAllocateResponse, AllocationError> {
         let mut client = self.live()?;
-        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { device_ids }] };
-        let response = client.allocate(request).await.map_err(AllocationError::Rpc)?.into_inner();
-        response.container_responses.into_iter().next().ok_or(AllocationError::EmptyAnswer)
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest { device_ids }],
+        };
+        let response = client
+            .allocate(request)
+            .await
+            .map_err(AllocationError::Rpc)?
+            .into_inner();
+        response
+            .container_responses
+            .into_iter()
+            .next()
+            .ok_or(AllocationError::EmptyAnswer)
     }
 
     /// What the plugin prefers; nothing if it did not say that it has a preference.
-    pub(crate) async fn preferred(&self, request: ContainerPreferredAllocationRequest) -> Result<Vec<String>, AllocationError> {
+    pub(crate) async fn preferred(
+        &self,
+        request: ContainerPreferredAllocationRequest,
+    ) -> Result<Vec<String>, AllocationError> {
         if !self.options.get_preferred_allocation_available {
             return Ok(Vec::new());
         }
         let mut client = self.live()?;
-        let request = PreferredAllocationRequest { container_requests: vec![request] };
-        let response = client.get_preferred_allocation(request).await.map_err(AllocationError::Rpc)?.into_inner();
-        Ok(response.container_responses.into_iter().next().map(|first| first.device_ids).unwrap_or_default())
+        let request = PreferredAllocationRequest {
+            container_requests: vec![request],
+        };
+        let response = client
+            .get_preferred_allocation(request)
+            .await
+            .map_err(AllocationError::Rpc)?
+            .into_inner();
+        Ok(response
+            .container_responses
+            .into_iter()
+            .next()
+            .map(|first| first.device_ids)
+            .unwrap_or_default())
     }
 
-    pub(crate) async fn pre_start(&self, device_ids: Vec<String>, deadline: Duration) -> Result<(), AllocationError> {
+    pub(crate) async fn pre_start(
+        &self,
+        device_ids: Vec<String>,
+        deadline: Duration,
+    ) -> Result<(), AllocationError> {
         let mut client = self.live()?;
         let call = client.pre_start_container(PreStartContainerRequest { device_ids });
         let late = || AllocationError::Rpc(Status::deadline_exceeded("context deadline exceeded"));
-        tokio::time::timeout(deadline, call).await.map_err(|_| late())?.map_err(AllocationError::Rpc)?;
+        tokio::time::timeout(deadline, call)
+            .await
+            .map_err(|_| late())?
+            .map_err(AllocationError::Rpc)?;
         Ok(())
     }
 
     fn live(&self) -> Result<DevicePluginClient<Channel>, AllocationError> {
         let stopped = || AllocationError::Stopped(self.resource.clone());
-        if self.stopped_at().is_some() { Err(stopped()) } else { self.client.clone().ok_or_else(stopped) }
+        if self.stopped_at().is_some() {
+            Err(stopped())
+        } else {
+            self.client.clone().ok_or_else(stopped)
+        }
     }
 }
 
@@ -117,9 +179,14 @@ async fn dial_until_open(socket: &Path) -> Channel {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
         // A Unix socket has no host name; "localhost" is the authority that HTTP/2 servers accept.
-        match tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector(connector).await {
+        match tonic::transport::Endpoint::from_static("http://localhost")
+            .connect_with_connector(connector)
+            .await
+        {
             Ok(channel) => return channel,
-            Err(error) => tracing::debug!(socket = %socket.display(), %error, "plugin socket does not answer yet"),
+            Err(error) => {
+                tracing::debug!(socket = %socket.display(), %error, "plugin socket does not answer yet");
+            }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -15,7 +15,12 @@ pub(crate) struct Amounts(BTreeMap<String, i64>);
 impl Amounts {
     /// Reads quantities; those that do not parse count as nothing.
     pub(crate) fn read<'a>(quantities: impl IntoIterator<Item = (&'a String, &'a String)>) -> Self {
-        Self(quantities.into_iter().filter_map(|(name, text)| Some((name.clone(), amount(name, text)?))).collect())
+        Self(
+            quantities
+                .into_iter()
+                .filter_map(|(name, text)| Some((name.clone(), amount(name, text)?)))
+                .collect(),
+        )
     }
 
     /// Takes over every amount of `other`.
@@ -43,7 +48,9 @@ impl Amounts {
 
 /// The first resource that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}")]
+#[error(
+    "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+)]
 pub(crate) struct Shortage {
     pub(crate) resource: String,
     requested: i64,
@@ -78,7 +85,11 @@ pub(crate) fn pod_requests(containers: &[ContainerSpec], overhead: &Amounts) -> 
 }
 
 /// Whether a pod that asks for `requests` fits `allocatable` beside pods that ask for `others`.
-pub(crate) fn fit<'a>(requests: &Amounts, others: impl IntoIterator<Item = &'a Amounts>, allocatable: &Amounts) -> Result<(), Shortage> {
+pub(crate) fn fit<'a>(
+    requests: &Amounts,
+    others: impl IntoIterator<Item = &'a Amounts>,
+    allocatable: &Amounts,
+) -> Result<(), Shortage> {
     let mut used = Amounts::default();
     let mut n_pods = 0;
     for other in others {
@@ -88,7 +99,16 @@ pub(crate) fn fit<'a>(requests: &Amounts, others: impl IntoIterator<Item = &'a A
     let room = |resource: &str, requested: i64, used: i64| {
         let capacity = allocatable.get(resource);
         let fits = requested <= capacity.saturating_sub(used);
-        if fits { Ok(()) } else { Err(Shortage { resource: resource.to_owned(), requested, used, capacity }) }
+        if fits {
+            Ok(())
+        } else {
+            Err(Shortage {
+                resource: resource.to_owned(),
+                requested,
+                used,
+                capacity,
+            })
+        }
     };
     room("pods", 1, n_pods)?;
     for (name, &requested) in &requests.0 {
@@ -102,7 +122,10 @@ pub(crate) fn fit<'a>(requests: &Amounts, others: impl IntoIterator<Item = &'a A
 
 /// Whether a name is an extended resource: qualified, and not one of Kubernetes' own.
 pub(crate) fn is_extended(name: &str) -> bool {
-    let own = name.split('/').next().is_some_and(|domain| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io"));
+    let own = name
+        .split('/')
+        .next()
+        .is_some_and(|domain| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io"));
     name.contains('/') && !own && !name.starts_with("requests.")
 }
 
@@ -116,7 +139,12 @@ fn amount(name: &str, text: &str) -> Option<i64> {
     }
     // A fraction displays in thousandths unless it is finer, and then it counts as one.
     let shown = quantity.to_string();
-    Some(shown.strip_suffix('m').and_then(|thousandths| thousandths.parse().ok()).unwrap_or(1))
+    Some(
+        shown
+            .strip_suffix('m')
+            .and_then(|thousandths| thousandths.parse().ok())
+            .unwrap_or(1),
+    )
 }
 
 #[cfg(test)]

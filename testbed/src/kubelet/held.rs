@@ -54,23 +54,42 @@ impl Held {
             pod_uid: holder.pod.clone(),
             container_name: holder.container.clone(),
             resource_name: resource.to_owned(),
-            device_ids: by_numa.iter().map(|(numa, ids)| (*numa, ids.iter().map(|id| id.as_ref().to_owned()).collect())).collect(),
+            device_ids: by_numa
+                .iter()
+                .map(|(numa, ids)| (*numa, ids.iter().map(|id| id.as_ref().to_owned()).collect()))
+                .collect(),
             alloc_resp: k8s_openapi::ByteString(response.encode_to_vec()),
         };
         let rendered = serde_json::to_string(&entry).unwrap_or_default();
-        let grant = Grant { by_numa, response: Arc::new(response), rendered };
-        self.0.entry(holder.clone()).or_default().insert(resource.to_owned(), grant);
+        let grant = Grant {
+            by_numa,
+            response: Arc::new(response),
+            rendered,
+        };
+        self.0
+            .entry(holder.clone())
+            .or_default()
+            .insert(resource.to_owned(), grant);
     }
 
     /// Takes over the entries of a checkpoint; an answer that does not decode is skipped.
     pub(crate) fn restore(entries: Vec<Entry>) -> Self {
         let mut held = Self::default();
         for entry in entries {
-            let holder = Holder { pod: entry.pod_uid, container: entry.container_name };
-            let by_numa = entry.device_ids.into_iter().map(|(numa, ids)| (numa, ids.into_iter().map(Arc::from).collect())).collect();
+            let holder = Holder {
+                pod: entry.pod_uid,
+                container: entry.container_name,
+            };
+            let by_numa = entry
+                .device_ids
+                .into_iter()
+                .map(|(numa, ids)| (numa, ids.into_iter().map(Arc::from).collect()))
+                .collect();
             match ContainerAllocateResponse::decode(entry.alloc_resp.0.as_slice()) {
                 Ok(response) => held.insert(&holder, &entry.resource_name, by_numa, response),
-                Err(error) => tracing::error!(pod = holder.pod, %error, "checkpoint holds an answer that does not decode"),
+                Err(error) => {
+                    tracing::error!(pod = holder.pod, %error, "checkpoint holds an answer that does not decode");
+                }
             }
         }
         held
@@ -85,7 +104,11 @@ impl Held {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Holder, &String, &Grant)> {
-        self.0.iter().flat_map(|(holder, grants)| grants.iter().map(move |(resource, grant)| (holder, resource, grant)))
+        self.0.iter().flat_map(|(holder, grants)| {
+            grants
+                .iter()
+                .map(move |(resource, grant)| (holder, resource, grant))
+        })
     }
 
     /// Forgets every pod that `keep` refuses; whether there was one.
@@ -99,7 +122,9 @@ impl Held {
     pub(crate) fn devices(&self) -> BTreeMap<String, BTreeSet<DeviceId>> {
         let mut all: BTreeMap<String, BTreeSet<DeviceId>> = BTreeMap::new();
         for (_, resource, grant) in self.iter() {
-            all.entry(resource.clone()).or_default().extend(grant.by_numa.values().flatten().cloned());
+            all.entry(resource.clone())
+                .or_default()
+                .extend(grant.by_numa.values().flatten().cloned());
         }
         all
     }

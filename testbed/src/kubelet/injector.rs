@@ -47,9 +47,24 @@ impl From<Answer> for Edits {
     fn from(answer: Answer) -> Self {
         Self {
             env: answer.env.unwrap_or_default(),
-            device_nodes: answer.device_nodes.into_iter().flatten().map(|path| DeviceNode { path }).collect(),
-            mounts: answer.mounts.into_iter().flatten().map(|container_path| MountPoint { container_path }).collect(),
-            hooks: answer.hooks.into_iter().flatten().map(|args| Hook { args }).collect(),
+            device_nodes: answer
+                .device_nodes
+                .into_iter()
+                .flatten()
+                .map(|path| DeviceNode { path })
+                .collect(),
+            mounts: answer
+                .mounts
+                .into_iter()
+                .flatten()
+                .map(|container_path| MountPoint { container_path })
+                .collect(),
+            hooks: answer
+                .hooks
+                .into_iter()
+                .flatten()
+                .map(|args| Hook { args })
+                .collect(),
         }
     }
 }
@@ -59,7 +74,8 @@ impl Injector {
     pub(crate) fn start(config: &KubeletConfig) -> io::Result<Self> {
         match &config.cdi_injector {
             Some(socket) => Ok(Self::Containerd(socket.clone())),
-            None => CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed).map(Self::Modelled),
+            None => CdiCache::start(config.cdi_dirs.clone(), config.runtime.refresh, config.seed)
+                .map(Self::Modelled),
         }
     }
 
@@ -70,8 +86,15 @@ impl Injector {
             Self::Modelled(cache) => Ok(cache.inject(names)?),
             Self::Containerd(_) if names.is_empty() => Ok((Edits::default(), Vec::new())),
             Self::Containerd(socket) => {
-                let answer = ask(socket, names).await.map_err(|source| InjectError::Silent { socket: socket.clone(), source })?;
-                if answer.error.is_empty() { Ok((answer.into(), Vec::new())) } else { Err(InjectError::Refused(answer.error)) }
+                let answer = ask(socket, names).await.map_err(|source| InjectError::Silent {
+                    socket: socket.clone(),
+                    source,
+                })?;
+                if answer.error.is_empty() {
+                    Ok((answer.into(), Vec::new()))
+                } else {
+                    Err(InjectError::Refused(answer.error))
+                }
             }
         }
     }
@@ -79,7 +102,9 @@ impl Injector {
 
 async fn ask(socket: &Path, names: &[String]) -> io::Result<Answer> {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
-    stream.write_all(format!("{}\n", json!({"devices": names})).as_bytes()).await?;
+    stream
+        .write_all(format!("{}\n", json!({"devices": names})).as_bytes())
+        .await?;
     let mut line = String::new();
     stream.read_line(&mut line).await?;
     Ok(serde_json::from_str(&line)?)
@@ -115,9 +140,18 @@ mod tests {
         let (edits, _) = injector.inject(&["gpushare.dev/gpu=x".to_owned()]).await.unwrap();
         assert_eq!(asked.await.unwrap(), "{\"devices\":[\"gpushare.dev/gpu=x\"]}\n");
         assert_eq!((edits.env, edits.mounts), (vec!["A=1".to_owned()], Vec::new()));
-        assert_eq!(edits.device_nodes, [DeviceNode { path: "/dev/nvidia0".to_owned() }]);
+        assert_eq!(
+            edits.device_nodes,
+            [DeviceNode {
+                path: "/dev/nvidia0".to_owned()
+            }]
+        );
         assert_eq!(edits.hooks[0].args, ["nvidia-cdi-hook", "update-ldcache"]);
-        assert_eq!(injector.inject(&[]).await.unwrap().0, Edits::default(), "a container without devices asks nothing");
+        assert_eq!(
+            injector.inject(&[]).await.unwrap().0,
+            Edits::default(),
+            "a container without devices asks nothing"
+        );
     }
 
     #[rstest]

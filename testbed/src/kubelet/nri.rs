@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use prost::Message as _;
 use proto::nri::api::{
-    self, ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerState, CreateContainerRequest, CreateContainerResponse, Empty,
-    LinuxContainer, LinuxDevice, PodSandbox, SynchronizeRequest, SynchronizeResponse,
+    self, ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerState, CreateContainerRequest,
+    CreateContainerResponse, Empty, LinuxContainer, LinuxDevice, PodSandbox, SynchronizeRequest,
+    SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
 use proto::nri::wire::{Conversation, Decoder, Kind, Message};
@@ -64,7 +65,8 @@ impl Nri {
         let count = Arc::new(count);
         let accepting = async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (taking, runtime, count) = (Arc::clone(&taking), Arc::clone(&runtime), Arc::clone(&count));
+                let (taking, runtime, count) =
+                    (Arc::clone(&taking), Arc::clone(&runtime), Arc::clone(&count));
                 tokio::spawn(async move {
                     // Nothing is made while a plugin is told what runs, or it would miss a container.
                     let mut plugins = taking.lock().await;
@@ -75,7 +77,12 @@ impl Nri {
                 });
             }
         };
-        Ok(Self { plugins, n_registered, is_required, _accepting: AbortOnDropHandle::new(tokio::spawn(accepting)) })
+        Ok(Self {
+            plugins,
+            n_registered,
+            is_required,
+            _accepting: AbortOnDropHandle::new(tokio::spawn(accepting)),
+        })
     }
 
     /// Waits until plugins have registered so many times.
@@ -92,8 +99,14 @@ impl Nri {
         while made.is_ok()
             && let Some(mut plugin) = left.next()
         {
-            let request = CreateContainerRequest { pod: Some(sandbox_of(pod)), container: Some(told(&container)) };
-            made = match plugin.call::<CreateContainerResponse>("CreateContainer", &request).await {
+            let request = CreateContainerRequest {
+                pod: Some(sandbox_of(pod)),
+                container: Some(told(&container)),
+            };
+            made = match plugin
+                .call::<CreateContainerResponse>("CreateContainer", &request)
+                .await
+            {
                 Ok(Ok(response)) => {
                     adjust(&mut container, response.adjust.unwrap_or_default());
                     Ok(())
@@ -129,14 +142,26 @@ impl Plugin {
     async fn register(stream: UnixStream, runtime: &Runtime) -> Option<Self> {
         let (calls, inbox) = mpsc::channel(1);
         let (registered, is_registered) = oneshot::channel();
-        let link = Link { stream, decoder: Decoder::default(), registered: Some(registered), waiting: HashMap::new(), next_call: 1 };
+        let link = Link {
+            stream,
+            decoder: Decoder::default(),
+            registered: Some(registered),
+            waiting: HashMap::new(),
+            next_call: 1,
+        };
         let link = AbortOnDropHandle::new(tokio::spawn(link.run(inbox)));
         let mut plugin = Self { calls, _link: link };
         timeout(ANSWER_LIMIT, is_registered).await.ok()?.ok()?;
-        let request = ConfigureRequest { runtime_name: "testbed".to_owned(), ..ConfigureRequest::default() };
+        let request = ConfigureRequest {
+            runtime_name: "testbed".to_owned(),
+            ..ConfigureRequest::default()
+        };
         let configured: ConfigureResponse = plugin.call("Configure", &request).await.ok()?.ok()?;
         if configured.events != CREATE_CONTAINER_EVENT {
-            tracing::warn!(configured.events, "a plugin asks for other events than this runtime has");
+            tracing::warn!(
+                configured.events,
+                "a plugin asks for other events than this runtime has"
+            );
         }
         let running = runtime.all();
         let mut parts = running.chunks(PART).peekable();
@@ -145,8 +170,16 @@ impl Plugin {
             let part = parts.next().unwrap_or_default();
             is_last = parts.peek().is_none();
             // In the second part, so that containers come before their sandboxes.
-            let pods = if is_last { running.iter().map(sandbox_told).collect() } else { Vec::new() };
-            let request = SynchronizeRequest { pods, containers: part.iter().map(told).collect(), more: !is_last };
+            let pods = if is_last {
+                running.iter().map(sandbox_told).collect()
+            } else {
+                Vec::new()
+            };
+            let request = SynchronizeRequest {
+                pods,
+                containers: part.iter().map(told).collect(),
+                more: !is_last,
+            };
             let answer: SynchronizeResponse = plugin.call("Synchronize", &request).await.ok()?.ok()?;
             (answer.more == request.more).then_some(())?;
         }
@@ -165,8 +198,14 @@ impl Plugin {
             timeout_nano: i64::try_from(ANSWER_LIMIT.as_nanos()).unwrap_or(i64::MAX),
         };
         let (answer, answered) = oneshot::channel();
-        self.calls.send((request.encode_to_vec(), answer)).await.map_err(|_| Closed)?;
-        let response = timeout(ANSWER_LIMIT, answered).await.map_err(|_| Closed)?.map_err(|_| Closed)?;
+        self.calls
+            .send((request.encode_to_vec(), answer))
+            .await
+            .map_err(|_| Closed)?;
+        let response = timeout(ANSWER_LIMIT, answered)
+            .await
+            .map_err(|_| Closed)?
+            .map_err(|_| Closed)?;
         Ok(match response.status {
             Some(status) if status.code != 0 => Err(status),
             _ => Ok(A::decode(response.payload.as_slice()).map_err(|_| Closed)?),
@@ -217,8 +256,16 @@ impl Link {
     async fn take(&mut self, message: Message) -> io::Result<()> {
         match (message.conversation, message.kind) {
             (Conversation::Runtime, Kind::Request) => {
-                let response = Response { status: None, payload: Empty {}.encode_to_vec() };
-                self.send(&Message { kind: Kind::Response, payload: response.encode_to_vec(), ..message }).await?;
+                let response = Response {
+                    status: None,
+                    payload: Empty {}.encode_to_vec(),
+                };
+                self.send(&Message {
+                    kind: Kind::Response,
+                    payload: response.encode_to_vec(),
+                    ..message
+                })
+                .await?;
                 if let Some(registered) = self.registered.take() {
                     // Whoever waited may have given up.
                     let _ = registered.send(());
@@ -236,7 +283,9 @@ impl Link {
     }
 
     async fn send(&mut self, message: &Message) -> io::Result<()> {
-        self.stream.write_all(&message.encode().map_err(io::Error::other)?).await
+        self.stream
+            .write_all(&message.encode().map_err(io::Error::other)?)
+            .await
     }
 }
 
@@ -251,8 +300,19 @@ fn sandbox_of(pod: &PodSpec) -> PodSandbox {
 }
 
 fn sandbox_told(container: &Container) -> PodSandbox {
-    let Container { pod, pod_uid, namespace, .. } = container.clone();
-    PodSandbox { id: pod_uid.clone(), name: pod, uid: pod_uid, namespace, annotations: HashMap::new() }
+    let Container {
+        pod,
+        pod_uid,
+        namespace,
+        ..
+    } = container.clone();
+    PodSandbox {
+        id: pod_uid.clone(),
+        name: pod,
+        uid: pod_uid,
+        namespace,
+        annotations: HashMap::new(),
+    }
 }
 
 fn told(container: &Container) -> api::Container {
@@ -261,19 +321,32 @@ fn told(container: &Container) -> api::Container {
         RunState::Running { .. } => ContainerState::Running,
         RunState::Exited { .. } => ContainerState::Stopped,
     };
-    let node = |path: &String| LinuxDevice { path: path.clone(), r#type: "c".to_owned(), major: 195, minor: 0 };
+    let node = |path: &String| LinuxDevice {
+        path: path.clone(),
+        r#type: "c".to_owned(),
+        major: 195,
+        minor: 0,
+    };
     api::Container {
         id: format!("{}/{}", container.pod_uid, container.name),
         pod_sandbox_id: container.pod_uid.clone(),
         name: container.name.clone(),
         state: state.into(),
-        env: container.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-        linux: Some(LinuxContainer { devices: container.device_nodes.iter().map(node).collect() }),
+        env: container
+            .env
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect(),
+        linux: Some(LinuxContainer {
+            devices: container.device_nodes.iter().map(node).collect(),
+        }),
     }
 }
 
 fn adjust(container: &mut Container, adjustment: ContainerAdjustment) {
-    container.env.extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));
+    container
+        .env
+        .extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));
     let mut nodes: Vec<String> = Vec::new();
     for device in adjustment.linux.into_iter().flat_map(|linux| linux.devices) {
         match device.path.strip_prefix('-') {

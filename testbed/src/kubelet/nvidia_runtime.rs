@@ -43,12 +43,19 @@ pub struct NvidiaRuntime {
 impl NvidiaRuntime {
     /// As it is installed by hand, in an old version or a new one.
     pub fn of_mode(mode: RuntimeMode) -> Self {
-        Self { mode, default_kind: "nvidia.com/gpu", accepts_unprivileged: true }
+        Self {
+            mode,
+            default_kind: "nvidia.com/gpu",
+            accepts_unprivileged: true,
+        }
     }
 
     /// As GPU Operator installs it since 25.10.
     pub fn of_operator() -> Self {
-        Self { default_kind: "management.nvidia.com/gpu", ..Self::of_mode(RuntimeMode::Cdi) }
+        Self {
+            default_kind: "management.nvidia.com/gpu",
+            ..Self::of_mode(RuntimeMode::Cdi)
+        }
     }
 }
 
@@ -78,7 +85,9 @@ pub enum Modification {
 
 /// The runtime refuses a container.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices")]
+#[error(
+    "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices"
+)]
 pub struct MixedDevices;
 
 impl NvidiaRuntime {
@@ -90,36 +99,68 @@ impl NvidiaRuntime {
         let with_annotations = self.devices(created, true);
         let is_cdi = match self.mode {
             RuntimeMode::Cdi => true,
-            RuntimeMode::Auto => !with_annotations.is_empty() && with_annotations.iter().all(|device| is_qualified(device)),
+            RuntimeMode::Auto => {
+                !with_annotations.is_empty() && with_annotations.iter().all(|device| is_qualified(device))
+            }
             RuntimeMode::Legacy | RuntimeMode::JitCdi => false,
         };
         // Annotations count in this mode alone.
-        let devices = if is_cdi { with_annotations } else { self.devices(created, false) };
+        let devices = if is_cdi {
+            with_annotations
+        } else {
+            self.devices(created, false)
+        };
         if devices.is_empty() {
             return Ok(Modification::None);
         }
         if self.mode == RuntimeMode::Legacy {
-            return Ok(Modification::Cli(devices.into_iter().filter(|device| device != "none").collect()));
+            return Ok(Modification::Cli(
+                devices.into_iter().filter(|device| device != "none").collect(),
+            ));
         }
         let kind = if is_cdi { self.default_kind } else { OWN_KIND };
-        let named: Vec<String> =
-            devices.into_iter().map(|device| if is_qualified(&device) { device } else { format!("{kind}={device}") }).collect();
-        let own: Vec<String> = named.iter().filter_map(|name| name.strip_prefix(OWN_KIND)?.strip_prefix('=')).map(str::to_owned).collect();
+        let named: Vec<String> = devices
+            .into_iter()
+            .map(|device| {
+                if is_qualified(&device) {
+                    device
+                } else {
+                    format!("{kind}={device}")
+                }
+            })
+            .collect();
+        let own: Vec<String> = named
+            .iter()
+            .filter_map(|name| name.strip_prefix(OWN_KIND)?.strip_prefix('='))
+            .map(str::to_owned)
+            .collect();
         match own.len() {
             0 => Ok(Modification::Specs(named)),
-            n_own if n_own == named.len() => Ok(Modification::InMemory(own.into_iter().filter(|device| device != "none").collect())),
+            n_own if n_own == named.len() => Ok(Modification::InMemory(
+                own.into_iter().filter(|device| device != "none").collect(),
+            )),
             _ => Err(MixedDevices),
         }
     }
 
     /// The devices that a container asks for.
     fn devices(&self, created: Created<'_>, has_annotations: bool) -> Vec<String> {
-        let annotations = created.annotations.iter().filter(|(key, _)| has_annotations && key.starts_with(ANNOTATION_PREFIX));
-        let annotated: Vec<String> = annotations.flat_map(|(_, value)| value.split(',')).map(str::to_owned).collect();
+        let annotations = created
+            .annotations
+            .iter()
+            .filter(|(key, _)| has_annotations && key.starts_with(ANNOTATION_PREFIX));
+        let annotated: Vec<String> = annotations
+            .flat_map(|(_, value)| value.split(','))
+            .map(str::to_owned)
+            .collect();
         if !annotated.is_empty() {
             return annotated;
         }
-        if created.is_privileged || self.accepts_unprivileged { by_variable(created.env) } else { Vec::new() }
+        if created.is_privileged || self.accepts_unprivileged {
+            by_variable(created.env)
+        } else {
+            Vec::new()
+        }
     }
 }
 
@@ -132,9 +173,18 @@ fn by_variable(env: &BTreeMap<String, String>) -> Vec<String> {
     let Some(value) = env.get(VISIBLE_DEVICES) else {
         let has = |name: &str| env.get(name).is_some_and(|value| !value.is_empty());
         let is_legacy_image = has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA");
-        return if is_legacy_image { vec!["all".to_owned()] } else { Vec::new() };
+        return if is_legacy_image {
+            vec!["all".to_owned()]
+        } else {
+            Vec::new()
+        };
     };
-    let devices: Vec<String> = value.split(',').map(str::trim).filter(|device| !device.is_empty()).map(str::to_owned).collect();
+    let devices: Vec<String> = value
+        .split(',')
+        .map(str::trim)
+        .filter(|device| !device.is_empty())
+        .map(str::to_owned)
+        .collect();
     if devices.iter().any(|device| device == "void") {
         return Vec::new();
     }
@@ -154,7 +204,11 @@ pub fn find_gpus(names: &[String], uuids: &[String]) -> Result<Vec<usize>, Strin
     }
     let place = |name: &String| {
         let by_index = || name.parse().ok().filter(|index| *index < uuids.len());
-        uuids.iter().position(|uuid| uuid == name).or_else(by_index).ok_or_else(|| name.clone())
+        uuids
+            .iter()
+            .position(|uuid| uuid == name)
+            .or_else(by_index)
+            .ok_or_else(|| name.clone())
     };
     let mut places = names.iter().map(place).collect::<Result<Vec<_>, _>>()?;
     places.sort_unstable();

@@ -70,14 +70,28 @@ impl PodSpec {
         let uid = pod.metadata.uid.clone()?;
         let spec = pod.spec.as_ref()?;
         let restarts = spec.restart_policy.as_deref().unwrap_or("Always") == "Always";
-        let annotated = pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(EXIT_AFTER));
+        let annotated = pod
+            .metadata
+            .annotations
+            .as_ref()
+            .is_some_and(|all| all.contains_key(EXIT_AFTER));
         let init = spec.init_containers.iter().flatten().map(|container| {
             let sidecar = container.restart_policy.as_deref() == Some("Always");
-            read_container(container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
+            read_container(
+                container,
+                if sidecar {
+                    ContainerKind::Sidecar
+                } else {
+                    ContainerKind::Init
+                },
+            )
         });
         let app = spec.containers.iter().map(|container| {
             let read = read_container(container, ContainerKind::App);
-            ContainerSpec { finishes: !restarts && (annotated || read.finishes), ..read }
+            ContainerSpec {
+                finishes: !restarts && (annotated || read.finishes),
+                ..read
+            }
         });
         let claims = spec.resource_claims.iter().flatten();
         let containers: Vec<ContainerSpec> = init.chain(app).collect();
@@ -90,7 +104,9 @@ impl PodSpec {
             annotations: pod.metadata.annotations.clone().unwrap_or_default(),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             runtime_class: spec.runtime_class_name.clone(),
-            claims: claims.filter_map(|claim| Some((claim.name.clone(), claim.resource_claim_name.clone()?))).collect(),
+            claims: claims
+                .filter_map(|claim| Some((claim.name.clone(), claim.resource_claim_name.clone()?)))
+                .collect(),
             requests: pod_requests(&containers, &overhead),
             containers,
             restarts,
@@ -110,18 +126,39 @@ fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
     let limits = resources.and_then(|all| all.limits.as_ref());
     let requests = resources.and_then(|all| all.requests.as_ref());
     let mut asked = Amounts::read(limits.into_iter().flatten().map(|(name, q)| (name, &q.0)));
-    asked.replace(Amounts::read(requests.into_iter().flatten().map(|(name, q)| (name, &q.0))));
+    asked.replace(Amounts::read(
+        requests.into_iter().flatten().map(|(name, q)| (name, &q.0)),
+    ));
     let env = container.env.iter().flatten();
     ContainerSpec {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
         kind,
-        limits: limits.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), whole(&q.0)?))).collect(),
+        limits: limits
+            .into_iter()
+            .flatten()
+            .filter_map(|(name, q)| Some((name.clone(), whole(&q.0)?)))
+            .collect(),
         requests: asked,
-        claims: resources.and_then(|all| all.claims.as_ref()).into_iter().flatten().map(|claim| claim.name.clone()).collect(),
-        is_privileged: container.security_context.as_ref().and_then(|context| context.privileged).unwrap_or(false),
-        env: env.filter(|var| var.value_from.is_none()).map(|var| (var.name.clone(), var.value.clone().unwrap_or_default())).collect(),
-        finishes: container.command.as_deref().is_some_and(|command| command == ["true"]),
+        claims: resources
+            .and_then(|all| all.claims.as_ref())
+            .into_iter()
+            .flatten()
+            .map(|claim| claim.name.clone())
+            .collect(),
+        is_privileged: container
+            .security_context
+            .as_ref()
+            .and_then(|context| context.privileged)
+            .unwrap_or(false),
+        env: env
+            .filter(|var| var.value_from.is_none())
+            .map(|var| (var.name.clone(), var.value.clone().unwrap_or_default()))
+            .collect(),
+        finishes: container
+            .command
+            .as_deref()
+            .is_some_and(|command| command == ["true"]),
     }
 }
 

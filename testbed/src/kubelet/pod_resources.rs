@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesLister;
 use proto::kubelet::podresources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources, GetPodResourcesRequest,
-    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, NumaNode, PodResources, TopologyInfo,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
+    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
+    NumaNode, PodResources, TopologyInfo,
 };
 use tonic::{Request, Response, Status};
 
@@ -28,19 +29,29 @@ pub(crate) struct PodResourcesService {
 
 impl PodResourcesService {
     fn admit_call(&self) -> Result<(), Status> {
-        if self.limit.allow() { Ok(()) } else { Err(Status::resource_exhausted("rejected by rate limit")) }
+        if self.limit.allow() {
+            Ok(())
+        } else {
+            Err(Status::resource_exhausted("rejected by rate limit"))
+        }
     }
 }
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
-    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
         self.process.counts.lists.fetch_add(1, Ordering::AcqRel);
         self.admit_call()?;
         let active: Vec<Arc<PodSpec>> = self.process.pods().active().cloned().collect();
         self.process.free_ended();
         let devices = self.process.devices();
-        let pod_resources = active.iter().map(|pod| of_pod(&devices, &self.process.claims, pod)).collect();
+        let pod_resources = active
+            .iter()
+            .map(|pod| of_pod(&devices, &self.process.claims, pod))
+            .collect();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
@@ -52,14 +63,30 @@ impl PodResourcesLister for PodResourcesService {
         let devices = self.process.devices();
         let entry = |resource: &String, id: &String| one_device(&devices, resource, id);
         let registered = devices.registered();
-        let devices = registered.iter().flat_map(|(resource, ids)| ids.iter().map(move |id| entry(resource, id))).collect();
-        Ok(Response::new(AllocatableResourcesResponse { devices, ..AllocatableResourcesResponse::default() }))
+        let devices = registered
+            .iter()
+            .flat_map(|(resource, ids)| ids.iter().map(move |id| entry(resource, id)))
+            .collect();
+        Ok(Response::new(AllocatableResourcesResponse {
+            devices,
+            ..AllocatableResourcesResponse::default()
+        }))
     }
 
-    async fn get(&self, request: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
+    async fn get(
+        &self,
+        request: Request<GetPodResourcesRequest>,
+    ) -> Result<Response<GetPodResourcesResponse>, Status> {
         self.admit_call()?;
-        let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let pod = self.process.pods().find_active(&pod_namespace, &pod_name).cloned();
+        let GetPodResourcesRequest {
+            pod_name,
+            pod_namespace,
+        } = request.into_inner();
+        let pod = self
+            .process
+            .pods()
+            .find_active(&pod_namespace, &pod_name)
+            .cloned();
         let missing = || Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found"));
         let pod = pod.ok_or_else(missing)?;
         let pod_resources = Some(of_pod(&self.process.devices(), &self.process.claims, &pod));
@@ -68,13 +95,22 @@ impl PodResourcesLister for PodResourcesService {
 }
 
 fn of_pod(devices: &Devices, claims: &Claims, pod: &PodSpec) -> PodResources {
-    let listed = pod.containers.iter().filter(|container| container.kind != ContainerKind::Init);
+    let listed = pod
+        .containers
+        .iter()
+        .filter(|container| container.kind != ContainerKind::Init);
     let containers = listed.map(|container| {
-        let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
-        let grants = devices
-            .held()
-            .of(&holder)
-            .flat_map(|(resource, grant)| grant.devices().into_iter().map(|id| one_device(devices, resource, &id)).collect::<Vec<_>>());
+        let holder = Holder {
+            pod: pod.uid.clone(),
+            container: container.name.clone(),
+        };
+        let grants = devices.held().of(&holder).flat_map(|(resource, grant)| {
+            grant
+                .devices()
+                .into_iter()
+                .map(|id| one_device(devices, resource, &id))
+                .collect::<Vec<_>>()
+        });
         ContainerResources {
             name: container.name.clone(),
             devices: grants.collect(),
@@ -82,11 +118,25 @@ fn of_pod(devices: &Devices, claims: &Claims, pod: &PodSpec) -> PodResources {
             ..ContainerResources::default()
         }
     });
-    PodResources { name: pod.name.clone(), namespace: pod.namespace.clone(), containers: containers.collect() }
+    PodResources {
+        name: pod.name.clone(),
+        namespace: pod.namespace.clone(),
+        containers: containers.collect(),
+    }
 }
 
 fn one_device(devices: &Devices, resource: &str, id: &str) -> ContainerDevices {
     let topology = devices.topology(resource, id);
-    let nodes = topology.map(|topology| TopologyInfo { nodes: topology.nodes.iter().map(|node| NumaNode { id: node.id }).collect() });
-    ContainerDevices { resource_name: resource.to_owned(), device_ids: vec![id.to_owned()], topology: nodes }
+    let nodes = topology.map(|topology| TopologyInfo {
+        nodes: topology
+            .nodes
+            .iter()
+            .map(|node| NumaNode { id: node.id })
+            .collect(),
+    });
+    ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: vec![id.to_owned()],
+        topology: nodes,
+    }
 }

@@ -102,9 +102,17 @@ impl Process {
             }
         }
         let finished = |container: &ContainerSpec| {
-            container.kind != ContainerKind::App || matches!(self.runtime.state(&pod.uid, &container.name), Some(RunState::Exited { .. }))
+            container.kind != ContainerKind::App
+                || matches!(
+                    self.runtime.state(&pod.uid, &container.name),
+                    Some(RunState::Exited { .. })
+                )
         };
-        if pod.containers.iter().all(finished) { Progress::Finished } else { progress }
+        if pod.containers.iter().all(finished) {
+            Progress::Finished
+        } else {
+            progress
+        }
     }
 
     fn should_start(&self, pod: &PodSpec, container: &ContainerSpec) -> bool {
@@ -116,12 +124,18 @@ impl Process {
     }
 
     fn crash(&self, pod: &PodSpec, container: &str) {
-        let state = RunState::Waiting { reason: "ContainerCreating".to_owned(), message: "restarted after a crash".to_owned() };
+        let state = RunState::Waiting {
+            reason: "ContainerCreating".to_owned(),
+            message: "restarted after a crash".to_owned(),
+        };
         self.runtime.set_state(&pod.uid, container, state);
     }
 
     fn report_failed_start(&self, pod: &PodSpec, container: &ContainerSpec, error: &StartError) {
-        let state = RunState::Waiting { reason: error.reason().to_owned(), message: error.to_string() };
+        let state = RunState::Waiting {
+            reason: error.reason().to_owned(),
+            message: error.to_string(),
+        };
         tracing::warn!(pod = pod.full_name(), container = container.name, %error, "container not started");
         if self.runtime.state(&pod.uid, &container.name).as_ref() != Some(&state) {
             self.publish_event(pod, "Failed", &format!("Error: {error}"));
@@ -147,25 +161,65 @@ impl Process {
 
 impl Process {
     /// Records a container as started; those that end by themselves have ended at once.
-    pub(crate) fn record_start(&self, pod: &PodSpec, container: &ContainerSpec, started: Container, attempts: Attempts) {
-        let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| text + name + "=" + value + "\n");
+    pub(crate) fn record_start(
+        &self,
+        pod: &PodSpec,
+        container: &ContainerSpec,
+        started: Container,
+        attempts: Attempts,
+    ) {
+        let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| {
+            text + name + "=" + value + "\n"
+        });
         if !self.config.gpus.all().is_empty() {
             lines = format!("{DEVICE_NODES}={}\n{lines}", started.device_nodes.join(","));
         }
         (self.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
-        let ends = container.kind == ContainerKind::Init || (container.kind == ContainerKind::App && container.finishes);
-        let state = if ends { RunState::Exited { code: 0, started: now, finished: now } } else { RunState::Running { since: now } };
-        let starts = self.runtime.of_pod(&pod.uid).get(&container.name).map_or(0, |before| before.starts) + 1;
-        let container = Container { state, starts, ..started };
+        let ends = container.kind == ContainerKind::Init
+            || (container.kind == ContainerKind::App && container.finishes);
+        let state = if ends {
+            RunState::Exited {
+                code: 0,
+                started: now,
+                finished: now,
+            }
+        } else {
+            RunState::Running { since: now }
+        };
+        let starts = self
+            .runtime
+            .of_pod(&pod.uid)
+            .get(&container.name)
+            .map_or(0, |before| before.starts)
+            + 1;
+        let container = Container {
+            state,
+            starts,
+            ..started
+        };
         let Attempts { refusals, spent } = attempts;
-        let Spent { total, pre_start, injection } = spent;
-        self.config.started.call(&Start { container: container.clone(), refusals, spent: total, pre_start, injection });
+        let Spent {
+            total,
+            pre_start,
+            injection,
+        } = spent;
+        self.config.started.call(&Start {
+            container: container.clone(),
+            refusals,
+            spent: total,
+            pre_start,
+            injection,
+        });
         self.runtime.put(container);
     }
 
     /// The turn that a start of this container is, for the dice.
     pub(crate) fn turn(&self, pod: &PodSpec, container: &ContainerSpec) -> u32 {
-        self.runtime.of_pod(&pod.uid).get(&container.name).map_or(0, |before| before.starts) + 1
+        self.runtime
+            .of_pod(&pod.uid)
+            .get(&container.name)
+            .map_or(0, |before| before.starts)
+            + 1
     }
 }

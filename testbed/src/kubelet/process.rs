@@ -114,15 +114,30 @@ pub(crate) struct Process {
 impl Process {
     /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting { config, runtime, admissions, changed, hold, counts, nri, injector, claims } = lasting;
+        let Lasting {
+            config,
+            runtime,
+            admissions,
+            changed,
+            hold,
+            counts,
+            nri,
+            injector,
+            claims,
+        } = lasting;
         let plugin_dir = config.plugin_dir();
-        clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare { path: plugin_dir, source })?;
+        clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare {
+            path: plugin_dir,
+            source,
+        })?;
         let fresh = !config.checkpoint().exists();
         let data = checkpoint::read(&config.checkpoint()).unwrap_or_else(|error| {
             tracing::error!(%error, "continues without the checkpoint");
             None
         });
-        let (entries, registered) = data.map(|data| (data.pod_device_entries, data.registered_devices)).unwrap_or_default();
+        let (entries, registered) = data
+            .map(|data| (data.pod_device_entries, data.registered_devices))
+            .unwrap_or_default();
         let cancel = CancellationToken::new();
         let tasks = TaskTracker::new();
         let process = Arc::new(Self {
@@ -173,18 +188,31 @@ impl Process {
     }
 
     fn serve(self: &Arc<Self>) -> Result<(), StartupError> {
-        let open = |path: PathBuf| socket::listen(&path, &self.cancel).map_err(|source| StartupError::Prepare { path, source });
+        let open = |path: PathBuf| {
+            socket::listen(&path, &self.cancel).map_err(|source| StartupError::Prepare { path, source })
+        };
         let registration = RegistrationServer::new(RegistrationService(Arc::clone(self)));
         let incoming = open(self.config.plugin_socket())?;
         self.spawn(async move {
-            if let Err(error) = Server::builder().add_service(registration).serve_with_incoming(incoming).await {
+            if let Err(error) = Server::builder()
+                .add_service(registration)
+                .serve_with_incoming(incoming)
+                .await
+            {
                 tracing::error!(%error, "the registration socket failed");
             }
         });
-        let lister = PodResourcesListerServer::new(PodResourcesService { process: Arc::clone(self), limit: RateLimit::full() });
+        let lister = PodResourcesListerServer::new(PodResourcesService {
+            process: Arc::clone(self),
+            limit: RateLimit::full(),
+        });
         let incoming = open(self.config.pod_resources_socket())?;
         self.spawn(async move {
-            if let Err(error) = Server::builder().add_service(lister).serve_with_incoming(incoming).await {
+            if let Err(error) = Server::builder()
+                .add_service(lister)
+                .serve_with_incoming(incoming)
+                .await
+            {
                 tracing::error!(%error, "the pod-resources socket failed");
             }
         });
@@ -205,7 +233,10 @@ impl Process {
 
     /// The node's allocatable as the API server shows it.
     pub(crate) fn allocatable(&self) -> Amounts {
-        self.allocatable.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.allocatable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     pub(crate) fn set_allocatable(&self, amounts: Amounts) {

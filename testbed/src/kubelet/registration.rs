@@ -31,7 +31,12 @@ pub(crate) struct RegistrationService(pub(crate) Arc<Process>);
 #[tonic::async_trait]
 impl Registration for RegistrationService {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        let RegisterRequest { version, endpoint, resource_name, .. } = request.into_inner();
+        let RegisterRequest {
+            version,
+            endpoint,
+            resource_name,
+            ..
+        } = request.into_inner();
         if version != DEVICE_PLUGIN_VERSION {
             let supported = format!("[{DEVICE_PLUGIN_VERSION}]");
             return Err(Status::unknown(format!(
@@ -39,18 +44,30 @@ impl Registration for RegistrationService {
             )));
         }
         if !is_extended(&resource_name) {
-            return Err(Status::unknown(format!("the ResourceName \"{resource_name}\" is invalid")));
+            return Err(Status::unknown(format!(
+                "the ResourceName \"{resource_name}\" is invalid"
+            )));
         }
-        self.0.connect(&resource_name, &endpoint).await.map_err(|error| Status::unknown(error.to_string()))?;
+        self.0
+            .connect(&resource_name, &endpoint)
+            .await
+            .map_err(|error| Status::unknown(error.to_string()))?;
         Ok(Response::new(Empty {}))
     }
 }
 
 impl Process {
-    async fn connect(self: &Arc<Self>, resource: &str, socket: &str) -> Result<(), super::endpoint::ConnectError> {
+    async fn connect(
+        self: &Arc<Self>,
+        resource: &str,
+        socket: &str,
+    ) -> Result<(), super::endpoint::ConnectError> {
         let path = self.config.plugin_dir().join(socket);
         let endpoint = Arc::new(Endpoint::connect(resource, &path, self.config.delays.dial).await?);
-        let plugin = Arc::new(Plugin { endpoint: Arc::clone(&endpoint), closed: CancellationToken::new() });
+        let plugin = Arc::new(Plugin {
+            endpoint: Arc::clone(&endpoint),
+            closed: CancellationToken::new(),
+        });
         self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
         self.devices().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
@@ -63,13 +80,20 @@ impl Process {
     }
 
     async fn run_plugin(&self, resource: &str, plugin: Arc<Plugin>) {
-        plugin.closed.run_until_cancelled(self.read_stream(resource, &plugin.endpoint)).await;
+        plugin
+            .closed
+            .run_until_cancelled(self.read_stream(resource, &plugin.endpoint))
+            .await;
         let mut plugins = self.plugins();
-        let replaced = plugins.get(resource).is_none_or(|current| !Arc::ptr_eq(current, &plugin));
+        let replaced = plugins
+            .get(resource)
+            .is_none_or(|current| !Arc::ptr_eq(current, &plugin));
         if replaced && !self.config.faults.late_end_disconnects_successor {
             return;
         }
-        let Some(current) = plugins.remove(resource) else { return };
+        let Some(current) = plugins.remove(resource) else {
+            return;
+        };
         drop(plugins);
         current.closed.cancel();
         self.devices().disconnect(resource);

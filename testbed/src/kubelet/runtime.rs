@@ -128,18 +128,28 @@ pub(crate) struct Runtime {
 
 impl Runtime {
     pub(crate) fn new(changed: watch::Sender<()>) -> Self {
-        Self { containers: Mutex::default(), attempts: Mutex::default(), changed }
+        Self {
+            containers: Mutex::default(),
+            attempts: Mutex::default(),
+            changed,
+        }
     }
 
     pub(crate) fn state(&self, uid: &str, container: &str) -> Option<RunState> {
-        self.lock().get(&(uid.to_owned(), container.to_owned())).map(|found| found.state.clone())
+        self.lock()
+            .get(&(uid.to_owned(), container.to_owned()))
+            .map(|found| found.state.clone())
     }
 
     /// The containers of one pod, by name.
     pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, Container> {
         let containers = self.lock();
-        let of_pod = containers.range((uid.to_owned(), String::new())..).take_while(|((of, _), _)| of == uid);
-        of_pod.map(|((_, name), container)| (name.clone(), container.clone())).collect()
+        let of_pod = containers
+            .range((uid.to_owned(), String::new())..)
+            .take_while(|((of, _), _)| of == uid);
+        of_pod
+            .map(|((_, name), container)| (name.clone(), container.clone()))
+            .collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Container> {
@@ -166,18 +176,34 @@ impl Runtime {
     /// Ends every running container of a pod.
     pub(crate) fn kill(&self, uid: &str, code: i32) {
         let finished = Timestamp::now();
-        for container in self.lock().values_mut().filter(|container| container.pod_uid == uid) {
+        for container in self
+            .lock()
+            .values_mut()
+            .filter(|container| container.pod_uid == uid)
+        {
             if let RunState::Running { since } = container.state {
-                container.state = RunState::Exited { code, started: since, finished };
+                container.state = RunState::Exited {
+                    code,
+                    started: since,
+                    finished,
+                };
             }
         }
         self.changed.send_replace(());
     }
 
     /// Counts an attempt to start a container, with the error if it failed; all attempts so far.
-    pub(crate) fn attempt(&self, uid: &str, container: &str, spent: Spent, error: Option<String>) -> Attempts {
+    pub(crate) fn attempt(
+        &self,
+        uid: &str,
+        container: &str,
+        spent: Spent,
+        error: Option<String>,
+    ) -> Attempts {
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
-        let attempt = attempts.entry((uid.to_owned(), container.to_owned())).or_default();
+        let attempt = attempts
+            .entry((uid.to_owned(), container.to_owned()))
+            .or_default();
         attempt.spent.total += spent.total;
         attempt.spent.pre_start += spent.pre_start;
         attempt.spent.injection += spent.injection;
@@ -192,7 +218,10 @@ impl Runtime {
 
     /// Forgets a pod's containers.
     pub(crate) fn remove(&self, uid: &str) {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, _), _| of != uid);
+        self.attempts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|(of, _), _| of != uid);
         self.lock().retain(|(of, _), _| of != uid);
         self.changed.send_replace(());
     }

@@ -24,14 +24,22 @@ pub(crate) struct Severable {
 }
 
 /// Listens at `path`, replacing what is there.
-pub(crate) fn listen(path: &Path, cancel: &CancellationToken) -> io::Result<impl Stream<Item = io::Result<Severable>> + use<>> {
+pub(crate) fn listen(
+    path: &Path,
+    cancel: &CancellationToken,
+) -> io::Result<impl Stream<Item = io::Result<Severable>> + use<>> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
     remove(path)?;
     let cancel = cancel.clone();
     let incoming = UnixListenerStream::new(UnixListener::bind(path)?);
-    Ok(incoming.map(move |stream| stream.map(|stream| Severable { stream, severed: Box::pin(cancel.clone().cancelled_owned()) })))
+    Ok(incoming.map(move |stream| {
+        stream.map(|stream| Severable {
+            stream,
+            severed: Box::pin(cancel.clone().cancelled_owned()),
+        })
+    }))
 }
 
 /// Removes the socket at `path`; whoever listened there may have done so already.
@@ -55,7 +63,11 @@ impl Connected for Severable {
 }
 
 impl AsyncRead for Severable {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.is_severed(cx) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }

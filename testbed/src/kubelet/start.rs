@@ -26,8 +26,18 @@ const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 
 /// The environment of an image: those of CUDA ask for all GPUs, the old ones by knowing nothing of the variable.
 fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
-    match image.split([':', '@']).next().unwrap_or_default().rsplit('/').next() {
-        Some("cuda") => &[(VISIBLE_DEVICES, "all"), ("CUDA_VERSION", "12.4.1"), ("NVIDIA_REQUIRE_CUDA", "cuda>=12.4")],
+    match image
+        .split([':', '@'])
+        .next()
+        .unwrap_or_default()
+        .rsplit('/')
+        .next()
+    {
+        Some("cuda") => &[
+            (VISIBLE_DEVICES, "all"),
+            ("CUDA_VERSION", "12.4.1"),
+            ("NVIDIA_REQUIRE_CUDA", "cuda>=12.4"),
+        ],
         Some("old-cuda") => &[("CUDA_VERSION", "9.0")],
         _ => &[],
     }
@@ -38,8 +48,14 @@ fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
 pub(crate) enum StartError {
     #[error("device plugin PreStartContainer rpc failed with err: {0}")]
     PreStart(AllocationError),
-    #[error("no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}")]
-    NothingHeld { pod: String, container: String, resource: String },
+    #[error(
+        "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
+    )]
+    NothingHeld {
+        pod: String,
+        container: String,
+        resource: String,
+    },
     #[error("endpoint not found in cache for a registered resource: {0}")]
     NoEndpoint(String),
     #[error(transparent)]
@@ -67,7 +83,11 @@ impl StartError {
 
 impl Process {
     /// Starts a container, or says why not.
-    pub(crate) async fn start_container(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<(), StartError> {
+    pub(crate) async fn start_container(
+        &self,
+        pod: &PodSpec,
+        container: &ContainerSpec,
+    ) -> Result<(), StartError> {
         let began = Instant::now();
         let mut spent = Spent::default();
         let prepared = self.prepare_container(pod, container, &mut spent).await;
@@ -79,15 +99,24 @@ impl Process {
                 Ok(())
             }
             Err(error) => {
-                self.runtime.attempt(&pod.uid, &container.name, spent, Some(error.to_string()));
+                self.runtime
+                    .attempt(&pod.uid, &container.name, spent, Some(error.to_string()));
                 Err(error)
             }
         }
     }
 
     /// Notes in `spent` what the steps take, also the one that fails.
-    async fn prepare_container(&self, pod: &PodSpec, container: &ContainerSpec, spent: &mut Spent) -> Result<Container, StartError> {
-        let holder = Holder { pod: pod.uid.clone(), container: container.name.clone() };
+    async fn prepare_container(
+        &self,
+        pod: &PodSpec,
+        container: &ContainerSpec,
+        spent: &mut Spent,
+    ) -> Result<Container, StartError> {
+        let holder = Holder {
+            pod: pod.uid.clone(),
+            container: container.name.clone(),
+        };
         let order = self.in_random_order(pod, container, self.turn(pod, container));
         let mut unallocated = false;
         for (resource, amount) in &order {
@@ -101,7 +130,9 @@ impl Process {
             unallocated |= self.devices().held().grant(&holder, resource).is_none();
         }
         if unallocated {
-            self.allocate_container(pod, container, &Reusable::new()).await.map_err(StartError::Allocation)?;
+            self.allocate_container(pod, container, &Reusable::new())
+                .await
+                .map_err(StartError::Allocation)?;
         }
         let (responses, held) = self.granted(&holder, &order);
         let cdi_devices = named_devices(&responses);
@@ -114,7 +145,11 @@ impl Process {
             None => composed,
         };
         let mut made = self.through_nvidia(pod, container, &responses, made)?;
-        let mut gpus: Vec<String> = made.device_nodes.iter().filter_map(|path| self.config.gpus.of_node(path)).collect();
+        let mut gpus: Vec<String> = made
+            .device_nodes
+            .iter()
+            .filter_map(|path| self.config.gpus.of_node(path))
+            .collect();
         gpus.sort();
         gpus.dedup();
         made.gpus = gpus;
@@ -129,38 +164,72 @@ impl Process {
         responses: &[Arc<ContainerAllocateResponse>],
         mut made: Container,
     ) -> Result<Container, StartError> {
-        let RuntimeConfig { nvidia, nvidia_class, .. } = &self.config.runtime;
-        let Some(nvidia) = nvidia.as_ref().filter(|_| nvidia_class.is_none() || pod.runtime_class.as_deref() == *nvidia_class) else {
+        let RuntimeConfig {
+            nvidia, nvidia_class, ..
+        } = &self.config.runtime;
+        let Some(nvidia) = nvidia
+            .as_ref()
+            .filter(|_| nvidia_class.is_none() || pod.runtime_class.as_deref() == *nvidia_class)
+        else {
             return Ok(made);
         };
-        let annotations = responses.iter().flat_map(|response| response.annotations.clone()).collect();
-        let created = Created { env: &made.env, annotations: &annotations, is_privileged: container.is_privileged };
+        let annotations = responses
+            .iter()
+            .flat_map(|response| response.annotations.clone())
+            .collect();
+        let created = Created {
+            env: &made.env,
+            annotations: &annotations,
+            is_privileged: container.is_privileged,
+        };
         let all = self.config.gpus.all();
         let uuids: Vec<String> = all.iter().map(|(uuid, _)| uuid.clone()).collect();
         let driver = |places: &[usize]| {
-            let own = places.iter().filter_map(|at| all.get(*at)).map(|(_, minor)| format!("/dev/nvidia{minor}"));
-            own.chain(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]).collect::<Vec<_>>()
+            let own = places
+                .iter()
+                .filter_map(|at| all.get(*at))
+                .map(|(_, minor)| format!("/dev/nvidia{minor}"));
+            own.chain(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()])
+                .collect::<Vec<_>>()
         };
         let fail = |error: String| StartError::Nvidia(error);
         let (nodes, mounts, env) = match nvidia.modify(created).map_err(|error| fail(error.to_string()))? {
             Modification::None => return Ok(made),
             Modification::Cli(names) => {
-                let places = find_gpus(&names, &uuids)
-                    .map_err(|name| fail(format!("nvidia-container-cli: device error: {name}: unknown device")))?;
+                let places = find_gpus(&names, &uuids).map_err(|name| {
+                    fail(format!(
+                        "nvidia-container-cli: device error: {name}: unknown device"
+                    ))
+                })?;
                 (driver(&places), vec![DRIVER_LIBRARY.to_owned()], Vec::new())
             }
             Modification::InMemory(names) => {
-                let places = find_gpus(&names, &uuids).map_err(|name| fail(format!("failed to get device handle from UUID: {name}")))?;
-                (driver(&places), vec![DRIVER_LIBRARY.to_owned()], vec![format!("{VISIBLE_DEVICES}=void")])
+                let places = find_gpus(&names, &uuids)
+                    .map_err(|name| fail(format!("failed to get device handle from UUID: {name}")))?;
+                (
+                    driver(&places),
+                    vec![DRIVER_LIBRARY.to_owned()],
+                    vec![format!("{VISIBLE_DEVICES}=void")],
+                )
             }
             Modification::Specs(names) => {
-                let edits = resolve_now(&self.config.cdi_dirs, &names).map_err(|error| fail(error.to_string()))?;
+                let edits =
+                    resolve_now(&self.config.cdi_dirs, &names).map_err(|error| fail(error.to_string()))?;
                 let nodes = edits.device_nodes.into_iter().map(|node| node.path).collect();
-                (nodes, edits.mounts.into_iter().map(|mount| mount.container_path).collect(), edits.env)
+                (
+                    nodes,
+                    edits
+                        .mounts
+                        .into_iter()
+                        .map(|mount| mount.container_path)
+                        .collect(),
+                    edits.env,
+                )
             }
         };
         let pairs = env.iter().filter_map(|pair| pair.split_once('='));
-        made.env.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        made.env
+            .extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
         for node in nodes {
             if !made.device_nodes.contains(&node) {
                 made.device_nodes.push(node);
@@ -171,37 +240,67 @@ impl Process {
     }
 
     /// What plugins have answered for a container, and which devices it holds.
-    fn granted(&self, holder: &Holder, order: &[(&str, i64)]) -> (Vec<Arc<ContainerAllocateResponse>>, BTreeMap<String, Vec<String>>) {
+    fn granted(
+        &self,
+        holder: &Holder,
+        order: &[(&str, i64)],
+    ) -> (Vec<Arc<ContainerAllocateResponse>>, BTreeMap<String, Vec<String>>) {
         let devices = self.devices();
-        let grants: BTreeMap<&str, _> = devices.held().of(holder).map(|(resource, grant)| (resource.as_str(), grant)).collect();
-        let responses = order.iter().filter_map(|(resource, _)| grants.get(resource)).map(|grant| Arc::clone(&grant.response));
+        let grants: BTreeMap<&str, _> = devices
+            .held()
+            .of(holder)
+            .map(|(resource, grant)| (resource.as_str(), grant))
+            .collect();
+        let responses = order
+            .iter()
+            .filter_map(|(resource, _)| grants.get(resource))
+            .map(|grant| Arc::clone(&grant.response));
         let responses = responses.collect();
-        let ids = |grant: &super::held::Grant| grant.devices().iter().map(|id| id.as_ref().to_owned()).collect();
-        let held = grants.iter().map(|(resource, grant)| ((*resource).to_owned(), ids(grant))).collect();
+        let ids =
+            |grant: &super::held::Grant| grant.devices().iter().map(|id| id.as_ref().to_owned()).collect();
+        let held = grants
+            .iter()
+            .map(|(resource, grant)| ((*resource).to_owned(), ids(grant)))
+            .collect();
         (responses, held)
     }
 
     async fn pre_start(&self, holder: &Holder, resource: &str) -> Result<(), StartError> {
         let (endpoint, ids) = {
             let devices = self.devices();
-            let endpoint = devices.endpoint(resource).cloned().ok_or_else(|| StartError::NoEndpoint(resource.to_owned()))?;
+            let endpoint = devices
+                .endpoint(resource)
+                .cloned()
+                .ok_or_else(|| StartError::NoEndpoint(resource.to_owned()))?;
             if !endpoint.wants_pre_start() {
                 return Ok(());
             }
             let Some(grant) = devices.held().grant(holder, resource) else {
                 let Holder { pod, container } = holder.clone();
-                return Err(StartError::NothingHeld { pod, container, resource: resource.to_owned() });
+                return Err(StartError::NothingHeld {
+                    pod,
+                    container,
+                    resource: resource.to_owned(),
+                });
             };
-            (endpoint, grant.devices().iter().map(|id| id.as_ref().to_owned()).collect())
+            (
+                endpoint,
+                grant.devices().iter().map(|id| id.as_ref().to_owned()).collect(),
+            )
         };
-        endpoint.pre_start(ids, self.config.delays.pre_start).await.map_err(StartError::PreStart)
+        endpoint
+            .pre_start(ids, self.config.delays.pre_start)
+            .await
+            .map_err(StartError::PreStart)
     }
 
     /// The runtime's edits of these CDI devices, and the names of those that are stale.
     async fn inject(&self, devices: &[String]) -> Result<(Edits, Vec<String>), StartError> {
         match &self.injector {
             Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),
-            None if self.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => Err(StartError::CdiDisabled),
+            None if self.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => {
+                Err(StartError::CdiDisabled)
+            }
             None => Ok((Edits::default(), Vec::new())),
         }
     }
@@ -229,26 +328,46 @@ fn compose(
     for (name, value) in responses.iter().flat_map(|response| &response.envs) {
         let first = env.entry(name.clone()).or_insert_with(|| value.clone());
         if first != value {
-            tracing::error!(pod = pod.full_name(), name, first, value, "two resources set one variable, the first wins");
+            tracing::error!(
+                pod = pod.full_name(),
+                name,
+                first,
+                value,
+                "two resources set one variable, the first wins"
+            );
         }
     }
     env.extend(container.env.iter().cloned());
     for (name, value) in image_env(&container.image) {
-        env.entry((*name).to_owned()).or_insert_with(|| (*value).to_owned());
+        env.entry((*name).to_owned())
+            .or_insert_with(|| (*value).to_owned());
     }
     let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
     env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let nodes = responses.iter().flat_map(|response| &response.devices).map(|device| device.container_path.clone());
-    let mounts = responses.iter().flat_map(|response| &response.mounts).map(|mount| mount.container_path.clone());
-    let waiting = RunState::Waiting { reason: "ContainerCreating".to_owned(), message: String::new() };
+    let nodes = responses
+        .iter()
+        .flat_map(|response| &response.devices)
+        .map(|device| device.container_path.clone());
+    let mounts = responses
+        .iter()
+        .flat_map(|response| &response.mounts)
+        .map(|mount| mount.container_path.clone());
+    let waiting = RunState::Waiting {
+        reason: "ContainerCreating".to_owned(),
+        message: String::new(),
+    };
     Container {
         env,
         devices,
         cdi_devices,
         stale_devices,
         hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
-        device_nodes: nodes.chain(edits.device_nodes.into_iter().map(|node| node.path)).collect(),
-        mounts: mounts.chain(edits.mounts.into_iter().map(|mount| mount.container_path)).collect(),
+        device_nodes: nodes
+            .chain(edits.device_nodes.into_iter().map(|node| node.path))
+            .collect(),
+        mounts: mounts
+            .chain(edits.mounts.into_iter().map(|mount| mount.container_path))
+            .collect(),
         ..Container::never_started(pod, container, waiting)
     }
 }

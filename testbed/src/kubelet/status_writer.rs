@@ -107,7 +107,12 @@ impl StatusWriter {
         if let Some(slot) = slots.get_mut(&pod.uid) {
             return change(slot);
         }
-        let mut slot = Slot { namespace: pod.namespace.clone(), name: pod.name.clone(), status: None, delete: false };
+        let mut slot = Slot {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            status: None,
+            delete: false,
+        };
         change(&mut slot);
         slots.insert(pod.uid.clone(), slot);
         drop(slots);
@@ -119,13 +124,24 @@ impl StatusWriter {
     async fn drain(&self, uid: &str) {
         while let Some((namespace, name, status)) = self.next(uid) {
             let api: Api<Pod> = Api::namespaced(self.client.0.clone(), &namespace);
-            let Ok(permit) = self.permits.acquire().await else { return };
+            let Ok(permit) = self.permits.acquire().await else {
+                return;
+            };
             let outcome = if let Some(status) = &status {
                 let patch = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": status}));
-                api.patch_status(&name, &PatchParams::default(), &patch).await.map(drop)
+                api.patch_status(&name, &PatchParams::default(), &patch)
+                    .await
+                    .map(drop)
             } else {
-                let preconditions = Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
-                let params = DeleteParams { grace_period_seconds: Some(0), preconditions, ..DeleteParams::default() };
+                let preconditions = Some(Preconditions {
+                    uid: Some(uid.to_owned()),
+                    resource_version: None,
+                });
+                let params = DeleteParams {
+                    grace_period_seconds: Some(0),
+                    preconditions,
+                    ..DeleteParams::default()
+                };
                 api.delete(&name, &params).await.map(drop)
             };
             drop(permit);

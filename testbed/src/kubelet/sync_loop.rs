@@ -52,7 +52,9 @@ async fn watch(process: &Process, queue: &UnboundedSender<Arrival>) {
                 continue;
             }
             Ok(Some(watcher::Event::InitDone)) => Some(Arrival::List(std::mem::take(&mut listed))),
-            Ok(Some(watcher::Event::Apply(pod))) => PodSpec::read(&pod).map(|pod| Arrival::Applied(Arc::new(pod))),
+            Ok(Some(watcher::Event::Apply(pod))) => {
+                PodSpec::read(&pod).map(|pod| Arrival::Applied(Arc::new(pod)))
+            }
             Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(Arrival::Gone),
             Ok(None) => return,
             Err(error) => {
@@ -83,7 +85,10 @@ async fn take_in(process: &Arc<Process>, mut arrivals: UnboundedReceiver<Arrival
                 }
                 (rule, dice(seed, &["release"]))
             }
-            None => (process.config.ordering.rule, dice(process.config.seed, &["batch", &n_batches.to_string()])),
+            None => (
+                process.config.ordering.rule,
+                dice(process.config.seed, &["batch", &n_batches.to_string()]),
+            ),
         };
         process.admit_all(in_order(batch, rule, &mut rng)).await;
         if is_list {
@@ -122,7 +127,9 @@ impl Process {
         loop {
             let Hold { is_held, order } = *hold.borrow_and_update();
             was_held |= is_held;
-            self.counts.held.store(if is_held { batch.len() } else { 0 }, Ordering::Release);
+            self.counts
+                .held
+                .store(if is_held { batch.len() } else { 0 }, Ordering::Release);
             self.changed();
             if !is_held {
                 return order.filter(|_| was_held);
@@ -135,10 +142,16 @@ impl Process {
     }
 
     /// Waits for further pods of a batch that has begun.
-    async fn fill(self: &Arc<Self>, batch: &mut Vec<Arc<PodSpec>>, arrivals: &mut UnboundedReceiver<Arrival>) {
+    async fn fill(
+        self: &Arc<Self>,
+        batch: &mut Vec<Arc<PodSpec>>,
+        arrivals: &mut UnboundedReceiver<Arrival>,
+    ) {
         let ordering = self.config.ordering;
         while !batch.is_empty() && batch.len() < ordering.batch {
-            let Ok(Some(next)) = tokio::time::timeout(ordering.linger, arrivals.recv()).await else { return };
+            let Ok(Some(next)) = tokio::time::timeout(ordering.linger, arrivals.recv()).await else {
+                return;
+            };
             self.collect(next, batch);
         }
     }
@@ -191,7 +204,12 @@ impl Process {
             self.publish_deletion(&pod);
         } else if pod.deleting {
             self.start_worker(&pod);
-            if let Some(worker) = self.pods().0.get(&pod.uid).and_then(|record| record.worker.as_ref()) {
+            if let Some(worker) = self
+                .pods()
+                .0
+                .get(&pod.uid)
+                .and_then(|record| record.worker.as_ref())
+            {
                 let _ = worker.send(Command::Delete);
             }
         }
@@ -200,7 +218,13 @@ impl Process {
 
     fn forget_missing(&self, listed: &[Arc<PodSpec>]) {
         let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
-        let gone: Vec<String> = self.pods().0.keys().filter(|uid| !listed.contains(uid.as_str())).cloned().collect();
+        let gone: Vec<String> = self
+            .pods()
+            .0
+            .keys()
+            .filter(|uid| !listed.contains(uid.as_str()))
+            .cloned()
+            .collect();
         for uid in gone {
             self.forget(&uid);
         }
@@ -214,7 +238,9 @@ impl Process {
 
     fn forget(&self, uid: &str) {
         let record = self.pods().0.remove(uid);
-        let told = record.and_then(|record| record.worker).is_some_and(|worker| worker.send(Command::Remove).is_ok());
+        let told = record
+            .and_then(|record| record.worker)
+            .is_some_and(|worker| worker.send(Command::Remove).is_ok());
         if !told {
             self.runtime.remove(uid);
         }
@@ -246,7 +272,10 @@ mod tests {
     #[case::reversed(OrderRule::Reversed, "last late2 late1 early")]
     fn a_batch_is_put_in_order(#[case] rule: OrderRule, #[case] expected: &str) {
         let arrived = vec![pod("late1", 5), pod("last", 9), pod("early", 1), pod("late2", 5)];
-        let ordered: Vec<String> = in_order(arrived, rule, &mut dice(1, &[])).iter().map(|pod| pod.name.clone()).collect();
+        let ordered: Vec<String> = in_order(arrived, rule, &mut dice(1, &[]))
+            .iter()
+            .map(|pod| pod.name.clone())
+            .collect();
         assert_eq!(ordered.join(" "), expected);
     }
 
@@ -254,7 +283,10 @@ mod tests {
     fn each_batch_is_shuffled_anew_by_the_seed() {
         let pods = || (0..20).map(|i| pod(&i.to_string(), i)).collect::<Vec<_>>();
         let names = |seed, batch| {
-            in_order(pods(), OrderRule::Shuffled, &mut dice(seed, &[batch])).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+            in_order(pods(), OrderRule::Shuffled, &mut dice(seed, &[batch]))
+                .iter()
+                .map(|pod| pod.name.clone())
+                .collect::<Vec<_>>()
         };
         assert_eq!(names(1, "0"), names(1, "0"));
         assert_ne!(names(1, "0"), names(1, "1"));

@@ -70,13 +70,41 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
     let admitted = admission(console, args).await;
     console.finish();
     let admitted = admitted?;
-    let mut results =
-        table(["MODE", "PODS", "PER SECOND", "ALLOCATE P50, P99, MAX ms", "START P50, P99, MAX ms", "STARTS PER LIST", "WRONG"]);
+    let mut results = table([
+        "MODE",
+        "PODS",
+        "PER SECOND",
+        "ALLOCATE P50, P99, MAX ms",
+        "START P50, P99, MAX ms",
+        "STARTS PER LIST",
+        "WRONG",
+    ]);
     let words = |values: [f64; 3]| values.map(|value| format!("{value:.2}")).join(" ");
-    let Admitted { mode, pods, per_second, allocate_ms, start_ms, starts_per_list, wrong, .. } = &admitted;
+    let Admitted {
+        mode,
+        pods,
+        per_second,
+        allocate_ms,
+        start_ms,
+        starts_per_list,
+        wrong,
+        ..
+    } = &admitted;
     let rate = format!("{per_second:.0}");
-    let (allocate, start, share) = (words(*allocate_ms), words(*start_ms), format!("{starts_per_list:.1}"));
-    results.add_row([mode.to_string(), pods.to_string(), rate, allocate, start, share, wrong.len().to_string()]);
+    let (allocate, start, share) = (
+        words(*allocate_ms),
+        words(*start_ms),
+        format!("{starts_per_list:.1}"),
+    );
+    results.add_row([
+        mode.to_string(),
+        pods.to_string(),
+        rate,
+        allocate,
+        start,
+        share,
+        wrong.len().to_string(),
+    ]);
     console.result(&results.to_string());
     wrong.iter().take(10).for_each(|one| console.result(one));
     console.json(&admitted);
@@ -94,14 +122,21 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
     let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
     let node = NodeSpec {
         started: StartHook::new(move |start| {
-            entered.lock().unwrap_or_else(PoisonError::into_inner).push((start.spent, start.refusals.len()));
+            entered
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((start.spent, start.refusals.len()));
         }),
         inject: args.mode.inject(),
         plugin_args: args.mode.plugin_args(),
         max_pods: args.pods + 10,
         ..NodeSpec::new("n1", &gpus)
     };
-    let mut cluster = Cluster::start(Spec { max_backoff: Some(Duration::from_millis(500)), ..Spec::of(vec![node]) }).await?;
+    let mut cluster = Cluster::start(Spec {
+        max_backoff: Some(Duration::from_millis(500)),
+        ..Spec::of(vec![node])
+    })
+    .await?;
     let mut per_second = Vec::new();
     let mut wrong = Vec::new();
     for round in 0..args.rounds {
@@ -119,7 +154,8 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         allocate_ms: quantiles(kubelet.allocate_took()),
         start_ms: quantiles(starts.iter().map(|(spent, _)| *spent).collect()),
         refused: starts.iter().map(|(_, refused)| refused).sum(),
-        starts_per_list: f64::from(u32::try_from(starts.len())?) / f64::from(u32::try_from(kubelet.n_lists().max(1))?),
+        starts_per_list: f64::from(u32::try_from(starts.len())?)
+            / f64::from(u32::try_from(kubelet.n_lists().max(1))?),
         wrong,
     };
     cluster.stop().await?;
@@ -135,21 +171,55 @@ async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result
     let created = futures::stream::iter(0..args.pods).map(|number| {
         let name = format!("r{round}-p{number}");
         let unit = [(GPU_MEM, "1")];
-        let spec = if args.init_only { PodSpec::new(&name, &[]).init("init", &unit) } else { PodSpec::new(&name, &unit) };
+        let spec = if args.init_only {
+            PodSpec::new(&name, &[]).init("init", &unit)
+        } else {
+            PodSpec::new(&name, &unit)
+        };
         let pods = pods.clone();
         async move { pods.create(&spec).await }
     });
-    created.buffer_unordered(CONCURRENCY).try_collect::<Vec<_>>().await?;
-    let bound = |snapshot: &Snapshot| snapshot.pods.values().all(|pod| node_of(pod).is_some()).then_some(());
+    created
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let bound = |snapshot: &Snapshot| {
+        snapshot
+            .pods
+            .values()
+            .all(|pod| node_of(pod).is_some())
+            .then_some(())
+    };
     cluster.until("all pods to be bound", DEADLINE, bound).await?;
     let kubelet = cluster.node("n1")?.kubelet();
-    ensure!(kubelet.until(DEADLINE, |kubelet| kubelet.n_held() == n_pods).await, "pods do not reach kubelet");
+    ensure!(
+        kubelet
+            .until(DEADLINE, |kubelet| kubelet.n_held() == n_pods)
+            .await,
+        "pods do not reach kubelet"
+    );
     kubelet.release(OrderRule::Shuffled, u64::from(round));
-    ensure!(kubelet.until(DEADLINE, |kubelet| kubelet.n_admissions() == n_before + n_pods).await, "pods are not admitted");
+    ensure!(
+        kubelet
+            .until(DEADLINE, |kubelet| kubelet.n_admissions() == n_before + n_pods)
+            .await,
+        "pods are not admitted"
+    );
     let admissions = kubelet.admissions_since(n_before);
     let began = admissions.first().context("no pod was admitted")?.began;
-    let took = admissions.iter().map(|one| one.began + one.took).max().context("no pod was admitted")? - began;
-    let settled = |snapshot: &Snapshot| snapshot.pods.values().all(|pod| is_running(pod) || phase(pod) == "Failed").then_some(());
+    let took = admissions
+        .iter()
+        .map(|one| one.began + one.took)
+        .max()
+        .context("no pod was admitted")?
+        - began;
+    let settled = |snapshot: &Snapshot| {
+        snapshot
+            .pods
+            .values()
+            .all(|pod| is_running(pod) || phase(pod) == "Failed")
+            .then_some(())
+    };
     cluster.until("all pods to run", DEADLINE, settled).await?;
     Ok(f64::from(args.pods) / took.as_secs_f64())
 }
@@ -161,15 +231,28 @@ fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
     let device = snapshot.devices.get("n1");
     let kubelet: &Kubelet = cluster.node("n1")?.kubelet();
     for container in kubelet.containers() {
-        let Some(pod) = snapshot.pods.get(&format!("{}/{}", container.namespace, container.pod)) else { continue };
+        let Some(pod) = snapshot
+            .pods
+            .get(&format!("{}/{}", container.namespace, container.pod))
+        else {
+            continue;
+        };
         let sees = container.gpus.clone();
         let should_see = invariants::should_see(pod, device, &container.name);
         if sees != should_see {
-            wrong.push(format!("{}/{} sees {sees:?} and should see {should_see:?}", container.pod, container.name));
+            wrong.push(format!(
+                "{}/{} sees {sees:?} and should see {should_see:?}",
+                container.pod, container.name
+            ));
         }
     }
     let failed = snapshot.pods.iter().filter(|(_, pod)| phase(pod) == "Failed");
-    wrong.extend(failed.map(|(name, pod)| format!("{name} failed: {:?}", pod.status.as_ref().and_then(|status| status.message.clone()))));
+    wrong.extend(failed.map(|(name, pod)| {
+        format!(
+            "{name} failed: {:?}",
+            pod.status.as_ref().and_then(|status| status.message.clone())
+        )
+    }));
     Ok(wrong)
 }
 
@@ -180,8 +263,15 @@ async fn empty(cluster: &Cluster) -> Result<()> {
         let pods = pods.clone();
         async move { pods.delete(key.rsplit('/').next().unwrap_or(&key)).await }
     });
-    deleted.buffer_unordered(CONCURRENCY).try_collect::<Vec<_>>().await?;
-    cluster.until("all pods to be gone", DEADLINE, |snapshot| snapshot.pods.is_empty().then_some(())).await
+    deleted
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<Vec<_>>()
+        .await?;
+    cluster
+        .until("all pods to be gone", DEADLINE, |snapshot| {
+            snapshot.pods.is_empty().then_some(())
+        })
+        .await
 }
 
 fn quantiles(mut durations: Vec<Duration>) -> [f64; 3] {
@@ -189,7 +279,9 @@ fn quantiles(mut durations: Vec<Duration>) -> [f64; 3] {
     let n_durations = durations.len();
     [50, 99, 100].map(|percent| {
         let idx = (n_durations * percent / 100).min(n_durations.saturating_sub(1));
-        durations.get(idx).map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
+        durations
+            .get(idx)
+            .map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
     })
 }
 
@@ -198,15 +290,26 @@ mod tests {
     use super::*;
 
     async fn admitted(mode: Mode, init_only: bool) -> Admitted {
-        let args = AdmissionArgs { pods: 24, rounds: 2, mode, init_only };
+        let args = AdmissionArgs {
+            pods: 24,
+            rounds: 2,
+            mode,
+            init_only,
+        };
         admission(&Console::new(true), &args).await.unwrap()
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn every_start_is_proven_by_kubelet() {
         let admitted = admitted(Mode::Cdi, false).await;
-        assert_eq!((admitted.wrong.as_slice(), admitted.refused, admitted.pods), (&[][..], 0, 48));
-        assert!(admitted.per_second > 0.0 && admitted.starts_per_list > 0.0, "{admitted:?}");
+        assert_eq!(
+            (admitted.wrong.as_slice(), admitted.refused, admitted.pods),
+            (&[][..], 0, 48)
+        );
+        assert!(
+            admitted.per_second > 0.0 && admitted.starts_per_list > 0.0,
+            "{admitted:?}"
+        );
     }
 
     /// Such pods are not in kubelet's list: its checkpoint tells whose the devices are.

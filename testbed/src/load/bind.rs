@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
+};
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -84,13 +86,31 @@ pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
 
 impl Bound {
     fn row(&self) -> Vec<String> {
-        let slowest = self.each_second.iter().min().map_or_else(|| "-".to_owned(), u32::to_string);
+        let slowest = self
+            .each_second
+            .iter()
+            .min()
+            .map_or_else(|| "-".to_owned(), u32::to_string);
         let counts = [self.nodes, self.pods, u32::from(self.concurrency)].map(|n| n.to_string());
-        let times = [format!("{:.2}", self.ready_seconds), self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > ")];
+        let times = [
+            format!("{:.2}", self.ready_seconds),
+            self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
+        ];
         let millis = self.millis.map(|millis| format!("{millis:.2}"));
         let [scheduler, testbed] = self.cpu_micros.map(|micros| format!("{micros:.0}"));
-        let rates = [format!("{:.0}", self.per_second), slowest, scheduler, testbed, format!("{:.0}", self.floor_per_second)];
-        counts.into_iter().chain(times).chain(millis).chain(rates).collect()
+        let rates = [
+            format!("{:.0}", self.per_second),
+            slowest,
+            scheduler,
+            testbed,
+            format!("{:.0}", self.floor_per_second),
+        ];
+        counts
+            .into_iter()
+            .chain(times)
+            .chain(millis)
+            .chain(rates)
+            .collect()
     }
 }
 
@@ -113,7 +133,8 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
         let (client, url) = (client.clone(), url.clone());
         async move {
             let (status, answer) = client.post(&url, bind.to_string()).await?;
-            let answer: Value = serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
+            let answer: Value =
+                serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
             let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
             ensure!(error.is_empty(), "bind answers {error}");
             Ok(())
@@ -143,15 +164,26 @@ async fn floor(args: &BindArgs) -> Result<f64> {
     fleet::fill(api.cluster(), args.nodes, 0, 0)?;
     let client = HttpClient::new();
     let pods = format!("{}/api/v1/namespaces/{}/pods", api.url(), fleet::NAMESPACE);
-    let requests = fleet::pending(api.cluster(), args.nodes, args.pods)?.into_iter().map(|bind| {
-        let (client, pods) = (client.clone(), pods.clone());
-        async move {
-            let name = bind.get("PodName").and_then(Value::as_str).context("a bind request names no pod")?;
-            let (status, answer) = client.post(&format!("{pods}/{name}/binding"), binding(&bind).to_string()).await?;
-            ensure!(status.is_success(), "the API server answers {status}: {}", String::from_utf8_lossy(&answer));
-            Ok(())
-        }
-    });
+    let requests = fleet::pending(api.cluster(), args.nodes, args.pods)?
+        .into_iter()
+        .map(|bind| {
+            let (client, pods) = (client.clone(), pods.clone());
+            async move {
+                let name = bind
+                    .get("PodName")
+                    .and_then(Value::as_str)
+                    .context("a bind request names no pod")?;
+                let (status, answer) = client
+                    .post(&format!("{pods}/{name}/binding"), binding(&bind).to_string())
+                    .await?;
+                ensure!(
+                    status.is_success(),
+                    "the API server answers {status}: {}",
+                    String::from_utf8_lossy(&answer)
+                );
+                Ok(())
+            }
+        });
     let done = Done::of(args.concurrency, requests).await?;
     api.shutdown().await;
     Ok(done.per_second())
@@ -161,7 +193,8 @@ async fn floor(args: &BindArgs) -> Result<f64> {
 fn binding(bind: &Value) -> Value {
     let field = |name: &str| bind.get(name).and_then(Value::as_str).unwrap_or_default();
     let resources = json!({GPU_MEMORY: "1Gi", GPU_MEMORY_RATIO: "6", GPU_CORE: "0"});
-    let record = json!({"gpu": [{"minor": 0, "id": format!("GPU-{}-0", field("Node")), "resources": resources}]});
+    let record =
+        json!({"gpu": [{"minor": 0, "id": format!("GPU-{}-0", field("Node")), "resources": resources}]});
     let time = "1700000000000000000";
     let annotations = json!({
         DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: "0", MEM_POD: "1",
@@ -185,15 +218,25 @@ struct Done {
 
 impl Done {
     /// Makes requests, so many at one time; all must succeed.
-    async fn of<F: Future<Output = Result<()>>>(concurrency: u16, requests: impl Iterator<Item = F>) -> Result<Self> {
+    async fn of<F: Future<Output = Result<()>>>(
+        concurrency: u16,
+        requests: impl Iterator<Item = F>,
+    ) -> Result<Self> {
         let began = Instant::now();
         let timed = requests.map(|request| async move {
             let asked = Instant::now();
             request.await?;
             anyhow::Ok((asked.elapsed(), began.elapsed()))
         });
-        let (latencies, at) = stream::iter(timed).buffer_unordered(usize::from(concurrency)).try_collect().await?;
-        Ok(Self { latencies, at, took: began.elapsed() })
+        let (latencies, at) = stream::iter(timed)
+            .buffer_unordered(usize::from(concurrency))
+            .try_collect()
+            .await?;
+        Ok(Self {
+            latencies,
+            at,
+            took: began.elapsed(),
+        })
     }
 
     fn per_second(&self) -> f64 {
@@ -203,7 +246,9 @@ impl Done {
     /// How many were answered in each second; what is left of the last one is not told.
     fn each_second(&self) -> Vec<u32> {
         let count = |second: u64| self.at.iter().filter(|at| at.as_secs() == second).count();
-        (0..self.took.as_secs()).map(|second| u32::try_from(count(second)).unwrap_or(u32::MAX)).collect()
+        (0..self.took.as_secs())
+            .map(|second| u32::try_from(count(second)).unwrap_or(u32::MAX))
+            .collect()
     }
 }
 
@@ -222,8 +267,15 @@ fn own_cpu_seconds() -> Result<f64> {
 /// The time in user and kernel mode that a line of `/proc/PID/stat` tells.
 fn cpu_seconds_of(stat: &str) -> Result<f64> {
     // The name of the program is in parentheses, and may have any in it.
-    let (_, fields) = stat.rsplit_once(')').context("/proc does not tell the processor time")?;
-    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>).collect::<Result<Vec<_>, _>>()?;
+    let (_, fields) = stat
+        .rsplit_once(')')
+        .context("/proc does not tell the processor time")?;
+    let ticks = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(str::parse::<f64>)
+        .collect::<Result<Vec<_>, _>>()?;
     Ok(ticks.iter().sum::<f64>() / TICKS_PER_SECOND)
 }
 
@@ -234,17 +286,41 @@ mod tests {
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn binds_are_measured() {
-        let bound = bind(&Console::new(true), &BindArgs { nodes: 4, pods: 64, concurrency: 8 }).await.unwrap();
-        assert!(bound.per_second > 0.0 && bound.floor_per_second > 0.0, "{bound:?}");
+        let bound = bind(
+            &Console::new(true),
+            &BindArgs {
+                nodes: 4,
+                pods: 64,
+                concurrency: 8,
+            },
+        )
+        .await
+        .unwrap();
+        assert!(
+            bound.per_second > 0.0 && bound.floor_per_second > 0.0,
+            "{bound:?}"
+        );
         assert!(bound.millis[0] > 0.0 && bound.cpu_micros[1] > 0.0, "{bound:?}");
     }
 
     #[test]
     fn only_whole_seconds_are_compared() {
         let at = [100, 900, 1100, 2000, 2100, 2200, 3000].map(Duration::from_millis);
-        let done = Done { latencies: Vec::new(), at: at.to_vec(), took: Duration::from_millis(3010) };
+        let done = Done {
+            latencies: Vec::new(),
+            at: at.to_vec(),
+            took: Duration::from_millis(3010),
+        };
         assert_eq!(done.each_second(), [2, 1, 3]);
-        assert!(Done { latencies: Vec::new(), at: at[..2].to_vec(), took: Duration::from_millis(900) }.each_second().is_empty());
+        assert!(
+            Done {
+                latencies: Vec::new(),
+                at: at[..2].to_vec(),
+                took: Duration::from_millis(900)
+            }
+            .each_second()
+            .is_empty()
+        );
     }
 
     #[test]

@@ -47,13 +47,20 @@ impl Churn {
                 tracing::error!(%error, "binds in the background have ended");
             }
         });
-        Self { counts, began: Instant::now(), running }
+        Self {
+            counts,
+            began: Instant::now(),
+            running,
+        }
     }
 
     /// Binds per second so far, and how many have failed.
     pub(super) fn rate(&self) -> (f64, u64) {
         let bound = u32::try_from(self.counts.bound.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        (f64::from(bound) / self.began.elapsed().as_secs_f64(), self.counts.failed.load(Ordering::Relaxed))
+        (
+            f64::from(bound) / self.began.elapsed().as_secs_f64(),
+            self.counts.failed.load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -63,7 +70,13 @@ impl Drop for Churn {
     }
 }
 
-async fn run(cluster: Cluster, url: String, n_nodes: u32, per_second: u32, counts: Arc<Counts>) -> Result<()> {
+async fn run(
+    cluster: Cluster,
+    url: String,
+    n_nodes: u32,
+    per_second: u32,
+    counts: Arc<Counts>,
+) -> Result<()> {
     let (client, permits) = (HttpClient::new(), Arc::new(Semaphore::new(CONCURRENCY)));
     let mut there: VecDeque<String> = VecDeque::new();
     let (tell, mut told) = unbounded_channel();
@@ -87,7 +100,8 @@ async fn run(cluster: Cluster, url: String, n_nodes: u32, per_second: u32, count
             {
                 cluster.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
             }
-            let (client, url, counts, tell) = (client.clone(), url.clone(), Arc::clone(&counts), tell.clone());
+            let (client, url, counts, tell) =
+                (client.clone(), url.clone(), Arc::clone(&counts), tell.clone());
             tokio::spawn(async move {
                 if is_bound(&client, &url, &bind).await {
                     counts.bound.fetch_add(1, Ordering::Relaxed);
@@ -104,6 +118,8 @@ async fn run(cluster: Cluster, url: String, n_nodes: u32, per_second: u32, count
 
 async fn is_bound(client: &HttpClient, url: &str, bind: &Value) -> bool {
     let answer = client.post(url, bind.to_string()).await;
-    let answer: Option<Value> = answer.ok().and_then(|(_, answer)| serde_json::from_slice(&answer).ok());
+    let answer: Option<Value> = answer
+        .ok()
+        .and_then(|(_, answer)| serde_json::from_slice(&answer).ok());
     answer.is_some_and(|answer| answer.get("Error") == Some(&Value::from("")))
 }

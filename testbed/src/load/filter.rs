@@ -90,7 +90,10 @@ pub(super) struct Filtered {
 
 /// Measures and prints.
 pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
-    ensure!(args.plots.is_none() || args.nodes.len() + args.names.len() > 2, "--plots needs several of --names or --nodes");
+    ensure!(
+        args.plots.is_none() || args.nodes.len() + args.names.len() > 2,
+        "--plots needs several of --names or --nodes"
+    );
     let mut measured = Vec::new();
     for n_nodes in &args.nodes {
         measured.extend(cluster(console, args, *n_nodes).await?);
@@ -131,7 +134,11 @@ impl Filtered {
         let [p50, p90, p99, max] = self.millis;
         let [floor, ..] = self.floor_millis;
         let [daemon_p50, daemon_p99] = self.daemon_millis;
-        let binds = format!("{:.0}{}", self.binds_per_second, if self.failed_binds > 0 { " (some fail)" } else { "" });
+        let binds = format!(
+            "{:.0}{}",
+            self.binds_per_second,
+            if self.failed_binds > 0 { " (some fail)" } else { "" }
+        );
         let counts = [self.nodes, self.pods, self.names].map(|n| n.to_string());
         let rest = [
             format!("{:.0}", float(self.request_bytes) / 1024.0),
@@ -164,7 +171,11 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     let floor = Floor::start().await?;
     let binds = args.binds_per_second;
     if binds > 0 {
-        super::until_it_binds(&HttpClient::new(), &format!("{}/gpushare-scheduler/bind", rig.url)).await?;
+        super::until_it_binds(
+            &HttpClient::new(),
+            &format!("{}/gpushare-scheduler/bind", rig.url),
+        )
+        .await?;
     }
     let churn = (binds > 0).then(|| Churn::start(rig.api.cluster().clone(), &rig.url, n_nodes, binds));
     let viewers = (args.views > 0).then(|| Viewers::start(rig.address, args.views));
@@ -172,9 +183,18 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
-    let questions = Questions::new((0..n_nodes).map(fleet::node_name), args.order, args.shapes, args.pod_bytes)?;
+    let questions = Questions::new(
+        (0..n_nodes).map(fleet::node_name),
+        args.order,
+        args.shapes,
+        args.pod_bytes,
+    )?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
-    let mut client = Client { questions, scheduler: Line::to(rig.address)?, floor: Line::to(floor.address)? };
+    let mut client = Client {
+        questions,
+        scheduler: Line::to(rig.address)?,
+        floor: Line::to(floor.address)?,
+    };
     // What has never been asked of a node is worked out once; a cluster that is up has seen its kinds of pods.
     (client, _) = client.ask(n_nodes, WARM_UP).await?;
     for n_names in sizes {
@@ -226,15 +246,25 @@ struct Client {
 
 impl Client {
     async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, Asked)> {
-        tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked))).await?
+        tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked)))
+            .await?
     }
 
     /// Asks the scheduler and the server that does nothing in turn, so that what else the machine does burdens both alike.
     fn ask_blocking(&mut self, n_names: u32, n_requests: u32) -> Result<Asked> {
-        let mut asked = Asked { latencies: Vec::new(), floor: Vec::new(), request_bytes: 0, answer_bytes: 0 };
+        let mut asked = Asked {
+            latencies: Vec::new(),
+            floor: Vec::new(),
+            request_bytes: 0,
+            answer_bytes: 0,
+        };
         for _ in 0..n_requests {
             let question = self.questions.next(n_names as usize)?;
-            let body = question.windows(4).position(|end| end == b"\r\n\r\n").and_then(|at| question.get(at + 4..)).context("no body")?;
+            let body = question
+                .windows(4)
+                .position(|end| end == b"\r\n\r\n")
+                .and_then(|at| question.get(at + 4..))
+                .context("no body")?;
             let idle = wire("/", body);
             let began = Instant::now();
             self.floor.ask(&idle)?;
@@ -242,9 +272,16 @@ impl Client {
             let began = Instant::now();
             let answer = self.scheduler.ask(&question)?;
             asked.latencies.push(began.elapsed());
-            ensure!(answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#), "filter answers {}", String::from_utf8_lossy(answer));
+            ensure!(
+                answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),
+                "filter answers {}",
+                String::from_utf8_lossy(answer)
+            );
             let n_told = answer.windows(5).filter(|name| name == b"node-").count();
-            ensure!(n_told == 1, "a pod that asks for the first time is answered with {n_told} nodes");
+            ensure!(
+                n_told == 1,
+                "a pod that asks for the first time is answered with {n_told} nodes"
+            );
             (asked.request_bytes, asked.answer_bytes) = (body.len(), answer.len());
         }
         Ok(asked)
@@ -271,8 +308,14 @@ mod tests {
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);
         for one in measured {
-            assert!(one.millis[0] > 0.0 && one.floor_millis[0] > 0.0 && one.daemon_millis[0] > 0.0, "{one:?}");
-            assert!(one.daemon_millis[0] < one.millis[3] && one.rss_mib[0] > 1.0, "{one:?}");
+            assert!(
+                one.millis[0] > 0.0 && one.floor_millis[0] > 0.0 && one.daemon_millis[0] > 0.0,
+                "{one:?}"
+            );
+            assert!(
+                one.daemon_millis[0] < one.millis[3] && one.rss_mib[0] > 1.0,
+                "{one:?}"
+            );
             // On a busy machine some binds come too late for the scheduler.
             assert!(one.binds_per_second > 0.0, "{one:?}");
             assert!(one.views_per_second > 0.0 && one.view_mib > 0.01, "{one:?}");

@@ -3,7 +3,9 @@
 //! Says what the objects are and puts them into the testbed's own API server; `schedule` brings the same to a real one.
 
 use anyhow::{Context, Result};
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
+};
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
@@ -44,13 +46,18 @@ pub(super) fn crd() -> Result<Value> {
 
 /// Creates pods that wait, and answers the bind request for each.
 pub(super) fn pending(cluster: &Cluster, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
-    (0..n_pods).map(|idx| pending_pod(cluster, &format!("pod-{idx:05}"), idx % n_nodes)).collect()
+    (0..n_pods)
+        .map(|idx| pending_pod(cluster, &format!("pod-{idx:05}"), idx % n_nodes))
+        .collect()
 }
 
 /// Creates a pod that waits, and answers the request to bind it to a node.
 pub(super) fn pending_pod(cluster: &Cluster, name: &str, node_idx: u32) -> Result<Value> {
     let pod = cluster.create("pods", pod(name, "1"))?;
-    let uid = pod.pointer("/metadata/uid").cloned().context("a pod has no UID")?;
+    let uid = pod
+        .pointer("/metadata/uid")
+        .cloned()
+        .context("a pod has no UID")?;
     Ok(json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid, "Node": node_name(node_idx)}))
 }
 
@@ -83,8 +90,7 @@ pub(super) fn device(name: &str) -> Value {
 }
 
 fn pod(name: &str, units: &str) -> Value {
-    let container =
-        json!({"name": "main", "image": "busybox:1.36", "resources": {"limits": {GPU_MEM: units}, "requests": {GPU_MEM: units}}});
+    let container = json!({"name": "main", "image": "busybox:1.36", "resources": {"limits": {GPU_MEM: units}, "requests": {GPU_MEM: units}}});
     let metadata = json!({"name": name, "namespace": NAMESPACE});
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
 }
@@ -94,7 +100,8 @@ pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
     let units = GIB_OF_GPU / 2;
     let resources = json!({GPU_MEMORY: format!("{units}Gi"), GPU_MEMORY_RATIO: "50"});
-    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
+    let record =
+        json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
     let mut pod = pod(&format!("bound-{idx:06}"), &units.to_string());
     let size = pod.to_string().len() + 600;
     let time = (1_700_000_000_000_000_000_u64 + u64::from(idx)).to_string();

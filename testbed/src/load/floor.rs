@@ -27,13 +27,19 @@ impl Floor {
         let address = listener.local_addr()?;
         let router = Router::new().route("/", post(answer));
         let serving = async move {
-            if let Err(error) =
-                axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), router).await
+            if let Err(error) = axum::serve(
+                axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))),
+                router,
+            )
+            .await
             {
                 tracing::error!(%error, "the floor has gone");
             }
         };
-        Ok(Self { address, serving: tokio::spawn(serving) })
+        Ok(Self {
+            address,
+            serving: tokio::spawn(serving),
+        })
     }
 }
 
@@ -43,8 +49,14 @@ impl Drop for Floor {
     }
 }
 
-async fn answer(request: Request<Body>) -> Result<([(header::HeaderName, &'static str); 1], &'static str), StatusCode> {
-    let body = request.into_body().collect().await.map_err(|_| StatusCode::BAD_REQUEST)?;
+async fn answer(
+    request: Request<Body>,
+) -> Result<([(header::HeaderName, &'static str); 1], &'static str), StatusCode> {
+    let body = request
+        .into_body()
+        .collect()
+        .await
+        .map_err(|_| StatusCode::BAD_REQUEST)?;
     std::hint::black_box(body.to_bytes());
     Ok(([(header::CONTENT_TYPE, "application/json")], ANSWER))
 }

@@ -7,7 +7,11 @@ use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped, step_of};
 /// of 5,000 nodes.
 const SAMPLED: u32 = 500;
 /// Whose latencies are shown.
-const MEASURED_BY: [&str; 3] = ["seen by the client", "the same of a server that does nothing", "in the daemon"];
+const MEASURED_BY: [&str; 3] = [
+    "seen by the client",
+    "the same of a server that does nothing",
+    "in the daemon",
+];
 
 /// A curve.
 type Points = Vec<(f64, f64)>;
@@ -22,10 +26,16 @@ struct Shown<'a> {
 
 /// All plots that the measurements are enough for, with their names.
 pub(super) fn plots(measured: &[Filtered]) -> Vec<(String, String)> {
-    let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else { return Vec::new() };
+    let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else {
+        return Vec::new();
+    };
     let (nodes, pods) = (counted(largest.nodes), counted(largest.pods));
     let in_largest: Vec<&Filtered> = measured.iter().filter(|one| one.nodes == largest.nodes).collect();
-    let n_names = if measured.iter().any(|one| one.names == SAMPLED) { SAMPLED } else { largest.names };
+    let n_names = if measured.iter().any(|one| one.names == SAMPLED) {
+        SAMPLED
+    } else {
+        largest.names
+    };
     let alike: Vec<&Filtered> = measured.iter().filter(|one| one.names == n_names).collect();
     let mut clusters: Vec<&Filtered> = measured.iter().collect();
     // The last of a cluster's measurements tells what its memory came to.
@@ -34,27 +44,68 @@ pub(super) fn plots(measured: &[Filtered]) -> Vec<(String, String)> {
     let mut plots = Vec::new();
     if in_largest.len() > 1 {
         let title = format!("Filter by names in the request: {nodes} nodes, {pods} pods");
-        plots.push(("latency-by-names", latencies(&title, "names in the request", &in_largest, |one| f64::from(one.names))));
+        plots.push((
+            "latency-by-names",
+            latencies(&title, "names in the request", &in_largest, |one| {
+                f64::from(one.names)
+            }),
+        ));
     }
     if alike.len() > 1 {
-        let title = format!("Filter by nodes of the cluster: requests of {} names", counted(n_names));
-        plots.push(("latency-by-nodes", latencies(&title, "nodes of the cluster", &alike, |one| f64::from(one.nodes))));
+        let title = format!(
+            "Filter by nodes of the cluster: requests of {} names",
+            counted(n_names)
+        );
+        plots.push((
+            "latency-by-nodes",
+            latencies(&title, "nodes of the cluster", &alike, |one| f64::from(one.nodes)),
+        ));
     }
     if clusters.len() > 1 {
         plots.push(("memory-and-start", memory_and_start(&clusters)));
     }
-    plots.into_iter().map(|(name, svg)| (name.to_owned(), svg)).collect()
+    plots
+        .into_iter()
+        .map(|(name, svg)| (name.to_owned(), svg))
+        .collect()
 }
 
 /// Median and 99th percentile over a size, both logarithmic.
 fn latencies(title: &str, x_label: &str, measured: &[&Filtered], size: fn(&Filtered) -> f64) -> String {
-    let curve = |value: fn(&Filtered) -> f64| -> Points { measured.iter().map(|one| (size(one), value(one))).collect() };
-    let medians = vec![curve(|one| one.millis[0]), curve(|one| one.floor_millis[0]), curve(|one| one.daemon_millis[0])];
-    let slowest = vec![curve(|one| one.millis[2]), curve(|one| one.floor_millis[2]), curve(|one| one.daemon_millis[1])];
+    let curve = |value: fn(&Filtered) -> f64| -> Points {
+        measured.iter().map(|one| (size(one), value(one))).collect()
+    };
+    let medians = vec![
+        curve(|one| one.millis[0]),
+        curve(|one| one.floor_millis[0]),
+        curve(|one| one.daemon_millis[0]),
+    ];
+    let slowest = vec![
+        curve(|one| one.millis[2]),
+        curve(|one| one.floor_millis[2]),
+        curve(|one| one.daemon_millis[1]),
+    ];
     let (from, to) = extent(measured.iter().map(|one| size(one)));
-    let (lowest, highest) = extent(medians.iter().chain(&slowest).flatten().map(|(_, millis)| *millis));
+    let (lowest, highest) = extent(
+        medians
+            .iter()
+            .chain(&slowest)
+            .flatten()
+            .map(|(_, millis)| *millis),
+    );
     let y = Axis::log(lowest, highest);
-    let panels = [Shown { heading: "median", y, curves: medians }, Shown { heading: "99th percentile", y, curves: slowest }];
+    let panels = [
+        Shown {
+            heading: "median",
+            y,
+            curves: medians,
+        },
+        Shown {
+            heading: "99th percentile",
+            y,
+            curves: slowest,
+        },
+    ];
     let mut drawing = Drawing::new(title, panels.len(), LEFT, PANEL.1);
     drawing.legend(&MEASURED_BY);
     drawing.y_label("milliseconds");
@@ -64,23 +115,46 @@ fn latencies(title: &str, x_label: &str, measured: &[&Filtered], size: fn(&Filte
 
 /// Resident memory, and from the start of the process until it is ready.
 fn memory_and_start(clusters: &[&Filtered]) -> String {
-    let curve = |value: fn(&Filtered) -> f64| -> Points { clusters.iter().map(|one| (f64::from(one.nodes), value(one))).collect() };
+    let curve = |value: fn(&Filtered) -> f64| -> Points {
+        clusters
+            .iter()
+            .map(|one| (f64::from(one.nodes), value(one)))
+            .collect()
+    };
     let memory = vec![curve(|one| one.rss_mib[0]), curve(|one| one.rss_mib[1])];
     let start = vec![curve(|one| one.ready_seconds)];
     let highest = |curves: &[Points]| extent(curves.iter().flatten().map(|(_, value)| *value)).1;
     let panels = [
-        Shown { heading: "resident memory, MiB", y: Axis::from_zero(highest(&memory)), curves: memory },
-        Shown { heading: "start to ready, s", y: Axis::from_zero(highest(&start)), curves: start },
+        Shown {
+            heading: "resident memory, MiB",
+            y: Axis::from_zero(highest(&memory)),
+            curves: memory,
+        },
+        Shown {
+            heading: "start to ready, s",
+            y: Axis::from_zero(highest(&start)),
+            curves: start,
+        },
     ];
     let most = clusters.iter().max_by_key(|one| one.nodes);
     let title = most.map_or_else(String::new, |most| {
-        format!("Memory and start by nodes of the cluster: up to {} nodes with {} pods", counted(most.nodes), counted(most.pods))
+        format!(
+            "Memory and start by nodes of the cluster: up to {} nodes with {} pods",
+            counted(most.nodes),
+            counted(most.pods)
+        )
     });
     let mut drawing = Drawing::new(&title, panels.len(), LEFT, PANEL.1);
     drawing.legend(&["when it is ready", "after all questions"]);
     let (_, widest) = extent(clusters.iter().map(|one| f64::from(one.nodes)));
     // Labels are wide: half as many as there may be lines.
-    draw(&mut drawing, Axis::even((0.0, widest), step_of(2.0 * widest)), "nodes of the cluster", &panels, true);
+    draw(
+        &mut drawing,
+        Axis::even((0.0, widest), step_of(2.0 * widest)),
+        "nodes of the cluster",
+        &panels,
+        true,
+    );
     drawing.end()
 }
 
@@ -99,7 +173,9 @@ fn draw(drawing: &mut Drawing, x: Axis, x_label: &str, panels: &[Shown<'_>], eac
 
 /// The least and the greatest of some positive values.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (least, greatest) = values.fold((f64::INFINITY, 0.0), |(least, greatest), value| (value.min(least), value.max(greatest)));
+    let (least, greatest) = values.fold((f64::INFINITY, 0.0), |(least, greatest), value| {
+        (value.min(least), value.max(greatest))
+    });
     // A clock may have seen nothing at all.
     (least.max(1e-4).min(greatest.max(1e-4)), greatest.max(1e-4))
 }
@@ -128,7 +204,11 @@ mod tests {
             request_bytes: 0,
             answer_bytes: 0,
             ready_seconds: fleet * 6e-4,
-            rss_mib: [10.0 + fleet * 0.02, 12.0 + fleet * 0.021 + size * 0.001, 12.0 + fleet * 0.022],
+            rss_mib: [
+                10.0 + fleet * 0.02,
+                12.0 + fleet * 0.021 + size * 0.001,
+                12.0 + fleet * 0.022,
+            ],
             millis: three(millis(6e-5)),
             floor_millis: three(millis(2e-5)),
             daemon_millis: [millis(3e-5), 2.0 * millis(3e-5)],
@@ -142,7 +222,12 @@ mod tests {
     #[test]
     fn growth_is_drawn() {
         let sizes = [100, 500, 1000, 2000, 5000, 10_000, 15_000];
-        let all = sizes.iter().flat_map(|nodes| sizes.iter().filter(move |names| *names <= nodes).map(|names| measured(*nodes, *names)));
+        let all = sizes.iter().flat_map(|nodes| {
+            sizes
+                .iter()
+                .filter(move |names| *names <= nodes)
+                .map(|names| measured(*nodes, *names))
+        });
         for (name, svg) in plots(&all.collect::<Vec<_>>()) {
             assert_snapshot!(name, svg);
         }
@@ -150,9 +235,20 @@ mod tests {
 
     #[test]
     fn what_there_is_one_size_of_is_not_drawn() {
-        let names = |measured: &[Filtered]| plots(measured).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-        assert_eq!(names(&[measured(500, 100), measured(500, 500)]), ["latency-by-names"]);
-        assert_eq!(names(&[measured(500, 50), measured(1000, 50)]), ["latency-by-nodes", "memory-and-start"]);
+        let names = |measured: &[Filtered]| {
+            plots(measured)
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(&[measured(500, 100), measured(500, 500)]),
+            ["latency-by-names"]
+        );
+        assert_eq!(
+            names(&[measured(500, 50), measured(1000, 50)]),
+            ["latency-by-nodes", "memory-and-start"]
+        );
         assert!(names(&[measured(500, 500)]).is_empty());
     }
 }

@@ -12,13 +12,26 @@ impl Histogram {
     /// The histogram of one verb.
     pub(super) fn of(metrics: &str, verb: &str) -> Self {
         let verb = format!("verb=\"{verb}\"");
-        let lines = metrics.lines().filter_map(|line| line.strip_prefix(METRIC)).filter(|line| line.contains(&verb));
+        let lines = metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix(METRIC))
+            .filter(|line| line.contains(&verb));
         let bucket = |line: &str| {
             let (_, bound) = line.split_once("le=\"")?;
             let (bound, _) = bound.split_once('"')?;
             let (_, count) = line.rsplit_once("} ")?;
-            let seconds: f64 = if bound == "+Inf" { f64::from(u32::MAX) } else { bound.parse().ok()? };
-            Some((std::time::Duration::from_secs_f64(seconds).as_nanos().try_into().ok()?, count.trim().parse().ok()?))
+            let seconds: f64 = if bound == "+Inf" {
+                f64::from(u32::MAX)
+            } else {
+                bound.parse().ok()?
+            };
+            Some((
+                std::time::Duration::from_secs_f64(seconds)
+                    .as_nanos()
+                    .try_into()
+                    .ok()?,
+                count.trim().parse().ok()?,
+            ))
         };
         Self(lines.filter_map(bucket).collect())
     }
@@ -26,7 +39,12 @@ impl Histogram {
     /// What has come in since an earlier look.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let count = |bound| earlier.0.get(bound).copied().unwrap_or(0);
-        Self(self.0.iter().map(|(bound, n)| (*bound, n.saturating_sub(count(bound)))).collect())
+        Self(
+            self.0
+                .iter()
+                .map(|(bound, n)| (*bound, n.saturating_sub(count(bound))))
+                .collect(),
+        )
     }
 
     /// The time in milliseconds that so many percent of the requests took at most, as far as the buckets tell.
@@ -40,7 +58,11 @@ impl Histogram {
             if float(*n) >= wanted && *n > n_below {
                 let part = (wanted - float(n_below)) / float(n - n_below);
                 // Of what took longer than the last bound nothing more is known.
-                return if *bound > 1 << 40 { millis(below) } else { millis(below) + part * (millis(*bound) - millis(below)) };
+                return if *bound > 1 << 40 {
+                    millis(below)
+                } else {
+                    millis(below) + part * (millis(*bound) - millis(below))
+                };
             }
             (below, n_below) = (*bound, *n);
         }
@@ -69,8 +91,13 @@ gpushare_scheduler_request_seconds_bucket{le="0.0001",verb="bind"} 7
     #[test]
     fn times_are_read_between_two_looks() {
         let news = Histogram::of(AFTER, "filter").since(&Histogram::of(BEFORE, "filter"));
-        let close =
-            |percent: f64, millis: f64| assert!((news.millis(percent) - millis).abs() < 1e-6, "{percent}: {}", news.millis(percent));
+        let close = |percent: f64, millis: f64| {
+            assert!(
+                (news.millis(percent) - millis).abs() < 1e-6,
+                "{percent}: {}",
+                news.millis(percent)
+            );
+        };
         close(25.0, 0.05);
         close(50.0, 0.1);
         close(70.0, 0.2);

@@ -88,20 +88,47 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
     let measured = injection(console, args).await;
     console.finish();
     let measured = measured?;
-    let heads =
-        ["PLUGIN", "STARTS", "STALE", "UNRESOLVABLE", "REFUSED", "PRESTART ms", "INJECTION ms", "BOTH ms", "SPECS", "BYTES", "WRONG"];
+    let heads = [
+        "PLUGIN",
+        "STARTS",
+        "STALE",
+        "UNRESOLVABLE",
+        "REFUSED",
+        "PRESTART ms",
+        "INJECTION ms",
+        "BOTH ms",
+        "SPECS",
+        "BYTES",
+        "WRONG",
+    ];
     let mut results = table(heads);
     let words = |values: [f64; 3]| values.map(|value| format!("{value:.1}")).join(" ");
     for one in &measured {
         let counts = [one.starts, one.stale, one.unresolvable, one.refused].map(|count| count.to_string());
         let times = [one.pre_start_ms, one.injection_ms, one.wait_ms].map(words);
-        let rest = [one.specs[0].to_string(), one.specs[1].to_string(), one.wrong.len().to_string()];
-        results.add_row([one.plugin.to_owned()].into_iter().chain(counts).chain(times).chain(rest));
+        let rest = [
+            one.specs[0].to_string(),
+            one.specs[1].to_string(),
+            one.wrong.len().to_string(),
+        ];
+        results.add_row(
+            [one.plugin.to_owned()]
+                .into_iter()
+                .chain(counts)
+                .chain(times)
+                .chain(rest),
+        );
     }
     console.result(&results.to_string());
-    measured.iter().flat_map(|one| one.wrong.iter().take(10)).for_each(|wrong| console.result(wrong));
+    measured
+        .iter()
+        .flat_map(|one| one.wrong.iter().take(10))
+        .for_each(|wrong| console.result(wrong));
     console.json(&measured);
-    Ok(measured.iter().filter(|one| one.plugin == CURRENT).all(|one| one.stale == 0 && one.wrong.is_empty()))
+    Ok(measured
+        .iter()
+        .filter(|one| one.plugin == CURRENT)
+        .all(|one| one.stale == 0 && one.wrong.is_empty()))
 }
 
 const CURRENT: &str = "current";
@@ -129,14 +156,25 @@ struct Seen {
 
 impl Watched {
     fn new(node: String, plugin: &'static str) -> Self {
-        Self { node, plugin, starts: Arc::default(), standing: VecDeque::new(), seen: Seen::default() }
+        Self {
+            node,
+            plugin,
+            starts: Arc::default(),
+            standing: VecDeque::new(),
+            seen: Seen::default(),
+        }
     }
 
     fn spec(&self, args: &InjectionArgs) -> NodeSpec {
         let starts = Arc::clone(&self.starts);
         let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
         NodeSpec {
-            started: StartHook::new(move |start| starts.lock().unwrap_or_else(PoisonError::into_inner).push(start.clone())),
+            started: StartHook::new(move |start| {
+                starts
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(start.clone());
+            }),
             inject: "cdi",
             // NVIDIA's runtime would add to what CDI injects.
             container_runtime: RuntimeConfig::default(),
@@ -158,13 +196,28 @@ impl Watched {
 /// A program is not there, ends, or pods do not run in time.
 pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<Injected>> {
     console.step("starting the testbed");
-    let mut nodes: Vec<Watched> = (1..=args.nodes).map(|number| Watched::new(format!("n{number}"), CURRENT)).collect();
-    nodes.extend(args.former.iter().map(|_| Watched::new("former".to_owned(), FORMER)));
+    let mut nodes: Vec<Watched> = (1..=args.nodes)
+        .map(|number| Watched::new(format!("n{number}"), CURRENT))
+        .collect();
+    nodes.extend(
+        args.former
+            .iter()
+            .map(|_| Watched::new("former".to_owned(), FORMER)),
+    );
     let specs = nodes.iter().map(|watched| watched.spec(args)).collect();
-    let mut cluster = Cluster::start(Spec { max_backoff: Some(Duration::from_millis(500)), ..Spec::of(specs) }).await?;
+    let mut cluster = Cluster::start(Spec {
+        max_backoff: Some(Duration::from_millis(500)),
+        ..Spec::of(specs)
+    })
+    .await?;
     for watched in &mut nodes {
-        console.step(&format!("{}: {} containers that stay", watched.node, args.standing));
-        let names: Vec<String> = (0..args.standing).map(|number| format!("{}-s{number}", watched.node)).collect();
+        console.step(&format!(
+            "{}: {} containers that stay",
+            watched.node, args.standing
+        ));
+        let names: Vec<String> = (0..args.standing)
+            .map(|number| format!("{}-s{number}", watched.node))
+            .collect();
         start_together(&mut cluster, &watched.node, &names, 0).await?;
         watched.standing = names.into();
         watched.take_starts();
@@ -184,7 +237,11 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     let load_average = [began, load_average()];
     cluster.stop().await?;
     let of = |plugin| {
-        let own: Vec<&Seen> = nodes.iter().filter(|watched| watched.plugin == plugin).map(|watched| &watched.seen).collect();
+        let own: Vec<&Seen> = nodes
+            .iter()
+            .filter(|watched| watched.plugin == plugin)
+            .map(|watched| &watched.seen)
+            .collect();
         (!own.is_empty()).then(|| sum(plugin, &own, load_average))
     };
     Ok([FORMER, CURRENT].into_iter().filter_map(of).collect())
@@ -192,7 +249,9 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
 
 /// Lets a burst of pods start, looks at what they got, and removes as many of the oldest.
 async fn burst(cluster: &mut Cluster, watched: &mut Watched, n_pods: u32, round: u64) -> Result<()> {
-    let names: Vec<String> = (0..n_pods).map(|number| format!("{}-r{round}-{number}", watched.node)).collect();
+    let names: Vec<String> = (0..n_pods)
+        .map(|number| format!("{}-r{round}-{number}", watched.node))
+        .collect();
     start_together(cluster, &watched.node, &names, round).await?;
     look(cluster, watched)?;
     watched.standing.extend(names);
@@ -202,8 +261,16 @@ async fn burst(cluster: &mut Cluster, watched: &mut Watched, n_pods: u32, round:
         let pods = pods.clone();
         async move { pods.delete(&name).await }
     });
-    deleted.buffer_unordered(CONCURRENCY).try_collect::<Vec<_>>().await?;
-    let are_gone = |snapshot: &Snapshot| leaving.iter().all(|name| !snapshot.pods.contains_key(&key(name))).then_some(());
+    deleted
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let are_gone = |snapshot: &Snapshot| {
+        leaving
+            .iter()
+            .all(|name| !snapshot.pods.contains_key(&key(name)))
+            .then_some(())
+    };
     cluster.until("pods to be gone", DEADLINE, are_gone).await
 }
 
@@ -215,16 +282,35 @@ async fn start_together(cluster: &mut Cluster, node: &str, names: &[String], see
         let (pods, pod) = (pods.clone(), PodSpec::new(name, &[(GPU_MEM, "1")]).on(node));
         async move { pods.create(&pod).await }
     });
-    created.buffer_unordered(CONCURRENCY).try_collect::<Vec<_>>().await?;
+    created
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<Vec<_>>()
+        .await?;
     let all = |snapshot: &Snapshot, is_so: &dyn Fn(&k8s_openapi::api::core::v1::Pod) -> bool| {
-        names.iter().all(|name| snapshot.pods.get(&key(name)).is_some_and(is_so)).then_some(())
+        names
+            .iter()
+            .all(|name| snapshot.pods.get(&key(name)).is_some_and(is_so))
+            .then_some(())
     };
-    cluster.until("all pods to be bound", DEADLINE, |snapshot: &Snapshot| all(snapshot, &|pod| node_of(pod).is_some())).await?;
+    cluster
+        .until("all pods to be bound", DEADLINE, |snapshot: &Snapshot| {
+            all(snapshot, &|pod| node_of(pod).is_some())
+        })
+        .await?;
     let kubelet = cluster.node(node)?.kubelet();
-    ensure!(kubelet.until(DEADLINE, |kubelet| kubelet.n_held() == names.len()).await, "pods do not reach the kubelet of {node}");
+    ensure!(
+        kubelet
+            .until(DEADLINE, |kubelet| kubelet.n_held() == names.len())
+            .await,
+        "pods do not reach the kubelet of {node}"
+    );
     kubelet.release(OrderRule::Shuffled, seed);
     let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| is_running(pod) || phase(pod) == "Failed";
-    cluster.until("all pods to run", DEADLINE, |snapshot: &Snapshot| all(snapshot, &is_settled)).await
+    cluster
+        .until("all pods to run", DEADLINE, |snapshot: &Snapshot| {
+            all(snapshot, &is_settled)
+        })
+        .await
 }
 
 fn key(pod: &str) -> String {
@@ -243,14 +329,24 @@ fn look(cluster: &mut Cluster, watched: &mut Watched) -> Result<()> {
         if let Some(pod) = snapshot.pods.get(&key(&container.pod)) {
             let should_see = invariants::should_see(pod, device, &container.name);
             if container.gpus != should_see {
-                watched.seen.wrong.push(format!("{} sees {:?} and should see {should_see:?}", container.pod, container.gpus));
+                watched.seen.wrong.push(format!(
+                    "{} sees {:?} and should see {should_see:?}",
+                    container.pod, container.gpus
+                ));
             }
         }
         watched.seen.starts.push(start);
     }
-    let of_node = |pod: &&k8s_openapi::api::core::v1::Pod| node_of(pod) == Some(watched.node.as_str()) && phase(pod) == "Failed";
+    let of_node = |pod: &&k8s_openapi::api::core::v1::Pod| {
+        node_of(pod) == Some(watched.node.as_str()) && phase(pod) == "Failed"
+    };
     let failed = snapshot.pods.values().filter(of_node);
-    let messages = failed.map(|pod| format!("a pod failed: {:?}", pod.status.as_ref().and_then(|status| status.message.clone())));
+    let messages = failed.map(|pod| {
+        format!(
+            "a pod failed: {:?}",
+            pod.status.as_ref().and_then(|status| status.message.clone())
+        )
+    });
     watched.seen.wrong.extend(messages);
     let sizes = own_specs(dir)?;
     watched.seen.n_specs.push(u64::try_from(sizes.len())?);
@@ -260,21 +356,37 @@ fn look(cluster: &mut Cluster, watched: &mut Watched) -> Result<()> {
 
 /// Returns true if a container got the edits of its spec: all of it, and no GPU besides.
 fn is_as_written(dir: &Path, container: &Container) -> Result<bool> {
-    let names = container.cdi_devices.iter().filter_map(|name| name.strip_prefix(KIND)?.strip_prefix('='));
+    let names = container
+        .cdi_devices
+        .iter()
+        .filter_map(|name| name.strip_prefix(KIND)?.strip_prefix('='));
     let mut is_written = false;
     let mut gpus: Vec<String> = Vec::new();
     for name in names {
         let path = dir.join(format!("gpushare.dev-gpu_{name}.json"));
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let spec: Value = serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
-        let edits = spec.pointer("/devices/0/containerEdits").with_context(|| format!("{} has no edits", path.display()))?;
-        let list = |field: &str| edits.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let spec: Value =
+            serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
+        let edits = spec
+            .pointer("/devices/0/containerEdits")
+            .with_context(|| format!("{} has no edits", path.display()))?;
+        let list = |field: &str| {
+            edits
+                .get(field)
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default()
+        };
         let pairs = list("env");
         let has_env = pairs
             .iter()
             .filter_map(|pair| pair.as_str()?.split_once('='))
             .all(|(name, value)| container.env.get(name).is_some_and(|found| found == value));
-        let nodes: Vec<String> = list("deviceNodes").iter().filter_map(|node| Some(node.get("path")?.as_str()?.to_owned())).collect();
+        let nodes: Vec<String> = list("deviceNodes")
+            .iter()
+            .filter_map(|node| Some(node.get("path")?.as_str()?.to_owned()))
+            .collect();
         gpus.extend(nodes.iter().filter(|node| is_gpu(node)).cloned());
         if !has_env || !nodes.iter().all(|node| container.device_nodes.contains(node)) {
             return Ok(false);
@@ -284,11 +396,16 @@ fn is_as_written(dir: &Path, container: &Container) -> Result<bool> {
     if !is_written {
         bail!("the answer for {} names no CDI device of {KIND}", container.pod);
     }
-    Ok(container.device_nodes.iter().filter(|node| is_gpu(node)).all(|node| gpus.contains(node)))
+    Ok(container
+        .device_nodes
+        .iter()
+        .filter(|node| is_gpu(node))
+        .all(|node| gpus.contains(node)))
 }
 
 fn is_gpu(node: &str) -> bool {
-    node.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok())
+    node.strip_prefix("/dev/nvidia")
+        .is_some_and(|rest| rest.parse::<u32>().is_ok())
 }
 
 /// The sizes of the specs of starts.
@@ -297,7 +414,10 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.strip_prefix("gpushare.dev-gpu_").is_some_and(|rest| rest.strip_suffix(".json").is_some()) {
+        if name
+            .strip_prefix("gpushare.dev-gpu_")
+            .is_some_and(|rest| rest.strip_suffix(".json").is_some())
+        {
             // The plugin may remove it meanwhile.
             sizes.extend(entry.metadata().ok().map(|found| found.len()));
         }
@@ -308,11 +428,18 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
 fn sum(plugin: &'static str, nodes: &[&Seen], load_average: [f64; 2]) -> Injected {
     let starts: Vec<&Start> = nodes.iter().flat_map(|seen| &seen.starts).collect();
     let refusals: Vec<&String> = starts.iter().flat_map(|start| &start.refusals).collect();
-    let unresolvable = refusals.iter().filter(|refusal| refusal.contains("unresolvable CDI devices")).count();
-    let kinds = refusals.iter().fold(BTreeMap::<&str, usize>::new(), |mut kinds, refusal| {
-        *kinds.entry(refusal.split([':', ';']).next().unwrap_or_default()).or_default() += 1;
-        kinds
-    });
+    let unresolvable = refusals
+        .iter()
+        .filter(|refusal| refusal.contains("unresolvable CDI devices"))
+        .count();
+    let kinds = refusals
+        .iter()
+        .fold(BTreeMap::<&str, usize>::new(), |mut kinds, refusal| {
+            *kinds
+                .entry(refusal.split([':', ';']).next().unwrap_or_default())
+                .or_default() += 1;
+            kinds
+        });
     tracing::info!(plugin, ?kinds, "refusals");
     Injected {
         plugin,
@@ -343,14 +470,19 @@ fn quantiles(durations: impl Iterator<Item = Duration>) -> [f64; 3] {
     let n_durations = durations.len();
     [50, 95, 100].map(|percent| {
         let idx = (n_durations * percent / 100).min(n_durations.saturating_sub(1));
-        durations.get(idx).map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
+        durations
+            .get(idx)
+            .map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
     })
 }
 
 /// Returns the load average of the last minute; zero if `/proc/loadavg` cannot be read.
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or_default()
+    text.split_whitespace()
+        .next()
+        .and_then(|first| first.parse().ok())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -374,9 +506,15 @@ mod tests {
                 finished: k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
             },
             starts: 1,
-            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            env: env
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
             devices: BTreeMap::new(),
-            cdi_devices: vec!["gpushare.dev/driver=all".to_owned(), "gpushare.dev/gpu=x".to_owned()],
+            cdi_devices: vec![
+                "gpushare.dev/driver=all".to_owned(),
+                "gpushare.dev/gpu=x".to_owned(),
+            ],
             stale_devices: Vec::new(),
             device_nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
             mounts: Vec::new(),
@@ -397,7 +535,10 @@ mod tests {
         let edits = json!({"env": ["V=1"], "deviceNodes": [{"path": "/dev/nvidia1"}]});
         let spec = json!({"devices": [{"name": "x", "containerEdits": edits}]});
         std::fs::write(dir.path().join("gpushare.dev-gpu_x.json"), spec.to_string()).unwrap();
-        assert_eq!(is_as_written(dir.path(), &container(env, nodes)).unwrap(), expected);
+        assert_eq!(
+            is_as_written(dir.path(), &container(env, nodes)).unwrap(),
+            expected
+        );
         assert_eq!(own_specs(dir.path()).unwrap().len(), 1);
     }
 }

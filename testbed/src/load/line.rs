@@ -34,26 +34,38 @@ impl Line {
         let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self { stream: BufReader::with_capacity(64 << 10, stream), head: String::new(), body: Vec::new() })
+        Ok(Self {
+            stream: BufReader::with_capacity(64 << 10, stream),
+            head: String::new(),
+            body: Vec::new(),
+        })
     }
 
     /// Sends a request and waits for the whole answer, which must be a 200.
     pub(super) fn ask(&mut self, wire: &[u8]) -> Result<&[u8]> {
         self.stream.get_mut().write_all(wire)?;
         self.line()?;
-        ensure!(self.head.split(' ').nth(1) == Some("200"), "the answer is {:?}", self.head.trim());
+        ensure!(
+            self.head.split(' ').nth(1) == Some("200"),
+            "the answer is {:?}",
+            self.head.trim()
+        );
         let mut length = None;
         loop {
             self.line()?;
             match self.head.trim().split_once(':') {
                 None => break,
-                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.trim().parse().ok(),
+                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                    length = value.trim().parse().ok();
+                }
                 Some(_) => {}
             }
         }
         let length: usize = length.context("the answer does not say how long it is")?;
         self.body.resize(length, 0);
-        self.stream.read_exact(&mut self.body).context("the answer breaks off")?;
+        self.stream
+            .read_exact(&mut self.body)
+            .context("the answer breaks off")?;
         Ok(&self.body)
     }
 

@@ -49,12 +49,20 @@ impl Orders {
     pub(super) fn new(order: Order, n_nodes: usize) -> Self {
         let (mut random, mut list) = (StdRng::seed_from_u64(42), (0..n_nodes).collect::<Vec<_>>());
         list.shuffle(&mut random);
-        Self { order, list, random, start: 0 }
+        Self {
+            order,
+            list,
+            random,
+            start: 0,
+        }
     }
 
     /// The nodes in the next request, all different if there are as many.
     pub(super) fn next(&mut self, n_names: usize) -> Vec<usize> {
-        self.places(n_names).into_iter().filter_map(|place| self.list.get(place).copied()).collect()
+        self.places(n_names)
+            .into_iter()
+            .filter_map(|place| self.list.get(place).copied())
+            .collect()
     }
 
     /// Where in the list they are.
@@ -78,7 +86,9 @@ impl Orders {
 
 fn interleaved(random: &mut StdRng, n_nodes: usize, n_names: usize) -> Vec<usize> {
     let piece = n_nodes.isqrt().clamp(1, n_nodes / WORKERS + 1);
-    let mut pieces = (0..n_nodes).step_by(piece).map(|begin| begin..n_nodes.min(begin + piece));
+    let mut pieces = (0..n_nodes)
+        .step_by(piece)
+        .map(|begin| begin..n_nodes.min(begin + piece));
     let mut workers: Vec<Range<usize>> = pieces.by_ref().take(WORKERS).collect();
     let mut places = Vec::with_capacity(n_names);
     while places.len() < n_names && !workers.is_empty() {
@@ -104,7 +114,10 @@ mod tests {
     #[test]
     fn a_list_goes_round() {
         let mut orders = Orders::new(Order::Listed, 5);
-        assert_eq!([orders.places(3), orders.places(3), orders.places(9)], [vec![0, 1, 2], vec![3, 4, 0], vec![1, 2, 3, 4, 0]]);
+        assert_eq!(
+            [orders.places(3), orders.places(3), orders.places(9)],
+            [vec![0, 1, 2], vec![3, 4, 0], vec![1, 2, 3, 4, 0]]
+        );
     }
 
     #[test]
@@ -141,13 +154,25 @@ mod tests {
         let places = Orders::new(Order::Interleaved, 5000).places(500);
         let pieces: Vec<Vec<usize>> = (0..5000)
             .step_by(70)
-            .map(|begin| places.iter().copied().filter(|place| (begin..begin + 70).contains(place)).collect())
+            .map(|begin| {
+                places
+                    .iter()
+                    .copied()
+                    .filter(|place| (begin..begin + 70).contains(place))
+                    .collect()
+            })
             .collect();
         for (nth, piece) in pieces.iter().enumerate() {
-            assert!(piece.iter().copied().eq((nth * 70..).take(piece.len())), "{piece:?}");
+            assert!(
+                piece.iter().copied().eq((nth * 70..).take(piece.len())),
+                "{piece:?}"
+            );
             assert_eq!(piece.len() > 10, nth < 16, "{nth}: {piece:?}");
         }
         let n_neighbours = places.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
-        assert!((10..60).contains(&n_neighbours), "about one in sixteen: {n_neighbours}");
+        assert!(
+            (10..60).contains(&n_neighbours),
+            "about one in sixteen: {n_neighbours}"
+        );
     }
 }

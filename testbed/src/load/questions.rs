@@ -36,18 +36,42 @@ pub(super) struct Questions {
 
 impl Questions {
     /// Questions about these nodes, by pods of so many shapes and bytes.
-    pub(super) fn new(names: impl Iterator<Item = String>, order: Order, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
-        let pods = SHAPES.iter().take(usize::from(n_shapes)).map(|limits| pod(limits, pod_bytes));
+    pub(super) fn new(
+        names: impl Iterator<Item = String>,
+        order: Order,
+        n_shapes: u8,
+        pod_bytes: usize,
+    ) -> Result<Self> {
+        let pods = SHAPES
+            .iter()
+            .take(usize::from(n_shapes))
+            .map(|limits| pod(limits, pod_bytes));
         let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
-        Ok(Self { pods: pods.collect::<Result<_>>()?, orders: Orders::new(order, names.len()), names, n_asked: 0 })
+        Ok(Self {
+            pods: pods.collect::<Result<_>>()?,
+            orders: Orders::new(order, names.len()),
+            names,
+            n_asked: 0,
+        })
     }
 
     /// The next question, by a pod that has not asked before, about so many nodes from where the last question ended.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
-        let (before, after) = self.pods.get(self.n_asked % self.pods.len().max(1)).context("there is no shape")?;
+        let (before, after) = self
+            .pods
+            .get(self.n_asked % self.pods.len().max(1))
+            .context("there is no shape")?;
         let places = self.orders.next(n_names);
-        let names = places.iter().filter_map(|place| self.names.get(*place)).map(String::as_str).collect::<Vec<_>>().join(",");
-        let body = format!(r#"{{"Pod":{before}asked-{:08}{after},"Nodes":null,"NodeNames":[{names}]}}"#, self.n_asked);
+        let names = places
+            .iter()
+            .filter_map(|place| self.names.get(*place))
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(",");
+        let body = format!(
+            r#"{{"Pod":{before}asked-{:08}{after},"Nodes":null,"NodeNames":[{names}]}}"#,
+            self.n_asked
+        );
         self.n_asked += 1;
         Ok(wire("/gpushare-scheduler/filter", body.as_bytes()))
     }
@@ -58,10 +82,16 @@ fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
     const UID: &str = "UID-OF-THE-POD";
     let mut pod: Value = serde_json::to_value(PodSpec::new("asked", limits).pod()?)?;
     let size = pod.to_string().len();
-    let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut).context("a pod has no metadata")?;
+    let metadata = pod
+        .get_mut("metadata")
+        .and_then(Value::as_object_mut)
+        .context("a pod has no metadata")?;
     metadata.insert("namespace".to_owned(), Value::from("default"));
     metadata.insert("uid".to_owned(), Value::from(UID));
-    metadata.insert("annotations".to_owned(), json!({"example.com/padding": "x".repeat(bytes.saturating_sub(size + 100))}));
+    metadata.insert(
+        "annotations".to_owned(),
+        json!({"example.com/padding": "x".repeat(bytes.saturating_sub(size + 100))}),
+    );
     let text = pod.to_string();
     let (before, after) = text.split_once(UID).context("a pod has no UID")?;
     Ok((before.to_owned(), after.to_owned()))
@@ -75,20 +105,37 @@ mod tests {
 
     #[test]
     fn names_go_round_and_pods_differ() {
-        let mut questions = Questions::new(["a", "b", "c"].into_iter().map(str::to_owned), Order::Listed, 2, 2048).unwrap();
+        let mut questions = Questions::new(
+            ["a", "b", "c"].into_iter().map(str::to_owned),
+            Order::Listed,
+            2,
+            2048,
+        )
+        .unwrap();
         let mut ask = || {
             let wire = String::from_utf8(questions.next(2).unwrap()).unwrap();
             let (head, body) = wire.split_once("\r\n\r\n").unwrap();
-            assert!(head.ends_with(&format!("Content-Length: {}", body.len())), "{head}");
+            assert!(
+                head.ends_with(&format!("Content-Length: {}", body.len())),
+                "{head}"
+            );
             assert!(body.len() > 1900 && body.len() < 2300, "{}", body.len());
             let body: Value = serde_json::from_str(body).unwrap();
             let names = serde_json::from_value::<[String; 2]>(body["NodeNames"].clone()).unwrap();
-            (body["Pod"]["metadata"]["uid"].to_string(), names, body["Pod"]["spec"].to_string())
+            (
+                body["Pod"]["metadata"]["uid"].to_string(),
+                names,
+                body["Pod"]["spec"].to_string(),
+            )
         };
         let (first, second, third) = (ask(), ask(), ask());
         let ([one, other], [third_of_list, again]) = (first.1, second.1);
         let mut all = [one.clone(), other.clone(), third_of_list.clone()];
-        assert_eq!((again, third.1), (one, [other, third_of_list]), "from the end of the list to its beginning");
+        assert_eq!(
+            (again, third.1),
+            (one, [other, third_of_list]),
+            "from the end of the list to its beginning"
+        );
         all.sort();
         assert_eq!(all, ["a", "b", "c"]);
         assert!(first.0 != second.0 && second.0 != third.0);

@@ -92,7 +92,11 @@ pub(super) struct Turn {
 
 /// Measures and prints.
 pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
-    if let Some(process) = args.halts.iter().find(|process| !args.schedulers.contains(&process.scheduler)) {
+    if let Some(process) = args
+        .halts
+        .iter()
+        .find(|process| !args.schedulers.contains(&process.scheduler))
+    {
         bail!("--halt names {:?}, which no --scheduler does", process.scheduler);
     }
     let client = client_of(&args.kubeconfig).await?;
@@ -103,8 +107,22 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
     }
     let turns = schedule(console, &client, args).await?;
     console.finish();
-    let medians: Vec<Turn> = args.schedulers.iter().filter_map(|scheduler| median(&turns, scheduler)).collect();
-    let mut results = table(["SCHEDULER", "ROUND", "PODS", "CREATED s", "BOUND s", "PODS/s", "TO FIRST", "MIDDLE 80 % PODS/s", "TO FIRST"]);
+    let medians: Vec<Turn> = args
+        .schedulers
+        .iter()
+        .filter_map(|scheduler| median(&turns, scheduler))
+        .collect();
+    let mut results = table([
+        "SCHEDULER",
+        "ROUND",
+        "PODS",
+        "CREATED s",
+        "BOUND s",
+        "PODS/s",
+        "TO FIRST",
+        "MIDDLE 80 % PODS/s",
+        "TO FIRST",
+    ]);
     for turn in turns.iter().chain(&medians) {
         results.add_row(turn.row());
     }
@@ -118,7 +136,8 @@ impl Turn {
     fn row(&self) -> [String; 9] {
         [
             self.scheduler.clone(),
-            self.round.map_or_else(|| "median".to_owned(), |round| round.to_string()),
+            self.round
+                .map_or_else(|| "median".to_owned(), |round| round.to_string()),
             self.pods.to_string(),
             format!("{:.2}", self.created_seconds),
             format!("{:.2}", self.seconds),
@@ -144,11 +163,20 @@ impl ScheduleArgs {
 
 /// Fills the cluster if need be, then measures all turns.
 async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Result<Vec<Turn>> {
-    let size = Size { n_nodes: args.nodes, n_pods: args.n_pods(), pod_bytes: args.pod_bytes };
+    let size = Size {
+        n_nodes: args.nodes,
+        n_pods: args.n_pods(),
+        pod_bytes: args.pod_bytes,
+    };
     console.step(&format!("making {} nodes and {} pods", size.n_nodes, size.n_pods));
     let objects = Objects::of(client);
     fill::fill(console, &objects, size).await?;
-    let mut stage = Stage { console, args, bindings: Bindings::watch(client).await?, objects };
+    let mut stage = Stage {
+        console,
+        args,
+        bindings: Bindings::watch(client).await?,
+        objects,
+    };
     stage.empty().await?;
     for scheduler in &args.schedulers {
         stage.turn(scheduler, 0, WARM_UP.min(args.waiting)).await?;
@@ -179,7 +207,8 @@ impl Stage<'_> {
     /// Creates pods as fast as it goes, waits until all are bound, and deletes them.
     async fn turn(&mut self, scheduler: &str, round: u32, n_pods: u32) -> Result<Turn> {
         tokio::time::sleep(Duration::from_secs(self.args.rest)).await;
-        self.console.step(&format!("round {round}: {n_pods} pods for {scheduler}"));
+        self.console
+            .step(&format!("round {round}: {n_pods} pods for {scheduler}"));
         self.bindings.forget();
         let pods = path("pods");
         let waiting = (0..n_pods).map(|idx| waiting_pod(scheduler, round, idx, self.args));
@@ -187,15 +216,26 @@ impl Stage<'_> {
         let (objects, pods) = (&self.objects, pods.as_str());
         let halted = self.args.process(scheduler).map(Process::halt).transpose()?;
         let mut began = Instant::now();
-        each(self.console, "creating pods", waiting, |pod| async move { objects.create(pods, &pod).await }).await?;
+        each(self.console, "creating pods", waiting, |pod| async move {
+            objects.create(pods, &pod).await
+        })
+        .await?;
         let created_seconds = began.elapsed().as_secs_f64();
         if let Some(halted) = halted {
             began = Instant::now();
             halted.go_on()?;
         }
-        self.bindings.until_bound(n_pods as usize).await.with_context(|| format!("pods of scheduler {scheduler}"))?;
+        self.bindings
+            .until_bound(n_pods as usize)
+            .await
+            .with_context(|| format!("pods of scheduler {scheduler}"))?;
         let bound = self.bindings.shown().bound();
-        let rates = Rates::of(bound.into_iter().map(|at| at.saturating_duration_since(began)).collect());
+        let rates = Rates::of(
+            bound
+                .into_iter()
+                .map(|at| at.saturating_duration_since(began))
+                .collect(),
+        );
         self.empty().await?;
         Ok(Turn {
             scheduler: scheduler.to_owned(),
@@ -222,8 +262,12 @@ impl Stage<'_> {
 /// A pod for a scheduler.
 fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Result<Value> {
     let shapes = SHAPES.get(..usize::from(args.shapes)).unwrap_or(&SHAPES);
-    let shape = shapes.get(idx as usize % shapes.len().max(1)).context("there is no shape")?;
-    let pod = PodSpec::new(&format!("{scheduler}-{round}-{idx:06}"), shape).scheduler(scheduler).pod()?;
+    let shape = shapes
+        .get(idx as usize % shapes.len().max(1))
+        .context("there is no shape")?;
+    let pod = PodSpec::new(&format!("{scheduler}-{round}-{idx:06}"), shape)
+        .scheduler(scheduler)
+        .pod()?;
     let mut pod = fill::of_load(serde_json::to_value(pod)?, WAITING);
     let padding = "x".repeat(args.pod_bytes.saturating_sub(pod.to_string().len() + 50));
     if let Some(metadata) = pod.get_mut("metadata") {

@@ -45,21 +45,32 @@ impl Viewers {
                 }
             });
         }
-        Self { counts, began: Instant::now(), _running: running }
+        Self {
+            counts,
+            began: Instant::now(),
+            _running: running,
+        }
     }
 
     /// Whole views per second so far, and MiB of each.
     pub(super) fn rate(&self) -> (f64, f64) {
-        let count = |counter: &AtomicU64, unit: u64| f64::from(u32::try_from(counter.load(Ordering::Relaxed) / unit).unwrap_or(u32::MAX));
+        let count = |counter: &AtomicU64, unit: u64| {
+            f64::from(u32::try_from(counter.load(Ordering::Relaxed) / unit).unwrap_or(u32::MAX))
+        };
         let n_views = count(&self.counts.views, 1);
-        (n_views / self.began.elapsed().as_secs_f64(), count(&self.counts.bytes, 1 << 10) / 1024.0 / n_views.max(1.0))
+        (
+            n_views / self.began.elapsed().as_secs_f64(),
+            count(&self.counts.bytes, 1 << 10) / 1024.0 / n_views.max(1.0),
+        )
     }
 }
 
 /// Reads one view and keeps nothing of it; returns its length.
 async fn view(scheduler: SocketAddr) -> std::io::Result<u64> {
     let mut stream = TcpStream::connect(scheduler).await?;
-    stream.write_all(b"GET /gpushare-scheduler/inspect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+    stream
+        .write_all(b"GET /gpushare-scheduler/inspect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .await?;
     let (mut buffer, mut n_bytes) = (vec![0; 1 << 16], 0);
     loop {
         match stream.read(&mut buffer).await? {

@@ -7,19 +7,34 @@ const NAME: &str = "metadata.name";
 
 /// Whether a pod may go to a node, by its required node affinity: one of its terms has to hold, if there are any.
 pub fn allows(pod: &Pod, node: &Node) -> bool {
-    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()).and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    let affinity = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.affinity.as_ref())
+        .and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| {
+        affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
     required.is_none_or(|required| required.node_selector_terms.iter().any(|term| holds(term, node)))
 }
 
 /// A term without requirements holds for no node.
 fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let (expressions, fields) = (term.match_expressions.as_deref().unwrap_or_default(), term.match_fields.as_deref().unwrap_or_default());
+    let (expressions, fields) = (
+        term.match_expressions.as_deref().unwrap_or_default(),
+        term.match_fields.as_deref().unwrap_or_default(),
+    );
     let label = |key: &str| node.metadata.labels.as_ref()?.get(key).map(String::as_str);
     let field = |key: &str| node.metadata.name.as_deref().filter(|_| key == NAME);
     !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|requirement| is_met(requirement, label(&requirement.key)))
-        && fields.iter().all(|requirement| is_met(requirement, field(&requirement.key)))
+        && expressions
+            .iter()
+            .all(|requirement| is_met(requirement, label(&requirement.key)))
+        && fields
+            .iter()
+            .all(|requirement| is_met(requirement, field(&requirement.key)))
 }
 
 fn is_met(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
@@ -65,15 +80,22 @@ mod tests {
     #[case::by_name(&[json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]})], true)]
     #[case::by_other_name(&[json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m"]}]})], false)]
     fn one_term_has_to_hold(#[case] terms: &[Value], #[case] allowed: bool) {
-        let node = serde_json::from_value(json!({"metadata": {"name": "n", "labels": {"model": "T4", "count": "4"}}})).unwrap();
+        let node = serde_json::from_value(
+            json!({"metadata": {"name": "n", "labels": {"model": "T4", "count": "4"}}}),
+        )
+        .unwrap();
         let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
-        let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": [], "affinity": affinity}})).unwrap();
+        let pod = serde_json::from_value(
+            json!({"metadata": {"name": "p"}, "spec": {"containers": [], "affinity": affinity}}),
+        )
+        .unwrap();
         assert_eq!(allows(&pod, &node), allowed);
     }
 
     #[test]
     fn a_pod_without_affinity_may_go_anywhere() {
-        let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
+        let pod =
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
         assert!(allows(&pod, &Node::default()));
     }
 }

@@ -28,13 +28,23 @@ pub fn shuffled(world: &World, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
         while demand.is_some_and(|demand| sum > demand) && !order.is_empty() {
             sum -= asked(order.remove(dice.random_range(0..order.len())));
         }
-        return order.into_iter().map(|pod| named(pod, name_of(world, pod))).collect();
+        return order
+            .into_iter()
+            .map(|pod| named(pod, name_of(world, pod)))
+            .collect();
     }
-    let mut arrivals: Vec<Arrival> = order.iter().map(|pod| named(*pod, name_of(world, *pod))).collect();
+    let mut arrivals: Vec<Arrival> = order
+        .iter()
+        .map(|pod| named(*pod, name_of(world, *pod)))
+        .collect();
     // Without pods that ask for GPUs no number of copies reaches the demand.
-    let Some(demand) = demand.filter(|_| sum > 0) else { return arrivals };
+    let Some(demand) = demand.filter(|_| sum > 0) else {
+        return arrivals;
+    };
     for copy in 0.. {
-        let Some(pod) = order.get(dice.random_range(0..order.len())).copied() else { break };
+        let Some(pod) = order.get(dice.random_range(0..order.len())).copied() else {
+            break;
+        };
         sum += asked(pod);
         if sum > demand {
             break;
@@ -46,7 +56,13 @@ pub fn shuffled(world: &World, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
 
 /// The world's pods as they are, once each.
 pub fn recorded(world: &World) -> Vec<Arrival> {
-    (0..).zip(&world.pods).map(|(pod, of)| Arrival { pod, name: of.name.clone() }).collect()
+    (0..)
+        .zip(&world.pods)
+        .map(|(pod, of)| Arrival {
+            pod,
+            name: of.name.clone(),
+        })
+        .collect()
 }
 
 /// Puts pods into the order of the times at which they came; equal times stay as they are, and so do pods without one.
@@ -55,7 +71,11 @@ pub fn by_time(world: &World, arrivals: &mut [Arrival]) {
 }
 
 fn name_of(world: &World, pod: usize) -> Box<str> {
-    world.pods.get(pod).map(|pod| pod.name.clone()).unwrap_or_default()
+    world
+        .pods
+        .get(pod)
+        .map(|pod| pod.name.clone())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -65,24 +85,48 @@ mod tests {
     use super::*;
 
     fn world() -> World {
-        let pod = |at: usize| format!("p{at:02},1,1,{},{},,{}\n", at % 4, if at % 4 == 1 { 500 } else { 1000 }, 40 - at);
+        let pod = |at: usize| {
+            format!(
+                "p{at:02},1,1,{},{},,{}\n",
+                at % 4,
+                if at % 4 == 1 { 500 } else { 1000 },
+                40 - at
+            )
+        };
         let pods = (0..40).map(pod).collect::<Vec<_>>().concat();
-        objects::world(&[], &pods_of(&format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\n{pods}")).unwrap())
+        objects::world(
+            &[],
+            &pods_of(&format!(
+                "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\n{pods}"
+            ))
+            .unwrap(),
+        )
     }
 
     fn demand(world: &World, arrivals: &[Arrival]) -> i64 {
-        arrivals.iter().map(|arrival| world.pods[arrival.pod].demand()).sum()
+        arrivals
+            .iter()
+            .map(|arrival| world.pods[arrival.pod].demand())
+            .sum()
     }
 
     #[test]
     fn a_seed_says_the_order() {
         let world = world();
-        let names = |seed| shuffled(&world, seed, None).iter().map(|arrival| arrival.name.clone()).collect::<Vec<_>>();
+        let names = |seed| {
+            shuffled(&world, seed, None)
+                .iter()
+                .map(|arrival| arrival.name.clone())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(1), names(1));
         assert_ne!(names(1), names(2));
         let mut sorted = names(1);
         sorted.sort();
-        assert_eq!(sorted, world.pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>());
+        assert_eq!(
+            sorted,
+            world.pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+        );
     }
 
     #[test]
@@ -91,8 +135,16 @@ mod tests {
         let whole = demand(&world, &shuffled(&world, 1, None));
         let more = shuffled(&world, 1, Some(whole * 13 / 10));
         assert!((whole * 13 / 10 - 3000..=whole * 13 / 10).contains(&demand(&world, &more)));
-        assert!(more[..40].iter().all(|arrival| !arrival.name.contains("tuned")), "the list itself comes first");
-        assert!(more[40..].iter().zip(0..).all(|(arrival, at)| arrival.name.ends_with(&format!("-tuned-{at}"))));
+        assert!(
+            more[..40].iter().all(|arrival| !arrival.name.contains("tuned")),
+            "the list itself comes first"
+        );
+        assert!(
+            more[40..]
+                .iter()
+                .zip(0..)
+                .all(|(arrival, at)| arrival.name.ends_with(&format!("-tuned-{at}")))
+        );
         let less = shuffled(&world, 1, Some(whole / 2));
         assert!((whole / 2 - 3000..=whole / 2).contains(&demand(&world, &less)));
         assert!(less.iter().all(|arrival| !arrival.name.contains("tuned")));
@@ -100,7 +152,10 @@ mod tests {
 
     #[test]
     fn pods_without_gpus_reach_no_demand() {
-        let world = objects::world(&[], &pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1,1,0,0,\n").unwrap());
+        let world = objects::world(
+            &[],
+            &pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1,1,0,0,\n").unwrap(),
+        );
         assert_eq!(shuffled(&world, 1, Some(1000)).len(), 1);
     }
 
@@ -109,7 +164,10 @@ mod tests {
         let world = world();
         let mut arrivals = shuffled(&world, 1, None);
         by_time(&world, &mut arrivals);
-        let times: Vec<Option<i64>> = arrivals.iter().map(|arrival| world.pods[arrival.pod].stay.from).collect();
+        let times: Vec<Option<i64>> = arrivals
+            .iter()
+            .map(|arrival| world.pods[arrival.pod].stay.from)
+            .collect();
         assert!(times.is_sorted() && times[0] == Some(1));
     }
 }

@@ -82,13 +82,27 @@ impl Conditions {
         if let Some(plain_pods) = overrides.plain_pods {
             note(format!("cpu-pods={}", name(&plain_pods)));
         }
-        let ties = overrides.ties.map_or(ties, |ties| if ties == TieBreak::Random { Ties::Random } else { Ties::Fixed });
-        Self { label, sampling: overrides.sampling.unwrap_or(sampling), ties, plain_pods: overrides.plain_pods.unwrap_or(plain_pods) }
+        let ties = overrides.ties.map_or(ties, |ties| {
+            if ties == TieBreak::Random {
+                Ties::Random
+            } else {
+                Ties::Fixed
+            }
+        });
+        Self {
+            label,
+            sampling: overrides.sampling.unwrap_or(sampling),
+            ties,
+            plain_pods: overrides.plain_pods.unwrap_or(plain_pods),
+        }
     }
 }
 
 fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    value
+        .to_possible_value()
+        .map(|value| value.get_name().to_owned())
+        .unwrap_or_default()
 }
 
 impl fmt::Display for Sampling {
@@ -105,11 +119,18 @@ impl FromStr for Sampling {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let percent = || text.strip_suffix('%')?.parse().ok().filter(|percent| (1..=100).contains(percent));
+        let percent = || {
+            text.strip_suffix('%')?
+                .parse()
+                .ok()
+                .filter(|percent| (1..=100).contains(percent))
+        };
         match text {
             "stock" => Ok(Self::Stock),
             "all" => Ok(Self::Percent(100)),
-            _ => percent().map(Self::Percent).ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned()),
+            _ => percent()
+                .map(Self::Percent)
+                .ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned()),
         }
     }
 }
@@ -120,11 +141,22 @@ mod tests {
 
     #[test]
     fn what_is_overridden_is_in_the_label() {
-        let overrides = Overrides { sampling: "5%".parse().ok(), ties: Some(TieBreak::Fixed), plain_pods: Some(PlainPods::Extender) };
+        let overrides = Overrides {
+            sampling: "5%".parse().ok(),
+            ties: Some(TieBreak::Fixed),
+            plain_pods: Some(PlainPods::Extender),
+        };
         let conditions = Conditions::of(Named::S, overrides);
         assert_eq!(conditions.label, "S nodes=5% ties=fixed cpu-pods=extender");
-        assert_eq!((conditions.sampling, conditions.ties, conditions.plain_pods), (Sampling::Percent(5), Ties::Fixed, PlainPods::Extender));
+        assert_eq!(
+            (conditions.sampling, conditions.ties, conditions.plain_pods),
+            (Sampling::Percent(5), Ties::Fixed, PlainPods::Extender)
+        );
         assert_eq!(Conditions::of(Named::P, Overrides::default()).label, "P");
-        assert!("0%".parse::<Sampling>().is_err() && "101%".parse::<Sampling>().is_err() && "some".parse::<Sampling>().is_err());
+        assert!(
+            "0%".parse::<Sampling>().is_err()
+                && "101%".parse::<Sampling>().is_err()
+                && "some".parse::<Sampling>().is_err()
+        );
     }
 }

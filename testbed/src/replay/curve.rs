@@ -44,7 +44,11 @@ impl Curve {
     pub fn points(&self) -> Vec<Point> {
         let measured = self.0.iter().enumerate().filter(|(_, bin)| bin.n > 0);
         measured
-            .map(|(offered, bin)| Point { offered, allocated: bin.allocated / real(bin.n), fragment: bin.fragment / real(bin.n) })
+            .map(|(offered, bin)| Point {
+                offered,
+                allocated: bin.allocated / real(bin.n),
+                fragment: bin.fragment / real(bin.n),
+            })
             .collect()
     }
 }
@@ -55,7 +59,10 @@ pub fn without_gaps(points: &[Point], last: usize) -> Vec<Point> {
     for offered in 0..=last {
         let before = filled.last().copied().unwrap_or_default();
         let measured = points.iter().find(|point| point.offered == offered);
-        filled.push(Point { offered, ..measured.copied().unwrap_or(before) });
+        filled.push(Point {
+            offered,
+            ..measured.copied().unwrap_or(before)
+        });
     }
     filled
 }
@@ -70,9 +77,18 @@ mod tests {
         for (offered, allocated) in [(0.4, 0.0), (1.5, 10.0), (2.4, 20.0)] {
             curve.add(offered, allocated, 2.0 * allocated);
         }
-        let point = |offered, allocated, fragment| Point { offered, allocated, fragment };
+        let point = |offered, allocated, fragment| Point {
+            offered,
+            allocated,
+            fragment,
+        };
         assert_eq!(curve.points(), [point(0, 0.0, 0.0), point(2, 15.0, 30.0)]);
-        let filled = [point(0, 0.0, 0.0), point(1, 0.0, 0.0), point(2, 15.0, 30.0), point(3, 15.0, 30.0)];
+        let filled = [
+            point(0, 0.0, 0.0),
+            point(1, 0.0, 0.0),
+            point(2, 15.0, 30.0),
+            point(3, 15.0, 30.0),
+        ];
         assert_eq!(without_gaps(&curve.points(), 3), filled);
     }
 }

@@ -84,13 +84,28 @@ impl<'w> Engine<'w> {
         let nodes = world.nodes.iter().map(|node| node.object.clone());
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
-        let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present)).answering(answer_nodes);
+        let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present))
+            .answering(answer_nodes);
         let n_broken = extender.index().read().fleet().check().len();
         Self {
             world,
             extender,
-            by_name: world.nodes.iter().enumerate().map(|(at, node)| (&*node.name, at)).collect(),
-            quoted: world.nodes.iter().map(|node| serde_json::Value::from(&*node.name).to_string().into_bytes().into()).collect(),
+            by_name: world
+                .nodes
+                .iter()
+                .enumerate()
+                .map(|(at, node)| (&*node.name, at))
+                .collect(),
+            quoted: world
+                .nodes
+                .iter()
+                .map(|node| {
+                    serde_json::Value::from(&*node.name)
+                        .to_string()
+                        .into_bytes()
+                        .into()
+                })
+                .collect(),
             pod: proto::pod::Pod::default(),
             pod_head: String::new(),
             pod_json: Vec::new(),
@@ -103,7 +118,12 @@ impl<'w> Engine<'w> {
 
     /// A user creates a pod, and the watch shows it.
     pub fn create(&mut self, pod: &Pod, arrival: &Arrival) -> Result<()> {
-        let Pod { namespace, metadata, spec, .. } = pod;
+        let Pod {
+            namespace,
+            metadata,
+            spec,
+            ..
+        } = pod;
         let (name, uid) = (&arrival.name, uid(pod, arrival));
         self.pod_head = format!(
             r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{uid}"{metadata}}},"spec":{spec},"status":{{"phase":"Pending""#
@@ -113,14 +133,16 @@ impl<'w> Engine<'w> {
 
     /// kube-scheduler writes the condition of a pod that it found no node for, and the watch shows it.
     pub fn refuse(&mut self, message: &str) -> Result<()> {
-        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
+        let condition =
+            json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
         self.show(&format!(r#","conditions":[{condition}]"#))
     }
 
     /// The watch shows the pod with these further fields of its status.
     fn show(&mut self, status: &str) -> Result<()> {
         self.pod_json = format!("{}{status}}}}}", self.pod_head).into_bytes();
-        self.pod = serde_json::from_slice(&self.pod_json).with_context(|| format!("cannot read a pod: {}", self.pod_head))?;
+        self.pod = serde_json::from_slice(&self.pod_json)
+            .with_context(|| format!("cannot read a pod: {}", self.pod_head))?;
         self.extender.index().write().apply(self.pod.clone());
         Ok(())
     }
@@ -142,20 +164,41 @@ impl<'w> Engine<'w> {
         let began = Instant::now();
         let answer = filter::answer(&self.extender, &self.body, began)?;
         let time = began.elapsed();
-        let answer: FilterAnswer<'_> = serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
+        let answer: FilterAnswer<'_> =
+            serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
         ensure!(answer.error.is_empty(), "filter fails: {}", answer.error);
-        let find = |name: &Name<'_>| self.by_name.get(&*name.0).copied().with_context(|| format!("filter names node {:?}", name.0));
-        let nodes = answer.node_names.unwrap_or_default().iter().map(find).collect::<Result<_>>()?;
+        let find = |name: &Name<'_>| {
+            self.by_name
+                .get(&*name.0)
+                .copied()
+                .with_context(|| format!("filter names node {:?}", name.0))
+        };
+        let nodes = answer
+            .node_names
+            .unwrap_or_default()
+            .iter()
+            .map(find)
+            .collect::<Result<_>>()?;
         let (failed, unresolvable) = (answer.failed_nodes, answer.failed_and_unresolvable_nodes);
-        Ok((Filtered { nodes, refused: Refused::of(failed, unresolvable) }, time))
+        Ok((
+            Filtered {
+                nodes,
+                refused: Refused::of(failed, unresolvable),
+            },
+            time,
+        ))
     }
 
     /// What the extender gives these nodes, from 0 to 10.
     pub fn prioritize(&mut self, nodes: &[usize]) -> Result<HashMap<usize, i64>> {
         self.ask_about(nodes);
         let answer = prioritize::answer(&self.extender, &self.body)?;
-        let priorities: Vec<Priority<'_>> = serde_json::from_slice(&answer).context("prioritize answers nonsense")?;
-        Ok(priorities.iter().filter_map(|priority| Some((*self.by_name.get(&*priority.host.0)?, priority.score))).collect())
+        let priorities: Vec<Priority<'_>> =
+            serde_json::from_slice(&answer).context("prioritize answers nonsense")?;
+        Ok(priorities
+            .iter()
+            .filter_map(|priority| Some((*self.by_name.get(&*priority.host.0)?, priority.score)))
+            .collect())
     }
 
     fn ask_about(&mut self, nodes: &[usize]) {
@@ -176,11 +219,20 @@ impl<'w> Engine<'w> {
     pub fn bind(&mut self, node: usize) -> Result<Vec<Part>> {
         let metadata = &self.pod.metadata;
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let pod = PodId { namespace: text(&metadata.namespace), name: text(&metadata.name), uid: text(&metadata.uid) };
+        let pod = PodId {
+            namespace: text(&metadata.namespace),
+            name: text(&metadata.name),
+            uid: text(&metadata.uid),
+        };
         let name = self.name(node)?;
         self.n_bound += 1;
         let order = offline::bind(&self.extender, &pod, name, self.n_bound, Instant::now());
-        let order = order.with_context(|| format!("pod {} is not bound to node {name}, which filter had named", pod.name))?;
+        let order = order.with_context(|| {
+            format!(
+                "pod {} is not bound to node {name}, which filter had named",
+                pod.name
+            )
+        })?;
         self.write(node, order.annotations)
     }
 
@@ -188,11 +240,22 @@ impl<'w> Engine<'w> {
     pub fn bind_elsewhere(&mut self, node: usize, parts: &[Part]) -> Result<()> {
         let mut annotations = BTreeMap::new();
         if !parts.is_empty() {
-            let minors = &self.world.nodes.get(node).context("there is no such node")?.minors;
-            let allocations = parts.iter().filter_map(|part| Some(allocation(*minors.get(part.gpu)?, part.milli))).collect();
+            let minors = &self
+                .world
+                .nodes
+                .get(node)
+                .context("there is no such node")?
+                .minors;
+            let allocations = parts
+                .iter()
+                .filter_map(|part| Some(allocation(*minors.get(part.gpu)?, part.milli)))
+                .collect();
             self.n_bound += 1;
-            let record =
-                Record { allocations: [(TYPE_GPU.to_owned(), allocations)].into(), assumed_at: Some(self.n_bound), gpushare: None };
+            let record = Record {
+                allocations: [(TYPE_GPU.to_owned(), allocations)].into(),
+                assumed_at: Some(self.n_bound),
+                gpushare: None,
+            };
             annotations = record.annotations();
         }
         self.write(node, annotations).map(drop)
@@ -201,15 +264,31 @@ impl<'w> Engine<'w> {
     /// The API server stores the binding, and the watch shows the pod with it.
     fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<Part>> {
         let name = self.name(node)?.to_owned();
-        let minors = &self.world.nodes.get(node).context("there is no such node")?.minors;
+        let minors = &self
+            .world
+            .nodes
+            .get(node)
+            .context("there is no such node")?
+            .minors;
         let record = Record::read(&annotations)?.unwrap_or_default();
-        let gpus = record.allocations.get(TYPE_GPU).map(Vec::as_slice).unwrap_or_default();
+        let gpus = record
+            .allocations
+            .get(TYPE_GPU)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let part = |allocation: &DeviceAllocation| {
             let gpu = minors.iter().position(|minor| *minor == allocation.minor)?;
-            Some(Part { gpu, milli: milli(allocation) })
+            Some(Part {
+                gpu,
+                milli: milli(allocation),
+            })
         };
         let parts = gpus.iter().filter_map(part).collect();
-        self.pod.metadata.annotations.get_or_insert_default().extend(annotations);
+        self.pod
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .extend(annotations);
         self.pod.spec.node_name = Some(name);
         self.extender.index().write().apply(self.pod.clone());
         Ok(parts)
@@ -217,8 +296,14 @@ impl<'w> Engine<'w> {
 
     /// A pod is deleted, and the watch shows that.
     pub fn delete(&mut self, pod: &Pod, arrival: &Arrival) {
-        let metadata = ObjectMeta { uid: Some(uid(pod, arrival)), ..ObjectMeta::default() };
-        let gone = proto::pod::Pod { metadata, ..proto::pod::Pod::default() };
+        let metadata = ObjectMeta {
+            uid: Some(uid(pod, arrival)),
+            ..ObjectMeta::default()
+        };
+        let gone = proto::pod::Pod {
+            metadata,
+            ..proto::pod::Pod::default()
+        };
         Follow::<proto::pod::Pod>::delete(&mut *self.extender.index().write(), &gone);
     }
 
@@ -227,14 +312,27 @@ impl<'w> Engine<'w> {
         let index = self.extender.index().read();
         let violations = index.fleet().check();
         if let Some(violation) = violations.last().filter(|_| violations.len() > self.n_broken) {
-            bail!("{} invariants of the engine do not hold, one of them: {violation:?}", violations.len());
+            bail!(
+                "{} invariants of the engine do not hold, one of them: {violation:?}",
+                violations.len()
+            );
         }
         if !self.world.is_exact {
             return Ok(());
         }
         for (node, counted) in self.world.nodes.iter().zip(occupancy.nodes()) {
-            let Some(view) = index.fleet().node_id(&node.name).and_then(|id| index.fleet().view(id)) else { continue };
-            let core: Vec<i64> = view.gpus().iter().map(|gpu| i64::from(gpu.free.core) * PERCENT).collect();
+            let Some(view) = index
+                .fleet()
+                .node_id(&node.name)
+                .and_then(|id| index.fleet().view(id))
+            else {
+                continue;
+            };
+            let core: Vec<i64> = view
+                .gpus()
+                .iter()
+                .map(|gpu| i64::from(gpu.free.core) * PERCENT)
+                .collect();
             ensure!(
                 *core == *counted.gpus,
                 "node {}: the engine counts {core:?} thousandths free, its records say {:?}",
@@ -248,7 +346,11 @@ impl<'w> Engine<'w> {
     /// Microseconds that the filter verb took on average.
     pub fn filter_micros(&self) -> f64 {
         let (time, n) = self.filtered;
-        if n == 0 { 0.0 } else { time.as_secs_f64() * 1e6 / f64::from(n) }
+        if n == 0 {
+            0.0
+        } else {
+            time.as_secs_f64() * 1e6 / f64::from(n)
+        }
     }
 
     fn name(&self, node: usize) -> Result<&'w str> {
@@ -265,11 +367,22 @@ fn uid(pod: &Pod, arrival: &Arrival) -> String {
 fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
     let percent = Quantity::from_integer(milli / PERCENT);
     let resources = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| (resource.to_owned(), percent));
-    DeviceAllocation { minor, resources: resources.into(), id: String::new(), extension: None }
+    DeviceAllocation {
+        minor,
+        resources: resources.into(),
+        id: String::new(),
+        extension: None,
+    }
 }
 
 /// The part of a GPU that a record gives a pod: of memory or of computing power, whichever is more.
 fn milli(allocation: &DeviceAllocation) -> i64 {
-    let percent = |resource: &str| allocation.resources.get(resource).and_then(|quantity| quantity.unsigned()).unwrap_or(0);
+    let percent = |resource: &str| {
+        allocation
+            .resources
+            .get(resource)
+            .and_then(|quantity| quantity.unsigned())
+            .unwrap_or(0)
+    };
     i64::try_from(percent(GPU_CORE).max(percent(GPU_MEMORY_RATIO))).unwrap_or(0) * PERCENT
 }

@@ -25,7 +25,9 @@ pub struct Typical {
 pub fn typical_pods(world: &World) -> Vec<Typical> {
     let mut counts: HashMap<(i64, usize, i64, Option<usize>), usize> = HashMap::new();
     for pod in &world.pods {
-        *counts.entry((pod.cpu, pod.gpus, pod.milli, pod.eligible)).or_default() += 1;
+        *counts
+            .entry((pod.cpu, pod.gpus, pod.milli, pod.eligible))
+            .or_default() += 1;
     }
     let mut kinds: Vec<_> = counts.into_iter().collect();
     kinds.sort_by(|(one, n_one), (other, n_other)| n_other.cmp(n_one).then(one.cmp(other)));
@@ -36,7 +38,13 @@ pub fn typical_pods(world: &World) -> Vec<Typical> {
             break;
         }
         covered += n;
-        typical.push(Typical { cpu, gpus, milli, eligible, frequency: real(i64::try_from(n).unwrap_or(0)) });
+        typical.push(Typical {
+            cpu,
+            gpus,
+            milli,
+            eligible,
+            frequency: real(i64::try_from(n).unwrap_or(0)),
+        });
     }
     let total = real(i64::try_from(covered).unwrap_or(0).max(1));
     for kind in &mut typical {
@@ -49,11 +57,20 @@ pub fn typical_pods(world: &World) -> Vec<Typical> {
 pub fn fragment(world: &World, node: usize, free: &Use, typical: &[Typical]) -> f64 {
     let idle = free.gpu_free();
     let unusable = |kind: &Typical| {
-        let is_of_use =
-            kind.gpus > 0 && world.is_eligible(kind.eligible, node) && free.cpu_free >= kind.cpu && free.n_with(kind.milli) >= kind.gpus;
-        if is_of_use { free.gpus.iter().filter(|free| **free < kind.milli).sum() } else { idle }
+        let is_of_use = kind.gpus > 0
+            && world.is_eligible(kind.eligible, node)
+            && free.cpu_free >= kind.cpu
+            && free.n_with(kind.milli) >= kind.gpus;
+        if is_of_use {
+            free.gpus.iter().filter(|free| **free < kind.milli).sum()
+        } else {
+            idle
+        }
     };
-    typical.iter().map(|kind| kind.frequency * real(unusable(kind))).sum()
+    typical
+        .iter()
+        .map(|kind| kind.frequency * real(unusable(kind)))
+        .sum()
 }
 
 #[cfg(test)]
@@ -71,19 +88,39 @@ mod tests {
     }
 
     fn pods(n: usize, cpu: u32, gpus: u32, milli: u32, models: &str) -> String {
-        (0..n).map(|at| format!("p{cpu}-{gpus}-{milli}-{at},{cpu},1,{gpus},{milli},{models}\n")).collect::<Vec<_>>().concat()
+        (0..n)
+            .map(|at| format!("p{cpu}-{gpus}-{milli}-{at},{cpu},1,{gpus},{milli},{models}\n"))
+            .collect::<Vec<_>>()
+            .concat()
     }
 
     fn world(pods: &str) -> World {
-        objects::world(&nodes(), &pods_of(&format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n{pods}")).unwrap())
+        objects::world(
+            &nodes(),
+            &pods_of(&format!(
+                "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n{pods}"
+            ))
+            .unwrap(),
+        )
     }
 
     #[test]
     fn typical_are_the_commonest_kinds_up_to_95_percent() {
-        let world = world(&[pods(60, 1, 1, 500, ""), pods(34, 2, 0, 0, ""), pods(5, 3, 1, 1000, ""), pods(1, 4, 2, 1000, "")].concat());
+        let world = world(
+            &[
+                pods(60, 1, 1, 500, ""),
+                pods(34, 2, 0, 0, ""),
+                pods(5, 3, 1, 1000, ""),
+                pods(1, 4, 2, 1000, ""),
+            ]
+            .concat(),
+        );
         let typical = typical_pods(&world);
         assert_eq!(typical.iter().map(|kind| kind.cpu).collect::<Vec<_>>(), [1, 2, 3]);
-        let frequencies: Vec<i64> = typical.iter().map(|kind| super::super::portion::floor(kind.frequency * 99.0 + 0.5)).collect();
+        let frequencies: Vec<i64> = typical
+            .iter()
+            .map(|kind| super::super::portion::floor(kind.frequency * 99.0 + 0.5))
+            .collect();
         assert_eq!(frequencies, [60, 34, 5]);
     }
 
@@ -96,16 +133,30 @@ mod tests {
     #[case::too_few([1000, 900], 8000, (1000, 2, 1000, ""), 1900.0)]
     #[case::other_model([1000, 1000], 8000, (1000, 1, 500, "V100|P100"), 2000.0)]
     #[case::its_model([1000, 1000], 8000, (1000, 1, 500, "V100|T4"), 0.0)]
-    fn of_one_kind(#[case] gpus: [i64; 2], #[case] cpu: i64, #[case] kind: (u32, u32, u32, &str), #[case] expected: f64) {
+    fn of_one_kind(
+        #[case] gpus: [i64; 2],
+        #[case] cpu: i64,
+        #[case] kind: (u32, u32, u32, &str),
+        #[case] expected: f64,
+    ) {
         let world = world(&pods(1, kind.0, kind.1, kind.2, kind.3));
-        let free = Use { cpu_free: cpu, gpus: gpus.into(), ..Use::empty(&world.nodes[0]) };
+        let free = Use {
+            cpu_free: cpu,
+            gpus: gpus.into(),
+            ..Use::empty(&world.nodes[0])
+        };
         assert!((fragment(&world, 0, &free, &typical_pods(&world)) - expected).abs() < 1e-9);
     }
 
     #[test]
     fn kinds_count_as_often_as_they_come() {
         let world = world(&[pods(3, 1000, 1, 500, ""), pods(1, 1000, 0, 0, "")].concat());
-        let free = Use { gpus: [1000, 400].into(), ..Use::empty(&world.nodes[0]) };
-        assert!((fragment(&world, 0, &free, &typical_pods(&world)) - (0.75 * 400.0 + 0.25 * 1400.0)).abs() < 1e-9);
+        let free = Use {
+            gpus: [1000, 400].into(),
+            ..Use::empty(&world.nodes[0])
+        };
+        assert!(
+            (fragment(&world, 0, &free, &typical_pods(&world)) - (0.75 * 400.0 + 0.25 * 1400.0)).abs() < 1e-9
+        );
     }
 }

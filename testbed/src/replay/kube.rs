@@ -78,9 +78,18 @@ impl KubeScheduler {
     /// One that has just started, for so many nodes.
     pub fn new(n_nodes: usize, sampling: Sampling, ties: Ties, seed: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed);
-        let mut ranks: Vec<usize> = if ties == Ties::Fixed { (0..n_nodes).collect() } else { Vec::new() };
+        let mut ranks: Vec<usize> = if ties == Ties::Fixed {
+            (0..n_nodes).collect()
+        } else {
+            Vec::new()
+        };
         ranks.shuffle(&mut dice);
-        Self { n_to_find: n_to_find(n_nodes, sampling), start: 0, dice, ranks }
+        Self {
+            n_to_find: n_to_find(n_nodes, sampling),
+            start: 0,
+            dice,
+            ranks,
+        }
     }
 
     /// Looks for nodes with room for a pod, from where the last search ended.
@@ -105,13 +114,22 @@ impl KubeScheduler {
     /// The best of scored nodes.
     pub fn choose(&mut self, scored: &[(usize, i64)]) -> Option<usize> {
         let best = scored.iter().map(|(_, score)| *score).max()?;
-        let mut tied = scored.iter().filter(|(_, score)| *score == best).map(|(node, _)| *node);
+        let mut tied = scored
+            .iter()
+            .filter(|(_, score)| *score == best)
+            .map(|(node, _)| *node);
         if self.ranks.is_empty() {
             let tied: Vec<usize> = tied.collect();
             return tied.choose(&mut self.dice).copied();
         }
         let first = tied.next()?;
-        Some(tied.fold(first, |one, other| if self.ranks.get(other) < self.ranks.get(one) { other } else { one }))
+        Some(tied.fold(first, |one, other| {
+            if self.ranks.get(other) < self.ranks.get(one) {
+                other
+            } else {
+                one
+            }
+        }))
     }
 
     /// A number below another, by the dice of this scheduler.
@@ -131,7 +149,11 @@ fn least_allocated(node: &Node, used: &Use, pod: &Pod) -> i64 {
     let resources = [(node.cpu, cpu + pod_cpu), (node.memory, memory + pod_memory)];
     let (mut sum, mut n) = (0, 0);
     for (total, taken) in resources.into_iter().filter(|(total, _)| *total > 0) {
-        sum += if taken > total { 0 } else { (total - taken) * BEST / total };
+        sum += if taken > total {
+            0
+        } else {
+            (total - taken) * BEST / total
+        };
         n += 1;
     }
     if n == 0 { 0 } else { sum / n }
@@ -166,12 +188,28 @@ mod tests {
     const GIB: i64 = 1024;
 
     fn node(name: String, model: &str) -> NodeRow {
-        NodeRow { name, cpu_milli: 10_000, memory_mib: 10 * GIB, gpus: 1, model: model.to_owned() }
+        NodeRow {
+            name,
+            cpu_milli: 10_000,
+            memory_mib: 10 * GIB,
+            gpus: 1,
+            model: model.to_owned(),
+        }
     }
 
     fn pod(cpu_milli: i64, memory_mib: i64) -> PodRow {
         let (name, models) = ("p".to_owned(), String::new());
-        PodRow { name, cpu_milli, memory_mib, gpus: 0, gpu_milli: 0, models, is_vendor: false, created: None, deleted: None }
+        PodRow {
+            name,
+            cpu_milli,
+            memory_mib,
+            gpus: 0,
+            gpu_milli: 0,
+            models,
+            is_vendor: false,
+            created: None,
+            deleted: None,
+        }
     }
 
     #[rstest]
@@ -198,16 +236,41 @@ mod tests {
         let other = objects::world(&[], &[pod(used.0, used.1)]);
         let node = &world.nodes[0];
         let mut free = Use::empty(node);
-        free.take(&Pod { scored: [used.0, used.1 << 20], ..other.pods[0].clone() }, &[], 1);
+        free.take(
+            &Pod {
+                scored: [used.0, used.1 << 20],
+                ..other.pods[0].clone()
+            },
+            &[],
+            1,
+        );
         let pod = &world.pods[0];
-        let pod = if used.0 == 4000 { &Pod { scored: [100, pod.memory], ..pod.clone() } } else { pod };
+        let pod = if used.0 == 4000 {
+            &Pod {
+                scored: [100, pod.memory],
+                ..pod.clone()
+            }
+        } else {
+            pod
+        };
         assert_eq!(default_score(node, &free, pod), score);
     }
 
     #[test]
     fn a_search_goes_on_where_the_last_one_ended() {
-        let nodes: Vec<NodeRow> = (0..200).map(|at| node(format!("n{at}"), if at % 2 == 0 { "even" } else { "odd" })).collect();
-        let world = objects::world(&nodes, &[pod(1, 1), PodRow { models: "odd".to_owned(), ..pod(1, 1) }]);
+        let nodes: Vec<NodeRow> = (0..200)
+            .map(|at| node(format!("n{at}"), if at % 2 == 0 { "even" } else { "odd" }))
+            .collect();
+        let world = objects::world(
+            &nodes,
+            &[
+                pod(1, 1),
+                PodRow {
+                    models: "odd".to_owned(),
+                    ..pod(1, 1)
+                },
+            ],
+        );
         let occupancy = Occupancy::empty(&world);
         let mut kube = KubeScheduler::new(200, Sampling::Stock, Ties::Random, 0);
         let mut found = Found::default();
@@ -215,7 +278,10 @@ mod tests {
             kube.find(&world, &occupancy, &world.pods[pod], &mut found);
             (found.n_seen, found.nodes[0], found.nodes.len())
         };
-        assert_eq!((find(0), find(0), find(1), find(0)), ((100, 0, 100), (100, 100, 100), (200, 1, 100), (100, 0, 100)));
+        assert_eq!(
+            (find(0), find(0), find(1), find(0)),
+            ((100, 0, 100), (100, 100, 100), (200, 1, 100), (100, 0, 100))
+        );
     }
 
     #[test]
@@ -223,11 +289,19 @@ mod tests {
         let scored: Vec<(usize, i64)> = (0..50).map(|node| (node, i64::from(node > 3))).collect();
         let choices = |ties, seed| {
             let mut kube = KubeScheduler::new(50, Sampling::Stock, ties, seed);
-            (0..20).filter_map(|_| kube.choose(&scored)).collect::<Vec<usize>>()
+            (0..20)
+                .filter_map(|_| kube.choose(&scored))
+                .collect::<Vec<usize>>()
         };
         let fixed = choices(Ties::Fixed, 1);
-        assert!(fixed.len() == 20 && fixed.iter().all(|node| *node == fixed[0] && *node > 3), "{fixed:?}");
-        assert!((2..12).any(|seed| choices(Ties::Fixed, seed) != fixed), "each run has an order of its own");
+        assert!(
+            fixed.len() == 20 && fixed.iter().all(|node| *node == fixed[0] && *node > 3),
+            "{fixed:?}"
+        );
+        assert!(
+            (2..12).any(|seed| choices(Ties::Fixed, seed) != fixed),
+            "each run has an order of its own"
+        );
         let mut random = choices(Ties::Random, 1);
         assert_eq!(random, choices(Ties::Random, 1));
         random.sort_unstable();

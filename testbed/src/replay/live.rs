@@ -33,9 +33,15 @@ pub struct Seen {
 /// What cannot be listed, and why.
 pub async fn read(kubeconfig: &Path) -> Result<Seen> {
     let client = client_of(kubeconfig).await?;
-    let nodes = list(&client, "/api/v1/nodes").await?.context("the cluster has no kind Node")?;
-    let devices = list(&client, "/apis/scheduling.koordinator.sh/v1alpha1/devices").await?.unwrap_or_default();
-    let pods = list(&client, "/api/v1/pods").await?.context("the cluster has no kind Pod")?;
+    let nodes = list(&client, "/api/v1/nodes")
+        .await?
+        .context("the cluster has no kind Node")?;
+    let devices = list(&client, "/apis/scheduling.koordinator.sh/v1alpha1/devices")
+        .await?
+        .unwrap_or_default();
+    let pods = list(&client, "/api/v1/pods")
+        .await?
+        .context("the cluster has no kind Pod")?;
     Ok(Seen { nodes, devices, pods })
 }
 
@@ -46,13 +52,19 @@ async fn list(client: &Client, path: &str) -> Result<Option<Vec<Value>>> {
     loop {
         let request = http::Request::get(format!("{path}?limit={PAGE}{page}")).body(Vec::new())?;
         let answer: Value = match client.request(request).await {
-            Err(kube::Error::Api(status)) if status.code == StatusCode::NOT_FOUND.as_u16() => return Ok(None),
+            Err(kube::Error::Api(status)) if status.code == StatusCode::NOT_FOUND.as_u16() => {
+                return Ok(None);
+            }
             answer => answer.with_context(|| format!("cannot list {path}"))?,
         };
         if let Some(Value::Array(items)) = answer.get("items") {
             objects.extend(items.iter().cloned());
         }
-        match answer.pointer("/metadata/continue").and_then(Value::as_str).filter(|token| !token.is_empty()) {
+        match answer
+            .pointer("/metadata/continue")
+            .and_then(Value::as_str)
+            .filter(|token| !token.is_empty())
+        {
             Some(token) => page = format!("&continue={token}"),
             None => return Ok(Some(objects)),
         }

@@ -24,7 +24,14 @@ pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> World {
     let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
     let (pods, eligible) = self::pods(pods, &models);
     let columns = COLUMNS.map(str::to_owned).to_vec();
-    World { nodes: nodes.iter().map(|row| node(row, serves_vendor)).collect(), pods, columns, eligible, is_exact: true, ..World::default() }
+    World {
+        nodes: nodes.iter().map(|row| node(row, serves_vendor)).collect(),
+        pods,
+        columns,
+        eligible,
+        is_exact: true,
+        ..World::default()
+    }
 }
 
 /// Pods in the order of their names, and the sets of nodes that they may go to, for nodes of these models.
@@ -35,12 +42,23 @@ pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<Pod>, Vec<Box<[bool]>>) {
         (!wanted.is_empty()).then(|| {
             let (set, is_new) = sets.of(wanted);
             if is_new {
-                eligible.push(models.iter().map(|model| wanted.split('|').any(|wanted| wanted == *model)).collect());
+                eligible.push(
+                    models
+                        .iter()
+                        .map(|model| wanted.split('|').any(|wanted| wanted == *model))
+                        .collect(),
+                );
             }
             set
         })
     };
-    let mut pods: Vec<Pod> = rows.iter().map(|row| Pod { eligible: set_of(&row.models), ..pod(row) }).collect();
+    let mut pods: Vec<Pod> = rows
+        .iter()
+        .map(|row| Pod {
+            eligible: set_of(&row.models),
+            ..pod(row)
+        })
+        .collect();
     pods.sort_by(|one, other| one.name.cmp(&other.name));
     (pods, eligible)
 }
@@ -55,7 +73,9 @@ fn node(row: &NodeRow, serves_vendor: bool) -> Node {
         GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
     });
     let mut labels = json!({GPU_MODEL_LABEL: row.model});
-    if let (true, Some(amounts), Some(labels)) = (serves_vendor, amounts.as_object_mut(), labels.as_object_mut()) {
+    if let (true, Some(amounts), Some(labels)) =
+        (serves_vendor, amounts.as_object_mut(), labels.as_object_mut())
+    {
         amounts.insert(NVIDIA_GPU.to_owned(), json!(n_gpus.to_string()));
         labels.insert(SERVES_VENDOR.to_owned(), json!("true"));
     }
@@ -93,18 +113,26 @@ fn pod(row: &PodRow) -> Pod {
         spec: spec(row, &extended).to_string().into(),
         cpu,
         memory,
-        scored: [if cpu > 0 { cpu } else { DEFAULT_CPU }, if memory > 0 { memory } else { DEFAULT_MEMORY }],
+        scored: [
+            if cpu > 0 { cpu } else { DEFAULT_CPU },
+            if memory > 0 { memory } else { DEFAULT_MEMORY },
+        ],
         extended: extended.into(),
         is_managed: row.gpus > 0,
         gpus: row.gpus,
         milli: row.gpu_milli,
         eligible: None,
-        stay: Stay { from: row.created, to: row.deleted },
+        stay: Stay {
+            from: row.created,
+            to: row.deleted,
+        },
     }
 }
 
 fn spec(row: &PodRow, extended: &[(usize, i64)]) -> Value {
-    let named = extended.iter().filter_map(|(column, amount)| Some(((*COLUMNS.get(*column)?).to_owned(), json!(amount.to_string()))));
+    let named = extended.iter().filter_map(|(column, amount)| {
+        Some(((*COLUMNS.get(*column)?).to_owned(), json!(amount.to_string())))
+    });
     let limits: Map<String, Value> = named.collect();
     let mut requests = limits.clone();
     let amounts = [("cpu", row.cpu_milli, "m"), ("memory", row.memory_mib, "Mi")];
@@ -114,11 +142,11 @@ fn spec(row: &PodRow, extended: &[(usize, i64)]) -> Value {
             .filter(|(_, amount, _)| *amount > 0)
             .map(|(name, amount, unit)| ((*name).to_owned(), json!(format!("{amount}{unit}")))),
     );
-    let mut spec =
-        json!({"containers": [{"name": "main", "image": "busybox:1.36", "resources": {"limits": limits, "requests": requests}}]});
+    let mut spec = json!({"containers": [{"name": "main", "image": "busybox:1.36", "resources": {"limits": limits, "requests": requests}}]});
     if !row.models.is_empty() {
         let models: Vec<&str> = row.models.split('|').collect();
-        let term = json!({"matchExpressions": [{"key": GPU_MODEL_LABEL, "operator": "In", "values": models}]});
+        let term =
+            json!({"matchExpressions": [{"key": GPU_MODEL_LABEL, "operator": "In", "values": models}]});
         let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}});
         if let Some(spec) = spec.as_object_mut() {
             spec.insert("affinity".to_owned(), affinity);
@@ -136,16 +164,25 @@ mod tests {
 
     #[test]
     fn a_pod_says_what_its_user_would() {
-        let nodes = nodes_of("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n").unwrap();
+        let nodes =
+            nodes_of("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n")
+                .unwrap();
         let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np2,4000,8192,2,1000,T4|V100\np1,500,0,1,460,\np0,1000,64,0,0,\n";
         let world = world(&nodes, &pods_of(pods).unwrap());
-        let specs: Vec<String> = world.pods.iter().map(|pod| format!("{} {:?} {}", pod.name, pod.eligible, pod.spec)).collect();
+        let specs: Vec<String> = world
+            .pods
+            .iter()
+            .map(|pod| format!("{} {:?} {}", pod.name, pod.eligible, pod.spec))
+            .collect();
         assert_snapshot!(specs.join("\n"), @r#"
         p0 None {"containers":[{"image":"busybox:1.36","name":"main","resources":{"limits":{},"requests":{"cpu":"1000m","memory":"64Mi"}}}]}
         p1 None {"containers":[{"image":"busybox:1.36","name":"main","resources":{"limits":{"koordinator.sh/gpu-core":"46","koordinator.sh/gpu-memory-ratio":"46","koordinator.sh/gpu.shared":"1"},"requests":{"cpu":"500m","koordinator.sh/gpu-core":"46","koordinator.sh/gpu-memory-ratio":"46","koordinator.sh/gpu.shared":"1"}}}]}
         p2 Some(0) {"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"node.koordinator.sh/gpu-model","operator":"In","values":["T4","V100"]}]}]}}},"containers":[{"image":"busybox:1.36","name":"main","resources":{"limits":{"koordinator.sh/gpu-core":"200","koordinator.sh/gpu-memory-ratio":"200","koordinator.sh/gpu.shared":"2"},"requests":{"cpu":"4000m","koordinator.sh/gpu-core":"200","koordinator.sh/gpu-memory-ratio":"200","koordinator.sh/gpu.shared":"2","memory":"8192Mi"}}}]}
         "#);
         assert_eq!(world.eligible, [[false, true].into()]);
-        assert_eq!((world.capacity(), world.pods.iter().map(Pod::demand).sum::<i64>()), (4000, 2460));
+        assert_eq!(
+            (world.capacity(), world.pods.iter().map(Pod::demand).sum::<i64>()),
+            (4000, 2460)
+        );
     }
 }

@@ -98,7 +98,10 @@ impl Use {
 impl Occupancy {
     /// An empty cluster.
     pub fn empty(world: &World) -> Self {
-        Self { nodes: world.nodes.iter().map(Use::empty).collect(), n_allocated: 0 }
+        Self {
+            nodes: world.nodes.iter().map(Use::empty).collect(),
+            n_allocated: 0,
+        }
     }
 
     /// The cluster with the pods that are there from the start.
@@ -138,8 +141,12 @@ impl Occupancy {
 
     /// Whether kube-scheduler finds room for a pod: it knows sums only, and no device.
     pub fn has_room(&self, node: usize, pod: &Pod) -> bool {
-        let Some(free) = self.nodes.get(node) else { return false };
-        free.has_cpu(pod) && free.has_memory(pod) && pod.extended.iter().all(|wanted| free.has_extended(*wanted))
+        let Some(free) = self.nodes.get(node) else {
+            return false;
+        };
+        free.has_cpu(pod)
+            && free.has_memory(pod)
+            && pod.extended.iter().all(|wanted| free.has_extended(*wanted))
     }
 
     /// A pod comes to a node.

@@ -27,13 +27,27 @@ pub fn in_parallel<J: Sync, R: Send>(
             let Some(job) = jobs.get(at) else { return Ok(()) };
             let result = run(job).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
             let Some(result) = result else { return Ok(()) };
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+            done.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((at, result));
         }
     };
-    let n_threads = threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let n_threads = threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        usize::from,
+    );
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads.min(jobs.len())).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a run broke off")))).collect()
+        let threads: Vec<_> = (0..n_threads.min(jobs.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(anyhow::anyhow!("a run broke off")))
+            })
+            .collect()
     });
     results.into_iter().collect::<Result<()>>()?;
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);

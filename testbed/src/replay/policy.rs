@@ -53,14 +53,23 @@ impl FromStr for Policy {
         if let Some((_, reference)) = REFERENCES.iter().find(|(name, _)| *name == text) {
             return Ok(Self::Reference(*reference));
         }
-        let (node, device) = text.split_once('/').map_or((text, None), |(node, device)| (node, Some(device)));
+        let (node, device) = text
+            .split_once('/')
+            .map_or((text, None), |(node, device)| (node, Some(device)));
         let references = REFERENCES.map(|(name, _)| name).join(", ");
-        let node_policy: NodePolicy = node.parse().map_err(|error| format!("{error}; or, to compare with, one of {references}"))?;
+        let node_policy: NodePolicy = node
+            .parse()
+            .map_err(|error| format!("{error}; or, to compare with, one of {references}"))?;
         let device_policy = match device {
-            Some(device) => device.parse().map_err(|error: placement::PolicyError| error.to_string())?,
+            Some(device) => device
+                .parse()
+                .map_err(|error: placement::PolicyError| error.to_string())?,
             None => node.parse::<DevicePolicy>().unwrap_or_default(),
         };
-        Ok(Self::Engine(Policies { node: node_policy, device: device_policy }))
+        Ok(Self::Engine(Policies {
+            node: node_policy,
+            device: device_policy,
+        }))
     }
 }
 
@@ -70,10 +79,17 @@ impl fmt::Display for Policy {
             Self::Engine(Policies { node, device }) => {
                 let (node, device) = (node.to_string(), device.to_string());
                 let usual = node.parse::<DevicePolicy>().unwrap_or_default().to_string();
-                if device == usual { f.write_str(&node) } else { write!(f, "{node}/{device}") }
+                if device == usual {
+                    f.write_str(&node)
+                } else {
+                    write!(f, "{node}/{device}")
+                }
             }
             Self::Reference(reference) => {
-                let name = REFERENCES.iter().find(|(_, other)| other == reference).map_or("", |(name, _)| name);
+                let name = REFERENCES
+                    .iter()
+                    .find(|(_, other)| other == reference)
+                    .map_or("", |(name, _)| name);
                 f.write_str(name)
             }
         }
@@ -98,6 +114,9 @@ mod tests {
     #[test]
     fn an_unknown_name_is_told_of_with_all_that_there_are() {
         let error = "nonsense".parse::<Policy>().unwrap_err();
-        assert!(error.contains("binpack") && error.contains("kube-default"), "{error}");
+        assert!(
+            error.contains("binpack") && error.contains("kube-default"),
+            "{error}"
+        );
     }
 }

@@ -1,9 +1,16 @@
 //! Whole amounts as parts of others.
 
 /// A part of a whole; nothing of nothing.
-#[expect(clippy::cast_precision_loss, reason = "amounts of a cluster are far below 2^52")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "amounts of a cluster are far below 2^52"
+)]
 pub fn portion(part: i64, whole: i64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
 }
 
 /// A part of a whole in percent.

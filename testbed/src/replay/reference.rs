@@ -27,23 +27,52 @@ pub struct Chooser<'w> {
 impl<'w> Chooser<'w> {
     /// A policy that has seen nothing yet.
     pub fn new(world: &'w World, reference: Reference, typical: &'w [Typical]) -> Self {
-        let largest_gpu = world.nodes.iter().map(|node| node.minors.len()).max().and_then(|n| i64::try_from(n).ok());
-        let largest = [world.nodes.iter().map(|node| node.cpu).max().unwrap_or(0), largest_gpu.unwrap_or(0) * WHOLE];
+        let largest_gpu = world
+            .nodes
+            .iter()
+            .map(|node| node.minors.len())
+            .max()
+            .and_then(|n| i64::try_from(n).ok());
+        let largest = [
+            world.nodes.iter().map(|node| node.cpu).max().unwrap_or(0),
+            largest_gpu.unwrap_or(0) * WHOLE,
+        ];
         let mut numbers = Numbers::default();
-        let mut kind = |pod: &Pod| numbers.of(&format!("{} {} {} {}", pod.cpu, pod.memory, pod.gpus, pod.milli)).0;
+        let mut kind = |pod: &Pod| {
+            numbers
+                .of(&format!("{} {} {} {}", pod.cpu, pod.memory, pod.gpus, pod.milli))
+                .0
+        };
         let kinds: Vec<usize> = world.pods.iter().map(&mut kind).collect();
         let n_kinds = kinds.iter().max().map_or(0, |last| last + 1);
-        Self { world, reference, typical, largest, kinds, known: vec![vec![(0, None); world.nodes.len()]; n_kinds] }
+        Self {
+            world,
+            reference,
+            typical,
+            largest,
+            kinds,
+            known: vec![vec![(0, None); world.nodes.len()]; n_kinds],
+        }
     }
 
     /// The nodes among these that have devices for a pod, with their scores.
-    pub fn score(&mut self, pod_at: usize, nodes: &[usize], occupancy: &Occupancy, kube: &mut KubeScheduler) -> Vec<(usize, i64)> {
-        let Some(pod) = self.world.pods.get(pod_at) else { return Vec::new() };
+    pub fn score(
+        &mut self,
+        pod_at: usize,
+        nodes: &[usize],
+        occupancy: &Occupancy,
+        kube: &mut KubeScheduler,
+    ) -> Vec<(usize, i64)> {
+        let Some(pod) = self.world.pods.get(pod_at) else {
+            return Vec::new();
+        };
         let kind = self.kinds.get(pod_at).copied().unwrap_or(0);
         let mut known = self.known.get_mut(kind).map(std::mem::take).unwrap_or_default();
         let mut results = Vec::with_capacity(nodes.len());
         for node in nodes {
-            let (Some(free), Some((version, score))) = (occupancy.node(*node), known.get_mut(*node)) else { continue };
+            let (Some(free), Some((version, score))) = (occupancy.node(*node), known.get_mut(*node)) else {
+                continue;
+            };
             if *version != free.version {
                 (*version, *score) = (free.version, self.score_node(*node, free, pod));
             }
@@ -69,27 +98,44 @@ impl<'w> Chooser<'w> {
         Some(match self.reference {
             Reference::KubeDefault => default_score(self.world.nodes.get(at)?, free, pod),
             Reference::BestFit => {
-                let left = portion(free.cpu_free - pod.cpu, largest_cpu).midpoint(portion(gpu_left, most_gpus));
+                let left =
+                    portion(free.cpu_free - pod.cpu, largest_cpu).midpoint(portion(gpu_left, most_gpus));
                 floor(100.0 * (1.0 - left))
             }
             Reference::Fullest => -gpu_left,
             Reference::Random => 0,
-            Reference::Fgd => self.descents(at, free, pod).map(|(score, _)| score).max().unwrap_or(0),
+            Reference::Fgd => self
+                .descents(at, free, pod)
+                .map(|(score, _)| score)
+                .max()
+                .unwrap_or(0),
         })
     }
 
     /// The parts of a node's GPUs that a pod gets.
     pub fn parts(&self, at: usize, free: &Use, pod: &Pod, kube: &mut KubeScheduler) -> Vec<Part> {
-        let part = |gpu: usize| Part { gpu, milli: pod.milli };
+        let part = |gpu: usize| Part {
+            gpu,
+            milli: pod.milli,
+        };
         if self.reference == Reference::Fgd && pod.gpus == 1 {
             let mut choices = self.descents(at, free, pod);
             let first = choices.next();
             // The first of the best.
-            let best =
-                choices.fold(first, |best, other| if best.as_ref().is_some_and(|best| best.0 >= other.0) { best } else { Some(other) });
+            let best = choices.fold(first, |best, other| {
+                if best.as_ref().is_some_and(|best| best.0 >= other.0) {
+                    best
+                } else {
+                    Some(other)
+                }
+            });
             return best.map(|(_, parts)| parts).unwrap_or_default();
         }
-        let fitting = free.gpus.iter().enumerate().filter(|(_, free)| **free >= pod.milli);
+        let fitting = free
+            .gpus
+            .iter()
+            .enumerate()
+            .filter(|(_, free)| **free >= pod.milli);
         let mut fitting: Vec<(i64, usize)> = fitting.map(|(gpu, free)| (*free, gpu)).collect();
         if self.reference == Reference::Random {
             for (free, _) in &mut fitting {
@@ -97,16 +143,36 @@ impl<'w> Chooser<'w> {
             }
         }
         fitting.sort_unstable();
-        fitting.into_iter().take(pod.gpus).map(|(_, gpu)| part(gpu)).collect()
+        fitting
+            .into_iter()
+            .take(pod.gpus)
+            .map(|(_, gpu)| part(gpu))
+            .collect()
     }
 
     /// For every choice of devices on a node, how well it does for fragmentation, from 0 to 100.
-    fn descents<'a>(&'a self, at: usize, free: &'a Use, pod: &'a Pod) -> impl Iterator<Item = (i64, Vec<Part>)> + 'a {
+    fn descents<'a>(
+        &'a self,
+        at: usize,
+        free: &'a Use,
+        pod: &'a Pod,
+    ) -> impl Iterator<Item = (i64, Vec<Part>)> + 'a {
         let before = fragment(self.world, at, free, self.typical);
-        let fitting =
-            || free.gpus.iter().enumerate().filter(|(_, free)| **free >= pod.milli).map(|(gpu, _)| Part { gpu, milli: pod.milli });
-        let choices: Vec<Vec<Part>> =
-            if pod.gpus == 1 { fitting().map(|part| vec![part]).collect() } else { vec![fitting().take(pod.gpus).collect()] };
+        let fitting = || {
+            free.gpus
+                .iter()
+                .enumerate()
+                .filter(|(_, free)| **free >= pod.milli)
+                .map(|(gpu, _)| Part {
+                    gpu,
+                    milli: pod.milli,
+                })
+        };
+        let choices: Vec<Vec<Part>> = if pod.gpus == 1 {
+            fitting().map(|part| vec![part]).collect()
+        } else {
+            vec![fitting().take(pod.gpus).collect()]
+        };
         choices.into_iter().map(move |parts| {
             let mut after = free.clone();
             after.take(pod, &parts, 1);

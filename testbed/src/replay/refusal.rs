@@ -49,13 +49,24 @@ pub fn message(world: &World, occupancy: &Occupancy, pod: &Pod, found: &Found, r
     let mut shortages = Shortages::of(world, pod);
     for node in (found.first..n_nodes).chain(0..found.first).take(found.n_seen) {
         if world.is_eligible(pod.eligible, node) {
-            n_resolvable += usize::from(occupancy.node(node).is_some_and(|free| shortages.count(free, pod)));
+            n_resolvable += usize::from(
+                occupancy
+                    .node(node)
+                    .is_some_and(|free| shortages.count(free, pod)),
+            );
         } else {
             n_not_eligible += 1;
         }
     }
-    let own = shortages.0.iter().map(|(text, n_nodes)| (text.as_str(), *n_nodes)).chain([(NOT_ELIGIBLE, n_not_eligible)]);
-    let theirs = refused.texts.iter().map(|(text, n_nodes)| (text.as_str(), *n_nodes));
+    let own = shortages
+        .0
+        .iter()
+        .map(|(text, n_nodes)| (text.as_str(), *n_nodes))
+        .chain([(NOT_ELIGIBLE, n_not_eligible)]);
+    let theirs = refused
+        .texts
+        .iter()
+        .map(|(text, n_nodes)| (text.as_str(), *n_nodes));
     sentence(n_nodes, own.chain(theirs), n_resolvable)
 }
 
@@ -64,14 +75,26 @@ struct Shortages(Vec<(String, usize)>);
 
 impl Shortages {
     fn of(world: &World, pod: &Pod) -> Self {
-        let columns = pod.extended.iter().filter_map(|(column, _)| world.columns.get(*column)).map(String::as_str);
-        Self(["cpu", "memory"].into_iter().chain(columns).map(|resource| (format!("Insufficient {resource}"), 0)).collect())
+        let columns = pod
+            .extended
+            .iter()
+            .filter_map(|(column, _)| world.columns.get(*column))
+            .map(String::as_str);
+        Self(
+            ["cpu", "memory"]
+                .into_iter()
+                .chain(columns)
+                .map(|resource| (format!("Insufficient {resource}"), 0))
+                .collect(),
+        )
     }
 
     /// Counts one node; returns true if it is short of anything.
     fn count(&mut self, free: &Use, pod: &Pod) -> bool {
         let extended = pod.extended.iter().map(|wanted| free.has_extended(*wanted));
-        let has_room = [free.has_cpu(pod), free.has_memory(pod)].into_iter().chain(extended);
+        let has_room = [free.has_cpu(pod), free.has_memory(pod)]
+            .into_iter()
+            .chain(extended);
         let mut is_short = false;
         for ((_, n_nodes), _) in self.0.iter_mut().zip(has_room).filter(|(_, has_room)| !has_room) {
             *n_nodes += 1;
@@ -115,7 +138,13 @@ mod tests {
     fn nodes_are_counted_by_the_texts_for_them() {
         let read = |json| serde_json::from_str::<Misfits<'_>>(json).unwrap();
         let refused = Refused::of(read(r#"{"a":"full","b":"a \"b\""}"#), read(r#"{"c":"full"}"#));
-        assert_eq!(refused, Refused { texts: [("full".to_owned(), 2), (r#"a "b""#.to_owned(), 1)].into(), n_resolvable: 2 });
+        assert_eq!(
+            refused,
+            Refused {
+                texts: [("full".to_owned(), 2), (r#"a "b""#.to_owned(), 1)].into(),
+                n_resolvable: 2
+            }
+        );
     }
 
     /// The nodes of the sample alone count, from the one on at which the search began.
@@ -124,10 +153,23 @@ mod tests {
         let nodes = "sn,cpu_milli,memory_mib,gpu,model\na,1000,1024,1,T4\nb,1000,1024,1,P100\nc,500,1024,0,T4\nd,1000,1024,1,T4\n";
         let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,1000,512,1,500,T4\n";
         let world = objects::world(&nodes_of(nodes).unwrap(), &pods_of(pods).unwrap());
-        let found = Found { nodes: vec![3], first: 1, n_seen: 3 };
-        let refused = Refused { texts: [("no device".to_owned(), 1)].into(), n_resolvable: 0 };
+        let found = Found {
+            nodes: vec![3],
+            first: 1,
+            n_seen: 3,
+        };
+        let refused = Refused {
+            texts: [("no device".to_owned(), 1)].into(),
+            n_resolvable: 0,
+        };
         assert_eq!(
-            message(&world, &Occupancy::empty(&world), &world.pods[0], &found, &refused),
+            message(
+                &world,
+                &Occupancy::empty(&world),
+                &world.pods[0],
+                &found,
+                &refused
+            ),
             "0/4 nodes are available: 1 Insufficient cpu, 1 Insufficient koordinator.sh/gpu-core, \
              1 Insufficient koordinator.sh/gpu-memory-ratio, 1 Insufficient koordinator.sh/gpu.shared, 1 no device, \
              1 node(s) didn't match Pod's node affinity/selector. preemption: 0/4 nodes are available: \

@@ -89,7 +89,10 @@ pub struct Outcome {
 pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>> {
     let began = Instant::now();
     let capacity = job.world.capacity();
-    let demand = job.tune.filter(|_| !job.in_order).map(|part| floor(part * real(capacity)));
+    let demand = job
+        .tune
+        .filter(|_| !job.in_order)
+        .map(|part| floor(part * real(capacity)));
     let arrivals = arrivals(job, demand);
     bar.set_length(arrivals.len());
     let mut run = Run::new(job);
@@ -97,12 +100,22 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        run.arrive(&arrivals, arrival, at).with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
+        run.arrive(&arrivals, arrival, at)
+            .with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
         bar.advance();
     }
     run.check()?;
     let (pods, seconds) = (arrivals.len(), began.elapsed().as_secs_f64());
-    let Run { unplaced, sample_refusals, missed, checks, curve, allocated, engine, .. } = run;
+    let Run {
+        unplaced,
+        sample_refusals,
+        missed,
+        checks,
+        curve,
+        allocated,
+        engine,
+        ..
+    } = run;
     // Pods are coarse: the last ones may come a little below the demand that they were brought to.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
     let curve = match last.filter(|_| !job.departures) {
@@ -110,12 +123,27 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
         None => curve.points(),
     };
     let filter_micros = engine.filter_micros();
-    Ok(Some(Outcome { seed: job.seed, pods, unplaced, sample_refusals, missed, checks, curve, allocated, filter_micros, seconds }))
+    Ok(Some(Outcome {
+        seed: job.seed,
+        pods,
+        unplaced,
+        sample_refusals,
+        missed,
+        checks,
+        curve,
+        allocated,
+        filter_micros,
+        seconds,
+    }))
 }
 
 fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
     let to_come = demand.map(|demand| (demand - job.world.present_demand()).max(0));
-    let mut arrivals = if job.in_order { recorded(job.world) } else { shuffled(job.world, job.seed, to_come) };
+    let mut arrivals = if job.in_order {
+        recorded(job.world)
+    } else {
+        shuffled(job.world, job.seed, to_come)
+    };
     if job.departures || job.in_order {
         by_time(job.world, &mut arrivals);
     }
@@ -157,13 +185,28 @@ enum Attempt {
 
 impl<'w> Run<'w> {
     fn new(job: Job<'w>) -> Self {
-        let Job { world, typical, policy, conditions, seed, .. } = job;
+        let Job {
+            world,
+            typical,
+            policy,
+            conditions,
+            seed,
+            ..
+        } = job;
         let (policies, chooser) = match policy {
             Policy::Engine(policies) => (*policies, None),
-            Policy::Reference(reference) => (Policies::default(), Some(Chooser::new(world, *reference, typical))),
+            Policy::Reference(reference) => (
+                Policies::default(),
+                Some(Chooser::new(world, *reference, typical)),
+            ),
         };
         let occupancy = Occupancy::at_start(world);
-        let fragments: Vec<f64> = occupancy.nodes().iter().enumerate().map(|(at, free)| fragment(world, at, free, typical)).collect();
+        let fragments: Vec<f64> = occupancy
+            .nodes()
+            .iter()
+            .enumerate()
+            .map(|(at, free)| fragment(world, at, free, typical))
+            .collect();
         Self {
             job,
             engine: Engine::new(world, policies, job.answer_nodes),
@@ -187,13 +230,21 @@ impl<'w> Run<'w> {
     }
 
     fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
-        let pod = self.job.world.pods.get(arrival.pod).context("there is no such pod")?;
+        let pod = self
+            .job
+            .world
+            .pods
+            .get(arrival.pod)
+            .context("there is no such pod")?;
         if self.job.departures {
             self.depart(arrivals, pod.stay.from.unwrap_or(i64::MIN));
-            self.stays.extend(pod.stay.end(self.job.stretch).map(|end| Reverse((end, at))));
+            self.stays
+                .extend(pod.stay.end(self.job.stretch).map(|end| Reverse((end, at))));
         }
         self.engine.create(pod, arrival)?;
-        let place = self.place(arrival.pod, pod).with_context(|| format!("pod {}", arrival.name))?;
+        let place = self
+            .place(arrival.pod, pod)
+            .with_context(|| format!("pod {}", arrival.name))?;
         if let Some((node, parts)) = &place {
             self.occupancy.put(*node, pod, parts);
             self.measure(*node);
@@ -210,7 +261,8 @@ impl<'w> Run<'w> {
         let capacity = self.job.world.capacity();
         let fragment = 100.0 * self.fragment / real(capacity.max(1));
         let allocated = percent(self.occupancy.n_allocated(), capacity);
-        self.curve.add(percent(self.offered, capacity), allocated, fragment);
+        self.curve
+            .add(percent(self.offered, capacity), allocated, fragment);
         self.allocated.push(allocated);
         Ok(())
     }
@@ -220,7 +272,9 @@ impl<'w> Run<'w> {
         while let Some(Reverse((_, at))) = self.stays.peek().copied().filter(|Reverse((to, _))| *to <= now) {
             self.stays.pop();
             let Some(arrival) = arrivals.get(at) else { continue };
-            let Some(pod) = self.job.world.pods.get(arrival.pod) else { continue };
+            let Some(pod) = self.job.world.pods.get(arrival.pod) else {
+                continue;
+            };
             self.offered -= pod.demand();
             if let Some((node, parts)) = self.places.get_mut(at).and_then(Option::take) {
                 self.occupancy.remove(node, pod, &parts);
@@ -253,7 +307,9 @@ impl<'w> Run<'w> {
                 return Ok(None);
             }
             n_refusals += 1;
-            let Attempt::RefusedByExtender(message) = attempt else { continue };
+            let Attempt::RefusedByExtender(message) = attempt else {
+                continue;
+            };
             if condition.as_ref() == Some(&message) {
                 self.give_up(pod, n_refusals)?;
                 return Ok(None);
@@ -266,7 +322,8 @@ impl<'w> Run<'w> {
     /// kube-scheduler does not try a pod again that it has not asked the extender about all nodes for.
     fn give_up(&mut self, pod: &Pod, n_refusals: usize) -> Result<()> {
         let world = self.job.world;
-        let has_room = |node: &usize| world.is_eligible(pod.eligible, *node) && self.occupancy.has_room(*node, pod);
+        let has_room =
+            |node: &usize| world.is_eligible(pod.eligible, *node) && self.occupancy.has_room(*node, pod);
         let with_room: Vec<usize> = (0..world.nodes.len()).filter(has_room).collect();
         if self.engine.fits_any(&with_room)? {
             self.sample_refusals += n_refusals;
@@ -281,22 +338,38 @@ impl<'w> Run<'w> {
             return Ok(Attempt::Refused);
         }
         if !pod.is_managed && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
-            let scored: Vec<(usize, i64)> = nodes.iter().map(|node| (*node, self.default_score(*node, pod))).collect();
-            let Some(node) = self.kube.choose(&scored) else { return Ok(Attempt::Refused) };
+            let scored: Vec<(usize, i64)> = nodes
+                .iter()
+                .map(|node| (*node, self.default_score(*node, pod)))
+                .collect();
+            let Some(node) = self.kube.choose(&scored) else {
+                return Ok(Attempt::Refused);
+            };
             self.engine.bind_elsewhere(node, &[])?;
             return Ok(Attempt::Placed(node, Vec::new()));
         }
         if let Some(chooser) = &mut self.chooser {
             let scored = chooser.score(pod_at, nodes, &self.occupancy, &mut self.kube);
-            let Some(node) = self.kube.choose(&scored) else { return Ok(Attempt::Refused) };
+            let Some(node) = self.kube.choose(&scored) else {
+                return Ok(Attempt::Refused);
+            };
             let free = self.occupancy.node(node).context("there is no such node")?;
             let parts = chooser.parts(node, free, pod, &mut self.kube);
             self.engine.bind_elsewhere(node, &parts)?;
             return Ok(Attempt::Placed(node, parts));
         }
-        let Filtered { nodes: fitting, refused } = self.engine.filter(nodes)?;
+        let Filtered {
+            nodes: fitting,
+            refused,
+        } = self.engine.filter(nodes)?;
         let Some(node) = self.choose_among(pod, &fitting)? else {
-            return Ok(Attempt::RefusedByExtender(refusal::message(self.job.world, &self.occupancy, pod, found, &refused)));
+            return Ok(Attempt::RefusedByExtender(refusal::message(
+                self.job.world,
+                &self.occupancy,
+                pod,
+                found,
+                &refused,
+            )));
         };
         let parts = self.engine.bind(node)?;
         if self.job.world.is_exact && parts.len() != pod.gpus {
@@ -311,7 +384,12 @@ impl<'w> Run<'w> {
             return Ok(fitting.first().copied());
         }
         let points = self.engine.prioritize(fitting)?;
-        let score = |node: &usize| (*node, self.default_score(*node, pod) + PER_POINT * points.get(node).copied().unwrap_or(0));
+        let score = |node: &usize| {
+            (
+                *node,
+                self.default_score(*node, pod) + PER_POINT * points.get(node).copied().unwrap_or(0),
+            )
+        };
         let scored: Vec<(usize, i64)> = fitting.iter().map(score).collect();
         Ok(self.kube.choose(&scored))
     }
@@ -322,7 +400,9 @@ impl<'w> Run<'w> {
     }
 
     fn measure(&mut self, node: usize) {
-        let (Some(free), Some(known)) = (self.occupancy.node(node), self.fragments.get_mut(node)) else { return };
+        let (Some(free), Some(known)) = (self.occupancy.node(node), self.fragments.get_mut(node)) else {
+            return;
+        };
         let now = fragment(self.job.world, node, free, self.job.typical);
         self.fragment += now - *known;
         *known = now;
@@ -330,6 +410,8 @@ impl<'w> Run<'w> {
 
     fn check(&mut self) -> Result<()> {
         self.checks += 1;
-        self.engine.check(&self.occupancy).with_context(|| format!("after {} placements", self.placed))
+        self.engine
+            .check(&self.occupancy)
+            .with_context(|| format!("after {} placements", self.placed))
     }
 }

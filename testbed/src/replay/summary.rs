@@ -50,16 +50,38 @@ pub struct Spread {
 impl Summary {
     /// Sums up runs.
     pub fn of(list: &str, policy: String, conditions: &str, runs: Vec<Outcome>) -> Self {
-        let most = runs.iter().flat_map(|run| &run.curve).map(|point| point.offered).max().unwrap_or(0);
+        let most = runs
+            .iter()
+            .flat_map(|run| &run.curve)
+            .map(|point| point.offered)
+            .max()
+            .unwrap_or(0);
         let averages = |offered: usize| {
-            let points = || runs.iter().filter_map(move |run| run.curve.iter().find(|point| point.offered == offered));
+            let points = || {
+                runs.iter()
+                    .filter_map(move |run| run.curve.iter().find(|point| point.offered == offered))
+            };
             points().next()?;
-            let of = |value: fn(&Point) -> f64| mean_and_deviation(&points().map(value).collect::<Vec<f64>>());
-            let ((allocated, allocated_sd), (fragment, fragment_sd)) = (of(|point| point.allocated), of(|point| point.fragment));
-            Some(Spread { offered, allocated, allocated_sd, fragment, fragment_sd })
+            let of =
+                |value: fn(&Point) -> f64| mean_and_deviation(&points().map(value).collect::<Vec<f64>>());
+            let ((allocated, allocated_sd), (fragment, fragment_sd)) =
+                (of(|point| point.allocated), of(|point| point.fragment));
+            Some(Spread {
+                offered,
+                allocated,
+                allocated_sd,
+                fragment,
+                fragment_sd,
+            })
         };
         let curve = (0..=most).filter_map(averages).collect();
-        Self { list: list.to_owned(), policy, conditions: conditions.to_owned(), curve, runs }
+        Self {
+            list: list.to_owned(),
+            policy,
+            conditions: conditions.to_owned(),
+            curve,
+            runs,
+        }
     }
 
     /// The averages at a percentage of offered demand, if it was reached.
@@ -71,7 +93,12 @@ impl Summary {
     pub fn as_it_is(list: &str, world: &World, typical: &[Typical]) -> Self {
         let occupancy = Occupancy::as_it_is(world);
         let capacity = world.capacity();
-        let fragments: f64 = occupancy.nodes().iter().enumerate().map(|(at, free)| fragment::fragment(world, at, free, typical)).sum();
+        let fragments: f64 = occupancy
+            .nodes()
+            .iter()
+            .enumerate()
+            .map(|(at, free)| fragment::fragment(world, at, free, typical))
+            .sum();
         let demand = world.present_demand() + world.pods.iter().map(Pod::demand).sum::<i64>();
         let end = Spread {
             offered: usize::try_from(floor(percent(demand, capacity) + 0.5)).unwrap_or(0),
@@ -80,7 +107,13 @@ impl Summary {
             fragment: 100.0 * fragments / real(capacity.max(1)),
             fragment_sd: 0.0,
         };
-        Self { list: list.to_owned(), policy: AS_IT_IS.to_owned(), conditions: absent(), curve: vec![end], runs: Vec::new() }
+        Self {
+            list: list.to_owned(),
+            policy: AS_IT_IS.to_owned(),
+            conditions: absent(),
+            curve: vec![end],
+            runs: Vec::new(),
+        }
     }
 
     /// Pods that found no place, refusals of samples, pods missed by them, microseconds of a filter, seconds of a run.
@@ -89,14 +122,29 @@ impl Summary {
             return [(); 5].map(|()| absent());
         }
         let count = |of: fn(&Outcome) -> usize| {
-            let counts: Vec<f64> = self.runs.iter().map(|run| real(i64::try_from(of(run)).unwrap_or(0))).collect();
+            let counts: Vec<f64> = self
+                .runs
+                .iter()
+                .map(|run| real(i64::try_from(of(run)).unwrap_or(0)))
+                .collect();
             mean_and_deviation(&counts).0
         };
-        let [unplaced, sample_refusals] = [count(|run| run.unplaced), count(|run| run.sample_refusals)].map(|n| format!("{n:.0}"));
+        let [unplaced, sample_refusals] =
+            [count(|run| run.unplaced), count(|run| run.sample_refusals)].map(|n| format!("{n:.0}"));
         let missed = format!("{:.1}", count(|run| run.missed));
         let micros = self.mean(|run| run.filter_micros);
-        let micros = if micros > 0.0 { format!("{micros:.0}") } else { absent() };
-        [unplaced, sample_refusals, missed, micros, format!("{:.1}", self.mean(|run| run.seconds))]
+        let micros = if micros > 0.0 {
+            format!("{micros:.0}")
+        } else {
+            absent()
+        };
+        [
+            unplaced,
+            sample_refusals,
+            missed,
+            micros,
+            format!("{:.1}", self.mean(|run| run.seconds)),
+        ]
     }
 
     fn mean(&self, value: fn(&Outcome) -> f64) -> f64 {
@@ -133,11 +181,21 @@ pub fn render(summaries: &[Summary]) -> String {
     let mut results = table(heads);
     for summary in summaries {
         let end = summary.curve.last();
-        let named = [summary.list.clone(), summary.policy.clone(), summary.conditions.clone(), summary.runs.len().to_string()];
+        let named = [
+            summary.list.clone(),
+            summary.policy.clone(),
+            summary.conditions.clone(),
+            summary.runs.len().to_string(),
+        ];
         let offered = end.map_or_else(absent, |spread| spread.offered.to_string());
         let measured = [allocated(end), fragment(end), allocated(summary.at(ALLOCATED_AT))];
         let on_the_way = FRAGMENT_AT.map(|at| fragment(summary.at(at)));
-        let cells = named.into_iter().chain([offered]).chain(measured).chain(on_the_way).chain(summary.work());
+        let cells = named
+            .into_iter()
+            .chain([offered])
+            .chain(measured)
+            .chain(on_the_way)
+            .chain(summary.work());
         results.add_row(cells);
     }
     results.to_string()
@@ -148,9 +206,13 @@ fn absent() -> String {
 }
 
 fn allocated(spread: Option<&Spread>) -> String {
-    spread.map_or_else(absent, |spread| format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd))
+    spread.map_or_else(absent, |spread| {
+        format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd)
+    })
 }
 
 fn fragment(spread: Option<&Spread>) -> String {
-    spread.map_or_else(absent, |spread| format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd))
+    spread.map_or_else(absent, |spread| {
+        format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd)
+    })
 }

@@ -6,20 +6,43 @@ use super::*;
 
 /// Nodes of two kinds, and pods whose sizes repeat.
 pub(super) fn list(n_nodes: usize, n_pods: usize) -> List {
-    let node = |at: usize| format!("n{at:03},{},262144,{},{}\n", 16_000 * (1 + at % 3), 1 + at % 4, ["T4", "V100"][at % 2]);
+    let node = |at: usize| {
+        format!(
+            "n{at:03},{},262144,{},{}\n",
+            16_000 * (1 + at % 3),
+            1 + at % 4,
+            ["T4", "V100"][at % 2]
+        )
+    };
     let nodes = (0..n_nodes).map(node).collect::<Vec<_>>().concat();
-    let sizes =
-        [(4000, 1, 500, ""), (2000, 1, 250, "T4"), (1000, 0, 0, ""), (8000, 1, 1000, "V100|T4"), (8000, 2, 1000, ""), (3000, 1, 810, "")];
+    let sizes = [
+        (4000, 1, 500, ""),
+        (2000, 1, 250, "T4"),
+        (1000, 0, 0, ""),
+        (8000, 1, 1000, "V100|T4"),
+        (8000, 2, 1000, ""),
+        (3000, 1, 810, ""),
+    ];
     let pod = |at: usize| {
         let (cpu, gpus, milli, models) = sizes[at * 7 % 11 % sizes.len()];
-        format!("p{at:04},{cpu},4096,{gpus},{milli},{models},{},{}\n", at * 10, at * 10 + 700)
+        format!(
+            "p{at:04},{cpu},4096,{gpus},{milli},{models},{},{}\n",
+            at * 10,
+            at * 10 + 700
+        )
     };
     let pods = (0..n_pods).map(pod).collect::<Vec<_>>().concat();
     let nodes = trace::nodes_of(&format!("sn,cpu_milli,memory_mib,gpu,model\n{nodes}")).unwrap();
-    let pods =
-        trace::pods_of(&format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n{pods}")).unwrap();
+    let pods = trace::pods_of(&format!(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n{pods}"
+    ))
+    .unwrap();
     let world = objects::world(&nodes, &pods);
-    List { name: "made".to_owned(), typical: typical_pods(&world), world }
+    List {
+        name: "made".to_owned(),
+        typical: typical_pods(&world),
+        world,
+    }
 }
 
 #[derive(clap::Parser)]
@@ -37,7 +60,13 @@ fn args(text: &str) -> ReplayArgs {
 async fn replayed(text: &str) -> Vec<Summary> {
     let args = args(&format!("--nodes none --pods none --check-every 20 {text}"));
     let summaries = results(args, vec![list(20, 90)]).await;
-    assert!(summaries.iter().flat_map(|summary| &summary.runs).all(|run| run.checks > 2), "invariants are checked all along");
+    assert!(
+        summaries
+            .iter()
+            .flat_map(|summary| &summary.runs)
+            .all(|run| run.checks > 2),
+        "invariants are checked all along"
+    );
     summaries
 }
 
@@ -50,9 +79,18 @@ pub(super) async fn replayed_with(text: &str) -> Vec<Summary> {
 
 /// Results without what depends on the machine.
 async fn results(args: ReplayArgs, lists: Vec<List>) -> Vec<Summary> {
-    let conditions = args.condition.iter().map(|named| Conditions::of(*named, Overrides::default())).collect();
+    let conditions = args
+        .condition
+        .iter()
+        .map(|named| Conditions::of(*named, Overrides::default()))
+        .collect();
     let console = Console::new(true);
-    let plan = Plan { lists, conditions, bars: console.bars(), args };
+    let plan = Plan {
+        lists,
+        conditions,
+        bars: console.bars(),
+        args,
+    };
     let mut summaries = replay(plan, &console).await.unwrap();
     for run in summaries.iter_mut().flat_map(|summary| &mut summary.runs) {
         (run.seconds, run.filter_micros) = (0.0, 0.0);
@@ -62,15 +100,24 @@ async fn results(args: ReplayArgs, lists: Vec<List>) -> Vec<Summary> {
 
 #[tokio::test]
 async fn policies_are_compared_under_each_condition() {
-    let summaries = replayed("--policy kube-default,fgd,best-fit,fullest,random --condition P,A,S --seeds 1,2").await;
+    let summaries =
+        replayed("--policy kube-default,fgd,best-fit,fullest,random --condition P,A,S --seeds 1,2").await;
     assert_snapshot!(summary::render(&summaries));
-    let svg = plot::bars("Policies", 130, &summaries.iter().filter(|summary| summary.conditions == "A").collect::<Vec<_>>());
+    let svg = plot::bars(
+        "Policies",
+        130,
+        &summaries
+            .iter()
+            .filter(|summary| summary.conditions == "A")
+            .collect::<Vec<_>>(),
+    );
     assert_snapshot!(svg);
 }
 
 #[tokio::test]
 async fn a_seed_says_it_all() {
-    let [one, other] = ["--threads 1", "--threads 4"].map(|threads| format!("--policy fill,binpack --condition A --seeds 4,5 {threads}"));
+    let [one, other] = ["--threads 1", "--threads 4"]
+        .map(|threads| format!("--policy fill,binpack --condition A --seeds 4,5 {threads}"));
     let (one, other) = (replayed(&one).await, replayed(&other).await);
     for (one, other) in one.iter().zip(&other) {
         assert_eq!(one.curve, other.curve, "{}", one.policy);
@@ -84,23 +131,44 @@ async fn pods_that_leave_make_room() {
     let staying = replayed("--policy binpack --condition A --seeds 1 --tune 0").await;
     let leaving = replayed("--policy binpack --condition A --seeds 1 --tune 0 --departures").await;
     let last = |summary: &Summary| summary.curve.iter().map(|spread| spread.offered).max().unwrap();
-    assert!(last(&leaving[0]) < last(&staying[0]), "{} {}", last(&leaving[0]), last(&staying[0]));
+    assert!(
+        last(&leaving[0]) < last(&staying[0]),
+        "{} {}",
+        last(&leaving[0]),
+        last(&staying[0])
+    );
     assert!(leaving[0].runs[0].unplaced < staying[0].runs[0].unplaced);
-    let stretched = replayed("--policy binpack --condition A --seeds 1 --tune 0 --departures --stretch 100").await;
-    assert_eq!(last(&stretched[0]), last(&staying[0]), "nobody goes before the last one comes");
+    let stretched =
+        replayed("--policy binpack --condition A --seeds 1 --tune 0 --departures --stretch 100").await;
+    assert_eq!(
+        last(&stretched[0]),
+        last(&staying[0]),
+        "nobody goes before the last one comes"
+    );
 }
 
 /// All nodes but the last have one GPU, which kube-scheduler's sums take for two halves of different ones. It looks for 144 of
 /// 300 nodes: the last one is in the third sample, and the first refusal alone changes the pod's condition whatever it says.
 #[tokio::test]
 async fn a_pod_that_a_sample_misses_is_tried_again() {
-    let nodes = (0..300).map(|at| format!("n{at:03},16000,65536,{},T4\n", 1 + at / 299)).collect::<Vec<_>>().concat();
+    let nodes = (0..300)
+        .map(|at| format!("n{at:03},16000,65536,{},T4\n", 1 + at / 299))
+        .collect::<Vec<_>>()
+        .concat();
     let nodes = trace::nodes_of(&format!("sn,cpu_milli,memory_mib,gpu,model\n{nodes}")).unwrap();
-    let pods = trace::pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1000,1024,2,500\np1,1000,1024,2,500\np2,1000,1024,2,500\n");
+    let pods = trace::pods_of(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1000,1024,2,500\np1,1000,1024,2,500\np2,1000,1024,2,500\n",
+    );
     let world = objects::world(&nodes, &pods.unwrap());
     let replayed = async |condition: &str| {
-        let list = List { name: "made".to_owned(), typical: typical_pods(&world), world: world.clone() };
-        let args = args(&format!("--nodes none --pods none --policy fill --seeds 1 --tune 0 --condition {condition}"));
+        let list = List {
+            name: "made".to_owned(),
+            typical: typical_pods(&world),
+            world: world.clone(),
+        };
+        let args = args(&format!(
+            "--nodes none --pods none --policy fill --seeds 1 --tune 0 --condition {condition}"
+        ));
         let run = results(args, vec![list]).await[0].runs[0].clone();
         (run.unplaced, run.sample_refusals, run.missed)
     };
@@ -120,5 +188,8 @@ fn factors_are_bounded() {
 #[test]
 fn seeds_are_numbers_and_ranges() {
     assert_eq!(seeds("42-44,7"), Ok(Seeds(vec![42, 43, 44, 7])));
-    assert_eq!(seeds("x").unwrap_err(), r#""x" is no seed: write numbers such as 1,2,3 or 42-51"#);
+    assert_eq!(
+        seeds("x").unwrap_err(),
+        r#""x" is no seed: write numbers such as 1,2,3 or 42-51"#
+    );
 }

@@ -112,15 +112,25 @@ pub fn pods_of(text: &str) -> Result<Vec<PodRow>> {
         let (gpus, milli) = (pod.gpus, pod.gpu_milli);
         ensure!(gpus <= MAX_GPUS, "num_gpu is {gpus}, which is absurd");
         let is_amount = gpus == 0 || ((PERCENT..=WHOLE).contains(&milli) && milli % PERCENT == 0);
-        ensure!(is_amount, "gpu_milli is {milli}: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10");
-        Ok(PodRow { gpu_milli: if gpus == 0 { 0 } else { milli }, ..pod })
+        ensure!(
+            is_amount,
+            "gpu_milli is {milli}: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10"
+        );
+        Ok(PodRow {
+            gpu_milli: if gpus == 0 { 0 } else { milli },
+            ..pod
+        })
     })
 }
 
 fn parse<T>(text: &str, parse: impl Fn(Row<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut lines = text.lines();
-    let heads: Vec<&str> =
-        lines.next().context("the file is empty: its first line must name the columns")?.split(',').map(str::trim).collect();
+    let heads: Vec<&str> = lines
+        .next()
+        .context("the file is empty: its first line must name the columns")?
+        .split(',')
+        .map(str::trim)
+        .collect();
     let filled = (2..).zip(lines).filter(|(_, line)| !line.trim().is_empty());
     let rows = filled.map(|(number, line)| {
         let cells = line.split(',').map(str::trim).collect();
@@ -141,7 +151,8 @@ impl Row<'_> {
     }
 
     fn text(&self, column: &str) -> Result<&str> {
-        self.cell(column).with_context(|| format!("there is no column {column}"))
+        self.cell(column)
+            .with_context(|| format!("there is no column {column}"))
     }
 
     /// Whole numbers that are not negative; traces write some of them as `8.0`.
@@ -170,12 +181,23 @@ mod tests {
     fn columns_are_found_by_name() {
         let nodes = nodes_of("model,sn,gpu,memory_mib,cpu_milli\nT4,n1,2,1024,8000\n\n").unwrap();
         let model = "T4".to_owned();
-        assert_eq!(nodes, [NodeRow { name: "n1".to_owned(), cpu_milli: 8000, memory_mib: 1024, gpus: 2, model }]);
+        assert_eq!(
+            nodes,
+            [NodeRow {
+                name: "n1".to_owned(),
+                cpu_milli: 8000,
+                memory_mib: 1024,
+                gpus: 2,
+                model
+            }]
+        );
         let pods =
             pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,deletion_time\np1,500,64,1,460,A|B,7.0\np2,500,64,0,1000,,\n")
                 .unwrap();
         assert_eq!(
-            pods.iter().map(|pod| (pod.gpu_milli, &*pod.models, pod.created, pod.deleted)).collect::<Vec<_>>(),
+            pods.iter()
+                .map(|pod| (pod.gpu_milli, &*pod.models, pod.created, pod.deleted))
+                .collect::<Vec<_>>(),
             [(460, "A|B", None, Some(7)), (0, "", None, None),]
         );
     }
@@ -183,7 +205,10 @@ mod tests {
     /// Four public lists have no column `gpu_spec`.
     #[test]
     fn columns_that_are_empty_may_be_absent() {
-        let with = pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\np1,500,64,1,460,,\n").unwrap();
+        let with = pods_of(
+            "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\np1,500,64,1,460,,\n",
+        )
+        .unwrap();
         let without = pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np1,500,64,1,460\n").unwrap();
         assert_eq!(with, without);
         assert_eq!((&*without[0].models, without[0].created), ("", None));

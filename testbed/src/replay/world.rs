@@ -111,7 +111,9 @@ impl Stay {
 impl Pod {
     /// GPU thousandths in all.
     pub fn demand(&self) -> i64 {
-        i64::try_from(self.gpus).unwrap_or(i64::MAX).saturating_mul(self.milli)
+        i64::try_from(self.gpus)
+            .unwrap_or(i64::MAX)
+            .saturating_mul(self.milli)
     }
 }
 
@@ -130,7 +132,11 @@ impl World {
     /// Whether a node is in a set of nodes.
     pub fn is_eligible(&self, set: Option<usize>, node: usize) -> bool {
         let Some(set) = set else { return true };
-        self.eligible.get(set).and_then(|set| set.get(node)).copied().unwrap_or(false)
+        self.eligible
+            .get(set)
+            .and_then(|set| set.get(node))
+            .copied()
+            .unwrap_or(false)
     }
 }
 

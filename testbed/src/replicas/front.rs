@@ -26,7 +26,10 @@ pub(super) struct Addresses(Arc<Mutex<BTreeMap<String, Ports>>>);
 
 impl Addresses {
     pub(super) fn insert(&self, name: &str, ports: Ports) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), ports);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.to_owned(), ports);
     }
 
     pub(super) fn remove(&self, name: &str) {
@@ -34,7 +37,12 @@ impl Addresses {
     }
 
     pub(super) fn of(&self, name: &str, flag: &str) -> Option<SocketAddr> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name)?.get(flag).copied()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)?
+            .get(flag)
+            .copied()
     }
 }
 
@@ -46,7 +54,9 @@ pub(super) async fn serve(
     addresses: &Addresses,
     flag: &'static str,
 ) -> Result<AbortOnDropHandle<()>> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
     let (api, addresses) = (api.clone(), addresses.clone());
     Ok(AbortOnDropHandle::new(tokio::spawn(async move {
         let mut connections = JoinSet::new();
@@ -55,7 +65,9 @@ pub(super) async fn serve(
             while connections.try_join_next().is_some() {}
             let backends = backends(&api, &selector, &addresses, flag);
             n_accepted += 1;
-            let Some(backend) = backends.get(n_accepted % backends.len().max(1)).copied() else { continue };
+            let Some(backend) = backends.get(n_accepted % backends.len().max(1)).copied() else {
+                continue;
+            };
             connections.spawn(async move {
                 // Whoever talks through it notices when it breaks.
                 if let Ok(mut server) = TcpStream::connect(backend).await {
@@ -67,19 +79,30 @@ pub(super) async fn serve(
 }
 
 /// The replicas that a Service selects.
-fn backends(api: &apiserver::Cluster, selector: &Selector, addresses: &Addresses, flag: &str) -> Vec<SocketAddr> {
+fn backends(
+    api: &apiserver::Cluster,
+    selector: &Selector,
+    addresses: &Addresses,
+    flag: &str,
+) -> Vec<SocketAddr> {
     let pods = api.list("pods", Some(NAMESPACE)).unwrap_or_default();
     let selected = pods.iter().filter(|pod| {
         let labels = pod.pointer("/metadata/labels");
-        let has = |(key, value): (&String, &String)| labels.and_then(|labels| labels.get(key)).and_then(Value::as_str) == Some(value);
+        let has = |(key, value): (&String, &String)| {
+            labels.and_then(|labels| labels.get(key)).and_then(Value::as_str) == Some(value)
+        };
         selector.iter().all(has) && is_ready(pod) && pod.pointer("/metadata/deletionTimestamp").is_none()
     });
-    selected.filter_map(|pod| addresses.of(pod.pointer("/metadata/name")?.as_str()?, flag)).collect()
+    selected
+        .filter_map(|pod| addresses.of(pod.pointer("/metadata/name")?.as_str()?, flag))
+        .collect()
 }
 
 /// Whether a pod's condition says so.
 pub(super) fn is_ready(pod: &Value) -> bool {
     let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
     let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|one| one.get("type") == Some(&Value::from("Ready")) && one.get("status") == Some(&Value::from("True")))
+    conditions.any(|one| {
+        one.get("type") == Some(&Value::from("Ready")) && one.get("status") == Some(&Value::from("True"))
+    })
 }

@@ -16,7 +16,11 @@ use crate::pods::{Limits, PodSpec};
 
 /// Name, promise, body. They start the daemons in another way.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("all-devices-off", "unless the operator allows it no pod sees all GPUs, in the same words with webhooks and without", off),
+    (
+        "all-devices-off",
+        "unless the operator allows it no pod sees all GPUs, in the same words with webhooks and without",
+        off,
+    ),
     (
         "all-devices",
         "where scheduler and plugin allow it, a pod marked so sees every GPU of its node, beside pods that fill them, and is charged nothing",
@@ -29,7 +33,11 @@ const FLAG: &str = "--allow-all-devices";
 
 /// A pod that is marked; with webhooks it need not say more.
 fn monitor(world: &World, name: &str) -> PodSpec {
-    let share: &Limits<'_> = if world.has_webhooks { &[] } else { &[(GPU_SHARED, "1")] };
+    let share: &Limits<'_> = if world.has_webhooks {
+        &[]
+    } else {
+        &[(GPU_SHARED, "1")]
+    };
     PodSpec::new(name, share).annotated(&BTreeMap::from([(ALL_DEVICES.to_owned(), "true".to_owned())]))
 }
 
@@ -42,7 +50,11 @@ fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.scheduler.restart_as(allowing).await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
         let tried = try_monitors(world, &node).await;
-        world.cluster()?.node(&node.name)?.restart_plugin_flagged(FLAG, false).await?;
+        world
+            .cluster()?
+            .node(&node.name)?
+            .restart_plugin_flagged(FLAG, false)
+            .await?;
         world.cluster()?.scheduler.restart_as(usual).await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
         tried
@@ -51,13 +63,31 @@ fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
 }
 
 async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
-    world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node.name)).await?;
+    world
+        .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node.name))
+        .await?;
     world.create(monitor(world, "monitor").on(&node.name)).await?;
     until_held(world, "monitor", "GPUAllDevicesForbidden", FLAG).await?;
-    world.cluster()?.node(&node.name)?.restart_plugin_flagged(FLAG, true).await?;
+    world
+        .cluster()?
+        .node(&node.name)?
+        .restart_plugin_flagged(FLAG, true)
+        .await?;
     world.until_running(&["monitor"]).await?;
-    let device = world.observer.now().devices.get(&node.name).cloned().context("the node has no Device object")?;
-    let mut all: Vec<String> = device.spec.devices.iter().filter(|info| info.device_type == "gpu").map(|info| info.id.clone()).collect();
+    let device = world
+        .observer
+        .now()
+        .devices
+        .get(&node.name)
+        .cloned()
+        .context("the node has no Device object")?;
+    let mut all: Vec<String> = device
+        .spec
+        .devices
+        .iter()
+        .filter(|info| info.device_type == "gpu")
+        .map(|info| info.id.clone())
+        .collect();
     all.sort();
     let log = world.log("monitor", "main").await?;
     let seen = invariants::seen(&log, Some(&device));
@@ -67,7 +97,9 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     // Nothing is charged: all that there is can still be had.
     world.delete("before").await?;
     for (idx, units) in node.units.iter().enumerate() {
-        world.start(PodSpec::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+        world
+            .start(PodSpec::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name))
+            .await?;
     }
     world.start(monitor(world, "late").on(&node.name)).await?;
     world.verify().await?;
@@ -85,12 +117,18 @@ pub(super) async fn until_held(world: &mut World, name: &str, reason: &str, word
         text("/reason") == reason && text("/involvedObject/name") == name && text("/message").contains(words)
     };
     let found = async {
-        while !api.list("events", Some(&namespace))?.iter().any(|event| is_it(event)) {
+        while !api
+            .list("events", Some(&namespace))?
+            .iter()
+            .any(|event| is_it(event))
+        {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(DEADLINE, found).await.with_context(|| format!("no event {reason} with {words:?} on {name}"))?
+    tokio::time::timeout(DEADLINE, found)
+        .await
+        .with_context(|| format!("no event {reason} with {words:?} on {name}"))?
 }
 
 /// `inspect` shows the pod on every GPU; only the testbed's scheduler can be asked.
@@ -98,15 +136,37 @@ async fn show(world: &mut World, node: &str) -> Result<()> {
     if world.cluster.is_none() {
         return Ok(());
     }
-    let url = format!("{}/gpushare-scheduler/inspect/{node}", world.cluster()?.scheduler_url());
+    let url = format!(
+        "{}/gpushare-scheduler/inspect/{node}",
+        world.cluster()?.scheduler_url()
+    );
     let (_, body) = world.cluster()?.scheduler_client()?.get(&url).await?;
     let answer: Value = serde_json::from_slice(&body)?;
-    let gpus = answer.pointer("/nodes/0/devs").and_then(Value::as_array).cloned().unwrap_or_default();
-    let shows = |gpu: &Value| gpu.get("pods").and_then(Value::as_array).is_some_and(|pods| pods.iter().any(|pod| pod["name"] == "monitor"));
-    ensure!(!gpus.is_empty() && gpus.iter().all(shows), "inspect does not show the pod on every GPU: {answer}");
+    let gpus = answer
+        .pointer("/nodes/0/devs")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    let shows = |gpu: &Value| {
+        gpu.get("pods")
+            .and_then(Value::as_array)
+            .is_some_and(|pods| pods.iter().any(|pod| pod["name"] == "monitor"))
+    };
+    ensure!(
+        !gpus.is_empty() && gpus.iter().all(shows),
+        "inspect does not show the pod on every GPU: {answer}"
+    );
     Ok(())
 }
 
 fn off(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async { world.until_breaks_rule(monitor(world, "monitor"), "device plugins run with --allow-all-devices").await }.boxed()
+    async {
+        world
+            .until_breaks_rule(
+                monitor(world, "monitor"),
+                "device plugins run with --allow-all-devices",
+            )
+            .await
+    }
+    .boxed()
 }

@@ -40,14 +40,16 @@ impl Killed {
     /// Returns true if other containers of the part have been started in the place of all that there were.
     fn has_begun(&self, snapshot: &Snapshot) -> bool {
         let begun = |status: &ContainerStatus| {
-            !self.containers.contains(&id(status)) && status.state.as_ref().is_some_and(|state| state.running.is_some())
+            !self.containers.contains(&id(status))
+                && status.state.as_ref().is_some_and(|state| state.running.is_some())
         };
         self.containers.is_empty() || containers(snapshot, self.part, &self.node).all(begun)
     }
 
     /// What is still missing of the part.
     fn missing(&self, snapshot: &Snapshot) -> Option<String> {
-        let is_ready = self.has_begun(snapshot) && containers(snapshot, self.part, &self.node).all(|status| status.ready);
+        let is_ready = self.has_begun(snapshot)
+            && containers(snapshot, self.part, &self.node).all(|status| status.ready);
         (!is_ready).then(|| format!("{} does not serve again", self.part))
     }
 }
@@ -57,7 +59,11 @@ fn id(status: &ContainerStatus) -> String {
 }
 
 /// The containers of a part, by the labels and names of `deploy/`.
-fn containers<'a>(snapshot: &'a Snapshot, part: Part, node: &'a str) -> impl Iterator<Item = &'a ContainerStatus> {
+fn containers<'a>(
+    snapshot: &'a Snapshot,
+    part: Part,
+    node: &'a str,
+) -> impl Iterator<Item = &'a ContainerStatus> {
     let container = match part {
         Part::Plugin => PLUGIN,
         Part::Scheduler => SCHEDULER,
@@ -77,24 +83,45 @@ fn is_named(pod: &Pod, name: &str) -> bool {
 }
 
 fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    let conditions = node
+        .status
+        .iter()
+        .filter_map(|status| status.conditions.as_ref())
+        .flatten();
+    conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// What the API server does not show of the nodes that have devices: that they are ready, and that they offer some.
 fn unready_nodes(snapshot: &Snapshot) -> Option<String> {
     let is_ready = |node: &&String| snapshot.nodes.get(*node).is_some_and(is_ready);
     let offers = |node: &&String| {
-        let allocatable = snapshot.nodes.get(*node).and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-        [GPU_SHARED, GPU_MEM].iter().all(|resource| allocatable.and_then(|all| all.get(*resource)).is_some_and(|amount| amount.0 != "0"))
+        let allocatable = snapshot
+            .nodes
+            .get(*node)
+            .and_then(|node| node.status.as_ref()?.allocatable.as_ref());
+        [GPU_SHARED, GPU_MEM].iter().all(|resource| {
+            allocatable
+                .and_then(|all| all.get(*resource))
+                .is_some_and(|amount| amount.0 != "0")
+        })
     };
-    let unready: Vec<&str> = snapshot.devices.keys().filter(|node| !(is_ready(node) && offers(node))).map(String::as_str).collect();
+    let unready: Vec<&str> = snapshot
+        .devices
+        .keys()
+        .filter(|node| !(is_ready(node) && offers(node)))
+        .map(String::as_str)
+        .collect();
     (!unready.is_empty()).then(|| format!("not ready, or without devices: {}", unready.join(", ")))
 }
 
 /// The commands of a real cluster.
 fn commands(world: &World) -> Result<&Commands> {
-    world.commands.as_ref().context("this needs the file of --break-with")
+    world
+        .commands
+        .as_ref()
+        .context("this needs the file of --break-with")
 }
 
 /// Kills a part and starts it again, if nothing else does; does not wait until it serves.
@@ -103,16 +130,36 @@ pub(super) async fn restart(world: &mut World, part: Part, node: &str) -> Result
 }
 
 /// The same; this file of the node is removed while the part is down.
-pub(super) async fn restart_without(world: &mut World, part: Part, node: &str, file: Option<NodeFile>) -> Result<()> {
+pub(super) async fn restart_without(
+    world: &mut World,
+    part: Part,
+    node: &str,
+    file: Option<NodeFile>,
+) -> Result<()> {
     if world.cluster.is_some() {
         return restart_in_testbed(world, part, node, file).await;
     }
     // One that was killed before may not have been started again, and cannot be killed.
-    let begun = |snapshot: &Snapshot| world.killed.iter().filter(|killed| killed.part == part).all(|killed| killed.has_begun(snapshot));
-    world.until(&format!("{part} to be started again"), |snapshot| begun(snapshot).then_some(())).await?;
+    let begun = |snapshot: &Snapshot| {
+        world
+            .killed
+            .iter()
+            .filter(|killed| killed.part == part)
+            .all(|killed| killed.has_begun(snapshot))
+    };
+    world
+        .until(&format!("{part} to be started again"), |snapshot| {
+            begun(snapshot).then_some(())
+        })
+        .await?;
     world.killed.retain(|killed| killed.part != part);
     let containers = containers(&world.observer.now(), part, node).map(id).collect();
-    world.killed.push(Killed { part, node: node.to_owned(), at: Instant::now(), containers });
+    world.killed.push(Killed {
+        part,
+        node: node.to_owned(),
+        at: Instant::now(),
+        containers,
+    });
     let commands = commands(world)?;
     commands.kill(part, node).await?;
     if let Some(file) = file {
@@ -170,7 +217,9 @@ pub(super) async fn replace_plugin_sockets(world: &mut World, node: &str) -> Res
             tokio::time::sleep(POLL).await;
         }
     };
-    tokio::time::timeout(DEADLINE, back).await.context("the sockets do not come back")
+    tokio::time::timeout(DEADLINE, back)
+        .await
+        .context("the sockets do not come back")
 }
 
 /// Removes the socket at which kubelet of a node takes registrations.
@@ -187,19 +236,32 @@ pub(super) async fn until_plugin_waits_for_kubelet(world: &mut World, node: &str
     if world.cluster.is_none() {
         let killed = world.killed.last().context("the plugin was not killed")?;
         let runs = |snapshot: &Snapshot| {
-            let mut again = containers(snapshot, Part::Plugin, node).filter(|status| !killed.containers.contains(&id(status)));
-            again.find(|status| status.state.as_ref().is_some_and(|state| state.running.is_some())).map(drop)
+            let mut again = containers(snapshot, Part::Plugin, node)
+                .filter(|status| !killed.containers.contains(&id(status)));
+            again
+                .find(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
+                .map(drop)
         };
-        return world.until("the plugin to run without kubelet's socket", runs).await;
+        return world
+            .until("the plugin to run without kubelet's socket", runs)
+            .await;
     }
     let found = world.cluster()?.node(node)?;
     let says_so = async {
-        while !found.plugin().is_some_and(|plugin| plugin.log_tail().contains("kubelet")) {
+        while !found
+            .plugin()
+            .is_some_and(|plugin| plugin.log_tail().contains("kubelet"))
+        {
             tokio::time::sleep(POLL).await;
         }
     };
-    tokio::time::timeout(DEADLINE, says_so).await.context("the plugin does not say that kubelet is missing")?;
-    ensure!(!found.plugin().is_none_or(crate::daemons::Daemon::is_down), "the plugin has given up");
+    tokio::time::timeout(DEADLINE, says_so)
+        .await
+        .context("the plugin does not say that kubelet is missing")?;
+    ensure!(
+        !found.plugin().is_none_or(crate::daemons::Daemon::is_down),
+        "the plugin has given up"
+    );
     Ok(())
 }
 
@@ -215,10 +277,20 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
         return cluster.until_ready(deadline).await;
     }
     let is_ready = |snapshot: &Snapshot| {
-        let missing: Vec<String> = killed.iter().filter_map(|killed| killed.missing(snapshot)).chain(unready_nodes(snapshot)).collect();
-        if missing.is_empty() { Ok(()) } else { Err(missing.join("; ")) }
+        let missing: Vec<String> = killed
+            .iter()
+            .filter_map(|killed| killed.missing(snapshot))
+            .chain(unready_nodes(snapshot))
+            .collect();
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(missing.join("; "))
+        }
     };
-    world.until_within(deadline, "everything that was killed to serve again", is_ready).await?;
+    world
+        .until_within(deadline, "everything that was killed to serve again", is_ready)
+        .await?;
     for killed in killed.iter().filter(|killed| killed.part == Part::Kubelet) {
         until_plugin_logs(world, killed, deadline).await?;
     }
@@ -229,21 +301,33 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
 /// status a minute later, so that only the plugin tells; one that runs in no pod is not waited for.
 async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -> Result<()> {
     let snapshot = world.observer.now();
-    let plugin = snapshot.pods.values().find(|pod| is_named(pod, PLUGIN) && node_of(pod) == Some(&killed.node));
+    let plugin = snapshot
+        .pods
+        .values()
+        .find(|pod| is_named(pod, PLUGIN) && node_of(pod) == Some(&killed.node));
     let Some(plugin) = plugin else { return Ok(()) };
     let pods: Api<Pod> = Api::namespaced(world.client.0.clone(), &plugin.namespace().unwrap_or_default());
     let logged = async {
         loop {
             let since = i64::try_from(killed.at.elapsed().as_secs()).unwrap_or(i64::MAX);
-            let params = LogParams { since_seconds: Some(since.max(1)), ..LogParams::default() };
+            let params = LogParams {
+                since_seconds: Some(since.max(1)),
+                ..LogParams::default()
+            };
             // kubelet hands out the log, and may not serve yet.
-            if pods.logs(&plugin.name_any(), &params).await.is_ok_and(|log| log.contains(REGISTERED)) {
+            if pods
+                .logs(&plugin.name_any(), &params)
+                .await
+                .is_ok_and(|log| log.contains(REGISTERED))
+            {
                 return;
             }
             tokio::time::sleep(POLL).await;
         }
     };
-    tokio::time::timeout(deadline, logged).await.with_context(|| format!("the plugin of {} has not registered again", killed.node))
+    tokio::time::timeout(deadline, logged)
+        .await
+        .with_context(|| format!("the plugin of {} has not registered again", killed.node))
 }
 
 /// Waits until a node's plugin serves all its resources again, to a kubelet that knew nothing of it.
@@ -254,7 +338,10 @@ pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()
             let counts = kubelet.capacity();
             counts.len() >= 2 && counts.values().all(|(_, healthy)| *healthy > 0)
         };
-        ensure!(kubelet.until(DEADLINE, serves).await, "the plugin of {node} has not registered again");
+        ensure!(
+            kubelet.until(DEADLINE, serves).await,
+            "the plugin of {node} has not registered again"
+        );
     }
     until_ready(world).await
 }
@@ -262,7 +349,11 @@ pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()
 /// The nodes whose plugins scenarios kill.
 pub(super) fn plugin_nodes(world: &World) -> Vec<String> {
     match &world.cluster {
-        Some(cluster) => cluster.nodes().filter(|node| node.plugin().is_some()).map(|node| node.name().to_owned()).collect(),
+        Some(cluster) => cluster
+            .nodes()
+            .filter(|node| node.plugin().is_some())
+            .map(|node| node.name().to_owned())
+            .collect(),
         None => world.observer.now().devices.into_keys().collect(),
     }
 }

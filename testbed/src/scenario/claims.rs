@@ -21,8 +21,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("claims", "a GPU that a DRA driver's claim has is shared no further until the claim's pod has gone", claims),
-    ("claims-unknown", "a claimed device that is no known GPU holds all GPUs of the node; a monitor's claim holds none", unknown_devices),
+    (
+        "claims",
+        "a GPU that a DRA driver's claim has is shared no further until the claim's pod has gone",
+        claims,
+    ),
+    (
+        "claims-unknown",
+        "a claimed device that is no known GPU holds all GPUs of the node; a monitor's claim holds none",
+        unknown_devices,
+    ),
 ];
 
 /// Node whose GPUs a DRA driver serves too.
@@ -36,7 +44,10 @@ fn claims(world: &mut World) -> BoxFuture<'_, Result<()>> {
         until_counted(world, &[0]).await?;
         world.start(share("share-0", "60", CLAIMED)).await?;
         world.start(share("share-1", "60", CLAIMED)).await?;
-        ensure!(gpus_of(world, &["share-0", "share-1"])? == [1, 2].into(), "a pod shares the GPU of a claim");
+        ensure!(
+            gpus_of(world, &["share-0", "share-1"])? == [1, 2].into(),
+            "a pod shares the GPU of a claim"
+        );
         world.create(share("share-2", "60", CLAIMED)).await?;
         world.until_refused("share-2", "nodes are available").await?;
         world.delete("first").await?;
@@ -50,7 +61,10 @@ fn claims(world: &mut World) -> BoxFuture<'_, Result<()>> {
         until_event(world, &namespace, "share-2", "GPUClaimed", "ResourceClaim").await?;
         world.start(share("small-0", "30", CLAIMED)).await?;
         world.start(share("small-1", "30", CLAIMED)).await?;
-        ensure!(gpus_of(world, &["small-0", "small-1"])? == [1, 2].into(), "another pod joins on the GPU of a claim");
+        ensure!(
+            gpus_of(world, &["small-0", "small-1"])? == [1, 2].into(),
+            "another pod joins on the GPU of a claim"
+        );
         world.create(share("small-2", "30", CLAIMED)).await?;
         world.until_refused("small-2", "nodes are available").await?;
         world.delete("second").await?;
@@ -73,13 +87,18 @@ fn unknown_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let all = ["gpu-0", "gpu-1", "gpu-2"];
         let uid = create_claim_for_administration(world, "monitor", &all).await?;
         prepare(world, "monitor", &uid, &all)?;
-        world.start(PodSpec::new("monitor", &[]).claiming("monitor").on(CLAIMED)).await?;
+        world
+            .start(PodSpec::new("monitor", &[]).claiming("monitor").on(CLAIMED))
+            .await?;
         // Once this one counts, the monitor's has been looked at.
         start_claiming(world, "one", &["gpu-1"]).await?;
         until_counted(world, &[1]).await?;
         world.start(share("share-1", "60", CLAIMED)).await?;
         world.start(share("share-2", "60", CLAIMED)).await?;
-        ensure!(gpus_of(world, &["share-1", "share-2"])? == [0, 2].into(), "GPUs 0 and 2 were free");
+        ensure!(
+            gpus_of(world, &["share-1", "share-2"])? == [0, 2].into(),
+            "GPUs 0 and 2 were free"
+        );
         Ok(())
     }
     .boxed()
@@ -88,7 +107,9 @@ fn unknown_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
 /// Starts a pod whose claim, of the same name, has these devices.
 async fn start_claiming(world: &mut World, name: &str, devices: &[&str]) -> Result<()> {
     prepare(world, name, &format!("uid-of-{name}"), devices)?;
-    world.start(PodSpec::new(name, &[]).claiming(name).on(CLAIMED)).await?;
+    world
+        .start(PodSpec::new(name, &[]).claiming(name).on(CLAIMED))
+        .await?;
     Ok(())
 }
 
@@ -101,38 +122,63 @@ fn prepare(world: &mut World, claim: &str, uid: &str, devices: &[&str]) -> Resul
         name: (*device).to_owned(),
         cdi_names: vec![format!("k8s.{DRIVER}/claim={uid}-{device}")],
     };
-    world.cluster()?.node(CLAIMED)?.kubelet().prepare_claim(&namespace, claim, devices.iter().map(prepared).collect());
+    world.cluster()?.node(CLAIMED)?.kubelet().prepare_claim(
+        &namespace,
+        claim,
+        devices.iter().map(prepared).collect(),
+    );
     Ok(())
 }
 
 /// Makes the object of a claim that is allocated for administration only; its UID.
 async fn create_claim_for_administration(world: &World, name: &str, devices: &[&str]) -> Result<String> {
-    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"), "resourceclaims");
+    let resource = ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"),
+        "resourceclaims",
+    );
     let api: Api<DynamicObject> = Api::namespaced_with(world.client.0.clone(), &world.namespace, &resource);
     let exactly = json!({"deviceClassName": DRIVER, "allocationMode": "All", "adminAccess": true});
     let object = json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
         "spec": {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}},
     });
-    let created = api.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("cannot create the claim")?;
+    let created = api
+        .create(&PostParams::default(), &serde_json::from_value(object)?)
+        .await
+        .context("cannot create the claim")?;
     let result = |device: &&str| json!({"request": "gpus", "driver": DRIVER, "pool": CLAIMED, "device": device, "adminAccess": true});
     let results: Vec<Value> = devices.iter().map(result).collect();
     let status = json!({"status": {"allocation": {"devices": {"results": results}}}});
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await.context("cannot allocate the claim")?;
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+        .await
+        .context("cannot allocate the claim")?;
     created.uid().context("the claim has no UID")
 }
 
 /// Waits until the Device object says that the GPUs of these minor numbers, and no others, are used by pods without a record.
 async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
     let gpus = world.cluster()?.node(CLAIMED)?.gpus();
-    let expected: BTreeSet<String> = gpus.iter().filter(|gpu| minors.contains(&gpu.minor)).map(|gpu| gpu.uuid.clone()).collect();
+    let expected: BTreeSet<String> = gpus
+        .iter()
+        .filter(|gpu| minors.contains(&gpu.minor))
+        .map(|gpu| gpu.uuid.clone())
+        .collect();
     let counted = |snapshot: &crate::observer::Snapshot| {
         let checkpoints = DevicesCheckpoints::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
-        let is_drivers = checkpoints.entries.iter().all(|entry| entry.resource_name == DRIVER && !entry.pod_uid.is_empty());
-        let uuids: BTreeSet<String> = checkpoints.entries.into_iter().flat_map(|entry| entry.device_ids).collect();
+        let is_drivers = checkpoints
+            .entries
+            .iter()
+            .all(|entry| entry.resource_name == DRIVER && !entry.pod_uid.is_empty());
+        let uuids: BTreeSet<String> = checkpoints
+            .entries
+            .into_iter()
+            .flat_map(|entry| entry.device_ids)
+            .collect();
         (is_drivers && uuids == expected).then_some(())
     };
-    world.until(&format!("GPUs {minors:?} to be counted for claims"), counted).await
+    world
+        .until(&format!("GPUs {minors:?} to be counted for claims"), counted)
+        .await
 }
 
 /// Waits until there is an event about an object, with this reason and these words.
@@ -141,7 +187,10 @@ async fn until_event(world: &World, namespace: &str, object: &str, reason: &str,
     let is_it = |event: &Event| {
         event.involved_object.name.as_deref() == Some(object)
             && event.reason.as_deref() == Some(reason)
-            && event.message.as_deref().is_some_and(|message| message.contains(words))
+            && event
+                .message
+                .as_deref()
+                .is_some_and(|message| message.contains(words))
     };
     let mut seen = std::pin::pin!(watcher(events, watcher::Config::default()).applied_objects());
     let found = async {
@@ -152,7 +201,9 @@ async fn until_event(world: &World, namespace: &str, object: &str, reason: &str,
         }
         bail!("the watch of events has ended")
     };
-    timeout(DEADLINE, found).await.with_context(|| format!("no event {reason} about {object}"))?
+    timeout(DEADLINE, found)
+        .await
+        .with_context(|| format!("no event {reason} about {object}"))?
 }
 
 /// The minor numbers that the records of these pods name.

@@ -17,22 +17,45 @@ const N_KILLS: usize = 4;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("scheduler-killed", "killed with bindings in flight, the scheduler loses and doubles nothing", scheduler_killed),
-    ("plugins-killed", "killed while pods start, the plugins lose nothing", plugins_killed),
-    ("loop-restarted", "kube-scheduler restarted with bindings in flight changes nothing", loop_restarted),
+    (
+        "scheduler-killed",
+        "killed with bindings in flight, the scheduler loses and doubles nothing",
+        scheduler_killed,
+    ),
+    (
+        "plugins-killed",
+        "killed while pods start, the plugins lose nothing",
+        plugins_killed,
+    ),
+    (
+        "loop-restarted",
+        "kube-scheduler restarted with bindings in flight changes nothing",
+        loop_restarted,
+    ),
 ];
 
 /// Name, promise, body. The testbed has no processes of these.
 pub(super) const OF_REAL_CLUSTERS: &[(&str, &str, Body)] = &[
-    ("runtime-killed", "killed while pods start, the container runtime loses no pod and no GPU", runtime_killed),
-    ("apiserver-killed", "killed while pods are scheduled and started, the API server loses no pod and no GPU", apiserver_killed),
+    (
+        "runtime-killed",
+        "killed while pods start, the container runtime loses no pod and no GPU",
+        runtime_killed,
+    ),
+    (
+        "apiserver-killed",
+        "killed while pods are scheduled and started, the API server loses no pod and no GPU",
+        apiserver_killed,
+    ),
 ];
 
 /// Waits until a further part of the pods is bound, so that each kill meets a different moment.
 async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Result<()> {
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
     let enough = |snapshot: &Snapshot| (World::n_bound(snapshot, &keys) >= n_bound).then_some(());
-    Ok(world.observer.until(&format!("{n_bound} pods to be bound"), DEADLINE, enough).await?)
+    Ok(world
+        .observer
+        .until(&format!("{n_bound} pods to be bound"), DEADLINE, enough)
+        .await?)
 }
 
 fn scheduler_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -54,7 +77,11 @@ fn plugins_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         // admitted already and pods that come later.
         let mut names = Vec::new();
         for (round, node) in nodes.iter().cycle().take(N_KILLS).enumerate() {
-            names.extend(world.create_many(&format!("pod-{round}"), 4, &[(GPU_MEM, "1")]).await?);
+            names.extend(
+                world
+                    .create_many(&format!("pod-{round}"), 4, &[(GPU_MEM, "1")])
+                    .await?,
+            );
             world.until_all_run(&names).await?;
             breaking::restart(world, Part::Plugin, node).await?;
             breaking::until_ready(world).await?;

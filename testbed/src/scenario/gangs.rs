@@ -18,8 +18,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("gangs", "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends", three_gangs),
-    ("gang-attempts", "a group that is asked about again and again before it fits goes to the best nodes all the same", same_attempt),
+    (
+        "gangs",
+        "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends",
+        three_gangs,
+    ),
+    (
+        "gang-attempts",
+        "a group that is asked about again and again before it fits goes to the best nodes all the same",
+        same_attempt,
+    ),
 ];
 
 /// The time in which a group that does not fit is tried four times or more.
@@ -45,7 +53,10 @@ impl World {
     async fn create_gang(&self, group: &str, gib: [&str; 2]) -> Result<Vec<String>> {
         let policy = json!({"gang": {"minCount": gib.len()}});
         let object = json!({"metadata": {"name": group}, "spec": {"schedulingPolicy": policy}});
-        self.groups().create(&PostParams::default(), &serde_json::from_value(object)?).await.context("cannot create a PodGroup")?;
+        self.groups()
+            .create(&PostParams::default(), &serde_json::from_value(object)?)
+            .await
+            .context("cannot create a PodGroup")?;
         let mut names = Vec::new();
         for (idx, gib) in gib.into_iter().enumerate() {
             let name = format!("{group}-{idx}");
@@ -56,7 +67,10 @@ impl World {
     }
 
     async fn delete_groups(&self) -> Result<()> {
-        self.groups().delete_collection(&DeleteParams::default(), &ListParams::default()).await.context("cannot delete PodGroups")?;
+        self.groups()
+            .delete_collection(&DeleteParams::default(), &ListParams::default())
+            .await
+            .context("cannot delete PodGroups")?;
         Ok(())
     }
 }
@@ -77,18 +91,26 @@ async fn try_three(world: &World) -> Result<()> {
     world.until_all_run(&first).await?;
     world.until_all_run(&second).await?;
     let third = world.create_gang("third", [LARGE, LARGE]).await?;
-    world.until_refused("third-0", "pod group is unschedulable").await?;
+    world
+        .until_refused("third-0", "pod group is unschedulable")
+        .await?;
     for nth in 0..2 {
         sleep(SOME_CYCLES).await;
         let (name, created) = (format!("single-{nth}"), Instant::now());
         world.start(asking(&name, LARGE)).await?;
         let waited = created.elapsed();
-        ensure!(waited < AT_ONCE, "a pod waited {waited:?} for room that only a group that does not fit may have");
+        ensure!(
+            waited < AT_ONCE,
+            "a pod waited {waited:?} for room that only a group that does not fit may have"
+        );
         world.verify().await?;
         world.delete(&name).await?;
     }
     for name in &third {
-        ensure!(node_of(&world.pod(name)?).is_none(), "{name} is bound, and its group has no room for all of its pods");
+        ensure!(
+            node_of(&world.pod(name)?).is_none(),
+            "{name} is bound, and its group has no room for all of its pods"
+        );
     }
     for name in &first {
         world.delete(name).await?;
@@ -111,11 +133,16 @@ async fn try_again_and_again(world: &World) -> Result<()> {
     world.start(asking("beside", small).on("n2")).await?;
     world.start(asking("before", most_of_the_largest)).await?;
     let members = world.create_gang("gang", [small, most_of_the_largest]).await?;
-    world.until_refused("gang-0", "pod group is unschedulable").await?;
+    world
+        .until_refused("gang-0", "pod group is unschedulable")
+        .await?;
     sleep(SOME_CYCLES).await;
     world.delete("before").await?;
     world.until_all_run(&members).await?;
     let node = node_of(&world.pod("gang-0")?).map(str::to_owned);
-    ensure!(node.as_deref() == Some("n2"), "the small pod is on {node:?}, though n2 has just the room that it wants");
+    ensure!(
+        node.as_deref() == Some("n2"),
+        "the small pod is on {node:?}, though n2 has just the room that it wants"
+    );
     Ok(())
 }

@@ -19,8 +19,11 @@ use crate::invariants;
 use crate::pods::{Limits, PodSpec};
 
 /// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] =
-    &[("isolation-limits", "a pod for HAMi-core finds the limits of each of its devices in its environment, other pods none", limits)];
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
+    "isolation-limits",
+    "a pod for HAMi-core finds the limits of each of its devices in its environment, other pods none",
+    limits,
+)];
 
 const HAMI_CORE: &str = "HAMi-core";
 const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
@@ -29,15 +32,26 @@ const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 async fn label(world: &World, node: &str, provider: Option<&str>) -> Result<()> {
     let nodes: Api<Node> = Api::all(world.client.0.clone());
     let patch = Patch::Merge(json!({"metadata": {"labels": {ISOLATION_PROVIDER: provider}}}));
-    nodes.patch(node, &PatchParams::default(), &patch).await.with_context(|| format!("cannot label node {node}"))?;
+    nodes
+        .patch(node, &PatchParams::default(), &patch)
+        .await
+        .with_context(|| format!("cannot label node {node}"))?;
     Ok(())
 }
 
 fn limits(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?;
-        world.create(limited("waits", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")], &node.name)).await?;
-        world.until_refused("waits", "lacks the pod's isolation provider").await?;
+        world
+            .create(limited(
+                "waits",
+                &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")],
+                &node.name,
+            ))
+            .await?;
+        world
+            .until_refused("waits", "lacks the pod's isolation provider")
+            .await?;
         label(world, &node.name, Some(HAMI_CORE)).await?;
         let tried = try_pods(world, &node.name, node.units.len()).await;
         label(world, &node.name, None).await?;
@@ -47,24 +61,46 @@ fn limits(world: &mut World) -> BoxFuture<'_, Result<()>> {
 }
 
 fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodSpec {
-    PodSpec::new(name, limits).on(node).labelled(ISOLATION_PROVIDER, HAMI_CORE)
+    PodSpec::new(name, limits)
+        .on(node)
+        .labelled(ISOLATION_PROVIDER, HAMI_CORE)
 }
 
 async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.until_running(&["waits"]).await?;
     says(world, "waits", node, |total| total / 10, None).await?;
     let (shares, half) = (n_gpus.to_string(), (n_gpus * 50).to_string());
-    world.start(limited("half-of-each", &[(GPU_SHARED, &shares), (GPU_MEMORY_RATIO, &half), (GPU_CORE, &half)], node)).await?;
+    world
+        .start(limited(
+            "half-of-each",
+            &[
+                (GPU_SHARED, &shares),
+                (GPU_MEMORY_RATIO, &half),
+                (GPU_CORE, &half),
+            ],
+            node,
+        ))
+        .await?;
     says(world, "half-of-each", node, |total| total / 2, Some(50)).await?;
-    world.start(limited("bytes", &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")], node)).await?;
+    world
+        .start(limited(
+            "bytes",
+            &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")],
+            node,
+        ))
+        .await?;
     says(world, "bytes", node, |_| 1 << 30, Some(10)).await?;
     world.start(limited("units", &[(GPU_MEM, "1")], node)).await?;
     let unit = invariants::memory_unit(&world.observer.now(), node);
     says(world, "units", node, |_| unit, None).await?;
-    world.start(PodSpec::new("free", &[(GPU_MEM, "1")]).on(node)).await?;
+    world
+        .start(PodSpec::new("free", &[(GPU_MEM, "1")]).on(node))
+        .await?;
     let found = environment(world, "free").await?;
     ensure!(
-        !found.keys().any(|name| name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT),
+        !found
+            .keys()
+            .any(|name| name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT),
         "a pod without the label is limited: {found:?}"
     );
     world.verify().await
@@ -73,25 +109,54 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
 async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String>> {
     let log = world.log(pod, "main").await?;
     let pairs = log.lines().filter_map(|line| line.split_once('='));
-    Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    Ok(pairs
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect())
 }
 
 /// The limits are those of the devices that the container sees, in the order in which it sees them.
-async fn says(world: &World, pod: &str, node: &str, bytes_of: impl Fn(u64) -> u64, core: Option<u64>) -> Result<()> {
+async fn says(
+    world: &World,
+    pod: &str,
+    node: &str,
+    bytes_of: impl Fn(u64) -> u64,
+    core: Option<u64>,
+) -> Result<()> {
     let found = environment(world, pod).await?;
-    let device = world.observer.now().devices.get(node).cloned().context("the node has no Device object")?;
-    let gpus = device.spec.devices.iter().filter(|info| info.device_type == TYPE_GPU);
-    let totals: BTreeMap<&str, u64> =
-        gpus.filter_map(|info| Some((info.id.as_str(), info.resources.get(GPU_MEMORY)?.unsigned()?))).collect();
+    let device = world
+        .observer
+        .now()
+        .devices
+        .get(node)
+        .cloned()
+        .context("the node has no Device object")?;
+    let gpus = device
+        .spec
+        .devices
+        .iter()
+        .filter(|info| info.device_type == TYPE_GPU);
+    let totals: BTreeMap<&str, u64> = gpus
+        .filter_map(|info| Some((info.id.as_str(), info.resources.get(GPU_MEMORY)?.unsigned()?)))
+        .collect();
     let sees = found.get(GPU_DEVICES).cloned().unwrap_or_default();
     let mut wanted = BTreeMap::new();
     for (at, uuid) in sees.split(',').enumerate() {
-        let total = totals.get(uuid).with_context(|| format!("{pod} sees {uuid:?}, which {node} has not"))?;
-        wanted.insert(format!("{MEMORY_LIMIT}{at}"), format!("{}m", bytes_of(*total) >> 20));
+        let total = totals
+            .get(uuid)
+            .with_context(|| format!("{pod} sees {uuid:?}, which {node} has not"))?;
+        wanted.insert(
+            format!("{MEMORY_LIMIT}{at}"),
+            format!("{}m", bytes_of(*total) >> 20),
+        );
     }
     wanted.extend(core.map(|percent| (CORE_LIMIT.to_owned(), percent.to_string())));
-    let limits: BTreeMap<String, String> =
-        found.into_iter().filter(|(name, _)| name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT).collect();
-    ensure!(limits == wanted, "{pod} is told {limits:?} and should be told {wanted:?}");
+    let limits: BTreeMap<String, String> = found
+        .into_iter()
+        .filter(|(name, _)| name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT)
+        .collect();
+    ensure!(
+        limits == wanted,
+        "{pod} is told {limits:?} and should be told {wanted:?}"
+    );
     Ok(())
 }

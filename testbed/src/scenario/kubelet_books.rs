@@ -18,10 +18,26 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("sick-and-restarted", "a sick GPU and a kubelet that restarts fail no pod for want of resources", sick_and_restarted),
-    ("devices-gone", "what a node offers goes away with its devices, and comes back with them", devices_gone),
-    ("checkpoint-lost", "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them", checkpoint_lost),
-    ("ended-pods-forgotten", "a kubelet that restarts after pods have ended admits the pods that got their room", ended_pods_forgotten),
+    (
+        "sick-and-restarted",
+        "a sick GPU and a kubelet that restarts fail no pod for want of resources",
+        sick_and_restarted,
+    ),
+    (
+        "devices-gone",
+        "what a node offers goes away with its devices, and comes back with them",
+        devices_gone,
+    ),
+    (
+        "checkpoint-lost",
+        "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them",
+        checkpoint_lost,
+    ),
+    (
+        "ended-pods-forgotten",
+        "a kubelet that restarts after pods have ended admits the pods that got their room",
+        ended_pods_forgotten,
+    ),
 ];
 
 /// Resources that are written into node status.
@@ -29,7 +45,15 @@ const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
 /// What a node offers of a resource.
 fn offered(snapshot: &Snapshot, node: &str, resource: &str) -> Option<String> {
-    snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?.get(resource).map(|amount| amount.0.clone())
+    snapshot
+        .nodes
+        .get(node)?
+        .status
+        .as_ref()?
+        .allocatable
+        .as_ref()?
+        .get(resource)
+        .map(|amount| amount.0.clone())
 }
 
 fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -39,26 +63,50 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let mut names = Vec::new();
         // All that the node has, in the terms of node status, so that a GPU less would not be enough for them.
         for idx in 0..all {
-            let spec = PodSpec::new(&format!("full-{idx}"), &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")]);
+            let spec = PodSpec::new(
+                &format!("full-{idx}"),
+                &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
+            );
             names.push(format!("full-{idx}"));
             world.start(spec.on(&node.name)).await?;
         }
-        world.cluster()?.node(&node.name)?.set_health(0, Health::Xid(79))?;
+        world
+            .cluster()?
+            .node(&node.name)?
+            .set_health(0, Health::Xid(79))?;
         let is_sick = |snapshot: &Snapshot| {
             let device = snapshot.devices.get(&node.name)?;
-            device.spec.devices.iter().any(|info| info.minor == Some(0) && !info.health).then_some(())
+            device
+                .spec
+                .devices
+                .iter()
+                .any(|info| info.minor == Some(0) && !info.health)
+                .then_some(())
         };
         world.until("the GPU to be reported sick", is_sick).await?;
         for _ in 0..2 {
             world.cluster()?.node(&node.name)?.restart_kubelet().await?;
             until_registered(world, &node.name).await?;
-            world.until_all_run(&names).await.context("after kubelet's restart")?;
+            world
+                .until_all_run(&names)
+                .await
+                .context("after kubelet's restart")?;
         }
         world.verify().await?;
-        world.cluster()?.node(&node.name)?.set_health(0, Health::Healthy)?;
-        world.until("the GPU to recover", |snapshot| is_sick(snapshot).is_none().then_some(())).await?;
+        world
+            .cluster()?
+            .node(&node.name)?
+            .set_health(0, Health::Healthy)?;
+        world
+            .until("the GPU to recover", |snapshot| {
+                is_sick(snapshot).is_none().then_some(())
+            })
+            .await?;
         world.clear().await?;
-        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node.name)).await.map(|_| ())
+        world
+            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node.name))
+            .await
+            .map(|_| ())
     }
     .boxed()
 }
@@ -72,14 +120,26 @@ async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
         let percents = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| offered(snapshot, node, resource));
         (is_there == (n_gpus > 0) && percents.iter().all(|percent| *percent == wanted)).then_some(())
     };
-    world.until(&format!("{node} to offer {n_gpus} GPUs"), is_worth).await
+    world
+        .until(&format!("{node} to offer {n_gpus} GPUs"), is_worth)
+        .await
 }
 
 /// Waits until kubelet counts so many shares of a node's GPUs as healthy.
 async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<()> {
     let kubelet = world.cluster()?.node(node)?.kubelet();
-    let counts = |kubelet: &crate::kubelet::Kubelet| kubelet.capacity().get(GPU_SHARED).map_or(0, |(_, healthy)| *healthy) == n_shares;
-    ensure!(kubelet.until(DEADLINE, counts).await, "{node} offers {:?}, not {n_shares} shares", kubelet.capacity());
+    let counts = |kubelet: &crate::kubelet::Kubelet| {
+        kubelet
+            .capacity()
+            .get(GPU_SHARED)
+            .map_or(0, |(_, healthy)| *healthy)
+            == n_shares
+    };
+    ensure!(
+        kubelet.until(DEADLINE, counts).await,
+        "{node} offers {:?}, not {n_shares} shares",
+        kubelet.capacity()
+    );
     Ok(())
 }
 
@@ -99,7 +159,15 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
         }
         until_worth(world, name, 0).await?;
         until_shares(world, name, 0).await?;
-        world.create(PodSpec::new("waits", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")]).on(name)).await?;
+        world
+            .create(
+                PodSpec::new(
+                    "waits",
+                    &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
+                )
+                .on(name),
+            )
+            .await?;
         world.until_refused("waits", "nodes are available").await?;
         // A plugin that starts without devices takes back what its predecessor may have left.
         let node = world.cluster()?.node(name)?;
@@ -123,16 +191,34 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?.name;
-        let before: Vec<_> = PATCHED.iter().map(|resource| offered(&world.observer.now(), &node, resource)).collect();
-        ensure!(before.iter().all(Option::is_some), "the node offers {before:?} of {PATCHED:?}");
+        let before: Vec<_> = PATCHED
+            .iter()
+            .map(|resource| offered(&world.observer.now(), &node, resource))
+            .collect();
+        ensure!(
+            before.iter().all(Option::is_some),
+            "the node offers {before:?} of {PATCHED:?}"
+        );
         breaking::restart_without(world, Part::Kubelet, &node, Some(NodeFile::KubeletCheckpoint)).await?;
         until_registered(world, &node).await?;
         let is_restored = |snapshot: &Snapshot| {
-            let now: Vec<_> = PATCHED.iter().map(|resource| offered(snapshot, &node, resource)).collect();
+            let now: Vec<_> = PATCHED
+                .iter()
+                .map(|resource| offered(snapshot, &node, resource))
+                .collect();
             (now == before).then_some(())
         };
         world.until("what was zeroed to be restored", is_restored).await?;
-        world.start(PodSpec::new("after", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")]).on(&node)).await.map(|_| ())
+        world
+            .start(
+                PodSpec::new(
+                    "after",
+                    &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
+                )
+                .on(&node),
+            )
+            .await
+            .map(|_| ())
     }
     .boxed()
 }
@@ -143,8 +229,14 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
         // The largest first, as each fits one GPU only.
         let mut sizes = node.units.clone();
         sizes.sort_unstable_by_key(|units| Reverse(*units));
-        let full = |name: &str, units: u64| PodSpec::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name);
-        let names = |prefix: &str| (0..sizes.len()).map(|idx| format!("{prefix}-{idx}")).collect::<Vec<_>>();
+        let full = |name: &str, units: u64| {
+            PodSpec::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name)
+        };
+        let names = |prefix: &str| {
+            (0..sizes.len())
+                .map(|idx| format!("{prefix}-{idx}"))
+                .collect::<Vec<_>>()
+        };
         for (name, units) in names("before").iter().zip(&sizes) {
             world.start(full(name, *units)).await?;
         }
@@ -155,7 +247,10 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let names_none = |kubelet: &crate::kubelet::Kubelet| {
             std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
         };
-        ensure!(kubelet.until(DEADLINE, names_none).await, "kubelet's checkpoint still names pods that have ended");
+        ensure!(
+            kubelet.until(DEADLINE, names_none).await,
+            "kubelet's checkpoint still names pods that have ended"
+        );
         kubelet.hold();
         for (name, units) in names("after").iter().zip(&sizes) {
             world.create(full(name, *units)).await?;
@@ -165,7 +260,11 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
         }
         world.cluster()?.node(&node.name)?.restart_kubelet().await?;
         until_registered(world, &node.name).await?;
-        world.cluster()?.node(&node.name)?.kubelet().release(OrderRule::Creation, 0);
+        world
+            .cluster()?
+            .node(&node.name)?
+            .kubelet()
+            .release(OrderRule::Creation, 0);
         world.until_all_run(&names("after")).await
     }
     .boxed()

@@ -20,8 +20,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("from-vendor", "installed beside the vendor's plugin while its pods run, then in its place: no GPU is handed out twice", from_vendor),
-    ("from-koordinator", "pods of Koordinator, with records that know minors only, keep what they hold", from_koordinator),
+    (
+        "from-vendor",
+        "installed beside the vendor's plugin while its pods run, then in its place: no GPU is handed out twice",
+        from_vendor,
+    ),
+    (
+        "from-koordinator",
+        "pods of Koordinator, with records that know minors only, keep what they hold",
+        from_koordinator,
+    ),
 ];
 
 /// Node that starts without our plugin, with three GPUs of 16 GiB.
@@ -31,7 +39,12 @@ pub(super) const KOORDINATOR: &str = "koordinator";
 
 /// The UIDs that a node's Device object says kubelet has given devices to.
 fn checkpointed(snapshot: &Snapshot, node: &str) -> Option<String> {
-    snapshot.devices.get(node)?.annotations().get(DEVICES_CHECKPOINTS).cloned()
+    snapshot
+        .devices
+        .get(node)?
+        .annotations()
+        .get(DEVICES_CHECKPOINTS)
+        .cloned()
 }
 
 async fn until_told(world: &World, told: &[&Pod], untold: &[&Pod]) -> Result<()> {
@@ -42,7 +55,12 @@ async fn until_told(world: &World, told: &[&Pod], untold: &[&Pod]) -> Result<()>
         let is_there = |uid: &String| text.contains(uid.as_str());
         (told.iter().all(is_there) && !untold.iter().any(is_there)).then_some(())
     };
-    world.until("the Device object to tell which GPUs the vendor's pods hold", agrees).await
+    world
+        .until(
+            "the Device object to tell which GPUs the vendor's pods hold",
+            agrees,
+        )
+        .await
 }
 
 /// What a container sees, by its environment.
@@ -50,7 +68,10 @@ async fn seen(world: &World, pod: &str) -> Result<Vec<String>> {
     let log = world.log(pod, "main").await?;
     let pod = world.pod(pod)?;
     let snapshot = world.observer.now();
-    Ok(invariants::seen(&log, node_of(&pod).and_then(|node| snapshot.devices.get(node))))
+    Ok(invariants::seen(
+        &log,
+        node_of(&pod).and_then(|node| snapshot.devices.get(node)),
+    ))
 }
 
 fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -98,14 +119,26 @@ async fn in_its_place(world: &mut World) -> Result<()> {
     world.cluster()?.until_ready(DEADLINE).await?;
     until_offered(world, MOVING, 3).await?;
     world.until_running(&["theirs-1", "ours-0", "ours-1"]).await?;
-    world.restart_container(MOVING, "theirs-1").await.context("a container that the vendor's plugin served")?;
-    ensure!(seen(world, "theirs-1").await? == old, "it sees another GPU than before");
+    world
+        .restart_container(MOVING, "theirs-1")
+        .await
+        .context("a container that the vendor's plugin served")?;
+    ensure!(
+        seen(world, "theirs-1").await? == old,
+        "it sees another GPU than before"
+    );
     // All three GPUs are taken: `theirs-2` waits until a sharer goes.
-    ensure!(world.pod("theirs-2").is_ok_and(|pod| node_of(&pod).is_none()), "a GPU was handed out twice");
+    ensure!(
+        world.pod("theirs-2").is_ok_and(|pod| node_of(&pod).is_none()),
+        "a GPU was handed out twice"
+    );
     world.delete("ours-0").await?;
     world.until_running(&["theirs-2"]).await?;
     let new = seen(world, "theirs-2").await?;
-    ensure!(old.len() == 1 && new.len() == 1 && old != new, "theirs-1 sees {old:?}, theirs-2 {new:?}");
+    ensure!(
+        old.len() == 1 && new.len() == 1 && old != new,
+        "theirs-1 sees {old:?}, theirs-2 {new:?}"
+    );
     world.verify().await?;
     world.delete("theirs-1").await?;
     world.start(share("ours-2", "60", MOVING)).await.map(|_| ())
@@ -131,7 +164,12 @@ fn publish(world: &mut World) -> Result<()> {
         json!({"metadata": {"name": KOORDINATOR}, "spec": {"devices": [device(0), device(1)]}}),
     )?;
     let amounts = json!({GPU_SHARED: "200", GPU_CORE: "200", GPU_MEMORY_RATIO: "200", GPU_MEMORY: "32Gi"});
-    api.patch_status("nodes", "", KOORDINATOR, &json!({"capacity": amounts, "allocatable": amounts}))?;
+    api.patch_status(
+        "nodes",
+        "",
+        KOORDINATOR,
+        &json!({"capacity": amounts, "allocatable": amounts}),
+    )?;
     Ok(())
 }
 

@@ -21,8 +21,13 @@ impl Needs {
         match self {
             Self::Testbed(what) => Some(format!("it needs the testbed's own cluster: {what}")),
             Self::Commands(needs) => {
-                let missing: Vec<String> = needs.iter().filter(|need| !commands.allow(**need)).map(Need::to_string).collect();
-                (!missing.is_empty()).then(|| format!("it needs {} in the file of --break-with", missing.join(", ")))
+                let missing: Vec<String> = needs
+                    .iter()
+                    .filter(|need| !commands.allow(**need))
+                    .map(Need::to_string)
+                    .collect();
+                (!missing.is_empty())
+                    .then(|| format!("it needs {} in the file of --break-with", missing.join(", ")))
             }
         }
     }
@@ -48,8 +53,18 @@ const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
     ("loop-restarted", &[Kill(Part::KubeScheduler)]),
     ("kubelet-restarted", &[Kill(Part::Kubelet)]),
     ("own-socket-deleted", &[Remove(NodeFile::PluginSockets)]),
-    ("kubelet-missing", &[Kill(Part::Plugin), Kill(Part::Kubelet), Remove(NodeFile::KubeletSocket)]),
-    ("checkpoint-lost", &[Kill(Part::Kubelet), Remove(NodeFile::KubeletCheckpoint)]),
+    (
+        "kubelet-missing",
+        &[
+            Kill(Part::Plugin),
+            Kill(Part::Kubelet),
+            Remove(NodeFile::KubeletSocket),
+        ],
+    ),
+    (
+        "checkpoint-lost",
+        &[Kill(Part::Kubelet), Remove(NodeFile::KubeletCheckpoint)],
+    ),
     ("runtime-killed", &[Kill(Part::Containerd)]),
     ("apiserver-killed", &[Kill(Part::Apiserver)]),
     ("scheduler-hangs", &[Pause(Part::Scheduler)]),
@@ -73,16 +88,28 @@ mod tests {
     #[test]
     fn every_name_is_that_of_a_scenario() {
         for (name, needs) in ON_REAL_CLUSTERS {
-            let found = scenario::all().into_iter().find(|scenario| scenario.name == *name);
-            assert_eq!(found.map(|scenario| scenario.needs), Some(Needs::Commands(needs)), "{name}");
+            let found = scenario::all()
+                .into_iter()
+                .find(|scenario| scenario.name == *name);
+            assert_eq!(
+                found.map(|scenario| scenario.needs),
+                Some(Needs::Commands(needs)),
+                "{name}"
+            );
         }
     }
 
     #[test]
     fn a_cluster_without_commands_has_the_harmless_ones() {
         let commands = Commands::default();
-        let possible = scenario::all().into_iter().filter(|scenario| scenario.needs.missing(&commands).is_none());
+        let possible = scenario::all()
+            .into_iter()
+            .filter(|scenario| scenario.needs.missing(&commands).is_none());
         assert!(possible.clone().count() >= 15);
-        assert!(possible.into_iter().all(|scenario| scenario.needs == Needs::Commands(&[])));
+        assert!(
+            possible
+                .into_iter()
+                .all(|scenario| scenario.needs == Needs::Commands(&[]))
+        );
     }
 }

@@ -14,17 +14,43 @@ use crate::observer::Snapshot;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("bind-errors", "409, 429, 500 and timeouts of the binding are retried until the pods run", bind_errors),
-    ("bind-reply-lost", "a binding that was written but not answered is no failure", bind_reply_lost),
-    ("watches-dropped", "dropped watches and 410 Gone lose no pod", watches_dropped),
-    ("patch-errors", "the plugin retries what the API server refuses", patch_errors),
-    ("bad-bodies", "malformed and oversized bodies are refused and change nothing", bad_bodies),
+    (
+        "bind-errors",
+        "409, 429, 500 and timeouts of the binding are retried until the pods run",
+        bind_errors,
+    ),
+    (
+        "bind-reply-lost",
+        "a binding that was written but not answered is no failure",
+        bind_reply_lost,
+    ),
+    (
+        "watches-dropped",
+        "dropped watches and 410 Gone lose no pod",
+        watches_dropped,
+    ),
+    (
+        "patch-errors",
+        "the plugin retries what the API server refuses",
+        patch_errors,
+    ),
+    (
+        "bad-bodies",
+        "malformed and oversized bodies are refused and change nothing",
+        bad_bodies,
+    ),
 ];
 
 fn bind_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let faults = world.cluster()?.api().faults().clone();
-        let on_bind = || Matching::anything().verb("create").resource("pods").subresource("binding").times(2);
+        let on_bind = || {
+            Matching::anything()
+                .verb("create")
+                .resource("pods")
+                .subresource("binding")
+                .times(2)
+        };
         let kinds = [
             Fault::Refuse(409),
             Fault::RefuseUntil(429, 1),
@@ -32,13 +58,19 @@ fn bind_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
             Fault::DropConnection,
             Fault::Delay(Duration::from_secs(6)),
         ];
-        let injected: Vec<_> = kinds.into_iter().map(|fault| faults.inject(on_bind(), fault)).collect();
+        let injected: Vec<_> = kinds
+            .into_iter()
+            .map(|fault| faults.inject(on_bind(), fault))
+            .collect();
         let names = world.create_many("pod", 16, &[(GPU_MEM, "1")]).await?;
         world.until_all_run(&names).await?;
         ensure!(
             injected.iter().all(|one| one.hits() > 0),
             "not every fault was met: {:?}",
-            injected.iter().map(crate::apiserver::Injected::hits).collect::<Vec<_>>()
+            injected
+                .iter()
+                .map(crate::apiserver::Injected::hits)
+                .collect::<Vec<_>>()
         );
         faults.clear();
         Ok(())
@@ -49,7 +81,11 @@ fn bind_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn bind_reply_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let faults = world.cluster()?.api().faults().clone();
-        let on_bind = Matching::anything().verb("create").resource("pods").subresource("binding").times(6);
+        let on_bind = Matching::anything()
+            .verb("create")
+            .resource("pods")
+            .subresource("binding")
+            .times(6);
         let injected = faults.inject(on_bind, Fault::DropReply);
         let names = world.create_many("pod", 12, &[(GPU_MEM, "1")]).await?;
         world.until_all_run(&names).await?;
@@ -85,8 +121,14 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
     world.pods.delete_all().await?;
     let shown = Snapshot::of(world.cluster()?.api().cluster());
-    let ours = shown.pods.iter().filter(|(key, _)| key.starts_with(&world.key("")));
-    let left: Vec<&String> = ours.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none()).map(|(key, _)| key).collect();
+    let ours = shown
+        .pods
+        .iter()
+        .filter(|(key, _)| key.starts_with(&world.key("")));
+    let left: Vec<&String> = ours
+        .filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none())
+        .map(|(key, _)| key)
+        .collect();
     drop(late);
     ensure!(left.is_empty(), "not deleted: {left:?}");
     Ok(())
@@ -97,20 +139,38 @@ fn patch_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let faults = world.cluster()?.api().faults().clone();
         let injected: Vec<_> = [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply]
             .into_iter()
-            .map(|fault| faults.inject(Matching::anything().verb("patch").resource("pods").subresource("").times(2), fault))
+            .map(|fault| {
+                faults.inject(
+                    Matching::anything()
+                        .verb("patch")
+                        .resource("pods")
+                        .subresource("")
+                        .times(2),
+                    fault,
+                )
+            })
             .collect();
         let names = world.create_many("pod", 6, &[(GPU_MEM, "1")]).await?;
         world.until_all_run(&names).await?;
         let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
         let assigned = |pod: &k8s_openapi::api::core::v1::Pod| {
-            pod.metadata.annotations.as_ref().and_then(|all| all.get(proto::record::MEM_ASSIGNED)).is_some_and(|text| text == "true")
+            pod.metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(proto::record::MEM_ASSIGNED))
+                .is_some_and(|text| text == "true")
         };
         world
             .until("all pods to be marked assigned", |snapshot| {
-                keys.iter().all(|key| snapshot.pods.get(key).is_some_and(assigned)).then_some(())
+                keys.iter()
+                    .all(|key| snapshot.pods.get(key).is_some_and(assigned))
+                    .then_some(())
             })
             .await?;
-        ensure!(injected.iter().all(|one| one.hits() > 0), "not every fault was met");
+        ensure!(
+            injected.iter().all(|one| one.hits() > 0),
+            "not every fault was met"
+        );
         faults.clear();
         Ok(())
     }
@@ -127,10 +187,17 @@ fn bad_bodies(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let client = world.cluster()?.scheduler_client()?;
             for body in ["", "{", "[]", "null", "{\"Pod\":7}", "{\"PodName\":1}", "\u{0}"] {
                 let (status, answer) = client.post(&url, body.to_owned()).await?;
-                ensure!(says_error(status, &answer), "{verb} answers {status} to {body:?}: {}", String::from_utf8_lossy(&answer));
+                ensure!(
+                    says_error(status, &answer),
+                    "{verb} answers {status} to {body:?}: {}",
+                    String::from_utf8_lossy(&answer)
+                );
             }
             if let Ok((status, _)) = client.post(&url, huge.clone()).await {
-                ensure!(status == StatusCode::PAYLOAD_TOO_LARGE, "{verb} answers {status} to a body of 40 MiB");
+                ensure!(
+                    status == StatusCode::PAYLOAD_TOO_LARGE,
+                    "{verb} answers {status} to a body of 40 MiB"
+                );
             }
         }
         let names = world.create_many("sound", 2, &[(GPU_MEM, "1")]).await?;
@@ -141,7 +208,12 @@ fn bad_bodies(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 /// A client error, or an answer whose `Error` says what is wrong.
 fn says_error(status: StatusCode, answer: &[u8]) -> bool {
-    let text = |answer: serde_json::Value| answer.get("Error").and_then(serde_json::Value::as_str).map(str::to_owned);
+    let text = |answer: serde_json::Value| {
+        answer
+            .get("Error")
+            .and_then(serde_json::Value::as_str)
+            .map(str::to_owned)
+    };
     let error = serde_json::from_slice(answer).ok().and_then(text);
     status.is_client_error() || error.is_some_and(|error| !error.is_empty())
 }

@@ -14,19 +14,35 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("kubelet-restarted", "the plugin registers again, running pods keep their GPU, new ones start", kubelet_restarted),
-    ("own-socket-deleted", "the plugin notices, and serves again", own_socket_deleted),
-    ("kubelet-missing", "a plugin that starts without kubelet's socket waits for it", kubelet_missing),
+    (
+        "kubelet-restarted",
+        "the plugin registers again, running pods keep their GPU, new ones start",
+        kubelet_restarted,
+    ),
+    (
+        "own-socket-deleted",
+        "the plugin notices, and serves again",
+        own_socket_deleted,
+    ),
+    (
+        "kubelet-missing",
+        "a plugin that starts without kubelet's socket waits for it",
+        kubelet_missing,
+    ),
     ("xid-79", "a sick GPU takes no new pods until it recovers", xid_79),
 ];
 
 fn kubelet_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         breaking::restart(world, Part::Kubelet, &node).await?;
         until_registered(world, &node).await?;
-        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         world.until_running(&["before", "after"]).await
     }
     .boxed()
@@ -37,7 +53,10 @@ fn own_socket_deleted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(1)?.name;
         breaking::replace_plugin_sockets(world, &node).await?;
         until_registered(world, &node).await?;
-        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await.map(|_| ())
+        world
+            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .await
+            .map(|_| ())
     }
     .boxed()
 }
@@ -50,7 +69,10 @@ fn kubelet_missing(world: &mut World) -> BoxFuture<'_, Result<()>> {
         breaking::until_plugin_waits_for_kubelet(world, &node).await?;
         breaking::restart(world, Part::Kubelet, &node).await?;
         until_registered(world, &node).await?;
-        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await.map(|_| ())
+        world
+            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .await
+            .map(|_| ())
     }
     .boxed()
 }
@@ -61,17 +83,38 @@ fn xid_79(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let sick_minor = 0;
         let is_healthy = |snapshot: &Snapshot| {
             let device = snapshot.devices.get(&node.name)?;
-            device.spec.devices.iter().find(|info| info.minor == Some(0)).map(|info| info.health)
+            device
+                .spec
+                .devices
+                .iter()
+                .find(|info| info.minor == Some(0))
+                .map(|info| info.health)
         };
-        world.cluster()?.node(&node.name)?.set_health(sick_minor, Health::Xid(79))?;
-        world.until("the GPU to be reported sick", |snapshot| (is_healthy(snapshot) == Some(false)).then_some(())).await?;
+        world
+            .cluster()?
+            .node(&node.name)?
+            .set_health(sick_minor, Health::Xid(79))?;
+        world
+            .until("the GPU to be reported sick", |snapshot| {
+                (is_healthy(snapshot) == Some(false)).then_some(())
+            })
+            .await?;
         for (idx, units) in node.units.iter().enumerate().skip(1) {
-            world.start(PodSpec::new(&format!("beside-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+            world
+                .start(
+                    PodSpec::new(&format!("beside-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name),
+                )
+                .await?;
         }
-        world.create(PodSpec::new("waits", &[(GPU_MEM, "1")]).on(&node.name)).await?;
+        world
+            .create(PodSpec::new("waits", &[(GPU_MEM, "1")]).on(&node.name))
+            .await?;
         world.until_refused("waits", "nodes are available").await?;
         world.verify().await?;
-        world.cluster()?.node(&node.name)?.set_health(sick_minor, Health::Healthy)?;
+        world
+            .cluster()?
+            .node(&node.name)?
+            .set_health(sick_minor, Health::Healthy)?;
         world.until_running(&["waits"]).await
     }
     .boxed()

@@ -57,12 +57,33 @@ fn edits() -> Vec<(&'static str, Value)> {
         ("an empty list", json!([])),
         ("a list of lists", json!([[], 7, "GPU"])),
         ("a type nobody knows", json!([sound(0), toaster])),
-        ("no types", json!([{"id": "GPU-x", "minor": 0, "health": true}, {}])),
-        ("negative amounts", json!([sound(0), gpu(&json!(1), &id(1), &amounts("-16Gi"))])),
-        ("amounts that are none", json!([gpu(&json!(0), &id(0), &json!("a lot")), sound(1)])),
-        ("no IDs", json!([gpu(&json!(0), &json!(""), &amounts("16Gi")), gpu(&json!(1), &Value::Null, &amounts("16Gi"))])),
-        ("a minor that is negative", json!([gpu(&json!(-1), &id(0), &amounts("16Gi")), sound(1)])),
-        ("a minor twice", json!([sound(0), gpu(&json!(0), &id(1), &amounts("16Gi"))])),
+        (
+            "no types",
+            json!([{"id": "GPU-x", "minor": 0, "health": true}, {}]),
+        ),
+        (
+            "negative amounts",
+            json!([sound(0), gpu(&json!(1), &id(1), &amounts("-16Gi"))]),
+        ),
+        (
+            "amounts that are none",
+            json!([gpu(&json!(0), &id(0), &json!("a lot")), sound(1)]),
+        ),
+        (
+            "no IDs",
+            json!([
+                gpu(&json!(0), &json!(""), &amounts("16Gi")),
+                gpu(&json!(1), &Value::Null, &amounts("16Gi"))
+            ]),
+        ),
+        (
+            "a minor that is negative",
+            json!([gpu(&json!(-1), &id(0), &amounts("16Gi")), sound(1)]),
+        ),
+        (
+            "a minor twice",
+            json!([sound(0), gpu(&json!(0), &id(1), &amounts("16Gi"))]),
+        ),
         ("a GPU twice", json!([sound(0), sound(0)])),
         ("labels that are a list", json!([sound(0), unlabelled])),
     ]
@@ -72,17 +93,29 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         for minor in 0..2 {
             // Fills 12 of 16 units of each.
-            world.start(PodSpec::new(&format!("holder-{minor}"), &[(GPU_MEM, "12")]).on(EDITED)).await?;
+            world
+                .start(PodSpec::new(&format!("holder-{minor}"), &[(GPU_MEM, "12")]).on(EDITED))
+                .await?;
         }
         let sound = device(world)?;
         let faults = world.cluster()?.api().faults().clone();
-        let blocked = faults.inject(Matching::anything().verb("patch").resource("devices").name(|name| name == EDITED), Fault::Refuse(500));
+        let blocked = faults.inject(
+            Matching::anything()
+                .verb("patch")
+                .resource("devices")
+                .name(|name| name == EDITED),
+            Fault::Refuse(500),
+        );
         for (idx, (what, devices)) in edits().into_iter().enumerate() {
-            edit(world, idx, &devices).await.with_context(|| format!("spec.devices is {what}"))?;
+            edit(world, idx, &devices)
+                .await
+                .with_context(|| format!("spec.devices is {what}"))?;
         }
         // One that fits waits for nothing but the truth.
         write(world, &json!([]))?;
-        world.create(PodSpec::new("patient", &[(GPU_MEM, "4")]).on(EDITED)).await?;
+        world
+            .create(PodSpec::new("patient", &[(GPU_MEM, "4")]).on(EDITED))
+            .await?;
         world.until_refused("patient", "nodes are available").await?;
         blocked.remove();
         // The plugin tries again at its leisure, or when something happens.
@@ -94,9 +127,14 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
         write(world, &json!([more(0), more(1)]))?;
         until_repaired(world, &sound).await?;
-        world.create(PodSpec::new("too-much", &[(GPU_MEM, "5")]).on(EDITED)).await?;
+        world
+            .create(PodSpec::new("too-much", &[(GPU_MEM, "5")]).on(EDITED))
+            .await?;
         world.until_refused("too-much", "nodes are available").await?;
-        world.start(PodSpec::new("just-right", &[(GPU_MEM, "4")]).on(EDITED)).await.map(|_| ())
+        world
+            .start(PodSpec::new("just-right", &[(GPU_MEM, "4")]).on(EDITED))
+            .await
+            .map(|_| ())
     }
     .boxed()
 }
@@ -105,7 +143,9 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
     write(world, devices)?;
     let name = format!("greedy-{idx}");
-    world.create(PodSpec::new(&name, &[(GPU_MEM, "5")]).on(EDITED)).await?;
+    world
+        .create(PodSpec::new(&name, &[(GPU_MEM, "5")]).on(EDITED))
+        .await?;
     world.until_refused(&name, "nodes are available").await?;
     let is_bound = world.pod(&name).is_ok_and(|pod| node_of(&pod).is_some());
     ensure!(!is_bound, "a pod was bound that does not fit");
@@ -117,8 +157,14 @@ async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
 fn device(world: &mut World) -> Result<Value> {
     let device = world.cluster()?.api().cluster().get(DEVICES, "", EDITED)?;
     let mut devices = device.pointer("/spec/devices").cloned().unwrap_or_default();
-    for conditions in devices.as_array_mut().into_iter().flatten().filter_map(|device| device.get_mut("conditions")?.as_array_mut()) {
-        conditions.retain(|condition| condition.get("type").and_then(Value::as_str) == Some(CONDITION_HEALTHY));
+    for conditions in devices
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+        .filter_map(|device| device.get_mut("conditions")?.as_array_mut())
+    {
+        conditions
+            .retain(|condition| condition.get("type").and_then(Value::as_str) == Some(CONDITION_HEALTHY));
     }
     Ok(devices)
 }
@@ -143,5 +189,7 @@ async fn until_repaired(world: &mut World, sound: &Value) -> Result<()> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(super::DEADLINE, repaired).await.context("the plugin does not repair it")?
+    tokio::time::timeout(super::DEADLINE, repaired)
+        .await
+        .context("the plugin does not repair it")?
 }

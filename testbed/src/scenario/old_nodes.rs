@@ -22,8 +22,16 @@ const OLD: &str = "old-node";
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("old-node", "a node of the old plugin and pods of the old extender are understood", old_node),
-    ("annotation-nonsense", "a pod with an unreadable record is counted conservatively", annotation_nonsense),
+    (
+        "old-node",
+        "a node of the old plugin and pods of the old extender are understood",
+        old_node,
+    ),
+    (
+        "annotation-nonsense",
+        "a pod with an unreadable record is counted conservatively",
+        annotation_nonsense,
+    ),
 ];
 
 /// A node with two GPUs of 16 units, as the old plugin reports it.
@@ -35,16 +43,35 @@ async fn create_old_node(world: &mut World) -> Result<()> {
     });
     let nodes: Api<Node> = Api::all(world.client.0.clone());
     let node: Node = serde_json::from_value(node)?;
-    let mut created = nodes.create(&PostParams::default(), &node).await.context("cannot create a node")?;
+    let mut created = nodes
+        .create(&PostParams::default(), &node)
+        .await
+        .context("cannot create a node")?;
     created.status = node.status;
-    nodes.replace_status(OLD, &PostParams::default(), &created).await.context("cannot write its status")?;
-    until_extender_shows(world, OLD, "the node", |node| node.get("totalGPU").and_then(Value::as_u64).is_some_and(|total| total > 0)).await
+    nodes
+        .replace_status(OLD, &PostParams::default(), &created)
+        .await
+        .context("cannot write its status")?;
+    until_extender_shows(world, OLD, "the node", |node| {
+        node.get("totalGPU")
+            .and_then(Value::as_u64)
+            .is_some_and(|total| total > 0)
+    })
+    .await
 }
 
 /// Waits until the scheduler's own view of a node is as far as the API server's. A refusal by a view that is behind
 /// would stand until the next event of any pod or node: an extender cannot wake kube-scheduler.
-pub(super) async fn until_extender_shows(world: &mut World, node: &str, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
-    world.cluster()?.until_scheduler_shows(node, what, DEADLINE, condition).await
+pub(super) async fn until_extender_shows(
+    world: &mut World,
+    node: &str,
+    what: &str,
+    condition: impl Fn(&Value) -> bool,
+) -> Result<()> {
+    world
+        .cluster()?
+        .until_scheduler_shows(node, what, DEADLINE, condition)
+        .await
 }
 
 /// Units that pods hold on the node, as `inspect` tells.
@@ -67,24 +94,45 @@ pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
 }
 
 /// Binds a pod with these annotations, as another scheduler would.
-async fn place(world: &mut World, name: &str, units: &str, annotations: &BTreeMap<String, String>) -> Result<()> {
-    let spec = PodSpec::new(name, &[(GPU_MEM, units)]).annotated(annotations).scheduler("another");
+async fn place(
+    world: &mut World,
+    name: &str,
+    units: &str,
+    annotations: &BTreeMap<String, String>,
+) -> Result<()> {
+    let spec = PodSpec::new(name, &[(GPU_MEM, units)])
+        .annotated(annotations)
+        .scheduler("another");
     let pod = world.pods.create(&spec).await?;
-    let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": OLD}});
+    let binding =
+        json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": OLD}});
     let namespace = world.namespace.clone();
     world.cluster()?.api().cluster().bind(&namespace, name, binding)?;
     Ok(())
 }
 
 fn of_old_extender(idx: &str, units: &str) -> BTreeMap<String, String> {
-    let pairs = [(MEM_IDX, idx), (MEM_POD, units), (MEM_DEV, "16"), (MEM_ASSIGNED, "true"), (MEM_ASSUME_TIME, "1700000000000000000")];
-    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    let pairs = [
+        (MEM_IDX, idx),
+        (MEM_POD, units),
+        (MEM_DEV, "16"),
+        (MEM_ASSIGNED, "true"),
+        (MEM_ASSUME_TIME, "1700000000000000000"),
+    ];
+    pairs
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
 }
 
 async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
     let bound = |snapshot: &crate::observer::Snapshot| {
-        snapshot.pods.get(&key).filter(|pod| node_of(pod).is_some()).map(|pod| pod.annotations().clone())
+        snapshot
+            .pods
+            .get(&key)
+            .filter(|pod| node_of(pod).is_some())
+            .map(|pod| pod.annotations().clone())
     };
     world.until(&format!("{name} to be bound"), bound).await
 }
@@ -95,10 +143,17 @@ fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
         place(world, "placed-0", "10", &of_old_extender("0", "10")).await?;
         place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
         until_extender_shows(world, OLD, "both pods", |node| used(node) == 14).await?;
-        world.create(PodSpec::new("new-8", &[(GPU_MEM, "8")]).on(OLD)).await?;
+        world
+            .create(PodSpec::new("new-8", &[(GPU_MEM, "8")]).on(OLD))
+            .await?;
         let annotations = until_bound(world, "new-8").await?;
-        ensure!(annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"), "8 units fit GPU 1 only, it got {annotations:?}");
-        world.create(PodSpec::new("new-7", &[(GPU_MEM, "7")]).on(OLD)).await?;
+        ensure!(
+            annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"),
+            "8 units fit GPU 1 only, it got {annotations:?}"
+        );
+        world
+            .create(PodSpec::new("new-7", &[(GPU_MEM, "7")]).on(OLD))
+            .await?;
         world.until_refused("new-7", "not enough free GPU memory").await?;
         remove_old_node(world).await
     }
@@ -114,9 +169,14 @@ fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         place(world, "nonsense", "4", &nonsense).await?;
         until_extender_shows(world, OLD, "the pod", |node| used(node) > 0).await?;
         // The 4 units may be on either GPU, so neither is known to be empty.
-        world.create(PodSpec::new("whole", &[(GPU_MEM, "16")]).on(OLD)).await?;
+        world
+            .create(PodSpec::new("whole", &[(GPU_MEM, "16")]).on(OLD))
+            .await?;
         world.until_refused("whole", "nodes are available").await?;
-        ensure!(world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()), "a whole GPU was given away");
+        ensure!(
+            world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()),
+            "a whole GPU was given away"
+        );
         remove_old_node(world).await
     }
     .boxed()

@@ -17,8 +17,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("hint-runs-out", "a pod that waits for room kept for another is bound when that time is up, in an idle cluster", hint_runs_out),
-    ("decisions-unlisted", "room of pods that came and went while the scheduler's watch was down is found by a pod that waits", unlisted),
+    (
+        "hint-runs-out",
+        "a pod that waits for room kept for another is bound when that time is up, in an idle cluster",
+        hint_runs_out,
+    ),
+    (
+        "decisions-unlisted",
+        "room of pods that came and went while the scheduler's watch was down is found by a pod that waits",
+        unlisted,
+    ),
 ];
 
 /// The node on which pods are placed: it has two GPUs.
@@ -37,7 +45,9 @@ fn whole(name: &str) -> PodSpec {
 /// Creates a pod that finds no room.
 async fn refused(world: &World, name: &str) -> Result<()> {
     world.create(whole(name)).await?;
-    world.until_refused(name, "not enough free GPU memory on any one GPU").await?;
+    world
+        .until_refused(name, "not enough free GPU memory on any one GPU")
+        .await?;
     ensure!(node_of(&world.pod(name)?).is_none(), "the pod is bound already");
     Ok(())
 }
@@ -46,14 +56,18 @@ async fn refused(world: &World, name: &str) -> Result<()> {
 async fn bound_soon(world: &World, name: &str) -> Result<()> {
     let key = world.key(name);
     let is_bound = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
-    world.until_within(SOON, "the pod to be bound for which room has opened", is_bound).await
+    world
+        .until_within(SOON, "the pod to be bound for which room has opened", is_bound)
+        .await
 }
 
 fn hint_runs_out(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let usual = world.cluster()?.scheduler.invocation().clone();
         let mut hasty = usual.clone();
-        hasty.args.extend(["--hint-ttl".to_owned(), format!("{}s", HINT.as_secs())]);
+        hasty
+            .args
+            .extend(["--hint-ttl".to_owned(), format!("{}s", HINT.as_secs())]);
         world.cluster()?.scheduler.restart_as(hasty).await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
         let tried = wait_for_hints(world).await;
@@ -80,13 +94,22 @@ async fn wait_for_hints(world: &mut World) -> Result<()> {
 /// Asks the extender about a pod as kube-scheduler does, which comes to nothing.
 async fn ask(world: &mut World, name: &str) -> Result<()> {
     let limits = json!({GPU_MEM: WHOLE});
-    let containers = json!([{"name": "main", "image": "none", "resources": {"limits": limits, "requests": limits}}]);
+    let containers =
+        json!([{"name": "main", "image": "none", "resources": {"limits": limits, "requests": limits}}]);
     let metadata = json!({"name": name, "namespace": world.namespace, "uid": format!("never-bound-{name}")});
-    let question = json!({"Pod": {"metadata": metadata, "spec": {"containers": containers}}, "NodeNames": [NODE]});
+    let question =
+        json!({"Pod": {"metadata": metadata, "spec": {"containers": containers}}, "NodeNames": [NODE]});
     let url = format!("{}/gpushare-scheduler/filter", world.cluster()?.scheduler_url());
-    let (status, answer) = world.cluster()?.scheduler_client()?.post(&url, question.to_string()).await?;
+    let (status, answer) = world
+        .cluster()?
+        .scheduler_client()?
+        .post(&url, question.to_string())
+        .await?;
     let answer: serde_json::Value = serde_json::from_slice(&answer)?;
-    ensure!(status == StatusCode::OK && answer.get("NodeNames") == Some(&json!([NODE])), "{answer}");
+    ensure!(
+        status == StatusCode::OK && answer.get("NodeNames") == Some(&json!([NODE])),
+        "{answer}"
+    );
     Ok(())
 }
 

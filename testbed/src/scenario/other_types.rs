@@ -16,8 +16,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("unknown-type", "a type of device that only a Device object knows is scheduled and accounted", unknown_type),
-    ("rdma-and-fpga", "network adapters and programmable cards, alone and beside a GPU", rdma_and_fpga),
+    (
+        "unknown-type",
+        "a type of device that only a Device object knows is scheduled and accounted",
+        unknown_type,
+    ),
+    (
+        "rdma-and-fpga",
+        "network adapters and programmable cards, alone and beside a GPU",
+        rdma_and_fpga,
+    ),
 ];
 
 /// What the made-up type is asked for by; kube-scheduler's configuration has to name it.
@@ -30,15 +38,32 @@ pub(super) const MANIFOLD: &str = "manifold";
 /// The devices of other types that [`MANIFOLD`] has.
 pub(super) fn others() -> Vec<Value> {
     let device = |kind: &str, id: &str, minor: u32| json!({"type": kind, "id": id, "minor": minor});
-    vec![device("rdma", "0000:1f:00.0", 0), device("rdma", "0000:2f:00.0", 1), device("fpga", "0000:3f:00.0", 0)]
+    vec![
+        device("rdma", "0000:1f:00.0", 0),
+        device("rdma", "0000:2f:00.0", 1),
+        device("fpga", "0000:3f:00.0", 0),
+    ]
 }
 
 /// Minors and amounts of one type that a pod's record names.
 fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
-    let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
+    let text = pod
+        .annotations()
+        .get(DEVICE_ALLOCATED)
+        .map_or("{}", String::as_str);
     let record: DeviceAllocations = serde_json::from_str(text).unwrap_or_default();
     let devices = record.get(kind).into_iter().flatten();
-    devices.map(|one| (one.minor, one.resources.get(resource).and_then(|amount| amount.unsigned()).unwrap_or(0))).collect()
+    devices
+        .map(|one| {
+            (
+                one.minor,
+                one.resources
+                    .get(resource)
+                    .and_then(|amount| amount.unsigned())
+                    .unwrap_or(0),
+            )
+        })
+        .collect()
 }
 
 fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -72,12 +97,26 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
 /// The container must be told of the devices that its pod's record names, and of no others.
 async fn ensure_told(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
     let pod = world.pod(name)?;
-    let text = pod.annotations().get(DEVICE_ALLOCATED).map_or("{}", String::as_str);
+    let text = pod
+        .annotations()
+        .get(DEVICE_ALLOCATED)
+        .map_or("{}", String::as_str);
     let record: DeviceAllocations = serde_json::from_str(text).unwrap_or_default();
-    let recorded: Vec<&str> = record.get(kind).into_iter().flatten().map(|one| one.id.as_str()).collect();
+    let recorded: Vec<&str> = record
+        .get(kind)
+        .into_iter()
+        .flatten()
+        .map(|one| one.id.as_str())
+        .collect();
     let log = world.log(name, "main").await?;
-    let told = log.lines().rev().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
-    ensure!(told == Some(recorded.join(",").as_str()) && !recorded.is_empty(), "{name} is told {told:?}, its record names {recorded:?}");
+    let told = log
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
+    ensure!(
+        told == Some(recorded.join(",").as_str()) && !recorded.is_empty(),
+        "{name} is told {told:?}, its record names {recorded:?}"
+    );
     Ok(())
 }
 
@@ -86,17 +125,36 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let kubelet = world.cluster()?.node(MANIFOLD)?.kubelet();
         let serves = |kubelet: &crate::kubelet::Kubelet| {
             let capacity = kubelet.capacity();
-            [(RDMA, 200), (FPGA, 100)].iter().all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
+            [(RDMA, 200), (FPGA, 100)]
+                .iter()
+                .all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
         };
-        ensure!(kubelet.until(DEADLINE, serves).await, "the plugin serves {:?}", kubelet.capacity());
-        let whole = world.start(PodSpec::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD)).await?;
-        ensure!(held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)], "{:?}", held(&whole, "rdma", RDMA));
-        world.create(PodSpec::new("adapter", &[(RDMA, "50")]).on(MANIFOLD)).await?;
+        ensure!(
+            kubelet.until(DEADLINE, serves).await,
+            "the plugin serves {:?}",
+            kubelet.capacity()
+        );
+        let whole = world
+            .start(PodSpec::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD))
+            .await?;
+        ensure!(
+            held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)],
+            "{:?}",
+            held(&whole, "rdma", RDMA)
+        );
+        world
+            .create(PodSpec::new("adapter", &[(RDMA, "50")]).on(MANIFOLD))
+            .await?;
         world.until_refused("adapter", "nodes are available").await?;
         world.verify().await?;
         world.delete("two-adapters").await?;
         world.until_running(&["adapter"]).await?;
-        let all = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "50"), (RDMA, "100"), (FPGA, "100")];
+        let all = [
+            (GPU_SHARED, "1"),
+            (GPU_MEMORY_RATIO, "50"),
+            (RDMA, "100"),
+            (FPGA, "100"),
+        ];
         let beside = world.start(PodSpec::new("beside", &all).on(MANIFOLD)).await?;
         let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
         let half = held(&world.pod("adapter")?, "rdma", RDMA);
@@ -111,7 +169,9 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
             ensure_told(world, "beside", "fpga", FPGA_DEVICES).await?;
             ensure_told(world, "adapter", "rdma", RDMA_DEVICES).await?;
         }
-        world.create(PodSpec::new("card", &[(FPGA, "1")]).on(MANIFOLD)).await?;
+        world
+            .create(PodSpec::new("card", &[(FPGA, "1")]).on(MANIFOLD))
+            .await?;
         world.until_refused("card", "nodes are available").await
     }
     .boxed()

@@ -22,11 +22,31 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("plugin-without-api-server", "a plugin that starts without the API server registers; all follows once it is back", without_api_server),
-    ("mode-without-api-server", "without the API server the plugin finds the mode again when CDI works, and a metric says it", mode),
-    ("kubelet-socket-removed", "without the file of kubelet's socket the node keeps its devices", kubelet_socket_removed),
-    ("plugin-hangs", "a plugin that hangs ends itself within seconds, and pods are admitted again", plugin_hangs),
-    ("plugin-metrics", "metrics and log lines name devices, registration, mode, held containers and pods", metrics),
+    (
+        "plugin-without-api-server",
+        "a plugin that starts without the API server registers; all follows once it is back",
+        without_api_server,
+    ),
+    (
+        "mode-without-api-server",
+        "without the API server the plugin finds the mode again when CDI works, and a metric says it",
+        mode,
+    ),
+    (
+        "kubelet-socket-removed",
+        "without the file of kubelet's socket the node keeps its devices",
+        kubelet_socket_removed,
+    ),
+    (
+        "plugin-hangs",
+        "a plugin that hangs ends itself within seconds, and pods are admitted again",
+        plugin_hangs,
+    ),
+    (
+        "plugin-metrics",
+        "metrics and log lines name devices, registration, mode, held containers and pods",
+        metrics,
+    ),
 ];
 
 /// Time without the API server: a pause of 16 s between tries has begun by its end.
@@ -49,7 +69,9 @@ const HUNG: Duration = Duration::from_secs(20);
 
 fn offers_all(kubelet: &Kubelet) -> bool {
     let capacity = kubelet.capacity();
-    [GPU_SHARED, GPU_MEM].iter().all(|resource| capacity.get(*resource).is_some_and(|(_, healthy)| *healthy > 0))
+    [GPU_SHARED, GPU_MEM]
+        .iter()
+        .all(|resource| capacity.get(*resource).is_some_and(|(_, healthy)| *healthy > 0))
 }
 
 /// The healthy devices of each resource.
@@ -60,19 +82,26 @@ fn healthy(kubelet: &Kubelet) -> Vec<usize> {
 /// The GPU that a pod's record names.
 fn gpu_of(world: &World, pod: &str) -> Result<String> {
     let annotations = world.pod(pod)?.metadata.annotations.unwrap_or_default();
-    let record = annotations.get(DEVICE_ALLOCATED).with_context(|| format!("pod {pod} has no record"))?;
+    let record = annotations
+        .get(DEVICE_ALLOCATED)
+        .with_context(|| format!("pod {pod} has no record"))?;
     let gpu = record.split('"').find(|word| word.starts_with("GPU-"));
-    gpu.map(str::to_owned).with_context(|| format!("the record of pod {pod} names no GPU: {record}"))
+    gpu.map(str::to_owned)
+        .with_context(|| format!("the record of pod {pod} names no GPU: {record}"))
 }
 
 fn starts(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
-    kubelet.container(namespace, pod, "main").map_or(0, |container| container.starts)
+    kubelet
+        .container(namespace, pod, "main")
+        .map_or(0, |container| container.starts)
 }
 
 fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
-        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
         let faults = world.cluster()?.api().faults().clone();
         let away = faults.inject(Matching::anything(), Fault::DropConnection);
@@ -90,19 +119,37 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
         found.set_health(idle, Health::Xid(79))?;
         sleep(AWAY.saturating_sub(began.elapsed())).await;
         let found = world.cluster()?.node(&node)?;
-        ensure!(starts(found.kubelet(), &namespace, "before") == n_starts, "a container starts without proof");
+        ensure!(
+            starts(found.kubelet(), &namespace, "before") == n_starts,
+            "a container starts without proof"
+        );
         away.remove();
         let back = Instant::now();
-        let starts_again = found.kubelet().until(FOLLOWED, |kubelet| starts(kubelet, &namespace, "before") > n_starts).await;
-        ensure!(starts_again, "{FOLLOWED:?} after the return of the API server the container has not started");
+        let starts_again = found
+            .kubelet()
+            .until(FOLLOWED, |kubelet| {
+                starts(kubelet, &namespace, "before") > n_starts
+            })
+            .await;
+        ensure!(
+            starts_again,
+            "{FOLLOWED:?} after the return of the API server the container has not started"
+        );
         let is_sick = |snapshot: &Snapshot| {
-            let mut devices = snapshot.devices.get(&node).into_iter().flat_map(|device| &device.spec.devices);
+            let mut devices = snapshot
+                .devices
+                .get(&node)
+                .into_iter()
+                .flat_map(|device| &device.spec.devices);
             devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
         };
         // The testbed's own watches have pauses too, so what the API server holds is looked at.
         let objects = world.cluster()?.api().cluster().clone();
         while !is_sick(&Snapshot::of(&objects)) {
-            ensure!(back.elapsed() < FOLLOWED, "{FOLLOWED:?} after the return of the API server the sick GPU is not published");
+            ensure!(
+                back.elapsed() < FOLLOWED,
+                "{FOLLOWED:?} after the return of the API server the sick GPU is not published"
+            );
             sleep(Duration::from_millis(50)).await;
         }
         world.cluster()?.node(&node)?.set_health(idle, Health::Healthy)?;
@@ -116,7 +163,9 @@ fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
         // A runtime that was there before the directory of CDI specs watches it from its first container on.
-        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         let faults = world.cluster()?.api().faults().clone();
         let away = faults.inject(Matching::anything(), Fault::DropConnection);
         faults.drop_watches("");
@@ -125,14 +174,27 @@ fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let specs = CdiDir::of(found.kubelet().config())?;
         specs.block()?;
         found.restart_plugin().await?;
-        until_metrics(found, r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#, true).await?;
+        until_metrics(
+            found,
+            r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#,
+            true,
+        )
+        .await?;
         sleep(UNDECIDED.saturating_sub(began.elapsed())).await;
         specs.unblock()?;
-        until_metrics(found, r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#, true).await?;
+        until_metrics(
+            found,
+            r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#,
+            true,
+        )
+        .await?;
         away.remove();
         let is_published = |snapshot: &Snapshot| {
             let device = snapshot.devices.get(&node)?.spec.devices.first()?;
-            let condition = device.conditions.iter().find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
+            let condition = device
+                .conditions
+                .iter()
+                .find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
             (condition.status == "True" && condition.reason == "Cdi").then_some(())
         };
         world.until("the mode in the Device object", is_published).await?;
@@ -148,14 +210,28 @@ fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let socket = found.kubelet().config().plugin_socket();
         let (before, n_registrations) = (healthy(found.kubelet()), found.kubelet().n_registrations());
         std::fs::remove_file(&socket).with_context(|| format!("cannot remove {}", socket.display()))?;
-        let has_lost = found.kubelet().until(QUIET, |kubelet| healthy(kubelet) != before).await;
-        ensure!(!has_lost, "the node has {:?} of its devices {before:?}", healthy(found.kubelet()));
-        world.start(PodSpec::new("meanwhile", &[(GPU_MEM, "1")]).on(&node)).await?;
+        let has_lost = found
+            .kubelet()
+            .until(QUIET, |kubelet| healthy(kubelet) != before)
+            .await;
+        ensure!(
+            !has_lost,
+            "the node has {:?} of its devices {before:?}",
+            healthy(found.kubelet())
+        );
+        world
+            .start(PodSpec::new("meanwhile", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         let found = world.cluster()?.node(&node)?;
-        ensure!(found.kubelet().n_registrations() == n_registrations, "the plugin has registered again");
+        ensure!(
+            found.kubelet().n_registrations() == n_registrations,
+            "the plugin has registered again"
+        );
         found.restart_kubelet().await?;
         super::breaking::until_registered(world, &node).await?;
-        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         world.until_running(&["meanwhile", "after"]).await
     }
     .boxed()
@@ -173,19 +249,27 @@ async fn replace_by_pipe(file: &Path) -> Result<()> {
 fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        world.start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         let found = world.cluster()?.node(&node)?;
         let checkpoint = found.kubelet().config().checkpoint();
         replace_by_pipe(&checkpoint).await?;
         let began = Instant::now();
-        world.create(PodSpec::new("caught", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .create(PodSpec::new("caught", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         let found = world.cluster()?.node(&node)?;
         let has_ended = match found.plugin() {
             Some(plugin) => plugin.until_ended(HUNG).await,
             None => false,
         };
         std::fs::rename(checkpoint.with_extension("aside"), &checkpoint)?;
-        ensure!(has_ended, "{:?} after the disk has stopped to answer the plugin hangs", began.elapsed());
+        ensure!(
+            has_ended,
+            "{:?} after the disk has stopped to answer the plugin hangs",
+            began.elapsed()
+        );
         found.restart_plugin().await?;
         super::breaking::until_registered(world, &node).await?;
         // kubelet fails the pod whose call was under way.
@@ -194,9 +278,13 @@ fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let phase = snapshot.pods.get(&key).map(phase)?;
             ["Failed", "Running"].contains(&phase).then_some(())
         };
-        world.until("the pod that was being admitted to run or to fail", is_settled).await?;
+        world
+            .until("the pod that was being admitted to run or to fail", is_settled)
+            .await?;
         world.delete("caught").await?;
-        world.start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .await?;
         world.until_running(&["before", "after"]).await
     }
     .boxed()
@@ -211,7 +299,10 @@ async fn until_metrics(node: &SimulatedNode, line: &str, is_there: bool) -> Resu
             return Ok(());
         }
         let state = if is_there { "missing" } else { "there" };
-        ensure!(began.elapsed() < DEADLINE, "{line} is {state} in the plugin's metrics: {text}");
+        ensure!(
+            began.elapsed() < DEADLINE,
+            "{line} is {state} in the plugin's metrics: {text}"
+        );
         sleep(Duration::from_millis(50)).await;
     }
 }
@@ -219,8 +310,12 @@ async fn until_metrics(node: &SimulatedNode, line: &str, is_there: bool) -> Resu
 /// The line of a log that holds all of these.
 fn line_with(log: &Path, words: &[&str]) -> Result<String> {
     let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
-    let found = text.lines().find(|line| words.iter().all(|word| line.contains(word)));
-    found.map(str::to_owned).with_context(|| format!("no line of {} says {words:?}", log.display()))
+    let found = text
+        .lines()
+        .find(|line| words.iter().all(|word| line.contains(word)));
+    found
+        .map(str::to_owned)
+        .with_context(|| format!("no line of {} says {words:?}", log.display()))
 }
 
 fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {

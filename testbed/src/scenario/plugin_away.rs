@@ -43,8 +43,16 @@ const MOST_FAILED: (usize, usize) = (N_KEPT, 3);
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("plugin-replaced", "a plugin that is replaced while pods come and go loses none of them", plugin_replaced),
-    ("plugin-dies", "a plugin that dies again and again costs few of the pods that a controller makes", plugin_dies),
+    (
+        "plugin-replaced",
+        "a plugin that is replaced while pods come and go loses none of them",
+        plugin_replaced,
+    ),
+    (
+        "plugin-dies",
+        "a plugin that dies again and again costs few of the pods that a controller makes",
+        plugin_dies,
+    ),
 ];
 
 fn plugin_replaced(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -68,7 +76,9 @@ fn plugin_replaced(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
         came?;
         ensure!(is_clean?, "the old plugin did not end cleanly");
-        world.until_all_run(&(0..N_PODS).map(|nth| format!("pod-{nth}")).collect::<Vec<_>>()).await
+        world
+            .until_all_run(&(0..N_PODS).map(|nth| format!("pod-{nth}")).collect::<Vec<_>>())
+            .await
     }
     .boxed()
 }
@@ -79,7 +89,11 @@ fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
         kept.until_running(world, N_KEPT / 3).await?;
         for death in 0..N_DEATHS {
             // A real kubelet writes node status every ten seconds, and until then kube-scheduler counts the devices as they were.
-            let status = Matching::anything().verb("patch").resource("nodes").subresource("status").name(|name| name == NODE);
+            let status = Matching::anything()
+                .verb("patch")
+                .resource("nodes")
+                .subresource("status")
+                .name(|name| name == NODE);
             let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
             world.cluster()?.node(NODE)?.remove_plugin().await;
             let before = kept.n_failed;
@@ -91,7 +105,10 @@ fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
             kept.look(world);
             let n_failed = kept.n_failed - before;
             let most = if death == 0 { MOST_FAILED.0 } else { MOST_FAILED.1 };
-            ensure!(n_failed <= most, "death {death} of the plugin has cost {n_failed} pods, more than {most}");
+            ensure!(
+                n_failed <= most,
+                "death {death} of the plugin has cost {n_failed} pods, more than {most}"
+            );
             kept.delete_some(world, N_KEPT / 2).await?;
         }
         kept.until_running(world, N_KEPT).await
@@ -126,7 +143,11 @@ impl Kept {
                 let run_all = pods.len() == keys.len() && pods.iter().all(|pod| is_running(pod));
                 (is_any_failed || run_all).then_some(run_all)
             };
-            if world.observer.until(&format!("{n_wanted} pods to run"), DEADLINE, found).await? {
+            if world
+                .observer
+                .until(&format!("{n_wanted} pods to run"), DEADLINE, found)
+                .await?
+            {
                 return Ok(());
             }
         }
@@ -136,7 +157,12 @@ impl Kept {
     fn look(&mut self, world: &World) {
         let snapshot = world.observer.now();
         let n_before = self.names.len();
-        self.names.retain(|name| snapshot.pods.get(&world.key(name)).is_none_or(|pod| phase(pod) != "Failed"));
+        self.names.retain(|name| {
+            snapshot
+                .pods
+                .get(&world.key(name))
+                .is_none_or(|pod| phase(pod) != "Failed")
+        });
         self.n_failed += n_before - self.names.len();
     }
 

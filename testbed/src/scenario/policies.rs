@@ -24,8 +24,13 @@ fn share(name: &str) -> PodSpec {
 
 fn denied(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let hint = BTreeMap::from([("scheduling.koordinator.sh/device-allocate-hint".to_owned(), r#"{"gpu": 1}"#.to_owned())]);
-        world.until_breaks_rule(share("hinted").annotated(&hint), "expected a JSON object").await?;
+        let hint = BTreeMap::from([(
+            "scheduling.koordinator.sh/device-allocate-hint".to_owned(),
+            r#"{"gpu": 1}"#.to_owned(),
+        )]);
+        world
+            .until_breaks_rule(share("hinted").annotated(&hint), "expected a JSON object")
+            .await?;
         let usual = world.cluster()?.scheduler.invocation().clone();
         let mut strict = usual.clone();
         strict.args.push("--deny-overrides".to_owned());
@@ -41,8 +46,16 @@ fn denied(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 async fn try_pods(world: &World) -> Result<()> {
     let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
-    world.until_breaks_rule(share("sees-all").with("env", sees_all), "container \"main\" sets NVIDIA_VISIBLE_DEVICES").await?;
-    let privileged = PodSpec::new("privileged", &[(GPU_MEM, "1")]).with("securityContext", json!({"privileged": true}));
-    world.until_breaks_rule(privileged, "container \"main\" is privileged").await?;
+    world
+        .until_breaks_rule(
+            share("sees-all").with("env", sees_all),
+            "container \"main\" sets NVIDIA_VISIBLE_DEVICES",
+        )
+        .await?;
+    let privileged =
+        PodSpec::new("privileged", &[(GPU_MEM, "1")]).with("securityContext", json!({"privileged": true}));
+    world
+        .until_breaks_rule(privileged, "container \"main\" is privileged")
+        .await?;
     world.start(share("modest")).await.map(|_| ())
 }

@@ -20,10 +20,26 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("preemption", "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there", one_gpu_is_freed),
-    ("preemption-behind", "with the scheduler's watch five seconds behind, no pod goes in vain", watch_is_behind),
-    ("preemption-budget", "pods that a PodDisruptionBudget protects stay where others can go", budget_is_kept),
-    ("preemption-in-vain", "where no GPU can be freed, no pod goes", nothing_helps),
+    (
+        "preemption",
+        "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there",
+        one_gpu_is_freed,
+    ),
+    (
+        "preemption-behind",
+        "with the scheduler's watch five seconds behind, no pod goes in vain",
+        watch_is_behind,
+    ),
+    (
+        "preemption-budget",
+        "pods that a PodDisruptionBudget protects stay where others can go",
+        budget_is_kept,
+    ),
+    (
+        "preemption-in-vain",
+        "where no GPU can be freed, no pod goes",
+        nothing_helps,
+    ),
 ];
 
 /// The delay of the scheduler's watch.
@@ -35,17 +51,30 @@ const IMPORTANT: i32 = 1000;
 const CLASS: &str = "gpushare-e2e-important";
 
 fn share(name: &str, percent: u32, priority: i32) -> PodSpec {
-    let spec = PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())]);
-    if priority == IMPORTANT { spec.priority(CLASS, priority) } else { spec }
+    let spec = PodSpec::new(
+        name,
+        &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())],
+    );
+    if priority == IMPORTANT {
+        spec.priority(CLASS, priority)
+    } else {
+        spec
+    }
 }
 
 /// Runs a scenario with a class of important pods, which it removes.
 async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
     let class = serde_json::from_value(json!({"metadata": {"name": CLASS}, "value": IMPORTANT}))?;
-    classes.create(&PostParams::default(), &class).await.context("cannot create a PriorityClass")?;
+    classes
+        .create(&PostParams::default(), &class)
+        .await
+        .context("cannot create a PriorityClass")?;
     let tried = scenario(world).await;
-    classes.delete(CLASS, &DeleteParams::default()).await.context("cannot delete a PriorityClass")?;
+    classes
+        .delete(CLASS, &DeleteParams::default())
+        .await
+        .context("cannot delete a PriorityClass")?;
     tried
 }
 
@@ -54,7 +83,9 @@ async fn fill(world: &World) -> Result<Vec<String>> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
     let names: Vec<String> = (0..4 * n_gpus).map(|idx| format!("low-{idx:02}")).collect();
-    let creations = names.iter().map(|name| world.create(share(name, 25, 0).labelled("name", name)));
+    let creations = names
+        .iter()
+        .map(|name| world.create(share(name, 25, 0).labelled("name", name)));
     futures::future::try_join_all(creations).await?;
     world.until_all_run(&names).await?;
     Ok(names)
@@ -72,17 +103,31 @@ fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>
 }
 
 /// Asserts that the important pod has the GPU that `n_gone` pods have left, and that no others have gone.
-async fn until_one_gpu_has_changed_hands(world: &World, before: &[(String, Option<(String, i32)>)], n_gone: usize) -> Result<()> {
+async fn until_one_gpu_has_changed_hands(
+    world: &World,
+    before: &[(String, Option<(String, i32)>)],
+    n_gone: usize,
+) -> Result<()> {
     world.until_running(&["high"]).await?;
-    let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place).context("the pod has no record")?;
+    let high = places(world, &["high".to_owned()])
+        .pop()
+        .and_then(|(_, place)| place)
+        .context("the pod has no record")?;
     let snapshot: Snapshot = world.observer.now();
     let is_gone = |name: &String| {
         let pod = snapshot.pods.get(&world.key(name));
         pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     };
     let gone: Vec<_> = before.iter().filter(|(name, _)| is_gone(name)).collect();
-    ensure!(gone.len() == n_gone, "{} pods have gone, {n_gone} had to: {gone:?}", gone.len());
-    ensure!(gone.iter().all(|(_, place)| place.as_ref() == Some(&high)), "the pod is on {high:?}, and these have gone: {gone:?}");
+    ensure!(
+        gone.len() == n_gone,
+        "{} pods have gone, {n_gone} had to: {gone:?}",
+        gone.len()
+    );
+    ensure!(
+        gone.iter().all(|(_, place)| place.as_ref() == Some(&high)),
+        "the pod is on {high:?}, and these have gone: {gone:?}"
+    );
     Ok(())
 }
 
@@ -104,10 +149,21 @@ fn watch_is_behind(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn try_watch_is_behind(world: &mut World) -> Result<()> {
     let names = fill(world).await?;
     let low = places(world, &names);
-    let held = world.cluster()?.api().faults().hold_watches_of(SCHEDULER_USER, "pods");
+    let held = world
+        .cluster()?
+        .api()
+        .faults()
+        .hold_watches_of(SCHEDULER_USER, "pods");
     world.create(share("high", 50, IMPORTANT)).await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-    let two_ended = |snapshot: &Snapshot| (keys.iter().filter(|key| !snapshot.pods.contains_key(*key)).count() >= 2).then_some(());
+    let two_ended = |snapshot: &Snapshot| {
+        (keys
+            .iter()
+            .filter(|key| !snapshot.pods.contains_key(*key))
+            .count()
+            >= 2)
+            .then_some(())
+    };
     world.until("two pods to end", two_ended).await?;
     tokio::time::sleep(BEHIND).await;
     drop(held);
@@ -123,21 +179,37 @@ async fn try_budget_is_kept(world: &mut World) -> Result<()> {
     let low = places(world, &fill(world).await?);
     let (_, free) = low.last().context("there are no pods")?;
     let one_of_each: BTreeMap<_, _> = low.iter().map(|(name, place)| (place, name)).collect();
-    let on_it = low.iter().filter(|(_, place)| place == free).map(|(name, _)| name);
+    let on_it = low
+        .iter()
+        .filter(|(_, place)| place == free)
+        .map(|(name, _)| name);
     let unprotected: BTreeSet<&String> = on_it.chain(one_of_each.into_values()).collect();
     let protected = json!([{"key": "name", "operator": "NotIn", "values": unprotected}]);
     let budget = json!({"metadata": {"name": "protected"}, "spec": {"selector": {"matchExpressions": protected}, "maxUnavailable": 0}});
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
-    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    budgets
+        .create(&PostParams::default(), &serde_json::from_value(budget)?)
+        .await?;
     let n_low = low.len();
     let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
-    budgets.patch_status("protected", &PatchParams::default(), &Patch::Merge(json!({"status": status}))).await?;
+    budgets
+        .patch_status(
+            "protected",
+            &PatchParams::default(),
+            &Patch::Merge(json!({"status": status})),
+        )
+        .await?;
     world.create(share("high", 75, IMPORTANT)).await?;
     let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
     budgets.delete("protected", &DeleteParams::default()).await?;
     freed?;
-    let high = places(world, &["high".to_owned()]).pop().and_then(|(_, place)| place);
-    ensure!(high == *free, "the pod is on {high:?}, and only on {free:?} could enough pods go");
+    let high = places(world, &["high".to_owned()])
+        .pop()
+        .and_then(|(_, place)| place);
+    ensure!(
+        high == *free,
+        "the pod is on {high:?}, and only on {free:?} could enough pods go"
+    );
     Ok(())
 }
 
@@ -149,7 +221,11 @@ fn nothing_helps(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn try_nothing_helps(world: &mut World) -> Result<()> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
-    let halves = |prefix: &str| (0..n_gpus).map(|idx| format!("{prefix}-{idx}")).collect::<Vec<_>>();
+    let halves = |prefix: &str| {
+        (0..n_gpus)
+            .map(|idx| format!("{prefix}-{idx}"))
+            .collect::<Vec<_>>()
+    };
     // One of each kind on every GPU: a pod of sixty percent keeps the next of them off its GPU.
     let (peers, low) = (halves("peer"), halves("low"));
     futures::future::try_join_all(peers.iter().map(|name| world.create(share(name, 60, IMPORTANT)))).await?;
@@ -160,7 +236,12 @@ async fn try_nothing_helps(world: &mut World) -> Result<()> {
     // Pods are evicted before the condition is written.
     world.until_refused("high", "nodes are available").await?;
     let snapshot = world.observer.now();
-    let stays = |name: &String| snapshot.pods.get(&world.key(name)).is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+    let stays = |name: &String| {
+        snapshot
+            .pods
+            .get(&world.key(name))
+            .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none())
+    };
     ensure!(low.iter().all(stays), "a pod went although that helps nobody");
     Ok(())
 }

@@ -9,7 +9,9 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
+};
 use proto::resource::{GPU_CORE, GPU_MEM};
 use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::{Value, json};
@@ -23,13 +25,21 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("records-forged", "records of pods that ask for nothing, and pods that nobody placed, take no GPU from anybody else", forged),
+    (
+        "records-forged",
+        "records of pods that ask for nothing, and pods that nobody placed, take no GPU from anybody else",
+        forged,
+    ),
     (
         "records-removed",
         "the record of a running pod is written again when somebody removes it, also by a plugin that has started since",
         removed,
     ),
-    ("records-guarded", "records are written by the scheduler and the plugin, and pods that have some stay changeable", guarded),
+    (
+        "records-guarded",
+        "records are written by the scheduler and the plugin, and pods that have some stay changeable",
+        guarded,
+    ),
 ];
 
 /// The policy, and where it lies in `deploy/`.
@@ -50,8 +60,13 @@ async fn put(world: &mut World, spec: PodSpec, node: &str) -> Result<String> {
     let pod = world.pods.create(&spec.scheduler(NOBODY)).await?;
     let (name, namespace) = (pod.name_any(), world.namespace.clone());
     world.excused.insert(world.key(&name));
-    let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": node}});
-    world.cluster()?.api().cluster().bind(&namespace, &name, binding)?;
+    let binding =
+        json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": node}});
+    world
+        .cluster()?
+        .api()
+        .cluster()
+        .bind(&namespace, &name, binding)?;
     Ok(pod.uid().unwrap_or_default())
 }
 
@@ -65,19 +80,28 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
             without.push(put(world, spec, &node.name).await?);
         }
         without.push(put(world, PodSpec::new("core-alone", &[(GPU_CORE, "50")]), &node.name).await?);
-        world.until_running(&["names-nothing-there", "names-all", "core-alone"]).await?;
+        world
+            .until_running(&["names-nothing-there", "names-all", "core-alone"])
+            .await?;
         until_reported(world, &node.name, &without).await?;
         let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
         let mut units = node.units.clone();
         units.sort_unstable();
         // The largest first, one after the other: a smaller one may not take the only GPU that is large enough.
         for (name, units) in names.iter().zip(units.iter().rev()) {
-            world.start(PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+            world
+                .start(PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name))
+                .await?;
         }
         for name in &names {
             world.delete(name).await?;
         }
-        counted_once(world, &node.name, node.units.iter().max().copied().unwrap_or_default()).await?;
+        counted_once(
+            world,
+            &node.name,
+            node.units.iter().max().copied().unwrap_or_default(),
+        )
+        .await?;
         for name in ["names-nothing-there", "names-all", "core-alone"] {
             world.delete(name).await?;
         }
@@ -91,16 +115,35 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     put(world, PodSpec::new("direct", &[(GPU_MEM, "1")]), node).await?;
     // The GPU with the most room is the one that is charged for it.
-    let largest = world.gpu_node(2)?.units.iter().filter(|other| **other == units).count();
+    let largest = world
+        .gpu_node(2)?
+        .units
+        .iter()
+        .filter(|other| **other == units)
+        .count();
     let next = if largest > 1 {
         units
     } else {
-        world.gpu_node(2)?.units.iter().filter(|other| **other < units).max().copied().unwrap_or_default()
+        world
+            .gpu_node(2)?
+            .units
+            .iter()
+            .filter(|other| **other < units)
+            .max()
+            .copied()
+            .unwrap_or_default()
     };
-    world.create(PodSpec::new("beside", &[(GPU_MEM, &next.to_string())]).on(node)).await?;
+    world
+        .create(PodSpec::new("beside", &[(GPU_MEM, &next.to_string())]).on(node))
+        .await?;
     let key = world.key("beside");
     let is_bound = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
-    world.until("a pod to be placed beside one whose device is not known", is_bound).await?;
+    world
+        .until(
+            "a pod to be placed beside one whose device is not known",
+            is_bound,
+        )
+        .await?;
     for name in ["beside", "direct"] {
         world.pods.delete_now(name).await?;
     }
@@ -110,24 +153,55 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
 /// Waits until the Device object of a node says that these pods were given nothing.
 async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Result<()> {
     let reported = |snapshot: &Snapshot| {
-        let text = snapshot.devices.get(node)?.metadata.annotations.as_ref()?.get(PODS_WITHOUT_DEVICES)?.clone();
+        let text = snapshot
+            .devices
+            .get(node)?
+            .metadata
+            .annotations
+            .as_ref()?
+            .get(PODS_WITHOUT_DEVICES)?
+            .clone();
         uids.iter().all(|uid| text.contains(uid.as_str())).then_some(())
     };
-    world.until("the plugin to report pods without devices", reported).await
+    world
+        .until("the plugin to report pods without devices", reported)
+        .await
 }
 
 /// What a pod's annotations say of its devices.
 fn recorded(pod: &Pod) -> BTreeMap<String, String> {
-    let keys = [DEVICE_ALLOCATED, BIND_TIMESTAMP, GPU_MINORS, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME];
-    pod.annotations().iter().filter(|(key, _)| keys.contains(&key.as_str())).map(|(key, value)| (key.clone(), value.clone())).collect()
+    let keys = [
+        DEVICE_ALLOCATED,
+        BIND_TIMESTAMP,
+        GPU_MINORS,
+        MEM_IDX,
+        MEM_POD,
+        MEM_DEV,
+        MEM_ASSIGNED,
+        MEM_ASSUME_TIME,
+    ];
+    pod.annotations()
+        .iter()
+        .filter(|(key, _)| keys.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }
 
 /// Removes annotations of a pod that say something of its devices; returns the version of the pod without them.
 async fn remove(world: &World, name: &str, prefix: &str) -> Result<u64> {
     let record = recorded(&world.pod(name)?);
-    let none: BTreeMap<&String, Value> = record.keys().filter(|key| key.starts_with(prefix)).map(|key| (key, Value::Null)).collect();
+    let none: BTreeMap<&String, Value> = record
+        .keys()
+        .filter(|key| key.starts_with(prefix))
+        .map(|key| (key, Value::Null))
+        .collect();
     let patch = Patch::Merge(json!({"metadata": {"annotations": none}}));
-    let removed = world.pods.api().patch(name, &PatchParams::default(), &patch).await.context("cannot remove annotations")?;
+    let removed = world
+        .pods
+        .api()
+        .patch(name, &PatchParams::default(), &patch)
+        .await
+        .context("cannot remove annotations")?;
     version(&removed).context("the pod has no version")
 }
 
@@ -136,29 +210,52 @@ fn version(pod: &Pod) -> Option<u64> {
 }
 
 /// Waits until a pod, in a later version than this, has as much of a record as before, on the same GPU; returns it.
-async fn until_whole(world: &World, name: &str, before: &BTreeMap<String, String>, removed: u64) -> Result<BTreeMap<String, String>> {
+async fn until_whole(
+    world: &World,
+    name: &str,
+    before: &BTreeMap<String, String>,
+    removed: u64,
+) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
     let is_whole = |snapshot: &Snapshot| {
-        let pod = snapshot.pods.get(&key).filter(|pod| version(pod) > Some(removed))?;
+        let pod = snapshot
+            .pods
+            .get(&key)
+            .filter(|pod| version(pod) > Some(removed))?;
         let again = recorded(pod);
         let is_same = |key: &str| again.get(key) == before.get(key);
         (again.len() == before.len() && is_same(MEM_IDX) && is_same(MEM_ASSIGNED)).then_some(again)
     };
-    world.until_within(AGAIN, &format!("the record of {name} to be whole again"), is_whole).await
+    world
+        .until_within(
+            AGAIN,
+            &format!("the record of {name} to be whole again"),
+            is_whole,
+        )
+        .await
 }
 
 fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        world.start(PodSpec::new("held", &[(GPU_MEM, "2")]).on(&node)).await?;
+        world
+            .start(PodSpec::new("held", &[(GPU_MEM, "2")]).on(&node))
+            .await?;
         let key = world.key("held");
-        let is_assigned = |snapshot: &Snapshot| (snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)? == "true").then_some(());
-        world.until("the plugin to mark the pod assigned", is_assigned).await?;
+        let is_assigned = |snapshot: &Snapshot| {
+            (snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)? == "true").then_some(())
+        };
+        world
+            .until("the plugin to mark the pod assigned", is_assigned)
+            .await?;
         let before = recorded(&world.pod("held")?);
         for prefix in ["", "scheduling.koordinator.sh/", "ALIYUN_COM_GPU_MEM_"] {
             let version = remove(world, "held", prefix).await?;
             let again = until_whole(world, "held", &before, version).await?;
-            ensure!(again == before, "without {prefix}* the record was {before:?}, and is {again:?}");
+            ensure!(
+                again == before,
+                "without {prefix}* the record was {before:?}, and is {again:?}"
+            );
         }
         // A plugin that has never seen the record knows what the container sees.
         world.cluster()?.node(&node)?.remove_plugin().await;
@@ -166,9 +263,18 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.node(&node)?.start_plugin(&[])?;
         until_whole(world, "held", &before, version).await?;
         put(world, PodSpec::new("placed-by-nobody", &[(GPU_MEM, "1")]), &node).await?;
-        until_held(world, "placed-by-nobody", "GPUNotPlaced", "was not placed by gpushare-scheduler").await?;
+        until_held(
+            world,
+            "placed-by-nobody",
+            "GPUNotPlaced",
+            "was not placed by gpushare-scheduler",
+        )
+        .await?;
         world.verify().await?;
-        ensure!(recorded(&world.pod("placed-by-nobody")?).is_empty(), "a pod that nobody placed has a record");
+        ensure!(
+            recorded(&world.pod("placed-by-nobody")?).is_empty(),
+            "a pod that nobody placed has a record"
+        );
         world.delete("placed-by-nobody").await?;
         world.excused.clear();
         Ok(())
@@ -179,7 +285,12 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?;
-        put(world, PodSpec::new("before", &[("cpu", "1m")]).annotated(&record(&[0])), &node.name).await?;
+        put(
+            world,
+            PodSpec::new("before", &[("cpu", "1m")]).annotated(&record(&[0])),
+            &node.name,
+        )
+        .await?;
         world.until_running(&["before"]).await?;
         let cluster = world.cluster()?;
         let path = cluster.deploy().join(POLICY.1);
@@ -200,25 +311,57 @@ fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(alice.clone(), &world.namespace);
     let refused = |what: &str, outcome: kube::Result<Pod>| match outcome {
-        Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains("says which devices a pod holds") => Ok(()),
+        Err(kube::Error::Api(status))
+            if status.code == 403 && status.message.contains("says which devices a pod holds") =>
+        {
+            Ok(())
+        }
         other => bail!("{what}: {other:?}"),
     };
-    let forged = PodSpec::new("forged", &[("cpu", "1m")]).annotated(&record(&[0])).pod()?;
-    refused("a pod with a record", pods.create(&PostParams::default(), &forged).await)?;
+    let forged = PodSpec::new("forged", &[("cpu", "1m")])
+        .annotated(&record(&[0]))
+        .pod()?;
+    refused(
+        "a pod with a record",
+        pods.create(&PostParams::default(), &forged).await,
+    )?;
     let change = async |status: bool, annotations: Value| {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(json!({"metadata": {"annotations": annotations}})));
-        if status { pods.patch_status("before", &params, &patch).await } else { pods.patch("before", &params, &patch).await }
+        let (params, patch) = (
+            PatchParams::default(),
+            Patch::Merge(json!({"metadata": {"annotations": annotations}})),
+        );
+        if status {
+            pods.patch_status("before", &params, &patch).await
+        } else {
+            pods.patch("before", &params, &patch).await
+        }
     };
-    refused("a record that is changed", change(false, json!({DEVICE_ALLOCATED: "{}"})).await)?;
-    refused("a record that is removed", change(false, json!({DEVICE_ALLOCATED: null})).await)?;
-    refused("a record by way of status", change(true, json!({MEM_IDX: "1"})).await)?;
-    change(false, json!({"note": "anything"})).await.context("a pod with a record is no longer changeable")?;
+    refused(
+        "a record that is changed",
+        change(false, json!({DEVICE_ALLOCATED: "{}"})).await,
+    )?;
+    refused(
+        "a record that is removed",
+        change(false, json!({DEVICE_ALLOCATED: null})).await,
+    )?;
+    refused(
+        "a record by way of status",
+        change(true, json!({MEM_IDX: "1"})).await,
+    )?;
+    change(false, json!({"note": "anything"}))
+        .await
+        .context("a pod with a record is no longer changeable")?;
     let served = world.start(PodSpec::new("served", &[(GPU_MEM, "2")])).await?;
-    ensure!(served.annotations().contains_key(DEVICE_ALLOCATED), "the scheduler wrote no record");
+    ensure!(
+        served.annotations().contains_key(DEVICE_ALLOCATED),
+        "the scheduler wrote no record"
+    );
     let key = world.key("served");
     let is_assigned = |snapshot: &Snapshot| {
         let assigned = snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)?;
         (assigned == "true").then_some(())
     };
-    world.until("the plugin to mark the pod assigned", is_assigned).await
+    world
+        .until("the plugin to mark the pod assigned", is_assigned)
+        .await
 }

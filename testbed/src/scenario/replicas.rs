@@ -5,7 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
@@ -41,18 +43,26 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
         "the leader of two replicas killed with bindings in flight: the other goes on, nothing is lost or doubled",
         |world| with_replicas(world, leader_killed).boxed(),
     ),
-    ("leader-paused", "a leader that stands still until another leads binds nothing when it goes on", |world| {
-        with_replicas(world, leader_paused).boxed()
-    }),
-    ("fence-reinstalled", "the policy that fences replicas deleted and installed again: the next leader binds", |world| {
-        with_replicas(world, fence_reinstalled).boxed()
-    }),
-    ("fence-refused", "a leader whose bindings the API server refuses is not ready and says so, and goes on when it may", |world| {
-        with_replicas(world, fence_refused).boxed()
-    }),
-    ("rollout", "both replicas replaced while pods arrive: none waits, and webhooks answer for each", |world| {
-        with_replicas(world, rollout).boxed()
-    }),
+    (
+        "leader-paused",
+        "a leader that stands still until another leads binds nothing when it goes on",
+        |world| with_replicas(world, leader_paused).boxed(),
+    ),
+    (
+        "fence-reinstalled",
+        "the policy that fences replicas deleted and installed again: the next leader binds",
+        |world| with_replicas(world, fence_reinstalled).boxed(),
+    ),
+    (
+        "fence-refused",
+        "a leader whose bindings the API server refuses is not ready and says so, and goes on when it may",
+        |world| with_replicas(world, fence_refused).boxed(),
+    ),
+    (
+        "rollout",
+        "both replicas replaced while pods arrive: none waits, and webhooks answer for each",
+        |world| with_replicas(world, rollout).boxed(),
+    ),
 ];
 
 /// What is done with replicas.
@@ -77,7 +87,9 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
             tokio::time::sleep(LOOK).await;
         }
     };
-    tokio::time::timeout(DEADLINE, waiting).await.with_context(|| format!("waited in vain for {what}"))
+    tokio::time::timeout(DEADLINE, waiting)
+        .await
+        .with_context(|| format!("waited in vain for {what}"))
 }
 
 fn leader_killed<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
@@ -86,10 +98,21 @@ fn leader_killed<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
         let mut names = Vec::new();
         for (kill, fault) in LATE.into_iter().enumerate() {
             let leader = replicas.until_led_by_another_than("").await?;
-            let on_bind = Matching::anything().verb("create").resource("pods").subresource("binding").times(N_LATE);
+            let on_bind = Matching::anything()
+                .verb("create")
+                .resource("pods")
+                .subresource("binding")
+                .times(N_LATE);
             let late = faults.inject(on_bind, fault);
-            names.extend(world.create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")]).await?);
-            until(&format!("{N_LATE} bindings to be under way"), || late.hits() >= N_LATE).await?;
+            names.extend(
+                world
+                    .create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")])
+                    .await?,
+            );
+            until(&format!("{N_LATE} bindings to be under way"), || {
+                late.hits() >= N_LATE
+            })
+            .await?;
             replicas.kill(&leader).await?;
             replicas.until_led_by_another_than(&leader).await?;
             replicas.restart(&leader).await?;
@@ -149,18 +172,31 @@ fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> Bo
         world.start(PodSpec::new("before", &[(GPU_MEM, "1")])).await?;
         let (client, path) = {
             let cluster = world.cluster()?;
-            (cluster.client().clone(), cluster.deploy().join("base/scheduler-admission.yaml"))
+            (
+                cluster.client().clone(),
+                cluster.deploy().join("base/scheduler-admission.yaml"),
+            )
         };
         let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
         let (one, all) = (DeleteParams::default(), ListParams::default());
-        bindings.delete_collection(&one, &all).await.context("cannot delete bindings of policies")?;
-        policies.delete_collection(&one, &all).await.context("cannot delete policies")?;
+        bindings
+            .delete_collection(&one, &all)
+            .await
+            .context("cannot delete bindings of policies")?;
+        policies
+            .delete_collection(&one, &all)
+            .await
+            .context("cannot delete policies")?;
         manifests::apply_file(&client, &path).await?;
-        world.start(PodSpec::new("reinstalled", &[(GPU_MEM, "1")])).await?;
+        world
+            .start(PodSpec::new("reinstalled", &[(GPU_MEM, "1")]))
+            .await?;
         replicas.kill(&leader).await?;
         replicas.until_led_by_another_than(&leader).await?;
-        world.start(PodSpec::new("next-leader", &[(GPU_MEM, "1")])).await?;
+        world
+            .start(PodSpec::new("next-leader", &[(GPU_MEM, "1")]))
+            .await?;
         replicas.restart(&leader).await?;
         replicas.until_ready(&leader).await
     }
@@ -198,7 +234,10 @@ fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
 
 fn rollout<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
     async move {
-        ensure!(world.cluster()?.has_webhooks(), "no webhook would complete the pods");
+        ensure!(
+            world.cluster()?.has_webhooks(),
+            "no webhook would complete the pods"
+        );
         let names = arrivals(world, replicas).await?;
         world.until_all_run(&names).await?;
         ensure!(replicas.leaders().len() == 1, "{:?} lead", replicas.leaders());

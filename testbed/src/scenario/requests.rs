@@ -14,9 +14,21 @@ use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("request-forms", "every form of request, with webhooks and without: it runs on so many devices, or is refused with its rule", forms),
-    ("exact-thirds", "33, 33 and 34 percent fill one GPU to the last byte", exact_thirds),
-    ("whole-by-ratio", "more than 100 percent is so many whole devices", whole_by_ratio),
+    (
+        "request-forms",
+        "every form of request, with webhooks and without: it runs on so many devices, or is refused with its rule",
+        forms,
+    ),
+    (
+        "exact-thirds",
+        "33, 33 and 34 percent fill one GPU to the last byte",
+        exact_thirds,
+    ),
+    (
+        "whole-by-ratio",
+        "more than 100 percent is so many whole devices",
+        whole_by_ratio,
+    ),
 ];
 
 /// What becomes of a pod.
@@ -44,34 +56,122 @@ const MIXED: &str = "use the resources of one dialect only";
 const UNEVEN: &str = "does not divide evenly over koordinator.sh/gpu.shared";
 
 const FORMS: &[Form] = &[
-    ("memory", &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")], Runs(1), Runs(1)),
-    ("ratio", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")], Runs(1), Runs(1)),
-    ("memory-core", &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_CORE, "10")], Runs(1), Runs(1)),
-    ("ratio-core", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "20")], Runs(1), Runs(1)),
-    ("two-devices-memory", &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "10")], Runs(2), Runs(2)),
-    ("two-devices-ratio", &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20")], Runs(2), Runs(2)),
-    ("gpu-and-shared", &[(GPU_SHARED, "1"), (GPU, "10")], Runs(1), Runs(1)),
+    (
+        "memory",
+        &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
+        Runs(1),
+        Runs(1),
+    ),
+    (
+        "ratio",
+        &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")],
+        Runs(1),
+        Runs(1),
+    ),
+    (
+        "memory-core",
+        &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_CORE, "10")],
+        Runs(1),
+        Runs(1),
+    ),
+    (
+        "ratio-core",
+        &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "20")],
+        Runs(1),
+        Runs(1),
+    ),
+    (
+        "two-devices-memory",
+        &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "10")],
+        Runs(2),
+        Runs(2),
+    ),
+    (
+        "two-devices-ratio",
+        &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20")],
+        Runs(2),
+        Runs(2),
+    ),
+    (
+        "gpu-and-shared",
+        &[(GPU_SHARED, "1"), (GPU, "10")],
+        Runs(1),
+        Runs(1),
+    ),
     ("units", &[(GPU_MEM, "1")], Runs(1), Runs(1)),
-    ("core-only", &[(GPU_SHARED, "1"), (GPU_CORE, "50")], Refused(MEMORY_NEEDED), Refused(MEMORY_NEEDED)),
-    ("shared-only", &[(GPU_SHARED, "1")], Refused(MEMORY_NEEDED), Refused(MEMORY_NEEDED)),
-    ("memory-twice", &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_MEMORY_RATIO, "10")], Refused(EXCLUDED), Refused(EXCLUDED)),
-    ("uneven", &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "75")], Refused(UNEVEN), Refused(UNEVEN)),
-    ("units-and-shared", &[(GPU_MEM, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")], Refused(MIXED), Refused(MIXED)),
-    ("vendor-and-shared", &[(NVIDIA_GPU, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")], Waits(NO_ROOM), Refused(MIXED)),
-    ("vendor-and-units", &[(NVIDIA_GPU, "1"), (GPU_MEM, "1")], Waits(NO_ROOM), Refused(MIXED)),
+    (
+        "core-only",
+        &[(GPU_SHARED, "1"), (GPU_CORE, "50")],
+        Refused(MEMORY_NEEDED),
+        Refused(MEMORY_NEEDED),
+    ),
+    (
+        "shared-only",
+        &[(GPU_SHARED, "1")],
+        Refused(MEMORY_NEEDED),
+        Refused(MEMORY_NEEDED),
+    ),
+    (
+        "memory-twice",
+        &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_MEMORY_RATIO, "10")],
+        Refused(EXCLUDED),
+        Refused(EXCLUDED),
+    ),
+    (
+        "uneven",
+        &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "75")],
+        Refused(UNEVEN),
+        Refused(UNEVEN),
+    ),
+    (
+        "units-and-shared",
+        &[(GPU_MEM, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
+        Refused(MIXED),
+        Refused(MIXED),
+    ),
+    (
+        "vendor-and-shared",
+        &[(NVIDIA_GPU, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
+        Waits(NO_ROOM),
+        Refused(MIXED),
+    ),
+    (
+        "vendor-and-units",
+        &[(NVIDIA_GPU, "1"), (GPU_MEM, "1")],
+        Waits(NO_ROOM),
+        Refused(MIXED),
+    ),
     // What the mutating webhook fills in.
     ("bare-memory", &[(GPU_MEMORY, "1Gi")], Refused(UNSERVED), Runs(1)),
-    ("bare-ratio-core", &[(GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")], Refused(UNSERVED), Runs(1)),
-    ("bare-core", &[(GPU_CORE, "50")], Refused(UNSERVED), Refused(MEMORY_NEEDED)),
+    (
+        "bare-ratio-core",
+        &[(GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")],
+        Refused(UNSERVED),
+        Runs(1),
+    ),
+    (
+        "bare-core",
+        &[(GPU_CORE, "50")],
+        Refused(UNSERVED),
+        Refused(MEMORY_NEEDED),
+    ),
     ("bare-gpu", &[(GPU, "10")], Refused(UNSERVED), Runs(1)),
     // A name of Kubernetes' own domain is no extended resource: no extender is asked, and no node has it.
     (
         "old-names",
-        &[("kubernetes.io/gpu-core", "10"), ("kubernetes.io/gpu-memory-ratio", "10")],
+        &[
+            ("kubernetes.io/gpu-core", "10"),
+            ("kubernetes.io/gpu-memory-ratio", "10"),
+        ],
         Waits("Insufficient kubernetes.io/"),
         Runs(1),
     ),
-    ("old-gpu", &[("kubernetes.io/gpu", "10")], Waits("Insufficient kubernetes.io/gpu"), Runs(1)),
+    (
+        "old-gpu",
+        &[("kubernetes.io/gpu", "10")],
+        Waits("Insufficient kubernetes.io/gpu"),
+        Runs(1),
+    ),
 ];
 
 fn forms(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -100,7 +200,10 @@ async fn try_form(world: &World, form: &Form) -> Result<()> {
         Runs(n_devices) => {
             let pod = world.start(spec).await?;
             let devices = invariants::record(&pod).unwrap_or_default();
-            ensure!(devices.len() == n_devices, "{name} should have {n_devices} devices and has {devices:?}");
+            ensure!(
+                devices.len() == n_devices,
+                "{name} should have {n_devices} devices and has {devices:?}"
+            );
             no_old_names(&pod)
         }
         Refused(words) => world.until_breaks_rule(spec, words).await,
@@ -115,8 +218,15 @@ async fn try_form(world: &World, form: &Form) -> Result<()> {
 fn no_old_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();
-        let (limits, requests) = (resources.limits.unwrap_or_default(), resources.requests.unwrap_or_default());
-        ensure!(limits == requests, "limits and requests of {} differ: {limits:?} {requests:?}", pod.name_any());
+        let (limits, requests) = (
+            resources.limits.unwrap_or_default(),
+            resources.requests.unwrap_or_default(),
+        );
+        ensure!(
+            limits == requests,
+            "limits and requests of {} differ: {limits:?} {requests:?}",
+            pod.name_any()
+        );
         if let Some(old) = limits.keys().find(|name| name.starts_with("kubernetes.io/")) {
             bail!("{} asks for {old} still", pod.name_any());
         }
@@ -127,15 +237,24 @@ fn no_old_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
 fn exact_thirds(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?;
-        let share = |name: &str, ratio: &str| PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(&node.name);
+        let share = |name: &str, ratio: &str| {
+            PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(&node.name)
+        };
         for idx in 1..node.units.len() {
             world.start(share(&format!("whole-{idx}"), "100")).await?;
         }
         for (name, ratio) in [("first", "33"), ("second", "33"), ("third", "34")] {
             world.start(share(name, ratio)).await?;
         }
-        let device = |name: &str| world.pod(name).map(|pod| invariants::record(&pod).unwrap_or_default());
-        ensure!(device("first")? == device("second")? && device("second")? == device("third")?, "the thirds are not on one GPU");
+        let device = |name: &str| {
+            world
+                .pod(name)
+                .map(|pod| invariants::record(&pod).unwrap_or_default())
+        };
+        ensure!(
+            device("first")? == device("second")? && device("second")? == device("third")?,
+            "the thirds are not on one GPU"
+        );
         world.create(share("one-more", "1")).await?;
         world.until_refused("one-more", "nodes are available").await
     }
@@ -155,15 +274,22 @@ fn whole_by_ratio(world: &mut World) -> BoxFuture<'_, Result<()>> {
             world.start(PodSpec::new("pair", limits).on(&node.name)).await?;
         }
         let accounts = invariants::accounts(&world.observer.now(), &world.excused);
-        let full = accounts.gpus.values().filter(|gpu| gpu.pods == [world.key("pair")] && gpu.used() == gpu.total && gpu.core == 100);
+        let full = accounts
+            .gpus
+            .values()
+            .filter(|gpu| gpu.pods == [world.key("pair")] && gpu.used() == gpu.total && gpu.core == 100);
         let n_full = full.count();
         ensure!(n_full == 2, "{n_full} GPUs are full of the pod, not 2");
         let whole: &Limits<'_> = &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100")];
         let n_left = node.units.len() - 2;
         for idx in 0..n_left {
-            world.start(PodSpec::new(&format!("whole-{idx}"), whole).on(&node.name)).await?;
+            world
+                .start(PodSpec::new(&format!("whole-{idx}"), whole).on(&node.name))
+                .await?;
         }
-        world.create(PodSpec::new("one-more", whole).on(&node.name)).await?;
+        world
+            .create(PodSpec::new("one-more", whole).on(&node.name))
+            .await?;
         world.until_refused("one-more", "nodes are available").await
     }
     .boxed()

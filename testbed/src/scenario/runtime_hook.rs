@@ -15,8 +15,11 @@ use crate::invariants::{self, VISIBLE_DEVICES};
 use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] =
-    &[("runtime-hook", "containers get the GPUs of their records although the vendor's plugin chose others", hooked)];
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
+    "runtime-hook",
+    "containers get the GPUs of their records although the vendor's plugin chose others",
+    hooked,
+)];
 
 /// Node whose container runtime has plugins.
 pub(super) const HOOKED: &str = "hooked";
@@ -24,7 +27,11 @@ pub(super) const HOOKED: &str = "hooked";
 fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
-        world.cluster()?.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
+        world
+            .cluster()?
+            .node(HOOKED)?
+            .start_vendor_plugin(&[1, 2])
+            .await?;
         until_offered(world, HOOKED, 2).await?;
         until_registered(world, 1).await?;
         let mut n_different = 0;
@@ -33,7 +40,10 @@ fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
             n_different += usize::from(given(world, &pod)? != recorded(&pod)?);
             world.verify().await.with_context(|| format!("with {name}"))?;
         }
-        ensure!(n_different > 0, "kubelet has given each pod what its record says: nothing was tried");
+        ensure!(
+            n_different > 0,
+            "kubelet has given each pod what its record says: nothing was tried"
+        );
         world.delete("whole-0").await?;
         world.cluster()?.node(HOOKED)?.restart_plugin().await?;
         until_registered(world, 2).await?;
@@ -46,24 +56,44 @@ fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
 /// A pod that nobody placed and that chose its GPU itself: the Device object tells what it sees, not what kubelet thinks.
 async fn pinned(world: &mut World) -> Result<()> {
     world.excused.insert(world.key("pinned"));
-    let pin = world.cluster()?.node(HOOKED)?.gpus().first().context("no GPU")?.uuid.clone();
+    let pin = world
+        .cluster()?
+        .node(HOOKED)?
+        .gpus()
+        .first()
+        .context("no GPU")?
+        .uuid
+        .clone();
     let container = json!({
         "name": "main", "image": "x",
         "env": [{"name": VISIBLE_DEVICES, "value": pin}],
         "resources": {"limits": {NVIDIA_GPU: "1"}},
     });
-    let pod = json!({"metadata": {"name": "pinned"}, "spec": {"nodeName": HOOKED, "containers": [container]}});
-    world.pods.api().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    let pod =
+        json!({"metadata": {"name": "pinned"}, "spec": {"nodeName": HOOKED, "containers": [container]}});
+    world
+        .pods
+        .api()
+        .create(&PostParams::default(), &serde_json::from_value(pod)?)
+        .await?;
     world.until_running(&["pinned"]).await?;
     let pod = world.pod("pinned")?;
-    ensure!(given(world, &pod)? != [pin.clone()], "kubelet cannot have given a GPU that the vendor's plugin does not offer");
+    ensure!(
+        given(world, &pod)? != [pin.clone()],
+        "kubelet cannot have given a GPU that the vendor's plugin does not offer"
+    );
     let uid = pod.uid().unwrap_or_default();
     let tells = |snapshot: &crate::observer::Snapshot| {
         let device = snapshot.devices.get(HOOKED)?;
         let told = DevicesCheckpoints::read(device.annotations()).ok()??;
-        told.entries.iter().any(|entry| entry.pod_uid == uid && entry.device_ids == [pin.clone()]).then_some(())
+        told.entries
+            .iter()
+            .any(|entry| entry.pod_uid == uid && entry.device_ids == [pin.clone()])
+            .then_some(())
     };
-    world.until("the Device object to tell what the pinned pod sees", tells).await?;
+    world
+        .until("the Device object to tell what the pinned pod sees", tells)
+        .await?;
     world.delete("pinned").await?;
     world.excused.clear();
     Ok(())
@@ -72,7 +102,10 @@ async fn pinned(world: &mut World) -> Result<()> {
 /// Waits until our plugin has come to the runtime so many times.
 async fn until_registered(world: &mut World, times: usize) -> Result<()> {
     let kubelet = world.cluster()?.node(HOOKED)?.kubelet();
-    ensure!(kubelet.until_asked(times, DEADLINE).await, "the plugin has not come to the container runtime {times} times");
+    ensure!(
+        kubelet.until_asked(times, DEADLINE).await,
+        "the plugin has not come to the container runtime {times} times"
+    );
     Ok(())
 }
 
@@ -80,7 +113,9 @@ async fn until_registered(world: &mut World, times: usize) -> Result<()> {
 fn given(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
     let uid = pod.uid().unwrap_or_default();
     let allocations = world.cluster()?.node(HOOKED)?.kubelet().allocations();
-    let own = allocations.into_iter().filter(|allocation| allocation.pod_uid == uid && allocation.resource == NVIDIA_GPU);
+    let own = allocations
+        .into_iter()
+        .filter(|allocation| allocation.pod_uid == uid && allocation.resource == NVIDIA_GPU);
     Ok(own.flat_map(|allocation| allocation.device_ids).collect())
 }
 

@@ -16,8 +16,11 @@ use crate::observer::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] =
-    &[("sampled-nodes", "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node", one_has_room)];
+pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
+    "sampled-nodes",
+    "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node",
+    one_has_room,
+)];
 
 /// Nodes without room: kube-scheduler looks for 230 of 502 that fit, so the pod's node, the last but one by name, is in the
 /// third sample. The change of the condition by the first refusal causes the second attempt, whatever its text is.
@@ -48,8 +51,7 @@ fn node(name: &str) -> Value {
 
 fn device(name: &str) -> Value {
     let resources = json!({GPU_MEMORY: format!("{GIB_OF_FULL}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"});
-    let gpu =
-        |minor: u32| json!({"type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true, "resources": resources});
+    let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true, "resources": resources});
     json!({"metadata": {"name": name}, "spec": {"devices": (0..GPUS_OF_FULL).map(gpu).collect::<Vec<_>>()}})
 }
 
@@ -62,7 +64,9 @@ async fn create_full_nodes(world: &mut World) -> Result<()> {
     }
     // Watches show objects in the order in which they were created, so the last one stands for all.
     until_extender_shows(world, &name(N_FULL - 1), "all nodes", |node| {
-        node.get("totalGPU").and_then(Value::as_u64).is_some_and(|total| total > 0)
+        node.get("totalGPU")
+            .and_then(Value::as_u64)
+            .is_some_and(|total| total > 0)
     })
     .await
 }
@@ -82,15 +86,30 @@ fn one_has_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
         create_full_nodes(world).await?;
         world.cluster()?.start_sampling_kube_scheduler().await?;
         world.cluster()?.past_attempts();
-        world.start(PodSpec::new("large", &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)])).await?;
+        world
+            .start(PodSpec::new("large", &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)]))
+            .await?;
         let node = node_of(&world.pod("large")?).map(str::to_owned);
-        ensure!(node.as_deref() == Some("n1"), "only n1 has a GPU of {ASKED}, the pod is on {node:?}");
-        let refusals = world.cluster()?.past_attempts().into_iter().filter(|attempt| attempt.outcome == Outcome::NoFit);
+        ensure!(
+            node.as_deref() == Some("n1"),
+            "only n1 has a GPU of {ASKED}, the pod is on {node:?}"
+        );
+        let refusals = world
+            .cluster()?
+            .past_attempts()
+            .into_iter()
+            .filter(|attempt| attempt.outcome == Outcome::NoFit);
         let messages: Vec<String> = refusals.map(|attempt| attempt.diagnosis.message()).collect();
-        ensure!(messages.len() >= N_REFUSALS, "kube-scheduler looked at all nodes: {messages:?}");
+        ensure!(
+            messages.len() >= N_REFUSALS,
+            "kube-scheduler looked at all nodes: {messages:?}"
+        );
         // A node that changes while the scenario runs, as the plugins' nodes may, is an event too, and would hide this.
         let is_same = |pair: &[String]| matches!(pair, [one, next] if one == next);
-        ensure!(!messages.windows(2).any(is_same), "two refusals in a row have one text, so the pod waits for an event: {messages:?}");
+        ensure!(
+            !messages.windows(2).any(is_same),
+            "two refusals in a row have one text, so the pod waits for an event: {messages:?}"
+        );
         world.delete("large").await?;
         remove_full_nodes(world.cluster()?.api().cluster());
         world.cluster()?.start_kube_scheduler().await

@@ -21,15 +21,21 @@ const NONE: &str = "none";
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("second-killed", "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled", |world| {
-        with_second(world, killed).boxed()
-    }),
-    ("second-paused", "either container of the leading pod stopped until the other pod leads: it binds nothing when it goes on", |world| {
-        with_second(world, paused).boxed()
-    }),
-    ("second-parted", "Lease and leader's object changed by hand: at no time do two extenders decide, and binds resume", |world| {
-        with_second(world, parted).boxed()
-    }),
+    (
+        "second-killed",
+        "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled",
+        |world| with_second(world, killed).boxed(),
+    ),
+    (
+        "second-paused",
+        "either container of the leading pod stopped until the other pod leads: it binds nothing when it goes on",
+        |world| with_second(world, paused).boxed(),
+    ),
+    (
+        "second-parted",
+        "Lease and leader's object changed by hand: at no time do two extenders decide, and binds resume",
+        |world| with_second(world, parted).boxed(),
+    ),
 ];
 
 /// The deed of a scenario.
@@ -52,11 +58,15 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
     let mut names = Vec::new();
     for idx in 0..N_PODS {
         let name = format!("{prefix}-{idx}");
-        world.create(PodSpec::new(&name, &[(GPU_MEM, "1")]).scheduler(PROFILE)).await?;
+        world
+            .create(PodSpec::new(&name, &[(GPU_MEM, "1")]).scheduler(PROFILE))
+            .await?;
         names.push(name);
     }
     let plain = format!("{prefix}-plain");
-    world.create(PodSpec::new(&plain, &[("cpu", "1m")]).scheduler(PROFILE)).await?;
+    world
+        .create(PodSpec::new(&plain, &[("cpu", "1m")]).scheduler(PROFILE))
+        .await?;
     names.push(plain);
     let watching = async {
         loop {
@@ -104,7 +114,11 @@ fn paused<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFutur
 async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     let node = world.gpu_node(2)?;
     let units = node.units.iter().max().copied().unwrap_or_default().to_string();
-    let spec = |name: &str, scheduler: &str| PodSpec::new(name, &[(GPU_MEM, &units)]).on(&node.name).scheduler(scheduler);
+    let spec = |name: &str, scheduler: &str| {
+        PodSpec::new(name, &[(GPU_MEM, &units)])
+            .on(&node.name)
+            .scheduler(scheduler)
+    };
     let late = world.pods.create(&spec("late", NONE)).await?;
     let stopped = second.holder();
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
@@ -119,12 +133,18 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     world.until_running(&["prompt"]).await?;
     second.resume(&stopped, Container::Extender).await?;
     // Its connection may be closed too.
-    if let Ok((_, body)) = timeout(DEADLINE, waking).await.context("the late bind is not answered")?? {
+    if let Ok((_, body)) = timeout(DEADLINE, waking)
+        .await
+        .context("the late bind is not answered")??
+    {
         let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
         let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
         ensure!(!error.is_empty(), "the late bind was answered with {answer}");
     }
-    ensure!(node_of(&world.pods.api().get("late").await?).is_none(), "the late bind was written");
+    ensure!(
+        node_of(&world.pods.api().get("late").await?).is_none(),
+        "the late bind was written"
+    );
     second.restart(&stopped, Container::KubeScheduler).await
 }
 
@@ -137,7 +157,10 @@ fn parted<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFutur
         second.give_lease_to("gpushare-scheduler-9_1")?;
         pods_run(world, second, "another-holds").await?;
         let next = second.holder();
-        ensure!(!next.is_empty(), "no kube-scheduler holds the Lease after {leader}");
+        ensure!(
+            !next.is_empty(),
+            "no kube-scheduler holds the Lease after {leader}"
+        );
         world.verify().await
     }
     .boxed()

@@ -15,8 +15,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("scheduler-hangs", "while the scheduler stands still pods are made within seconds, and others than GPU pods are placed", hangs),
-    ("slow-clients", "clients that send no more than the head of a review keep no pod from being completed", slow_clients),
+    (
+        "scheduler-hangs",
+        "while the scheduler stands still pods are made within seconds, and others than GPU pods are placed",
+        hangs,
+    ),
+    (
+        "slow-clients",
+        "clients that send no more than the head of a review keep no pod from being completed",
+        slow_clients,
+    ),
 ];
 
 /// GPU pods that wait for the scheduler that stands still.
@@ -35,13 +43,21 @@ fn hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for idx in 0..N_WAITING {
             let (name, began) = (format!("gpu-{idx}"), Instant::now());
             world.create(PodSpec::new(&name, &[(GPU_MEM, "1")])).await?;
-            ensure!(began.elapsed() < MADE, "pod {name} took {:?} to be made", began.elapsed());
+            ensure!(
+                began.elapsed() < MADE,
+                "pod {name} took {:?} to be made",
+                began.elapsed()
+            );
             waiting.push(name);
         }
         let began = Instant::now();
         world.create(PodSpec::new("plain", &[("cpu", "1m")])).await?;
         world.until_running(&["plain"]).await?;
-        ensure!(began.elapsed() < PLACED, "a pod without GPUs took {:?} to run", began.elapsed());
+        ensure!(
+            began.elapsed() < PLACED,
+            "a pod without GPUs took {:?} to run",
+            began.elapsed()
+        );
         breaking::resume_scheduler(world).await?;
         world.until_all_run(&waiting).await
     }

@@ -75,29 +75,54 @@ impl Stage {
             Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),
             _ => None,
         };
-        let managed = if self == Self::Mixed { vec![other_types::NPU] } else { Vec::new() };
-        Spec { deploy, webhooks, managed, max_backoff: Some(MAX_BACKOFF), ..Spec::of(nodes) }
+        let managed = if self == Self::Mixed {
+            vec![other_types::NPU]
+        } else {
+            Vec::new()
+        };
+        Spec {
+            deploy,
+            webhooks,
+            managed,
+            max_backoff: Some(MAX_BACKOFF),
+            ..Spec::of(nodes)
+        }
     }
 }
 
 fn usual_nodes() -> Vec<NodeSpec> {
-    vec![NodeSpec::new("n1", &[16384, 16384, 24576]), NodeSpec::new("n2", &[16384, 16384])]
+    vec![
+        NodeSpec::new("n1", &[16384, 16384, 24576]),
+        NodeSpec::new("n2", &[16384, 16384]),
+    ]
 }
 
 fn mixed_nodes() -> Vec<NodeSpec> {
     let three = |name: &str| NodeSpec::new(name, &[16384; 3]);
-    let with = |node: NodeSpec, args: [&str; 2]| NodeSpec { plugin_args: args.map(str::to_owned).to_vec(), ..node };
-    let bare = |node: NodeSpec| NodeSpec { has_plugin: false, ..node };
+    let with = |node: NodeSpec, args: [&str; 2]| NodeSpec {
+        plugin_args: args.map(str::to_owned).to_vec(),
+        ..node
+    };
+    let bare = |node: NodeSpec| NodeSpec {
+        has_plugin: false,
+        ..node
+    };
     vec![
         with(three(vendors::OURS), ["--vendor-resource", "nvidia.com/gpu=ours"]),
         three(vendors::THEIRS),
         three(claims::CLAIMED),
         with(three(vendors::DIVIDED), ["--shared-devices", "0,1"]),
-        NodeSpec { runtime: RuntimeSpec::Plugins, ..three(runtime_hook::HOOKED) },
+        NodeSpec {
+            runtime: RuntimeSpec::Plugins,
+            ..three(runtime_hook::HOOKED)
+        },
         bare(three(migration::MOVING)),
         bare(NodeSpec::new(migration::KOORDINATOR, &[16384; 2])),
         NodeSpec::new(nonsense::EDITED, &[16384; 2]),
         bare(NodeSpec::new(other_types::NPU_NODE, &[])),
-        NodeSpec { others: other_types::others(), ..NodeSpec::new(other_types::MANIFOLD, &[16384]) },
+        NodeSpec {
+            others: other_types::others(),
+            ..NodeSpec::new(other_types::MANIFOLD, &[16384])
+        },
     ]
 }

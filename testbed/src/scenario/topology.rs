@@ -19,7 +19,8 @@ use super::{Body, World};
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
-pub(super) const SCENARIOS: [&[(&str, &str, Body)]; 3] = [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
+pub(super) const SCENARIOS: [&[(&str, &str, Body)]; 3] =
+    [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
 
 /// Why a node is refused that has no partition, or no devices that are close enough.
 const APART: &str = "devices that belong together";
@@ -28,14 +29,21 @@ const NO_DEVICE: &str = "devices of another type";
 
 /// A pod with annotations in JSON.
 fn annotated(spec: PodSpec, annotations: &[(&str, Value)]) -> PodSpec {
-    let annotations: BTreeMap<String, String> = annotations.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
+    let annotations: BTreeMap<String, String> = annotations
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), value.to_string()))
+        .collect();
     spec.annotated(&annotations)
 }
 
 /// What a pod's record names of one type.
 fn recorded(pod: &Pod, kind: &str) -> Result<Vec<DeviceAllocation>> {
-    let text = pod.annotations().get(DEVICE_ALLOCATED).with_context(|| format!("{} has no record", pod.name_any()))?;
-    let mut record: DeviceAllocations = serde_json::from_str(text).with_context(|| format!("the record of {}", pod.name_any()))?;
+    let text = pod
+        .annotations()
+        .get(DEVICE_ALLOCATED)
+        .with_context(|| format!("{} has no record", pod.name_any()))?;
+    let mut record: DeviceAllocations =
+        serde_json::from_str(text).with_context(|| format!("the record of {}", pod.name_any()))?;
     Ok(record.remove(kind).unwrap_or_default())
 }
 
@@ -47,8 +55,13 @@ fn minors(pod: &Pod, kind: &str) -> Result<Vec<i32>> {
 /// PCI addresses of the virtual functions that a pod's record names.
 fn functions(pod: &Pod) -> Result<Vec<String>> {
     let devices = recorded(pod, "rdma")?;
-    let extensions = devices.iter().filter_map(|device| device.extension.as_ref()?.get("vfs")?.as_array());
-    Ok(extensions.flatten().filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned())).collect())
+    let extensions = devices
+        .iter()
+        .filter_map(|device| device.extension.as_ref()?.get("vfs")?.as_array());
+    Ok(extensions
+        .flatten()
+        .filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned()))
+        .collect())
 }
 
 /// The container must be told of the adapters, and of their functions, that its pod's record names, and of no others.
@@ -56,11 +69,21 @@ async fn ensure_told(world: &World, name: &str) -> Result<()> {
     let pod = world.pod(name)?;
     let log = world.log(name, "main").await?;
     let told = |variable: &str| {
-        let value = log.lines().rev().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
+        let value = log
+            .lines()
+            .rev()
+            .find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
         value.map_or_else(Vec::new, |value| value.split(',').map(str::to_owned).collect())
     };
-    let ids: Vec<String> = recorded(&pod, "rdma")?.into_iter().map(|device| device.id).collect();
-    ensure!(told(RDMA_DEVICES) == ids, "{name} is told of the adapters {:?}, its record names {ids:?}", told(RDMA_DEVICES));
+    let ids: Vec<String> = recorded(&pod, "rdma")?
+        .into_iter()
+        .map(|device| device.id)
+        .collect();
+    ensure!(
+        told(RDMA_DEVICES) == ids,
+        "{name} is told of the adapters {:?}, its record names {ids:?}",
+        told(RDMA_DEVICES)
+    );
     let functions = functions(&pod)?;
     ensure!(
         told(RDMA_FUNCTIONS) == functions,

@@ -14,9 +14,21 @@ use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("vendor-ours", "our plugin serves nvidia.com/gpu: whole and shared pods on one node, each on GPUs of its own", ours),
-    ("vendor-theirs", "the vendor's plugin serves it: no GPU is handed out twice, whoever comes first", theirs),
-    ("vendor-divided", "a node divided between both plugins takes both kinds at once", divided),
+    (
+        "vendor-ours",
+        "our plugin serves nvidia.com/gpu: whole and shared pods on one node, each on GPUs of its own",
+        ours,
+    ),
+    (
+        "vendor-theirs",
+        "the vendor's plugin serves it: no GPU is handed out twice, whoever comes first",
+        theirs,
+    ),
+    (
+        "vendor-divided",
+        "a node divided between both plugins takes both kinds at once",
+        divided,
+    ),
 ];
 
 /// Node whose plugin serves the vendor's resource.
@@ -37,14 +49,28 @@ pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodSpec {
 /// Waits until kubelet's node offers so many of the vendor's resource.
 pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) -> Result<()> {
     let kubelet = world.cluster()?.node(node)?.kubelet();
-    let offered = |kubelet: &crate::kubelet::Kubelet| kubelet.capacity().get(NVIDIA_GPU).is_some_and(|(_, healthy)| *healthy == n_gpus);
-    ensure!(kubelet.until(DEADLINE, offered).await, "{node} offers {:?}, not {n_gpus} {NVIDIA_GPU}", kubelet.capacity());
+    let offered = |kubelet: &crate::kubelet::Kubelet| {
+        kubelet
+            .capacity()
+            .get(NVIDIA_GPU)
+            .is_some_and(|(_, healthy)| *healthy == n_gpus)
+    };
+    ensure!(
+        kubelet.until(DEADLINE, offered).await,
+        "{node} offers {:?}, not {n_gpus} {NVIDIA_GPU}",
+        kubelet.capacity()
+    );
     let text = n_gpus.to_string();
     let shows = |snapshot: &crate::observer::Snapshot| {
         let allocatable = snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?;
-        allocatable.get(NVIDIA_GPU).is_some_and(|amount| amount.0 == text).then_some(())
+        allocatable
+            .get(NVIDIA_GPU)
+            .is_some_and(|amount| amount.0 == text)
+            .then_some(())
     };
-    world.until(&format!("{node} to offer {n_gpus} {NVIDIA_GPU}"), shows).await
+    world
+        .until(&format!("{node} to offer {n_gpus} {NVIDIA_GPU}"), shows)
+        .await
 }
 
 fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -54,13 +80,22 @@ fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.start(whole("whole-0", 1, OURS)).await?;
         world.start(share("share-1", "60", OURS)).await?;
         world.verify().await?;
-        let recorded = |name: &str| world.pod(name).map(|pod| invariants::record(&pod).unwrap_or_default());
+        let recorded = |name: &str| {
+            world
+                .pod(name)
+                .map(|pod| invariants::record(&pod).unwrap_or_default())
+        };
         let of_all = [recorded("share-0")?, recorded("whole-0")?, recorded("share-1")?].concat();
         let distinct: BTreeSet<i32> = of_all.iter().map(|(minor, _)| *minor).collect();
-        ensure!(of_all.len() == 3 && distinct.len() == 3, "three GPUs for three pods: {of_all:?}");
+        ensure!(
+            of_all.len() == 3 && distinct.len() == 3,
+            "three GPUs for three pods: {of_all:?}"
+        );
         world.create(whole("whole-1", 1, OURS)).await?;
         world.until_refused("whole-1", "nodes are available").await?;
-        world.create(PodSpec::new("units", &[(GPU_MEM, "8")]).on(OURS)).await?;
+        world
+            .create(PodSpec::new("units", &[(GPU_MEM, "8")]).on(OURS))
+            .await?;
         world.until_refused("units", "nodes are available").await?;
         // Either of the two may be tried first, and takes the GPU that is free then.
         world.delete("share-0").await?;
@@ -72,7 +107,11 @@ fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 fn theirs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        world.cluster()?.node(THEIRS)?.start_vendor_plugin(&[0, 1, 2]).await?;
+        world
+            .cluster()?
+            .node(THEIRS)?
+            .start_vendor_plugin(&[0, 1, 2])
+            .await?;
         until_offered(world, THEIRS, 3).await?;
         world.start(whole("whole-0", 1, THEIRS)).await?;
         // Two GPUs are left for sharers, whichever the vendor's plugin has taken.

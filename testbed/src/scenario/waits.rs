@@ -16,8 +16,16 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("volume-wait", "a pod whose volumes are bound slowly keeps its GPU against later pods, and is bound", volume_wait),
-    ("permit-wait", "a pod that waits in Permit keeps its GPU for as long as it is nominated to the node", permit_wait),
+    (
+        "volume-wait",
+        "a pod whose volumes are bound slowly keeps its GPU against later pods, and is bound",
+        volume_wait,
+    ),
+    (
+        "permit-wait",
+        "a pod that waits in Permit keeps its GPU for as long as it is nominated to the node",
+        permit_wait,
+    ),
 ];
 
 /// The time for which the scheduler of these scenarios keeps room for a pod that does not wait.
@@ -38,7 +46,10 @@ fn large(name: &str) -> PodSpec {
 
 fn volume_wait(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let annotations = BTreeMap::from([(VOLUME_WAIT.to_owned(), WAIT.to_owned()), (NO_NOMINATION.to_owned(), String::new())]);
+        let annotations = BTreeMap::from([
+            (VOLUME_WAIT.to_owned(), WAIT.to_owned()),
+            (NO_NOMINATION.to_owned(), String::new()),
+        ]);
         keeps_its_gpu(world, large("waiting").annotated(&annotations).storing("data")).await
     }
     .boxed()
@@ -56,7 +67,9 @@ fn permit_wait(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn keeps_its_gpu(world: &mut World, waiting: PodSpec) -> Result<()> {
     let usual = world.cluster()?.scheduler.invocation().clone();
     let mut hasty = usual.clone();
-    hasty.args.extend(["--hint-ttl".to_owned(), format!("{}s", HINT.as_secs())]);
+    hasty
+        .args
+        .extend(["--hint-ttl".to_owned(), format!("{}s", HINT.as_secs())]);
     world.cluster()?.scheduler.restart_as(hasty).await?;
     world.cluster()?.until_scheduler_ready(DEADLINE).await?;
     let tried = try_pods(world, waiting).await;
@@ -72,7 +85,9 @@ async fn try_pods(world: &World, waiting: PodSpec) -> Result<()> {
     ensure!(node_of(&world.pod("waiting")?).is_none(), "the pod does not wait");
     world.create(large("later")).await?;
     // On a busy machine the first pod may be bound before this one is looked at: the refusal says then that no room is left.
-    world.until_refused("later", "not enough free GPU memory on any one GPU").await?;
+    world
+        .until_refused("later", "not enough free GPU memory on any one GPU")
+        .await?;
     world.until_running(&["waiting"]).await?;
     ensure!(node_of(&world.pod("later")?).is_none(), "two pods have one GPU");
     world.delete("waiting").await?;

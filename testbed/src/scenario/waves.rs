@@ -65,7 +65,9 @@ impl Wave {
 /// The part cannot be killed, does not serve again, or the API server cannot be asked.
 pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     let began = Instant::now();
-    let names = world.create_many(&plan.prefix, plan.n_pods, &[(GPU_MEM, "1")]).await?;
+    let names = world
+        .create_many(&plan.prefix, plan.n_pods, &[(GPU_MEM, "1")])
+        .await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
     let is_time = |snapshot: &Snapshot| (World::n_bound(snapshot, &keys) >= plan.n_bound).then_some(());
     world.until_within(LIMIT, "the moment to kill", is_time).await?;
@@ -76,9 +78,15 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     }
     let killed = std::mem::take(&mut world.killed);
     let settled = async {
-        let is_settled = |snapshot: &Snapshot| keys.iter().all(|key| snapshot.pods.get(key).is_some_and(is_settled)).then_some(());
+        let is_settled = |snapshot: &Snapshot| {
+            keys.iter()
+                .all(|key| snapshot.pods.get(key).is_some_and(is_settled))
+                .then_some(())
+        };
         // What has not settled by then is counted below.
-        let _ = world.until_within(LIMIT, "the pods to run or to fail", is_settled).await;
+        let _ = world
+            .until_within(LIMIT, "the pods to run or to fail", is_settled)
+            .await;
         began.elapsed()
     };
     let back = async {
@@ -102,15 +110,25 @@ async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
     // Watches run ahead of each other: what another watch explains in a moment is not wrong.
     let violations = |snapshot: &Snapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
     let agree = |snapshot: &Snapshot| violations(snapshot).is_empty().then_some(());
-    let _ = world.until_within(DEADLINE / 4, "the accounts to agree", agree).await;
+    let _ = world
+        .until_within(DEADLINE / 4, "the accounts to agree", agree)
+        .await;
     let mut snapshot = world.observer.now();
     let over = violations(&snapshot);
-    let mut wave = Wave { n_pods: keys.len(), over, ..Wave::default() };
+    let mut wave = Wave {
+        n_pods: keys.len(),
+        over,
+        ..Wave::default()
+    };
     for key in keys {
         match snapshot.pods.get(key) {
             Some(pod) if is_running(pod) => wave.n_ran += 1,
             Some(pod) if is_settled(pod) => {
-                let reason = pod.status.as_ref().and_then(|status| status.reason.clone()).unwrap_or_else(|| phase(pod).to_owned());
+                let reason = pod
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.reason.clone())
+                    .unwrap_or_else(|| phase(pod).to_owned());
                 *wave.lost.entry(reason).or_default() += 1;
             }
             _ => wave.stuck.push(key.clone()),
@@ -118,6 +136,9 @@ async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
     }
     snapshot.pods.retain(|key, _| keys.contains(key));
     let sights = invariants::sights(&world.client.0, &snapshot).await?;
-    wave.wrong = invariants::misfits(&sights).into_iter().chain(invariants::clashes(&snapshot, &sights)).collect();
+    wave.wrong = invariants::misfits(&sights)
+        .into_iter()
+        .chain(invariants::clashes(&snapshot, &sights))
+        .collect();
     Ok(wave)
 }

@@ -16,13 +16,21 @@ use crate::pods::PodSpec;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("webhooks-away", "without the scheduler pods are made at once all the same, and run when it is back", webhooks_away),
+    (
+        "webhooks-away",
+        "without the scheduler pods are made at once all the same, and run when it is back",
+        webhooks_away,
+    ),
     (
         "uncounted-refused",
         "pods that would see GPUs which are counted for no pod are refused when they are made, with what to do",
         uncounted,
     ),
-    ("certificates-renewed", "certificates that last seconds are renewed under load; nobody notices, and the authority stays", renewed),
+    (
+        "certificates-renewed",
+        "certificates that last seconds are renewed under load; nobody notices, and the authority stays",
+        renewed,
+    ),
 ];
 
 /// Longest that making a pod may take while nobody answers webhooks.
@@ -36,12 +44,18 @@ fn webhooks_away(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         world.cluster()?.scheduler.kill().await;
         let share = PodSpec::new("gpu", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")]);
-        for (name, spec) in
-            [("ordinary", PodSpec::new("ordinary", &[])), ("gpu", share), ("units", PodSpec::new("units", &[(GPU_MEM, "1")]))]
-        {
+        for (name, spec) in [
+            ("ordinary", PodSpec::new("ordinary", &[])),
+            ("gpu", share),
+            ("units", PodSpec::new("units", &[(GPU_MEM, "1")])),
+        ] {
             let began = Instant::now();
             world.create(spec).await?;
-            ensure!(began.elapsed() < AT_ONCE, "pod {name} took {:?} to be made", began.elapsed());
+            ensure!(
+                began.elapsed() < AT_ONCE,
+                "pod {name} took {:?} to be made",
+                began.elapsed()
+            );
         }
         world.until_running(&["ordinary"]).await?;
         world.cluster()?.scheduler.restart().await?;
@@ -57,20 +71,38 @@ fn uncounted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let (whole, annotation) = ([("nvidia.com/gpu", "1")], "nvidia.cdi.k8s.io/pod");
         let annotated = BTreeMap::from([(annotation.to_owned(), "nvidia.com/gpu=0".to_owned())]);
         for (spec, words) in [
-            (PodSpec::new("all", &[]).with("env", visible("all")), "sets NVIDIA_VISIBLE_DEVICES to \"all\""),
-            (PodSpec::new("one", &[]).with("env", visible("GPU-n1-0")), "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\""),
-            (PodSpec::new("whole", &whole).with("env", visible("all")), "wins over the GPUs that it is given for nvidia.com/gpu"),
-            (PodSpec::new("annotated", &[]).annotated(&annotated), "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\""),
+            (
+                PodSpec::new("all", &[]).with("env", visible("all")),
+                "sets NVIDIA_VISIBLE_DEVICES to \"all\"",
+            ),
+            (
+                PodSpec::new("one", &[]).with("env", visible("GPU-n1-0")),
+                "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\"",
+            ),
+            (
+                PodSpec::new("whole", &whole).with("env", visible("all")),
+                "wins over the GPUs that it is given for nvidia.com/gpu",
+            ),
+            (
+                PodSpec::new("annotated", &[]).annotated(&annotated),
+                "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\"",
+            ),
         ] {
             world.until_breaks_rule(spec, words).await?;
         }
-        world.start(PodSpec::new("none", &[]).with("env", visible("void"))).await?;
+        world
+            .start(PodSpec::new("none", &[]).with("env", visible("void")))
+            .await?;
         let usual = world.cluster()?.scheduler.invocation().clone();
         let mut lenient = usual.clone();
-        lenient.args.push(format!("--unrestricted-namespaces={}", world.namespace));
+        lenient
+            .args
+            .push(format!("--unrestricted-namespaces={}", world.namespace));
         world.cluster()?.scheduler.restart_as(lenient).await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        let made = world.start(PodSpec::new("exporter", &[]).with("env", visible("all"))).await;
+        let made = world
+            .start(PodSpec::new("exporter", &[]).with("env", visible("all")))
+            .await;
         world.delete("exporter").await?;
         world.cluster()?.scheduler.restart_as(usual).await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
@@ -81,8 +113,17 @@ fn uncounted(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 /// The Secret's part, as text.
 fn secret(world: &mut World, part: &str) -> Result<String> {
-    let secret = world.cluster()?.api().cluster().get("secrets", "gpushare-system", SECRET)?;
-    Ok(secret.pointer("/data").and_then(|data| data.get(part)).and_then(Value::as_str).unwrap_or_default().to_owned())
+    let secret = world
+        .cluster()?
+        .api()
+        .cluster()
+        .get("secrets", "gpushare-system", SECRET)?;
+    Ok(secret
+        .pointer("/data")
+        .and_then(|data| data.get(part))
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned())
 }
 
 /// Whom the API server trusts, of every webhook.
@@ -90,10 +131,22 @@ fn bundles(world: &mut World) -> Result<Vec<Value>> {
     let mut bundles = Vec::new();
     for kind in KINDS {
         let configuration = world.cluster()?.api().cluster().get(kind, "", CONFIGURATION)?;
-        let webhooks = configuration.get("webhooks").and_then(Value::as_array).cloned().unwrap_or_default();
-        bundles.extend(webhooks.iter().map(|webhook| webhook.pointer("/clientConfig/caBundle").cloned().unwrap_or_default()));
+        let webhooks = configuration
+            .get("webhooks")
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default();
+        bundles.extend(webhooks.iter().map(|webhook| {
+            webhook
+                .pointer("/clientConfig/caBundle")
+                .cloned()
+                .unwrap_or_default()
+        }));
     }
-    ensure!(bundles.len() >= 2 && bundles.iter().all(Value::is_string), "the API server does not know whom to trust: {bundles:?}");
+    ensure!(
+        bundles.len() >= 2 && bundles.iter().all(Value::is_string),
+        "the API server does not know whom to trust: {bundles:?}"
+    );
     Ok(bundles)
 }
 
@@ -102,7 +155,12 @@ fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     for kind in KINDS {
         let api = world.cluster()?.api().cluster().clone();
         let mut configuration = Value::clone(&*api.get(kind, "", CONFIGURATION)?);
-        for webhook in configuration.get_mut("webhooks").and_then(Value::as_array_mut).into_iter().flatten() {
+        for webhook in configuration
+            .get_mut("webhooks")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             crate::pods::set(webhook, "failurePolicy", json!(policy));
         }
         api.update(kind, configuration)?;
@@ -125,17 +183,30 @@ async fn load(world: &mut World) -> Result<()> {
     let (authority, trusted) = (secret(world, "ca.crt")?, bundles(world)?);
     let mut certificate = secret(world, "tls.crt")?;
     // A scheduler that an earlier scenario started again waits out its predecessor's binds first.
-    world.start(PodSpec::new("before", &[(GPU_MEMORY_RATIO, "1")])).await?;
+    world
+        .start(PodSpec::new("before", &[(GPU_MEMORY_RATIO, "1")]))
+        .await?;
     world.pods.delete("before").await?;
     world.cluster()?.past_attempts();
     let (mut n_renewals, mut n_pods) = (0, 0);
     let began = Instant::now();
     while n_renewals < N_RENEWALS || n_pods < 10 {
-        ensure!(began.elapsed() < DEADLINE, "{n_renewals} renewals in {DEADLINE:?}");
+        ensure!(
+            began.elapsed() < DEADLINE,
+            "{n_renewals} renewals in {DEADLINE:?}"
+        );
         let name = format!("load-{n_pods}");
-        world.create(PodSpec::new(&name, &[(GPU_MEMORY_RATIO, "1")])).await.context("while certificates change")?;
+        world
+            .create(PodSpec::new(&name, &[(GPU_MEMORY_RATIO, "1")]))
+            .await
+            .context("while certificates change")?;
         let url = format!("{}/gpushare-scheduler/inspect", world.cluster()?.scheduler_url());
-        world.cluster()?.scheduler_client()?.get(&url).await.context("while certificates change")?;
+        world
+            .cluster()?
+            .scheduler_client()?
+            .get(&url)
+            .await
+            .context("while certificates change")?;
         world.until_running(&[&name]).await?;
         world.pods.delete(&name).await?;
         n_pods += 1;
@@ -143,10 +214,17 @@ async fn load(world: &mut World) -> Result<()> {
         n_renewals += usize::from(now != certificate);
         certificate = now;
     }
-    let failed = world.cluster()?.past_attempts().into_iter().filter(|attempt| matches!(attempt.outcome, Outcome::Error(_)));
+    let failed = world
+        .cluster()?
+        .past_attempts()
+        .into_iter()
+        .filter(|attempt| matches!(attempt.outcome, Outcome::Error(_)));
     let failed: Vec<_> = failed.collect();
     ensure!(failed.is_empty(), "kube-scheduler met errors: {failed:?}");
     ensure!(secret(world, "ca.crt")? == authority, "the authority has changed");
-    ensure!(bundles(world)? == trusted, "the API server was told of other authorities");
+    ensure!(
+        bundles(world)? == trusted,
+        "the API server was told of other authorities"
+    );
     Ok(())
 }

@@ -39,17 +39,28 @@ impl Webhook {
         let names = vec!["hook.system.svc".to_owned(), "127.0.0.1".to_owned()];
         let made = rcgen::generate_simple_self_signed(names).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-        let config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key)
-            .unwrap();
+        let config =
+            rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(vec![made.cert.der().clone()], key)
+                .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let asked = Arc::<Mutex<Vec<Value>>>::default();
-        let serving = serve(listener, TlsAcceptor::from(Arc::new(config)), Arc::clone(&asked), Arc::new(decide));
-        Self { address, ca: made.cert.pem(), asked, _serving: AbortOnDropHandle::new(tokio::spawn(serving)) }
+        let serving = serve(
+            listener,
+            TlsAcceptor::from(Arc::new(config)),
+            Arc::clone(&asked),
+            Arc::new(decide),
+        );
+        Self {
+            address,
+            ca: made.cert.pem(),
+            asked,
+            _serving: AbortOnDropHandle::new(tokio::spawn(serving)),
+        }
     }
 
     fn asked(&self) -> Vec<Value> {
@@ -58,7 +69,9 @@ impl Webhook {
 
     /// A configuration that names this server through its Service.
     async fn register(&self, server: &ApiServer, kind: &str, change: impl FnOnce(&mut Value)) {
-        server.cluster().route_service("system", "hook", 443, self.address);
+        server
+            .cluster()
+            .route_service("system", "hook", 443, self.address);
         let client = json!({"caBundle": ByteString(self.ca.clone().into_bytes()), "service": {"namespace": "system", "name": "hook", "path": "/review"}});
         register(server, kind, client, change).await;
     }
@@ -66,7 +79,9 @@ impl Webhook {
 
 async fn serve(listener: TcpListener, tls: TlsAcceptor, asked: Arc<Mutex<Vec<Value>>>, decide: Decide) {
     while let Ok((stream, _)) = listener.accept().await {
-        let Ok(stream) = tls.accept(stream).await else { continue };
+        let Ok(stream) = tls.accept(stream).await else {
+            continue;
+        };
         let (asked, decide) = (Arc::clone(&asked), Arc::clone(&decide));
         let service = service_fn(move |request| answer(request, Arc::clone(&asked), Arc::clone(&decide)));
         tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
@@ -85,7 +100,8 @@ async fn answer(
         response["uid"] = review["request"]["uid"].clone();
     }
     asked.lock().unwrap().push(review["request"].clone());
-    let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+    let answer =
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
     Ok(Response::new(Full::from(answer.to_string())))
 }
 
@@ -98,7 +114,12 @@ async fn register(server: &ApiServer, kind: &str, client: Value, change: impl Fn
     let name = format!("{}-{}", hook["name"].as_str().unwrap(), kind.to_lowercase());
     let object = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "webhooks": [hook]});
     let plural = format!("{}s", kind.to_lowercase());
-    let answer = post(server, &format!("/apis/admissionregistration.k8s.io/v1/{plural}"), &object).await;
+    let answer = post(
+        server,
+        &format!("/apis/admissionregistration.k8s.io/v1/{plural}"),
+        &object,
+    )
+    .await;
     assert_eq!(answer.code, 201, "{}", answer.text);
 }
 
@@ -120,12 +141,23 @@ async fn create(server: &ApiServer, name: &str) -> Answer {
 
 #[tokio::test]
 async fn the_object_is_shown_before_it_is_stored_and_stored_as_patched() {
-    let webhook = Webhook::start(|_| patched(&json!([{"op": "add", "path": "/metadata/labels", "value": {"seen": "yes"}}]))).await;
+    let webhook = Webhook::start(|_| {
+        patched(&json!([{"op": "add", "path": "/metadata/labels", "value": {"seen": "yes"}}]))
+    })
+    .await;
     let server = start().await;
     webhook.register(&server, MUTATING, |_| {}).await;
     let answer = create(&server, "a").await;
-    assert_eq!((answer.code, answer.json()["metadata"]["labels"]["seen"].as_str()), (201, Some("yes")), "{}", answer.text);
-    assert_eq!(get(&server, &format!("{PODS}/a"), "").await.json()["metadata"]["labels"]["seen"], "yes");
+    assert_eq!(
+        (answer.code, answer.json()["metadata"]["labels"]["seen"].as_str()),
+        (201, Some("yes")),
+        "{}",
+        answer.text
+    );
+    assert_eq!(
+        get(&server, &format!("{PODS}/a"), "").await.json()["metadata"]["labels"]["seen"],
+        "yes"
+    );
     let asked = &webhook.asked()[0];
     assert_eq!(
         json!([
@@ -143,18 +175,27 @@ async fn the_object_is_shown_before_it_is_stored_and_stored_as_patched() {
             {"username": "system:anonymous", "groups": ["system:unauthenticated"]},
         ])
     );
-    assert_eq!(asked["object"]["spec"]["schedulerName"], "default-scheduler", "defaults come first");
+    assert_eq!(
+        asked["object"]["spec"]["schedulerName"], "default-scheduler",
+        "defaults come first"
+    );
     assert!(asked["object"]["metadata"]["uid"].is_null() && asked["oldObject"].is_null());
 }
 
 #[tokio::test]
 async fn an_object_is_checked_again_after_it_was_patched() {
-    let webhook = Webhook::start(|_| patched(&json!([{"op": "replace", "path": "/spec/containers", "value": []}]))).await;
+    let webhook =
+        Webhook::start(|_| patched(&json!([{"op": "replace", "path": "/spec/containers", "value": []}])))
+            .await;
     let server = start().await;
     webhook.register(&server, MUTATING, |_| {}).await;
     let answer = create(&server, "a").await;
     assert_eq!(answer.code, 422, "{}", answer.text);
-    assert!(answer.text.contains("spec.containers: Required value"), "{}", answer.text);
+    assert!(
+        answer.text.contains("spec.containers: Required value"),
+        "{}",
+        answer.text
+    );
 }
 
 #[rstest]
@@ -163,14 +204,22 @@ async fn an_object_is_checked_again_after_it_was_patched() {
 #[case::without_explanation(Value::Null, 400, "", " without explanation")]
 #[case::never_below_400(json!({"code": 200, "message": "no"}), 400, "", ": no")]
 #[tokio::test]
-async fn a_refusal_reaches_the_client(#[case] status: Value, #[case] code: u16, #[case] reason: &str, #[case] end: &str) {
+async fn a_refusal_reaches_the_client(
+    #[case] status: Value,
+    #[case] code: u16,
+    #[case] reason: &str,
+    #[case] end: &str,
+) {
     let webhook = Webhook::start(move |_| json!({"allowed": false, "status": status})).await;
     let server = start().await;
     webhook.register(&server, VALIDATING, |_| {}).await;
     let answer = create(&server, "a").await;
     let expected = format!("admission webhook \"pods.test.example\" denied the request{end}");
     let json = answer.json();
-    assert_eq!((answer.code, json["reason"].as_str(), json["message"].as_str()), (code, Some(reason), Some(expected.as_str())));
+    assert_eq!(
+        (answer.code, json["reason"].as_str(), json["message"].as_str()),
+        (code, Some(reason), Some(expected.as_str()))
+    );
     assert_eq!(get(&server, &format!("{PODS}/a"), "").await.code, 404);
 }
 
@@ -181,21 +230,64 @@ async fn bindings_updates_and_deletions_pass_too() {
     webhook.register(&server, VALIDATING, |_| {}).await;
     assert_eq!(create(&server, "a").await.code, 201);
     let binding = json!({"target": {"kind": "Node", "name": "n"}, "metadata": {"annotations": {"x": "y"}}});
-    assert_eq!(post(&server, &format!("{PODS}/a/binding"), &binding).await.code, 201);
+    assert_eq!(
+        post(&server, &format!("{PODS}/a/binding"), &binding).await.code,
+        201
+    );
     let headers = [("content-type", "application/merge-patch+json")];
     let patch = json!({"metadata": {"labels": {"x": "y"}}}).to_string();
-    assert_eq!(send(&server, Method::PATCH, &format!("{PODS}/a"), &headers, patch.clone()).await.unwrap().code, 200);
-    assert_eq!(send(&server, Method::PATCH, &format!("{PODS}/a/status"), &headers, patch).await.unwrap().code, 200);
-    assert_eq!(send(&server, Method::DELETE, &format!("{PODS}/a"), &[], "").await.unwrap().code, 200);
+    assert_eq!(
+        send(
+            &server,
+            Method::PATCH,
+            &format!("{PODS}/a"),
+            &headers,
+            patch.clone()
+        )
+        .await
+        .unwrap()
+        .code,
+        200
+    );
+    assert_eq!(
+        send(
+            &server,
+            Method::PATCH,
+            &format!("{PODS}/a/status"),
+            &headers,
+            patch
+        )
+        .await
+        .unwrap()
+        .code,
+        200
+    );
+    assert_eq!(
+        send(&server, Method::DELETE, &format!("{PODS}/a"), &[], "")
+            .await
+            .unwrap()
+            .code,
+        200
+    );
     let told = |asked: &Value| {
-        [&asked["operation"], &asked["kind"]["kind"], &asked["subResource"], &asked["options"]["kind"]]
-            .map(|v| v.as_str().unwrap_or("-").to_owned())
-            .join(" ")
+        [
+            &asked["operation"],
+            &asked["kind"]["kind"],
+            &asked["subResource"],
+            &asked["options"]["kind"],
+        ]
+        .map(|v| v.as_str().unwrap_or("-").to_owned())
+        .join(" ")
     };
     let asked = webhook.asked();
     assert_eq!(
         asked.iter().map(told).collect::<Vec<_>>(),
-        ["CREATE Pod - CreateOptions", "CREATE Binding binding CreateOptions", "UPDATE Pod - PatchOptions", "DELETE Pod - DeleteOptions"]
+        [
+            "CREATE Pod - CreateOptions",
+            "CREATE Binding binding CreateOptions",
+            "UPDATE Pod - PatchOptions",
+            "DELETE Pod - DeleteOptions"
+        ]
     );
     assert_eq!(asked[1]["object"]["metadata"]["annotations"]["x"], "y");
     assert_eq!(asked[2]["oldObject"]["metadata"]["labels"], Value::Null);
@@ -215,7 +307,11 @@ async fn bindings_updates_and_deletions_pass_too() {
 async fn only_what_is_selected_is_asked_about(#[case] change: Value, #[case] is_asked: bool) {
     let webhook = Webhook::start(|_| allow()).await;
     let server = start().await;
-    let merge = |hook: &mut Value| hook.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    let merge = |hook: &mut Value| {
+        hook.as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+    };
     webhook.register(&server, VALIDATING, merge).await;
     assert_eq!(create(&server, "a").await.code, 201);
     assert_eq!(!webhook.asked().is_empty(), is_asked);
@@ -226,39 +322,80 @@ async fn a_webhook_that_cannot_be_called_fails_the_request_unless_ignored() {
     let (server, ignoring) = (start().await, start().await);
     let webhook = Webhook::start(|_| json!({"allowed": true, "uid": "another"})).await;
     webhook.register(&server, VALIDATING, |_| {}).await;
-    webhook.register(&ignoring, VALIDATING, |hook| hook["failurePolicy"] = json!("Ignore")).await;
+    webhook
+        .register(&ignoring, VALIDATING, |hook| {
+            hook["failurePolicy"] = json!("Ignore");
+        })
+        .await;
     let answer = create(&server, "a").await;
-    assert_eq!((answer.code, answer.json()["reason"].as_str().unwrap()), (500, "InternalError"));
-    let begin =
-        "Internal error occurred: failed calling webhook \"pods.test.example\": received invalid webhook response: expected response.uid=";
-    assert!(answer.json()["message"].as_str().unwrap().starts_with(begin), "{}", answer.text);
+    assert_eq!(
+        (answer.code, answer.json()["reason"].as_str().unwrap()),
+        (500, "InternalError")
+    );
+    let begin = "Internal error occurred: failed calling webhook \"pods.test.example\": received invalid webhook response: expected response.uid=";
+    assert!(
+        answer.json()["message"].as_str().unwrap().starts_with(begin),
+        "{}",
+        answer.text
+    );
     assert_eq!(create(&ignoring, "a").await.code, 201);
     assert_eq!(webhook.asked().len(), 2);
 }
 
 #[tokio::test]
 async fn the_certificate_must_be_for_the_name_and_from_the_bundle() {
-    let (webhook, other) = (Webhook::start(|_| allow()).await, Webhook::start(|_| allow()).await);
+    let (webhook, other) = (
+        Webhook::start(|_| allow()).await,
+        Webhook::start(|_| allow()).await,
+    );
     let url = format!("https://127.0.0.1:{}/review", webhook.address.port());
     let bundle = |hook: &Webhook| ByteString(hook.ca.clone().into_bytes());
     let trusted = start().await;
-    register(&trusted, VALIDATING, json!({"url": url, "caBundle": bundle(&webhook)}), |_| {}).await;
+    register(
+        &trusted,
+        VALIDATING,
+        json!({"url": url, "caBundle": bundle(&webhook)}),
+        |_| {},
+    )
+    .await;
     assert_eq!(create(&trusted, "a").await.code, 201);
     let untrusted = start().await;
-    register(&untrusted, VALIDATING, json!({"url": url, "caBundle": bundle(&other)}), |_| {}).await;
+    register(
+        &untrusted,
+        VALIDATING,
+        json!({"url": url, "caBundle": bundle(&other)}),
+        |_| {},
+    )
+    .await;
     let answer = create(&untrusted, "a").await;
     assert_eq!(answer.code, 500);
     assert!(
-        answer.text.contains("failed to call webhook: Post \\\"https://127.0.0.1:") && answer.text.contains("certificate"),
+        answer
+            .text
+            .contains("failed to call webhook: Post \\\"https://127.0.0.1:")
+            && answer.text.contains("certificate"),
         "{}",
         answer.text
     );
     let misnamed = start().await;
-    misnamed.cluster().route_service("system", "other", 443, webhook.address);
+    misnamed
+        .cluster()
+        .route_service("system", "other", 443, webhook.address);
     let service = json!({"namespace": "system", "name": "other"});
-    register(&misnamed, VALIDATING, json!({"service": service, "caBundle": bundle(&webhook)}), |_| {}).await;
+    register(
+        &misnamed,
+        VALIDATING,
+        json!({"service": service, "caBundle": bundle(&webhook)}),
+        |_| {},
+    )
+    .await;
     let answer = create(&misnamed, "a").await;
-    assert!(answer.text.contains("https://other.system.svc:443/?timeout=10s") && answer.text.contains("certificate"), "{}", answer.text);
+    assert!(
+        answer.text.contains("https://other.system.svc:443/?timeout=10s")
+            && answer.text.contains("certificate"),
+        "{}",
+        answer.text
+    );
 }
 
 #[tokio::test]
@@ -269,7 +406,10 @@ async fn webhooks_warn_and_are_spared_dry_runs_that_they_cannot_bear() {
     let answer = create(&server, "a").await;
     assert_eq!(answer.headers["warning"], "299 - \"mind the \\\"gap\\\"\"");
     let dry = post(&server, &format!("{PODS}?dryRun=All"), &pod("b")).await;
-    assert_eq!((dry.code, webhook.asked()[1]["dryRun"].as_bool()), (201, Some(true)));
+    assert_eq!(
+        (dry.code, webhook.asked()[1]["dryRun"].as_bool()),
+        (201, Some(true))
+    );
     assert_eq!(get(&server, &format!("{PODS}/b"), "").await.code, 404);
 }
 
@@ -278,10 +418,20 @@ async fn a_configuration_that_a_real_server_refuses_is_refused() {
     let server = start().await;
     let hook = json!({"name": "short", "clientConfig": {"url": "http://x"}, "sideEffects": "Some", "admissionReviewVersions": []});
     let object = json!({"metadata": {"name": "x"}, "webhooks": [hook]});
-    let answer = post(&server, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &object).await;
+    let answer = post(
+        &server,
+        "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+        &object,
+    )
+    .await;
     let text = answer.text;
     assert_eq!(answer.code, 422);
-    for part in ["three segments", "admissionReviewVersions", "sideEffects", "'https' is the only allowed"] {
+    for part in [
+        "three segments",
+        "admissionReviewVersions",
+        "sideEffects",
+        "'https' is the only allowed",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -293,7 +443,12 @@ async fn a_configuration_that_a_real_server_refuses_is_refused() {
 #[case::no_expression("object.metadata.", "Ignore", 201, 0)]
 #[case::no_expression_that_must_be_one("object.metadata.", "Fail", 500, 0)]
 #[tokio::test]
-async fn conditions_are_evaluated(#[case] expression: &str, #[case] policy: &str, #[case] code: u16, #[case] n_asked: usize) {
+async fn conditions_are_evaluated(
+    #[case] expression: &str,
+    #[case] policy: &str,
+    #[case] code: u16,
+    #[case] n_asked: usize,
+) {
     let server = start().await;
     let webhook = Webhook::start(|_| allow()).await;
     let change = |hook: &mut Value| {
@@ -301,5 +456,8 @@ async fn conditions_are_evaluated(#[case] expression: &str, #[case] policy: &str
         hook["failurePolicy"] = json!(policy);
     };
     webhook.register(&server, VALIDATING, change).await;
-    assert_eq!((create(&server, "p").await.code, webhook.asked().len()), (code, n_asked));
+    assert_eq!(
+        (create(&server, "p").await.code, webhook.asked().len()),
+        (code, n_asked)
+    );
 }

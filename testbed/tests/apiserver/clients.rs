@@ -1,7 +1,9 @@
 //! kube-rs against the server: reads, watches, patches, deletions.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams};
+use kube::api::{
+    DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams,
+};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -15,16 +17,32 @@ async fn lists_come_in_pages_and_selections() {
     let api = pods(&server);
     for name in ["a", "b", "c"] {
         let mut new = typed(name);
-        new.labels_mut().insert("first".to_owned(), (name == "a").to_string());
+        new.labels_mut()
+            .insert("first".to_owned(), (name == "a").to_string());
         api.create(&PostParams::default(), &new).await.unwrap();
     }
     let first = api.list(&ListParams::default().limit(2)).await.unwrap();
     assert_eq!(first.metadata.remaining_item_count, Some(1));
     let token = first.metadata.continue_.unwrap();
-    let rest = api.list(&ListParams::default().continue_token(&token)).await.unwrap();
-    let names: Vec<String> = first.items.iter().chain(&rest.items).map(ResourceExt::name_any).collect();
+    let rest = api
+        .list(&ListParams::default().continue_token(&token))
+        .await
+        .unwrap();
+    let names: Vec<String> = first
+        .items
+        .iter()
+        .chain(&rest.items)
+        .map(ResourceExt::name_any)
+        .collect();
     assert_eq!(names, ["a", "b", "c"]);
-    let selected = api.list(&ListParams::default().labels("first!=true").fields("metadata.name=c")).await.unwrap();
+    let selected = api
+        .list(
+            &ListParams::default()
+                .labels("first!=true")
+                .fields("metadata.name=c"),
+        )
+        .await
+        .unwrap();
     assert_eq!(selected.items.len(), 1);
     let metadata = api.list_metadata(&ListParams::default()).await.unwrap();
     assert_eq!(metadata.items.len(), 3);
@@ -36,7 +54,10 @@ async fn watches_carry_bookmarks_that_can_be_resumed_from() {
     let server = start_with(|c| c.bookmark_interval = Duration::from_millis(20)).await;
     let api = pods(&server);
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());
-    server.cluster().create("configmaps", json!({"metadata": {"name": "unrelated"}})).unwrap();
+    server
+        .cluster()
+        .create("configmaps", json!({"metadata": {"name": "unrelated"}}))
+        .unwrap();
     let newest = server.cluster().revision().to_string();
     loop {
         match next(&mut stream).await.unwrap() {
@@ -66,7 +87,10 @@ async fn watchers_recover_from_compaction(#[case] config: watcher::Config) {
     assert!(matches!(next(&mut stream).await.unwrap(), Event::Apply(p) if p.name_any() == "seen"));
 
     let held = server.faults().hold_watches("pods");
-    server.cluster().delete("pods", "default", "old", Some(0)).unwrap();
+    server
+        .cluster()
+        .delete("pods", "default", "old", Some(0))
+        .unwrap();
     server.cluster().create("pods", pod("missed")).unwrap();
     server.cluster().compact();
     drop(held);
@@ -91,9 +115,17 @@ async fn of_two_racing_bindings_one_wins() {
         api.create(&PostParams::default(), &typed(&name)).await.unwrap();
         let (one, two) = tokio::join!(bind(&api, &name, "n1"), bind(&api, &name, "n2"));
         let winner = if one.is_ok() { "n1" } else { "n2" };
-        let lost = one.err().into_iter().chain(two.err()).map(code).collect::<Vec<_>>();
+        let lost = one
+            .err()
+            .into_iter()
+            .chain(two.err())
+            .map(code)
+            .collect::<Vec<_>>();
         assert_eq!(lost, [409]);
-        assert_eq!(api.get(&name).await.unwrap().spec.unwrap().node_name.as_deref(), Some(winner));
+        assert_eq!(
+            api.get(&name).await.unwrap().spec.unwrap().node_name.as_deref(),
+            Some(winner)
+        );
     }
 }
 
@@ -104,13 +136,20 @@ async fn applies_conflict_until_forced() {
     let map = |value: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"k": value}});
     let apply = |manager: &'static str, value: &str, force: bool| {
         let (api, patch) = (api.clone(), Patch::Apply(map(value)));
-        let parameters = PatchParams { force, ..PatchParams::apply(manager) };
+        let parameters = PatchParams {
+            force,
+            ..PatchParams::apply(manager)
+        };
         async move { api.patch("m", &parameters, &patch).await }
     };
     let created = apply("a", "1", false).await.unwrap();
     assert_eq!(created.managed_fields()[0].manager.as_deref(), Some("a"));
     let again = apply("a", "1", false).await.unwrap();
-    assert_eq!(again.resource_version(), created.resource_version(), "an unchanged apply writes nothing");
+    assert_eq!(
+        again.resource_version(),
+        created.resource_version(),
+        "an unchanged apply writes nothing"
+    );
     assert_eq!(code(apply("b", "2", false).await.unwrap_err()), 409);
     assert_eq!(apply("b", "2", true).await.unwrap().data.unwrap()["k"], "2");
     assert_eq!(code(apply("a", "1", false).await.unwrap_err()), 409);
@@ -121,18 +160,33 @@ async fn applies_conflict_until_forced() {
 async fn node_status_is_a_resource_of_its_own() {
     let server = start().await;
     let api: Api<Node> = Api::all(client(&server));
-    server.cluster().create("nodes", json!({"metadata": {"name": "n"}})).unwrap();
+    server
+        .cluster()
+        .create("nodes", json!({"metadata": {"name": "n"}}))
+        .unwrap();
     let patch = json!({"spec": {"unschedulable": true}, "status": {"capacity": {"x.y/z": "3"}}});
-    let node = api.patch_status("n", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    let node = api
+        .patch_status("n", &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
     assert_eq!(node.spec.and_then(|s| s.unschedulable), None);
     assert_eq!(node.status.unwrap().capacity.unwrap()["x.y/z"].0, "3");
     let operations = json!([{"op": "remove", "path": "/status/capacity/x.y~1z"}]);
     let patch = Patch::Json::<()>(serde_json::from_value(operations).unwrap());
-    let node = api.patch_status("n", &PatchParams::default(), &patch).await.unwrap();
+    let node = api
+        .patch_status("n", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
     assert!(node.status.unwrap().capacity.is_none_or(|c| c.is_empty()));
     let strategic = json!({"metadata": {"labels": {"a": "b"}}, "status": {"phase": "Running"}});
-    let node = api.patch("n", &PatchParams::default(), &Patch::Strategic(&strategic)).await.unwrap();
-    assert_eq!((node.labels()["a"].clone(), node.status.and_then(|s| s.phase)), ("b".to_owned(), None));
+    let node = api
+        .patch("n", &PatchParams::default(), &Patch::Strategic(&strategic))
+        .await
+        .unwrap();
+    assert_eq!(
+        (node.labels()["a"].clone(), node.status.and_then(|s| s.phase)),
+        ("b".to_owned(), None)
+    );
 }
 
 #[tokio::test]
@@ -141,20 +195,42 @@ async fn deletions_wait_for_grace_and_finalizers_and_check_preconditions() {
     let api = pods(&server);
     let created = api.create(&PostParams::default(), &typed("p")).await.unwrap();
     bind(&api, "p", "n").await.unwrap();
-    let wrong = Preconditions { uid: Some("other".to_owned()), resource_version: None };
-    let parameters = DeleteParams { preconditions: Some(wrong), ..DeleteParams::default() };
+    let wrong = Preconditions {
+        uid: Some("other".to_owned()),
+        resource_version: None,
+    };
+    let parameters = DeleteParams {
+        preconditions: Some(wrong),
+        ..DeleteParams::default()
+    };
     assert_eq!(code(api.delete("p", &parameters).await.unwrap_err()), 409);
-    let dying = api.delete("p", &DeleteParams::default()).await.unwrap().left().unwrap();
+    let dying = api
+        .delete("p", &DeleteParams::default())
+        .await
+        .unwrap()
+        .left()
+        .unwrap();
     assert_eq!(dying.metadata.deletion_grace_period_seconds, Some(30));
-    let own = Preconditions { uid: created.uid(), resource_version: None };
-    let at_once = DeleteParams { preconditions: Some(own), ..DeleteParams::default().grace_period(0) };
+    let own = Preconditions {
+        uid: created.uid(),
+        resource_version: None,
+    };
+    let at_once = DeleteParams {
+        preconditions: Some(own),
+        ..DeleteParams::default().grace_period(0)
+    };
     api.delete("p", &at_once).await.unwrap();
     assert_eq!(code(api.get("p").await.unwrap_err()), 404);
 
     let mut kept = typed("kept");
     kept.finalizers_mut().push("a.b/c".to_owned());
     api.create(&PostParams::default(), &kept).await.unwrap();
-    assert!(api.delete("kept", &DeleteParams::default()).await.unwrap().is_left());
+    assert!(
+        api.delete("kept", &DeleteParams::default())
+            .await
+            .unwrap()
+            .is_left()
+    );
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     api.patch("kept", &PatchParams::default(), &patch).await.unwrap();
     assert_eq!(code(api.get("kept").await.unwrap_err()), 404);
@@ -168,8 +244,16 @@ async fn collections_are_deleted_by_selector() {
         api.create(&PostParams::default(), &typed(name)).await.unwrap();
     }
     let only_a = ListParams::default().fields("metadata.name=a");
-    api.delete_collection(&DeleteParams::default(), &only_a).await.unwrap();
-    let left: Vec<String> = api.list(&ListParams::default()).await.unwrap().iter().map(ResourceExt::name_any).collect();
+    api.delete_collection(&DeleteParams::default(), &only_a)
+        .await
+        .unwrap();
+    let left: Vec<String> = api
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .iter()
+        .map(ResourceExt::name_any)
+        .collect();
     assert_eq!(left, ["b"]);
 }
 
@@ -179,16 +263,31 @@ async fn logs_belong_to_one_pods_life() {
     let api = pods(&server);
     let create = || server.cluster().create("pods", pod("p")).unwrap();
     create();
-    server.cluster().bind("default", "p", json!({"target": {"name": "n"}})).unwrap();
+    server
+        .cluster()
+        .bind("default", "p", json!({"target": {"name": "n"}}))
+        .unwrap();
     server.cluster().append_log("default", "p", "c", "one\ntwo\n");
-    assert_eq!(api.logs("p", &kube::api::LogParams::default()).await.unwrap(), "one\ntwo\n");
-    let last = kube::api::LogParams { tail_lines: Some(1), ..Default::default() };
+    assert_eq!(
+        api.logs("p", &kube::api::LogParams::default()).await.unwrap(),
+        "one\ntwo\n"
+    );
+    let last = kube::api::LogParams {
+        tail_lines: Some(1),
+        ..Default::default()
+    };
     assert_eq!(api.logs("p", &last).await.unwrap(), "two\n");
-    let other = kube::api::LogParams { container: Some("x".to_owned()), ..Default::default() };
+    let other = kube::api::LogParams {
+        container: Some("x".to_owned()),
+        ..Default::default()
+    };
     assert_eq!(code(api.logs("p", &other).await.unwrap_err()), 400);
     server.cluster().delete("pods", "default", "p", Some(0)).unwrap();
     create();
-    server.cluster().bind("default", "p", json!({"target": {"name": "n"}})).unwrap();
+    server
+        .cluster()
+        .bind("default", "p", json!({"target": {"name": "n"}}))
+        .unwrap();
     assert_eq!(api.logs("p", &kube::api::LogParams::default()).await.unwrap(), "");
     api.evict("p", &kube::api::EvictParams::default()).await.unwrap();
     assert!(api.get("p").await.unwrap().metadata.deletion_timestamp.is_some());
@@ -199,6 +298,8 @@ async fn shutdown_ends_watches() {
     let server = start().await;
     let api = pods(&server);
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());
-    tokio::time::timeout(DEADLINE, server.shutdown()).await.expect("a watch kept the server");
+    tokio::time::timeout(DEADLINE, server.shutdown())
+        .await
+        .expect("a watch kept the server");
     while let Ok(Some(_)) = tokio::time::timeout(DEADLINE, futures::StreamExt::next(&mut stream)).await {}
 }

@@ -15,18 +15,31 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 #[tokio::test]
 async fn refusals_hit_matching_requests_only_and_only_so_often() {
     let server = start().await;
-    let matching = Matching::anything().verb("create").resource("pods").subresource("").name(|n| n == "p").times(2);
+    let matching = Matching::anything()
+        .verb("create")
+        .resource("pods")
+        .subresource("")
+        .name(|n| n == "p")
+        .times(2);
     let injected = server.faults().inject(matching, Fault::RefuseUntil(429, 7));
     assert_eq!(post(&server, PODS, &pod("other")).await.code, 201);
     for _ in 0..2 {
         let answer = post(&server, PODS, &pod("p")).await;
-        assert_eq!((answer.code, answer.headers["retry-after"].to_str().unwrap()), (429, "7"));
+        assert_eq!(
+            (answer.code, answer.headers["retry-after"].to_str().unwrap()),
+            (429, "7")
+        );
         assert_eq!(answer.json()["details"]["retryAfterSeconds"], 7);
     }
     assert_eq!(post(&server, PODS, &pod("p")).await.code, 201);
     assert_eq!(injected.hits(), 2);
-    let broken = server.faults().inject(Matching::anything().verb("get"), Fault::Refuse(503));
-    assert_eq!(get(&server, &format!("{PODS}/p"), "").await.json()["reason"], "ServiceUnavailable");
+    let broken = server
+        .faults()
+        .inject(Matching::anything().verb("get"), Fault::Refuse(503));
+    assert_eq!(
+        get(&server, &format!("{PODS}/p"), "").await.json()["reason"],
+        "ServiceUnavailable"
+    );
     broken.remove();
     assert_eq!(get(&server, &format!("{PODS}/p"), "").await.code, 200);
 }
@@ -34,12 +47,24 @@ async fn refusals_hit_matching_requests_only_and_only_so_often() {
 #[tokio::test]
 async fn a_lost_reply_is_not_a_lost_write() {
     let server = start().await;
-    let create = || send(&server, Method::POST, PODS, &[("content-type", "application/json")], pod("p").to_string());
-    let lost = server.faults().inject(Matching::anything().times(1), Fault::DropConnection);
+    let create = || {
+        send(
+            &server,
+            Method::POST,
+            PODS,
+            &[("content-type", "application/json")],
+            pod("p").to_string(),
+        )
+    };
+    let lost = server
+        .faults()
+        .inject(Matching::anything().times(1), Fault::DropConnection);
     assert!(create().await.is_err());
     assert!(server.cluster().get("pods", "default", "p").is_err());
     assert_eq!(lost.hits(), 1);
-    server.faults().inject(Matching::anything().times(1), Fault::DropReply);
+    server
+        .faults()
+        .inject(Matching::anything().times(1), Fault::DropReply);
     assert!(create().await.is_err());
     assert!(server.cluster().get("pods", "default", "p").is_ok());
     assert_eq!(create().await.unwrap().code, 409);
@@ -48,11 +73,20 @@ async fn a_lost_reply_is_not_a_lost_write() {
 #[tokio::test]
 async fn delays_delay() {
     let server = start().await;
-    server.faults().inject(Matching::anything().resource("pods"), Fault::Delay(Duration::from_secs(3600)));
+    server.faults().inject(
+        Matching::anything().resource("pods"),
+        Fault::Delay(Duration::from_secs(3600)),
+    );
     let slow = tokio::time::timeout(Duration::from_millis(100), get(&server, PODS, "")).await;
     assert!(slow.is_err());
     server.faults().clear();
-    assert_eq!(tokio::time::timeout(DEADLINE, get(&server, PODS, "")).await.unwrap().code, 200);
+    assert_eq!(
+        tokio::time::timeout(DEADLINE, get(&server, PODS, ""))
+            .await
+            .unwrap()
+            .code,
+        200
+    );
 }
 
 #[tokio::test]
@@ -67,9 +101,22 @@ async fn watches_are_cut_and_held() {
     drop(held);
     assert!(matches!(next(&mut stream).await.unwrap(), WatchEvent::Added(_)));
     server.faults().drop_watches("nodes");
-    server.cluster().patch("pods", "default", "p", json!({"metadata": {"labels": {"a": "b"}}})).unwrap();
-    assert!(matches!(next(&mut stream).await.unwrap(), WatchEvent::Modified(_)));
+    server
+        .cluster()
+        .patch(
+            "pods",
+            "default",
+            "p",
+            json!({"metadata": {"labels": {"a": "b"}}}),
+        )
+        .unwrap();
+    assert!(matches!(
+        next(&mut stream).await.unwrap(),
+        WatchEvent::Modified(_)
+    ));
     server.faults().drop_watches("");
-    let ended = tokio::time::timeout(DEADLINE, futures::StreamExt::next(&mut stream)).await.unwrap();
+    let ended = tokio::time::timeout(DEADLINE, futures::StreamExt::next(&mut stream))
+        .await
+        .unwrap();
     assert!(!matches!(ended, Some(Ok(_))), "{ended:?}");
 }

@@ -23,23 +23,50 @@ async fn server() -> ApiServer {
     let server = start().await;
     let replica = |pod: &str| User {
         name: SCHEDULER_USER.to_owned(),
-        extra: [("authentication.kubernetes.io/pod-name".to_owned(), vec![pod.to_owned()])].into(),
+        extra: [(
+            "authentication.kubernetes.io/pod-name".to_owned(),
+            vec![pod.to_owned()],
+        )]
+        .into(),
         ..User::default()
     };
     server.add_token("s-0", replica("s-0"));
     server.add_token("s-1", replica("s-1"));
-    for name in [ADMIN, "alice", "system:node:n1", "system:serviceaccount:koordinator-system:koord-scheduler"] {
-        server.add_token(name, User { name: name.to_owned(), ..User::default() });
+    for name in [
+        ADMIN,
+        "alice",
+        "system:node:n1",
+        "system:serviceaccount:koordinator-system:koord-scheduler",
+    ] {
+        server.add_token(
+            name,
+            User {
+                name: name.to_owned(),
+                ..User::default()
+            },
+        );
     }
-    server.cluster().create("namespaces", json!({"metadata": {"name": "gpushare-system"}})).unwrap();
+    server
+        .cluster()
+        .create("namespaces", json!({"metadata": {"name": "gpushare-system"}}))
+        .unwrap();
     server
 }
 
 async fn ask(server: &ApiServer, token: &str, method: Method, path: &str, body: &Value) -> Answer {
     let authorization = format!("Bearer {token}");
-    let content = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
-    let headers = [("authorization", authorization.as_str()), ("content-type", content)];
-    send(server, method, path, &headers, body.to_string()).await.unwrap()
+    let content = if method == Method::PATCH {
+        "application/merge-patch+json"
+    } else {
+        "application/json"
+    };
+    let headers = [
+        ("authorization", authorization.as_str()),
+        ("content-type", content),
+    ];
+    send(server, method, path, &headers, body.to_string())
+        .await
+        .unwrap()
 }
 
 async fn apply(server: &ApiServer, file: &str) {
@@ -47,14 +74,23 @@ async fn apply(server: &ApiServer, file: &str) {
     let path = dir.path().join("config");
     server.kubeconfig(&path, ADMIN).unwrap();
     let client: Client = testbed::cluster::client_of(&path).await.unwrap();
-    manifests::apply_file(&client, &default_deploy().join("base").join(file)).await.unwrap();
+    manifests::apply_file(&client, &default_deploy().join("base").join(file))
+        .await
+        .unwrap();
 }
 
 /// Binds a new pod as a replica of the scheduler; returns the code and the text of the answer.
 async fn bind(server: &ApiServer, token: &str, name: &str) -> (u16, String) {
     assert_eq!(ask(server, ADMIN, Method::POST, PODS, &pod(name)).await.code, 201);
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}});
-    let answer = ask(server, token, Method::POST, &format!("{PODS}/{name}/binding"), &binding).await;
+    let answer = ask(
+        server,
+        token,
+        Method::POST,
+        &format!("{PODS}/{name}/binding"),
+        &binding,
+    )
+    .await;
     (answer.code, answer.text)
 }
 
@@ -72,17 +108,38 @@ fn leader(holder: &str) -> Value {
 /// Deletes the policies and their bindings, as the removal of the deployment does.
 async fn uninstall(server: &ApiServer) {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
-        assert_eq!(ask(server, ADMIN, Method::DELETE, &format!("{ADMISSION}/{plural}"), &Value::Null).await.code, 200);
+        assert_eq!(
+            ask(
+                server,
+                ADMIN,
+                Method::DELETE,
+                &format!("{ADMISSION}/{plural}"),
+                &Value::Null
+            )
+            .await
+            .code,
+            200
+        );
     }
 }
 
 /// The policy as it is shipped, but that a Lease is its parameter.
 async fn apply_with_lease(server: &ApiServer) {
     let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
-    let text = text.replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1").replace("kind: SchedulerLeader", "kind: Lease");
+    let text = text
+        .replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1")
+        .replace("kind: SchedulerLeader", "kind: Lease");
     for object in manifests::parse(&text).unwrap() {
-        let plural = format!("{}s", object.types.as_ref().unwrap().kind.to_lowercase()).replace("policys", "policies");
-        let answer = ask(server, ADMIN, Method::POST, &format!("{ADMISSION}/{plural}"), &serde_json::to_value(&object).unwrap()).await;
+        let plural =
+            format!("{}s", object.types.as_ref().unwrap().kind.to_lowercase()).replace("policys", "policies");
+        let answer = ask(
+            server,
+            ADMIN,
+            Method::POST,
+            &format!("{ADMISSION}/{plural}"),
+            &serde_json::to_value(&object).unwrap(),
+        )
+        .await;
         assert_eq!(answer.code, 201, "{}", answer.text);
     }
 }
@@ -93,13 +150,36 @@ async fn apply_with_lease(server: &ApiServer) {
 async fn a_parameter_of_a_built_in_kind_freezes() {
     let server = server().await;
     apply_with_lease(&server).await;
-    assert_eq!(ask(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a")).await.code, 201);
-    assert_eq!((bind(&server, "s-0", "a").await.0, bind(&server, "s-1", "b").await.0), (201, 403));
+    assert_eq!(
+        ask(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a"))
+            .await
+            .code,
+        201
+    );
+    assert_eq!(
+        (
+            bind(&server, "s-0", "a").await.0,
+            bind(&server, "s-1", "b").await.0
+        ),
+        (201, 403)
+    );
     uninstall(&server).await;
     apply_with_lease(&server).await;
     let path = format!("{LEASES}/gpushare-scheduler");
-    assert_eq!(ask(&server, ADMIN, Method::PUT, &path, &lease("s-1_b")).await.code, 200);
-    assert_eq!((bind(&server, "s-0", "c").await.0, bind(&server, "s-1", "d").await.0), (201, 403), "the Lease names s-1");
+    assert_eq!(
+        ask(&server, ADMIN, Method::PUT, &path, &lease("s-1_b"))
+            .await
+            .code,
+        200
+    );
+    assert_eq!(
+        (
+            bind(&server, "s-0", "c").await.0,
+            bind(&server, "s-1", "d").await.0
+        ),
+        (201, 403),
+        "the Lease names s-1"
+    );
 }
 
 #[tokio::test]
@@ -110,20 +190,62 @@ async fn a_parameter_of_our_own_kind_does_not_freeze() {
     }
     let (code, text) = bind(&server, "s-0", "early").await;
     assert_eq!(code, 422, "{text}");
-    assert!(text.contains("no params found for policy binding with `Deny` parameterNotFoundAction"), "{text}");
+    assert!(
+        text.contains("no params found for policy binding with `Deny` parameterNotFoundAction"),
+        "{text}"
+    );
     let other = ask(&server, "s-1", Method::POST, LEADERS, &leader("s-0_a")).await;
     assert_eq!(other.code, 403, "a replica names another: {}", other.text);
-    assert_eq!(ask(&server, "s-0", Method::POST, LEADERS, &leader("s-0_a")).await.code, 201);
-    assert_eq!((bind(&server, "s-0", "a").await.0, bind(&server, "s-1", "b").await.0), (201, 403));
+    assert_eq!(
+        ask(&server, "s-0", Method::POST, LEADERS, &leader("s-0_a"))
+            .await
+            .code,
+        201
+    );
+    assert_eq!(
+        (
+            bind(&server, "s-0", "a").await.0,
+            bind(&server, "s-1", "b").await.0
+        ),
+        (201, 403)
+    );
     uninstall(&server).await;
     apply(&server, "scheduler-admission.yaml").await;
     let path = format!("{LEADERS}/gpushare-scheduler");
-    assert_eq!(ask(&server, "s-1", Method::PATCH, &path, &json!({"spec": {"holderIdentity": "s-1_b"}})).await.code, 200);
-    assert_eq!((bind(&server, "s-0", "c").await.0, bind(&server, "s-1", "d").await.0), (403, 201));
-    server.cluster().delete("customresourcedefinitions", "", "schedulerleaders.gpushare.io", None).unwrap();
+    assert_eq!(
+        ask(
+            &server,
+            "s-1",
+            Method::PATCH,
+            &path,
+            &json!({"spec": {"holderIdentity": "s-1_b"}})
+        )
+        .await
+        .code,
+        200
+    );
+    assert_eq!(
+        (
+            bind(&server, "s-0", "c").await.0,
+            bind(&server, "s-1", "d").await.0
+        ),
+        (403, 201)
+    );
+    server
+        .cluster()
+        .delete(
+            "customresourcedefinitions",
+            "",
+            "schedulerleaders.gpushare.io",
+            None,
+        )
+        .unwrap();
     let (code, text) = bind(&server, "s-1", "e").await;
     assert_eq!(code, 422, "{text}");
-    assert!(text.contains("failed to find resource referenced by paramKind"), "{text}");
+    assert!(
+        text.contains("failed to find resource referenced by paramKind"),
+        "{text}"
+    );
 }
 
 fn recorded(name: &str) -> Value {
@@ -149,11 +271,29 @@ fn annotations(value: impl Into<Value>) -> Value {
 #[case::other_schedulers("system:serviceaccount:koordinator-system:koord-scheduler", "", annotations(json!({RECORD: "[]"})), false)]
 #[case::the_scheduler("s-0", "", annotations(json!({RECORD: "[]"})), true)]
 #[tokio::test]
-async fn records_of_pods_that_are_there(#[case] token: &str, #[case] subresource: &str, #[case] patch: Value, #[case] passes: bool) {
+async fn records_of_pods_that_are_there(
+    #[case] token: &str,
+    #[case] subresource: &str,
+    #[case] patch: Value,
+    #[case] passes: bool,
+) {
     let server = server().await;
-    assert_eq!(ask(&server, "alice", Method::POST, PODS, &recorded("p")).await.code, 201, "before there is a policy");
+    assert_eq!(
+        ask(&server, "alice", Method::POST, PODS, &recorded("p"))
+            .await
+            .code,
+        201,
+        "before there is a policy"
+    );
     apply(&server, "record-admission.yaml").await;
-    let answer = ask(&server, token, Method::PATCH, &format!("{PODS}/p{subresource}"), &patch).await;
+    let answer = ask(
+        &server,
+        token,
+        Method::PATCH,
+        &format!("{PODS}/p{subresource}"),
+        &patch,
+    )
+    .await;
     assert_eq!(answer.code, if passes { 200 } else { 403 }, "{}", answer.text);
     assert_eq!(answer.text.contains("says which devices a pod holds"), !passes);
 }
@@ -164,11 +304,31 @@ async fn records_of_new_pods_and_of_bindings() {
     apply(&server, "record-admission.yaml").await;
     let answer = ask(&server, "alice", Method::POST, PODS, &recorded("p")).await;
     assert_eq!(answer.code, 403);
-    assert!(answer.text.contains(&format!("annotation {RECORD} says")) && answer.text.contains("alice is none of them"), "{}", answer.text);
+    assert!(
+        answer.text.contains(&format!("annotation {RECORD} says"))
+            && answer.text.contains("alice is none of them"),
+        "{}",
+        answer.text
+    );
     for (token, expected) in [("alice", 403), ("s-0", 201)] {
-        assert_eq!(ask(&server, "alice", Method::POST, PODS, &pod(token)).await.code, 201, "a pod without annotations");
+        assert_eq!(
+            ask(&server, "alice", Method::POST, PODS, &pod(token)).await.code,
+            201,
+            "a pod without annotations"
+        );
         let metadata = json!({"name": token, "annotations": {RECORD: "{}"}});
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n1"}});
-        assert_eq!(ask(&server, token, Method::POST, &format!("{PODS}/{token}/binding"), &binding).await.code, expected);
+        assert_eq!(
+            ask(
+                &server,
+                token,
+                Method::POST,
+                &format!("{PODS}/{token}/binding"),
+                &binding
+            )
+            .await
+            .code,
+            expected
+        );
     }
 }

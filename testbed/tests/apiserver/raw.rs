@@ -27,22 +27,44 @@ pub(crate) async fn send(
     headers: &[(&str, &str)],
     body: impl Into<Bytes>,
 ) -> Result<Answer, hyper_util::client::legacy::Error> {
-    let mut request = Request::builder().method(method).uri(format!("{}{path}", server.url()));
+    let mut request = Request::builder()
+        .method(method)
+        .uri(format!("{}{path}", server.url()));
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
     let request = request.body(Full::new(body.into())).unwrap();
-    let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
+    let client = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(0)
+        .build_http();
     let (head, body) = client.request(request).await?.into_parts();
-    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let bytes = body
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
     let text = String::from_utf8(bytes.to_vec()).unwrap();
-    Ok(Answer { code: head.status.as_u16(), headers: head.headers, text })
+    Ok(Answer {
+        code: head.status.as_u16(),
+        headers: head.headers,
+        text,
+    })
 }
 
 pub(crate) async fn get(server: &ApiServer, path: &str, accept: &str) -> Answer {
-    send(server, Method::GET, path, &[("accept", accept)], "").await.unwrap()
+    send(server, Method::GET, path, &[("accept", accept)], "")
+        .await
+        .unwrap()
 }
 
 pub(crate) async fn post(server: &ApiServer, path: &str, body: &Value) -> Answer {
-    send(server, Method::POST, path, &[("content-type", "application/json")], body.to_string()).await.unwrap()
+    send(
+        server,
+        Method::POST,
+        path,
+        &[("content-type", "application/json")],
+        body.to_string(),
+    )
+    .await
+    .unwrap()
 }

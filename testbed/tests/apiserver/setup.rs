@@ -46,12 +46,16 @@ pub(crate) fn typed(name: &str) -> Pod {
 pub(crate) async fn bind(pods: &Api<Pod>, name: &str, node: &str) -> kube::Result<Value> {
     let target = json!({"kind": "Node", "name": node});
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {}, "target": target});
-    pods.create_subresource("binding", name, &PostParams::default(), &binding).await
+    pods.create_subresource("binding", name, &PostParams::default(), &binding)
+        .await
 }
 
 /// The next item of a stream, which must come in time.
 pub(crate) async fn next<T>(stream: &mut (impl Stream<Item = T> + Unpin)) -> T {
-    tokio::time::timeout(DEADLINE, stream.next()).await.expect("nothing came in time").expect("the stream ended")
+    tokio::time::timeout(DEADLINE, stream.next())
+        .await
+        .expect("nothing came in time")
+        .expect("the stream ended")
 }
 
 pub(crate) fn code(error: kube::Error) -> u16 {

@@ -16,9 +16,30 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/js
 #[case::not_json(Method::POST, PODS, JSON, "{", 400, "BadRequest")]
 #[case::not_an_object(Method::POST, PODS, JSON, "[]", 400, "BadRequest")]
 #[case::empty(Method::POST, PODS, JSON, "", 400, "BadRequest")]
-#[case::protobuf(Method::POST, PODS, "application/vnd.kubernetes.protobuf", "k8s", 415, "UnsupportedMediaType")]
-#[case::other_patch(Method::PATCH, "/api/v1/namespaces/default", "application/json", "{}", 415, "UnsupportedMediaType")]
-#[case::patch_of_nothing(Method::PATCH, "/api/v1/nodes/n", "application/merge-patch+json", "{}", 404, "NotFound")]
+#[case::protobuf(
+    Method::POST,
+    PODS,
+    "application/vnd.kubernetes.protobuf",
+    "k8s",
+    415,
+    "UnsupportedMediaType"
+)]
+#[case::other_patch(
+    Method::PATCH,
+    "/api/v1/namespaces/default",
+    "application/json",
+    "{}",
+    415,
+    "UnsupportedMediaType"
+)]
+#[case::patch_of_nothing(
+    Method::PATCH,
+    "/api/v1/nodes/n",
+    "application/merge-patch+json",
+    "{}",
+    404,
+    "NotFound"
+)]
 #[case::no_such_resource(Method::GET, "/api/v1/frobs", JSON, "", 404, "NotFound")]
 #[case::no_such_group(Method::GET, "/apis/x.y/v1/frobs", JSON, "", 404, "NotFound")]
 #[case::no_such_method(Method::POST, "/api/v1/nodes/n", JSON, "{}", 405, "MethodNotAllowed")]
@@ -26,7 +47,14 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/js
 #[case::bad_version(Method::GET, "/api/v1/pods?resourceVersion=x", JSON, "", 400, "BadRequest")]
 #[case::future_version(Method::GET, "/api/v1/pods?resourceVersion=999999", JSON, "", 504, "Timeout")]
 #[case::bad_token(Method::GET, "/api/v1/pods?continue=x", JSON, "", 400, "BadRequest")]
-#[case::bad_streaming_list(Method::GET, "/api/v1/pods?watch=1&sendInitialEvents=true", JSON, "", 422, "Invalid")]
+#[case::bad_streaming_list(
+    Method::GET,
+    "/api/v1/pods?watch=1&sendInitialEvents=true",
+    JSON,
+    "",
+    422,
+    "Invalid"
+)]
 #[tokio::test]
 async fn bad_requests_get_a_status(
     #[case] method: Method,
@@ -38,9 +66,15 @@ async fn bad_requests_get_a_status(
 ) {
     let server = start().await;
     let before = server.cluster().revision();
-    let answer = send(&server, method, path, &[("content-type", content_type)], body).await.unwrap();
+    let answer = send(&server, method, path, &[("content-type", content_type)], body)
+        .await
+        .unwrap();
     let status = answer.json();
-    assert_eq!((answer.code, &status["kind"], &status["reason"]), (code, &json!("Status"), &json!(reason)), "{status}");
+    assert_eq!(
+        (answer.code, &status["kind"], &status["reason"]),
+        (code, &json!("Status"), &json!(reason)),
+        "{status}"
+    );
     assert_eq!(status["code"], code);
     assert_eq!(server.cluster().revision(), before);
 }
@@ -51,7 +85,10 @@ async fn oversized_bodies_are_refused() {
     let mut large = pod("p");
     large["metadata"]["annotations"] = json!({"a": "x".repeat(3 * 1024 * 1024)});
     let answer = post(&server, PODS, &large).await;
-    assert_eq!((answer.code, &answer.json()["reason"]), (413, &json!("RequestEntityTooLarge")));
+    assert_eq!(
+        (answer.code, &answer.json()["reason"]),
+        (413, &json!("RequestEntityTooLarge"))
+    );
 }
 
 #[tokio::test]
@@ -61,7 +98,14 @@ async fn an_old_watch_gets_410_as_an_event() {
     let answer = get(&server, "/api/v1/pods?watch=1&resourceVersion=1", "").await;
     let event: Value = serde_json::from_str(answer.text.trim()).unwrap();
     assert_eq!(answer.code, 200);
-    assert_eq!((&event["type"], &event["object"]["code"], &event["object"]["reason"]), (&json!("ERROR"), &json!(410), &json!("Expired")));
+    assert_eq!(
+        (
+            &event["type"],
+            &event["object"]["code"],
+            &event["object"]["reason"]
+        ),
+        (&json!("ERROR"), &json!(410), &json!("Expired"))
+    );
 }
 
 #[tokio::test]
@@ -70,10 +114,17 @@ async fn a_watch_ends_after_its_timeout_with_the_initial_events_marked() {
     server.cluster().create("pods", pod("p")).unwrap();
     let path = "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1";
     let answer = get(&server, path, "").await;
-    let events: Vec<Value> = answer.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let events: Vec<Value> = answer
+        .text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(events[0]["type"], "ADDED");
     assert_eq!(events[1]["type"], "BOOKMARK");
-    assert_eq!(events[1]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert_eq!(
+        events[1]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
+        "true"
+    );
 }
 
 #[tokio::test]
@@ -81,29 +132,58 @@ async fn pods_are_printed_as_tables() {
     let server = start().await;
     server.cluster().create("pods", pod("p")).unwrap();
     let table = get(&server, PODS, TABLE).await.json();
-    let names: Vec<&str> = table["columnDefinitions"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = table["columnDefinitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names[..5], ["Name", "Ready", "Status", "Restarts", "Age"]);
     let cells = table["rows"][0]["cells"].as_array().unwrap();
     assert_eq!(cells.len(), names.len());
-    assert_eq!(cells[..4], [json!("p"), json!("0/1"), json!("Pending"), json!("0")]);
+    assert_eq!(
+        cells[..4],
+        [json!("p"), json!("0/1"), json!("Pending"), json!("0")]
+    );
     assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
     let watched = get(&server, &format!("{PODS}?watch=1&timeoutSeconds=1"), TABLE).await;
     let event: Value = serde_json::from_str(watched.text.lines().next().unwrap()).unwrap();
-    assert_eq!((&event["object"]["kind"], &event["object"]["rows"][0]["cells"][0]), (&json!("Table"), &json!("p")));
+    assert_eq!(
+        (&event["object"]["kind"], &event["object"]["rows"][0]["cells"][0]),
+        (&json!("Table"), &json!("p"))
+    );
 }
 
 #[tokio::test]
 async fn tables_of_every_resource_have_as_many_cells_as_columns() {
     let server = start().await;
-    let lists = [("nodes", ""), ("events", ""), ("namespaces", ""), ("configmaps", ""), ("leases", ""), ("deployments", ""), ("roles", "")];
+    let lists = [
+        ("nodes", ""),
+        ("events", ""),
+        ("namespaces", ""),
+        ("configmaps", ""),
+        ("leases", ""),
+        ("deployments", ""),
+        ("roles", ""),
+    ];
     for (plural, _) in lists {
         let resource = server.cluster().resource(plural).unwrap();
         let new = json!({"metadata": {"name": "x"}});
         server.cluster().create(plural, new).unwrap();
         let root = if resource.group.is_empty() { "api" } else { "apis" };
-        let table = get(&server, &format!("/{root}/{}/{plural}", resource.api_version()), TABLE).await.json();
+        let table = get(
+            &server,
+            &format!("/{root}/{}/{plural}", resource.api_version()),
+            TABLE,
+        )
+        .await
+        .json();
         let n_columns = table["columnDefinitions"].as_array().unwrap().len();
-        assert_eq!(table["rows"][0]["cells"].as_array().unwrap().len(), n_columns, "{plural}");
+        assert_eq!(
+            table["rows"][0]["cells"].as_array().unwrap().len(),
+            n_columns,
+            "{plural}"
+        );
     }
 }
 
@@ -117,10 +197,27 @@ async fn events_have_two_forms() {
     let path = "/apis/events.k8s.io/v1/namespaces/default/events";
     let created = post(&server, path, &event).await;
     assert_eq!((created.code, &created.json()["note"]), (201, &json!("hello")));
-    let core = get(&server, "/api/v1/events?fieldSelector=involvedObject.name%3Dp", "").await.json();
-    assert_eq!((&core["items"][0]["message"], &core["items"][0]["apiVersion"]), (&json!("hello"), &json!("v1")));
+    let core = get(
+        &server,
+        "/api/v1/events?fieldSelector=involvedObject.name%3Dp",
+        "",
+    )
+    .await
+    .json();
+    assert_eq!(
+        (&core["items"][0]["message"], &core["items"][0]["apiVersion"]),
+        (&json!("hello"), &json!("v1"))
+    );
     let merge = [("content-type", "application/merge-patch+json")];
-    let patched = send(&server, Method::PATCH, &format!("{path}/e"), &merge, r#"{"note":"again"}"#).await.unwrap();
+    let patched = send(
+        &server,
+        Method::PATCH,
+        &format!("{path}/e"),
+        &merge,
+        r#"{"note":"again"}"#,
+    )
+    .await
+    .unwrap();
     assert_eq!(patched.json()["note"], "again", "{}", patched.text);
 }
 
@@ -128,7 +225,10 @@ async fn events_have_two_forms() {
 async fn dry_runs_change_nothing() {
     let server = start().await;
     let answer = post(&server, &format!("{PODS}?dryRun=All"), &pod("p")).await;
-    assert_eq!((answer.code, &answer.json()["spec"]["schedulerName"]), (201, &json!("default-scheduler")));
+    assert_eq!(
+        (answer.code, &answer.json()["spec"]["schedulerName"]),
+        (201, &json!("default-scheduler"))
+    );
     assert!(server.cluster().list("pods", None).unwrap().is_empty());
 }
 
@@ -146,16 +246,32 @@ async fn custom_resources_are_discovered_at_once() {
             }],
         },
     });
-    server.cluster().create("customresourcedefinitions", definition).unwrap();
+    server
+        .cluster()
+        .create("customresourcedefinitions", definition)
+        .unwrap();
     let resources = get(&server, "/apis/x.io/v1", "").await.json();
     insta::assert_snapshot!(resources["resources"], @r#"[{"categories":["all"],"kind":"Device","name":"devices","namespaced":false,"shortNames":["dev"],"singularName":"device","verbs":["create","delete","deletecollection","get","list","patch","update","watch"]},{"kind":"Device","name":"devices/status","namespaced":false,"singularName":"","verbs":["get","patch","update"]}]"#);
     let groups = get(&server, "/apis", "").await.json();
-    assert!(groups["groups"].as_array().unwrap().iter().any(|g| g["name"] == "x.io"));
-    let device = json!({"apiVersion": "x.io/v1", "kind": "Device", "metadata": {"name": "d"}, "spec": {"total": 8}});
+    assert!(
+        groups["groups"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|g| g["name"] == "x.io")
+    );
+    let device =
+        json!({"apiVersion": "x.io/v1", "kind": "Device", "metadata": {"name": "d"}, "spec": {"total": 8}});
     assert_eq!(post(&server, "/apis/x.io/v1/devices", &device).await.code, 201);
     let table = get(&server, "/apis/x.io/v1/devices", TABLE).await.json();
     assert_eq!(table["rows"][0]["cells"], json!(["d", 8]));
-    for path in ["/version", "/openapi/v3", "/openapi/v3/apis/x.io/v1", "/readyz", "/api/v1"] {
+    for path in [
+        "/version",
+        "/openapi/v3",
+        "/openapi/v3/apis/x.io/v1",
+        "/readyz",
+        "/api/v1",
+    ] {
         assert_eq!(get(&server, path, "").await.code, 200, "{path}");
     }
 }
@@ -163,15 +279,35 @@ async fn custom_resources_are_discovered_at_once() {
 #[tokio::test]
 async fn tokens_name_users_and_uses_are_recorded() {
     let server = start().await;
-    server.add_token("secret", User { name: "alice".to_owned(), ..User::default() });
+    server.add_token(
+        "secret",
+        User {
+            name: "alice".to_owned(),
+            ..User::default()
+        },
+    );
     let none = get(&server, PODS, "").await;
     assert_eq!((none.code, &none.json()["reason"]), (401, &json!("Unauthorized")));
     assert_eq!(get(&server, "/readyz", "").await.code, 200);
     let headers = [("authorization", "Bearer secret"), ("content-type", JSON)];
     let body = pod("p").to_string();
-    assert_eq!(send(&server, Method::POST, PODS, &headers, body).await.unwrap().code, 201);
-    let binding = json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": "p"}, "target": {"name": "n"}}).to_string();
-    let bind = send(&server, Method::POST, "/api/v1/namespaces/default/pods/p/binding", &headers, binding);
+    assert_eq!(
+        send(&server, Method::POST, PODS, &headers, body)
+            .await
+            .unwrap()
+            .code,
+        201
+    );
+    let binding =
+        json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": "p"}, "target": {"name": "n"}})
+            .to_string();
+    let bind = send(
+        &server,
+        Method::POST,
+        "/api/v1/namespaces/default/pods/p/binding",
+        &headers,
+        binding,
+    );
     assert_eq!(bind.await.unwrap().code, 201);
     let access = |subresource: &str| Access {
         user: "alice".to_owned(),
@@ -187,12 +323,24 @@ async fn tokens_name_users_and_uses_are_recorded() {
 #[tokio::test]
 async fn a_kubeconfig_leads_here() {
     let server = start().await;
-    server.add_token("secret", User { name: "alice".to_owned(), ..User::default() });
+    server.add_token(
+        "secret",
+        User {
+            name: "alice".to_owned(),
+            ..User::default()
+        },
+    );
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config");
     server.kubeconfig(&path, "alice").unwrap();
     let file = kube::config::Kubeconfig::read_from(&path).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await.unwrap();
-    let version = kube::Client::try_from(config).unwrap().apiserver_version().await.unwrap();
+    let config = kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
+        .await
+        .unwrap();
+    let version = kube::Client::try_from(config)
+        .unwrap()
+        .apiserver_version()
+        .await
+        .unwrap();
     assert_eq!(version.git_version, "v1.33.0");
 }

@@ -24,14 +24,50 @@ fn may_do_what_it_does_and_nothing_else(
 ) {
     let rbac = Rbac::of(&render(folder)).unwrap();
     let everywhere: BTreeSet<Access<'_>> = used.iter().copied().collect();
-    let named: BTreeSet<Access<'_>> = at_home.iter().flat_map(|(_, accesses)| accesses.iter().copied()).collect();
+    let named: BTreeSet<Access<'_>> = at_home
+        .iter()
+        .flat_map(|(_, accesses)| accesses.iter().copied())
+        .collect();
     assert_eq!(rbac.granted(account), everywhere.union(&named).copied().collect());
     for access in everywhere {
-        assert!(rbac.allows(account, access, Target { namespace: "any", name: "any" }), "{access}");
+        assert!(
+            rbac.allows(
+                account,
+                access,
+                Target {
+                    namespace: "any",
+                    name: "any"
+                }
+            ),
+            "{access}"
+        );
     }
-    for (name, access) in at_home.iter().flat_map(|(name, accesses)| accesses.iter().map(move |access| (*name, *access))) {
-        assert!(!rbac.allows(account, access, Target { namespace: "any", name }), "{access} elsewhere");
-        assert!(rbac.allows(account, access, Target { namespace: "gpushare-system", name }), "{access}");
+    for (name, access) in at_home
+        .iter()
+        .flat_map(|(name, accesses)| accesses.iter().map(move |access| (*name, *access)))
+    {
+        assert!(
+            !rbac.allows(
+                account,
+                access,
+                Target {
+                    namespace: "any",
+                    name
+                }
+            ),
+            "{access} elsewhere"
+        );
+        assert!(
+            rbac.allows(
+                account,
+                access,
+                Target {
+                    namespace: "gpushare-system",
+                    name
+                }
+            ),
+            "{access}"
+        );
     }
 }
 
@@ -42,9 +78,17 @@ fn runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] accoun
     let objects = render("base");
     let workload = find(&objects, kind, name);
     let namespace = workload["metadata"]["namespace"].as_str().unwrap();
-    let service_account = workload["spec"]["template"]["spec"]["serviceAccountName"].as_str().unwrap();
-    assert_eq!(format!("system:serviceaccount:{namespace}:{service_account}"), account);
-    assert_eq!(find(&objects, "ServiceAccount", service_account)["metadata"]["namespace"], namespace);
+    let service_account = workload["spec"]["template"]["spec"]["serviceAccountName"]
+        .as_str()
+        .unwrap();
+    assert_eq!(
+        format!("system:serviceaccount:{namespace}:{service_account}"),
+        account
+    );
+    assert_eq!(
+        find(&objects, "ServiceAccount", service_account)["metadata"]["namespace"],
+        namespace
+    );
 }
 
 /// The second kube-scheduler adds to the pod's account its Lease and the roles that every cluster has; the extenders have no
@@ -53,20 +97,44 @@ fn runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] accoun
 fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
     let objects = render("attach/second-scheduler");
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Access<'_>> = SCHEDULER.iter().chain(SCHEDULER_LEADER).chain(SCHEDULER_ROOM).copied().collect();
+    let used: BTreeSet<Access<'_>> = SCHEDULER
+        .iter()
+        .chain(SCHEDULER_LEADER)
+        .chain(SCHEDULER_ROOM)
+        .copied()
+        .collect();
     assert_eq!(rbac.granted(SCHEDULER_ACCOUNT), used);
-    let update = Access { group: "coordination.k8s.io", resource: "leases", subresource: "", verb: "update" };
+    let update = Access {
+        group: "coordination.k8s.io",
+        resource: "leases",
+        subresource: "",
+        verb: "update",
+    };
     let lease = |namespace, name| rbac.allows(SCHEDULER_ACCOUNT, update, Target { namespace, name });
     assert!(lease("gpushare-system", "gpushare-kube-scheduler"));
-    for (namespace, name) in [("gpushare-system", "gpushare-scheduler"), ("kube-system", "gpushare-kube-scheduler")] {
+    for (namespace, name) in [
+        ("gpushare-system", "gpushare-scheduler"),
+        ("kube-system", "gpushare-kube-scheduler"),
+    ] {
         assert!(!lease(namespace, name), "{namespace}/{name}");
     }
 
-    let roles = ["gpushare-second-kube-scheduler", "gpushare-second-volume-scheduler"];
-    let roles = roles.map(|name| find(&objects, "ClusterRoleBinding", name)["roleRef"]["name"].as_str().unwrap().to_owned());
+    let roles = [
+        "gpushare-second-kube-scheduler",
+        "gpushare-second-volume-scheduler",
+    ];
+    let roles = roles.map(|name| {
+        find(&objects, "ClusterRoleBinding", name)["roleRef"]["name"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    });
     assert_eq!(roles, ["system:kube-scheduler", "system:volume-scheduler"]);
     let reader = find(&objects, "RoleBinding", "gpushare-second-authentication-reader");
-    assert_eq!(reader["roleRef"]["name"], "extension-apiserver-authentication-reader");
+    assert_eq!(
+        reader["roleRef"]["name"],
+        "extension-apiserver-authentication-reader"
+    );
     assert_eq!(reader["metadata"]["namespace"], "kube-system");
 }
 
@@ -74,11 +142,21 @@ fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
 #[test]
 fn no_role_names_an_object_that_is_called_as_a_generated_one() {
     let component = documents(&read("components/second-scheduler/kustomization.yaml")).remove(0);
-    let generated: Vec<&str> =
-        component["configMapGenerator"].as_array().unwrap().iter().map(|generator| generator["name"].as_str().unwrap()).collect();
+    let generated: Vec<&str> = component["configMapGenerator"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|generator| generator["name"].as_str().unwrap())
+        .collect();
     let objects = render("attach/second-scheduler");
-    let rules = ["Role", "ClusterRole"].into_iter().flat_map(|kind| all(&objects, kind)).flat_map(|role| role["rules"].as_array().unwrap());
+    let rules = ["Role", "ClusterRole"]
+        .into_iter()
+        .flat_map(|kind| all(&objects, kind))
+        .flat_map(|role| role["rules"].as_array().unwrap());
     let named: Vec<&str> = rules.flat_map(|rule| texts(&rule["resourceNames"])).collect();
     assert!(named.contains(&"gpushare-kube-scheduler"), "{named:?}");
-    assert!(generated.iter().all(|name| !named.contains(name)), "{generated:?} {named:?}");
+    assert!(
+        generated.iter().all(|name| !named.contains(name)),
+        "{generated:?} {named:?}"
+    );
 }

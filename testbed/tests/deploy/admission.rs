@@ -11,21 +11,27 @@ use crate::{all, find, texts};
 
 fn of_plugin(objects: &[Value]) -> Vec<&Value> {
     let policies = all(objects, "ValidatingAdmissionPolicy").into_iter();
-    policies.filter(|policy| policy["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare-device-plugin").collect()
+    policies
+        .filter(|policy| policy["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare-device-plugin")
+        .collect()
 }
 
 #[test]
 fn every_right_to_write_is_confined() {
     let objects = render("base");
     let policies = of_plugin(&objects);
-    let writes = DEVICE_PLUGIN.iter().filter(|access| ["create", "update", "patch", "delete"].contains(&access.verb));
+    let writes = DEVICE_PLUGIN
+        .iter()
+        .filter(|access| ["create", "update", "patch", "delete"].contains(&access.verb));
     for access in writes {
         let plural = match access.subresource {
             "" => access.resource.to_owned(),
             _ => format!("{}/*", access.resource),
         };
         let confined = policies.iter().any(|policy| {
-            let rules = policy["spec"]["matchConstraints"]["resourceRules"].as_array().unwrap();
+            let rules = policy["spec"]["matchConstraints"]["resourceRules"]
+                .as_array()
+                .unwrap();
             rules.iter().any(|rule| {
                 texts(&rule["apiGroups"]).contains(&access.group)
                     && texts(&rule["resources"]).contains(&plural.as_str())
@@ -46,14 +52,26 @@ fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
         let spec = &policy["spec"];
         assert_eq!(spec["failurePolicy"], "Fail", "{name}");
         let condition = &spec["matchConditions"][0]["expression"];
-        assert_eq!(condition, "request.userInfo.username == 'system:serviceaccount:gpushare-system:gpushare-device-plugin'", "{name}");
+        assert_eq!(
+            condition,
+            "request.userInfo.username == 'system:serviceaccount:gpushare-system:gpushare-device-plugin'",
+            "{name}"
+        );
         assert_eq!(spec["variables"][0]["name"], "node", "{name}");
         let node = spec["variables"][0]["expression"].as_str().unwrap();
-        assert!(node.contains("'authentication.kubernetes.io/node-name'"), "{name}: {node}");
-        let validations = spec["validations"].as_array().unwrap();
-        let expressions: Vec<&str> = validations.iter().map(|v| v["expression"].as_str().unwrap()).collect();
         assert!(
-            expressions.iter().any(|e| e.contains("variables.node != ''") && e.contains("== variables.node")),
+            node.contains("'authentication.kubernetes.io/node-name'"),
+            "{name}: {node}"
+        );
+        let validations = spec["validations"].as_array().unwrap();
+        let expressions: Vec<&str> = validations
+            .iter()
+            .map(|v| v["expression"].as_str().unwrap())
+            .collect();
+        assert!(
+            expressions
+                .iter()
+                .any(|e| e.contains("variables.node != ''") && e.contains("== variables.node")),
             "{name}: {expressions:?}"
         );
         assert!(validations.iter().all(|v| v["message"].is_string()), "{name}");
@@ -70,8 +88,17 @@ fn no_expression_relies_on_what_a_request_may_lack() {
     for policy in all(&objects, "ValidatingAdmissionPolicy") {
         let name = policy["metadata"]["name"].as_str().unwrap();
         let text = policy["spec"].to_string();
-        for field in ["subResource", "requestSubResource", "requestResource", "options", "dryRun"] {
-            assert!(!text.contains(&format!("request.{field}")), "{name}: request.{field}");
+        for field in [
+            "subResource",
+            "requestSubResource",
+            "requestResource",
+            "options",
+            "dryRun",
+        ] {
+            assert!(
+                !text.contains(&format!("request.{field}")),
+                "{name}: request.{field}"
+            );
         }
     }
 }
@@ -80,27 +107,48 @@ fn no_expression_relies_on_what_a_request_may_lack() {
 #[test]
 fn of_a_node_s_status_only_the_amounts_may_change() {
     let objects = render("base");
-    let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-device-plugin-nodes");
+    let policy = find(
+        &objects,
+        "ValidatingAdmissionPolicy",
+        "gpushare-device-plugin-nodes",
+    );
     let validations = policy["spec"]["validations"].as_array().unwrap();
     let says_so = |expression: &str| {
         expression.contains("[[object.?status.orValue({}), oldObject.?status.orValue({})]")
             && expression.contains("[oldObject.?status.orValue({}), object.?status.orValue({})]]")
             && expression.contains("field in ['capacity', 'allocatable']")
     };
-    assert!(validations.iter().any(|validation| says_so(validation["expression"].as_str().unwrap())), "{validations:?}");
+    assert!(
+        validations
+            .iter()
+            .any(|validation| says_so(validation["expression"].as_str().unwrap())),
+        "{validations:?}"
+    );
 }
 
 /// The labels that the plugin writes on its node are those of its Device object; any other may place pods or powers elsewhere.
 #[test]
 fn of_a_node_s_labels_only_those_of_its_gpus_may_change() {
     let objects = render("base");
-    let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-device-plugin-nodes");
+    let policy = find(
+        &objects,
+        "ValidatingAdmissionPolicy",
+        "gpushare-device-plugin-nodes",
+    );
     let named = NODE_LABELS.map(|label| format!("'{label}'")).join(", ");
     let both_ways = "[[object.metadata.?labels.orValue({}), oldObject.metadata.?labels.orValue({})], \
         [oldObject.metadata.?labels.orValue({}), object.metadata.?labels.orValue({})]].all(labels, ";
-    let expected =
-        format!("{both_ways}labels[0].all(label, label in [{named}] || (label in labels[1] && labels[0][label] == labels[1][label])))");
-    let expressions: Vec<&str> =
-        policy["spec"]["validations"].as_array().unwrap().iter().map(|validation| validation["expression"].as_str().unwrap()).collect();
-    assert!(expressions.contains(&expected.as_str()), "{expected}\n{expressions:#?}");
+    let expected = format!(
+        "{both_ways}labels[0].all(label, label in [{named}] || (label in labels[1] && labels[0][label] == labels[1][label])))"
+    );
+    let expressions: Vec<&str> = policy["spec"]["validations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|validation| validation["expression"].as_str().unwrap())
+        .collect();
+    assert!(
+        expressions.contains(&expected.as_str()),
+        "{expected}\n{expressions:#?}"
+    );
 }

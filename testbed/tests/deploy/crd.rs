@@ -21,15 +21,26 @@ fn is_what_the_type_says() {
     if std::env::var_os("UPDATE_CRD").is_some() {
         fs::write(deploy().join(PATH), &generated).unwrap();
     }
-    assert!(read(PATH) == generated, "deploy/{PATH} is not what proto::device says; its first line tells how to write it anew");
+    assert!(
+        read(PATH) == generated,
+        "deploy/{PATH} is not what proto::device says; its first line tells how to write it anew"
+    );
 }
 
 #[test]
 fn names_what_koordinator_names() {
     let crd = Device::crd();
-    assert_eq!(crd.metadata.name.as_deref(), Some("devices.scheduling.koordinator.sh"));
+    assert_eq!(
+        crd.metadata.name.as_deref(),
+        Some("devices.scheduling.koordinator.sh")
+    );
     assert_eq!(crd.spec.scope, "Cluster");
     let version = &crd.spec.versions[0];
     assert_eq!((crd.spec.versions.len(), version.name.as_str()), (1, "v1alpha1"));
-    assert!(version.subresources.as_ref().is_some_and(|subresources| subresources.status.is_some()));
+    assert!(
+        version
+            .subresources
+            .as_ref()
+            .is_some_and(|subresources| subresources.status.is_some())
+    );
 }

@@ -15,8 +15,14 @@ pub(crate) struct Daemon {
     pub(crate) package: &'static str,
 }
 
-pub(crate) const SCHEDULER: Daemon = Daemon { name: "gpushare-scheduler", package: "scheduler" };
-pub(crate) const DEVICE_PLUGIN: Daemon = Daemon { name: "gpushare-device-plugin", package: "device-plugin" };
+pub(crate) const SCHEDULER: Daemon = Daemon {
+    name: "gpushare-scheduler",
+    package: "scheduler",
+};
+pub(crate) const DEVICE_PLUGIN: Daemon = Daemon {
+    name: "gpushare-device-plugin",
+    package: "device-plugin",
+};
 
 static BINARIES: LazyLock<Binaries> = LazyLock::new(build);
 
@@ -32,11 +38,19 @@ impl Daemon {
     pub(crate) fn accepts(self, args: &[&str]) -> Result<(), String> {
         let output = self.command().args(args).arg("--help").output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.success() { Ok(()) } else { Err(format!("{} {args:?}: {complaint}", self.name)) }
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(format!("{} {args:?}: {complaint}", self.name))
+        }
     }
 
     pub(crate) fn command(self) -> Command {
-        let path = if self == SCHEDULER { &BINARIES.scheduler } else { &BINARIES.device_plugin };
+        let path = if self == SCHEDULER {
+            &BINARIES.scheduler
+        } else {
+            &BINARIES.device_plugin
+        };
         let mut command = Command::new(path);
         command.env_clear();
         command

@@ -1,7 +1,8 @@
 //! Every field in the manifests is one that Kubernetes has: the API server drops a misspelt one with a warning at most.
 
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Service, ServiceAccount};
@@ -22,7 +23,8 @@ use crate::render::{render, render_base_with, render_with};
 type Known = fn(&Value) -> Value;
 
 fn known<T: Metadata + Serialize + DeserializeOwned>(object: &Value) -> Value {
-    serde_json::to_value(T::deserialize(object).unwrap_or_else(|error| panic!("{error}: {object:#}"))).unwrap()
+    serde_json::to_value(T::deserialize(object).unwrap_or_else(|error| panic!("{error}: {object:#}")))
+        .unwrap()
 }
 
 fn entry<T: Resource + Metadata + Serialize + DeserializeOwned>() -> (&'static str, &'static str, Known) {
@@ -70,8 +72,11 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::device_labels(render_base_with("components/device-labels"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {
     for object in objects {
-        let found = kinds().into_iter().find(|(version, kind, _)| object["apiVersion"] == *version && object["kind"] == *kind);
-        let (_, _, known) = found.unwrap_or_else(|| panic!("no type for {} {}", object["apiVersion"], object["kind"]));
+        let found = kinds()
+            .into_iter()
+            .find(|(version, kind, _)| object["apiVersion"] == *version && object["kind"] == *kind);
+        let (_, _, known) =
+            found.unwrap_or_else(|| panic!("no type for {} {}", object["apiVersion"], object["kind"]));
         let place = format!("{} {}", object["kind"], object["metadata"]["name"]);
         assert_kept(&object, &known(&object), &place);
     }
@@ -82,12 +87,20 @@ fn assert_kept(written: &Value, kept: &Value, place: &str) {
         (Value::Object(written), Value::Object(kept)) => {
             for (key, value) in written {
                 let place = format!("{place}.{key}");
-                assert_kept(value, kept.get(key).unwrap_or_else(|| panic!("Kubernetes knows no {place}")), &place);
+                assert_kept(
+                    value,
+                    kept.get(key)
+                        .unwrap_or_else(|| panic!("Kubernetes knows no {place}")),
+                    &place,
+                );
             }
         }
         (Value::Array(written), Value::Array(kept)) => {
             assert_eq!(written.len(), kept.len(), "{place}");
-            written.iter().zip(kept).for_each(|(written, kept)| assert_kept(written, kept, place));
+            written
+                .iter()
+                .zip(kept)
+                .for_each(|(written, kept)| assert_kept(written, kept, place));
         }
         // A quantity may be written as a bare number.
         (Value::Number(number), Value::String(text)) => assert_eq!(number.to_string(), *text, "{place}"),

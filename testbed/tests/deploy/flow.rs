@@ -17,11 +17,17 @@ fn the_scheduler_is_served_before_other_accounts(#[values("base", "attach/second
     let schema = &find(&objects, "FlowSchema", daemons::SCHEDULER.name)["spec"];
     assert!((1..ALL_SERVICE_ACCOUNTS).contains(&schema["matchingPrecedence"].as_i64().unwrap()));
     // Not mandatory, but in every cluster: what kube-scheduler itself is given.
-    assert_eq!(schema["priorityLevelConfiguration"], json!({"name": "workload-high"}));
+    assert_eq!(
+        schema["priorityLevelConfiguration"],
+        json!({"name": "workload-high"})
+    );
     let deployment = find(&objects, "Deployment", daemons::SCHEDULER.name);
     let account = &deployment["spec"]["template"]["spec"]["serviceAccountName"];
     let account = json!({"name": account, "namespace": deployment["metadata"]["namespace"]});
-    assert_eq!(schema["rules"][0]["subjects"], json!([{"kind": "ServiceAccount", "serviceAccount": account}]));
+    assert_eq!(
+        schema["rules"][0]["subjects"],
+        json!([{"kind": "ServiceAccount", "serviceAccount": account}])
+    );
 }
 
 /// A request that no rule matches goes to the schema of all service accounts.

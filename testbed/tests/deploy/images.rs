@@ -18,19 +18,31 @@ fn last_stage(text: &str, instruction: &str) -> Vec<String> {
 #[case::device_plugin(DEVICE_PLUGIN, "device-plugin", "0:0")]
 fn image_holds_the_binary(#[case] daemon: Daemon, #[case] recipe: &str, #[case] user: &str) {
     let text = read(&format!("docker/{recipe}.Dockerfile"));
-    let build = format!("cargo build --profile dist --locked -p {} --bin {}", daemon.package, daemon.name);
+    let build = format!(
+        "cargo build --profile dist --locked -p {} --bin {}",
+        daemon.package, daemon.name
+    );
     assert!(text.contains(&build), "{build}");
     assert_eq!(last_stage(&text, "USER"), [user]);
-    assert_eq!(last_stage(&text, "ENTRYPOINT"), [format!("[\"/usr/local/bin/{}\"]", daemon.name)]);
+    assert_eq!(
+        last_stage(&text, "ENTRYPOINT"),
+        [format!("[\"/usr/local/bin/{}\"]", daemon.name)]
+    );
 }
 
 #[test]
 fn users_are_those_of_the_manifests() {
     let objects = render("base");
-    for (kind, name, recipe) in [("Deployment", SCHEDULER.name, "scheduler"), ("DaemonSet", DEVICE_PLUGIN.name, "device-plugin")] {
+    for (kind, name, recipe) in [
+        ("Deployment", SCHEDULER.name, "scheduler"),
+        ("DaemonSet", DEVICE_PLUGIN.name, "device-plugin"),
+    ] {
         let context = &find(&objects, kind, name)["spec"]["template"]["spec"]["securityContext"];
         let user = format!("{}:{}", context["runAsUser"], context["runAsGroup"]);
-        assert_eq!(last_stage(&read(&format!("docker/{recipe}.Dockerfile")), "USER"), [user]);
+        assert_eq!(
+            last_stage(&read(&format!("docker/{recipe}.Dockerfile")), "USER"),
+            [user]
+        );
     }
 }
 

@@ -54,17 +54,36 @@ impl Scene {
     fn run(&self, script: &str, args: &[&str]) -> Output {
         let path = format!("{}:{}", self.0.path().display(), std::env::var("PATH").unwrap());
         let mut command = Command::new("sh");
-        command.arg(deploy().join(script)).args(args).env("PATH", path).env("SCENE", self.0.path());
+        command
+            .arg(deploy().join(script))
+            .args(args)
+            .env("PATH", path)
+            .env("SCENE", self.0.path());
         command.output().unwrap()
     }
 
     /// The calls that change something, without their selectors.
     fn changes(&self) -> Vec<String> {
         let log = fs::read_to_string(self.0.path().join("log")).unwrap();
-        let is_reading = |line: &str| ["get ", "kustomize ", "create --dry-run", "patch --local"].iter().any(|verb| line.contains(verb));
-        let changes = log.lines().map(str::trim).filter(|line| !line.is_empty() && !is_reading(line));
+        let is_reading = |line: &str| {
+            ["get ", "kustomize ", "create --dry-run", "patch --local"]
+                .iter()
+                .any(|verb| line.contains(verb))
+        };
+        let changes = log
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !is_reading(line));
         let temporary = self.0.path().parent().unwrap().display().to_string();
-        changes.map(|line| if line.contains(&temporary) { "apply -f OBJECTS".to_owned() } else { line.to_owned() }).collect()
+        changes
+            .map(|line| {
+                if line.contains(&temporary) {
+                    "apply -f OBJECTS".to_owned()
+                } else {
+                    line.to_owned()
+                }
+            })
+            .collect()
     }
 
     fn file(&self, name: &str) -> String {
@@ -73,7 +92,11 @@ impl Scene {
 }
 
 fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Every object that some folder or component makes.
@@ -82,11 +105,12 @@ fn everything() -> Vec<Value> {
     for entry in fs::read_dir(deploy().join("components")).unwrap() {
         let component = format!("components/{}", entry.unwrap().file_name().to_str().unwrap());
         // The one changes objects of another.
-        let components = if component.ends_with("guard-bindings") || component.ends_with("webhooks-cert-manager") {
-            vec!["components/webhooks".to_owned(), component]
-        } else {
-            vec![component]
-        };
+        let components =
+            if component.ends_with("guard-bindings") || component.ends_with("webhooks-cert-manager") {
+                vec!["components/webhooks".to_owned(), component]
+            } else {
+                vec![component]
+            };
         let components: Vec<&str> = components.iter().map(String::as_str).collect();
         if !components[0].ends_with("webhook-configurations") {
             objects.extend(render_with("base", &components));
@@ -99,13 +123,25 @@ fn everything() -> Vec<Value> {
 #[test]
 fn every_object_is_found_again() {
     let (install, uninstall) = (read("install.sh").replace("\\\n", ""), read("uninstall.sh"));
-    let kinds = install.lines().find_map(|line| line.strip_prefix("kinds=")).unwrap();
-    let kinds: Vec<&str> = kinds.split(',').map(|kind| kind.split('.').next().unwrap()).collect();
+    let kinds = install
+        .lines()
+        .find_map(|line| line.strip_prefix("kinds="))
+        .unwrap();
+    let kinds: Vec<&str> = kinds
+        .split(',')
+        .map(|kind| kind.split('.').next().unwrap())
+        .collect();
     for object in everything() {
         let (kind, metadata) = (object["kind"].as_str().unwrap(), &object["metadata"]);
-        assert_eq!(metadata["labels"][PART_OF], "gpushare", "{kind} {}", metadata["name"]);
+        assert_eq!(
+            metadata["labels"][PART_OF], "gpushare",
+            "{kind} {}",
+            metadata["name"]
+        );
         let singular = kind.to_lowercase();
-        let plural = singular.strip_suffix('y').map_or_else(|| format!("{singular}s"), |stem| format!("{stem}ies"));
+        let plural = singular
+            .strip_suffix('y')
+            .map_or_else(|| format!("{singular}s"), |stem| format!("{stem}ies"));
         let is_kept = ["Namespace", "CustomResourceDefinition"].contains(&kind);
         assert_eq!(kinds.contains(&plural.as_str()), !is_kept, "install.sh: {plural}");
         if metadata["namespace"] != "gpushare-system" {
@@ -120,31 +156,81 @@ fn every_object_is_found_again() {
 }
 
 fn rendered(image: &str) -> String {
-    format!("kind: Deployment\nspec:\n  containers:\n  - args:\n    - --misfit-nodes=unresolvable\n    image: {image}\n")
+    format!(
+        "kind: Deployment\nspec:\n  containers:\n  - args:\n    - --misfit-nodes=unresolvable\n    image: {image}\n"
+    )
 }
 
 #[rstest]
-#[case::the_same("v1.36.2", "registry.k8s.io/kube-scheduler:v1.36.0", Ok("kube-scheduler:v1.36.0"))]
-#[case::one_before("v1.36.2", "registry.k8s.io/kube-scheduler:v1.35.3", Ok("kube-scheduler:v1.35.3"))]
-#[case::too_old("v1.36.2", "registry.k8s.io/kube-scheduler:v1.33.6", Ok("kube-scheduler:v1.36.2"))]
-#[case::too_new("v1.33.9-eks-0123456", "registry.k8s.io/kube-scheduler:v1.34.0", Ok("kube-scheduler:v1.33.9"))]
-#[case::of_k3s("v1.37.1+k3s1", "registry.k8s.io/kube-scheduler:v1.33.6", Ok("kube-scheduler:v1.37.1"))]
-#[case::mirrored("v1.36.2", "r.example.com/kube-scheduler:v1.36.0", Ok("r.example.com/kube-scheduler:v1.36.0"))]
-#[case::mirrored_and_old("v1.36.2", "r.example.com/kube-scheduler:v1.33.6", Err("put v1.36.2 into your registry"))]
-#[case::unknown("v1.36.2", "registry.k8s.io/kube-scheduler:latest", Ok("kube-scheduler:v1.36.2"))]
-fn a_second_kube_scheduler_goes_with_the_api_server(#[case] server: &str, #[case] image: &str, #[case] expected: Result<&str, &str>) {
-    let scene = Scene::new(&[("version", server), ("rendered", &rendered(image)), ("wanted", "Deployment/n/d\n")]);
+#[case::the_same(
+    "v1.36.2",
+    "registry.k8s.io/kube-scheduler:v1.36.0",
+    Ok("kube-scheduler:v1.36.0")
+)]
+#[case::one_before(
+    "v1.36.2",
+    "registry.k8s.io/kube-scheduler:v1.35.3",
+    Ok("kube-scheduler:v1.35.3")
+)]
+#[case::too_old(
+    "v1.36.2",
+    "registry.k8s.io/kube-scheduler:v1.33.6",
+    Ok("kube-scheduler:v1.36.2")
+)]
+#[case::too_new(
+    "v1.33.9-eks-0123456",
+    "registry.k8s.io/kube-scheduler:v1.34.0",
+    Ok("kube-scheduler:v1.33.9")
+)]
+#[case::of_k3s(
+    "v1.37.1+k3s1",
+    "registry.k8s.io/kube-scheduler:v1.33.6",
+    Ok("kube-scheduler:v1.37.1")
+)]
+#[case::mirrored(
+    "v1.36.2",
+    "r.example.com/kube-scheduler:v1.36.0",
+    Ok("r.example.com/kube-scheduler:v1.36.0")
+)]
+#[case::mirrored_and_old(
+    "v1.36.2",
+    "r.example.com/kube-scheduler:v1.33.6",
+    Err("put v1.36.2 into your registry")
+)]
+#[case::unknown(
+    "v1.36.2",
+    "registry.k8s.io/kube-scheduler:latest",
+    Ok("kube-scheduler:v1.36.2")
+)]
+fn a_second_kube_scheduler_goes_with_the_api_server(
+    #[case] server: &str,
+    #[case] image: &str,
+    #[case] expected: Result<&str, &str>,
+) {
+    let scene = Scene::new(&[
+        ("version", server),
+        ("rendered", &rendered(image)),
+        ("wanted", "Deployment/n/d\n"),
+    ]);
     let output = scene.run("install.sh", &["folder"]);
     match expected {
         Ok(expected) => {
             assert!(output.status.success(), "{}", said(&output));
             let applied = scene.file("applied");
             assert!(applied.contains(&format!("{expected}\n")), "{applied}");
-            let misfit = if server.starts_with("v1.37") { "--misfit-nodes=resolvable" } else { "--misfit-nodes=unresolvable" };
+            let misfit = if server.starts_with("v1.37") {
+                "--misfit-nodes=resolvable"
+            } else {
+                "--misfit-nodes=unresolvable"
+            };
             assert!(applied.contains(misfit), "{applied}");
         }
         Err(expected) => {
-            assert!(!output.status.success() && said(&output).contains(expected), "{}", said(&output));
+            assert!(
+                !output.status.success() && said(&output).contains(expected),
+                "{}",
+                said(&output)
+            );
             assert!(scene.changes().is_empty());
         }
     }
@@ -155,7 +241,10 @@ const FROM_BASE: [(&str, &str); 6] = [
     ("rendered", "kind: Service\n"),
     ("attached", "gpushare-scheduler kube-scheduler"),
     ("attaching", "Deployment gpushare-scheduler\nService \n"),
-    ("found", "ClusterRoleBinding//gpushare-second-kube-scheduler\nDeployment/n/d\nRoleBinding/kube-system/reader\n"),
+    (
+        "found",
+        "ClusterRoleBinding//gpushare-second-kube-scheduler\nDeployment/n/d\nRoleBinding/kube-system/reader\n",
+    ),
     ("wanted", "Deployment/n/d\nService/n/s\n"),
 ];
 
@@ -188,9 +277,9 @@ fn a_dry_run_changes_nothing() {
     ");
 }
 
-const HOLDING: &str =
-    "a/by-record\tn1\t[{}]\t\na/by-request\tn2\t\t{\"koordinator.sh/gpu.shared\":\"1\"}\na/other\tn1\t\t{\"cpu\":\"1\"}\n";
-const KUBE_SCHEDULERS: &str = "cp1 /etc/kubernetes/scheduler.conf /etc/kubernetes/gpushare\ncp2 /etc/kubernetes/scheduler.conf\n";
+const HOLDING: &str = "a/by-record\tn1\t[{}]\t\na/by-request\tn2\t\t{\"koordinator.sh/gpu.shared\":\"1\"}\na/other\tn1\t\t{\"cpu\":\"1\"}\n";
+const KUBE_SCHEDULERS: &str =
+    "cp1 /etc/kubernetes/scheduler.conf /etc/kubernetes/gpushare\ncp2 /etc/kubernetes/scheduler.conf\n";
 const NODES: &str = "n1\ttrue0123\nn2\t\nn3\t0123\n";
 
 #[rstest]
@@ -200,9 +289,18 @@ const NODES: &str = "n1\ttrue0123\nn2\t\nn3\t0123\n";
 fn uninstalling_is_refused(#[case] args: &[&str], #[case] files: &[(&str, &str)], #[case] expected: &str) {
     let scene = Scene::new(&[files, &[("nodes", NODES)]].concat());
     let output = scene.run("uninstall.sh", args);
-    assert!(!output.status.success() && said(&output).contains(expected), "{}", said(&output));
+    assert!(
+        !output.status.success() && said(&output).contains(expected),
+        "{}",
+        said(&output)
+    );
     assert_eq!(scene.changes(), Vec::<String>::new());
-    assert!(scene.run("uninstall.sh", &[&["--force"], args].concat()).status.success());
+    assert!(
+        scene
+            .run("uninstall.sh", &[&["--force"], args].concat())
+            .status
+            .success()
+    );
     assert_ne!(scene.changes(), Vec::<String>::new());
 }
 
@@ -233,9 +331,14 @@ fn one_node_can_leave() {
 #[test]
 fn the_host_s_service_is_one_of_the_plugin() {
     let unit = read("host/gpushare-boot.service");
-    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/gpushare-device-plugin ")).unwrap();
+    let command = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/gpushare-device-plugin "))
+        .unwrap();
     let args: Vec<String> = command.split(' ').map(|arg| arg.replace("%H", "node")).collect();
-    DEVICE_PLUGIN.accepts(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+    DEVICE_PLUGIN
+        .accepts(&args.iter().map(String::as_str).collect::<Vec<_>>())
+        .unwrap();
     assert!(args.contains(&"--at-boot".to_owned()) && unit.contains("\nBefore=kubelet.service\n"));
 }
 
@@ -245,8 +348,16 @@ fn the_daemon_set_has_what_the_script_changes() {
     let objects = render("base");
     let daemon_set = find(&objects, "DaemonSet", "gpushare-device-plugin");
     let script = read("uninstall.sh");
-    for path in ["/metadata", "/spec/selector", "/spec/template/metadata/labels", "/spec/template/spec/containers/0/args"] {
-        assert!(script.contains(path) && daemon_set.pointer(path).is_some(), "{path}");
+    for path in [
+        "/metadata",
+        "/spec/selector",
+        "/spec/template/metadata/labels",
+        "/spec/template/spec/containers/0/args",
+    ] {
+        assert!(
+            script.contains(path) && daemon_set.pointer(path).is_some(),
+            "{path}"
+        );
     }
     assert!(script.contains("--uninstall='$when'") && Path::new(&deploy().join("uninstall.sh")).exists());
 }

@@ -21,10 +21,17 @@ fn container(objects: &[Value]) -> Value {
 }
 
 fn flag<'a>(container: &'a Value, help: &'a str, name: &str) -> &'a str {
-    let said = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='));
+    let said = texts(&container["args"])
+        .into_iter()
+        .find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='));
     said.unwrap_or_else(|| {
         let text = help.split(&format!("      {name} ")).nth(1).unwrap();
-        text.split("[default: ").nth(1).unwrap().split(']').next().unwrap()
+        text.split("[default: ")
+            .nth(1)
+            .unwrap()
+            .split(']')
+            .next()
+            .unwrap()
     })
 }
 
@@ -38,14 +45,30 @@ fn two_replicas_elect_one_and_a_rollout_leaves_two() {
     let container = container(&objects);
     assert!(texts(&container["args"]).contains(&"--leader-elect"));
     let field = |name: &str| {
-        let entry = container["env"].as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        let entry = container["env"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|entry| entry["name"] == name)
+            .unwrap();
         entry["valueFrom"]["fieldRef"]["fieldPath"].clone()
     };
-    assert_eq!(["POD_NAME", "POD_NAMESPACE"].map(field), ["metadata.name", "metadata.namespace"]);
+    assert_eq!(
+        ["POD_NAME", "POD_NAMESPACE"].map(field),
+        ["metadata.name", "metadata.namespace"]
+    );
     let tolerations = pod(&objects)["spec"]["tolerations"].clone();
     for taint in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
-        let toleration = tolerations.as_array().unwrap().iter().find(|toleration| toleration["key"] == taint).unwrap();
-        assert_eq!(toleration["tolerationSeconds"], 30, "{taint}: a replica on a node that is gone is replaced soon");
+        let toleration = tolerations
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|toleration| toleration["key"] == taint)
+            .unwrap();
+        assert_eq!(
+            toleration["tolerationSeconds"], 30,
+            "{taint}: a replica on a node that is gone is replaced soon"
+        );
     }
     let labels = &pod(&objects)["metadata"]["labels"];
     assert_eq!(labels[LEADER_LABEL], Value::Null, "nobody leads from birth");
@@ -53,7 +76,14 @@ fn two_replicas_elect_one_and_a_rollout_leaves_two() {
     assert_eq!(budget["spec"]["maxUnavailable"], 1);
     let spread = &pod(&objects)["spec"]["topologySpreadConstraints"][0];
     for selector in [&budget["spec"]["selector"], &spread["labelSelector"]] {
-        assert!(selector["matchLabels"].as_object().unwrap().iter().all(|(key, value)| labels[key] == *value), "{selector}");
+        assert!(
+            selector["matchLabels"]
+                .as_object()
+                .unwrap()
+                .iter()
+                .all(|(key, value)| labels[key] == *value),
+            "{selector}"
+        );
     }
 }
 
@@ -61,38 +91,88 @@ fn two_replicas_elect_one_and_a_rollout_leaves_two() {
 #[test]
 fn the_service_selects_the_leader() {
     let objects = render("base");
-    let mut expected = find(&objects, "Deployment", SCHEDULER.name)["spec"]["selector"]["matchLabels"].clone();
+    let mut expected =
+        find(&objects, "Deployment", SCHEDULER.name)["spec"]["selector"]["matchLabels"].clone();
     expected[LEADER_LABEL] = json!("true");
-    assert_eq!(find(&objects, "Service", SCHEDULER.name)["spec"]["selector"], expected);
-    assert!(SCHEDULER.help().contains(&format!("label {LEADER_LABEL} while it leads")));
+    assert_eq!(
+        find(&objects, "Service", SCHEDULER.name)["spec"]["selector"],
+        expected
+    );
+    assert!(
+        SCHEDULER
+            .help()
+            .contains(&format!("label {LEADER_LABEL} while it leads"))
+    );
 }
 
 #[test]
 fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
     let objects = render("base");
     let role = find(&objects, "Role", "gpushare-scheduler-leader");
-    let named: Vec<&str> = role["rules"].as_array().unwrap().iter().flat_map(|rule| texts(&rule["resourceNames"])).collect();
+    let named: Vec<&str> = role["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|rule| texts(&rule["resourceNames"]))
+        .collect();
     let (container, help) = (container(&objects), SCHEDULER.help());
     let lease = flag(&container, &help, "--lease-name");
-    assert_eq!(named, [lease, lease], "the Lease, and the object of the same name that repeats it");
-    assert!(SCHEDULER_LEADER.iter().any(|access| (access.resource, access.verb) == ("pods", "patch")));
+    assert_eq!(
+        named,
+        [lease, lease],
+        "the Lease, and the object of the same name that repeats it"
+    );
+    assert!(
+        SCHEDULER_LEADER
+            .iter()
+            .any(|access| (access.resource, access.verb) == ("pods", "patch"))
+    );
     let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-scheduler-pods");
     let spec = &policy["spec"];
-    assert_eq!((&spec["failurePolicy"], &spec["matchConstraints"]["resourceRules"][0]["resources"]), (&json!("Fail"), &json!(["pods"])));
+    assert_eq!(
+        (
+            &spec["failurePolicy"],
+            &spec["matchConstraints"]["resourceRules"][0]["resources"]
+        ),
+        (&json!("Fail"), &json!(["pods"]))
+    );
     let account = "request.userInfo.username == 'system:serviceaccount:gpushare-system:gpushare-scheduler'";
     assert_eq!(spec["matchConditions"][0]["expression"], account);
-    assert!(spec["variables"][0]["expression"].as_str().unwrap().contains("'authentication.kubernetes.io/pod-name'"));
-    let expressions: Vec<&str> = spec["validations"].as_array().unwrap().iter().map(|one| one["expression"].as_str().unwrap()).collect();
+    assert!(
+        spec["variables"][0]["expression"]
+            .as_str()
+            .unwrap()
+            .contains("'authentication.kubernetes.io/pod-name'")
+    );
+    let expressions: Vec<&str> = spec["validations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["expression"].as_str().unwrap())
+        .collect();
     for needed in [
         "variables.pod != '' && request.name == variables.pod",
         "object.spec == oldObject.spec",
         &format!("label == '{LEADER_LABEL}' ||"),
         &format!("mark == '{SINCE}' ||"),
     ] {
-        assert!(expressions.iter().any(|expression| expression.contains(needed)), "{needed}: {expressions:#?}");
+        assert!(
+            expressions.iter().any(|expression| expression.contains(needed)),
+            "{needed}: {expressions:#?}"
+        );
     }
-    let binding = find(&objects, "ValidatingAdmissionPolicyBinding", "gpushare-scheduler-pods");
-    assert_eq!((&binding["spec"]["policyName"], &binding["spec"]["validationActions"]), (&policy["metadata"]["name"], &json!(["Deny"])));
+    let binding = find(
+        &objects,
+        "ValidatingAdmissionPolicyBinding",
+        "gpushare-scheduler-pods",
+    );
+    assert_eq!(
+        (
+            &binding["spec"]["policyName"],
+            &binding["spec"]["validationActions"]
+        ),
+        (&policy["metadata"]["name"], &json!(["Deny"]))
+    );
 }
 
 /// A write that an earlier leader has sent may come in at any time: the API server refuses it once another is named. The kind is
@@ -100,30 +180,65 @@ fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
 #[test]
 fn only_who_is_named_binds() {
     let objects = render("base");
-    let spec = &find(&objects, "ValidatingAdmissionPolicy", "gpushare-scheduler-bindings")["spec"];
-    let definition = find(&objects, "CustomResourceDefinition", "schedulerleaders.gpushare.io");
-    let (group, version) = (&definition["spec"]["group"], &definition["spec"]["versions"][0]["name"]);
+    let spec = &find(
+        &objects,
+        "ValidatingAdmissionPolicy",
+        "gpushare-scheduler-bindings",
+    )["spec"];
+    let definition = find(
+        &objects,
+        "CustomResourceDefinition",
+        "schedulerleaders.gpushare.io",
+    );
+    let (group, version) = (
+        &definition["spec"]["group"],
+        &definition["spec"]["versions"][0]["name"],
+    );
     let api_version = format!("{}/{}", group.as_str().unwrap(), version.as_str().unwrap());
     let kind = json!({"apiVersion": api_version, "kind": definition["spec"]["names"]["kind"]});
-    assert_eq!((&spec["failurePolicy"], &spec["paramKind"]), (&json!("Fail"), &kind));
-    assert!(texts(&container(&objects)["args"]).contains(&"--fence-bindings"), "nobody would be named");
+    assert_eq!(
+        (&spec["failurePolicy"], &spec["paramKind"]),
+        (&json!("Fail"), &kind)
+    );
+    assert!(
+        texts(&container(&objects)["args"]).contains(&"--fence-bindings"),
+        "nobody would be named"
+    );
     let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
     // The API server answers a review and stores nothing.
-    let stores = |access: &&testbed::rbac::Access<'_>| access.verb == "create" && !access.resource.ends_with("reviews");
+    let stores = |access: &&testbed::rbac::Access<'_>| {
+        access.verb == "create" && !access.resource.ends_with("reviews")
+    };
     for access in testbed::rbac::SCHEDULER.iter().filter(stores) {
-        assert!(resources.contains(&format!("{}/{}", access.resource, access.subresource).as_str()), "not asked about: {access}");
+        assert!(
+            resources.contains(&format!("{}/{}", access.resource, access.subresource).as_str()),
+            "not asked about: {access}"
+        );
     }
     let account = "request.userInfo.username == 'system:serviceaccount:gpushare-system:gpushare-scheduler'";
-    assert_eq!(spec["matchConditions"], json!([{"name": "is-scheduler", "expression": account}]));
+    assert_eq!(
+        spec["matchConditions"],
+        json!([{"name": "is-scheduler", "expression": account}])
+    );
     let expression = spec["validations"][0]["expression"].as_str().unwrap();
-    assert!(expression.contains("holderIdentity.orValue('').startsWith(variables.pod + '_')"), "{expression}");
-    let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", "gpushare-scheduler-bindings")["spec"];
+    assert!(
+        expression.contains("holderIdentity.orValue('').startsWith(variables.pod + '_')"),
+        "{expression}"
+    );
+    let binding = &find(
+        &objects,
+        "ValidatingAdmissionPolicyBinding",
+        "gpushare-scheduler-bindings",
+    )["spec"];
     let lease = json!({
         "namespace": "gpushare-system",
         "name": flag(&container(&objects), &SCHEDULER.help(), "--lease-name"),
         "parameterNotFoundAction": "Deny",
     });
-    assert_eq!((&binding["paramRef"], &binding["validationActions"]), (&lease, &json!(["Deny"])));
+    assert_eq!(
+        (&binding["paramRef"], &binding["validationActions"]),
+        (&lease, &json!(["Deny"]))
+    );
 }
 
 /// A policy whose parameter is of a built-in kind refuses everything once it was deleted and made again.
@@ -132,10 +247,18 @@ fn no_policy_has_a_parameter_of_a_built_in_kind() {
     for folder in ["base", "attach/second-scheduler"] {
         let objects = render(folder);
         let definitions = all(&objects, "CustomResourceDefinition");
-        let is_ours = |kind: &Value| definitions.iter().any(|definition| definition["spec"]["names"]["kind"] == *kind);
+        let is_ours = |kind: &Value| {
+            definitions
+                .iter()
+                .any(|definition| definition["spec"]["names"]["kind"] == *kind)
+        };
         for policy in all(&objects, "ValidatingAdmissionPolicy") {
             let kind = &policy["spec"]["paramKind"]["kind"];
-            assert!(kind.is_null() || is_ours(kind), "{}: {kind}", policy["metadata"]["name"]);
+            assert!(
+                kind.is_null() || is_ours(kind),
+                "{}: {kind}",
+                policy["metadata"]["name"]
+            );
         }
     }
 }
@@ -144,10 +267,19 @@ fn no_policy_has_a_parameter_of_a_built_in_kind() {
 #[test]
 fn there_is_time_to_say_goodbye() {
     let objects = render("base");
-    let grace = pod(&objects)["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
+    let grace = pod(&objects)["spec"]["terminationGracePeriodSeconds"]
+        .as_u64()
+        .unwrap();
     let (container, help) = (container(&objects), SCHEDULER.help());
-    let bind: u64 = flag(&container, &help, "--bind-timeout").trim_end_matches('s').parse().unwrap();
-    let requests: u64 = flag(&container, &help, "--renew-deadline").trim_end_matches('s').parse::<u64>().unwrap() / 2;
+    let bind: u64 = flag(&container, &help, "--bind-timeout")
+        .trim_end_matches('s')
+        .parse()
+        .unwrap();
+    let requests: u64 = flag(&container, &help, "--renew-deadline")
+        .trim_end_matches('s')
+        .parse::<u64>()
+        .unwrap()
+        / 2;
     let (goodbyes, drain) = (2 * 5, 10);
     assert!(grace > bind + requests + goodbyes + drain, "{grace}");
 }
@@ -163,26 +295,63 @@ fn beside_a_kube_scheduler_its_lease_decides(#[case] folder: &str) {
     assert_eq!(deployment["spec"]["replicas"], 2);
     let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
     assert_eq!(deployment["spec"]["strategy"], rolling);
-    assert_eq!(pod(&objects)["spec"]["topologySpreadConstraints"][0]["topologyKey"], "kubernetes.io/hostname");
-    assert_eq!(pod(&objects)["spec"]["hostNetwork"], Value::Null, "the host name would not be the pod's name");
+    assert_eq!(
+        pod(&objects)["spec"]["topologySpreadConstraints"][0]["topologyKey"],
+        "kubernetes.io/hostname"
+    );
+    assert_eq!(
+        pod(&objects)["spec"]["hostNetwork"],
+        Value::Null,
+        "the host name would not be the pod's name"
+    );
     let container = container(&objects);
     let args = texts(&container["args"]);
-    SCHEDULER.accepts(&[&args[..], &["--pod-name=p"]].concat()).unwrap();
-    assert!(args.contains(&"--fence-bindings") && !args.contains(&"--leader-elect"), "{args:?}");
-    let map = pod(&objects)["spec"]["volumes"][0]["configMap"]["name"].as_str().unwrap().to_owned();
-    let files = find(&objects, "ConfigMap", &map)["data"].as_object().unwrap().clone();
-    let configuration: Value = serde_yaml_ng::from_str(files.values().next().unwrap().as_str().unwrap()).unwrap();
+    SCHEDULER
+        .accepts(&[&args[..], &["--pod-name=p"]].concat())
+        .unwrap();
+    assert!(
+        args.contains(&"--fence-bindings") && !args.contains(&"--leader-elect"),
+        "{args:?}"
+    );
+    let map = pod(&objects)["spec"]["volumes"][0]["configMap"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let files = find(&objects, "ConfigMap", &map)["data"]
+        .as_object()
+        .unwrap()
+        .clone();
+    let configuration: Value =
+        serde_yaml_ng::from_str(files.values().next().unwrap().as_str().unwrap()).unwrap();
     let election = &configuration["leaderElection"];
     assert_eq!(election["leaderElect"], true);
     assert_eq!(election["resourceNamespace"], deployment["metadata"]["namespace"]);
-    assert_eq!(flag(&container, "", "--kube-scheduler-lease"), election["resourceName"].as_str().unwrap());
+    assert_eq!(
+        flag(&container, "", "--kube-scheduler-lease"),
+        election["resourceName"].as_str().unwrap()
+    );
     // kube-scheduler's own times, which the configuration leaves as they are, are at least those of the extender.
-    assert!(election.as_object().unwrap().keys().all(|key| !key.ends_with("Duration") && !key.ends_with("Deadline")));
-    let named = ["--lease-duration", "--renew-deadline", "--retry-period"].map(|name| flag(&container, &SCHEDULER.help(), name).to_owned());
+    assert!(
+        election
+            .as_object()
+            .unwrap()
+            .keys()
+            .all(|key| !key.ends_with("Duration") && !key.ends_with("Deadline"))
+    );
+    let named = ["--lease-duration", "--renew-deadline", "--retry-period"]
+        .map(|name| flag(&container, &SCHEDULER.help(), name).to_owned());
     assert_eq!(named, ["15s", "10s", "2s"]);
-    let variables = container["env"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap());
+    let variables = container["env"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["name"].as_str().unwrap());
     assert_eq!(variables.collect::<Vec<_>>(), ["POD_NAME", "POD_NAMESPACE"]);
-    find(&objects, "ValidatingAdmissionPolicyBinding", "gpushare-scheduler-bindings");
+    find(
+        &objects,
+        "ValidatingAdmissionPolicyBinding",
+        "gpushare-scheduler-bindings",
+    );
 }
 
 /// kubelet ends a container that stands still, and does not wait for its grace period then.
@@ -192,7 +361,8 @@ fn a_hung_container_beside_a_kube_scheduler_is_replaced_within_twenty_seconds() 
     for container in pod(&objects)["spec"]["containers"].as_array().unwrap() {
         let probe = &container["livenessProbe"];
         let number = |field: &str| probe[field].as_u64().unwrap();
-        let seconds = number("periodSeconds") * number("failureThreshold") + number("terminationGracePeriodSeconds");
+        let seconds =
+            number("periodSeconds") * number("failureThreshold") + number("terminationGracePeriodSeconds");
         assert!(seconds <= 20, "{}: {seconds} s", container["name"]);
     }
 }

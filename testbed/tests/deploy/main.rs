@@ -2,7 +2,12 @@
 //!
 //! Needs no cluster, no kubectl and no network. Starts the daemons' own binaries to ask them about their flags.
 
-#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a test that finds nothing has failed")]
+#![expect(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that finds nothing has failed"
+)]
 
 mod access;
 mod admission;
@@ -31,7 +36,10 @@ fn deploy() -> PathBuf {
 }
 
 fn repository() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
 }
 
 /// A text of a file under `deploy/`.
@@ -42,8 +50,12 @@ fn read(path: &str) -> String {
 
 /// The one object of this kind and name.
 fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
-    let mut found = objects.iter().filter(|object| object["kind"] == kind && object["metadata"]["name"] == name);
-    let object = found.next().unwrap_or_else(|| panic!("there is no {kind} {name}"));
+    let mut found = objects
+        .iter()
+        .filter(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    let object = found
+        .next()
+        .unwrap_or_else(|| panic!("there is no {kind} {name}"));
     assert!(found.next().is_none(), "there are several {kind} {name}");
     object
 }
@@ -55,5 +67,9 @@ fn all<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
 
 /// The texts of a list.
 fn texts(list: &Value) -> Vec<&str> {
-    list.as_array().into_iter().flatten().map(|text| text.as_str().unwrap()).collect()
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .map(|text| text.as_str().unwrap())
+        .collect()
 }

@@ -2,7 +2,9 @@
 //!
 //! The tests in `testbed/tests/apiserver/policies.rs` evaluate the expressions on requests.
 
-use proto::record::{BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
+};
 use serde_json::{Value, json};
 use testbed::cluster::{PLUGIN_USER, SCHEDULER_USER};
 
@@ -17,19 +19,39 @@ fn policy(objects: &[Value]) -> Value {
 
 /// Every word between single quotes.
 fn quoted(expression: &Value) -> Vec<String> {
-    expression.as_str().unwrap().split('\'').skip(1).step_by(2).map(str::to_owned).collect()
+    expression
+        .as_str()
+        .unwrap()
+        .split('\'')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
 }
 
 fn variable(spec: &Value, name: &str) -> Value {
     let variables = spec["variables"].as_array().unwrap();
-    variables.iter().find(|variable| variable["name"] == name).unwrap()["expression"].clone()
+    variables
+        .iter()
+        .find(|variable| variable["name"] == name)
+        .unwrap()["expression"]
+        .clone()
 }
 
 #[test]
 fn every_annotation_of_a_record_is_guarded() {
     let objects = render("base");
     let spec = policy(&objects);
-    let keys = [DEVICE_ALLOCATED, BIND_TIMESTAMP, GPU_MINORS, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME];
+    let keys = [
+        DEVICE_ALLOCATED,
+        BIND_TIMESTAMP,
+        GPU_MINORS,
+        MEM_IDX,
+        MEM_POD,
+        MEM_DEV,
+        MEM_ASSIGNED,
+        MEM_ASSUME_TIME,
+    ];
     assert_eq!(quoted(&variable(&spec, "changed")), keys);
     assert_eq!(spec["failurePolicy"], "Fail");
     let rule = &spec["matchConstraints"]["resourceRules"][0];
@@ -38,14 +60,24 @@ fn every_annotation_of_a_record_is_guarded() {
         assert!(texts(&rule["resources"]).contains(&resource), "{resource}");
     }
     let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", NAME)["spec"];
-    assert_eq!((&binding["policyName"], &binding["validationActions"]), (&json!(NAME), &json!(["Deny"])));
+    assert_eq!(
+        (&binding["policyName"], &binding["validationActions"]),
+        (&json!(NAME), &json!(["Deny"]))
+    );
 }
 
 #[test]
 fn the_component_adds_accounts() {
     let ours = quoted(&variable(&policy(&render("base")), "writers"));
     assert_eq!(ours, [SCHEDULER_USER, PLUGIN_USER]);
-    let all = quoted(&variable(&policy(&render_with("base", &["components/record-writers"])), "writers"));
+    let all = quoted(&variable(
+        &policy(&render_with("base", &["components/record-writers"])),
+        "writers",
+    ));
     assert!(all.starts_with(&ours) && all.len() > ours.len(), "{all:?}");
-    assert!(all.iter().all(|account| account.starts_with("system:serviceaccount:")), "{all:?}");
+    assert!(
+        all.iter()
+            .all(|account| account.starts_with("system:serviceaccount:")),
+        "{all:?}"
+    );
 }

@@ -94,7 +94,9 @@ pub(crate) fn render_with(folder: &str, components: &[&str]) -> Vec<Value> {
 
 /// All documents of a YAML text.
 pub(crate) fn documents(text: &str) -> Vec<Value> {
-    serde_yaml_ng::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap()).collect()
+    serde_yaml_ng::Deserializer::from_str(text)
+        .map(|document| Value::deserialize(document).unwrap())
+        .collect()
 }
 
 fn apply(folder: &Path, kind: &str, objects: &mut Vec<Value>) {
@@ -112,7 +114,12 @@ fn apply(folder: &Path, kind: &str, objects: &mut Vec<Value>) {
         apply(&folder.join(component), "Component", objects);
     }
     let labels = &kustomization.generator_options.labels;
-    objects.extend(kustomization.config_map_generator.iter().map(|generator| config_map(folder, generator, labels)));
+    objects.extend(
+        kustomization
+            .config_map_generator
+            .iter()
+            .map(|generator| config_map(folder, generator, labels)),
+    );
     for patch in &kustomization.patches {
         apply_patch(folder, patch, objects);
     }
@@ -124,7 +131,9 @@ fn apply(folder: &Path, kind: &str, objects: &mut Vec<Value>) {
 }
 
 fn load(folder: &Path) -> Kustomization {
-    let name = ["kustomization.yaml", "Kustomization"].into_iter().find(|name| folder.join(name).exists());
+    let name = ["kustomization.yaml", "Kustomization"]
+        .into_iter()
+        .find(|name| folder.join(name).exists());
     let path = folder.join(name.unwrap_or_else(|| panic!("{} is no kustomization", folder.display())));
     serde_yaml_ng::from_str(&read(&path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -134,21 +143,35 @@ fn read(path: &Path) -> String {
 }
 
 fn config_map(folder: &Path, generator: &ConfigMapGenerator, labels: &BTreeMap<String, String>) -> Value {
-    let data: BTreeMap<&str, String> = generator.files.iter().map(|file| (file.as_str(), read(&folder.join(file)))).collect();
+    let data: BTreeMap<&str, String> = generator
+        .files
+        .iter()
+        .map(|file| (file.as_str(), read(&folder.join(file))))
+        .collect();
     let metadata = json!({"name": generator.name, "namespace": generator.namespace, "labels": labels});
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 }
 
 fn apply_patch(folder: &Path, patch: &Patch, objects: &mut Vec<Value>) {
     let document = documents(&read(&folder.join(&patch.path))).remove(0);
-    let Some(target) = &patch.target else { return remove(&document, objects) };
+    let Some(target) = &patch.target else {
+        return remove(&document, objects);
+    };
     let operations: json_patch::Patch = serde_json::from_value(document).unwrap();
-    let is_named = |object: &Value, pattern: &str| match (pattern.strip_suffix(".*"), object["metadata"]["name"].as_str()) {
+    let is_named = |object: &Value, pattern: &str| match (
+        pattern.strip_suffix(".*"),
+        object["metadata"]["name"].as_str(),
+    ) {
         (Some(prefix), Some(name)) => name.starts_with(prefix),
         (_, name) => name == Some(pattern),
     };
-    let is_meant =
-        |object: &&mut Value| object["kind"] == *target.kind && target.name.as_ref().is_none_or(|pattern| is_named(object, pattern));
+    let is_meant = |object: &&mut Value| {
+        object["kind"] == *target.kind
+            && target
+                .name
+                .as_ref()
+                .is_none_or(|pattern| is_named(object, pattern))
+    };
     let mut n_meant = 0;
     for object in objects.iter_mut().filter(is_meant) {
         n_meant += 1;
@@ -158,23 +181,36 @@ fn apply_patch(folder: &Path, patch: &Patch, objects: &mut Vec<Value>) {
 }
 
 fn remove(document: &Value, objects: &mut Vec<Value>) {
-    assert_eq!(document["$patch"], "delete", "only removals come without a target: {document}");
+    assert_eq!(
+        document["$patch"], "delete",
+        "only removals come without a target: {document}"
+    );
     let n_before = objects.len();
     objects.retain(|object| object["kind"] != document["kind"] || !same(object, document));
     assert_eq!(objects.len() + 1, n_before, "removes one object: {document}");
 }
 
 fn same(one: &Value, other: &Value) -> bool {
-    ["name", "namespace"].iter().all(|key| one["metadata"][key] == other["metadata"][key])
+    ["name", "namespace"]
+        .iter()
+        .all(|key| one["metadata"][key] == other["metadata"][key])
 }
 
 fn rename_image(object: &mut Value, image: &Image) {
     match object {
         Value::Object(fields) => {
             for (key, value) in fields {
-                if key == "image" && value.as_str().is_some_and(|text| text.split(':').next() == Some(&image.name)) {
+                if key == "image"
+                    && value
+                        .as_str()
+                        .is_some_and(|text| text.split(':').next() == Some(&image.name))
+                {
                     let name = image.new_name.as_ref().unwrap_or(&image.name);
-                    let tag = image.new_tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
+                    let tag = image
+                        .new_tag
+                        .as_ref()
+                        .map(|tag| format!(":{tag}"))
+                        .unwrap_or_default();
                     *value = Value::from(format!("{name}{tag}"));
                 } else {
                     rename_image(value, image);
@@ -203,9 +239,22 @@ fn renders_each_object_once(#[case] folder: &str) {
 }
 
 fn identity(object: &Value) -> String {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-    assert!(!text("/kind").is_empty() && !text("/apiVersion").is_empty() && !text("/metadata/name").is_empty(), "{object:#}");
-    format!("{} {}/{}", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
+    let text = |pointer: &str| {
+        object
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    assert!(
+        !text("/kind").is_empty() && !text("/apiVersion").is_empty() && !text("/metadata/name").is_empty(),
+        "{object:#}"
+    );
+    format!(
+        "{} {}/{}",
+        text("/kind"),
+        text("/metadata/namespace"),
+        text("/metadata/name")
+    )
 }
 
 /// Every folder with a kustomization is rendered by some test, so that none of them rots.
@@ -245,7 +294,10 @@ fn visit(folder: &Path, found: &mut Vec<String>) {
         let path = entry.unwrap().path();
         if path.is_dir() {
             visit(&path, found);
-        } else if path.file_name().is_some_and(|name| name.eq_ignore_ascii_case("kustomization.yaml") || name == "Kustomization") {
+        } else if path
+            .file_name()
+            .is_some_and(|name| name.eq_ignore_ascii_case("kustomization.yaml") || name == "Kustomization")
+        {
             found.push(path.strip_prefix(deploy()).unwrap().display().to_string());
         }
     }

@@ -17,13 +17,17 @@ use crate::{deploy, read, texts};
 fn request(pod: &Value) -> GpuRequest {
     let typed = Pod::deserialize(pod).unwrap();
     let request = PodRequest::of_new(&typed, &ResourceNames::default()).unwrap();
-    request.and_then(|request| request.gpus).unwrap_or_else(|| panic!("{} asks for no GPU", typed.display_name()))
+    request
+        .and_then(|request| request.gpus)
+        .unwrap_or_else(|| panic!("{} asks for no GPU", typed.display_name()))
 }
 
 #[test]
 fn ask_for_what_they_say() {
-    let lines: Vec<String> =
-        render("samples").iter().map(|pod| format!("{}: {}", pod["metadata"]["name"].as_str().unwrap(), request(pod))).collect();
+    let lines: Vec<String> = render("samples")
+        .iter()
+        .map(|pod| format!("{}: {}", pod["metadata"]["name"].as_str().unwrap(), request(pod)))
+        .collect();
     insta::assert_snapshot!(lines.join("\n"), @r"
     gpushare-memory: 4 memory units on 1 device
     koordinator-memory: 4294967296 bytes of memory on 1 device
@@ -44,8 +48,14 @@ fn special_ones_ask_for_what_they_say() {
         for pod in documents(&fs::read_to_string(entry.unwrap().path()).unwrap()) {
             let pod = Pod::deserialize(&pod).unwrap();
             let request = PodRequest::of(&pod, &ResourceNames::default()).unwrap().unwrap();
-            let refusal = PodRequest::of_new(&pod, &ResourceNames::default()).err().map(|error| format!(" ({error})"));
-            lines.push(format!("{}: {request}{}", pod.metadata.name.unwrap_or_default(), refusal.unwrap_or_default()));
+            let refusal = PodRequest::of_new(&pod, &ResourceNames::default())
+                .err()
+                .map(|error| format!(" ({error})"));
+            lines.push(format!(
+                "{}: {request}{}",
+                pod.metadata.name.unwrap_or_default(),
+                refusal.unwrap_or_default()
+            ));
         }
     }
     lines.sort();
@@ -66,8 +76,18 @@ fn special_ones_ask_for_what_they_say() {
 fn fit_the_simulated_gpus(#[case] unit: MemoryUnit) {
     let inventory: Value = serde_json::from_str(&read("components/simulated/inventory.json")).unwrap();
     let gpus = inventory["gpus"].as_array().unwrap();
-    let memory: Vec<u64> =
-        gpus.iter().map(|gpu| gpu["memory"].as_str().unwrap().parse::<Quantity>().unwrap().unsigned().unwrap()).collect();
+    let memory: Vec<u64> = gpus
+        .iter()
+        .map(|gpu| {
+            gpu["memory"]
+                .as_str()
+                .unwrap()
+                .parse::<Quantity>()
+                .unwrap()
+                .unsigned()
+                .unwrap()
+        })
+        .collect();
     let smallest = *memory.iter().min().unwrap();
     let mut total = 0;
     for pod in render("samples") {
@@ -78,7 +98,11 @@ fn fit_the_simulated_gpus(#[case] unit: MemoryUnit) {
             Memory::Units(units) => unit.bytes_of(units).unwrap(),
             Memory::Ratio(percent) => smallest * percent / 100,
         };
-        assert!(bytes / u64::from(request.devices) <= smallest, "{}", pod["metadata"]["name"]);
+        assert!(
+            bytes / u64::from(request.devices) <= smallest,
+            "{}",
+            pod["metadata"]["name"]
+        );
         total += bytes;
     }
     assert!(total <= memory.iter().sum(), "all of them on one node");
@@ -92,8 +116,17 @@ fn are_small_and_print_their_environment() {
         for list in ["initContainers", "containers"] {
             for container in spec[list].as_array().into_iter().flatten() {
                 assert_eq!(container["image"], "busybox:1.36");
-                assert!(texts(&container["command"]).last().unwrap().starts_with("env | sort"), "{container}");
-                assert!(container["resources"]["requests"].is_null(), "the API server fills requests in from limits");
+                assert!(
+                    texts(&container["command"])
+                        .last()
+                        .unwrap()
+                        .starts_with("env | sort"),
+                    "{container}"
+                );
+                assert!(
+                    container["resources"]["requests"].is_null(),
+                    "the API server fills requests in from limits"
+                );
             }
         }
     }

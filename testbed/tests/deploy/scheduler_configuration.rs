@@ -5,7 +5,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use proto::resource::{FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, VENDOR_GPUS};
+use proto::resource::{
+    FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, VENDOR_GPUS,
+};
 use rstest::rstest;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -71,17 +73,47 @@ fn extender(path: &str) -> Extender {
 #[case::second(SECOND)]
 fn asks_for_every_pod_that_shares_gpus(#[case] path: &str) {
     let extender = extender(path);
-    let managed: Vec<&str> = extender.managed_resources.iter().map(|resource| resource.name.as_str()).collect();
-    let ours = [GPU_MEM, GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU, RDMA, FPGA];
+    let managed: Vec<&str> = extender
+        .managed_resources
+        .iter()
+        .map(|resource| resource.name.as_str())
+        .collect();
+    let ours = [
+        GPU_MEM,
+        GPU_SHARED,
+        GPU_MEMORY,
+        GPU_MEMORY_RATIO,
+        GPU_CORE,
+        GPU,
+        RDMA,
+        FPGA,
+    ];
     assert_eq!(managed, [&ours[..], &VENDOR_GPUS].concat());
-    assert!(extender.managed_resources.iter().all(|resource| !resource.ignored_by_scheduler));
+    assert!(
+        extender
+            .managed_resources
+            .iter()
+            .all(|resource| !resource.ignored_by_scheduler)
+    );
     assert!(extender.node_cache_capable && !extender.ignorable);
     assert!(extender.weight > 0, "a prioritize verb needs a weight");
     let timeout: u64 = extender.http_timeout.strip_suffix('s').unwrap().parse().unwrap();
-    assert!((2..=3).contains(&timeout), "kube-scheduler places no other pod while it waits for a hung extender");
-    let bind = SCHEDULER.help().split_once("--bind-timeout").and_then(|(_, rest)| rest.split_once("[default: ")).unwrap().1.to_owned();
+    assert!(
+        (2..=3).contains(&timeout),
+        "kube-scheduler places no other pod while it waits for a hung extender"
+    );
+    let bind = SCHEDULER
+        .help()
+        .split_once("--bind-timeout")
+        .and_then(|(_, rest)| rest.split_once("[default: "))
+        .unwrap()
+        .1
+        .to_owned();
     let bind: u64 = bind.split_once("s]").unwrap().0.parse().unwrap();
-    assert!(timeout > bind, "longer than the extender's own limit for a bind, {bind} s");
+    assert!(
+        timeout > bind,
+        "longer than the extender's own limit for a bind, {bind} s"
+    );
 }
 
 /// Without an authority kube-scheduler takes any server's word and does not say so.
@@ -96,7 +128,13 @@ fn own_kube_scheduler_checks_whom_it_talks_to() {
     let text = |field: &str| service["metadata"][field].as_str().unwrap();
     let host = format!("{}.{}.svc", text("name"), text("namespace"));
     let port = &service["spec"]["ports"][0]["port"];
-    assert!(extender.url_prefix.starts_with(&format!("https://{host}:{port}/")), "{}", extender.url_prefix);
+    assert!(
+        extender
+            .url_prefix
+            .starts_with(&format!("https://{host}:{port}/")),
+        "{}",
+        extender.url_prefix
+    );
 
     let script = read("attach/kube-scheduler/certificates.sh");
     assert!(script.contains(&format!("service={host}\n")));
@@ -123,18 +161,31 @@ fn patch_fits_kubeadm_s_manifest() {
     let config = spec["containers"][0]["command"][2].as_str().unwrap();
     let folder = spec["volumes"][1]["hostPath"]["path"].as_str().unwrap();
     assert_eq!(spec["containers"][0]["volumeMounts"][1]["mountPath"], folder);
-    assert_eq!(config, format!("--config={folder}/{}", OWN.rsplit('/').next().unwrap()));
+    assert_eq!(
+        config,
+        format!("--config={folder}/{}", OWN.rsplit('/').next().unwrap())
+    );
     // The configuration replaces the flag.
-    assert_eq!(configuration(OWN)["clientConnection"]["kubeconfig"], "/etc/kubernetes/scheduler.conf");
+    assert_eq!(
+        configuration(OWN)["clientConnection"]["kubeconfig"],
+        "/etc/kubernetes/scheduler.conf"
+    );
 }
 
 #[test]
 fn second_scheduler_talks_over_loopback_and_has_its_own_lease() {
     let extender = extender(SECOND);
     assert!(!extender.enable_https && extender.tls_config.is_none());
-    assert!(extender.url_prefix.starts_with("http://127.0.0.1:12345/"), "{}", extender.url_prefix);
+    assert!(
+        extender.url_prefix.starts_with("http://127.0.0.1:12345/"),
+        "{}",
+        extender.url_prefix
+    );
     let election = &configuration(SECOND)["leaderElection"];
-    assert_eq!(*election, json!({"leaderElect": true, "resourceName": "gpushare-kube-scheduler", "resourceNamespace": "gpushare-system"}));
+    assert_eq!(
+        *election,
+        json!({"leaderElect": true, "resourceName": "gpushare-kube-scheduler", "resourceNamespace": "gpushare-system"})
+    );
 }
 
 /// What the testbed's own loop makes of the files.
@@ -152,7 +203,12 @@ fn testbed_reads_it_too(#[case] path: &str, #[case] scheduler: &str) {
 #[case::own(OWN)]
 #[case::second(SECOND)]
 fn all_nodes_are_looked_at(#[case] path: &str) {
-    assert_eq!(Configuration::read(&deploy().join(path)).unwrap().percentage_of_nodes_to_score, 100);
+    assert_eq!(
+        Configuration::read(&deploy().join(path))
+            .unwrap()
+            .percentage_of_nodes_to_score,
+        100
+    );
 }
 
 /// The real scheduler, without an API server, knows the paths that the configurations and the probes name.
@@ -161,9 +217,19 @@ fn all_nodes_are_looked_at(#[case] path: &str) {
 #[case::second(SECOND)]
 fn scheduler_serves_these_paths(#[case] path: &str) {
     let extender = extender(path);
-    let prefix = extender.url_prefix.splitn(4, '/').nth(3).map(|path| format!("/{path}")).unwrap();
+    let prefix = extender
+        .url_prefix
+        .splitn(4, '/')
+        .nth(3)
+        .map(|path| format!("/{path}"))
+        .unwrap();
     let scheduler = Running::start();
-    for verb in [&extender.filter_verb, &extender.preempt_verb, &extender.prioritize_verb, &extender.bind_verb] {
+    for verb in [
+        &extender.filter_verb,
+        &extender.preempt_verb,
+        &extender.prioritize_verb,
+        &extender.bind_verb,
+    ] {
         let unknown = scheduler.status("POST", &format!("{prefix}/{verb}-unknown"));
         let known = scheduler.status("POST", &format!("{prefix}/{verb}"));
         assert_eq!(unknown, 404);
@@ -175,7 +241,14 @@ fn scheduler_serves_these_paths(#[case] path: &str) {
         // It has seen nothing of the cluster yet.
         assert_eq!(status(address, "GET", "/readyz"), 503);
     }
-    assert_eq!(status(scheduler.health, "POST", &format!("{prefix}/{}", extender.bind_verb)), 404);
+    assert_eq!(
+        status(
+            scheduler.health,
+            "POST",
+            &format!("{prefix}/{}", extender.bind_verb)
+        ),
+        404
+    );
 }
 
 /// The scheduler's process, ended when dropped.
@@ -192,14 +265,25 @@ impl Running {
         let kubeconfig = folder.path().join("kubeconfig");
         std::fs::write(&kubeconfig, KUBECONFIG).unwrap();
         // Free now; whoever takes one in between fails this test, not another one.
-        let [address, health] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap()).map(|free| free.local_addr().unwrap());
+        let [address, health] = [(); 2]
+            .map(|()| TcpListener::bind("127.0.0.1:0").unwrap())
+            .map(|free| free.local_addr().unwrap());
         let child = SCHEDULER
             .command()
-            .args([format!("--listen={address}"), format!("--health-listen={health}"), format!("--kubeconfig={}", kubeconfig.display())])
+            .args([
+                format!("--listen={address}"),
+                format!("--health-listen={health}"),
+                format!("--kubeconfig={}", kubeconfig.display()),
+            ])
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let running = Self { child, address, health, _folder: folder };
+        let running = Self {
+            child,
+            address,
+            health,
+            _folder: folder,
+        };
         running.await_port();
         running
     }
@@ -224,7 +308,12 @@ fn status(address: SocketAddr, method: &str, path: &str) -> u16 {
     write!(stream, "{head}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).unwrap_or_else(|| panic!("{path}: {answer:?}")).parse().unwrap()
+    answer
+        .split(' ')
+        .nth(1)
+        .unwrap_or_else(|| panic!("{path}: {answer:?}"))
+        .parse()
+        .unwrap()
 }
 
 impl Drop for Running {

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 
 use proto::pod::ALL_DEVICES;
-use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, VENDOR_GPUS};
+use proto::resource::{
+    GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, VENDOR_GPUS,
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::rbac::{Access, Rbac, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_WEBHOOKS, Target};
@@ -20,17 +22,29 @@ const GUARD: &str = "components/guard-bindings";
 const KINDS: [&str; 2] = ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"];
 
 fn container(objects: &[Value]) -> Value {
-    let containers = find(objects, "Deployment", SCHEDULER.name)["spec"]["template"]["spec"]["containers"].as_array().unwrap();
-    containers.iter().find(|container| container["name"] == SCHEDULER.name).unwrap().clone()
+    let containers = find(objects, "Deployment", SCHEDULER.name)["spec"]["template"]["spec"]["containers"]
+        .as_array()
+        .unwrap();
+    containers
+        .iter()
+        .find(|container| container["name"] == SCHEDULER.name)
+        .unwrap()
+        .clone()
 }
 
 fn webhooks(objects: &[Value]) -> Vec<Value> {
     let configurations = KINDS.map(|kind| find(objects, kind, SCHEDULER.name));
-    configurations.into_iter().flat_map(|configuration| configuration["webhooks"].as_array().unwrap()).cloned().collect()
+    configurations
+        .into_iter()
+        .flat_map(|configuration| configuration["webhooks"].as_array().unwrap())
+        .cloned()
+        .collect()
 }
 
 fn flag<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
-    texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='))
+    texts(&container["args"])
+        .into_iter()
+        .find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='))
 }
 
 #[rstest]
@@ -41,22 +55,46 @@ fn the_api_server_finds_what_the_scheduler_serves(#[case] folder: &str, #[case] 
     let objects = render_with(folder, &[component, GUARD]);
     let container = container(&objects);
     SCHEDULER.accepts(&texts(&container["args"])).unwrap();
-    let port = container["ports"].as_array().unwrap().iter().find(|port| port["name"] == "webhook").unwrap();
-    assert_eq!(flag(&container, "--webhook-listen").unwrap(), format!("0.0.0.0:{}", port["containerPort"]));
+    let port = container["ports"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|port| port["name"] == "webhook")
+        .unwrap();
+    assert_eq!(
+        flag(&container, "--webhook-listen").unwrap(),
+        format!("0.0.0.0:{}", port["containerPort"])
+    );
     let service = find(&objects, "Service", "gpushare-webhook");
     assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
     assert_eq!(service["spec"]["type"], "ClusterIP");
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
     let admitted = policy["spec"]["ingress"][0]["ports"].as_array().unwrap();
-    assert!(admitted.iter().any(|rule| rule["port"] == port["containerPort"]), "{policy:#}");
+    assert!(
+        admitted.iter().any(|rule| rule["port"] == port["containerPort"]),
+        "{policy:#}"
+    );
     let webhooks = webhooks(&objects);
-    let paths: Vec<&str> = webhooks.iter().map(|webhook| webhook["clientConfig"]["service"]["path"].as_str().unwrap()).collect();
-    assert_eq!(paths, ["mutate", "validate", "validate"].map(|route| format!("/gpushare-scheduler/webhook/{route}")));
+    let paths: Vec<&str> = webhooks
+        .iter()
+        .map(|webhook| webhook["clientConfig"]["service"]["path"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        paths,
+        ["mutate", "validate", "validate"].map(|route| format!("/gpushare-scheduler/webhook/{route}"))
+    );
     for webhook in &webhooks {
         let target = &webhook["clientConfig"]["service"];
-        assert_eq!((&target["name"], &target["namespace"]), (&service["metadata"]["name"], &service["metadata"]["namespace"]));
+        assert_eq!(
+            (&target["name"], &target["namespace"]),
+            (&service["metadata"]["name"], &service["metadata"]["namespace"])
+        );
         assert_eq!(target["port"], service["spec"]["ports"][0]["port"]);
-        assert_eq!(webhook["clientConfig"]["caBundle"], Value::Null, "an apply would undo what the scheduler wrote");
+        assert_eq!(
+            webhook["clientConfig"]["caBundle"],
+            Value::Null,
+            "an apply would undo what the scheduler wrote"
+        );
     }
 }
 
@@ -64,15 +102,26 @@ fn the_api_server_finds_what_the_scheduler_serves(#[case] folder: &str, #[case] 
 fn nobody_is_in_the_way() {
     for webhook in webhooks(&render_with("base", &[OWN_CERTIFICATES, GUARD])) {
         let name = webhook["name"].as_str().unwrap();
-        assert!(name.split('.').count() >= 3, "{name}: the API server demands three parts");
+        assert!(
+            name.split('.').count() >= 3,
+            "{name}: the API server demands three parts"
+        );
         let fields = ["failurePolicy", "sideEffects", "timeoutSeconds"].map(|field| webhook[field].clone());
-        assert_eq!(fields, [json!("Ignore"), json!("None"), json!(2)], "{name}: a hung scheduler holds up two of them");
+        assert_eq!(
+            fields,
+            [json!("Ignore"), json!("None"), json!(2)],
+            "{name}: a hung scheduler holds up two of them"
+        );
         let namespaces = match name {
             "validate.pods.gpushare" => json!(["kube-system", "gpu-operator", "gpushare-system"]),
             _ => json!(["kube-system", "gpushare-system"]),
         };
-        let expected = json!([{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": namespaces}]);
-        assert_eq!(webhook["namespaceSelector"]["matchExpressions"], expected, "{name}");
+        let expected =
+            json!([{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": namespaces}]);
+        assert_eq!(
+            webhook["namespaceSelector"]["matchExpressions"], expected,
+            "{name}"
+        );
         assert_eq!(webhook["matchConditions"].as_array().unwrap().len(), 1, "{name}");
     }
 }
@@ -82,15 +131,32 @@ fn nobody_is_in_the_way() {
 fn the_api_server_asks_about_every_pod_that_asks_for_devices() {
     for webhook in webhooks(&render_base_with(OWN_CERTIFICATES)) {
         let condition = webhook["matchConditions"][0]["expression"].as_str().unwrap();
-        let names_mark = [format!("'{ALL_DEVICES}' in object.metadata"), format!("key == '{ALL_DEVICES}'")];
-        assert!(names_mark.iter().any(|part| condition.contains(part)), "{condition}");
+        let names_mark = [
+            format!("'{ALL_DEVICES}' in object.metadata"),
+            format!("key == '{ALL_DEVICES}'"),
+        ];
+        assert!(
+            names_mark.iter().any(|part| condition.contains(part)),
+            "{condition}"
+        );
         let exact = OLD_NAMES.map(|(old, _)| old).into_iter().chain(VENDOR_GPUS);
         for name in exact {
             assert!(condition.contains(&format!("'{name}'")), "{name}: {condition}");
         }
-        for name in [GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA] {
+        for name in [
+            GPU,
+            GPU_CORE,
+            GPU_MEM,
+            GPU_MEMORY,
+            GPU_MEMORY_RATIO,
+            GPU_SHARED,
+            RDMA,
+        ] {
             let domain = name.split_once('/').unwrap().0;
-            assert!(condition.contains(&format!("name.startsWith('{domain}/')")), "{name}: {condition}");
+            assert!(
+                condition.contains(&format!("name.startsWith('{domain}/')")),
+                "{name}: {condition}"
+            );
         }
         assert!(!condition.contains("startsWith('kubernetes.io"), "{condition}");
     }
@@ -100,7 +166,10 @@ fn the_api_server_asks_about_every_pod_that_asks_for_devices() {
 #[test]
 fn unrestricted_namespaces_are_the_same_everywhere() {
     let webhooks = webhooks(&render_base_with(OWN_CERTIFICATES));
-    let validating = webhooks.iter().find(|webhook| webhook["name"] == "validate.pods.gpushare").unwrap();
+    let validating = webhooks
+        .iter()
+        .find(|webhook| webhook["name"] == "validate.pods.gpushare")
+        .unwrap();
     let selected = texts(&validating["namespaceSelector"]["matchExpressions"][0]["values"]).join(",");
     for daemon in [SCHEDULER, DEVICE_PLUGIN] {
         let help = daemon.help();
@@ -133,10 +202,19 @@ fn the_api_server_asks_about_pods_that_say_what_they_see() {
 #[test]
 fn bindings_are_guarded_against_all_but_the_scheduler() {
     let objects = render_with("base", &[OWN_CERTIFICATES, GUARD]);
-    assert_eq!(flag(&container(&objects), "--webhook-guard-bindings"), Some(ACCOUNT));
+    assert_eq!(
+        flag(&container(&objects), "--webhook-guard-bindings"),
+        Some(ACCOUNT)
+    );
     let webhooks = webhooks(&objects);
-    let guard = webhooks.iter().find(|webhook| webhook["rules"][0]["resources"] == json!(["pods/binding", "bindings"])).unwrap();
-    assert_eq!(guard["matchConditions"][0]["expression"], format!("request.userInfo.username != '{ACCOUNT}'"));
+    let guard = webhooks
+        .iter()
+        .find(|webhook| webhook["rules"][0]["resources"] == json!(["pods/binding", "bindings"]))
+        .unwrap();
+    assert_eq!(
+        guard["matchConditions"][0]["expression"],
+        format!("request.userInfo.username != '{ACCOUNT}'")
+    );
 }
 
 #[rstest]
@@ -146,24 +224,65 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
     let objects = render_with(folder, &[OWN_CERTIFICATES]);
     let before = Rbac::of(&render(folder)).unwrap();
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Access<'_>> = before.granted(ACCOUNT).into_iter().chain(SCHEDULER_WEBHOOKS.iter().copied()).collect();
+    let used: BTreeSet<Access<'_>> = before
+        .granted(ACCOUNT)
+        .into_iter()
+        .chain(SCHEDULER_WEBHOOKS.iter().copied())
+        .collect();
     assert_eq!(rbac.granted(ACCOUNT), used);
-    assert!(SCHEDULER_WEBHOOKS.iter().all(|access| !SCHEDULER_RIGHTS.contains(access)));
+    assert!(
+        SCHEDULER_WEBHOOKS
+            .iter()
+            .all(|access| !SCHEDULER_RIGHTS.contains(access))
+    );
     let container = container(&objects);
     let secret = flag(&container, "--certificate-secret").unwrap();
     for access in SCHEDULER_WEBHOOKS {
-        let (namespace, name) = if access.resource == "secrets" { ("gpushare-system", secret) } else { ("", SCHEDULER.name) };
-        assert!(rbac.allows(ACCOUNT, *access, Target { namespace, name }), "{access}");
+        let (namespace, name) = if access.resource == "secrets" {
+            ("gpushare-system", secret)
+        } else {
+            ("", SCHEDULER.name)
+        };
+        assert!(
+            rbac.allows(ACCOUNT, *access, Target { namespace, name }),
+            "{access}"
+        );
         if access.verb != "create" {
-            assert!(!rbac.allows(ACCOUNT, *access, Target { namespace, name: "other" }), "{access} of another name");
+            assert!(
+                !rbac.allows(
+                    ACCOUNT,
+                    *access,
+                    Target {
+                        namespace,
+                        name: "other"
+                    }
+                ),
+                "{access} of another name"
+            );
         }
         if access.resource == "secrets" {
-            assert!(!rbac.allows(ACCOUNT, *access, Target { namespace: "kube-system", name: secret }), "{access} elsewhere");
+            assert!(
+                !rbac.allows(
+                    ACCOUNT,
+                    *access,
+                    Target {
+                        namespace: "kube-system",
+                        name: secret
+                    }
+                ),
+                "{access} elsewhere"
+            );
         }
     }
     let help = SCHEDULER.help();
-    assert!(help.contains(&format!("[default: {}]", SCHEDULER.name)), "--webhook-configuration is the configurations' name");
-    assert!(help.contains("the Services gpushare-webhook and gpushare-scheduler"), "--certificate-hosts");
+    assert!(
+        help.contains(&format!("[default: {}]", SCHEDULER.name)),
+        "--webhook-configuration is the configurations' name"
+    );
+    assert!(
+        help.contains("the Services gpushare-webhook and gpushare-scheduler"),
+        "--certificate-hosts"
+    );
 }
 
 /// cert-manager fills the Secret that the base mounts; the scheduler needs no more rights than without webhooks.
@@ -172,10 +291,18 @@ fn cert_manager_takes_the_scheduler_s_place() {
     let objects = render_base_with(CERT_MANAGER);
     for kind in KINDS {
         let annotations = &find(&objects, kind, SCHEDULER.name)["metadata"]["annotations"];
-        assert_eq!(annotations["cert-manager.io/inject-ca-from"], "gpushare-system/gpushare-scheduler");
+        assert_eq!(
+            annotations["cert-manager.io/inject-ca-from"],
+            "gpushare-system/gpushare-scheduler"
+        );
     }
     let container = container(&objects);
-    assert!(flag(&container, "--certificate-secret").is_none() && flag(&container, "--tls-cert-file").is_some());
-    assert_eq!(Rbac::of(&objects).unwrap().granted(ACCOUNT), Rbac::of(&render("base")).unwrap().granted(ACCOUNT));
+    assert!(
+        flag(&container, "--certificate-secret").is_none() && flag(&container, "--tls-cert-file").is_some()
+    );
+    assert_eq!(
+        Rbac::of(&objects).unwrap().granted(ACCOUNT),
+        Rbac::of(&render("base")).unwrap().granted(ACCOUNT)
+    );
     assert_eq!(all(&objects, "Role").len(), all(&render("base"), "Role").len());
 }

@@ -23,7 +23,10 @@ fn workloads(objects: &[Value]) -> Vec<&Value> {
 
 fn container<'a>(workload: &'a Value, name: &str) -> &'a Value {
     let containers = pod(workload)["containers"].as_array().unwrap();
-    containers.iter().find(|container| container["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
+    containers
+        .iter()
+        .find(|container| container["name"] == name)
+        .unwrap_or_else(|| panic!("no container {name}"))
 }
 
 #[rstest]
@@ -35,16 +38,31 @@ fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fol
         for field in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"] {
             assert_eq!(pod[field], Value::Null, "{name}: {field}");
         }
-        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault",
+            "{name}"
+        );
         let priority = pod["priorityClassName"].as_str().unwrap();
-        assert!(["system-node-critical", "system-cluster-critical"].contains(&priority), "{name}");
-        assert!(pod["terminationGracePeriodSeconds"].as_i64().is_some_and(|seconds| seconds > 0), "{name}");
+        assert!(
+            ["system-node-critical", "system-cluster-critical"].contains(&priority),
+            "{name}"
+        );
+        assert!(
+            pod["terminationGracePeriodSeconds"]
+                .as_i64()
+                .is_some_and(|seconds| seconds > 0),
+            "{name}"
+        );
         for container in pod["containers"].as_array().unwrap() {
             let expected = json!({
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}});
             assert_eq!(container["securityContext"], expected, "{name}");
             assert!(container["resources"]["requests"]["memory"].is_string(), "{name}");
-            assert!(container["image"].as_str().unwrap().contains(':'), "{name}: {}", container["image"]);
+            assert!(
+                container["image"].as_str().unwrap().contains(':'),
+                "{name}: {}",
+                container["image"]
+            );
         }
     }
 }
@@ -55,12 +73,21 @@ fn nothing_is_open_on_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fo
     let objects = render(folder);
     for service in all(&objects, "Service") {
         assert_eq!(service["spec"]["type"], "ClusterIP");
-        assert!(service["spec"]["ports"].as_array().unwrap().iter().all(|port| port["nodePort"].is_null()));
+        assert!(
+            service["spec"]["ports"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|port| port["nodePort"].is_null())
+        );
     }
     for workload in workloads(&objects) {
         for container in pod(workload)["containers"].as_array().unwrap() {
             let ports = container["ports"].as_array().into_iter().flatten();
-            assert!(ports.clone().all(|port| port["hostPort"].is_null()), "{container:#}");
+            assert!(
+                ports.clone().all(|port| port["hostPort"].is_null()),
+                "{container:#}"
+            );
         }
     }
     assert_eq!(all(&objects, "NetworkPolicy").len(), 2);
@@ -71,14 +98,24 @@ fn scheduler_is_not_root_and_demands_certificates() {
     let objects = render("base");
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let user = &pod(deployment)["securityContext"];
-    assert_eq!((&user["runAsNonRoot"], &user["runAsUser"]), (&json!(true), &json!(65532)));
+    assert_eq!(
+        (&user["runAsNonRoot"], &user["runAsUser"]),
+        (&json!(true), &json!(65532))
+    );
     let args = texts(&container(deployment, SCHEDULER.name)["args"]);
     for flag in ["--tls-cert-file=", "--tls-key-file=", "--client-ca-file="] {
-        let file = args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap_or_else(|| panic!("{flag} is missing"));
+        let file = args
+            .iter()
+            .find_map(|arg| arg.strip_prefix(flag))
+            .unwrap_or_else(|| panic!("{flag} is missing"));
         assert!(file.starts_with("/etc/gpushare/tls/"), "{file}");
     }
-    let secret = pod(deployment)["volumes"][0]["secret"]["secretName"].as_str().unwrap();
-    assert!(crate::read("attach/kube-scheduler/certificates.sh").contains(&format!("secret generic {secret} ")));
+    let secret = pod(deployment)["volumes"][0]["secret"]["secretName"]
+        .as_str()
+        .unwrap();
+    assert!(
+        crate::read("attach/kube-scheduler/certificates.sh").contains(&format!("secret generic {secret} "))
+    );
 }
 
 #[test]
@@ -87,7 +124,10 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let container = container(deployment, SCHEDULER.name);
     let (port, health) = (&container["ports"][0], &container["ports"][1]);
-    let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--listen=")).unwrap();
+    let listen = texts(&container["args"])
+        .into_iter()
+        .find_map(|arg| arg.strip_prefix("--listen="))
+        .unwrap();
     assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
     assert_probed_in_the_clear(container, health);
     let service = find(&objects, "Service", SCHEDULER.name);
@@ -100,7 +140,11 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
         &find(&objects, "NetworkPolicy", SCHEDULER.name)["spec"]["podSelector"]["matchLabels"],
     ];
     for selector in selectors {
-        let mut own = selector.as_object().unwrap().iter().filter(|(key, _)| *key != LEADER_LABEL);
+        let mut own = selector
+            .as_object()
+            .unwrap()
+            .iter()
+            .filter(|(key, _)| *key != LEADER_LABEL);
         assert!(own.all(|(key, value)| labels[key] == *value), "{selector}");
     }
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
@@ -110,10 +154,17 @@ fn scheduler_is_probed_and_reached_where_it_listens() {
 
 /// kubelet shows no certificate, and reaches the pod's address only.
 fn assert_probed_in_the_clear(container: &Value, port: &Value) {
-    let listen = texts(&container["args"]).into_iter().find_map(|arg| arg.strip_prefix("--health-listen=")).unwrap();
+    let listen = texts(&container["args"])
+        .into_iter()
+        .find_map(|arg| arg.strip_prefix("--health-listen="))
+        .unwrap();
     assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
     for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
-        assert_eq!(container[probe]["httpGet"], json!({"path": path, "port": port["name"]}), "{probe}");
+        assert_eq!(
+            container[probe]["httpGet"],
+            json!({"path": path, "port": port["name"]}),
+            "{probe}"
+        );
     }
 }
 
@@ -131,10 +182,17 @@ fn second_scheduler_keeps_the_extender_to_itself(#[case] folder: &str) {
     assert_eq!(ports.len(), 1, "{ports:?}");
     assert_probed_in_the_clear(extender, &ports[0]);
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    assert_eq!(policy["spec"]["ingress"], json!([{"ports": [{"port": ports[0]["containerPort"], "protocol": "TCP"}]}]));
+    assert_eq!(
+        policy["spec"]["ingress"],
+        json!([{"ports": [{"port": ports[0]["containerPort"], "protocol": "TCP"}]}])
+    );
     let kube_scheduler = container(deployment, "kube-scheduler");
     let volume = &pod(deployment)["volumes"][0];
-    let map = find(&objects, "ConfigMap", volume["configMap"]["name"].as_str().unwrap());
+    let map = find(
+        &objects,
+        "ConfigMap",
+        volume["configMap"]["name"].as_str().unwrap(),
+    );
     let mount = kube_scheduler["volumeMounts"][0]["mountPath"].as_str().unwrap();
     let file = map["data"].as_object().unwrap().keys().next().unwrap();
     assert!(texts(&kube_scheduler["command"]).contains(&format!("--config={mount}/{file}").as_str()));
@@ -147,15 +205,32 @@ fn device_plugin_reaches_kubelet_and_reads_little_else_of_the_node() {
     let pod = pod(daemon_set);
     assert_eq!(pod["securityContext"]["runAsUser"], 0);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let (volumes, mounts) = (pod["volumes"].as_array().unwrap(), container["volumeMounts"].as_array().unwrap());
+    let (volumes, mounts) = (
+        pod["volumes"].as_array().unwrap(),
+        container["volumeMounts"].as_array().unwrap(),
+    );
     let seen: Vec<Value> = volumes
         .iter()
         .zip(mounts)
-        .map(|(volume, mount)| json!([volume["hostPath"]["path"], mount["mountPath"], mount["readOnly"].as_bool().unwrap_or(false)]))
+        .map(|(volume, mount)| {
+            json!([
+                volume["hostPath"]["path"],
+                mount["mountPath"],
+                mount["readOnly"].as_bool().unwrap_or(false)
+            ])
+        })
         .collect();
     let expected = [
-        json!(["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/device-plugins", false]),
-        json!(["/var/lib/kubelet/pod-resources", "/var/lib/kubelet/pod-resources", true]),
+        json!([
+            "/var/lib/kubelet/device-plugins",
+            "/var/lib/kubelet/device-plugins",
+            false
+        ]),
+        json!([
+            "/var/lib/kubelet/pod-resources",
+            "/var/lib/kubelet/pod-resources",
+            true
+        ]),
         json!(["/var/run/cdi", "/var/run/cdi", false]),
         json!(["/etc/cdi", "/etc/cdi", true]),
         json!(["/sys", "/host/sys", true]),
@@ -163,20 +238,43 @@ fn device_plugin_reaches_kubelet_and_reads_little_else_of_the_node() {
     ];
     assert_eq!(seen, expected);
     assert_eq!(pod["nodeSelector"]["gpushare"], "true");
-    let env: BTreeMap<&str, &Value> =
-        container["env"].as_array().unwrap().iter().map(|entry| (entry["name"].as_str().unwrap(), entry)).collect();
-    assert_eq!(env["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
-    assert_eq!(env["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"], "metadata.uid");
+    let env: BTreeMap<&str, &Value> = container["env"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| (entry["name"].as_str().unwrap(), entry))
+        .collect();
+    assert_eq!(
+        env["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"],
+        "spec.nodeName"
+    );
+    assert_eq!(
+        env["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"],
+        "metadata.uid"
+    );
     assert_eq!(env["NVIDIA_VISIBLE_DEVICES"]["value"], "all");
     assert_eq!(env["NVIDIA_DRIVER_CAPABILITIES"]["value"], "utility");
-    let tolerated: Vec<&str> = pod["tolerations"].as_array().unwrap().iter().map(|t| t["key"].as_str().unwrap()).collect();
-    assert!(["nvidia.com/gpu", "node.kubernetes.io/not-ready"].iter().all(|key| tolerated.contains(key)), "{tolerated:?}");
+    let tolerated: Vec<&str> = pod["tolerations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["key"].as_str().unwrap())
+        .collect();
+    assert!(
+        ["nvidia.com/gpu", "node.kubernetes.io/not-ready"]
+            .iter()
+            .all(|key| tolerated.contains(key)),
+        "{tolerated:?}"
+    );
 }
 
 #[test]
 fn device_plugin_is_probed_where_it_answers() {
     let objects = render("base");
-    let container = container(find(&objects, "DaemonSet", DEVICE_PLUGIN.name), DEVICE_PLUGIN.name);
+    let container = container(
+        find(&objects, "DaemonSet", DEVICE_PLUGIN.name),
+        DEVICE_PLUGIN.name,
+    );
     assert_probed_in_the_clear(container, &container["ports"][0]);
     assert!(admits_nobody(find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name)));
 }
@@ -186,7 +284,10 @@ fn device_plugin_is_probed_where_it_answers() {
 fn device_plugin_is_replaced_not_doubled() {
     let objects = render("base");
     let strategy = &find(&objects, "DaemonSet", DEVICE_PLUGIN.name)["spec"]["updateStrategy"];
-    assert_eq!(*strategy, json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}));
+    assert_eq!(
+        *strategy,
+        json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}})
+    );
 }
 
 /// The scheduler knows the plugin's pods by their label, and the plugin serves for up to 9 s after SIGTERM.
@@ -197,7 +298,13 @@ fn device_plugin_is_known_to_the_scheduler_and_has_time_to_end() {
     for name in [DEVICE_PLUGIN.name, &whole_name] {
         let template = &find(&objects, "DaemonSet", name)["spec"]["template"];
         assert_eq!(template["metadata"]["labels"]["app.kubernetes.io/name"], name);
-        assert!(template["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() >= 15, "and up to 5 s to close everything");
+        assert!(
+            template["spec"]["terminationGracePeriodSeconds"]
+                .as_u64()
+                .unwrap()
+                >= 15,
+            "and up to 5 s to close everything"
+        );
     }
 }
 
@@ -207,16 +314,24 @@ fn simulated_devices_reach_the_plugin() {
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
     let args = texts(&container["args"]);
-    let file = args.iter().find_map(|arg| arg.strip_prefix("--inventory=file:")).unwrap();
+    let file = args
+        .iter()
+        .find_map(|arg| arg.strip_prefix("--inventory=file:"))
+        .unwrap();
     let mounts = container["volumeMounts"].as_array().unwrap();
-    let mount = mounts.iter().find(|mount| mount["name"] == "inventory").unwrap()["mountPath"].as_str().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "inventory").unwrap()["mountPath"]
+        .as_str()
+        .unwrap();
     let key = file.strip_prefix(mount).unwrap().trim_start_matches('/');
     let map = find(&objects, "ConfigMap", "gpushare-inventory");
     let inventory: Value = serde_json::from_str(map["data"][key].as_str().unwrap()).unwrap();
     let gpus = inventory["gpus"].as_array().unwrap();
     assert_eq!(gpus.len(), 4);
     // A UUID says which device of the cluster it is.
-    assert!(gpus.iter().all(|gpu| gpu["uuid"].as_str().unwrap().contains("{node}")));
+    assert!(
+        gpus.iter()
+            .all(|gpu| gpu["uuid"].as_str().unwrap().contains("{node}"))
+    );
 }
 
 #[test]
@@ -226,29 +341,59 @@ fn runtime_class_is_a_component() {
     assert_eq!(pod(daemon_set)["runtimeClassName"], "nvidia");
     let args = texts(&container(daemon_set, DEVICE_PLUGIN.name)["args"]);
     DEVICE_PLUGIN.accepts(&args).unwrap();
-    assert!(args.contains(&"--runtime-class=nvidia"), "the plugin knows the class of its own pod");
+    assert!(
+        args.contains(&"--runtime-class=nvidia"),
+        "the plugin knows the class of its own pod"
+    );
 }
 
 /// One component is privileged, and says so; with it the runtime adds nothing, and each directory of a driver is mounted.
 #[test]
 fn driver_root_is_a_component() {
-    let objects =
-        render_with("base", &["components/driver-root", "components/gpu-operator", "components/selinux", "components/read-only-etc"]);
+    let objects = render_with(
+        "base",
+        &[
+            "components/driver-root",
+            "components/gpu-operator",
+            "components/selinux",
+            "components/read-only-etc",
+        ],
+    );
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
     let args = texts(&container["args"]);
     DEVICE_PLUGIN.accepts(&args).unwrap();
-    let roots = args.iter().find_map(|arg| arg.strip_prefix("--driver-root=")).unwrap();
-    let mounts: Vec<_> = container["volumeMounts"].as_array().unwrap().iter().map(|mount| mount["mountPath"].as_str().unwrap()).collect();
-    assert!(roots.split(',').all(|root| root.starts_with("/host")) && mounts.contains(&"/host"), "{roots}");
+    let roots = args
+        .iter()
+        .find_map(|arg| arg.strip_prefix("--driver-root="))
+        .unwrap();
+    let mounts: Vec<_> = container["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mount| mount["mountPath"].as_str().unwrap())
+        .collect();
+    assert!(
+        roots.split(',').all(|root| root.starts_with("/host")) && mounts.contains(&"/host"),
+        "{roots}"
+    );
     assert!(!mounts.contains(&"/etc/cdi"), "{mounts:?}");
     let volumes = pod(daemon_set)["volumes"].as_array().unwrap();
     assert_eq!(volumes.len(), mounts.len(), "each volume is mounted");
-    let expected = json!({"privileged": true, "readOnlyRootFilesystem": true, "seLinuxOptions": {"type": "spc_t"}});
+    let expected =
+        json!({"privileged": true, "readOnlyRootFilesystem": true, "seLinuxOptions": {"type": "spc_t"}});
     assert_eq!(container["securityContext"], expected);
-    let variable = container["env"].as_array().unwrap().iter().find(|variable| variable["name"] == "NVIDIA_VISIBLE_DEVICES").unwrap();
+    let variable = container["env"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|variable| variable["name"] == "NVIDIA_VISIBLE_DEVICES")
+        .unwrap();
     assert_eq!(variable["value"], "void");
-    assert_eq!(pod(daemon_set)["nodeSelector"]["nvidia.com/gpu.deploy.client"], "true");
+    assert_eq!(
+        pod(daemon_set)["nodeSelector"]["nvidia.com/gpu.deploy.client"],
+        "true"
+    );
     assert!(crate::read("components/driver-root/kustomization.yaml").contains("PRIVILEGED"));
 }
 
@@ -262,8 +407,18 @@ fn runtime_hook_is_a_component() {
     DEVICE_PLUGIN.accepts(&args).unwrap();
     let expected = format!("--nri-socket={}", proto::nri::SOCKET);
     assert!(args.contains(&expected.as_str()), "{args:?}");
-    let named = |list: &Value| list.as_array().unwrap().iter().find(|entry| entry["name"] == "nri").cloned().unwrap();
-    let (mount, volume) = (named(&container["volumeMounts"]), named(&pod(daemon_set)["volumes"]));
+    let named = |list: &Value| {
+        list.as_array()
+            .unwrap()
+            .iter()
+            .find(|entry| entry["name"] == "nri")
+            .cloned()
+            .unwrap()
+    };
+    let (mount, volume) = (
+        named(&container["volumeMounts"]),
+        named(&pod(daemon_set)["volumes"]),
+    );
     assert_eq!(mount["mountPath"], volume["hostPath"]["path"]);
     let dir = std::path::Path::new(proto::nri::SOCKET).parent().unwrap();
     assert_eq!(mount["mountPath"], dir.to_str().unwrap());
@@ -284,7 +439,10 @@ fn all_devices_are_a_component(#[case] folder: &str) {
         })
     };
     assert_eq!(flagged(&render(folder)), [false; 2]);
-    assert_eq!(flagged(&render_with(folder, &["components/all-devices"])), [true; 2]);
+    assert_eq!(
+        flagged(&render_with(folder, &["components/all-devices"])),
+        [true; 2]
+    );
 }
 
 /// The file that the plugin is told of is one of the mounted map, in the form that it asks for.
@@ -295,9 +453,20 @@ fn device_labels_are_a_component() {
     let container = container(daemon_set, DEVICE_PLUGIN.name);
     let args = texts(&container["args"]);
     DEVICE_PLUGIN.accepts(&args).unwrap();
-    let file = args.iter().find_map(|arg| arg.strip_prefix("--device-labels=")).unwrap();
-    let mount = container["volumeMounts"].as_array().unwrap().iter().find(|mount| mount["name"] == "device-labels").unwrap();
-    let name = file.strip_prefix(mount["mountPath"].as_str().unwrap()).unwrap().trim_start_matches('/');
+    let file = args
+        .iter()
+        .find_map(|arg| arg.strip_prefix("--device-labels="))
+        .unwrap();
+    let mount = container["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|mount| mount["name"] == "device-labels")
+        .unwrap();
+    let name = file
+        .strip_prefix(mount["mountPath"].as_str().unwrap())
+        .unwrap()
+        .trim_start_matches('/');
     let map = find(&objects, "ConfigMap", "gpushare-device-labels");
     let labels: Value = serde_yaml_ng::from_str(map["data"][name].as_str().unwrap()).unwrap();
     assert_eq!(labels["devices"]["rdma"]["fabric"], "default");
@@ -310,12 +479,25 @@ fn daemons_know_their_arguments(
     #[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str,
 ) {
     let objects = render(folder);
-    let workload = workloads(&objects).into_iter().find(|workload| workload["metadata"]["name"] == daemon.name).unwrap();
+    let workload = workloads(&objects)
+        .into_iter()
+        .find(|workload| workload["metadata"]["name"] == daemon.name)
+        .unwrap();
     let container = container(workload, daemon.name);
     daemon.accepts(&texts(&container["args"])).unwrap();
     let own = |name: &&str| !name.starts_with("NVIDIA_");
-    for name in container["env"].as_array().into_iter().flatten().map(|entry| entry["name"].as_str().unwrap()).filter(own) {
-        assert!(daemon.help().contains(&format!("[env: {name}")), "{} does not read {name}", daemon.name);
+    for name in container["env"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|entry| entry["name"].as_str().unwrap())
+        .filter(own)
+    {
+        assert!(
+            daemon.help().contains(&format!("[env: {name}")),
+            "{} does not read {name}",
+            daemon.name
+        );
     }
 }
 
@@ -324,9 +506,21 @@ fn daemons_know_their_arguments(
 fn policy_covers_the_resources_that_the_plugin_publishes() {
     use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
     let objects = render("base");
-    let policy = find(&objects, "ValidatingAdmissionPolicy", "gpushare-device-plugin-nodes");
+    let policy = find(
+        &objects,
+        "ValidatingAdmissionPolicy",
+        "gpushare-device-plugin-nodes",
+    );
     let text = policy["spec"]["validations"].to_string();
-    for name in [GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_MEM] {
+    for name in [
+        GPU,
+        GPU_CORE,
+        GPU_COUNT,
+        GPU_MEMORY,
+        GPU_MEMORY_RATIO,
+        GPU_SHARED,
+        GPU_MEM,
+    ] {
         let domain = name.split_once('/').unwrap().0;
         assert!(text.contains(&format!("name.startsWith('{domain}/')")), "{name}");
     }
@@ -343,20 +537,34 @@ fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
     let objects = render_base_with("components/whole-gpus");
     let whole_name = format!("{}-whole-gpus", DEVICE_PLUGIN.name);
     for kind in ["DaemonSet", "NetworkPolicy"] {
-        let (plain, whole) = (find(&objects, kind, DEVICE_PLUGIN.name), find(&objects, kind, &whole_name));
+        let (plain, whole) = (
+            find(&objects, kind, DEVICE_PLUGIN.name),
+            find(&objects, kind, &whole_name),
+        );
         let mut expected = plain.clone();
         if kind == "DaemonSet" {
-            let affinity = expected["spec"]["template"]["spec"].as_object_mut().unwrap().remove("affinity").unwrap();
+            let affinity = expected["spec"]["template"]["spec"]
+                .as_object_mut()
+                .unwrap()
+                .remove("affinity")
+                .unwrap();
             let terms = &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
-            assert_eq!(terms[0]["matchExpressions"], json!([{"key": "gpushare/whole-gpus", "operator": "NotIn", "values": ["true"]}]));
+            assert_eq!(
+                terms[0]["matchExpressions"],
+                json!([{"key": "gpushare/whole-gpus", "operator": "NotIn", "values": ["true"]}])
+            );
             let pod = &mut expected["spec"]["template"]["spec"];
             pod["nodeSelector"]["gpushare/whole-gpus"] = json!("true");
             let args = pod["containers"][0]["args"].as_array_mut().unwrap();
             args.insert(1, json!("--vendor-resource=nvidia.com/gpu=ours"));
-            DEVICE_PLUGIN.accepts(&texts(&pod["containers"][0]["args"])).unwrap();
+            DEVICE_PLUGIN
+                .accepts(&texts(&pod["containers"][0]["args"]))
+                .unwrap();
         }
         let label = format!("app.kubernetes.io/name\":\"{}\"", DEVICE_PLUGIN.name);
-        let expected = expected.to_string().replace(&label, &format!("app.kubernetes.io/name\":\"{whole_name}\""));
+        let expected = expected
+            .to_string()
+            .replace(&label, &format!("app.kubernetes.io/name\":\"{whole_name}\""));
         let mut expected: Value = serde_json::from_str(&expected).unwrap();
         expected["metadata"]["name"] = json!(whole_name);
         assert_eq!(*whole, expected, "{kind}");
@@ -375,7 +583,10 @@ fn components_change_both_daemon_sets() {
         "components/simulated",
         "components/device-labels",
     ] {
-        let (plain, whole) = (render("base"), render_with("base", &["components/whole-gpus", component]));
+        let (plain, whole) = (
+            render("base"),
+            render_with("base", &["components/whole-gpus", component]),
+        );
         let before = find(&plain, "DaemonSet", DEVICE_PLUGIN.name).to_string().len();
         for daemon_set in all(&whole, "DaemonSet") {
             assert!(daemon_set.to_string().len() > before, "{component}");

@@ -16,8 +16,18 @@ async fn an_init_and_an_app_container_of_one_slot_share_it_as_seen_on_a_real_kub
     node.run(pod("p", json!({"initContainers": [container("init", &[(SLOTS, "1")])], "containers": [container("app", &[(SLOTS, "1")])]})))
         .await;
     let one = vec!["d0".to_owned()];
-    let preferred = Call::Preferred { n_available: 200, must_include: vec![], size: 1 };
-    let expected = [preferred, Call::Allocate(one.clone()), Call::Allocate(one.clone()), Call::PreStart(one.clone()), Call::PreStart(one)];
+    let preferred = Call::Preferred {
+        n_available: 200,
+        must_include: vec![],
+        size: 1,
+    };
+    let expected = [
+        preferred,
+        Call::Allocate(one.clone()),
+        Call::Allocate(one.clone()),
+        Call::PreStart(one.clone()),
+        Call::PreStart(one),
+    ];
     assert_eq!(plugin.calls(), expected);
 }
 
@@ -26,33 +36,72 @@ async fn reuse_takes_a_subset_and_asks_for_the_rest() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(20).with_preference()).await;
     let init = json!([container("i", &[(SLOTS, "4")])]);
-    let less = node.run(pod("less", json!({"initContainers": init, "containers": [container("a", &[(SLOTS, "2")])]}))).await;
+    let less = node
+        .run(pod(
+            "less",
+            json!({"initContainers": init, "containers": [container("a", &[(SLOTS, "2")])]}),
+        ))
+        .await;
     let (initial, app) = (node.slots(&less, "i"), node.slots(&less, "a"));
     assert_eq!(initial, ["d0", "d1", "d2", "d3"]);
-    assert!(app.len() == 2 && app.iter().all(|id| initial.contains(id)), "{app:?}");
-    assert_eq!(plugin.calls().len(), 3, "one preference, two allocations: {:?}", plugin.calls());
+    assert!(
+        app.len() == 2 && app.iter().all(|id| initial.contains(id)),
+        "{app:?}"
+    );
+    assert_eq!(
+        plugin.calls().len(),
+        3,
+        "one preference, two allocations: {:?}",
+        plugin.calls()
+    );
 
-    let more = node.run(pod("more", json!({"initContainers": init, "containers": [container("a", &[(SLOTS, "6")])]}))).await;
+    let more = node
+        .run(pod(
+            "more",
+            json!({"initContainers": init, "containers": [container("a", &[(SLOTS, "6")])]}),
+        ))
+        .await;
     let initial = node.slots(&more, "i");
-    let asked = plugin.calls().into_iter().rev().find(|call| matches!(call, Call::Preferred { .. })).unwrap();
+    let asked = plugin
+        .calls()
+        .into_iter()
+        .rev()
+        .find(|call| matches!(call, Call::Preferred { .. }))
+        .unwrap();
     // Available counts what may still be taken and what already was: 20 less the four of the first pod.
-    assert_eq!(asked, Call::Preferred { n_available: 16, must_include: initial.clone(), size: 6 });
+    assert_eq!(
+        asked,
+        Call::Preferred {
+            n_available: 16,
+            must_include: initial.clone(),
+            size: 6
+        }
+    );
     let app: BTreeSet<_> = node.slots(&more, "a").into_iter().collect();
-    assert!(app.len() == 6 && initial.iter().all(|id| app.contains(id)), "{app:?} has {initial:?}");
+    assert!(
+        app.len() == 6 && initial.iter().all(|id| app.contains(id)),
+        "{app:?} has {initial:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_sidecar_keeps_its_devices_and_app_containers_share_none() {
     let node = Node::start().await;
     let _plugin = node.plugin(slots(10)).await;
-    let sidecar =
-        json!({"name": "s", "image": "work", "restartPolicy": "Always", "resources": {"limits": {SLOTS: "2"}, "requests": {SLOTS: "2"}}});
+    let sidecar = json!({"name": "s", "image": "work", "restartPolicy": "Always", "resources": {"limits": {SLOTS: "2"}, "requests": {SLOTS: "2"}}});
     let spec = json!({"initContainers": [container("i", &[(SLOTS, "3")]), sidecar], "containers": [
         container("a", &[(SLOTS, "2")]), container("b", &[(SLOTS, "2")])]});
     let created = node.run(pod("p", spec)).await;
-    let [i, s, a, b] = ["i", "s", "a", "b"].map(|name| node.slots(&created, name).into_iter().collect::<BTreeSet<_>>());
-    assert!(s.is_subset(&i), "the sidecar reuses the init container's {i:?}: {s:?}");
-    assert!(s.is_disjoint(&a) && s.is_disjoint(&b) && a.is_disjoint(&b), "{s:?} {a:?} {b:?}");
+    let [i, s, a, b] =
+        ["i", "s", "a", "b"].map(|name| node.slots(&created, name).into_iter().collect::<BTreeSet<_>>());
+    assert!(
+        s.is_subset(&i),
+        "the sidecar reuses the init container's {i:?}: {s:?}"
+    );
+    assert!(
+        s.is_disjoint(&a) && s.is_disjoint(&b) && a.is_disjoint(&b),
+        "{s:?} {a:?} {b:?}"
+    );
     assert!(!a.is_disjoint(&i), "what the sidecar left is reused first: {a:?}");
 }
 
@@ -64,7 +113,10 @@ async fn a_preference_is_cut_to_what_is_available_and_completed() {
     assert_eq!(node.slots(&first, "main"), ["d2", "d5"]);
     let second = node.run(slot_pod("second", 3)).await;
     let got = node.slots(&second, "main");
-    assert!(got.len() == 3 && !got.contains(&"d2".to_owned()) && !got.contains(&"d5".to_owned()), "{got:?}");
+    assert!(
+        got.len() == 3 && !got.contains(&"d2".to_owned()) && !got.contains(&"d5".to_owned()),
+        "{got:?}"
+    );
     assert_eq!(plugin.allocated().len(), 2);
 }
 
@@ -73,7 +125,14 @@ async fn without_the_option_there_is_no_preference_asked() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(8)).await;
     node.run(slot_pod("p", 3)).await;
-    assert!(plugin.calls().iter().all(|call| !matches!(call, Call::Preferred { .. })), "{:?}", plugin.calls());
+    assert!(
+        plugin
+            .calls()
+            .iter()
+            .all(|call| !matches!(call, Call::Preferred { .. })),
+        "{:?}",
+        plugin.calls()
+    );
 }
 
 #[tokio::test]
@@ -85,7 +144,10 @@ async fn a_failing_preference_fails_the_pod() {
     node.create(slot_pod("p", 1)).await;
     let failed = node.in_phase("p", "Failed").await;
     let message = "Pod was rejected: Allocate failed due to rpc error: code = Internal desc = no idea, which is unexpected";
-    assert_eq!(refusal(&failed), ("UnexpectedAdmissionError".to_owned(), message.to_owned()));
+    assert_eq!(
+        refusal(&failed),
+        ("UnexpectedAdmissionError".to_owned(), message.to_owned())
+    );
     assert!(plugin.allocated().is_empty());
 }
 
@@ -93,15 +155,24 @@ async fn a_failing_preference_fails_the_pod() {
 async fn a_failing_allocate_fails_the_pod_for_good_and_frees_its_devices() {
     let node = Node::start().await;
     let plugin = node
-        .plugin(
-            slots(2)
-                .answers(|ids| if ids.len() == 2 { Err(Status::unknown("not mine")) } else { Ok(ContainerAllocateResponse::default()) }),
-        )
+        .plugin(slots(2).answers(|ids| {
+            if ids.len() == 2 {
+                Err(Status::unknown("not mine"))
+            } else {
+                Ok(ContainerAllocateResponse::default())
+            }
+        }))
         .await;
     node.create(slot_pod("bad", 2)).await;
     let failed = node.in_phase("bad", "Failed").await;
     let message = "Allocate failed due to rpc error: code = Unknown desc = not mine, which is unexpected";
-    assert_eq!(refusal(&failed), ("UnexpectedAdmissionError".to_owned(), format!("Pod was rejected: {message}")));
+    assert_eq!(
+        refusal(&failed),
+        (
+            "UnexpectedAdmissionError".to_owned(),
+            format!("Pod was rejected: {message}")
+        )
+    );
     node.run(slot_pod("good", 1)).await;
     node.run(slot_pod("also", 1)).await;
     assert_eq!(plugin.allocated().len(), 3, "the failed pod is not tried again");
@@ -145,7 +216,14 @@ async fn two_resources_in_any_order_the_first_one_sets_a_disputed_variable() {
     let mut winners = BTreeSet::new();
     let mut orders = BTreeSet::new();
     let node = Node::start().await;
-    let answer = |value: &'static str| move |_| Ok(ContainerAllocateResponse { envs: envs(&[("WHO", value)]), ..Default::default() });
+    let answer = |value: &'static str| {
+        move |_| {
+            Ok(ContainerAllocateResponse {
+                envs: envs(&[("WHO", value)]),
+                ..Default::default()
+            })
+        }
+    };
     let _plugin = node.plugin(slots(100).answers(answer("slot"))).await;
     let mut units = slots(100).answers(answer("unit"));
     units.resource = "example.com/unit";
@@ -157,7 +235,11 @@ async fn two_resources_in_any_order_the_first_one_sets_a_disputed_variable() {
         winners.insert(node.env(&name, "main")["WHO"].clone());
         orders.insert(winners.len());
     }
-    assert_eq!(winners.into_iter().collect::<Vec<_>>(), ["slot", "unit"], "each resource wins at times");
+    assert_eq!(
+        winners.into_iter().collect::<Vec<_>>(),
+        ["slot", "unit"],
+        "each resource wins at times"
+    );
 }
 
 #[tokio::test]

@@ -28,7 +28,11 @@ async fn held_pods_are_admitted_as_one_batch_in_the_order_asked_for() {
     let _plugin = node.plugin(slots(20)).await;
     node.kubelet.release(OrderRule::Reversed, 0);
     node.until(|kubelet| kubelet.n_admissions() == 5).await;
-    let admitted = node.kubelet.admissions().into_iter().map(|admission| admission.pod.replace("default/", ""));
+    let admitted = node
+        .kubelet
+        .admissions()
+        .into_iter()
+        .map(|admission| admission.pod.replace("default/", ""));
     let order: Vec<_> = admitted.filter(|pod| pod != "before").collect();
     assert_eq!(order, ["d", "c", "a"]);
     assert_eq!((node.kubelet.n_held(), node.kubelet.n_allocate_calls()), (0, 4));
@@ -39,16 +43,26 @@ async fn held_pods_are_admitted_as_one_batch_in_the_order_asked_for() {
 async fn a_start_is_told_with_the_refusals_before_it() {
     let starts = Arc::<Mutex<Vec<_>>>::default();
     let told = Arc::clone(&starts);
-    let hook =
-        StartHook::new(move |start| told.lock().unwrap().push((start.container.pod.clone(), start.refusals.len(), start.container.starts)));
+    let hook = StartHook::new(move |start| {
+        told.lock().unwrap().push((
+            start.container.pod.clone(),
+            start.refusals.len(),
+            start.container.starts,
+        ));
+    });
     let node = Node::start_with(|config| config.started = hook).await;
     let n_refusals = AtomicUsize::new(2);
     let refuse = move |_| {
         let refused = n_refusals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         refused.map_or(Ok(()), |_| Err(tonic::Status::unavailable("not yet")))
     };
-    let _plugin = node.plugin(slots(3).with_pre_start().answers_pre_start(refuse)).await;
+    let _plugin = node
+        .plugin(slots(3).with_pre_start().answers_pre_start(refuse))
+        .await;
     node.run(slot_pod("a", 1)).await;
     node.run(slot_pod("b", 1)).await;
-    assert_eq!(*starts.lock().unwrap(), [("a".to_owned(), 2, 1), ("b".to_owned(), 0, 1)]);
+    assert_eq!(
+        *starts.lock().unwrap(),
+        [("a".to_owned(), 2, 1), ("b".to_owned(), 0, 1)]
+    );
 }

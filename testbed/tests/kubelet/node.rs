@@ -37,12 +37,20 @@ impl Node {
         let logs: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
         let sink = Arc::clone(&logs);
         let mut config = KubeletConfig::new("n1", dir.path(), client.clone());
-        config.log = Arc::new(move |_, pod, container, text| sink.lock().unwrap().push((format!("{pod}/{container}"), text)));
+        config.log = Arc::new(move |_, pod, container, text| {
+            sink.lock().unwrap().push((format!("{pod}/{container}"), text));
+        });
         config.delays.start_retry = Duration::from_millis(20);
         config.delays.api_retry = Duration::from_millis(50);
         change(&mut config);
         let kubelet = Kubelet::start(config).unwrap();
-        let node = Self { kubelet, client, logs, dir, api };
+        let node = Self {
+            kubelet,
+            client,
+            logs,
+            dir,
+            api,
+        };
         node.until(Kubelet::has_synced).await;
         node
     }
@@ -52,12 +60,22 @@ impl Node {
         let resource = script.resource;
         let n_devices = script.devices.len();
         let plugin = Plugin::start(self.kubelet.config(), script).await;
-        self.until(|kubelet| kubelet.capacity().get(resource).is_some_and(|(all, _)| *all == n_devices)).await;
+        self.until(|kubelet| {
+            kubelet
+                .capacity()
+                .get(resource)
+                .is_some_and(|(all, _)| *all == n_devices)
+        })
+        .await;
         plugin
     }
 
     pub(crate) async fn until(&self, condition: impl FnMut(&Kubelet) -> bool) {
-        assert!(self.kubelet.until(DEADLINE, condition).await, "the condition did not come true: {:#?}", self.kubelet.admissions());
+        assert!(
+            self.kubelet.until(DEADLINE, condition).await,
+            "the condition did not come true: {:#?}",
+            self.kubelet.admissions()
+        );
     }
 
     pub(crate) fn pods(&self) -> Api<Pod> {
@@ -69,7 +87,10 @@ impl Node {
     }
 
     pub(crate) async fn create(&self, pod: Value) -> Pod {
-        self.pods().create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
+        self.pods()
+            .create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
+            .await
+            .unwrap()
     }
 
     /// Creates a pod and waits until all its app containers have started.
@@ -79,21 +100,30 @@ impl Node {
     }
 
     pub(crate) async fn in_phase(&self, name: &str, phase: &'static str) -> Pod {
-        self.when(name, move |pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)).await
+        self.when(name, move |pod| {
+            pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)
+        })
+        .await
     }
 
     pub(crate) async fn when(&self, name: &str, condition: impl Fn(&Pod) -> bool + Send + Sync) -> Pod {
         let reached = await_condition(self.pods(), name, |pod: Option<&Pod>| pod.is_some_and(&condition));
         let reached = tokio::time::timeout(DEADLINE, reached).await;
         let Ok(pod) = reached else {
-            panic!("pod {name} is not as expected: {:#?}", self.pods().get(name).await.map(|pod| pod.status));
+            panic!(
+                "pod {name} is not as expected: {:#?}",
+                self.pods().get(name).await.map(|pod| pod.status)
+            );
         };
         pod.unwrap().unwrap()
     }
 
     pub(crate) async fn when_gone(&self, name: &str) {
         let gone = await_condition(self.pods(), name, |pod: Option<&Pod>| pod.is_none());
-        tokio::time::timeout(DEADLINE, gone).await.expect("the pod is gone in time").unwrap();
+        tokio::time::timeout(DEADLINE, gone)
+            .await
+            .expect("the pod is gone in time")
+            .unwrap();
     }
 
     pub(crate) async fn delete(&self, name: &str) {
@@ -109,19 +139,31 @@ impl Node {
         let listed = await_condition(self.nodes(), "n1", |node: Option<&NodeObject>| {
             let status = node.and_then(|node| node.status.as_ref());
             amount(status.and_then(|status| status.capacity.as_ref())).as_deref() == Some(capacity)
-                && amount(status.and_then(|status| status.allocatable.as_ref())).as_deref() == Some(allocatable)
+                && amount(status.and_then(|status| status.allocatable.as_ref())).as_deref()
+                    == Some(allocatable)
         });
         let in_time = tokio::time::timeout(DEADLINE, listed).await.is_ok();
-        assert!(in_time, "{resource} is not {capacity}/{allocatable}: {:#?}", self.nodes().get("n1").await.unwrap().status);
+        assert!(
+            in_time,
+            "{resource} is not {capacity}/{allocatable}: {:#?}",
+            self.nodes().get("n1").await.unwrap().status
+        );
     }
 
     pub(crate) async fn patch_node_status(&self, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
-        self.nodes().patch_status("n1", &PatchParams::default(), &patch).await.unwrap();
+        self.nodes()
+            .patch_status("n1", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
     }
 
     pub(crate) async fn events(&self) -> Vec<Event> {
-        Api::<Event>::namespaced(self.client.clone(), "default").list(&ListParams::default()).await.unwrap().items
+        Api::<Event>::namespaced(self.client.clone(), "default")
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
     }
 
     /// The environment of a running container.
@@ -132,7 +174,11 @@ impl Node {
     /// The devices of [`SLOTS`](crate::plugin::SLOTS) that a container holds.
     pub(crate) fn slots(&self, pod: &Pod, container: &str) -> Vec<String> {
         let uid = pod.metadata.uid.as_deref().unwrap();
-        let held = self.kubelet.allocations().into_iter().find(|held| held.pod_uid == uid && held.container == container);
+        let held = self
+            .kubelet
+            .allocations()
+            .into_iter()
+            .find(|held| held.pod_uid == uid && held.container == container);
         held.map(|held| held.device_ids).unwrap_or_default()
     }
 }
@@ -145,17 +191,26 @@ pub(crate) fn pod(name: &str, spec: Value) -> Value {
 
 /// A container that asks for these amounts.
 pub(crate) fn container(name: &str, limits: &[(&str, &str)]) -> Value {
-    let limits: serde_json::Map<String, Value> = limits.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).into())).collect();
+    let limits: serde_json::Map<String, Value> = limits
+        .iter()
+        .map(|(name, amount)| ((*name).to_owned(), (*amount).into()))
+        .collect();
     json!({"name": name, "image": "work", "resources": {"limits": limits, "requests": limits}})
 }
 
 /// A pod of one container `main` that asks for some slots.
 pub(crate) fn slot_pod(name: &str, n_slots: usize) -> Value {
-    pod(name, json!({"containers": [container("main", &[(crate::plugin::SLOTS, &n_slots.to_string())])]}))
+    pod(
+        name,
+        json!({"containers": [container("main", &[(crate::plugin::SLOTS, &n_slots.to_string())])]}),
+    )
 }
 
 /// Why a pod is Failed.
 pub(crate) fn refusal(pod: &Pod) -> (String, String) {
     let status = pod.status.clone().unwrap();
-    (status.reason.unwrap_or_default(), status.message.unwrap_or_default())
+    (
+        status.reason.unwrap_or_default(),
+        status.message.unwrap_or_default(),
+    )
 }

@@ -12,8 +12,9 @@ use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePlu
 use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
 use proto::kubelet::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
-    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, RegisterRequest, TopologyInfo,
 };
 use testbed::kubelet::KubeletConfig;
 use tokio::net::{UnixListener, UnixStream};
@@ -26,7 +27,11 @@ use tonic::{Request, Response, Status};
 /// What kubelet asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    Preferred { n_available: usize, must_include: Vec<String>, size: i32 },
+    Preferred {
+        n_available: usize,
+        must_include: Vec<String>,
+        size: i32,
+    },
     Allocate(Vec<String>),
     PreStart(Vec<String>),
 }
@@ -63,15 +68,27 @@ pub(crate) fn devices(n: usize) -> Vec<Device> {
 }
 
 pub(crate) fn device(id: &str, health: &str) -> Device {
-    Device { id: id.to_owned(), health: health.to_owned(), topology: None }
+    Device {
+        id: id.to_owned(),
+        health: health.to_owned(),
+        topology: None,
+    }
 }
 
 pub(crate) fn on_numa(id: &str, node: i64) -> Device {
-    Device { topology: Some(TopologyInfo { nodes: vec![NumaNode { id: node }] }), ..device(id, "Healthy") }
+    Device {
+        topology: Some(TopologyInfo {
+            nodes: vec![NumaNode { id: node }],
+        }),
+        ..device(id, "Healthy")
+    }
 }
 
 pub(crate) fn envs(pairs: &[(&str, &str)]) -> HashMap<String, String> {
-    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 impl Script {
@@ -88,7 +105,12 @@ impl Script {
             ids.sort_by_key(|id| id.trim_start_matches('d').parse::<u32>().unwrap_or_default());
             ids.retain(|id| !request.must_include_device_ids.contains(id));
             let wanted = usize::try_from(request.allocation_size).unwrap_or_default();
-            Ok(request.must_include_device_ids.into_iter().chain(ids).take(wanted).collect())
+            Ok(request
+                .must_include_device_ids
+                .into_iter()
+                .chain(ids)
+                .take(wanted)
+                .collect())
         });
         self
     }
@@ -107,7 +129,10 @@ impl Script {
         self
     }
 
-    pub(crate) fn answers_pre_start(mut self, pre_start: impl Fn(Vec<String>) -> Result<(), Status> + Send + Sync + 'static) -> Self {
+    pub(crate) fn answers_pre_start(
+        mut self,
+        pre_start: impl Fn(Vec<String>) -> Result<(), Status> + Send + Sync + 'static,
+    ) -> Self {
         self.pre_start = Arc::new(pre_start);
         self
     }
@@ -146,11 +171,21 @@ impl Plugin {
         let path = config.plugin_dir().join(socket);
         let _ = std::fs::remove_file(&path);
         let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
-        let service = DevicePluginServer::new(Service(Arc::clone(&shared))).max_decoding_message_size(64 << 20);
+        let service =
+            DevicePluginServer::new(Service(Arc::clone(&shared))).max_decoding_message_size(64 << 20);
         let serving = CancellationToken::new();
         let until = serving.clone().cancelled_owned();
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, until));
-        Self { shared, list, socket: socket.to_owned(), serving }
+        tokio::spawn(
+            Server::builder()
+                .add_service(service)
+                .serve_with_incoming_shutdown(incoming, until),
+        );
+        Self {
+            shared,
+            list,
+            socket: socket.to_owned(),
+            serving,
+        }
     }
 
     /// Serves, and registers as kubelet's documentation asks.
@@ -179,7 +214,13 @@ impl Plugin {
     }
 
     pub(crate) fn allocated(&self) -> Vec<Vec<String>> {
-        let ids = |call| if let Call::Allocate(ids) = call { Some(ids) } else { None };
+        let ids = |call| {
+            if let Call::Allocate(ids) = call {
+                Some(ids)
+            } else {
+                None
+            }
+        };
         self.calls().into_iter().filter_map(ids).collect()
     }
 }
@@ -191,10 +232,19 @@ impl Drop for Plugin {
     }
 }
 
-pub(crate) async fn register(config: &KubeletConfig, version: &str, socket: &str, resource: &str) -> Result<(), Status> {
+pub(crate) async fn register(
+    config: &KubeletConfig,
+    version: &str,
+    socket: &str,
+    resource: &str,
+) -> Result<(), Status> {
     let mut client = RegistrationClient::new(connect(&config.plugin_socket()).await);
-    let request =
-        RegisterRequest { version: version.to_owned(), endpoint: socket.to_owned(), resource_name: resource.to_owned(), options: None };
+    let request = RegisterRequest {
+        version: version.to_owned(),
+        endpoint: socket.to_owned(),
+        resource_name: resource.to_owned(),
+        options: None,
+    };
     client.register(request).await.map(drop)
 }
 
@@ -204,7 +254,10 @@ pub(crate) async fn connect(socket: &Path) -> Channel {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
+    Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .unwrap()
 }
 
 struct Service(Arc<Shared>);
@@ -222,15 +275,21 @@ fn sorted(mut ids: Vec<String>) -> Vec<String> {
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(self.0.script.options))
     }
 
-    type ListAndWatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+    type ListAndWatchStream =
+        std::pin::Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let lists = WatchStream::new(self.0.list.clone()).map(|devices| Ok(ListAndWatchResponse { devices }));
-        Ok(Response::new(Box::pin(lists.take_until(self.0.streams.clone().cancelled_owned()))))
+        Ok(Response::new(Box::pin(
+            lists.take_until(self.0.streams.clone().cancelled_owned()),
+        )))
     }
 
     async fn get_preferred_allocation(
@@ -246,10 +305,15 @@ impl DevicePlugin for Service {
             size: request.allocation_size,
         });
         let device_ids = (self.0.script.preferred)(request)?;
-        Ok(Response::new(PreferredAllocationResponse { container_responses: vec![ContainerPreferredAllocationResponse { device_ids }] }))
+        Ok(Response::new(PreferredAllocationResponse {
+            container_responses: vec![ContainerPreferredAllocationResponse { device_ids }],
+        }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let now = self.0.allocating.fetch_add(1, Ordering::SeqCst) + 1;
         self.0.most_at_once.fetch_max(now, Ordering::SeqCst);
         for _ in 0..16 {
@@ -260,10 +324,15 @@ impl DevicePlugin for Service {
         let ids = sorted(requests.remove(0).device_ids);
         self.note(Call::Allocate(ids.clone()));
         self.0.allocating.fetch_sub(1, Ordering::SeqCst);
-        Ok(Response::new(AllocateResponse { container_responses: vec![(self.0.script.allocate)(ids)?] }))
+        Ok(Response::new(AllocateResponse {
+            container_responses: vec![(self.0.script.allocate)(ids)?],
+        }))
     }
 
-    async fn pre_start_container(&self, request: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
         let ids = sorted(request.into_inner().device_ids);
         self.note(Call::PreStart(ids.clone()));
         (self.0.script.pre_start)(ids).map(|()| Response::new(PreStartContainerResponse {}))

@@ -2,7 +2,8 @@
 
 use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use proto::kubelet::podresources::{
-    AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest, NumaNode, PodResources, TopologyInfo,
+    AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest, NumaNode, PodResources,
+    TopologyInfo,
 };
 use serde_json::json;
 use tonic::Code;
@@ -16,7 +17,13 @@ async fn lister(node: &Node) -> PodResourcesListerClient<Channel> {
 }
 
 async fn list(node: &Node) -> Vec<PodResources> {
-    lister(node).await.list(ListPodResourcesRequest {}).await.unwrap().into_inner().pod_resources
+    lister(node)
+        .await
+        .list(ListPodResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_resources
 }
 
 #[tokio::test]
@@ -32,11 +39,24 @@ async fn active_pods_are_listed_with_sidecars_and_without_init_containers() {
     node.in_phase("refused", "Failed").await;
     let listed = list(&node).await;
     assert_eq!(listed.len(), 1);
-    assert_eq!((listed[0].namespace.as_str(), listed[0].name.as_str()), ("default", "p"));
-    let containers: Vec<_> = listed[0].containers.iter().map(|it| (it.name.as_str(), it.devices.len())).collect();
+    assert_eq!(
+        (listed[0].namespace.as_str(), listed[0].name.as_str()),
+        ("default", "p")
+    );
+    let containers: Vec<_> = listed[0]
+        .containers
+        .iter()
+        .map(|it| (it.name.as_str(), it.devices.len()))
+        .collect();
     assert_eq!(containers, [("s", 0), ("a", 2)]);
-    let devices: Vec<_> = listed[0].containers[1].devices.iter().map(|it| (it.device_ids.join(","), it.topology.clone())).collect();
-    let numa = Some(TopologyInfo { nodes: vec![NumaNode { id: 1 }] });
+    let devices: Vec<_> = listed[0].containers[1]
+        .devices
+        .iter()
+        .map(|it| (it.device_ids.join(","), it.topology.clone()))
+        .collect();
+    let numa = Some(TopologyInfo {
+        nodes: vec![NumaNode { id: 1 }],
+    });
     assert_eq!(devices, [("d0".to_owned(), None), ("d1".to_owned(), numa)]);
 }
 
@@ -48,13 +68,30 @@ async fn one_pod_by_name_and_the_healthy_devices() {
     let _plugin = node.plugin(script).await;
     node.run(slot_pod("p", 1)).await;
     let mut lister = lister(&node).await;
-    let named = |name: &str| GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: "default".to_owned() };
-    let found = lister.get(named("p")).await.unwrap().into_inner().pod_resources.unwrap();
+    let named = |name: &str| GetPodResourcesRequest {
+        pod_name: name.to_owned(),
+        pod_namespace: "default".to_owned(),
+    };
+    let found = lister
+        .get(named("p"))
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_resources
+        .unwrap();
     assert_eq!(found.containers[0].devices.len(), 1);
     let missing = lister.get(named("q")).await.unwrap_err();
     assert_eq!(missing.message(), "pod q in namespace default not found");
-    let all = lister.get_allocatable_resources(AllocatableResourcesRequest {}).await.unwrap().into_inner();
-    let ids: Vec<_> = all.devices.iter().flat_map(|devices| devices.device_ids.clone()).collect();
+    let all = lister
+        .get_allocatable_resources(AllocatableResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let ids: Vec<_> = all
+        .devices
+        .iter()
+        .flat_map(|devices| devices.device_ids.clone())
+        .collect();
     assert_eq!(ids, ["d0", "d1", "d2"]);
 }
 
@@ -64,11 +101,19 @@ async fn a_burst_above_the_limit_is_turned_away() {
     let lister = lister(&node).await;
     let calls = (0..60).map(|_| {
         let mut lister = lister.clone();
-        async move { lister.list(ListPodResourcesRequest {}).await.map_or_else(|status| status.code(), |_| Code::Ok) }
+        async move {
+            lister
+                .list(ListPodResourcesRequest {})
+                .await
+                .map_or_else(|status| status.code(), |_| Code::Ok)
+        }
     });
     let codes = futures::future::join_all(calls).await;
     let n_of = |wanted: Code| codes.iter().filter(|code| **code == wanted).count();
-    assert!(n_of(Code::Ok) >= 10 && n_of(Code::ResourceExhausted) > 0, "{codes:?}");
+    assert!(
+        n_of(Code::Ok) >= 10 && n_of(Code::ResourceExhausted) > 0,
+        "{codes:?}"
+    );
     assert_eq!(n_of(Code::Ok) + n_of(Code::ResourceExhausted), 60);
 }
 
@@ -82,7 +127,11 @@ async fn the_pod_in_admission_is_already_listed_without_devices() {
         let (seen, socket) = (seen.clone(), socket.clone());
         runtime.spawn(async move {
             let mut client = PodResourcesListerClient::new(connect(&socket).await);
-            let answer = client.list(ListPodResourcesRequest {}).await.unwrap().into_inner();
+            let answer = client
+                .list(ListPodResourcesRequest {})
+                .await
+                .unwrap()
+                .into_inner();
             let _ = seen.send(answer.pod_resources);
         });
         Ok(proto::kubelet::deviceplugin::ContainerAllocateResponse::default())
@@ -90,5 +139,8 @@ async fn the_pod_in_admission_is_already_listed_without_devices() {
     let _plugin = node.plugin(script).await;
     node.run(slot_pod("p", 1)).await;
     let listed = listed.recv().await.unwrap();
-    assert_eq!(listed.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["p"]);
+    assert_eq!(
+        listed.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
+        ["p"]
+    );
 }

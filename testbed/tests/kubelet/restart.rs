@@ -7,7 +7,9 @@ use crate::node::{Node, container, pod, refusal, slot_pod};
 use crate::plugin::{Call, SLOTS, slots};
 
 fn sockets(config: &KubeletConfig) -> Vec<String> {
-    let names = std::fs::read_dir(config.plugin_dir()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = std::fs::read_dir(config.plugin_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.collect();
     names.sort();
     names
@@ -35,27 +37,49 @@ async fn a_restart_removes_sockets_keeps_the_checkpoint_and_waits_for_plugins() 
     let created = node.run(slot_pod("p", 2)).await;
     node.node_lists(SLOTS, "3", "3").await;
     let held = node.slots(&created, "main");
-    assert_eq!(sockets(node.kubelet.config()), ["example.com_slot.sock", "kubelet.sock", "kubelet_internal_checkpoint"]);
+    assert_eq!(
+        sockets(node.kubelet.config()),
+        [
+            "example.com_slot.sock",
+            "kubelet.sock",
+            "kubelet_internal_checkpoint"
+        ]
+    );
 
     node.kubelet.restart().await.unwrap();
     node.node_lists(SLOTS, "0", "0").await;
-    assert_eq!(sockets(node.kubelet.config()), ["kubelet.sock", "kubelet_internal_checkpoint"]);
+    assert_eq!(
+        sockets(node.kubelet.config()),
+        ["kubelet.sock", "kubelet_internal_checkpoint"]
+    );
     node.until(testbed::kubelet::Kubelet::has_synced).await;
-    assert_eq!(node.slots(&created, "main"), held, "the running container is left alone");
+    assert_eq!(
+        node.slots(&created, "main"),
+        held,
+        "the running container is left alone"
+    );
     node.in_phase("p", "Running").await;
 
     drop(plugin);
     let plugin = node.plugin(slots(3).with_pre_start()).await;
     node.node_lists(SLOTS, "3", "3").await;
     node.kubelet.restart_container("default", "p", "main").unwrap();
-    node.until(|kubelet| kubelet.container("default", "p", "main").unwrap().starts == 2).await;
-    assert_eq!(plugin.calls(), [Call::PreStart(held)], "restarted from the checkpoint: no Allocate, but PreStartContainer");
+    node.until(|kubelet| kubelet.container("default", "p", "main").unwrap().starts == 2)
+        .await;
+    assert_eq!(
+        plugin.calls(),
+        [Call::PreStart(held)],
+        "restarted from the checkpoint: no Allocate, but PreStartContainer"
+    );
     let next = node.run(slot_pod("q", 1)).await;
     assert_eq!(plugin.allocated(), [node.slots(&next, "main")]);
 }
 
 fn with_init() -> Value {
-    pod("p", json!({"initContainers": [container("i", &[(SLOTS, "1")])], "containers": [container("a", &[(SLOTS, "1")])]}))
+    pod(
+        "p",
+        json!({"initContainers": [container("i", &[(SLOTS, "1")])], "containers": [container("a", &[(SLOTS, "1")])]}),
+    )
 }
 
 #[tokio::test]
@@ -67,7 +91,10 @@ async fn an_exited_init_container_with_a_device_kills_its_pod_at_a_restart() {
     let failed = node.in_phase("p", "Failed").await;
     let message = "Pod was rejected: Allocate failed due to no healthy devices present; \
                    cannot allocate unhealthy devices example.com/slot, which is unexpected";
-    assert_eq!(refusal(&failed), ("UnexpectedAdmissionError".to_owned(), message.to_owned()));
+    assert_eq!(
+        refusal(&failed),
+        ("UnexpectedAdmissionError".to_owned(), message.to_owned())
+    );
 }
 
 #[tokio::test]
@@ -76,9 +103,14 @@ async fn a_kubelet_without_that_fault_lets_it_run_on() {
     let _plugin = node.plugin(slots(3)).await;
     node.run(with_init()).await;
     node.kubelet.restart().await.unwrap();
-    node.until(|kubelet| kubelet.admissions().len() == 2 && kubelet.has_synced()).await;
+    node.until(|kubelet| kubelet.admissions().len() == 2 && kubelet.has_synced())
+        .await;
     assert_eq!(node.kubelet.admissions()[1].refusal, None);
-    assert_eq!(node.kubelet.container("default", "p", "i").unwrap().starts, 1, "init containers do not run again");
+    assert_eq!(
+        node.kubelet.container("default", "p", "i").unwrap().starts,
+        1,
+        "init containers do not run again"
+    );
 }
 
 #[tokio::test]
@@ -87,25 +119,55 @@ async fn a_reboot_with_the_plugin_late_fails_the_pods_that_held_devices() {
     let _plugin = node.plugin(slots(3)).await;
     node.run(slot_pod("p", 1)).await;
     let config = node.kubelet.config().clone();
-    let Node { kubelet, client, logs, dir, api } = node;
+    let Node {
+        kubelet,
+        client,
+        logs,
+        dir,
+        api,
+    } = node;
     kubelet.stop().await;
     let kubelet = testbed::kubelet::Kubelet::start(config).unwrap();
-    let node = Node { kubelet, client, logs, dir, api };
-    assert!(refusal(&node.in_phase("p", "Failed").await).1.contains("no healthy devices present"));
+    let node = Node {
+        kubelet,
+        client,
+        logs,
+        dir,
+        api,
+    };
+    assert!(
+        refusal(&node.in_phase("p", "Failed").await)
+            .1
+            .contains("no healthy devices present")
+    );
 }
 
 #[tokio::test]
 async fn without_a_checkpoint_every_extended_resource_becomes_zero() {
     let mut node = Node::start().await;
     let _plugin = node.plugin(slots(3)).await;
-    node.patch_node_status(json!({"capacity": {"example.com/patched": "17"}})).await;
+    node.patch_node_status(json!({"capacity": {"example.com/patched": "17"}}))
+        .await;
     node.node_lists("example.com/patched", "17", "17").await;
     node.kubelet.restart().await.unwrap();
     node.node_lists(SLOTS, "0", "0").await;
     node.node_lists("example.com/patched", "17", "17").await;
-    node.kubelet.restart_with(|config| std::fs::remove_file(config.checkpoint()).unwrap()).await.unwrap();
+    node.kubelet
+        .restart_with(|config| std::fs::remove_file(config.checkpoint()).unwrap())
+        .await
+        .unwrap();
     node.node_lists("example.com/patched", "0", "0").await;
-    let cpu = node.nodes().get("n1").await.unwrap().status.unwrap().capacity.unwrap()["cpu"].0.clone();
+    let cpu = node
+        .nodes()
+        .get("n1")
+        .await
+        .unwrap()
+        .status
+        .unwrap()
+        .capacity
+        .unwrap()["cpu"]
+        .0
+        .clone();
     assert_eq!(cpu, "64");
 }
 
@@ -114,7 +176,8 @@ async fn a_corrupt_checkpoint_is_not_believed_and_not_taken_for_a_new_node() {
     let mut node = Node::start().await;
     let _plugin = node.plugin(slots(3)).await;
     node.run(slot_pod("p", 1)).await;
-    node.patch_node_status(json!({"capacity": {"example.com/patched": "17"}})).await;
+    node.patch_node_status(json!({"capacity": {"example.com/patched": "17"}}))
+        .await;
     let corrupt = |config: &KubeletConfig| {
         let text = std::fs::read_to_string(config.checkpoint()).unwrap();
         std::fs::write(config.checkpoint(), text.replace("\"main\"", "\"other\"")).unwrap();
@@ -142,12 +205,25 @@ async fn pods_deleted_while_kubelet_was_down_are_let_go() {
 async fn connections_to_the_old_process_end_with_it() {
     let mut node = Node::start().await;
     let channel = crate::plugin::connect(&node.kubelet.config().pod_resources_socket()).await;
-    let mut lister = proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient::new(channel);
+    let mut lister =
+        proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient::new(channel);
     let _plugin = node.plugin(slots(3)).await;
     node.run(slot_pod("p", 1)).await;
     let request = proto::kubelet::podresources::ListPodResourcesRequest {};
-    assert_eq!(lister.list(request).await.unwrap().into_inner().pod_resources.len(), 1);
-    node.kubelet.restart_with(|config| std::fs::remove_file(config.pod_resources_socket()).unwrap()).await.unwrap();
+    assert_eq!(
+        lister
+            .list(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .pod_resources
+            .len(),
+        1
+    );
+    node.kubelet
+        .restart_with(|config| std::fs::remove_file(config.pod_resources_socket()).unwrap())
+        .await
+        .unwrap();
     // The channel may notice the broken connection with its first call, and then connects to the new socket.
     let answer = match lister.list(request).await {
         Ok(answer) => answer,

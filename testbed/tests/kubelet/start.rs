@@ -15,32 +15,61 @@ async fn a_refused_start_waits_and_is_tried_again_until_it_is_granted() {
     let node = Node::start().await;
     let refusals = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refusals);
-    let script = slots(4).with_pre_start().answers_pre_start(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
-        0..3 => Err(Status::unavailable("whose is it?")),
-        _ => Ok(()),
-    });
+    let script =
+        slots(4)
+            .with_pre_start()
+            .answers_pre_start(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
+                0..3 => Err(Status::unavailable("whose is it?")),
+                _ => Ok(()),
+            });
     let plugin = node.plugin(script).await;
     node.create(slot_pod("p", 1)).await;
     let waiting = node
         .when("p", |pod| {
-            let status = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()).and_then(|all| all.first());
-            let waiting = status.and_then(|status| status.state.as_ref()).and_then(|state| state.waiting.as_ref());
+            let status = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.container_statuses.as_ref())
+                .and_then(|all| all.first());
+            let waiting = status
+                .and_then(|status| status.state.as_ref())
+                .and_then(|state| state.waiting.as_ref());
             waiting.and_then(|waiting| waiting.reason.as_deref()) == Some("CreateContainerConfigError")
         })
         .await;
     let status = waiting.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Pending"));
-    let message = status.container_statuses.unwrap()[0].state.clone().unwrap().waiting.unwrap().message.unwrap();
-    assert_eq!(message, "device plugin PreStartContainer rpc failed with err: rpc error: code = Unavailable desc = whose is it?");
+    let message = status.container_statuses.unwrap()[0]
+        .state
+        .clone()
+        .unwrap()
+        .waiting
+        .unwrap()
+        .message
+        .unwrap();
+    assert_eq!(
+        message,
+        "device plugin PreStartContainer rpc failed with err: rpc error: code = Unavailable desc = whose is it?"
+    );
     node.in_phase("p", "Running").await;
-    let pre_starts = plugin.calls().into_iter().filter(|call| matches!(call, Call::PreStart(_))).count();
+    let pre_starts = plugin
+        .calls()
+        .into_iter()
+        .filter(|call| matches!(call, Call::PreStart(_)))
+        .count();
     assert_eq!((pre_starts, plugin.allocated().len()), (4, 1));
 }
 
 #[tokio::test]
 async fn a_refused_start_does_not_hold_up_the_next_pod() {
     let node = Node::start().await;
-    let script = slots(4).with_pre_start().answers_pre_start(|ids| if ids.len() == 2 { Err(Status::unknown("never")) } else { Ok(()) });
+    let script = slots(4).with_pre_start().answers_pre_start(|ids| {
+        if ids.len() == 2 {
+            Err(Status::unknown("never"))
+        } else {
+            Ok(())
+        }
+    });
     let _plugin = node.plugin(script).await;
     node.create(slot_pod("stuck", 2)).await;
     node.run(slot_pod("fine", 1)).await;
@@ -51,11 +80,25 @@ async fn a_refused_start_does_not_hold_up_the_next_pod() {
 #[tokio::test]
 async fn one_app_container_that_cannot_start_does_not_stop_its_neighbour() {
     let node = Node::start().await;
-    let script = slots(4).with_pre_start().answers_pre_start(|ids| if ids.len() == 2 { Err(Status::unknown("never")) } else { Ok(()) });
+    let script = slots(4).with_pre_start().answers_pre_start(|ids| {
+        if ids.len() == 2 {
+            Err(Status::unknown("never"))
+        } else {
+            Ok(())
+        }
+    });
     let _plugin = node.plugin(script).await;
-    let both = json!([container("stuck", &[(SLOTS, "2")]), container("fine", &[(SLOTS, "1")])]);
+    let both = json!([
+        container("stuck", &[(SLOTS, "2")]),
+        container("fine", &[(SLOTS, "1")])
+    ]);
     node.create(pod("p", json!({"containers": both}))).await;
-    node.until(|kubelet| kubelet.container("default", "p", "fine").is_some_and(|fine| fine.starts == 1)).await;
+    node.until(|kubelet| {
+        kubelet
+            .container("default", "p", "fine")
+            .is_some_and(|fine| fine.starts == 1)
+    })
+    .await;
     assert_eq!(node.kubelet.container("default", "p", "stuck").unwrap().starts, 0);
 }
 
@@ -66,7 +109,12 @@ async fn cdi_wins_over_the_pod_which_wins_over_the_plugin() {
         let names = ["example.com/slot=a", "example.com/slot=a"];
         Ok(ContainerAllocateResponse {
             envs: envs(&[("X", "plugin"), ("Y", "plugin"), ("Z", "plugin")]),
-            cdi_devices: names.iter().map(|name| CdiDevice { name: (*name).to_owned() }).collect(),
+            cdi_devices: names
+                .iter()
+                .map(|name| CdiDevice {
+                    name: (*name).to_owned(),
+                })
+                .collect(),
             ..Default::default()
         })
     });
@@ -77,12 +125,15 @@ async fn cdi_wins_over_the_pod_which_wins_over_the_plugin() {
     node.create(pod("p", json!({"containers": [main]}))).await;
 
     let unresolved = |kubelet: &testbed::kubelet::Kubelet| {
-        kubelet.container("default", "p", "main").is_some_and(|main| match main.state {
-            testbed::kubelet::RunState::Waiting { reason, message } => {
-                reason == "CreateContainerError" && message.ends_with("unresolvable CDI devices example.com/slot=a")
-            }
-            _ => false,
-        })
+        kubelet
+            .container("default", "p", "main")
+            .is_some_and(|main| match main.state {
+                testbed::kubelet::RunState::Waiting { reason, message } => {
+                    reason == "CreateContainerError"
+                        && message.ends_with("unresolvable CDI devices example.com/slot=a")
+                }
+                _ => false,
+            })
     };
     node.until(unresolved).await;
     let dir = node.dir.path().join("cdi");
@@ -94,9 +145,21 @@ async fn cdi_wins_over_the_pod_which_wins_over_the_plugin() {
 
     node.in_phase("p", "Running").await;
     let logged = node.logs.lock().unwrap().clone();
-    assert_eq!(logged, [("p/main".to_owned(), "ALL=spec\nX=plugin\nY=pod\nZ=cdi\n".to_owned())]);
+    assert_eq!(
+        logged,
+        [(
+            "p/main".to_owned(),
+            "ALL=spec\nX=plugin\nY=pod\nZ=cdi\n".to_owned()
+        )]
+    );
     let main = node.kubelet.container("default", "p", "main").unwrap();
-    assert_eq!((main.cdi_devices, main.device_nodes), (vec!["example.com/slot=a".to_owned()], vec!["/dev/slot-a".to_owned()]));
+    assert_eq!(
+        (main.cdi_devices, main.device_nodes),
+        (
+            vec!["example.com/slot=a".to_owned()],
+            vec!["/dev/slot-a".to_owned()]
+        )
+    );
 }
 
 #[tokio::test]
@@ -105,22 +168,40 @@ async fn a_crashed_container_gets_the_old_answer_and_a_new_pre_start() {
     let n_answers = AtomicUsize::new(0);
     let script = slots(4).with_pre_start().answers(move |_| {
         let n = n_answers.fetch_add(1, Ordering::SeqCst).to_string();
-        Ok(ContainerAllocateResponse { envs: envs(&[("ANSWER", &n)]), ..Default::default() })
+        Ok(ContainerAllocateResponse {
+            envs: envs(&[("ANSWER", &n)]),
+            ..Default::default()
+        })
     });
     let plugin = node.plugin(script).await;
     node.run(slot_pod("p", 2)).await;
     node.kubelet.restart_container("default", "p", "main").unwrap();
     let restarted = node
         .when("p", |pod| {
-            let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-            statuses.and_then(|all| all.first()).is_some_and(|status| status.restart_count == 1 && status.ready)
+            let statuses = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.container_statuses.as_ref());
+            statuses
+                .and_then(|all| all.first())
+                .is_some_and(|status| status.restart_count == 1 && status.ready)
         })
         .await;
     assert_eq!(node.env("p", "main")["ANSWER"], "0");
     let ids = node.slots(&restarted, "main");
-    assert_eq!(plugin.calls(), [Call::Allocate(ids.clone()), Call::PreStart(ids.clone()), Call::PreStart(ids)]);
     assert_eq!(
-        node.kubelet.restart_container("default", "p", "nobody").unwrap_err().to_string(),
+        plugin.calls(),
+        [
+            Call::Allocate(ids.clone()),
+            Call::PreStart(ids.clone()),
+            Call::PreStart(ids)
+        ]
+    );
+    assert_eq!(
+        node.kubelet
+            .restart_container("default", "p", "nobody")
+            .unwrap_err()
+            .to_string(),
         "pod default/p has no container nobody on this node"
     );
 }

@@ -14,14 +14,25 @@ fn whole(name: &str, gpus: u32) -> serde_json::Value {
 async fn kubelet_picks_whole_gpus_and_the_container_is_told_their_uuids() {
     let node = Node::start().await;
     let uuids = vec!["GPU-a".to_owned(), "GPU-b".to_owned(), "GPU-c".to_owned()];
-    let _vendor = VendorPlugin::start(&node.kubelet.config().plugin_dir(), NVIDIA_GPU, uuids).await.unwrap();
+    let _vendor = VendorPlugin::start(&node.kubelet.config().plugin_dir(), NVIDIA_GPU, uuids)
+        .await
+        .unwrap();
     node.node_lists(NVIDIA_GPU, "3", "3").await;
     node.run(whole("two", 2)).await;
     node.run(whole("one", 1)).await;
-    let sees = |pod: &str| node.kubelet.container("default", pod, "main").unwrap().env["NVIDIA_VISIBLE_DEVICES"].clone();
-    let mut all: Vec<String> = [sees("two"), sees("one")].join(",").split(',').map(str::to_owned).collect();
+    let sees = |pod: &str| {
+        node.kubelet.container("default", pod, "main").unwrap().env["NVIDIA_VISIBLE_DEVICES"].clone()
+    };
+    let mut all: Vec<String> = [sees("two"), sees("one")]
+        .join(",")
+        .split(',')
+        .map(str::to_owned)
+        .collect();
     all.sort();
     assert_eq!(all, ["GPU-a", "GPU-b", "GPU-c"]);
     node.create(whole("none-left", 1)).await;
-    assert_eq!(refusal(&node.in_phase("none-left", "Failed").await).0, "UnexpectedAdmissionError");
+    assert_eq!(
+        refusal(&node.in_phase("none-left", "Failed").await).0,
+        "UnexpectedAdmissionError"
+    );
 }

@@ -20,7 +20,10 @@ const BEAT: Duration = Duration::from_secs(2);
 
 /// Two nodes of two GPUs of 16 GiB, whose plugins give containers their devices in this manner.
 async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
-    let node = |name: &str| NodeSpec { inject, ..NodeSpec::new(name, &[16384, 16384]) };
+    let node = |name: &str| NodeSpec {
+        inject,
+        ..NodeSpec::new(name, &[16384, 16384])
+    };
     let cluster = Cluster::start(Spec::of(vec![node("n1"), node("n2")])).await?;
     let pods = Pods::of(cluster.client(), "default");
     Ok((cluster, pods))
@@ -32,23 +35,38 @@ async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
 async fn away(inject: &'static str, period: Duration) -> Result<()> {
     let (mut cluster, pods) = cluster(inject).await?;
     for (name, node) in [("a", "n1"), ("b", "n2")] {
-        pods.create(&PodSpec::new(name, &[(GPU_MEM, "12")]).on(node)).await?;
+        pods.create(&PodSpec::new(name, &[(GPU_MEM, "12")]).on(node))
+            .await?;
     }
     until_run(&cluster, &["a", "b"]).await?;
-    let before = [("n1", "a"), ("n2", "b")].map(|(node, name)| cluster.node(node).and_then(|node| seen(node.kubelet(), name)));
+    let before = [("n1", "a"), ("n2", "b")]
+        .map(|(node, name)| cluster.node(node).and_then(|node| seen(node.kubelet(), name)));
     let [of_a, of_b] = before;
     let (of_a, of_b) = (of_a?, of_b?);
     let idle = u32::from(of_a == "GPU-n1-0");
 
     let began = Instant::now();
-    let gone = cluster.api().faults().inject(Matching::anything(), Fault::DropConnection);
+    let gone = cluster
+        .api()
+        .faults()
+        .inject(Matching::anything(), Fault::DropConnection);
     cluster.api().faults().drop_watches("");
     cluster.node("n1")?.set_health(idle, Health::Xid(79))?;
     let healthy = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).map_or(0, |(_, healthy)| *healthy);
-    ensure!(cluster.node("n1")?.kubelet().until(DEADLINE, |kubelet| healthy(kubelet) == 16).await, "kubelet is not told of a sick GPU");
+    ensure!(
+        cluster
+            .node("n1")?
+            .kubelet()
+            .until(DEADLINE, |kubelet| healthy(kubelet) == 16)
+            .await,
+        "kubelet is not told of a sick GPU"
+    );
     let mut n_restarts = 0;
     while began.elapsed() < period * 2 / 3 {
-        ensure!(starts_again(cluster.node("n1")?.kubelet(), "a").await? == of_a, "a sees another GPU than before");
+        ensure!(
+            starts_again(cluster.node("n1")?.kubelet(), "a").await? == of_a,
+            "a sees another GPU than before"
+        );
         n_restarts += 1;
         tokio::time::sleep(BEAT.max(period / 60)).await;
     }
@@ -59,28 +77,51 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     node.kubelet().restart_container("default", "b", "main")?;
     cluster.node("n1")?.restart_kubelet().await?;
     tokio::time::sleep(period.saturating_sub(began.elapsed()).max(LOOK)).await;
-    ensure!(starts(cluster.node("n2")?.kubelet(), "b") == before, "b starts though nobody can know what it may see");
+    ensure!(
+        starts(cluster.node("n2")?.kubelet(), "b") == before,
+        "b starts though nobody can know what it may see"
+    );
     ensure!(gone.hits() > 0 && n_restarts > 0, "nothing was tried meanwhile");
     gone.remove();
     cluster.api().cluster().compact();
 
     let kubelet = cluster.node("n2")?.kubelet();
     ensure!(
-        kubelet.until(DEADLINE, |kubelet| starts(kubelet, "b") > before).await,
+        kubelet
+            .until(DEADLINE, |kubelet| starts(kubelet, "b") > before)
+            .await,
         "b does not start again: {:?}\n{}",
-        kubelet.container("default", "b", "main").map(|container| container.state),
-        cluster.node("n2")?.plugin().map(testbed::daemons::Daemon::log_tail).unwrap_or_default()
+        kubelet
+            .container("default", "b", "main")
+            .map(|container| container.state),
+        cluster
+            .node("n2")?
+            .plugin()
+            .map(testbed::daemons::Daemon::log_tail)
+            .unwrap_or_default()
     );
     ensure!(seen(kubelet, "b")? == of_b, "b sees another GPU than before");
     let is_sick = |snapshot: &Snapshot| {
-        let device = snapshot.devices.get("n1")?.spec.devices.iter().find(|info| info.minor == i32::try_from(idle).ok())?;
+        let device = snapshot
+            .devices
+            .get("n1")?
+            .spec
+            .devices
+            .iter()
+            .find(|info| info.minor == i32::try_from(idle).ok())?;
         (!device.health).then_some(())
     };
-    cluster.until("the sick GPU to be published", DEADLINE, is_sick).await?;
+    cluster
+        .until("the sick GPU to be published", DEADLINE, is_sick)
+        .await?;
     until_told(&cluster, "n1", "GPUUnhealthy").await?;
-    pods.create(&PodSpec::new("new", &[(GPU_MEM, "12")]).on("n2")).await?;
+    pods.create(&PodSpec::new("new", &[(GPU_MEM, "12")]).on("n2"))
+        .await?;
     until_run(&cluster, &["a", "b", "new"]).await?;
-    ensure!(starts_again(cluster.node("n1")?.kubelet(), "a").await? == of_a, "a sees another GPU than before");
+    ensure!(
+        starts_again(cluster.node("n1")?.kubelet(), "a").await? == of_a,
+        "a sees another GPU than before"
+    );
     verify(&cluster).await
 }
 

@@ -17,25 +17,37 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(3);
 
 async fn until_run(cluster: &Cluster, names: &[&str]) -> Result<()> {
-    let is_up = |snapshot: &Snapshot, name: &str| snapshot.pod(&format!("default/{name}")).is_some_and(is_running);
+    let is_up =
+        |snapshot: &Snapshot, name: &str| snapshot.pod(&format!("default/{name}")).is_some_and(is_running);
     let all_up = |snapshot: &Snapshot| names.iter().all(|name| is_up(snapshot, name)).then_some(());
-    cluster.until(&format!("{} to run", names.join(", ")), DEADLINE, all_up).await
+    cluster
+        .until(&format!("{} to run", names.join(", ")), DEADLINE, all_up)
+        .await
 }
 
 fn starts(kubelet: &Kubelet, name: &str) -> u32 {
-    kubelet.container("default", name, "main").map_or(0, |container| container.starts)
+    kubelet
+        .container("default", name, "main")
+        .map_or(0, |container| container.starts)
 }
 
 /// Ends a container, and waits until kubelet has started it again; what it sees.
 async fn starts_again(kubelet: &Kubelet, name: &str) -> Result<String> {
     let before = starts(kubelet, name);
     kubelet.restart_container("default", name, "main")?;
-    ensure!(kubelet.until(DEADLINE, |kubelet| starts(kubelet, name) > before).await, "the container of {name} does not start again");
+    ensure!(
+        kubelet
+            .until(DEADLINE, |kubelet| starts(kubelet, name) > before)
+            .await,
+        "the container of {name} does not start again"
+    );
     seen(kubelet, name)
 }
 
 fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
-    let container = kubelet.container("default", name, "main").with_context(|| format!("{name} has no container"))?;
+    let container = kubelet
+        .container("default", name, "main")
+        .with_context(|| format!("{name} has no container"))?;
     ensure!(!container.gpus.is_empty(), "{name} sees nothing");
     Ok(container.gpus.join(","))
 }
@@ -56,7 +68,9 @@ async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<()>
         let events = cluster.api().cluster().list("events", None).unwrap_or_default();
         events.iter().any(|event| {
             event.pointer("/reason").is_some_and(|text| text == reason)
-                && event.pointer("/involvedObject/name").is_some_and(|name| name == object)
+                && event
+                    .pointer("/involvedObject/name")
+                    .is_some_and(|name| name == object)
         })
     };
     let told = async {
@@ -64,6 +78,14 @@ async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<()>
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let log = || cluster.nodes().filter_map(|node| node.plugin()).map(testbed::daemons::Daemon::log_tail).collect::<String>();
-    tokio::time::timeout(DEADLINE, told).await.with_context(|| format!("no event {reason} on {object}: {}", log()))
+    let log = || {
+        cluster
+            .nodes()
+            .filter_map(|node| node.plugin())
+            .map(testbed::daemons::Daemon::log_tail)
+            .collect::<String>()
+    };
+    tokio::time::timeout(DEADLINE, told)
+        .await
+        .with_context(|| format!("no event {reason} on {object}: {}", log()))
 }

@@ -28,15 +28,19 @@ fn node_of(n_gpus: usize) -> NodeSpec {
 }
 
 async fn run(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())])).await?;
+    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())]))
+        .await?;
     until_run(cluster, &[name]).await
 }
 
 /// Creates a pod that finds no room, and waits until it has been told so.
 async fn waits(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())])).await?;
+    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())]))
+        .await?;
     let is_told = |snapshot: &Snapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
-    cluster.until(&format!("{name} to be refused"), DEADLINE, is_told).await
+    cluster
+        .until(&format!("{name} to be refused"), DEADLINE, is_told)
+        .await
 }
 
 /// Waits until the scheduler counts so many GPUs of the node as healthy: an event may be there before.
@@ -45,14 +49,18 @@ async fn until_healthy(cluster: &Cluster, n_healthy: usize) -> Result<()> {
         let gpus = node.get("devs").and_then(Value::as_array);
         gpus.is_some_and(|gpus| gpus.iter().filter(|gpu| gpu["healthy"] == true).count() == n_healthy)
     };
-    cluster.until_scheduler_shows("n1", &format!("{n_healthy} healthy GPUs"), DEADLINE, shows).await
+    cluster
+        .until_scheduler_shows("n1", &format!("{n_healthy} healthy GPUs"), DEADLINE, shows)
+        .await
 }
 
 /// Watches a container for a while that must not start.
 async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
     let is_up = |kubelet: &Kubelet| {
         let container = kubelet.container("default", name, "main");
-        container.is_some_and(|container| container.starts > n_starts && matches!(container.state, RunState::Running { .. }))
+        container.is_some_and(|container| {
+            container.starts > n_starts && matches!(container.state, RunState::Running { .. })
+        })
     };
     ensure!(!kubelet.until(LOOK, is_up).await, "{name} has started");
     Ok(())
@@ -60,14 +68,24 @@ async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
 
 /// Waits until the plugin has told kubelet of both its resources, which it had done so often before; node status follows.
 async fn until_registered(cluster: &mut Cluster, n_before: usize) -> Result<()> {
-    let is_known =
-        |kubelet: &Kubelet| kubelet.n_registrations() >= n_before + 2 && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0);
-    ensure!(cluster.node("n1")?.kubelet().until(DEADLINE, is_known).await, "the plugin does not register");
+    let is_known = |kubelet: &Kubelet| {
+        kubelet.n_registrations() >= n_before + 2
+            && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
+    };
+    ensure!(
+        cluster.node("n1")?.kubelet().until(DEADLINE, is_known).await,
+        "the plugin does not register"
+    );
     cluster.until_ready(DEADLINE).await
 }
 
 async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String> {
-    ensure!(kubelet.until(DEADLINE, |kubelet| starts(kubelet, name) > n_starts).await, "{name} does not start");
+    ensure!(
+        kubelet
+            .until(DEADLINE, |kubelet| starts(kubelet, name) > n_starts)
+            .await,
+        "{name} does not start"
+    );
     seen(kubelet, name)
 }
 
@@ -80,8 +98,16 @@ async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
     let of_old = seen(node.kubelet(), "old")?;
     node.restart_plugin_with("--memory-unit", "MiB").await?;
     let units = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).copied();
-    ensure!(node.kubelet().until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768))).await, "kubelet knows no MiB");
-    ensure!(starts_again(node.kubelet(), "old").await? == of_old, "it sees another GPU");
+    ensure!(
+        node.kubelet()
+            .until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768)))
+            .await,
+        "kubelet knows no MiB"
+    );
+    ensure!(
+        starts_again(node.kubelet(), "old").await? == of_old,
+        "it sees another GPU"
+    );
     let is_told = |snapshot: &Snapshot| (invariants::memory_unit(snapshot, "n1") == 1 << 20).then_some(());
     cluster.until("the unit to be told", DEADLINE, is_told).await?;
     cluster.until_ready(DEADLINE).await?;
@@ -89,11 +115,25 @@ async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
     run(&cluster, &pods, "rest", 12288).await?;
     waits(&cluster, &pods, "more", 1).await?;
     let node = cluster.node("n1")?;
-    ensure!(seen(node.kubelet(), "whole")? != of_old && seen(node.kubelet(), "rest")? == of_old, "12 GiB are left beside the 4");
+    ensure!(
+        seen(node.kubelet(), "whole")? != of_old && seen(node.kubelet(), "rest")? == of_old,
+        "12 GiB are left beside the 4"
+    );
     node.restart_kubelet().await?;
-    ensure!(node.kubelet().until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768))).await, "the plugin does not register");
-    ensure!(node.kubelet().until(DEADLINE, Kubelet::has_synced).await, "kubelet does not go on");
-    ensure!(starts_again(node.kubelet(), "old").await? == of_old, "it sees another GPU");
+    ensure!(
+        node.kubelet()
+            .until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768)))
+            .await,
+        "the plugin does not register"
+    );
+    ensure!(
+        node.kubelet().until(DEADLINE, Kubelet::has_synced).await,
+        "kubelet does not go on"
+    );
+    ensure!(
+        starts_again(node.kubelet(), "old").await? == of_old,
+        "it sees another GPU"
+    );
     until_run(&cluster, &["old", "whole", "rest"]).await
 }
 
@@ -104,14 +144,20 @@ async fn gpus_come_and_go() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(1)).await?;
     let these = |minors: &[usize]| -> Vec<GpuSpec> {
         let all = node_of(3).gpus;
-        minors.iter().filter_map(|minor| all.get(*minor).cloned()).collect()
+        minors
+            .iter()
+            .filter_map(|minor| all.get(*minor).cloned())
+            .collect()
     };
     run(&cluster, &pods, "first", 12).await?;
     cluster.node("n1")?.set_gpus(these(&[0, 1]))?;
     until_told(&cluster, "n1", "GPUAdded").await?;
     run(&cluster, &pods, "second", 12).await?;
     let node = cluster.node("n1")?;
-    ensure!(seen(node.kubelet(), "first")? == "GPU-n1-0" && seen(node.kubelet(), "second")? == "GPU-n1-1", "the new GPU is not used");
+    ensure!(
+        seen(node.kubelet(), "first")? == "GPU-n1-0" && seen(node.kubelet(), "second")? == "GPU-n1-1",
+        "the new GPU is not used"
+    );
 
     node.set_gpus(these(&[1]))?;
     until_told(&cluster, "n1", "GPUUnhealthy").await?;
@@ -128,11 +174,17 @@ async fn gpus_come_and_go() -> Result<()> {
     until_told(&cluster, "n1", "GPUGone").await?;
     until_run(&cluster, &["third"]).await?;
     let node = cluster.node("n1")?;
-    ensure!(["GPU-n1-1", "GPU-n1-2"].contains(&&*seen(node.kubelet(), "third")?), "it is on a GPU that is not there");
+    ensure!(
+        ["GPU-n1-1", "GPU-n1-2"].contains(&&*seen(node.kubelet(), "third")?),
+        "it is on a GPU that is not there"
+    );
     stays(node.kubelet(), "first", before).await?;
 
     node.set_gpus(these(&[0, 1, 2]))?;
-    ensure!(until_up(node.kubelet(), "first", before).await? == "GPU-n1-0", "it sees another GPU");
+    ensure!(
+        until_up(node.kubelet(), "first", before).await? == "GPU-n1-0",
+        "it sees another GPU"
+    );
     until_run(&cluster, &["first", "second", "third"]).await?;
     until_healthy(&cluster, 3).await?;
     verify(&cluster).await
@@ -147,7 +199,11 @@ fn block(kubelet: &Kubelet) -> Result<CdiDir> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
-    let (mut cluster, pods) = cluster_of(NodeSpec { inject: "cdi", ..node_of(1) }).await?;
+    let (mut cluster, pods) = cluster_of(NodeSpec {
+        inject: "cdi",
+        ..node_of(1)
+    })
+    .await?;
     run(&cluster, &pods, "before", 4).await?;
     let blocked = block(cluster.node("n1")?.kubelet())?;
     until_told(&cluster, "n1", "GPUInjectionImpossible").await?;
@@ -165,8 +221,15 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     until_registered(&mut cluster, n_before).await?;
     run(&cluster, &pods, "by-variable", 4).await?;
     let node = cluster.node("n1")?;
-    let by_cdi = |name: &str| node.kubelet().container("default", name, "main").map(|container| container.cdi_devices.len());
-    ensure!((by_cdi("before"), by_cdi("by-variable")) == (Some(2), Some(0)), "not in the manner that is possible");
+    let by_cdi = |name: &str| {
+        node.kubelet()
+            .container("default", name, "main")
+            .map(|container| container.cdi_devices.len())
+    };
+    ensure!(
+        (by_cdi("before"), by_cdi("by-variable")) == (Some(2), Some(0)),
+        "not in the manner that is possible"
+    );
     let before = starts(node.kubelet(), "before");
     node.kubelet().restart_container("default", "before", "main")?;
     stays(node.kubelet(), "before", before).await?;
@@ -178,23 +241,42 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
 
 /// Lets the plugin write no byte to any file, or lets it again.
 async fn fill_disk(cluster: &mut Cluster, is_full: bool) -> Result<()> {
-    let pid = cluster.node("n1")?.plugin().and_then(testbed::daemons::Daemon::pid).context("no plugin runs")?;
-    let limit = if is_full { "--fsize=0:" } else { "--fsize=unlimited:" };
-    let status = tokio::process::Command::new("prlimit").args(["--pid", &pid.to_string(), limit]).status().await?;
+    let pid = cluster
+        .node("n1")?
+        .plugin()
+        .and_then(testbed::daemons::Daemon::pid)
+        .context("no plugin runs")?;
+    let limit = if is_full {
+        "--fsize=0:"
+    } else {
+        "--fsize=unlimited:"
+    };
+    let status = tokio::process::Command::new("prlimit")
+        .args(["--pid", &pid.to_string(), limit])
+        .status()
+        .await?;
     ensure!(status.success(), "prlimit ended with {status}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_disk_is_full() -> Result<()> {
-    let (mut cluster, pods) = cluster_of(NodeSpec { disk_may_be_full: true, inject: "cdi", ..node_of(1) }).await?;
+    let (mut cluster, pods) = cluster_of(NodeSpec {
+        disk_may_be_full: true,
+        inject: "cdi",
+        ..node_of(1)
+    })
+    .await?;
     run(&cluster, &pods, "before", 4).await?;
     fill_disk(&mut cluster, true).await?;
     pods.create(&PodSpec::new("meanwhile", &[(GPU_MEM, "4")])).await?;
     until_told(&cluster, "meanwhile", "GPUNotReady").await?;
     let kubelet = cluster.node("n1")?.kubelet();
     stays(kubelet, "meanwhile", 0).await?;
-    ensure!(starts_again(kubelet, "before").await? == "GPU-n1-0", "a spec that is there needs no write");
+    ensure!(
+        starts_again(kubelet, "before").await? == "GPU-n1-0",
+        "a spec that is there needs no write"
+    );
     fill_disk(&mut cluster, false).await?;
     until_run(&cluster, &["before", "meanwhile"]).await?;
     verify(&cluster).await
@@ -208,20 +290,30 @@ async fn an_upgrade_loses_no_resource() -> Result<()> {
     let api = cluster.api().cluster().clone();
     let node = cluster.node("n1")?;
     let is_listed = |kubelet: &Kubelet| {
-        let status =
-            api.get("nodes", "", "n1").map(|node| node.pointer("/status/capacity").cloned().unwrap_or_default()).unwrap_or_default();
+        let status = api
+            .get("nodes", "", "n1")
+            .map(|node| node.pointer("/status/capacity").cloned().unwrap_or_default())
+            .unwrap_or_default();
         kubelet.capacity().contains_key(GPU_MEM)
-            && [GPU_MEM, GPU_MEMORY].iter().all(|name| status.get(*name).is_some_and(|amount| amount != "0"))
+            && [GPU_MEM, GPU_MEMORY]
+                .iter()
+                .all(|name| status.get(*name).is_some_and(|amount| amount != "0"))
     };
     for _ in 0..3 {
         let before = node.kubelet().n_registrations();
-        ensure!(node.replace_plugin(GRACE).await?, "the old plugin did not end cleanly");
+        ensure!(
+            node.replace_plugin(GRACE).await?,
+            "the old plugin did not end cleanly"
+        );
         let mut lost = false;
         let is_back = |kubelet: &Kubelet| {
             lost |= !is_listed(kubelet);
             kubelet.n_registrations() > before && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
         };
-        ensure!(node.kubelet().until(DEADLINE, is_back).await, "the new plugin does not register");
+        ensure!(
+            node.kubelet().until(DEADLINE, is_back).await,
+            "the new plugin does not register"
+        );
         ensure!(!lost, "a resource was lost");
     }
     run(&cluster, &pods, "after", 4).await?;
@@ -235,8 +327,15 @@ async fn a_reboot_with_the_plugin_late() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(1)).await?;
     run(&cluster, &pods, "before", 16).await?;
     cluster.node("n1")?.reboot().await?;
-    let is_failed = |snapshot: &Snapshot| snapshot.pod("before").is_some_and(|pod| phase(pod) == "Failed").then_some(());
-    cluster.until("the pod to be turned away", DEADLINE, is_failed).await?;
+    let is_failed = |snapshot: &Snapshot| {
+        snapshot
+            .pod("before")
+            .is_some_and(|pod| phase(pod) == "Failed")
+            .then_some(())
+    };
+    cluster
+        .until("the pod to be turned away", DEADLINE, is_failed)
+        .await?;
     let n_before = cluster.node("n1")?.kubelet().n_registrations();
     cluster.node("n1")?.start_plugin(&[])?;
     until_registered(&mut cluster, n_before).await?;

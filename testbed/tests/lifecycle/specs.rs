@@ -26,12 +26,22 @@ impl Scene {
     async fn start() -> Result<Self> {
         let starts = Starts::default();
         let hook = Arc::clone(&starts);
-        let started =
-            StartHook::new(move |start: &Start| hook.lock().unwrap_or_else(PoisonError::into_inner).push(start.container.clone()));
-        let node = NodeSpec { started, ..NodeSpec::of_kind(NodeKind::PlainCdi, "n1", &[16384, 16384]) };
+        let started = StartHook::new(move |start: &Start| {
+            hook.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(start.container.clone());
+        });
+        let node = NodeSpec {
+            started,
+            ..NodeSpec::of_kind(NodeKind::PlainCdi, "n1", &[16384, 16384])
+        };
         let cluster = Cluster::start(Spec::of(vec![node])).await?;
         let pods = Pods::of(cluster.client(), "default");
-        Ok(Self { cluster, pods, starts })
+        Ok(Self {
+            cluster,
+            pods,
+            starts,
+        })
     }
 
     fn kubelet(&self) -> Result<&Kubelet> {
@@ -39,7 +49,9 @@ impl Scene {
     }
 
     fn container(&self, pod: &str, container: &str) -> Result<Container> {
-        self.kubelet()?.container("default", pod, container).with_context(|| format!("{pod} has no container {container}"))
+        self.kubelet()?
+            .container("default", pod, container)
+            .with_context(|| format!("{pod} has no container {container}"))
     }
 
     async fn run(&self, pod: PodSpec, name: &str) -> Result<()> {
@@ -56,12 +68,27 @@ impl Scene {
             let name = format!("{what}: {}/{}", container.pod, container.name);
             let pod = snapshot.pod(&container.pod).context("a pod is gone")?;
             let recorded = invariants::should_see(pod, snapshot.devices.get("n1"), &container.name);
-            let named = container.env.get(GPU_DEVICES).map(|value| invariants::devices_of(value));
-            ensure!(container.gpus == recorded && !recorded.is_empty(), "{name} sees {:?}, its record is {recorded:?}", container.gpus);
+            let named = container
+                .env
+                .get(GPU_DEVICES)
+                .map(|value| invariants::devices_of(value));
+            ensure!(
+                container.gpus == recorded && !recorded.is_empty(),
+                "{name} sees {:?}, its record is {recorded:?}",
+                container.gpus
+            );
             ensure!(named == Some(recorded), "{name} is told {named:?}");
-            ensure!(container.stale_devices.is_empty(), "{name} has stale {:?}", container.stale_devices);
+            ensure!(
+                container.stale_devices.is_empty(),
+                "{name} has stale {:?}",
+                container.stale_devices
+            );
             let units = container.devices.get(GPU_MEM).map(|ids| ids.len().to_string());
-            ensure!(container.env.get(MEM_CONTAINER) == units.as_ref(), "{name} has {units:?} units: {:?}", container.env);
+            ensure!(
+                container.env.get(MEM_CONTAINER) == units.as_ref(),
+                "{name} has {units:?} units: {:?}",
+                container.env
+            );
         }
         verify(&self.cluster).await
     }
@@ -75,9 +102,17 @@ fn units(name: &str, units: &str) -> PodSpec {
 async fn until_offered(kubelet: &Kubelet) -> Result<()> {
     let is_offered = |kubelet: &Kubelet| {
         let capacity = kubelet.capacity();
-        [GPU_MEM, GPU_SHARED].iter().all(|name| capacity.get(*name).is_some_and(|(all, healthy)| *all > 0 && all == healthy))
+        [GPU_MEM, GPU_SHARED].iter().all(|name| {
+            capacity
+                .get(*name)
+                .is_some_and(|(all, healthy)| *all > 0 && all == healthy)
+        })
     };
-    ensure!(kubelet.until(DEADLINE, is_offered).await, "the plugin does not offer: {:?}", kubelet.capacity());
+    ensure!(
+        kubelet.until(DEADLINE, is_offered).await,
+        "the plugin does not offer: {:?}",
+        kubelet.capacity()
+    );
     Ok(())
 }
 
@@ -89,12 +124,26 @@ async fn every_start_has_the_spec_that_was_written_for_it() -> Result<()> {
 
     // kubelet hands the init container's IDs on, and calls Allocate for both before either starts.
     let bytes = |amount| vec![(GPU_SHARED, "1"), (GPU_MEMORY, amount)];
-    scene.run(units("units", "2").init("prepare", &[(GPU_MEM, "2")]), "units").await?;
-    scene.run(PodSpec::new("bytes", &bytes("4Gi")).init("prepare", &bytes("1Gi")), "bytes").await?;
+    scene
+        .run(units("units", "2").init("prepare", &[(GPU_MEM, "2")]), "units")
+        .await?;
+    scene
+        .run(
+            PodSpec::new("bytes", &bytes("4Gi")).init("prepare", &bytes("1Gi")),
+            "bytes",
+        )
+        .await?;
     for pod in ["units", "bytes"] {
         let (init, app) = (scene.container(pod, "prepare")?, scene.container(pod, "main")?);
-        ensure!(init.devices == app.devices, "{pod}: kubelet has given other IDs to the app container: nothing is tried");
-        ensure!(init.cdi_devices != app.cdi_devices, "{pod}: one name stands for two containers: {:?}", app.cdi_devices);
+        ensure!(
+            init.devices == app.devices,
+            "{pod}: kubelet has given other IDs to the app container: nothing is tried"
+        );
+        ensure!(
+            init.cdi_devices != app.cdi_devices,
+            "{pod}: one name stands for two containers: {:?}",
+            app.cdi_devices
+        );
     }
     scene.check("init and app container", 4).await?;
 
@@ -105,12 +154,17 @@ async fn every_start_has_the_spec_that_was_written_for_it() -> Result<()> {
 
     scene.cluster.node("n1")?.restart_kubelet().await?;
     until_offered(scene.kubelet()?).await?;
-    ensure!(scene.kubelet()?.until(DEADLINE, Kubelet::has_synced).await, "kubelet does not go on");
+    ensure!(
+        scene.kubelet()?.until(DEADLINE, Kubelet::has_synced).await,
+        "kubelet does not go on"
+    );
     starts_again(scene.kubelet()?, "first").await?;
     scene.check("kubelet restart", 1).await?;
 
     scene.kill_plugin_before_pre_start().await?;
-    scene.check("plugin killed between Allocate and PreStart", 1).await?;
+    scene
+        .check("plugin killed between Allocate and PreStart", 1)
+        .await?;
 
     scene.reboot(&["first", "between"]).await?;
     scene.check("reboot", 2).await
@@ -124,35 +178,60 @@ impl Scene {
         self.pods.create(&units("between", "2")).await?;
         let is_refused = |kubelet: &Kubelet| {
             let container = kubelet.container("default", "between", "main");
-            kubelet.n_allocate_calls() > before && container.is_some_and(|one| matches!(one.state, RunState::Waiting { .. }))
+            kubelet.n_allocate_calls() > before
+                && container.is_some_and(|one| matches!(one.state, RunState::Waiting { .. }))
         };
-        ensure!(self.kubelet()?.until(DEADLINE, is_refused).await, "no start was refused");
+        ensure!(
+            self.kubelet()?.until(DEADLINE, is_refused).await,
+            "no start was refused"
+        );
         let n_calls = self.kubelet()?.n_allocate_calls();
         self.cluster.node("n1")?.restart_plugin().await?;
         drop(held);
         until_run(&self.cluster, &["between"]).await?;
-        ensure!(self.kubelet()?.n_allocate_calls() == n_calls, "kubelet has asked again, and nothing was tried");
+        ensure!(
+            self.kubelet()?.n_allocate_calls() == n_calls,
+            "kubelet has asked again, and nothing was tried"
+        );
         Ok(())
     }
 
     /// `/var/run/cdi` is empty, the runtime knows nothing, and kubelet keeps its answers: it asks for none again.
     async fn reboot(&mut self, names: &[&str]) -> Result<()> {
-        let gpus = names.iter().map(|name| seen(self.kubelet()?, name)).collect::<Result<Vec<_>>>()?;
-        let devices = names.iter().map(|name| Ok(self.container(name, "main")?.cdi_devices)).collect::<Result<Vec<_>>>()?;
+        let gpus = names
+            .iter()
+            .map(|name| seen(self.kubelet()?, name))
+            .collect::<Result<Vec<_>>>()?;
+        let devices = names
+            .iter()
+            .map(|name| Ok(self.container(name, "main")?.cdi_devices))
+            .collect::<Result<Vec<_>>>()?;
         self.kubelet()?.hold();
         let node = self.cluster.node("n1")?;
         node.reboot().await?;
         node.start_plugin(&[])?;
-        until_offered(node.kubelet()).await.with_context(|| node.plugin().map(testbed::daemons::Daemon::log_tail).unwrap_or_default())?;
+        until_offered(node.kubelet()).await.with_context(|| {
+            node.plugin()
+                .map(testbed::daemons::Daemon::log_tail)
+                .unwrap_or_default()
+        })?;
         node.kubelet().release(OrderRule::Creation, 0);
         for ((name, gpus), devices) in names.iter().zip(gpus).zip(devices) {
-            ensure!(self.kubelet()?.until(DEADLINE, |kubelet| starts(kubelet, name) > 0).await, "{name} does not start after the reboot");
+            ensure!(
+                self.kubelet()?
+                    .until(DEADLINE, |kubelet| starts(kubelet, name) > 0)
+                    .await,
+                "{name} does not start after the reboot"
+            );
             ensure!(
                 seen(self.kubelet()?, name)? == gpus && self.container(name, "main")?.cdi_devices == devices,
                 "{name} has other devices"
             );
         }
-        ensure!(self.kubelet()?.n_allocate_calls() == 0, "kubelet has asked anew, and nothing was tried");
+        ensure!(
+            self.kubelet()?.n_allocate_calls() == 0,
+            "kubelet has asked anew, and nothing was tried"
+        );
         until_run(&self.cluster, names).await
     }
 }

@@ -10,12 +10,19 @@ use proto::memory_unit::MemoryUnit;
 use serde_json::{Value, json};
 
 fn seen(minor: u32, kind: ObservationKind) -> Observation {
-    Observation { device: Some(builders::gpu(minor).uuid), kind }
+    Observation {
+        device: Some(builders::gpu(minor).uuid),
+        kind,
+    }
 }
 
 /// Without a reader of faults, and without corrections.
 fn channels(fleet: watch::Sender<Arc<Fleet>>) -> Channels {
-    Channels { fleet, faults: mpsc::channel(1).0, corrections: mpsc::channel(1).1 }
+    Channels {
+        fleet,
+        faults: mpsc::channel(1).0,
+        corrections: mpsc::channel(1).1,
+    }
 }
 
 /// What is seen at once makes one new value.
@@ -29,10 +36,25 @@ async fn changes_that_come_together_are_one_change() {
     for minor in 0..3 {
         sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
     }
-    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &channels.fleet, &channels.faults).await, Seen::Health);
+    assert_eq!(
+        take_in(
+            &mut receiver,
+            &mut health,
+            &mut silence,
+            Instant::now(),
+            &channels.fleet,
+            &channels.faults
+        )
+        .await,
+        Seen::Health
+    );
     assert!(receiver.is_empty());
     let now = changed.borrow_and_update();
-    assert!(now.gpus.iter().all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost)));
+    assert!(
+        now.gpus
+            .iter()
+            .all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost))
+    );
 }
 
 #[tokio::test]
@@ -43,10 +65,32 @@ async fn no_change_wakes_nobody() {
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
-    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &channels.fleet, &channels.faults).await, Seen::Health);
+    assert_eq!(
+        take_in(
+            &mut receiver,
+            &mut health,
+            &mut silence,
+            Instant::now(),
+            &channels.fleet,
+            &channels.faults
+        )
+        .await,
+        Seen::Health
+    );
     assert!(!changed.has_changed().unwrap());
     drop(sender);
-    assert_eq!(take_in(&mut receiver, &mut health, &mut silence, Instant::now(), &channels.fleet, &channels.faults).await, Seen::End);
+    assert_eq!(
+        take_in(
+            &mut receiver,
+            &mut health,
+            &mut silence,
+            Instant::now(),
+            &channels.fleet,
+            &channels.faults
+        )
+        .await,
+        Seen::End
+    );
 }
 
 fn write(path: &std::path::Path, gpus: &Value) {
@@ -60,20 +104,37 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     let path = dir.path().join("gpus.json");
     let sick = json!({"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"});
     write(&path, &json!([sick]));
-    let source = Source::File(FileSource { path: path.clone(), node: "n1".to_owned(), interval: Duration::from_millis(20) });
+    let source = Source::File(FileSource {
+        path: path.clone(),
+        node: "n1".to_owned(),
+        interval: Duration::from_millis(20),
+    });
     let inventory = discover(&source).await.unwrap();
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
-    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let health = Health::new(
+        Policy::default(),
+        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
+    );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
     tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
     let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
-        timeout(Duration::from_secs(20), fleet.wait_for(is_so)).await.expect("no change").unwrap().clone()
+        timeout(Duration::from_secs(20), fleet.wait_for(is_so))
+            .await
+            .expect("no change")
+            .unwrap()
+            .clone()
     };
     wait(|fleet| !fleet.gpus[0].is_healthy).await;
-    write(&path, &json!([sick, {"uuid": "GPU-b", "minor": 1, "memory": "4Gi"}]));
+    write(
+        &path,
+        &json!([sick, {"uuid": "GPU-b", "minor": 1, "memory": "4Gi"}]),
+    );
     let now = wait(|fleet| fleet.gpus.len() == 2).await;
-    assert_eq!(now.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(
+        now.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(),
+        [false, true]
+    );
 }
 
 /// A second GPU cannot be adopted; the trouble of the first is seen all the same.
@@ -82,59 +143,120 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
-    let source = Source::File(FileSource { path: path.clone(), node: "n1".to_owned(), interval: Duration::from_millis(20) });
+    let source = Source::File(FileSource {
+        path: path.clone(),
+        node: "n1".to_owned(),
+        interval: Duration::from_millis(20),
+    });
     let inventory = discover(&source).await.unwrap();
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
-    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+    let health = Health::new(
+        Policy::default(),
+        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
+    );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
     tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
     let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
-    write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"}, huge]));
-    let sick = timeout(Duration::from_secs(20), fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy)).await;
+    write(
+        &path,
+        &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"}, huge]),
+    );
+    let sick = timeout(
+        Duration::from_secs(20),
+        fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy),
+    )
+    .await;
     assert_eq!(sick.expect("blind").unwrap().gpus.len(), 1);
 }
 
 fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
-    let inventory = Inventory { gpus: vec![builders::gpu(0), builders::gpu(1)], vendor: "v".to_owned(), ..Inventory::default() };
+    let inventory = Inventory {
+        gpus: vec![builders::gpu(0), builders::gpu(1)],
+        vendor: "v".to_owned(),
+        ..Inventory::default()
+    };
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
-    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
-    let (fleet, seen) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
-    (Follower { discovery, inventory, health, number, channels: channels(fleet), began: Instant::now() }, seen)
+    let health = Health::new(
+        Policy::default(),
+        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
+    );
+    let (fleet, seen) = watch::channel(Arc::new(Fleet::new(
+        inventory.clone(),
+        number(&inventory).unwrap(),
+    )));
+    (
+        Follower {
+            discovery,
+            inventory,
+            health,
+            number,
+            channels: channels(fleet),
+            began: Instant::now(),
+        },
+        seen,
+    )
 }
 
 fn no_file() -> Source {
-    Source::File(FileSource { path: "/nowhere".into(), node: "n1".to_owned(), interval: Duration::from_secs(1) })
+    Source::File(FileSource {
+        path: "/nowhere".into(),
+        node: "n1".to_owned(),
+        interval: Duration::from_secs(1),
+    })
 }
 
 /// The feed hangs in the driver, then goes on.
 #[tokio::test(start_paused = true)]
 async fn silence_fails_all_devices_until_they_answer_again() {
-    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    let (mut follower, mut fleet) = follower(Discovery {
+        source: no_file(),
+        running: None,
+    });
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
     tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
     sleep(Duration::from_secs(50)).await;
     sender.send(seen(0, ObservationKind::Answered)).await.unwrap();
-    let failed = fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap().clone();
-    assert_eq!(began.elapsed().as_secs(), 120, "counted from the last observation");
-    let told = failed.gpus.iter().map(|entry| (entry.is_healthy, entry.reason, entry.message.as_str()));
+    let failed = fleet
+        .wait_for(|fleet| !fleet.gpus[0].is_healthy)
+        .await
+        .unwrap()
+        .clone();
+    assert_eq!(
+        began.elapsed().as_secs(),
+        120,
+        "counted from the last observation"
+    );
+    let told = failed
+        .gpus
+        .iter()
+        .map(|entry| (entry.is_healthy, entry.reason, entry.message.as_str()));
     let message = "the device does not answer: the driver has not answered for 70 s";
-    assert_eq!(told.collect::<Vec<_>>(), [(false, Some(Reason::ProbeFailed), message); 2]);
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [(false, Some(Reason::ProbeFailed), message); 2]
+    );
     for _ in 0..7 {
         sleep(Duration::from_secs(10)).await;
         for minor in [0, 1] {
             sender.send(seen(minor, ObservationKind::Answered)).await.unwrap();
         }
     }
-    let recovered = timeout(Duration::from_secs(1), fleet.wait_for(|fleet| fleet.gpus.iter().all(|entry| entry.is_healthy)));
+    let recovered = timeout(
+        Duration::from_secs(1),
+        fleet.wait_for(|fleet| fleet.gpus.iter().all(|entry| entry.is_healthy)),
+    );
     assert!(recovered.await.is_ok());
 }
 
 /// One source speaks all the time, and the other one hangs.
 #[tokio::test(start_paused = true)]
 async fn silence_of_one_device_is_not_hidden_by_another() {
-    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    let (mut follower, mut fleet) = follower(Discovery {
+        source: no_file(),
+        running: None,
+    });
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
     tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
@@ -144,9 +266,20 @@ async fn silence_of_one_device_is_not_hidden_by_another() {
             sender.send(seen(0, ObservationKind::Answered)).await.unwrap();
         }
     });
-    let failed = fleet.wait_for(|fleet| fleet.gpus.iter().any(|entry| !entry.is_healthy)).await.unwrap().clone();
+    let failed = fleet
+        .wait_for(|fleet| fleet.gpus.iter().any(|entry| !entry.is_healthy))
+        .await
+        .unwrap()
+        .clone();
     assert_eq!(began.elapsed().as_secs(), 70);
-    assert_eq!(failed.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(
+        failed
+            .gpus
+            .iter()
+            .map(|entry| entry.is_healthy)
+            .collect::<Vec<_>>(),
+        [true, false]
+    );
 }
 
 /// Of a source whose next word is an hour away no more is heard than its first.
@@ -155,15 +288,29 @@ async fn feed_that_is_late_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
-    let source = Source::File(FileSource { path, node: "n1".to_owned(), interval: Duration::from_secs(3600) });
+    let source = Source::File(FileSource {
+        path,
+        node: "n1".to_owned(),
+        interval: Duration::from_secs(3600),
+    });
     let inventory = source.discover().unwrap();
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
-    let health = Health::new(Policy::default(), inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
-    let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(inventory.clone(), number(&inventory).unwrap())));
+    let health = Health::new(
+        Policy::default(),
+        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
+    );
+    let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(
+        inventory.clone(),
+        number(&inventory).unwrap(),
+    )));
     let began = Instant::now();
     tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
-    assert!(began.elapsed() >= Duration::from_secs(3660), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() >= Duration::from_secs(3660),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// However often it is looked, one thread hangs, and the devices stay those that are known.
@@ -171,7 +318,10 @@ async fn feed_that_is_late_is_noticed() {
 async fn look_that_hangs_is_not_begun_again() {
     let (answer, hanging) = std::sync::mpsc::channel::<Inventory>();
     let running = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
-    let (mut follower, _fleet) = follower(Discovery { source: no_file(), running });
+    let (mut follower, _fleet) = follower(Discovery {
+        source: no_file(),
+        running,
+    });
     // The clock stands still for as long as a blocking task runs.
     for _ in 0..3 {
         let mut look = Box::pin(follower.look_again());
@@ -187,38 +337,74 @@ async fn look_that_hangs_is_not_begun_again() {
 #[test]
 fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
-    let of = |gpus| Inventory { gpus, vendor: "nvidia".to_owned(), ..Inventory::default() };
+    let of = |gpus| Inventory {
+        gpus,
+        vendor: "nvidia".to_owned(),
+        ..Inventory::default()
+    };
     let mut inventory = of(vec![builders::gpu(0)]);
     let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
-    let huge = crate::inventory::Gpu { memory_bytes: 1 << 40, ..builders::gpu(1) };
+    let huge = crate::inventory::Gpu {
+        memory_bytes: 1 << 40,
+        ..builders::gpu(1)
+    };
     let mut health = Health::new(Policy::default(), []);
-    assert!(!adopt(of(vec![huge]), &mut inventory, &mut health, &number, &sender));
-    assert_eq!((inventory.gpus[0].minor, fleet.has_changed().unwrap()), (0, false));
+    assert!(!adopt(
+        of(vec![huge]),
+        &mut inventory,
+        &mut health,
+        &number,
+        &sender
+    ));
+    assert_eq!(
+        (inventory.gpus[0].minor, fleet.has_changed().unwrap()),
+        (0, false)
+    );
 }
 
 /// A driver that this container was not made with ends the follower, whatever else was said.
 #[tokio::test(start_paused = true)]
 async fn another_driver_ends_the_follower() {
-    let (mut follower, _fleet) = follower(Discovery { source: no_file(), running: None });
+    let (mut follower, _fleet) = follower(Discovery {
+        source: no_file(),
+        running: None,
+    });
     let (sender, receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Lost)).unwrap();
     let replaced = ObservationKind::DriverReplaced("the driver is another one".to_owned());
-    sender.try_send(Observation { device: None, kind: replaced }).unwrap();
-    let ended = follower.follow(receiver, Duration::from_secs(70)).await.unwrap_err();
-    assert_eq!(ended.to_string(), "the driver is another one; ending, so that this container is made again");
+    sender
+        .try_send(Observation {
+            device: None,
+            kind: replaced,
+        })
+        .unwrap();
+    let ended = follower
+        .follow(receiver, Duration::from_secs(70))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        ended.to_string(),
+        "the driver is another one; ending, so that this container is made again"
+    );
 }
 
 /// An operator's word is taken at once.
 #[tokio::test(start_paused = true)]
 async fn a_cleared_device_is_healthy() {
-    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
+    let (mut follower, mut fleet) = follower(Discovery {
+        source: no_file(),
+        running: None,
+    });
     let (correct, corrections) = mpsc::channel(1);
     follower.channels.corrections = corrections;
     let (sender, receiver) = mpsc::channel(8);
     tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
     sender.send(seen(0, ObservationKind::Xid(48))).await.unwrap();
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
-    correct.send(Correction::Cleared(builders::gpu(0).uuid)).await.unwrap();
+    correct
+        .send(Correction::Cleared(builders::gpu(0).uuid))
+        .await
+        .unwrap();
     let well = fleet.wait_for(|fleet| fleet.gpus[0].is_healthy).await.unwrap();
     assert_eq!(well.gpus[0].reason, Some(Reason::Cleared));
 }
@@ -226,14 +412,27 @@ async fn a_cleared_device_is_healthy() {
 /// Until the errors that an earlier process saw are known, neither is the Device object written nor does a container start.
 #[tokio::test(start_paused = true)]
 async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
-    let (mut follower, mut fleet) = follower(Discovery { source: no_file(), running: None });
-    follower.channels.fleet.send_modify(|fleet| Arc::make_mut(fleet).is_recalled = false);
+    let (mut follower, mut fleet) = follower(Discovery {
+        source: no_file(),
+        running: None,
+    });
+    follower
+        .channels
+        .fleet
+        .send_modify(|fleet| Arc::make_mut(fleet).is_recalled = false);
     let (correct, corrections) = mpsc::channel(1);
     follower.channels.corrections = corrections;
     let (_sender, receiver) = mpsc::channel(8);
     tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
-    let error = Recalled { device: builders::gpu(0).uuid, xid: 48, since: "then".to_owned() };
+    let error = Recalled {
+        device: builders::gpu(0).uuid,
+        xid: 48,
+        since: "then".to_owned(),
+    };
     correct.send(Correction::Recalled(vec![error])).await.unwrap();
     let sick = fleet.wait_for(|fleet| fleet.is_recalled).await.unwrap();
-    assert_eq!((sick.gpus[0].is_healthy, sick.gpus[0].reason), (false, Some(Reason::Xid(48))));
+    assert_eq!(
+        (sick.gpus[0].is_healthy, sick.gpus[0].reason),
+        (false, Some(Reason::Xid(48)))
+    );
 }

@@ -15,17 +15,32 @@ use crate::plugin::Settings;
 use crate::served::Served;
 
 fn running(name: &str, minor: u32) -> NodePod {
-    NodePod { stage: Stage::Running, ..pod(name, u64::from(minor), [units(2)]).on([minor]) }
+    NodePod {
+        stage: Stage::Running,
+        ..pod(name, u64::from(minor), [units(2)]).on([minor])
+    }
 }
 
 fn entry(name: &str, answer: ContainerAllocateResponse) -> Allocated {
     let ids = vec![format!("id-of-{name}")];
-    Allocated { pod: PodUid::from(name), container: "u2".to_owned(), resource: Served::Memory, ids, answer }
+    Allocated {
+        pod: PodUid::from(name),
+        container: "u2".to_owned(),
+        resource: Served::Memory,
+        ids,
+        answer,
+    }
 }
 
 fn by_variable(name: &str, minor: u32) -> Allocated {
     let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), gpu(minor).uuid.to_string())].into();
-    entry(name, ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+    entry(
+        name,
+        ContainerAllocateResponse {
+            envs,
+            ..ContainerAllocateResponse::default()
+        },
+    )
 }
 
 fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
@@ -47,14 +62,23 @@ fn verdict(node: &NodeState, written: &[Allocated], name: &str) -> Option<Verdic
 #[test]
 fn records_that_were_changed_under_running_pods() {
     let dir = tempfile::tempdir().unwrap();
-    let node = node(vec![running("a", 0), running("b", 1), running("c", 2)], dir.path());
+    let node = node(
+        vec![running("a", 0), running("b", 1), running("c", 2)],
+        dir.path(),
+    );
     let right = [by_variable("a", 0), by_variable("b", 1)];
     assert_eq!(verdict(&node, &right, "a"), Some(Verdict::Confirm));
     assert_eq!(verdict(&node, &right, "c"), None, "nothing is known of it");
     let crossed = [by_variable("a", 1), by_variable("b", 0), by_variable("c", 2)];
-    assert_eq!(verdict(&node, &crossed, "a"), Some(Verdict::Exchange(PodUid::from("b"))));
+    assert_eq!(
+        verdict(&node, &crossed, "a"),
+        Some(Verdict::Exchange(PodUid::from("b")))
+    );
     let doubled = [by_variable("a", 1), by_variable("b", 1)];
-    assert!(matches!(verdict(&node, &doubled, "a"), Some(Verdict::Refuse(Refusal::Mismatch { .. }))));
+    assert!(matches!(
+        verdict(&node, &doubled, "a"),
+        Some(Verdict::Refuse(Refusal::Mismatch { .. }))
+    ));
 }
 
 /// A container that runs sees what its spec said, whatever its record says now.
@@ -62,28 +86,74 @@ fn records_that_were_changed_under_running_pods() {
 fn what_a_spec_said_counts() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(vec![running("a", 0), running("b", 1)], dir.path());
-    let written = ["a", "b"].map(|name| entry(name, cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &[format!("id-of-{name}")], 1)));
+    let written = ["a", "b"].map(|name| {
+        entry(
+            name,
+            cdi_answer(
+                "NVIDIA_VISIBLE_DEVICES",
+                Served::Memory,
+                &[format!("id-of-{name}")],
+                1,
+            ),
+        )
+    });
     let spec = |name: &str, minor: u32| {
-        let env = [("NVIDIA_VISIBLE_DEVICES", "void".to_owned()), ("GPUSHARE_GPU_DEVICES", gpu(minor).uuid.to_string())];
-        let edits = Edits { env: env.map(|(name, value)| (name.to_owned(), value)).into(), ..Edits::default() };
+        let env = [
+            ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
+            ("GPUSHARE_GPU_DEVICES", gpu(minor).uuid.to_string()),
+        ];
+        let edits = Edits {
+            env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+            ..Edits::default()
+        };
         let entry = written.iter().find(|entry| entry.pod.as_str() == name).unwrap();
-        let spec = ContainerSpec { name: device_of(&entry.answer).unwrap().to_owned(), edits };
+        let spec = ContainerSpec {
+            name: device_of(&entry.answer).unwrap().to_owned(),
+            edits,
+        };
         std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
     };
-    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm), "there is no spec to say otherwise");
+    assert_eq!(
+        verdict(&node, &written, "a"),
+        Some(Verdict::Confirm),
+        "there is no spec to say otherwise"
+    );
     spec("a", 1);
     spec("b", 0);
-    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm), "they may be of earlier holders of these IDs");
-    assert!(!judge_running(&node, &written, &PodUid::from("a")).unwrap().is_certain);
+    assert_eq!(
+        verdict(&node, &written, "a"),
+        Some(Verdict::Confirm),
+        "they may be of earlier holders of these IDs"
+    );
+    assert!(
+        !judge_running(&node, &written, &PodUid::from("a"))
+            .unwrap()
+            .is_certain
+    );
     for entry in &written {
         node.ledger().start(entry.resource, &entry.ids);
     }
-    assert!(judge_running(&node, &written, &PodUid::from("a")).unwrap().is_certain);
-    assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Exchange(PodUid::from("b"))));
+    assert!(
+        judge_running(&node, &written, &PodUid::from("a"))
+            .unwrap()
+            .is_certain
+    );
+    assert_eq!(
+        verdict(&node, &written, "a"),
+        Some(Verdict::Exchange(PodUid::from("b")))
+    );
     spec("b", 1);
-    assert!(matches!(verdict(&node, &written, "a"), Some(Verdict::Refuse(Refusal::Mismatch { .. }))));
+    assert!(matches!(
+        verdict(&node, &written, "a"),
+        Some(Verdict::Refuse(Refusal::Mismatch { .. }))
+    ));
     // Its IDs are given out anew, and whoever has them has not started.
-    node.ledger().keep(Served::Memory, &["id-of-a".to_owned()], None, ContainerAllocateResponse::default());
+    node.ledger().keep(
+        Served::Memory,
+        &["id-of-a".to_owned()],
+        None,
+        ContainerAllocateResponse::default(),
+    );
     assert_eq!(verdict(&node, &written, "a"), Some(Verdict::Confirm));
 }
 
@@ -97,21 +167,52 @@ fn the_truth_keeps_amounts_and_what_was_right() {
     let placement = pod("a", 1, [units(2)]).on([0, 1]).placement.unwrap();
     let seen = [gpu(1).uuid, gpu(2).uuid].into();
     let truth = on_gpus(&placement, record.clone(), &seen, &fleet(3)).unwrap();
-    let shown: Vec<_> =
-        truth["gpu"].iter().map(|entry| (entry.minor, entry.id.clone(), entry.resources["koordinator.sh/gpu-core"].unsigned())).collect();
-    assert_eq!(shown, [(2, gpu(2).uuid.to_string(), Some(10)), (1, gpu(1).uuid.to_string(), Some(20))]);
-    assert_eq!(on_gpus(&placement, record, &[gpu(1).uuid].into(), &fleet(3)), None, "it has another number of them");
+    let shown: Vec<_> = truth["gpu"]
+        .iter()
+        .map(|entry| {
+            (
+                entry.minor,
+                entry.id.clone(),
+                entry.resources["koordinator.sh/gpu-core"].unsigned(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            (2, gpu(2).uuid.to_string(), Some(10)),
+            (1, gpu(1).uuid.to_string(), Some(20))
+        ]
+    );
+    assert_eq!(
+        on_gpus(&placement, record, &[gpu(1).uuid].into(), &fleet(3)),
+        None,
+        "it has another number of them"
+    );
 }
 
 #[test]
 fn flags_of_pods_that_kubelet_has_not_taken_on() {
     let marked = |name: &str, stage: Stage| {
-        let mut pod = NodePod { stage, ..pod(name, 1, [units(2)]) };
-        pod.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = true;
+        let mut pod = NodePod {
+            stage,
+            ..pod(name, 1, [units(2)])
+        };
+        pod.placement
+            .as_mut()
+            .unwrap()
+            .gpushare
+            .as_mut()
+            .unwrap()
+            .assigned = true;
         pod
     };
-    let pods =
-        pods([marked("copied", Stage::Bound), marked("given", Stage::Bound), marked("runs", Stage::Running), pod("new", 1, [units(2)])]);
+    let pods = pods([
+        marked("copied", Stage::Bound),
+        marked("given", Stage::Bound),
+        marked("runs", Stage::Running),
+        pod("new", 1, [units(2)]),
+    ]);
     let stale = stale_flags(&pods, &Ledger::default(), &[by_variable("given", 0)]);
     assert_eq!(stale.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["copied"]);
     let mut ledger = Ledger::default();
@@ -126,13 +227,22 @@ fn removed(node: &NodeState, written: &[Allocated], name: &str) -> Option<(u32, 
 }
 
 fn without_record(name: &str, stage: Stage) -> NodePod {
-    let placement = Err(crate::pods::Unplaced::Missing { key: proto::record::MEM_IDX });
-    NodePod { stage, placement, ..pod(name, 1, [units(2)]) }
+    let placement = Err(crate::pods::Unplaced::Missing {
+        key: proto::record::MEM_IDX,
+    });
+    NodePod {
+        stage,
+        placement,
+        ..pod(name, 1, [units(2)])
+    }
 }
 
 fn ours(name: &str, minor: u32) -> Allocated {
     let mut entry = by_variable(name, minor);
-    entry.answer.envs.insert("GPUSHARE_GPU_DEVICES".to_owned(), gpu(minor).uuid.to_string());
+    entry
+        .answer
+        .envs
+        .insert("GPUSHARE_GPU_DEVICES".to_owned(), gpu(minor).uuid.to_string());
     entry
 }
 
@@ -141,12 +251,27 @@ fn ours(name: &str, minor: u32) -> Allocated {
 #[test]
 fn records_that_were_removed_from_running_pods() {
     let dir = tempfile::tempdir().unwrap();
-    let all = [("runs", Stage::Running), ("waits", Stage::Admitted), ("served-by-another", Stage::Running)];
-    let node = node(all.map(|(name, stage)| without_record(name, stage)).to_vec(), dir.path());
-    let written = [ours("runs", 1), ours("waits", 1), by_variable("served-by-another", 2)];
+    let all = [
+        ("runs", Stage::Running),
+        ("waits", Stage::Admitted),
+        ("served-by-another", Stage::Running),
+    ];
+    let node = node(
+        all.map(|(name, stage)| without_record(name, stage)).to_vec(),
+        dir.path(),
+    );
+    let written = [
+        ours("runs", 1),
+        ours("waits", 1),
+        by_variable("served-by-another", 2),
+    ];
     assert_eq!(removed(&node, &written, "runs"), Some((1, 2)));
     assert_eq!(removed(&node, &written, "waits"), None);
-    assert_eq!(removed(&node, &written, "served-by-another"), None, "this process has not let it start");
+    assert_eq!(
+        removed(&node, &written, "served-by-another"),
+        None,
+        "this process has not let it start"
+    );
     let started = written.last().unwrap();
     node.ledger().start(started.resource, &started.ids);
     assert_eq!(removed(&node, &written, "served-by-another"), Some((2, 2)));
@@ -157,11 +282,28 @@ fn records_that_were_removed_from_running_pods() {
 fn a_removed_record_is_read_from_the_spec() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(vec![without_record("a", Stage::Running)], dir.path());
-    let written = [entry("a", cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["id-of-a".to_owned()], 1))];
+    let written = [entry(
+        "a",
+        cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            Served::Memory,
+            &["id-of-a".to_owned()],
+            1,
+        ),
+    )];
     assert_eq!(removed(&node, &written, "a"), None, "there is no spec");
-    let env = [("NVIDIA_VISIBLE_DEVICES", "void".to_owned()), ("GPUSHARE_GPU_DEVICES", gpu(2).uuid.to_string())];
-    let edits = Edits { env: env.map(|(name, value)| (name.to_owned(), value)).into(), ..Edits::default() };
-    let spec = ContainerSpec { name: device_of(&written[0].answer).unwrap().to_owned(), edits };
+    let env = [
+        ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
+        ("GPUSHARE_GPU_DEVICES", gpu(2).uuid.to_string()),
+    ];
+    let edits = Edits {
+        env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+        ..Edits::default()
+    };
+    let spec = ContainerSpec {
+        name: device_of(&written[0].answer).unwrap().to_owned(),
+        edits,
+    };
     std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
     assert_eq!(removed(&node, &written, "a"), Some((2, 2)));
 }
@@ -176,8 +318,14 @@ fn a_removed_record_is_the_one_that_was_there() {
     let node = node_with(all, dir.path());
     let found = |name: &str, minor: u32| {
         let judged = judge_running(&node, &[ours(name, minor)], &PodUid::from(name)).unwrap();
-        judged.removed.map(|record| (record.assumed_at, record.gpushare.unwrap().idx))
+        judged
+            .removed
+            .map(|record| (record.assumed_at, record.gpushare.unwrap().idx))
     };
-    assert_eq!(found("b", 1), Some((Some(1), 0)), "the builder's record of gpushare names GPU 0");
+    assert_eq!(
+        found("b", 1),
+        Some((Some(1), 0)),
+        "the builder's record of gpushare names GPU 0"
+    );
     assert_ne!(found("a", 2), Some((Some(0), 0)), "it sees another GPU");
 }

@@ -40,9 +40,16 @@ impl Plan {
             record_of if record_of == other => one.clone(),
             record_of => record_of.clone(),
         };
-        let now: Vec<_> = self.0.iter().map(|(pod, record_of)| (pod.clone(), swapped(record_of))).collect();
-        let rest: Vec<_> =
-            [one, other].into_iter().filter(|pod| !self.0.contains_key(*pod)).map(|pod| (pod.clone(), swapped(pod))).collect();
+        let now: Vec<_> = self
+            .0
+            .iter()
+            .map(|(pod, record_of)| (pod.clone(), swapped(record_of)))
+            .collect();
+        let rest: Vec<_> = [one, other]
+            .into_iter()
+            .filter(|pod| !self.0.contains_key(*pod))
+            .map(|pod| (pod.clone(), swapped(pod)))
+            .collect();
         for (pod, record_of) in now.into_iter().chain(rest) {
             self.set(&pod, record_of);
         }
@@ -50,10 +57,21 @@ impl Plan {
 
     /// Takes pods out that are gone: who was meant to get such a pod's record is meant to get what that one would have got.
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(&PodUid) -> bool) {
-        let gone: Vec<PodUid> = self.0.iter().flat_map(|(pod, record_of)| [pod, record_of]).filter(|pod| !is_there(pod)).cloned().collect();
+        let gone: Vec<PodUid> = self
+            .0
+            .iter()
+            .flat_map(|(pod, record_of)| [pod, record_of])
+            .filter(|pod| !is_there(pod))
+            .cloned()
+            .collect();
         for pod in gone {
             let left = self.0.remove(&pod);
-            let heirs: Vec<PodUid> = self.0.iter().filter(|(_, record_of)| **record_of == pod).map(|(heir, _)| heir.clone()).collect();
+            let heirs: Vec<PodUid> = self
+                .0
+                .iter()
+                .filter(|(_, record_of)| **record_of == pod)
+                .map(|(heir, _)| heir.clone())
+                .collect();
             for heir in heirs {
                 self.set(&heir, left.clone().unwrap_or_else(|| heir.clone()));
             }

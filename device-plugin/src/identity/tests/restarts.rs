@@ -63,8 +63,18 @@ impl Kubelet {
     fn next(&mut self, flip: bool) -> Option<(NodePod, Step)> {
         loop {
             let pod = self.queue.first()?.clone();
-            let is_open = |call: &Step| !self.allocated.contains(&entry(&pod, call.container, call.resource));
-            let calls = calls_of(&pod, &[flip; 3]).into_iter().map(|(container, resource, count)| Step { container, resource, count });
+            let is_open = |call: &Step| {
+                !self
+                    .allocated
+                    .contains(&entry(&pod, call.container, call.resource))
+            };
+            let calls = calls_of(&pod, &[flip; 3])
+                .into_iter()
+                .map(|(container, resource, count)| Step {
+                    container,
+                    resource,
+                    count,
+                });
             let open: Vec<Step> = calls.filter(is_open).collect();
             match self.calls.get_or_insert(open).first() {
                 Some(call) => return Some((pod, *call)),
@@ -89,7 +99,8 @@ impl Kubelet {
     fn admitted(&mut self) {
         let pod = self.queue.remove(0);
         self.calls = None;
-        self.reports.extend([Stage::Admitted, Stage::Running].map(|stage| (pod.uid.clone(), stage)));
+        self.reports
+            .extend([Stage::Admitted, Stage::Running].map(|stage| (pod.uid.clone(), stage)));
     }
 
     fn remove(&mut self, uid: &PodUid) {
@@ -111,16 +122,28 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let mut scene = Scene { pods: pods([]), ledger: Ledger::after(Some(Vec::new())) };
+        let mut scene = Scene {
+            pods: pods([]),
+            ledger: Ledger::after(Some(Vec::new())),
+        };
         scene.ledger.inherit(&scene.pods);
-        Self { api: Vec::new(), unseen: Vec::new(), kubelet: Kubelet::default(), scene, n_bound: 0 }
+        Self {
+            api: Vec::new(),
+            unseen: Vec::new(),
+            kubelet: Kubelet::default(),
+            scene,
+            n_bound: 0,
+        }
     }
 
     fn happens(&mut self, event: Event) -> Result<(), TestCaseError> {
         match event {
             Event::Bind(pod) => self.bind(*pod),
             Event::Show => self.show(),
-            Event::Call { flip, is_preferred_first } => return self.call(flip, is_preferred_first),
+            Event::Call {
+                flip,
+                is_preferred_first,
+            } => return self.call(flip, is_preferred_first),
             Event::Report if !self.kubelet.reports.is_empty() => {
                 let (uid, stage) = self.kubelet.reports.remove(0);
                 self.change(&uid, |pod| pod.stage = stage);
@@ -128,7 +151,15 @@ impl Node {
             Event::Report => {}
             Event::Mark => {
                 for due in crate::assigned::due(&self.scene.pods, &self.scene.ledger) {
-                    self.change(&due.uid, |pod| pod.placement.as_mut().unwrap().gpushare.as_mut().unwrap().assigned = true);
+                    self.change(&due.uid, |pod| {
+                        pod.placement
+                            .as_mut()
+                            .unwrap()
+                            .gpushare
+                            .as_mut()
+                            .unwrap()
+                            .assigned = true;
+                    });
                 }
             }
             Event::Delete(at) => {
@@ -152,8 +183,16 @@ impl Node {
     fn bind(&mut self, pod: NodePod) {
         self.n_bound += 1;
         let name = format!("p{}", self.n_bound);
-        let placement = pod.placement.map(|placement| Placement { assumed_at: self.n_bound, ..placement });
-        let pod = NodePod { uid: PodUid::from(name.as_str()), name, placement, ..pod };
+        let placement = pod.placement.map(|placement| Placement {
+            assumed_at: self.n_bound,
+            ..placement
+        });
+        let pod = NodePod {
+            uid: PodUid::from(name.as_str()),
+            name,
+            placement,
+            ..pod
+        };
         self.api.push(pod.clone());
         self.unseen.push(pod.clone());
         self.kubelet.queue.push(pod);
@@ -166,11 +205,18 @@ impl Node {
     }
 
     fn chosen(&self, at: usize) -> Option<PodUid> {
-        self.api.get(at.checked_rem(self.api.len())?).map(|pod| pod.uid.clone())
+        self.api
+            .get(at.checked_rem(self.api.len())?)
+            .map(|pod| pod.uid.clone())
     }
 
     fn change(&mut self, uid: &PodUid, change: impl Fn(&mut NodePod)) {
-        for pod in self.api.iter_mut().chain(&mut self.unseen).filter(|pod| pod.uid == *uid) {
+        for pod in self
+            .api
+            .iter_mut()
+            .chain(&mut self.unseen)
+            .filter(|pod| pod.uid == *uid)
+        {
             change(pod);
         }
         if self.scene.pods.get(uid).is_some() {
@@ -180,8 +226,17 @@ impl Node {
     }
 
     fn remove(&mut self, at: usize) {
-        let admitting = self.kubelet.calls.as_ref().and_then(|_| self.kubelet.queue.first());
-        let Some(uid) = self.chosen(at).filter(|uid| admitting.is_none_or(|pod| pod.uid != *uid)) else { return };
+        let admitting = self
+            .kubelet
+            .calls
+            .as_ref()
+            .and_then(|_| self.kubelet.queue.first());
+        let Some(uid) = self
+            .chosen(at)
+            .filter(|uid| admitting.is_none_or(|pod| pod.uid != *uid))
+        else {
+            return;
+        };
         self.kubelet.remove(&uid);
         self.api.retain(|pod| pod.uid != uid);
         self.unseen.retain(|pod| pod.uid != uid);
@@ -191,7 +246,9 @@ impl Node {
 
     fn report_failed(&mut self) {
         let reports = std::mem::take(&mut self.kubelet.reports);
-        let (failed, others): (Vec<_>, Vec<_>) = reports.into_iter().partition(|(_, stage)| *stage == Stage::Terminal);
+        let (failed, others): (Vec<_>, Vec<_>) = reports
+            .into_iter()
+            .partition(|(_, stage)| *stage == Stage::Terminal);
         self.kubelet.reports = others;
         for (uid, stage) in failed {
             self.change(&uid, |pod| pod.stage = stage);
@@ -201,14 +258,19 @@ impl Node {
     fn restart_plugin(&mut self) {
         self.report_failed();
         self.unseen.clear();
-        self.scene = Scene { pods: pods(self.api.clone()), ledger: Ledger::after(Some(self.kubelet.checkpoint.clone())) };
+        self.scene = Scene {
+            pods: pods(self.api.clone()),
+            ledger: Ledger::after(Some(self.kubelet.checkpoint.clone())),
+        };
         self.scene.ledger.inherit(&self.scene.pods);
         self.kubelet.checkpoint = self.kubelet.allocated.clone();
     }
 
     /// The plugin reads the checkpoint, and kubelet writes it when it is told of the plugin.
     fn register(&mut self) {
-        self.scene.ledger.resume(&self.kubelet.checkpoint, &self.scene.pods);
+        self.scene
+            .ledger
+            .resume(&self.kubelet.checkpoint, &self.scene.pods);
         self.kubelet.checkpoint = self.kubelet.allocated.clone();
     }
 
@@ -224,30 +286,49 @@ impl Node {
     fn answer(&mut self, call: Step) -> Result<Found, Unidentified> {
         self.ask(call, Patience::Waiting).or_else(|_| {
             self.show();
-            self.ask(call, Patience::Waiting).or_else(|_| self.ask(call, Patience::Over))
+            self.ask(call, Patience::Waiting)
+                .or_else(|_| self.ask(call, Patience::Over))
         })
     }
 
     fn call(&mut self, flip: bool, is_preferred_first: bool) -> Result<(), TestCaseError> {
-        let Some((pod, call)) = self.kubelet.next(flip) else { return Ok(()) };
+        let Some((pod, call)) = self.kubelet.next(flip) else {
+            return Ok(());
+        };
         self.scene.ledger.prefer(None);
         if is_preferred_first {
             let found = self.answer(call).ok();
             self.scene.ledger.prefer(found);
         }
-        let asked = Call { resource: call.resource, count: call.count, devices: &[] };
-        let answer = preferred(&self.scene.pods, &self.scene.ledger, &asked).map_or_else(|| self.answer(call), Ok);
+        let asked = Call {
+            resource: call.resource,
+            count: call.count,
+            devices: &[],
+        };
+        let answer =
+            preferred(&self.scene.pods, &self.scene.ledger, &asked).map_or_else(|| self.answer(call), Ok);
         match (&pod.placement, answer) {
             (Ok(own), Ok(found)) => {
                 let gpus = found.placement.as_ref().map(|placement| &placement.gpus);
-                prop_assert_eq!((&found.pod, found.container, gpus), (&pod.uid, call.container, Some(&own.gpus)));
+                prop_assert_eq!(
+                    (&found.pod, found.container, gpus),
+                    (&pod.uid, call.container, Some(&own.gpus))
+                );
                 let ids = entry(&pod, call.container, call.resource).ids;
-                self.scene.ledger.keep(call.resource, &ids, Some(found.pod.clone()), ContainerAllocateResponse::default());
+                self.scene.ledger.keep(
+                    call.resource,
+                    &ids,
+                    Some(found.pod.clone()),
+                    ContainerAllocateResponse::default(),
+                );
                 self.scene.ledger.record(found, &self.scene.pods);
                 self.kubelet.answered(&pod, call);
             }
             (Err(_), Ok(found)) => {
-                prop_assert_eq!((&found.pod, found.container, &found.placement), (&pod.uid, call.container, &None));
+                prop_assert_eq!(
+                    (&found.pod, found.container, &found.placement),
+                    (&pod.uid, call.container, &None)
+                );
                 self.scene.ledger.record(found, &self.scene.pods);
                 self.kubelet.answered(&pod, call);
             }
@@ -258,15 +339,37 @@ impl Node {
 }
 
 fn any_pod() -> impl Strategy<Value = NodePod> {
-    let container = (kinds(), 0..3_u64, 0..3_u64)
-        .prop_map(|(kind, memory_units, shared)| (kind, memory_units, shared.max(u64::from(memory_units == 0))));
-    (prop::collection::vec(container, 1..4), 0..4_u32, prop::bool::weighted(0.9)).prop_map(|(mut kinds, minor, is_placed)| {
-        kinds.sort_by_key(|(kind, ..)| *kind == ContainerKind::App);
-        let container =
-            |(idx, (kind, memory_units, shared))| ContainerRequest { name: format!("c{idx}"), kind, memory_units, ..shares(shared) };
-        let pod = pod("", 0, kinds.into_iter().enumerate().map(container).collect::<Vec<_>>()).on([minor]);
-        if is_placed { pod } else { NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod } }
-    })
+    let container = (kinds(), 0..3_u64, 0..3_u64).prop_map(|(kind, memory_units, shared)| {
+        (kind, memory_units, shared.max(u64::from(memory_units == 0)))
+    });
+    (
+        prop::collection::vec(container, 1..4),
+        0..4_u32,
+        prop::bool::weighted(0.9),
+    )
+        .prop_map(|(mut kinds, minor, is_placed)| {
+            kinds.sort_by_key(|(kind, ..)| *kind == ContainerKind::App);
+            let container = |(idx, (kind, memory_units, shared))| ContainerRequest {
+                name: format!("c{idx}"),
+                kind,
+                memory_units,
+                ..shares(shared)
+            };
+            let pod = pod(
+                "",
+                0,
+                kinds.into_iter().enumerate().map(container).collect::<Vec<_>>(),
+            )
+            .on([minor]);
+            if is_placed {
+                pod
+            } else {
+                NodePod {
+                    placement: Err(Unplaced::NoDevice("gpu")),
+                    ..pod
+                }
+            }
+        })
 }
 
 fn any_event() -> impl Strategy<Value = Event> {

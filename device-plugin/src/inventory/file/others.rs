@@ -28,11 +28,15 @@ pub(super) fn understand(
     gpus: &[(Gpu, Ailment)],
     before: &[(OtherDevice, Ailment)],
 ) -> Result<(OtherDevice, Ailment), Fault> {
-    let Value::Object(object) = value else { return Err(Fault::new("devices", &value, &"must be an object")) };
+    let Value::Object(object) = value else {
+        return Err(Fault::new("devices", &value, &"must be an object"));
+    };
     let mut fields = Fields(object);
     let device_type = device_type(fields.need("type")?)?;
     let id = on_node(node, &fields.need::<String>("id")?);
-    let health = fields.take::<String>("health")?.map_or(Ok(Ailment::Healthy), |text| health(&text))?;
+    let health = fields
+        .take::<String>("health")?
+        .map_or(Ok(Ailment::Healthy), |text| health(&text))?;
     let device = OtherDevice {
         id: id.parse().map_err(|error| Fault::new("id", &id, &error))?,
         minor: fields.need("minor")?,
@@ -59,7 +63,11 @@ fn device_type(text: String) -> Result<String, Fault> {
     if is_bounded && text.bytes().all(is_inner) {
         Ok(text)
     } else {
-        Err(Fault::new("type", &text, &"must be lower-case letters, digits and `-`"))
+        Err(Fault::new(
+            "type",
+            &text,
+            &"must be lower-case letters, digits and `-`",
+        ))
     }
 }
 
@@ -71,7 +79,10 @@ fn health(text: &str) -> Result<Ailment, Fault> {
     }
 }
 
-fn resources(device_type: &str, given: Option<BTreeMap<String, Quantity>>) -> Result<BTreeMap<String, Quantity>, Fault> {
+fn resources(
+    device_type: &str,
+    given: Option<BTreeMap<String, Quantity>>,
+) -> Result<BTreeMap<String, Quantity>, Fault> {
     let fault = |value: &dyn ToString, problem: &str| Err(Fault::new("resources", value, &problem));
     let whole = |name: &str| BTreeMap::from([(name.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))]);
     match (given, device_type) {
@@ -87,7 +98,10 @@ fn resources(device_type: &str, given: Option<BTreeMap<String, Quantity>>) -> Re
 }
 
 fn function_nodes(nodes: BTreeMap<String, Vec<PathBuf>>) -> Result<BTreeMap<String, Vec<PathBuf>>, Fault> {
-    nodes.into_iter().map(|(function, paths)| Ok((function, device_nodes("functionNodes", paths)?))).collect()
+    nodes
+        .into_iter()
+        .map(|(function, paths)| Ok((function, device_nodes("functionNodes", paths)?)))
+        .collect()
 }
 
 fn device_nodes(field: &str, paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Fault> {
@@ -97,7 +111,11 @@ fn device_nodes(field: &str, paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Fault>
     }
 }
 
-fn is_distinct(device: &OtherDevice, gpus: &[(Gpu, Ailment)], before: &[(OtherDevice, Ailment)]) -> Result<(), Fault> {
+fn is_distinct(
+    device: &OtherDevice,
+    gpus: &[(Gpu, Ailment)],
+    before: &[(OtherDevice, Ailment)],
+) -> Result<(), Fault> {
     if gpus.iter().any(|(gpu, _)| gpu.uuid == device.id) {
         return Err(Fault::new("id", &device.id, &"is that of a GPU"));
     }
@@ -106,7 +124,11 @@ fn is_distinct(device: &OtherDevice, gpus: &[(Gpu, Ailment)], before: &[(OtherDe
             return Err(Fault::new("id", &device.id, &"is that of another device already"));
         }
         if other.device_type == device.device_type && other.minor == device.minor {
-            return Err(Fault::new("minor", &device.minor, &format!("is that of {} already", other.id)));
+            return Err(Fault::new(
+                "minor",
+                &device.minor,
+                &format!("is that of {} already", other.id),
+            ));
         }
     }
     Ok(())

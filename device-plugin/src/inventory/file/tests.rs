@@ -51,11 +51,17 @@ fn reads_every_field_and_sorts_by_minor() {
         reserved_bytes: 0,
         model: "A10".to_owned(),
         bus_id: Some("0000:3b:00.0".to_owned()),
-        place: Place { numa_node: Some(1), ..Place::default() },
+        place: Place {
+            numa_node: Some(1),
+            ..Place::default()
+        },
         labels: BTreeMap::new(),
         device_node: PathBuf::from("/tmp/gpu"),
     };
-    let ailments = [(gpu_a.uuid.clone(), Ailment::Healthy), (gpu_b.uuid.clone(), Ailment::Xid(79))];
+    let ailments = [
+        (gpu_a.uuid.clone(), Ailment::Healthy),
+        (gpu_b.uuid.clone(), Ailment::Xid(79)),
+    ];
     assert_eq!(reading.ailments, ailments);
     let driver_version = Some("550".to_owned());
     let expected = Inventory {
@@ -77,11 +83,24 @@ fn reads_how_devices_belong_together() {
         r#"{{"gpus": [{gpu}], "gpuLinks": [{{"minors": [0, 1], "links": 4}}], "gpuPartitions": {{"1": [{{"minors": [0]}}]}}, "gpuPartitionPolicy": "Honor"}}"#
     );
     let found = read(&text).unwrap().inventory;
-    let place = Place { numa_node: None, root: Some("pci0000:10".to_owned()), switch: Some("0000:11:00.0".to_owned()) };
-    assert_eq!((&found.gpus[0].place, found.gpus[0].labels["tier"].as_str()), (&place, "high"));
-    assert_eq!((found.links[0].links, found.partitions.unwrap()[&1].len()), (4, 1));
+    let place = Place {
+        numa_node: None,
+        root: Some("pci0000:10".to_owned()),
+        switch: Some("0000:11:00.0".to_owned()),
+    };
+    assert_eq!(
+        (&found.gpus[0].place, found.gpus[0].labels["tier"].as_str()),
+        (&place, "high")
+    );
+    assert_eq!(
+        (found.links[0].links, found.partitions.unwrap()[&1].len()),
+        (4, 1)
+    );
     assert_eq!(found.partition_policy, Some(GpuPartitionPolicy::Honor));
-    let found = read(r#"{"gpus": [], "devices": [{"type": "rdma", "id": "a", "minor": 0, "pcieId": "pci0000:10"}]}"#).unwrap().inventory;
+    let found =
+        read(r#"{"gpus": [], "devices": [{"type": "rdma", "id": "a", "minor": 0, "pcieId": "pci0000:10"}]}"#)
+            .unwrap()
+            .inventory;
     assert_eq!(found.others[0].place.pcie_id(), Some("pci0000:10"));
 }
 
@@ -133,7 +152,11 @@ fn a_uuid_can_name_the_node(#[case] node: &str, #[case] uuid: &str) {
 
 #[test]
 fn no_file_is_absence() {
-    let source = FileSource { path: PathBuf::from("/nonexistent/gpus.json"), node: "node-1".to_owned(), interval: Duration::ZERO };
+    let source = FileSource {
+        path: PathBuf::from("/nonexistent/gpus.json"),
+        node: "node-1".to_owned(),
+        interval: Duration::ZERO,
+    };
     let error = source.discover().unwrap_err();
     assert!(error.is_absence());
     assert!(matches!(error, InventoryError::ReadFile { source, .. } if source.kind() == ErrorKind::NotFound));
@@ -176,10 +199,18 @@ struct Watched {
 impl Watched {
     fn start(text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let source = FileSource { path: folder.path().join("gpus.json"), node: "node-1".to_owned(), interval: Duration::from_millis(2) };
+        let source = FileSource {
+            path: folder.path().join("gpus.json"),
+            node: "node-1".to_owned(),
+            interval: Duration::from_millis(2),
+        };
         fs::write(&source.path, text).unwrap();
         let (feed, observations) = source.watch(&source.discover().unwrap()).unwrap();
-        Self { folder, feed, observations }
+        Self {
+            folder,
+            feed,
+            observations,
+        }
     }
 
     /// Replaces the file as an atomic writer does.
@@ -191,9 +222,14 @@ impl Watched {
 
     /// Reads on until `kind` is seen of `device`.
     async fn until(&mut self, device: Option<&str>, kind: ObservationKind) {
-        let expected = Observation { device: device.map(|uuid| uuid.parse().unwrap()), kind };
+        let expected = Observation {
+            device: device.map(|uuid| uuid.parse().unwrap()),
+            kind,
+        };
         let read = async { while self.observations.recv().await.expect("the feed has ended") != expected {} };
-        tokio::time::timeout(DEADLINE, read).await.unwrap_or_else(|_| panic!("never saw {expected:?}"));
+        tokio::time::timeout(DEADLINE, read)
+            .await
+            .unwrap_or_else(|_| panic!("never saw {expected:?}"));
     }
 }
 
@@ -205,7 +241,10 @@ async fn health_follows_the_file() {
     watched.until(Some("GPU-a"), ObservationKind::Sound).await;
     watched.write(&document(&[&device("Xid 79")]));
     watched.until(Some("GPU-a"), ObservationKind::Xid(79)).await;
-    watched.write(&document(&[&device("Healthy"), T4.replace("GPU-a", "GPU-b").replace(": 0", ": 1").as_str()]));
+    watched.write(&document(&[
+        &device("Healthy"),
+        T4.replace("GPU-a", "GPU-b").replace(": 0", ": 1").as_str(),
+    ]));
     watched.until(None, ObservationKind::InventoryChanged).await;
     watched.write(&document(&[T4.replace("GPU-a", "GPU-b").as_str()]));
     watched.until(Some("GPU-a"), ObservationKind::Lost).await;
@@ -221,7 +260,10 @@ async fn a_broken_file_keeps_the_last_state() {
         watched.write(broken);
         for _ in 0..200 {
             let seen = watched.observations.recv().await.unwrap().kind;
-            assert!(matches!(seen, ObservationKind::Xid(79) | ObservationKind::Sound), "{seen:?}");
+            assert!(
+                matches!(seen, ObservationKind::Xid(79) | ObservationKind::Sound),
+                "{seen:?}"
+            );
         }
     }
     fs::remove_file(watched.folder.path().join("gpus.json")).unwrap();
@@ -232,9 +274,17 @@ async fn a_broken_file_keeps_the_last_state() {
 
 #[tokio::test]
 async fn a_watch_ends_when_nobody_reads_it() {
-    let Watched { feed, observations, folder } = Watched::start(&document(&[T4]));
+    let Watched {
+        feed,
+        observations,
+        folder,
+    } = Watched::start(&document(&[T4]));
     drop(observations);
     let stopped = tokio::task::spawn_blocking(|| feed.stop());
-    tokio::time::timeout(DEADLINE, stopped).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(DEADLINE, stopped)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
     drop(folder);
 }

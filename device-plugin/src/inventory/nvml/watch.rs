@@ -15,7 +15,9 @@ use nvml_wrapper::{
     error::NvmlError,
     event::EventSet,
     structs::device::FieldId,
-    sys_exports::field_id::{NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING},
+    sys_exports::field_id::{
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING,
+    },
 };
 use tracing::{info, warn};
 
@@ -56,7 +58,14 @@ pub(super) struct Watch {
 impl Watch {
     /// A watch of the GPUs of `known`.
     pub(super) fn new(source: NvmlSource, known: Inventory) -> Self {
-        Self { source, known, announced: false, patience: 1, complaint: None, awaiting: BTreeSet::new() }
+        Self {
+            source,
+            known,
+            announced: false,
+            patience: 1,
+            complaint: None,
+            awaiting: BTreeSet::new(),
+        }
     }
 
     pub(super) fn run(&mut self, outbox: &Outbox) -> Over {
@@ -135,7 +144,9 @@ impl Watch {
     /// Says once when the devices are not the known ones any more. One that is merely missing is
     /// left to the probes.
     fn compare(&mut self, nvml: &Nvml, outbox: &Outbox) -> Result<(), Over> {
-        let Ok(now) = self.source.list(nvml) else { return Ok(()) };
+        let Ok(now) = self.source.list(nvml) else {
+            return Ok(());
+        };
         if self.announced || !self.known.is_outdated_by(&now) {
             return Ok(());
         }
@@ -147,11 +158,21 @@ impl Watch {
     ///
     /// NVML frees the set with a failed registration, so it begins again without that device.
     fn register<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
-        let mut able: Vec<_> = self.known.gpus.iter().filter_map(|gpu| with_events(nvml, &gpu.uuid)).collect();
+        let mut able: Vec<_> = self
+            .known
+            .gpus
+            .iter()
+            .filter_map(|gpu| with_events(nvml, &gpu.uuid))
+            .collect();
         while !able.is_empty() {
-            let set = nvml.create_event_set().inspect_err(|error| warn!(%error, "NVML gives no events, devices are only probed")).ok()?;
+            let set = nvml
+                .create_event_set()
+                .inspect_err(|error| warn!(%error, "NVML gives no events, devices are only probed"))
+                .ok()?;
             let all = able.iter().enumerate().try_fold(set, |set, (at, (_, device))| {
-                device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|error| (at, error))
+                device
+                    .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+                    .map_err(|error| (at, error))
             });
             match all {
                 Ok(set) => return Some(set),
@@ -165,9 +186,16 @@ impl Watch {
     }
 
     /// Waits for an event and passes it on; true if every device is to be probed now.
-    fn wait(&mut self, events: Option<&EventSet<'_>>, timeout: Duration, outbox: &Outbox) -> Result<bool, Over> {
+    fn wait(
+        &mut self,
+        events: Option<&EventSet<'_>>,
+        timeout: Duration,
+        outbox: &Outbox,
+    ) -> Result<bool, Over> {
         outbox.check()?;
-        let Some(events) = events else { return outbox.pause(timeout).map(|()| false) };
+        let Some(events) = events else {
+            return outbox.pause(timeout).map(|()| false);
+        };
         match events.wait(u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1)) {
             Ok(event) if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) => {
                 let xid = match event.event_data {
@@ -196,9 +224,14 @@ impl Watch {
     fn probe(&mut self, nvml: &Nvml, outbox: &Outbox) -> Result<bool, Over> {
         let mut is_missing = false;
         for gpu in &self.known.gpus {
-            let Checkup { kind, has_pending_rows } = probe(nvml, &gpu.uuid);
+            let Checkup {
+                kind,
+                has_pending_rows,
+            } = probe(nvml, &gpu.uuid);
             let kind = match kind {
-                ObservationKind::Answered if !has_pending_rows && self.awaiting.remove(&gpu.uuid) => ObservationKind::Sound,
+                ObservationKind::Answered if !has_pending_rows && self.awaiting.remove(&gpu.uuid) => {
+                    ObservationKind::Sound
+                }
                 kind => kind,
             };
             if has_pending_rows || matches!(kind, ObservationKind::Lost | ObservationKind::NeedsReset(_)) {
@@ -235,7 +268,10 @@ struct Checkup {
 
 impl From<ObservationKind> for Checkup {
     fn from(kind: ObservationKind) -> Self {
-        Self { kind, has_pending_rows: false }
+        Self {
+            kind,
+            has_pending_rows: false,
+        }
     }
 }
 
@@ -256,7 +292,9 @@ fn probe(nvml: &Nvml, uuid: &GpuUuid) -> Checkup {
 
 fn trouble(error: &NvmlError) -> ObservationKind {
     match error {
-        NvmlError::GpuLost | NvmlError::NotFound | NvmlError::UnexpectedVariant(GPU_NOT_FOUND) => ObservationKind::Lost,
+        NvmlError::GpuLost | NvmlError::NotFound | NvmlError::UnexpectedVariant(GPU_NOT_FOUND) => {
+            ObservationKind::Lost
+        }
         NvmlError::ResetRequired => ObservationKind::NeedsReset("every call of NVML says so".to_owned()),
         error => ObservationKind::Failed(error.to_string()),
     }
@@ -265,16 +303,25 @@ fn trouble(error: &NvmlError) -> ObservationKind {
 /// Asks the driver if the device must be reset. Drivers before 565 name no recovery action; with those, only rows of memory
 /// that could not be remapped show it.
 fn recovery(device: &Device<'_>) -> Checkup {
-    let fields = [NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING];
+    let fields = [
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+        NVML_FI_DEV_REMAPPED_FAILURE,
+        NVML_FI_DEV_REMAPPED_PENDING,
+    ];
     let samples = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
     let value = |at: usize| whole(samples.get(at)?.as_ref().ok()?.value.as_ref().ok()?);
     let kind = match (value(0), value(1)) {
         (Some(action), _) if action > 0 => ObservationKind::NeedsReset(action_name(action).to_owned()),
-        (_, Some(failed)) if failed > 0 => ObservationKind::NeedsReset("a row of its memory could not be remapped".to_owned()),
+        (_, Some(failed)) if failed > 0 => {
+            ObservationKind::NeedsReset("a row of its memory could not be remapped".to_owned())
+        }
         (Some(_), _) => ObservationKind::Sound,
         (None, _) => ObservationKind::Answered,
     };
-    Checkup { kind, has_pending_rows: value(2).is_some_and(|pending| pending > 0) }
+    Checkup {
+        kind,
+        has_pending_rows: value(2).is_some_and(|pending| pending > 0),
+    }
 }
 
 fn whole(value: &SampleValue) -> Option<u64> {

@@ -24,22 +24,40 @@ fn numa_nodes(#[case] content: &str, #[case] expected: Option<i32>) {
     let device = sysfs.path().join("bus/pci/devices/0000:3b:00.0");
     fs::create_dir_all(&device).unwrap();
     fs::write(device.join("numa_node"), content).unwrap();
-    assert_eq!(place(sysfs.path(), "0000:3b:00.0"), Place { numa_node: expected, ..Place::default() });
+    assert_eq!(
+        place(sysfs.path(), "0000:3b:00.0"),
+        Place {
+            numa_node: expected,
+            ..Place::default()
+        }
+    );
     assert_eq!(place(sysfs.path(), "0000:3c:00.0"), Place::default());
 }
 
 #[rstest]
 #[case::at_the_root("pci0000:00/0000:3b:00.0", Some("pci0000:00"), None)]
 #[case::on_a_root_port("pci0000:3a/0000:3a:00.0/0000:3b:00.0", Some("pci0000:3a"), None)]
-#[case::beside_the_ports_of_a_switch("pci0000:3a/0000:3a:00.0/0000:37:00.0/0000:3b:00.0", Some("pci0000:3a"), Some("0000:37:00.0"))]
-#[case::on_a_switch("pci0000:3a/0000:3a:00.0/0000:37:00.0/0000:38:00.0/0000:3b:00.0", Some("pci0000:3a"), Some("0000:37:00.0"))]
+#[case::beside_the_ports_of_a_switch(
+    "pci0000:3a/0000:3a:00.0/0000:37:00.0/0000:3b:00.0",
+    Some("pci0000:3a"),
+    Some("0000:37:00.0")
+)]
+#[case::on_a_switch(
+    "pci0000:3a/0000:3a:00.0/0000:37:00.0/0000:38:00.0/0000:3b:00.0",
+    Some("pci0000:3a"),
+    Some("0000:37:00.0")
+)]
 #[case::on_the_lower_of_two(
     "pci0000:3a/0000:3a:00.0/0000:35:00.0/0000:36:00.0/0000:37:00.0/0000:38:00.0/0000:3b:00.0",
     Some("pci0000:3a"),
     Some("0000:37:00.0")
 )]
 #[case::wide_domain("pci10000:81/0000:3b:00.0", Some("pci10000:81"), None)]
-#[case::behind_a_controller("pci0000:e0/0000:e0:00.5/pci10000:00/10000:00:02.0/0000:3b:00.0", Some("pci0000:e0"), None)]
+#[case::behind_a_controller(
+    "pci0000:e0/0000:e0:00.5/pci10000:00/10000:00:02.0/0000:3b:00.0",
+    Some("pci0000:e0"),
+    None
+)]
 #[case::virtual_device("virtual/pci/0000:3b:00.0", None, None)]
 fn roots_and_switches(#[case] at: &str, #[case] root: Option<&str>, #[case] switch: Option<&str>) {
     let sysfs = tempfile::tempdir().unwrap();

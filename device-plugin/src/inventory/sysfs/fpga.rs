@@ -35,7 +35,11 @@ impl FromStr for PciVendor {
 
     fn from_str(text: &str) -> Result<Self, InvalidVendor> {
         let is_hex = text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        u16::from_str_radix(text, 16).ok().filter(|_| is_hex).map(Self).ok_or(InvalidVendor)
+        u16::from_str_radix(text, 16)
+            .ok()
+            .filter(|_| is_hex)
+            .map(Self)
+            .ok_or(InvalidVendor)
     }
 }
 
@@ -48,15 +52,34 @@ impl fmt::Display for PciVendor {
 /// Every FPGA; that one is there is all that is known of its health.
 pub(super) fn list(sysfs: &Path, bus: &Bus, vendors: &[PciVendor]) -> Vec<(OtherDevice, Option<String>)> {
     let classes = ["class/fpga_region", "class/fpga_manager"].map(|class| fs::read_dir(sysfs.join(class)));
-    let managed: BTreeSet<String> =
-        classes.into_iter().flatten().flatten().flatten().filter_map(|entry| function_of(&entry.path())).collect();
+    let managed: BTreeSet<String> = classes
+        .into_iter()
+        .flatten()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| function_of(&entry.path()))
+        .collect();
     let is_fpga = |address: &str, class: u32, vendor: u32| {
-        managed.contains(address) || class >> 16 == ACCELERATOR && vendors.iter().any(|known| u32::from(known.0) == vendor)
+        managed.contains(address)
+            || class >> 16 == ACCELERATOR && vendors.iter().any(|known| u32::from(known.0) == vendor)
     };
-    let found = bus.iter().filter(|(address, function)| !function.is_virtual && is_fpga(address, function.class, function.vendor));
-    let kind = Kind { device_type: TYPE_FPGA, resource: FPGA, bus };
+    let found = bus.iter().filter(|(address, function)| {
+        !function.is_virtual && is_fpga(address, function.class, function.vendor)
+    });
+    let kind = Kind {
+        device_type: TYPE_FPGA,
+        resource: FPGA,
+        bus,
+    };
     let cards = (0..).zip(found.map(|(address, _)| address));
-    cards.filter_map(|(minor, address)| Some((kind.device(address, minor, |function| nodes(sysfs, function))?, None))).collect()
+    cards
+        .filter_map(|(minor, address)| {
+            Some((
+                kind.device(address, minor, |function| nodes(sysfs, function))?,
+                None,
+            ))
+        })
+        .collect()
 }
 
 /// The device files of one function.
@@ -66,14 +89,23 @@ fn nodes(sysfs: &Path, address: &str) -> Vec<PathBuf> {
     if let Ok(function) = function {
         gather(&function, DEEPEST, &mut names);
     }
-    names.into_iter().map(|name| Path::new("/dev").join(name)).collect()
+    names
+        .into_iter()
+        .map(|name| Path::new("/dev").join(name))
+        .collect()
 }
 
 /// What the kernel calls the device files of a folder of sysfs and of those below it.
 fn gather(folder: &Path, depth: usize, names: &mut BTreeSet<String>) {
     let told = fs::read_to_string(folder.join("uevent")).unwrap_or_default();
-    let is_plain = |name: &&str| !name.is_empty() && !name.starts_with('/') && !name.split('/').any(|part| part == "..");
-    names.extend(told.lines().filter_map(|line| line.strip_prefix("DEVNAME=")).filter(is_plain).map(str::to_owned));
+    let is_plain =
+        |name: &&str| !name.is_empty() && !name.starts_with('/') && !name.split('/').any(|part| part == "..");
+    names.extend(
+        told.lines()
+            .filter_map(|line| line.strip_prefix("DEVNAME="))
+            .filter(is_plain)
+            .map(str::to_owned),
+    );
     if depth == 0 {
         return;
     }

@@ -49,20 +49,36 @@ impl Machine {
 
     /// The machine that a text tells of.
     pub(crate) fn of(text: &str) -> Self {
-        let machine = Self { dir: tempfile::tempdir().unwrap() };
-        for folder in ["bus/pci/devices", "class/infiniband", "class/fpga_region", "devices"] {
+        let machine = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        for folder in [
+            "bus/pci/devices",
+            "class/infiniband",
+            "class/fpga_region",
+            "devices",
+        ] {
             fs::create_dir_all(machine.root().join(folder)).unwrap();
         }
         let mut above: Vec<(usize, PathBuf, String)> = Vec::new();
-        for line in text.lines().filter(|line| !line.trim_start().starts_with('#') && !line.trim().is_empty()) {
+        for line in text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#') && !line.trim().is_empty())
+        {
             let depth = line.len() - line.trim_start().len();
             above.retain(|(other, ..)| *other < depth);
-            let parent = above.last().map_or_else(|| machine.root().join("devices"), |(_, path, _)| path.clone());
+            let parent = above
+                .last()
+                .map_or_else(|| machine.root().join("devices"), |(_, path, _)| path.clone());
             let inherited = above.last().map_or("none", |(.., numa)| numa.as_str());
             let mut words = line.split_whitespace();
             let path = parent.join(words.next().unwrap());
             let words: Vec<&str> = words.collect();
-            let numa = words.iter().find_map(|word| word.strip_prefix("numa=")).unwrap_or(inherited).to_owned();
+            let numa = words
+                .iter()
+                .find_map(|word| word.strip_prefix("numa="))
+                .unwrap_or(inherited)
+                .to_owned();
             machine.put(&path, &words, &numa);
             above.push((depth, path, numa));
         }
@@ -92,9 +108,15 @@ impl Machine {
     /// The addresses of all GPUs.
     pub(crate) fn gpus(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root().join("bus/pci/devices")).unwrap();
-        let is_gpu = |path: &PathBuf| fs::read_to_string(path.join("class")).unwrap().starts_with("0x0302");
+        let is_gpu = |path: &PathBuf| {
+            fs::read_to_string(path.join("class"))
+                .unwrap()
+                .starts_with("0x0302")
+        };
         let paths = entries.map(|entry| entry.unwrap().path()).filter(is_gpu);
-        let mut addresses: Vec<_> = paths.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+        let mut addresses: Vec<_> = paths
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
         addresses.sort();
         addresses
     }
@@ -136,14 +158,21 @@ impl Machine {
                 symlink(&own, self.root().join("class/infiniband").join(device)).unwrap();
                 self.set_ports(
                     device,
-                    &states.split(',').map(|state| if state == "ACTIVE" { "4: ACTIVE" } else { "1: DOWN" }).collect::<Vec<_>>(),
+                    &states
+                        .split(',')
+                        .map(|state| if state == "ACTIVE" { "4: ACTIVE" } else { "1: DOWN" })
+                        .collect::<Vec<_>>(),
                 );
             }
             "vf" => {
                 let (physical, number) = value.split_once('/').unwrap();
                 let physical = fs::canonicalize(self.root().join("bus/pci/devices").join(physical)).unwrap();
                 symlink(&physical, path.join("physfn")).unwrap();
-                symlink(Path::new("..").join(name), physical.join(format!("virtfn{number}"))).unwrap();
+                symlink(
+                    Path::new("..").join(name),
+                    physical.join(format!("virtfn{number}")),
+                )
+                .unwrap();
             }
             "verbs" => fs::create_dir_all(path.join(format!("infiniband_verbs/uverbs{value}"))).unwrap(),
             "mad" => {
@@ -151,7 +180,10 @@ impl Machine {
                     fs::create_dir_all(path.join(format!("infiniband_mad/{kind}{value}"))).unwrap();
                 }
             }
-            "dev" => write(&path.join("char").join(value.replace('/', "!")).join("uevent"), &format!("MAJOR=240\nDEVNAME={value}")),
+            "dev" => write(
+                &path.join("char").join(value.replace('/', "!")).join("uevent"),
+                &format!("MAJOR=240\nDEVNAME={value}"),
+            ),
             "region" => {
                 let own = path.join("fpga_region").join(value);
                 fs::create_dir_all(&own).unwrap();

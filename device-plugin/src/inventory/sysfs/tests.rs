@@ -35,23 +35,56 @@ fn inventory(machine: &Machine) -> Inventory {
         bus_id: Some(address),
         ..crate::builders::gpu(minor)
     };
-    Inventory { gpus: (0..).zip(machine.gpus()).map(gpu).collect(), others: source(machine).list(), ..Inventory::default() }
+    Inventory {
+        gpus: (0..).zip(machine.gpus()).map(gpu).collect(),
+        others: source(machine).list(),
+        ..Inventory::default()
+    }
 }
 
 fn published(inventory: &Inventory) -> Device {
     let ids = IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB).unwrap();
     let now = DateTime::from_timestamp(0, 0).unwrap();
-    device_object::device(&Fleet::new(inventory.clone(), ids), &Node::default(), &Remarks::default(), None, now)
+    device_object::device(
+        &Fleet::new(inventory.clone(), ids),
+        &Node::default(),
+        &Remarks::default(),
+        None,
+        now,
+    )
 }
 
 /// A device in one line.
 fn line(device: &DeviceInfo) -> String {
     let topology = device.topology.clone().unwrap_or_default();
-    let labels: Vec<String> = device.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let functions: Vec<&str> = device.vf_groups.iter().flat_map(|group| &group.vfs).map(|vf| vf.bus_id.as_str()).collect();
-    let functions = if functions.is_empty() { String::new() } else { format!(" vfs {}", functions.join(" ")) };
-    let (kind, minor, place) = (&device.device_type, device.minor.unwrap(), (topology.bus_id, topology.node_id, topology.pcie_id));
-    format!("{kind} {minor}: {} numa {} pcie {} {}{functions}", place.0, place.1, place.2, labels.join(" "))
+    let labels: Vec<String> = device
+        .labels
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let functions: Vec<&str> = device
+        .vf_groups
+        .iter()
+        .flat_map(|group| &group.vfs)
+        .map(|vf| vf.bus_id.as_str())
+        .collect();
+    let functions = if functions.is_empty() {
+        String::new()
+    } else {
+        format!(" vfs {}", functions.join(" "))
+    };
+    let (kind, minor, place) = (
+        &device.device_type,
+        device.minor.unwrap(),
+        (topology.bus_id, topology.node_id, topology.pcie_id),
+    );
+    format!(
+        "{kind} {minor}: {} numa {} pcie {} {}{functions}",
+        place.0,
+        place.1,
+        place.2,
+        labels.join(" ")
+    )
 }
 
 #[test]
@@ -94,7 +127,12 @@ fn device_nodes_of_functions() {
 #[case::nonsense(&[""], Some("port 1 is unknown"))]
 fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>) {
     let machine = Machine::of("pci0000:00\n 0000:00:00.0 nic=mlx5_0:ACTIVE");
-    std::fs::remove_dir_all(machine.root().join("devices/pci0000:00/0000:00:00.0/infiniband/mlx5_0/ports")).unwrap();
+    std::fs::remove_dir_all(
+        machine
+            .root()
+            .join("devices/pci0000:00/0000:00:00.0/infiniband/mlx5_0/ports"),
+    )
+    .unwrap();
     machine.set_ports("mlx5_0", states);
     assert_eq!(source(&machine).look()[0].1.as_deref(), expected);
 }
@@ -103,15 +141,30 @@ fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>
 #[test]
 fn types_are_looked_for_on_request() {
     let machine = Machine::recorded("fpgas");
-    let nothing = MachineSource { gpus: None, others: SysfsSource { has_fpga: false, ..source(&machine) } };
+    let nothing = MachineSource {
+        gpus: None,
+        others: SysfsSource {
+            has_fpga: false,
+            ..source(&machine)
+        },
+    };
     let error = nothing.discover().unwrap_err();
     assert!(error.is_absence(), "{error}");
     let types = |name: &str| {
         let others = source(&Machine::recorded(name)).list();
-        others.iter().map(|device| device.device_type.clone()).collect::<Vec<_>>()
+        others
+            .iter()
+            .map(|device| device.device_type.clone())
+            .collect::<Vec<_>>()
     };
-    assert_eq!((types("fpgas"), types("cpu-only")), (vec!["fpga".to_owned(); 2], vec![]));
-    let none = SysfsSource { fpga_vendors: Vec::new(), ..source(&machine) };
+    assert_eq!(
+        (types("fpgas"), types("cpu-only")),
+        (vec!["fpga".to_owned(); 2], vec![])
+    );
+    let none = SysfsSource {
+        fpga_vendors: Vec::new(),
+        ..source(&machine)
+    };
     assert_eq!(none.list().len(), 1, "the kernel's own drivers tell of it");
 }
 
@@ -125,11 +178,20 @@ fn vendors(#[case] text: &str, #[case] expected: Option<u16>) {
 }
 
 /// What is observed of the adapters next, until there is something of each.
-async fn observed(seen: &mut tokio::sync::mpsc::Receiver<crate::health::Observation>, n: usize) -> BTreeMap<String, ObservationKind> {
+async fn observed(
+    seen: &mut tokio::sync::mpsc::Receiver<crate::health::Observation>,
+    n: usize,
+) -> BTreeMap<String, ObservationKind> {
     let mut last = BTreeMap::new();
     for _ in 0..n {
-        let next = tokio::time::timeout(Duration::from_secs(30), seen.recv()).await.unwrap().unwrap();
-        last.insert(next.device.map_or_else(String::new, |id| id.to_string()), next.kind);
+        let next = tokio::time::timeout(Duration::from_secs(30), seen.recv())
+            .await
+            .unwrap()
+            .unwrap();
+        last.insert(
+            next.device.map_or_else(String::new, |id| id.to_string()),
+            next.kind,
+        );
     }
     last
 }
@@ -139,7 +201,10 @@ async fn observed(seen: &mut tokio::sync::mpsc::Receiver<crate::health::Observat
 async fn a_watch_follows_ports_and_adapters() {
     let machine = Machine::recorded("sr-iov");
     let found = inventory(&machine);
-    let source = Source::Machine(MachineSource { gpus: None, others: source(&machine) });
+    let source = Source::Machine(MachineSource {
+        gpus: None,
+        others: source(&machine),
+    });
     let (feed, mut seen) = source.watch(&found).unwrap();
     let down = |states: &str| ObservationKind::PortDown(states.to_owned());
     let first = observed(&mut seen, 3).await;
@@ -151,8 +216,17 @@ async fn a_watch_follows_ports_and_adapters() {
     assert_eq!(first, expected.map(|(id, kind)| (id.to_owned(), kind)).into());
     machine.set_ports("mlx5_1", &["1: DOWN"]);
     machine.pull("0000:5e:00.0");
-    while observed(&mut seen, 3).await.values().filter(|kind| [ObservationKind::Lost, down("port 1 is DOWN")].contains(kind)).count() < 2 {}
-    tokio::task::spawn_blocking(|| feed.stop()).await.unwrap().unwrap();
+    while observed(&mut seen, 3)
+        .await
+        .values()
+        .filter(|kind| [ObservationKind::Lost, down("port 1 is DOWN")].contains(kind))
+        .count()
+        < 2
+    {}
+    tokio::task::spawn_blocking(|| feed.stop())
+        .await
+        .unwrap()
+        .unwrap();
 
     let others = found.others[1..].to_vec();
     let (_feed, mut seen) = source.watch(&Inventory { others, ..found }).unwrap();

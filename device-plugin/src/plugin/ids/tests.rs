@@ -14,12 +14,25 @@ use super::*;
 use crate::builders::{adapter, gpu};
 
 fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
-    uuids.iter().map(|uuid| Gpu { uuid: uuid.parse().unwrap(), memory_bytes, ..gpu(0) }).collect()
+    uuids
+        .iter()
+        .map(|uuid| Gpu {
+            uuid: uuid.parse().unwrap(),
+            memory_bytes,
+            ..gpu(0)
+        })
+        .collect()
 }
 
 fn encoded_len(scheme: &IdScheme, resource: Served) -> u64 {
     let ids = scheme.gpus.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid));
-    let devices = ids.map(|id| Device { id, health: UNHEALTHY.to_owned(), topology: None }).collect();
+    let devices = ids
+        .map(|id| Device {
+            id,
+            health: UNHEALTHY.to_owned(),
+            topology: None,
+        })
+        .collect();
     ListAndWatchResponse { devices }.encoded_len() as u64
 }
 
@@ -36,10 +49,28 @@ fn stems_are_short_and_distinct(#[case] uuids: &[&str], #[case] expected: &[&str
 fn ids_name_their_gpu_and_others_are_nobodys() {
     let found = gpus(&["GPU-a-1", "GPU-a"], 3 << 30);
     let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
-    assert_eq!(scheme.ids(Served::Shared, &found[0].uuid).collect::<Vec<_>>(), ["GPU-a-1::0", "GPU-a-1::1"]);
-    assert_eq!(scheme.ids(Served::Memory, &found[1].uuid).collect::<Vec<_>>(), ["c8a15d95-0", "c8a15d95-1", "c8a15d95-2"]);
-    assert_eq!(scheme.device_of(Served::Memory, "74d9f81d-2"), Some(&found[0].uuid));
-    for stranger in ["c8a15d95-3", "c8a15d95-", "c8a15d95", "b-0", "", "é", "GPU-a::0", "c8a15d95-99999999999999999999"] {
+    assert_eq!(
+        scheme.ids(Served::Shared, &found[0].uuid).collect::<Vec<_>>(),
+        ["GPU-a-1::0", "GPU-a-1::1"]
+    );
+    assert_eq!(
+        scheme.ids(Served::Memory, &found[1].uuid).collect::<Vec<_>>(),
+        ["c8a15d95-0", "c8a15d95-1", "c8a15d95-2"]
+    );
+    assert_eq!(
+        scheme.device_of(Served::Memory, "74d9f81d-2"),
+        Some(&found[0].uuid)
+    );
+    for stranger in [
+        "c8a15d95-3",
+        "c8a15d95-",
+        "c8a15d95",
+        "b-0",
+        "",
+        "é",
+        "GPU-a::0",
+        "c8a15d95-99999999999999999999",
+    ] {
         assert_eq!(scheme.device_of(Served::Memory, stranger), None, "{stranger}");
     }
     assert_eq!(scheme.device_of(Served::Shared, "GPU-a::2"), None);
@@ -49,32 +80,68 @@ fn ids_name_their_gpu_and_others_are_nobodys() {
 #[test]
 fn whole_gpus_and_other_devices() {
     let gpus = gpus(&["GPU-a", "GPU-b"], 1 << 30);
-    let others = vec![OtherDevice { resources: [(RDMA.to_owned(), Quantity::from_unsigned(2))].into(), ..adapter(1) }, adapter(2)];
-    let inventory = Inventory { gpus: gpus.clone(), others, ..Inventory::default() };
-    let scheme = IdScheme::new(&gpus[..1], 2, MemoryUnit::GIB).unwrap().with(&inventory);
-    let ids = |resource: Served| scheme.numbered(resource).flat_map(|numbered| numbered.ids.iter()).collect::<Vec<_>>();
+    let others = vec![
+        OtherDevice {
+            resources: [(RDMA.to_owned(), Quantity::from_unsigned(2))].into(),
+            ..adapter(1)
+        },
+        adapter(2),
+    ];
+    let inventory = Inventory {
+        gpus: gpus.clone(),
+        others,
+        ..Inventory::default()
+    };
+    let scheme = IdScheme::new(&gpus[..1], 2, MemoryUnit::GIB)
+        .unwrap()
+        .with(&inventory);
+    let ids = |resource: Served| {
+        scheme
+            .numbered(resource)
+            .flat_map(|numbered| numbered.ids.iter())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(ids(Served::Whole), ["GPU-a", "GPU-b"]);
     assert_eq!(scheme.device_of(Served::Whole, "GPU-b"), Some(&gpus[1].uuid));
     assert_eq!(
         (ids(Served::Rdma).len(), &ids(Served::Rdma)[..3]),
-        (102, &["0000:01:00.0::0", "0000:01:00.0::1", "0000:02:00.0::0"].map(str::to_owned)[..])
+        (
+            102,
+            &["0000:01:00.0::0", "0000:01:00.0::1", "0000:02:00.0::0"].map(str::to_owned)[..]
+        )
     );
-    for (resource, id) in
-        [(Served::Rdma, "0000:01:00.0::2"), (Served::Rdma, "0000:01:00.0"), (Served::Whole, "GPU-b::0"), (Served::Shared, "GPU-b::0")]
-    {
+    for (resource, id) in [
+        (Served::Rdma, "0000:01:00.0::2"),
+        (Served::Rdma, "0000:01:00.0"),
+        (Served::Whole, "GPU-b::0"),
+        (Served::Shared, "GPU-b::0"),
+    ] {
         assert_eq!(scheme.device_of(resource, id), None, "{id}");
     }
-    assert_eq!(Served::ALL.map(|resource| scheme.has(resource)), [true, true, true, true, false]);
-    let encoded: u64 = ids(Served::Whole).iter().map(|id| device_bytes(id.len() as u64, 0)).sum();
+    assert_eq!(
+        Served::ALL.map(|resource| scheme.has(resource)),
+        [true, true, true, true, false]
+    );
+    let encoded: u64 = ids(Served::Whole)
+        .iter()
+        .map(|id| device_bytes(id.len() as u64, 0))
+        .sum();
     assert_eq!(scheme.longest_list_bytes(Served::Whole), encoded);
 }
 
 /// 8 GPUs of 80 GiB by the MiB: the smallest unit that fits is named, and does fit where one less does not.
 #[test]
 fn too_many_units_are_refused_with_the_unit_to_use() {
-    let found: Vec<Gpu> = (0..8).map(|minor| Gpu { memory_bytes: 80 << 30, ..gpu(minor) }).collect();
+    let found: Vec<Gpu> = (0..8)
+        .map(|minor| Gpu {
+            memory_bytes: 80 << 30,
+            ..gpu(minor)
+        })
+        .collect();
     let error = IdScheme::new(&found, 100, MemoryUnit::MIB).unwrap_err();
-    let TooLong::Units { fitting, .. } = error else { panic!("{error}") };
+    let TooLong::Units { fitting, .. } = error else {
+        panic!("{error}")
+    };
     assert_eq!(
         error.to_string(),
         "--memory-unit MiB makes a device list of 18916560 bytes, and kubelet takes at most 4194304; \
@@ -87,7 +154,9 @@ fn too_many_units_are_refused_with_the_unit_to_use() {
 #[test]
 fn too_many_slots_are_refused_with_the_number_to_use() {
     let error = IdScheme::new(&[gpu(0)], 100_000, MemoryUnit::GIB).unwrap_err();
-    let TooLong::Slots { fitting, .. } = error else { panic!("{error}") };
+    let TooLong::Slots { fitting, .. } = error else {
+        panic!("{error}")
+    };
     assert!(IdScheme::new(&[gpu(0)], fitting, MemoryUnit::GIB).is_ok());
     assert!(IdScheme::new(&[gpu(0)], fitting + 1, MemoryUnit::GIB).is_err());
 }
@@ -96,7 +165,10 @@ fn too_many_slots_are_refused_with_the_number_to_use() {
 #[test]
 fn absurd_memory_is_refused_at_once() {
     let found = gpus(&["GPU-a"], u64::MAX);
-    assert_eq!(IdScheme::new(&found, 1, MemoryUnit::MIB).unwrap_err(), TooLong::AnyUnit);
+    assert_eq!(
+        IdScheme::new(&found, 1, MemoryUnit::MIB).unwrap_err(),
+        TooLong::AnyUnit
+    );
 }
 
 proptest! {

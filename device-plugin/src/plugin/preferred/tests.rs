@@ -8,13 +8,19 @@ use crate::builders::fleet;
 /// Asks with every ID of three GPUs of four slots available except `taken`.
 fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size: i32) -> Vec<String> {
     let fleet = fleet(3);
-    let all = fleet.gpus.iter().flat_map(|entry| fleet.ids.ids(resource, &entry.gpu.uuid).take(4));
+    let all = fleet
+        .gpus
+        .iter()
+        .flat_map(|entry| fleet.ids.ids(resource, &entry.gpu.uuid).take(4));
     let request = ContainerPreferredAllocationRequest {
         available_device_ids: all.filter(|id| !taken.contains(&id.as_str())).collect(),
         must_include_device_ids: must.iter().map(|id| (*id).to_owned()).collect(),
         allocation_size: size,
     };
-    let wanted: Vec<_> = wanted.iter().map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone()).collect();
+    let wanted: Vec<_> = wanted
+        .iter()
+        .map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone())
+        .collect();
     let mut chosen = choose(&fleet, resource, &request, &wanted, &HashSet::new());
     if resource == Served::Shared {
         for id in &mut chosen {
@@ -34,7 +40,13 @@ fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size:
 #[case::on_the_gpu_that_must_be_included(&[], &["44f120a6-3"], &[], 2, &["44f120a6-3", "44f120a6-0"])]
 #[case::nothing(&[1], &[], &[], 0, &[])]
 #[case::negative(&[1], &[], &[], -1, &[])]
-fn units(#[case] wanted: &[u32], #[case] must: &[&str], #[case] taken: &[&str], #[case] size: i32, #[case] expected: &[&str]) {
+fn units(
+    #[case] wanted: &[u32],
+    #[case] must: &[&str],
+    #[case] taken: &[&str],
+    #[case] size: i32,
+    #[case] expected: &[&str],
+) {
     assert_eq!(prefer(Served::Memory, wanted, must, taken, size), expected);
 }
 
@@ -51,7 +63,10 @@ fn shares(#[case] wanted: &[u32], #[case] size: i32, #[case] expected: &[&str]) 
 fn included_shares_cover_their_device() {
     let fleet = fleet(3);
     let own = format!("{}::3", fleet.gpus[0].gpu.uuid);
-    assert_eq!(prefer(Served::Shared, &[0, 1], &[&own], &[], 2), ["00000000-3", "00000001-0"]);
+    assert_eq!(
+        prefer(Served::Shared, &[0, 1], &[&own], &[], 2),
+        ["00000000-3", "00000001-0"]
+    );
 }
 
 /// kubelet may offer an ID that it has handed out a moment before.
@@ -59,10 +74,17 @@ fn included_shares_cover_their_device() {
 fn what_was_given_is_taken_last() {
     let fleet = fleet(1);
     let request = ContainerPreferredAllocationRequest {
-        available_device_ids: fleet.ids.ids(Served::Memory, &fleet.gpus[0].gpu.uuid).take(4).collect(),
+        available_device_ids: fleet
+            .ids
+            .ids(Served::Memory, &fleet.gpus[0].gpu.uuid)
+            .take(4)
+            .collect(),
         must_include_device_ids: Vec::new(),
         allocation_size: 3,
     };
     let given = HashSet::from(["9507230f-0", "9507230f-2"]);
-    assert_eq!(choose(&fleet, Served::Memory, &request, &[], &given), ["9507230f-1", "9507230f-3", "9507230f-0"]);
+    assert_eq!(
+        choose(&fleet, Served::Memory, &request, &[], &given),
+        ["9507230f-1", "9507230f-3", "9507230f-0"]
+    );
 }

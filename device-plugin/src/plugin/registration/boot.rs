@@ -13,8 +13,9 @@ use std::time::Duration;
 use futures::{Stream, StreamExt, stream};
 use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use proto::kubelet::deviceplugin::{
-    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, RegisterRequest,
 };
 use proto::kubelet::{DEVICE_PLUGIN_VERSION, HEALTHY};
 use tokio::net::UnixStream;
@@ -67,13 +68,26 @@ struct Remembered {
 
 /// The plugin's resources in kubelet's checkpoint: the devices that were listed last, and those that pods hold.
 fn remembered(dir: &Path, names: &ServedNames) -> Result<Vec<Remembered>, CheckpointError> {
-    let mut by_name: BTreeMap<String, BTreeSet<String>> =
-        kubelet_checkpoint::registered(dir)?.into_iter().map(|(name, ids)| (name, ids.into_iter().collect())).collect();
+    let mut by_name: BTreeMap<String, BTreeSet<String>> = kubelet_checkpoint::registered(dir)?
+        .into_iter()
+        .map(|(name, ids)| (name, ids.into_iter().collect()))
+        .collect();
     for entry in kubelet_checkpoint::read(dir)? {
-        by_name.entry(entry.resource_name).or_default().extend(entry.device_ids);
+        by_name
+            .entry(entry.resource_name)
+            .or_default()
+            .extend(entry.device_ids);
     }
-    let own = Served::ALL.into_iter().filter_map(|resource| Some((resource, names.of(resource)?)));
-    let own = own.filter_map(|(resource, name)| Some(Remembered { resource, name: name.to_owned(), ids: by_name.remove(name)? }));
+    let own = Served::ALL
+        .into_iter()
+        .filter_map(|resource| Some((resource, names.of(resource)?)));
+    let own = own.filter_map(|(resource, name)| {
+        Some(Remembered {
+            resource,
+            name: name.to_owned(),
+            ids: by_name.remove(name)?,
+        })
+    });
     Ok(own.filter(|found| !found.ids.is_empty()).collect())
 }
 
@@ -108,7 +122,11 @@ pub async fn run(dir: &Path, names: &ServedNames, mut stop: Stop) -> Result<(), 
             options: Some(OPTIONS),
         };
         register(&kubelet, request).await?;
-        info!(resource = found.name, n_devices = found.ids.len(), "listing the devices that kubelet remembers");
+        info!(
+            resource = found.name,
+            n_devices = found.ids.len(),
+            "listing the devices that kubelet remembers"
+        );
     }
     tokio::select! {
         () = stop.requested() => {}
@@ -169,17 +187,29 @@ impl Listing {
     fn start(dir: &Path, found: &Remembered) -> Result<Self, RegistrationError> {
         let path: PathBuf = dir.join(socket_name(found.resource));
         let (socket, listener) =
-            OwnSocket::bind(path.clone()).map_err(|source| RegistrationError::Listen { path: path.clone(), source })?;
+            OwnSocket::bind(path.clone()).map_err(|source| RegistrationError::Listen {
+                path: path.clone(),
+                source,
+            })?;
         let (stopper, mut stop) = Stopper::new();
-        let service = DevicePluginServer::new(Devices { ids: found.ids.clone(), stop: stop.clone() });
+        let service = DevicePluginServer::new(Devices {
+            ids: found.ids.clone(),
+            stop: stop.clone(),
+        });
         let task = tokio::spawn(async move {
             let server = Server::builder().add_service(service);
-            let ended = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move { stop.requested().await });
+            let ended = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+                stop.requested().await;
+            });
             if let Err(error) = ended.await {
                 warn!(error = one_line(&error), "the server of a resource has failed");
             }
         });
-        Ok(Self { stopper, task, _socket: socket })
+        Ok(Self {
+            stopper,
+            task,
+            _socket: socket,
+        })
     }
 
     /// Ends the stream, then the connection.
@@ -198,23 +228,37 @@ struct Devices {
 }
 
 fn not_yet<T>() -> Result<Response<T>, Status> {
-    Err(Status::unavailable("the node has booted, and gpushare-device-plugin does not run yet"))
+    Err(Status::unavailable(
+        "the node has booted, and gpushare-device-plugin does not run yet",
+    ))
 }
 
 #[tonic::async_trait]
 impl DevicePlugin for Devices {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(OPTIONS))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let device = |id: &String| Device { id: id.clone(), health: HEALTHY.to_owned(), ..Device::default() };
-        let list = ListAndWatchResponse { devices: self.ids.iter().map(device).collect() };
+        let device = |id: &String| Device {
+            id: id.clone(),
+            health: HEALTHY.to_owned(),
+            ..Device::default()
+        };
+        let list = ListAndWatchResponse {
+            devices: self.ids.iter().map(device).collect(),
+        };
         let mut stop = self.stop.clone();
-        let end = stream::once(async move { stop.requested().await }).filter_map(|()| std::future::ready(None));
-        Ok(Response::new(Box::pin(stream::once(std::future::ready(Ok(list))).chain(end))))
+        let end =
+            stream::once(async move { stop.requested().await }).filter_map(|()| std::future::ready(None));
+        Ok(Response::new(Box::pin(
+            stream::once(std::future::ready(Ok(list))).chain(end),
+        )))
     }
 
     async fn get_preferred_allocation(
@@ -228,7 +272,10 @@ impl DevicePlugin for Devices {
         not_yet()
     }
 
-    async fn pre_start_container(&self, _: Request<PreStartContainerRequest>) -> Result<Response<PreStartContainerResponse>, Status> {
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
         not_yet()
     }
 }
@@ -241,7 +288,9 @@ mod tests {
     use super::*;
 
     fn checkpoint(dir: &Path, registered: &Value, entries: &Value) {
-        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1}).to_string();
+        let text =
+            json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
+                .to_string();
         std::fs::write(dir.join(kubelet_checkpoint::FILE), text).unwrap();
     }
 
@@ -253,22 +302,45 @@ mod tests {
     #[test]
     fn remembers_what_was_listed_and_what_pods_hold() {
         let dir = tempfile::tempdir().unwrap();
-        let others = json!({"koordinator.sh/gpu.shared": null, "koordinator.sh/rdma": [], "nvidia.com/gpu": ["n"]});
+        let others =
+            json!({"koordinator.sh/gpu.shared": null, "koordinator.sh/rdma": [], "nvidia.com/gpu": ["n"]});
         let mut registered = json!({"aliyun.com/gpu-mem": ["a", "b"]});
-        registered.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
-        let entries =
-            json!([entry("aliyun.com/gpu-mem", &["b", "c"]), entry("koordinator.sh/gpu.shared", &["d"]), entry("x.com/y", &["e"])]);
+        registered
+            .as_object_mut()
+            .unwrap()
+            .extend(others.as_object().unwrap().clone());
+        let entries = json!([
+            entry("aliyun.com/gpu-mem", &["b", "c"]),
+            entry("koordinator.sh/gpu.shared", &["d"]),
+            entry("x.com/y", &["e"])
+        ]);
         checkpoint(dir.path(), &registered, &entries);
         let found = remembered(dir.path(), &ServedNames::default()).unwrap();
-        let found: Vec<_> = found.iter().map(|found| (found.name.as_str(), found.ids.iter().map(String::as_str).collect())).collect();
-        assert_eq!(found, [("koordinator.sh/gpu.shared", vec!["d"]), ("aliyun.com/gpu-mem", vec!["a", "b", "c"])]);
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| {
+                (
+                    found.name.as_str(),
+                    found.ids.iter().map(String::as_str).collect(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("koordinator.sh/gpu.shared", vec!["d"]),
+                ("aliyun.com/gpu-mem", vec!["a", "b", "c"])
+            ]
+        );
     }
 
     #[tokio::test]
     async fn a_node_without_devices_needs_nothing() {
         let dir = tempfile::tempdir().unwrap();
         checkpoint(dir.path(), &json!({}), &json!(null));
-        run(dir.path(), &ServedNames::default(), Stopper::new().1).await.unwrap();
+        run(dir.path(), &ServedNames::default(), Stopper::new().1)
+            .await
+            .unwrap();
     }
 
     #[tokio::test]

@@ -19,7 +19,11 @@ impl FileId {
     /// The file at `path`, if there is one.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let found = fs::symlink_metadata(path).ok()?;
-        Some(Self { device: found.dev(), inode: found.ino(), modified: (found.mtime(), found.mtime_nsec()) })
+        Some(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        })
     }
 }
 
@@ -35,11 +39,17 @@ impl OwnSocket {
     pub(super) fn bind(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::symlink_metadata(&path) {
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&path)?,
-            Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket")),
+            Ok(_) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "there is a file that is no socket",
+                ));
+            }
             Err(_) => {}
         }
         let listener = UnixListener::bind(&path)?;
-        let id = FileId::of(&path).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;
+        let id = FileId::of(&path)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;
         Ok((Self { path, id }, listener))
     }
 

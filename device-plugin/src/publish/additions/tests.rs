@@ -15,7 +15,10 @@ fn files(labels: &str, partitions: &str) -> (TempDir, Files) {
         fs::write(&path, text).unwrap();
         Some(path)
     };
-    let files = Files { labels: file("labels.yaml", labels), partitions: file("partitions.json", partitions) };
+    let files = Files {
+        labels: file("labels.yaml", labels),
+        partitions: file("partitions.json", partitions),
+    };
     (dir, files)
 }
 
@@ -24,7 +27,10 @@ fn labels(text: &str) -> DeviceLabels {
 }
 
 fn of(pairs: &[(&str, &str)]) -> Labels {
-    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 #[test]
@@ -38,34 +44,59 @@ devices:
   GPU-a: {tier: high}
 "#,
     );
-    assert_eq!(labels.of("rdma", "0000:1f:00.0", Some("0000:1f:00.0")), of(&[("fabric", "b"), ("rail", "0")]));
-    assert_eq!(labels.of("rdma", "0000:20:00.0", None), of(&[("fabric", "a"), ("rail", "0")]));
-    assert_eq!(labels.of("gpu", "GPU-a", Some("0000:1f:00.0")), of(&[("fabric", "b"), ("tier", "high")]));
+    assert_eq!(
+        labels.of("rdma", "0000:1f:00.0", Some("0000:1f:00.0")),
+        of(&[("fabric", "b"), ("rail", "0")])
+    );
+    assert_eq!(
+        labels.of("rdma", "0000:20:00.0", None),
+        of(&[("fabric", "a"), ("rail", "0")])
+    );
+    assert_eq!(
+        labels.of("gpu", "GPU-a", Some("0000:1f:00.0")),
+        of(&[("fabric", "b"), ("tier", "high")])
+    );
     assert_eq!(labels.of("fpga", "x", None), of(&[]));
 }
 
 #[test]
 fn virtual_functions_are_grouped_by_their_labels() {
-    let labels = labels(r#"{"virtualFunctions": {"rdma": {"type": "general"}, "0000:1f:00.2": {"type": "fast"}}}"#);
-    let vf = |n: i32| VirtualFunction { minor: n, bus_id: format!("0000:1f:00.{n}") };
+    let labels =
+        labels(r#"{"virtualFunctions": {"rdma": {"type": "general"}, "0000:1f:00.2": {"type": "fast"}}}"#);
+    let vf = |n: i32| VirtualFunction {
+        minor: n,
+        bus_id: format!("0000:1f:00.{n}"),
+    };
     let group = |labels: &[(&str, &str)], numbers: &[i32]| VirtualFunctionGroup {
         labels: of(labels),
         vfs: numbers.iter().map(|n| vf(*n)).collect(),
     };
     let before = [group(&[], &[1, 2, 3]), group(&[("own", "x")], &[4])];
-    let expected =
-        [group(&[("type", "general")], &[1, 3]), group(&[("type", "fast")], &[2]), group(&[("own", "x"), ("type", "general")], &[4])];
+    let expected = [
+        group(&[("type", "general")], &[1, 3]),
+        group(&[("type", "fast")], &[2]),
+        group(&[("own", "x"), ("type", "general")], &[4]),
+    ];
     assert_eq!(labels.regroup("rdma", "0000:1f:00.0", &before), expected);
-    assert_eq!(DeviceLabels::default().regroup("rdma", "0000:1f:00.0", &before), before);
+    assert_eq!(
+        DeviceLabels::default().regroup("rdma", "0000:1f:00.0", &before),
+        before
+    );
 }
 
 #[test]
 fn what_is_not_there_says_nothing() {
     assert_eq!(Additions::read(&Files::default()).unwrap(), Additions::default());
-    let absent = Files { labels: Some("/nowhere/labels.yaml".into()), partitions: Some("/nowhere/p.json".into()) };
+    let absent = Files {
+        labels: Some("/nowhere/labels.yaml".into()),
+        partitions: Some("/nowhere/p.json".into()),
+    };
     assert_eq!(Additions::read(&absent).unwrap(), Additions::default());
     assert_eq!(Additions::read(&files("", "").1).unwrap(), Additions::default());
-    let table = Additions::read(&files("", r#"{"1": [{"minors": [0], "ringBusBandwidth": "400Gi"}]}"#).1).unwrap().partitions.unwrap();
+    let table = Additions::read(&files("", r#"{"1": [{"minors": [0], "ringBusBandwidth": "400Gi"}]}"#).1)
+        .unwrap()
+        .partitions
+        .unwrap();
     assert_eq!(table[&1][0].minors, [0]);
 }
 
@@ -82,11 +113,15 @@ fn refusals() {
         "devices: {",
     ];
     let bad_tables = ["7", r#"{"2": [{"minors": [0]}]}"#, r#"{"x": []}"#];
-    let cases = bad_labels.iter().map(|text| (*text, "")).chain(bad_tables.iter().map(|text| ("", *text)));
+    let cases = bad_labels
+        .iter()
+        .map(|text| (*text, ""))
+        .chain(bad_tables.iter().map(|text| ("", *text)));
     let mut told = String::new();
     for (labels, table) in cases {
         let (dir, files) = files(labels, table);
-        let error = one_line(&Additions::read(&files).unwrap_err()).replace(&dir.path().display().to_string(), "DIR");
+        let error =
+            one_line(&Additions::read(&files).unwrap_err()).replace(&dir.path().display().to_string(), "DIR");
         writeln!(told, "{labels}{table}\n  {error}").unwrap();
     }
     insta::assert_snapshot!(told);
@@ -104,7 +139,10 @@ async fn files_are_read_again() {
     assert!(!told.has_changed().unwrap());
     fs::write(&path, "devices: {rdma: {a: c}}").unwrap();
     told.changed().await.unwrap();
-    assert_eq!(told.borrow_and_update().labels.of("rdma", "x", None), of(&[("a", "c")]));
+    assert_eq!(
+        told.borrow_and_update().labels.of("rdma", "x", None),
+        of(&[("a", "c")])
+    );
     fs::remove_file(&path).unwrap();
     told.changed().await.unwrap();
     assert_eq!(**told.borrow_and_update(), Additions::default());

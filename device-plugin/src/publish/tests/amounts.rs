@@ -21,12 +21,18 @@ fn only_healthy_shared_gpus_are_offered() {
     fleet.others = vec![nic(true)];
     assert_eq!(offers(&fleet), offers(&self::fleet(1)));
     let ids = IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
-    let inventory =
-        crate::inventory::Inventory { gpus: vec![gpu(0), gpu(1)], vendor: "nvidia".to_owned(), ..crate::inventory::Inventory::default() };
+    let inventory = crate::inventory::Inventory {
+        gpus: vec![gpu(0), gpu(1)],
+        vendor: "nvidia".to_owned(),
+        ..crate::inventory::Inventory::default()
+    };
     let partly = Fleet::new(inventory, ids);
     assert_eq!(offers(&partly), offers(&self::fleet(1)));
     let unshared = &object(&partly).spec.devices[1];
-    assert_eq!(unshared.labels, [("gpushare/sharing".to_owned(), "disabled".to_owned())].into());
+    assert_eq!(
+        unshared.labels,
+        [("gpushare/sharing".to_owned(), "disabled".to_owned())].into()
+    );
     assert!(unshared.health && !unshared.resources.contains_key("koordinator.sh/gpu.shared"));
 }
 
@@ -43,30 +49,55 @@ fn right_status_is_left_alone() {
 /// A sick device takes no new pods, but those that run must survive kubelet's restart.
 #[test]
 fn requests_of_pods_outweigh_a_sick_device() {
-    let mut asking = NodePod { stage: Stage::Running, ..pod("a", 1, [units(1)]) };
+    let mut asking = NodePod {
+        stage: Stage::Running,
+        ..pod("a", 1, [units(1)])
+    };
     let spec = json!({"containers": [{"resources": {"requests": {"koordinator.sh/gpu-core": "150"}}}]});
     asking.requests = Requests::of(&serde_json::from_value(spec).unwrap());
-    let ended = NodePod { stage: Stage::Terminal, uid: "b".into(), ..asking.clone() };
+    let ended = NodePod {
+        stage: Stage::Terminal,
+        uid: "b".into(),
+        ..asking.clone()
+    };
     let values = offers(&sick(0)).max(node_status::requests(&pods([asking, ended])));
     let patch = node_status::patch(&node(&json!({})), values).unwrap();
     assert_eq!(patch["status"]["capacity"]["koordinator.sh/gpu-core"], "150");
-    assert_eq!(patch["status"]["allocatable"]["koordinator.sh/gpu-memory-ratio"], "100");
+    assert_eq!(
+        patch["status"]["allocatable"]["koordinator.sh/gpu-memory-ratio"],
+        "100"
+    );
 }
 
 #[test]
 fn nothing_left_is_removed_not_zeroed() {
     let held = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu.shared": "100"});
     let patch = node_status::patch(&node(&held), Requests::default()).unwrap();
-    assert_eq!(patch, json!({"status": {"capacity": {"koordinator.sh/gpu-core": null}, "allocatable": {"koordinator.sh/gpu-core": null}}}));
+    assert_eq!(
+        patch,
+        json!({"status": {"capacity": {"koordinator.sh/gpu-core": null}, "allocatable": {"koordinator.sh/gpu-core": null}}})
+    );
     assert_eq!(node_status::patch(&node(&json!({})), Requests::default()), None);
 }
 /// What kubelet has not admitted, and cannot, must not make room for itself.
 #[test]
 fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
-    let asking = |name: &str, stage| NodePod { stage, requests: Requests::of_device(1), ..pod(name, 1, [units(1)]) };
-    let unplaced = NodePod { placement: Err(crate::pods::Unplaced::NoDevice("gpu")), ..asking("c", Stage::Bound) };
-    let all =
-        [asking("a", Stage::Bound), asking("b", Stage::Running), asking("d", Stage::Admitted), unplaced, asking("e", Stage::Terminal)];
+    let asking = |name: &str, stage| NodePod {
+        stage,
+        requests: Requests::of_device(1),
+        ..pod(name, 1, [units(1)])
+    };
+    let unplaced = NodePod {
+        placement: Err(crate::pods::Unplaced::NoDevice("gpu")),
+        ..asking("c", Stage::Bound)
+    };
+    let all = [
+        asking("a", Stage::Bound),
+        asking("b", Stage::Running),
+        asking("d", Stage::Admitted),
+        unplaced,
+        asking("e", Stage::Terminal),
+    ];
     let three = (0..3).fold(Requests::default(), |sum, _| sum.plus(Requests::of_device(1)));
     assert_eq!(node_status::requests(&pods(all)), three);
 }
@@ -79,13 +110,26 @@ struct Kubelet {
 impl Kubelet {
     /// The pods that it would turn away with `OutOf...`, taken in the order in which they are given.
     fn turned_away(&self, pods: &[NodePod]) -> Vec<String> {
-        let held = |name: &str| self.node.status.allocatable.get(name).map_or(0, |text| text.quantity().unwrap().unsigned().unwrap());
+        let held = |name: &str| {
+            self.node
+                .status
+                .allocatable
+                .get(name)
+                .map_or(0, |text| text.quantity().unwrap().unsigned().unwrap())
+        };
         let mut admitted = Requests::default();
         let mut refused = Vec::new();
         for pod in pods.iter().filter(|pod| pod.stage != Stage::Terminal) {
             let with = admitted.plus(pod.requests);
-            let asked = |name: &str| pod.requests.iter().any(|(other, amount)| other == name && amount > 0);
-            if with.iter().all(|(name, amount)| !asked(name) || amount <= held(name)) {
+            let asked = |name: &str| {
+                pod.requests
+                    .iter()
+                    .any(|(other, amount)| other == name && amount > 0)
+            };
+            if with
+                .iter()
+                .all(|(name, amount)| !asked(name) || amount <= held(name))
+            {
                 admitted = with;
             } else {
                 refused.push(pod.name.clone());
@@ -105,11 +149,16 @@ impl Kubelet {
     /// What the API server makes of the publisher's merge patch.
     fn merge(&mut self, patch: Option<Value>) {
         let Some(patch) = patch else { return };
-        for (field, amounts) in [("capacity", &mut self.node.status.capacity), ("allocatable", &mut self.node.status.allocatable)] {
+        for (field, amounts) in [
+            ("capacity", &mut self.node.status.capacity),
+            ("allocatable", &mut self.node.status.allocatable),
+        ] {
             for (name, value) in patch["status"][field].as_object().into_iter().flatten() {
                 match value {
                     Value::Null => drop(amounts.remove(name)),
-                    value => drop(amounts.insert(name.clone(), serde_json::from_value(value.clone()).unwrap())),
+                    value => {
+                        drop(amounts.insert(name.clone(), serde_json::from_value(value.clone()).unwrap()));
+                    }
                 }
             }
         }
@@ -122,7 +171,11 @@ fn asking(name: &str, core: u64, memory_bytes: u64, stage: Stage) -> NodePod {
         "koordinator.sh/gpu-memory" => memory_bytes,
         _ => 0,
     });
-    NodePod { stage, requests, ..pod(name, 1, [units(1)]) }
+    NodePod {
+        stage,
+        requests,
+        ..pod(name, 1, [units(1)])
+    }
 }
 
 proptest::proptest! {
@@ -166,8 +219,19 @@ proptest::proptest! {
 /// What a Device object offers does not depend on what nobody knows.
 #[test]
 fn amounts_that_cannot_be_counted_are_none() {
-    let mut device = DeviceInfo { device_type: "gpu".to_owned(), health: true, ..DeviceInfo::default() };
-    device.resources.insert("koordinator.sh/gpu-memory".to_owned(), "-1".parse().unwrap());
-    device.resources.insert("koordinator.sh/gpu-core".to_owned(), "100m".parse().unwrap());
-    assert_eq!(node_status::offers(&[device]), Requests::from_fn(|name| u64::from(name == "aliyun.com/gpu-count")));
+    let mut device = DeviceInfo {
+        device_type: "gpu".to_owned(),
+        health: true,
+        ..DeviceInfo::default()
+    };
+    device
+        .resources
+        .insert("koordinator.sh/gpu-memory".to_owned(), "-1".parse().unwrap());
+    device
+        .resources
+        .insert("koordinator.sh/gpu-core".to_owned(), "100m".parse().unwrap());
+    assert_eq!(
+        node_status::offers(&[device]),
+        Requests::from_fn(|name| u64::from(name == "aliyun.com/gpu-count"))
+    );
 }

@@ -10,11 +10,25 @@ use crate::injection::{Certainty, Exposure, Injection, Mode};
 #[test]
 fn device_object() {
     let mut fleet = sick(1);
-    fleet.gpus[0].gpu.place = Place { numa_node: Some(1), root: Some("pci0000:3a".to_owned()), switch: None };
+    fleet.gpus[0].gpu.place = Place {
+        numa_node: Some(1),
+        root: Some("pci0000:3a".to_owned()),
+        switch: None,
+    };
     fleet.others = vec![nic(false)];
     let checkpoints = Some(r#"[{"podUID":"u"}]"#.to_owned());
-    let remarks = Remarks { checkpoints, serves_vendor: true, ..Remarks::default() };
-    assert_json_snapshot!(device_object::device(&fleet, &node(&json!({})), &remarks, None, at(0)));
+    let remarks = Remarks {
+        checkpoints,
+        serves_vendor: true,
+        ..Remarks::default()
+    };
+    assert_json_snapshot!(device_object::device(
+        &fleet,
+        &node(&json!({})),
+        &remarks,
+        None,
+        at(0)
+    ));
 }
 
 /// Healthy, sick, sick for another reason, well again; then another process that only knows the object.
@@ -36,7 +50,11 @@ fn conditions_say_why_and_since_when() {
     let third = after(&fleet, &second, 30);
     assert_eq!(condition(&third), Some(("True", "Recovered", 30)));
     assert_eq!(after(&self::fleet(2), &third, 40), third);
-    assert_eq!(condition(&after(&self::fleet(2), &second, 50)), Some(("True", "Healthy", 50)), "what was lost is back");
+    assert_eq!(
+        condition(&after(&self::fleet(2), &second, 50)),
+        Some(("True", "Healthy", 50)),
+        "what was lost is back"
+    );
     assert!(third.devices[1].conditions.is_empty());
 }
 
@@ -45,31 +63,62 @@ fn conditions_say_why_and_since_when() {
 #[case::no_numa(None, Some("pci0000:3a"), Some((0, "pci0000:3a")))]
 #[case::numa(Some(1), None, Some((1, "")))]
 #[case::both(Some(1), Some("pci0000:3a"), Some((1, "pci0000:3a")))]
-fn topology(#[case] numa_node: Option<i32>, #[case] root: Option<&str>, #[case] expected: Option<(i32, &str)>) {
+fn topology(
+    #[case] numa_node: Option<i32>,
+    #[case] root: Option<&str>,
+    #[case] expected: Option<(i32, &str)>,
+) {
     let mut fleet = fleet(1);
-    fleet.gpus[0].gpu.place = Place { numa_node, root: root.map(str::to_owned), switch: None };
+    fleet.gpus[0].gpu.place = Place {
+        numa_node,
+        root: root.map(str::to_owned),
+        switch: None,
+    };
     let topology = object(&fleet).spec.devices[0].topology.clone();
-    assert!(topology.iter().all(|topology| topology.socket_id == -1 && topology.bus_id == "0000:00:00.0"));
-    assert_eq!(topology.as_ref().map(|topology| (topology.node_id, topology.pcie_id.as_str())), expected);
+    assert!(
+        topology
+            .iter()
+            .all(|topology| topology.socket_id == -1 && topology.bus_id == "0000:00:00.0")
+    );
+    assert_eq!(
+        topology
+            .as_ref()
+            .map(|topology| (topology.node_id, topology.pcie_id.as_str())),
+        expected
+    );
 }
 
 #[test]
 fn what_others_add_is_left_alone_and_what_they_change_is_not() {
     let wanted = object(&sick(1));
     let says = |change: fn(&mut RawDevice)| {
-        let Held::Object(mut held) = held(&wanted) else { unreachable!() };
+        let Held::Object(mut held) = held(&wanted) else {
+            unreachable!()
+        };
         change(&mut held);
         device_object::says(&held, &wanted)
     };
     assert!(says(|_| {}));
     assert!(says(|held| {
-        held.metadata.labels.as_mut().unwrap().insert("team".to_owned(), "a".to_owned());
-        held.metadata.annotations = Some([("scheduling.koordinator.sh/gpu-partitions".to_owned(), "{}".to_owned())].into());
+        held.metadata
+            .labels
+            .as_mut()
+            .unwrap()
+            .insert("team".to_owned(), "a".to_owned());
+        held.metadata.annotations = Some(
+            [(
+                "scheduling.koordinator.sh/gpu-partitions".to_owned(),
+                "{}".to_owned(),
+            )]
+            .into(),
+        );
     }));
     assert!(!says(|held| held.metadata.labels = None));
     assert!(!says(|held| held.metadata.owner_references = None));
     assert!(!says(|held| held.spec["devices"][1]["health"] = json!(true)));
-    assert!(!says(|held| held.spec["devices"][0]["resources"]["koordinator.sh/gpu-memory"] = json!("a lot")));
+    assert!(!says(
+        |held| held.spec["devices"][0]["resources"]["koordinator.sh/gpu-memory"] = json!("a lot")
+    ));
     assert!(!says(|held| held.spec = Value::Null));
 }
 
@@ -100,10 +149,17 @@ fn node_bears_the_labels_of_its_devices() {
         }}})
     );
     node.metadata.labels = serde_json::from_value(patch["metadata"]["labels"].clone()).unwrap();
-    node.metadata.labels.as_mut().unwrap().insert("gpushare".to_owned(), "true".to_owned());
+    node.metadata
+        .labels
+        .as_mut()
+        .unwrap()
+        .insert("gpushare".to_owned(), "true".to_owned());
     assert_eq!(labels::patch(&node, &labels), None);
     let gone = json!({"node.koordinator.sh/gpu-vendor": null, "node.koordinator.sh/gpu-model": null, "node.koordinator.sh/gpu-driver-version": null});
-    assert_eq!(labels::patch(&node, &BTreeMap::new()), Some(json!({"metadata": {"labels": gone}})));
+    assert_eq!(
+        labels::patch(&node, &BTreeMap::new()),
+        Some(json!({"metadata": {"labels": gone}}))
+    );
 }
 
 #[test]
@@ -111,7 +167,10 @@ fn unit_is_annotated_once() {
     let names = ResourceNames::default();
     let mut node = node(&json!({}));
     let patch = unit::patch(&node, &names, MemoryUnit::GIB).unwrap();
-    assert_eq!(patch, json!({"metadata": {"annotations": {"aliyun.com/gpu-mem-unit": "GiB"}}}));
+    assert_eq!(
+        patch,
+        json!({"metadata": {"annotations": {"aliyun.com/gpu-mem-unit": "GiB"}}})
+    );
     node.metadata.annotations = serde_json::from_value(patch["metadata"]["annotations"].clone()).unwrap();
     assert_eq!(unit::patch(&node, &names, MemoryUnit::GIB), None);
     assert!(unit::patch(&node, &names, MemoryUnit::MIB).is_some());
@@ -122,66 +181,146 @@ fn unit_is_annotated_once() {
 fn labels_links_and_partitions() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("labels.yaml");
-    std::fs::write(&path, "devices: {gpu: {tier: high}, '0000:1F:00.0': {fabric: b}}\nvirtualFunctions: {rdma: {type: fast}}").unwrap();
-    let files = additions::Files { labels: Some(path), partitions: None };
+    std::fs::write(
+        &path,
+        "devices: {gpu: {tier: high}, '0000:1F:00.0': {fabric: b}}\nvirtualFunctions: {rdma: {type: fast}}",
+    )
+    .unwrap();
+    let files = additions::Files {
+        labels: Some(path),
+        partitions: None,
+    };
     let mut fleet = fleet(8);
     let mut nic = nic(true);
-    let vfs = vec![proto::device::VirtualFunction { minor: 0, bus_id: "0000:1f:00.2".to_owned() }];
-    nic.device.vf_groups = vec![proto::device::VirtualFunctionGroup { vfs, ..Default::default() }];
+    let vfs = vec![proto::device::VirtualFunction {
+        minor: 0,
+        bus_id: "0000:1f:00.2".to_owned(),
+    }];
+    nic.device.vf_groups = vec![proto::device::VirtualFunctionGroup {
+        vfs,
+        ..Default::default()
+    }];
     fleet.others = vec![nic];
     for entry in &mut fleet.gpus {
         entry.gpu.model = "NVIDIA H100 80GB HBM3".to_owned();
     }
-    fleet.links = vec![proto::topology::GpuLinks { minors: (0..8).collect(), links: 18 }];
+    fleet.links = vec![proto::topology::GpuLinks {
+        minors: (0..8).collect(),
+        links: 18,
+    }];
     let said = |policy| {
         let additions = Arc::new(Additions::read(&files).unwrap());
-        let remarks = Remarks { additions, partition_policy: policy, ..Remarks::default() };
+        let remarks = Remarks {
+            additions,
+            partition_policy: policy,
+            ..Remarks::default()
+        };
         device_object::device(&fleet, &node(&json!({})), &remarks, None, at(0))
     };
     let told = said(None);
     let (gpu, nic) = (&told.spec.devices[0], &told.spec.devices[8]);
     assert_eq!(
-        (gpu.labels["tier"].as_str(), nic.labels["fabric"].as_str(), nic.vf_groups[0].labels["type"].as_str()),
+        (
+            gpu.labels["tier"].as_str(),
+            nic.labels["fabric"].as_str(),
+            nic.vf_groups[0].labels["type"].as_str()
+        ),
         ("high", "b", "fast")
     );
     let annotations = told.metadata.annotations.unwrap();
-    assert_eq!(annotations["gpushare/gpu-links"], r#"[{"links":18,"minors":[0,1,2,3,4,5,6,7]}]"#);
-    let table = proto::topology::read_partitions(&annotations["scheduling.koordinator.sh/gpu-partitions"]).unwrap();
-    assert_eq!(table.iter().map(|(size, sets)| (*size, sets.len())).collect::<Vec<_>>(), [(1, 8), (2, 4), (4, 2), (8, 1)]);
-    let policy = |device: Device| device.metadata.labels.unwrap().remove("node.koordinator.sh/gpu-partition-policy");
+    assert_eq!(
+        annotations["gpushare/gpu-links"],
+        r#"[{"links":18,"minors":[0,1,2,3,4,5,6,7]}]"#
+    );
+    let table =
+        proto::topology::read_partitions(&annotations["scheduling.koordinator.sh/gpu-partitions"]).unwrap();
+    assert_eq!(
+        table
+            .iter()
+            .map(|(size, sets)| (*size, sets.len()))
+            .collect::<Vec<_>>(),
+        [(1, 8), (2, 4), (4, 2), (8, 1)]
+    );
+    let policy = |device: Device| {
+        device
+            .metadata
+            .labels
+            .unwrap()
+            .remove("node.koordinator.sh/gpu-partition-policy")
+    };
     assert_eq!(policy(said(None)).as_deref(), Some("Prefer"));
-    assert_eq!(policy(said(Some(GpuPartitionPolicy::Honor))).as_deref(), Some("Honor"));
+    assert_eq!(
+        policy(said(Some(GpuPartitionPolicy::Honor))).as_deref(),
+        Some("Honor")
+    );
     assert_eq!(policy(object(&sick(0))), None, "there is nothing to honour");
 }
 
 /// The conditions of a node's first GPU about the way in which containers get it: type, status and reason of each.
 fn conditions_of(injection: Injection) -> (Vec<String>, String) {
-    let remarks = Remarks { injection: Some(injection), ..Remarks::default() };
+    let remarks = Remarks {
+        injection: Some(injection),
+        ..Remarks::default()
+    };
     let device = device_object::device(&fleet(1), &node(&json!({})), &remarks, None, at(0));
     let conditions = &device.spec.devices[0].conditions;
-    let text = |one: &proto::device::DeviceCondition| format!("{} {} {}", one.condition_type, one.status, one.reason);
-    (conditions.iter().map(text).collect(), conditions.last().unwrap().message.clone())
+    let text = |one: &proto::device::DeviceCondition| {
+        format!("{} {} {}", one.condition_type, one.status, one.reason)
+    };
+    (
+        conditions.iter().map(text).collect(),
+        conditions.last().unwrap().message.clone(),
+    )
 }
 
 /// The status is Unknown as long as nothing has shown that the mode works.
 #[test]
 fn conditions_say_how_sure_it_is_that_containers_get_a_gpu() {
-    let injection = |certainty, reason| Injection { mode: Mode::Cdi, certainty, reason, message: "why".to_owned(), exposure: None };
+    let injection = |certainty, reason| Injection {
+        mode: Mode::Cdi,
+        certainty,
+        reason,
+        message: "why".to_owned(),
+        exposure: None,
+    };
     let found = |certainty, reason| conditions_of(injection(certainty, reason)).0;
     assert_eq!(found(Certainty::Proven, "Cdi"), ["Injectable True Cdi"]);
-    assert_eq!(found(Certainty::Assumed, "CdiAssumed"), ["Injectable Unknown CdiAssumed"]);
-    assert_eq!(found(Certainty::Impossible, "CdiOff"), ["Injectable False CdiOff"]);
+    assert_eq!(
+        found(Certainty::Assumed, "CdiAssumed"),
+        ["Injectable Unknown CdiAssumed"]
+    );
+    assert_eq!(
+        found(Certainty::Impossible, "CdiOff"),
+        ["Injectable False CdiOff"]
+    );
 }
 
 #[test]
 fn a_condition_names_the_pods_that_see_gpus_uncounted() {
     let found = |exposure| {
         let exposure = Some(exposure);
-        conditions_of(Injection { mode: Mode::Cdi, certainty: Certainty::Proven, reason: "Cdi", message: String::new(), exposure })
+        conditions_of(Injection {
+            mode: Mode::Cdi,
+            certainty: Certainty::Proven,
+            reason: "Cdi",
+            message: String::new(),
+            exposure,
+        })
     };
     let (conditions, message) = found(Exposure::EveryPod);
-    assert_eq!(conditions, ["Injectable True Cdi", "Isolated False ImageVariable"]);
-    assert!(message.starts_with("a container that asks for no GPU sees this one if"), "{message}");
+    assert_eq!(
+        conditions,
+        ["Injectable True Cdi", "Isolated False ImageVariable"]
+    );
+    assert!(
+        message.starts_with("a container that asks for no GPU sees this one if"),
+        "{message}"
+    );
     let (_, message) = found(Exposure::RuntimeClass("nvidia".to_owned()));
-    assert!(message.starts_with("a container that asks for no GPU in a pod with runtimeClassName: nvidia sees this one if"), "{message}");
+    assert!(
+        message.starts_with(
+            "a container that asks for no GPU in a pod with runtimeClassName: nvidia sees this one if"
+        ),
+        "{message}"
+    );
 }

@@ -11,26 +11,49 @@ use crate::pods::{NodePod, Unplaced};
 
 /// Spells out the GPUs of a text.
 fn spelled(text: &str) -> String {
-    (0..4).fold(text.to_owned(), |text, n| text.replace(&format!("G{n}"), gpu(n).uuid.as_str()))
+    (0..4).fold(text.to_owned(), |text, n| {
+        text.replace(&format!("G{n}"), gpu(n).uuid.as_str())
+    })
 }
 
 fn shortened(text: &str) -> String {
-    (0..4).fold(text.to_owned(), |text, n| text.replace(gpu(n).uuid.as_str(), &format!("G{n}")))
+    (0..4).fold(text.to_owned(), |text, n| {
+        text.replace(gpu(n).uuid.as_str(), &format!("G{n}"))
+    })
 }
 
 fn container(name: &str, env: &[&str], nodes: &[u32]) -> Container {
-    let node = |minor: &u32| LinuxDevice { path: format!("/dev/nvidia{minor}"), ..LinuxDevice::default() };
-    let linux = Some(LinuxContainer { devices: nodes.iter().map(node).collect() });
+    let node = |minor: &u32| LinuxDevice {
+        path: format!("/dev/nvidia{minor}"),
+        ..LinuxDevice::default()
+    };
+    let linux = Some(LinuxContainer {
+        devices: nodes.iter().map(node).collect(),
+    });
     let env = env.iter().map(|pair| spelled(pair)).collect();
-    Container { name: name.to_owned(), env, linux, ..Container::default() }
+    Container {
+        name: name.to_owned(),
+        env,
+        linux,
+        ..Container::default()
+    }
 }
 
 fn sandbox(uid: &str) -> PodSandbox {
-    PodSandbox { uid: uid.to_owned(), namespace: "default".to_owned(), name: uid.to_owned(), ..PodSandbox::default() }
+    PodSandbox {
+        uid: uid.to_owned(),
+        namespace: "default".to_owned(),
+        name: uid.to_owned(),
+        ..PodSandbox::default()
+    }
 }
 
 fn settings() -> Settings {
-    let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, std::time::Duration::from_secs(1));
+    let mut settings = Settings::plain(
+        ResourceNames::default(),
+        MemoryUnit::GIB,
+        std::time::Duration::from_secs(1),
+    );
     settings.injection.host_root = "/nowhere".into();
     settings
 }
@@ -44,15 +67,32 @@ fn told(decision: Decision) -> String {
         Decision::Change(change) => change,
     };
     let adjustment = change.into_adjustment();
-    let env = adjustment.env.iter().map(|pair| format!("{}={}", pair.key, pair.value));
-    let nodes = adjustment.linux.iter().flat_map(|linux| &linux.devices).map(|device| device.path.clone());
+    let env = adjustment
+        .env
+        .iter()
+        .map(|pair| format!("{}={}", pair.key, pair.value));
+    let nodes = adjustment
+        .linux
+        .iter()
+        .flat_map(|linux| &linux.devices)
+        .map(|device| device.path.clone());
     shortened(&env.chain(nodes).collect::<Vec<_>>().join(" "))
 }
 
 fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
     let sandbox = sandbox(pod.uid.as_str());
     let (pods, fleet, settings) = (pods([pod]), fleet(4), settings());
-    told(View { pods: &pods, fleet: &fleet, settings: &settings, mode, unrestricted: &[], has_gate: false }.decide(&sandbox, container))
+    told(
+        View {
+            pods: &pods,
+            fleet: &fleet,
+            settings: &settings,
+            mode,
+            unrestricted: &[],
+            has_gate: false,
+        }
+        .decide(&sandbox, container),
+    )
 }
 
 /// A pod that asks for one whole GPU and whose record says G1.
@@ -75,7 +115,14 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
 )]
 #[case::the_pod_sets_it_rightly(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
 fn whole_gpus(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
-    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", env, nodes), Mode::Envvar), expected);
+    assert_eq!(
+        decide(
+            pod("p", 1, [whole(1)]).on([1]),
+            &container("w1", env, nodes),
+            Mode::Envvar
+        ),
+        expected
+    );
 }
 
 /// Containers that were made with a CDI device of ours: the vendor's variable stays void, and nodes are exchanged.
@@ -86,15 +133,33 @@ fn whole_gpus(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &st
 #[case::the_vendors(&["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
 #[case::by_variable_alone(&["NVIDIA_VISIBLE_DEVICES=G0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
 fn by_cdi(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
-    assert_eq!(decide(pod("p", 1, [whole(1)]).on([1]), &container("w1", env, nodes), Mode::Cdi), expected);
+    assert_eq!(
+        decide(
+            pod("p", 1, [whole(1)]).on([1]),
+            &container("w1", env, nodes),
+            Mode::Cdi
+        ),
+        expected
+    );
 }
 
 /// The answer said void and named a CDI device, and nothing of that device is there.
 #[test]
 fn a_runtime_that_drops_cdi_devices_is_found_out() {
-    let found = decide(pod("p", 1, [shares(1)]).on([1]), &container("s1", &["NVIDIA_VISIBLE_DEVICES=void"], &[]), Mode::Cdi);
-    assert!(found.starts_with("refuse: the container runtime has dropped its CDI devices"), "{found}");
-    let by_variable = decide(pod("p", 1, [shares(1)]).on([1]), &container("s1", &["NVIDIA_VISIBLE_DEVICES=G1"], &[]), Mode::Cdi);
+    let found = decide(
+        pod("p", 1, [shares(1)]).on([1]),
+        &container("s1", &["NVIDIA_VISIBLE_DEVICES=void"], &[]),
+        Mode::Cdi,
+    );
+    assert!(
+        found.starts_with("refuse: the container runtime has dropped its CDI devices"),
+        "{found}"
+    );
+    let by_variable = decide(
+        pod("p", 1, [shares(1)]).on([1]),
+        &container("s1", &["NVIDIA_VISIBLE_DEVICES=G1"], &[]),
+        Mode::Cdi,
+    );
     assert_eq!(by_variable, "right", "it was admitted before the mode changed");
 }
 
@@ -109,16 +174,35 @@ fn a_runtime_that_drops_cdi_devices_is_found_out() {
 #[case::an_instance_of_another_plugin(&["NVIDIA_VISIBLE_DEVICES=MIG-1234"], "leave", "leave", "leave")]
 #[case::none(&["NVIDIA_VISIBLE_DEVICES=none", "CUDA_VERSION=12.0"], "leave", "leave", "leave")]
 #[case::nothing(&["A=b"], "leave", "leave", "leave")]
-fn who_asks_for_nothing_sees_nothing(#[case] env: &[&str], #[case] sidecar: &str, #[case] alone: &str, #[case] unknown: &str) {
+fn who_asks_for_nothing_sees_nothing(
+    #[case] env: &[&str],
+    #[case] sidecar: &str,
+    #[case] alone: &str,
+    #[case] unknown: &str,
+) {
     let mut all = pods([pod("p", 1, [units(2)]).on([3])]);
     all.note_idle("alone".into(), None);
     let (fleet, settings) = (fleet(4), settings());
     let unrestricted = ["kube-system".to_owned()];
-    let view = View { pods: &all, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &unrestricted, has_gate: false };
+    let view = View {
+        pods: &all,
+        fleet: &fleet,
+        settings: &settings,
+        mode: Mode::Envvar,
+        unrestricted: &unrestricted,
+        has_gate: false,
+    };
     for (uid, expected) in [("p", sidecar), ("alone", alone), ("unknown", unknown)] {
         let found = told(view.decide(&sandbox(uid), &container("c", env, &[])));
-        assert_eq!(found.replace("NVIDIA_VISIBLE_DEVICES=void", "void"), expected, "{uid}");
-        let operators = PodSandbox { namespace: "kube-system".to_owned(), ..sandbox(uid) };
+        assert_eq!(
+            found.replace("NVIDIA_VISIBLE_DEVICES=void", "void"),
+            expected,
+            "{uid}"
+        );
+        let operators = PodSandbox {
+            namespace: "kube-system".to_owned(),
+            ..sandbox(uid)
+        };
         assert_eq!(told(view.decide(&operators, &container("c", env, &[]))), "leave");
     }
 }
@@ -135,28 +219,51 @@ fn who_asks_for_nothing_sees_nothing(#[case] env: &[&str], #[case] sidecar: &str
     pod("p", 1, [whole(1)]).on([9]), "w1", "refuse: its record names minor 9, which this node does not have"
 )]
 fn pods_of_all_kinds(#[case] pod: NodePod, #[case] name: &str, #[case] expected: &str) {
-    assert_eq!(decide(pod, &container(name, &["NVIDIA_VISIBLE_DEVICES=G1"], &[]), Mode::Envvar), expected);
+    assert_eq!(
+        decide(
+            pod,
+            &container(name, &["NVIDIA_VISIBLE_DEVICES=G1"], &[]),
+            Mode::Envvar
+        ),
+        expected
+    );
 }
 
 /// The order in which a variable names GPUs means nothing here.
 #[test]
 fn another_order_is_right() {
     let container = container("s2", &["NVIDIA_VISIBLE_DEVICES=G2,G0"], &[]);
-    assert_eq!(decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Mode::Envvar), "right");
+    assert_eq!(
+        decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Mode::Envvar),
+        "right"
+    );
 }
 
 #[rstest]
-#[case::with_record_and_device(true, "NVIDIA_VISIBLE_DEVICES=G0", "unknown: it has a record, and the API server")]
+#[case::with_record_and_device(
+    true,
+    "NVIDIA_VISIBLE_DEVICES=G0",
+    "unknown: it has a record, and the API server"
+)]
 #[case::with_record_and_an_image_for_gpus(true, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void")]
 #[case::with_record_and_nothing(true, "A=b", "leave")]
 #[case::pinned_by_hand(false, "NVIDIA_VISIBLE_DEVICES=G0", "leave")]
 fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[case] expected: &str) {
     let mut sandbox = sandbox("unknown");
     if has_record {
-        sandbox.annotations.insert(DEVICE_ALLOCATED.to_owned(), "{}".to_owned());
+        sandbox
+            .annotations
+            .insert(DEVICE_ALLOCATED.to_owned(), "{}".to_owned());
     }
     let (pods, fleet, settings) = (pods([]), fleet(4), settings());
-    let view = View { pods: &pods, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &[], has_gate: true };
+    let view = View {
+        pods: &pods,
+        fleet: &fleet,
+        settings: &settings,
+        mode: Mode::Envvar,
+        unrestricted: &[],
+        has_gate: true,
+    };
     let found = told(view.decide(&sandbox, &container("c", &[env], &[])));
     assert!(found.starts_with(expected), "{found}");
 }
@@ -164,9 +271,21 @@ fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[c
 /// What has been exchanged is known before a container of ours starts; after a restart not at once.
 #[test]
 fn exchanges_are_waited_for() {
-    let (all, fleet, settings) = (pods([pod("p", 1, [units(2)]), pod("w", 1, [whole(1)])]), fleet(4), settings());
-    let view = View { pods: &all, fleet: &fleet, settings: &settings, mode: Mode::Envvar, unrestricted: &[], has_gate: true };
-    let of = |view: &View<'_>, uid: &str, name: &str| told(view.decide(&sandbox(uid), &container(name, &[], &[])));
+    let (all, fleet, settings) = (
+        pods([pod("p", 1, [units(2)]), pod("w", 1, [whole(1)])]),
+        fleet(4),
+        settings(),
+    );
+    let view = View {
+        pods: &all,
+        fleet: &fleet,
+        settings: &settings,
+        mode: Mode::Envvar,
+        unrestricted: &[],
+        has_gate: true,
+    };
+    let of =
+        |view: &View<'_>, uid: &str, name: &str| told(view.decide(&sandbox(uid), &container(name, &[], &[])));
     assert!(of(&view, "p", "u2").starts_with("unknown: it is not known which pods have exchanged"));
     assert_eq!(of(&view, "w", "w1"), "NVIDIA_VISIBLE_DEVICES=G0");
     let mut known = all.clone();
@@ -178,7 +297,10 @@ fn exchanges_are_waited_for() {
 #[test]
 fn numbers_of_devices() {
     let null = device(Path::new("/"), Path::new("/dev/null")).unwrap();
-    assert_eq!((null.path.as_str(), null.r#type.as_str(), null.major, null.minor), ("/dev/null", "c", 1, 3));
+    assert_eq!(
+        (null.path.as_str(), null.r#type.as_str(), null.major, null.minor),
+        ("/dev/null", "c", 1, 3)
+    );
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "").unwrap();
     assert_eq!(device(dir.path(), Path::new("/file")), None);

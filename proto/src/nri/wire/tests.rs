@@ -6,7 +6,12 @@ use rstest::rstest;
 use super::*;
 
 fn message(call: u32, payload: &[u8]) -> Message {
-    Message { conversation: Conversation::Plugin, call, kind: Kind::Request, payload: payload.to_vec() }
+    Message {
+        conversation: Conversation::Plugin,
+        call,
+        kind: Kind::Request,
+        payload: payload.to_vec(),
+    }
 }
 
 fn frame(conversation: u32, content: &[u8]) -> Vec<u8> {
@@ -20,17 +25,21 @@ fn arb_message() -> impl Strategy<Value = Message> {
         3 => prop::collection::vec(any::<u8>(), 0..40),
         1 => (0..20_000_usize).prop_map(|n| (0..=255).cycle().take(n).collect()),
     ];
-    (conversation, any::<u32>(), any::<u8>(), payload).prop_map(|(conversation, call, kind, payload)| Message {
-        conversation,
-        call,
-        kind: kind.into(),
-        payload,
+    (conversation, any::<u32>(), any::<u8>(), payload).prop_map(|(conversation, call, kind, payload)| {
+        Message {
+            conversation,
+            call,
+            kind: kind.into(),
+            payload,
+        }
     })
 }
 
 #[test]
 fn bytes_of_a_call() {
-    let expected = [0, 0, 0, 1, 0, 0, 0, 13, 0, 0, 0, 3, 0, 0, 0, 5, 1, 0, b'a', b'b', b'c'];
+    let expected = [
+        0, 0, 0, 1, 0, 0, 0, 13, 0, 0, 0, 3, 0, 0, 0, 5, 1, 0, b'a', b'b', b'c',
+    ];
     assert_eq!(message(5, b"abc").encode().unwrap(), expected);
 }
 
@@ -52,7 +61,14 @@ fn long_messages_come_in_pieces_that_the_other_side_can_take() {
 fn other_conversations_are_passed_over() {
     let call = message(1, b"x").encode().unwrap();
     let (first, second) = call.split_at(12);
-    let bytes = [&frame(7, b"who?")[..], &frame(1, b""), first, second, &frame(0, &[255; 9])].concat();
+    let bytes = [
+        &frame(7, b"who?")[..],
+        &frame(1, b""),
+        first,
+        second,
+        &frame(0, &[255; 9]),
+    ]
+    .concat();
     assert_eq!(Decoder::default().feed(&bytes).unwrap(), [message(1, b"x")]);
 }
 
@@ -60,12 +76,26 @@ fn other_conversations_are_passed_over() {
 #[test]
 fn pieces_of_conversations_may_alternate() {
     let plain = |bytes: Vec<u8>| bytes[8..].to_vec();
-    let (one, two) = (plain(message(1, b"abcdef").encode().unwrap()), plain(message(3, b"").encode().unwrap()));
-    let other = Message { conversation: Conversation::Runtime, ..message(9, b"other") };
+    let (one, two) = (
+        plain(message(1, b"abcdef").encode().unwrap()),
+        plain(message(3, b"").encode().unwrap()),
+    );
+    let other = Message {
+        conversation: Conversation::Runtime,
+        ..message(9, b"other")
+    };
     let other_bytes = plain(other.encode().unwrap());
-    let bytes =
-        [frame(1, &one[..4]), frame(2, &other_bytes[..11]), frame(1, &[&one[4..], &two].concat()), frame(2, &other_bytes[11..])].concat();
-    assert_eq!(Decoder::default().feed(&bytes).unwrap(), [message(1, b"abcdef"), message(3, b""), other]);
+    let bytes = [
+        frame(1, &one[..4]),
+        frame(2, &other_bytes[..11]),
+        frame(1, &[&one[4..], &two].concat()),
+        frame(2, &other_bytes[11..]),
+    ]
+    .concat();
+    assert_eq!(
+        Decoder::default().feed(&bytes).unwrap(),
+        [message(1, b"abcdef"), message(3, b""), other]
+    );
 }
 
 #[rstest]
@@ -84,8 +114,14 @@ fn frame_header(length: u32) -> Vec<u8> {
 #[test]
 fn the_longest_message_passes_and_a_longer_one_is_not_sent() {
     let longest = message(1, &vec![1; MAX_PAYLOAD]);
-    assert_eq!(Decoder::default().feed(&longest.encode().unwrap()).unwrap(), [longest]);
-    assert_eq!(message(1, &vec![1; MAX_PAYLOAD + 1]).encode().unwrap_err(), WireError::LongMessage(MAX_PAYLOAD + 1));
+    assert_eq!(
+        Decoder::default().feed(&longest.encode().unwrap()).unwrap(),
+        [longest]
+    );
+    assert_eq!(
+        message(1, &vec![1; MAX_PAYLOAD + 1]).encode().unwrap_err(),
+        WireError::LongMessage(MAX_PAYLOAD + 1)
+    );
 }
 
 /// A claim alone makes nobody set memory aside.
@@ -93,10 +129,19 @@ fn the_longest_message_passes_and_a_longer_one_is_not_sent() {
 fn memory_grows_with_what_came() {
     let mut decoder = Decoder::default();
     let header = [0, 0x40, 0, 0, 0, 0, 0, 1, 1, 0];
-    assert_eq!(decoder.feed(&frame_header(u32::try_from(MAX_FRAME).unwrap())).unwrap(), []);
+    assert_eq!(
+        decoder
+            .feed(&frame_header(u32::try_from(MAX_FRAME).unwrap()))
+            .unwrap(),
+        []
+    );
     assert_eq!(decoder.feed(&header).unwrap(), []);
     assert_eq!(decoder.feed(&[1; 100]).unwrap(), []);
-    let held: usize = decoder.partial.values().map(|partial| partial.payload.capacity()).sum();
+    let held: usize = decoder
+        .partial
+        .values()
+        .map(|partial| partial.payload.capacity())
+        .sum();
     assert!(held < 1000, "{held}");
 }
 

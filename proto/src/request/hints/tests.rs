@@ -20,7 +20,10 @@ fn everything_that_the_proposals_say() {
         {"key": "type", "operator": "In", "values": ["general", "fakeG"]}, {"key": "isGDR", "operator": "NotIn", "values": ["false"]},
         {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "DoesNotExist", "values": []}]},
         "allocateStrategy": "RequestsAsCount", "requiredTopologyScope": "PCIe", "exclusivePolicy": "PCIeLevel"}, "gpu": null}"#;
-    let requirement = |key: &str, test| LabelRequirement { key: key.to_owned(), test };
+    let requirement = |key: &str, test| LabelRequirement {
+        key: key.to_owned(),
+        test,
+    };
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let functions = vec![
         requirement("type", LabelTest::In(texts(&["general", "fakeG"]))),
@@ -29,21 +32,38 @@ fn everything_that_the_proposals_say() {
         requirement("b", LabelTest::DoesNotExist),
     ];
     let rdma = DeviceHint {
-        selector: Some(LabelSelector { requirements: vec![requirement("type", LabelTest::In(texts(&["fakeW"])))] }),
-        vf_selector: Some(LabelSelector { requirements: functions }),
+        selector: Some(LabelSelector {
+            requirements: vec![requirement("type", LabelTest::In(texts(&["fakeW"])))],
+        }),
+        vf_selector: Some(LabelSelector {
+            requirements: functions,
+        }),
         strategy: Some(AllocateStrategy::RequestsAsCount),
         exclusive: Some(ExclusivePolicy::PcieLevel),
         scope: Some(TopologyScope::Pcie),
     };
-    let by_type = [("gpu".to_owned(), DeviceHint::default()), ("rdma".to_owned(), rdma)].into();
-    assert_eq!(read(ALLOCATE_HINT, text), Ok(Hints { by_type, ..Hints::default() }));
+    let by_type = [
+        ("gpu".to_owned(), DeviceHint::default()),
+        ("rdma".to_owned(), rdma),
+    ]
+    .into();
+    assert_eq!(
+        read(ALLOCATE_HINT, text),
+        Ok(Hints {
+            by_type,
+            ..Hints::default()
+        })
+    );
 }
 
 #[test]
 fn a_selector_that_is_there_and_empty_is_not_none() {
     let hints = read(ALLOCATE_HINT, r#"{"rdma": {"vfSelector": {}, "selector": null}}"#).unwrap();
     let rdma = &hints.by_type["rdma"];
-    assert_eq!((&rdma.vf_selector, &rdma.selector), (&Some(LabelSelector::default()), &None));
+    assert_eq!(
+        (&rdma.vf_selector, &rdma.selector),
+        (&Some(LabelSelector::default()), &None)
+    );
 }
 
 #[rstest]
@@ -52,7 +72,12 @@ fn a_selector_that_is_there_and_empty_is_not_none() {
 #[case::nothing(r#"{"requiredScope": "SamePCIe"}"#, None)]
 fn joint_allocation(#[case] text: &str, #[case] expected: Option<(&[&str], bool)>) {
     let joint = read(JOINT_ALLOCATE, text).unwrap().joint;
-    let shown = joint.as_ref().map(|joint| (joint.device_types.iter().map(String::as_str).collect::<Vec<_>>(), joint.same_pcie));
+    let shown = joint.as_ref().map(|joint| {
+        (
+            joint.device_types.iter().map(String::as_str).collect::<Vec<_>>(),
+            joint.same_pcie,
+        )
+    });
     assert_eq!(shown, expected.map(|(kinds, same)| (kinds.to_vec(), same)));
 }
 
@@ -62,7 +87,13 @@ fn joint_allocation(#[case] text: &str, #[case] expected: Option<(&[&str], bool)
 #[case::restricted(r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"}"#, true, Some(200 << 30))]
 #[case::a_bare_number(r#"{"ringBusBandwidth": 100}"#, false, Some(100))]
 fn partitions(#[case] text: &str, #[case] restricted: bool, #[case] ring_bus_bandwidth: Option<u64>) {
-    assert_eq!(read(PARTITION_SPEC, text).unwrap().partition, Some(PartitionSpec { restricted, ring_bus_bandwidth }));
+    assert_eq!(
+        read(PARTITION_SPEC, text).unwrap().partition,
+        Some(PartitionSpec {
+            restricted,
+            ring_bus_bandwidth
+        })
+    );
 }
 
 /// The refusal names the field, what stands there, and what may.
@@ -97,11 +128,27 @@ fn partitions(#[case] text: &str, #[case] restricted: bool, #[case] ring_bus_ban
     r#"{"rdma": {"selector": {"matchExpressions": [{"key": "k", "operator": "Exists", "values": ["v"]}]}}}"#,
     "values is not empty, and Exists takes none"
 )]
-#[case::no_key(ALLOCATE_HINT, r#"{"rdma": {"selector": {"matchLabels": {"": "v"}}}}"#, "rdma.selector has an empty key")]
-#[case::twice(JOINT_ALLOCATE, r#"{"deviceTypes": ["gpu", "rdma", "gpu"]}"#, r#"deviceTypes names "gpu" twice"#)]
+#[case::no_key(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"selector": {"matchLabels": {"": "v"}}}}"#,
+    "rdma.selector has an empty key"
+)]
+#[case::twice(
+    JOINT_ALLOCATE,
+    r#"{"deviceTypes": ["gpu", "rdma", "gpu"]}"#,
+    r#"deviceTypes names "gpu" twice"#
+)]
 #[case::empty_type(JOINT_ALLOCATE, r#"{"deviceTypes": ["gpu", ""]}"#, "deviceTypes[1] is empty")]
-#[case::joint_scope(JOINT_ALLOCATE, r#"{"deviceTypes": ["gpu"], "requiredScope": "PCIe"}"#, r#"requiredScope is "PCIe", none of SamePCIe"#)]
-#[case::partition_policy(PARTITION_SPEC, r#"{"allocatePolicy": "Honor"}"#, r#"allocatePolicy is "Honor", none of BestEffort, Restricted"#)]
+#[case::joint_scope(
+    JOINT_ALLOCATE,
+    r#"{"deviceTypes": ["gpu"], "requiredScope": "PCIe"}"#,
+    r#"requiredScope is "PCIe", none of SamePCIe"#
+)]
+#[case::partition_policy(
+    PARTITION_SPEC,
+    r#"{"allocatePolicy": "Honor"}"#,
+    r#"allocatePolicy is "Honor", none of BestEffort, Restricted"#
+)]
 #[case::odd_bandwidth(PARTITION_SPEC, r#"{"ringBusBandwidth": "200GB"}"#, "is not a quantity")]
 #[case::negative_bandwidth(
     PARTITION_SPEC,
@@ -111,17 +158,29 @@ fn partitions(#[case] text: &str, #[case] restricted: bool, #[case] ring_bus_ban
 #[case::a_list(PARTITION_SPEC, r#"["Restricted"]"#, "not a JSON object")]
 fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
     let refusal = read(key, text).unwrap_err();
-    assert!(refusal.starts_with(&format!("annotation {key} is ")) && refusal.contains(rule), "{refusal}");
+    assert!(
+        refusal.starts_with(&format!("annotation {key} is ")) && refusal.contains(rule),
+        "{refusal}"
+    );
 }
 
 /// What no node can give to this pod is refused of a new one, and of none that does not ask for GPUs.
 #[rstest]
-#[case::functions_of_gpus(r#"{"gpu": {"vfSelector": {}}}"#, "gpu.vfSelector: GPUs are not given by virtual functions")]
-#[case::two_in_one(r#"{"gpu": {"requiredTopologyScope": "Device"}}"#, "gpu.requiredTopologyScope is Device, but the pod asks for 2 GPUs")]
+#[case::functions_of_gpus(
+    r#"{"gpu": {"vfSelector": {}}}"#,
+    "gpu.vfSelector: GPUs are not given by virtual functions"
+)]
+#[case::two_in_one(
+    r#"{"gpu": {"requiredTopologyScope": "Device"}}"#,
+    "gpu.requiredTopologyScope is Device, but the pod asks for 2 GPUs"
+)]
 fn impossible(#[case] text: &str, #[case] rule: &str) {
     let of = |limits: Value| {
         let pod = json!({"metadata": {"annotations": {ALLOCATE_HINT: text}}, "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}});
-        super::super::validate(&serde_json::from_value(pod).unwrap(), &crate::resource::ResourceNames::default())
+        super::super::validate(
+            &serde_json::from_value(pod).unwrap(),
+            &crate::resource::ResourceNames::default(),
+        )
     };
     let refusal = of(json!({"nvidia.com/gpu": 2})).unwrap_err().to_string();
     assert!(refusal.ends_with(rule), "{refusal}");
@@ -144,7 +203,9 @@ fn an_annotation_that_is_too_long_is_refused() {
         let values = vec![r#""a""#; n].join(",");
         read(
             ALLOCATE_HINT,
-            &format!(r#"{{"rdma":{{"selector":{{"matchExpressions":[{{"key":"k","operator":"In","values":[{values}]}}]}}}}}}"#),
+            &format!(
+                r#"{{"rdma":{{"selector":{{"matchExpressions":[{{"key":"k","operator":"In","values":[{values}]}}]}}}}}}"#
+            ),
         )
     };
     assert!(selector(2000).is_ok());
@@ -159,8 +220,17 @@ fn an_annotation_that_is_too_long_is_refused() {
 fn of_a_placed_pod_whatever_can_be_read_counts() {
     let annotations = json!({ALLOCATE_HINT: r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#, JOINT_ALLOCATE: "{", PARTITION_SPEC: "[]"});
     let placed: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
-    let rdma = DeviceHint { exclusive: Some(ExclusivePolicy::PcieLevel), ..DeviceHint::default() };
-    assert_eq!(Hints::of_placed(&placed), Hints { by_type: [("rdma".to_owned(), rdma)].into(), ..Hints::default() });
+    let rdma = DeviceHint {
+        exclusive: Some(ExclusivePolicy::PcieLevel),
+        ..DeviceHint::default()
+    };
+    assert_eq!(
+        Hints::of_placed(&placed),
+        Hints {
+            by_type: [("rdma".to_owned(), rdma)].into(),
+            ..Hints::default()
+        }
+    );
     assert!(Hints::of(&placed).is_err());
     let bad = pod(ALLOCATE_HINT, r#"{"rdma": {"exclusivePolicy": "Everything"}}"#);
     assert_eq!(Hints::of_placed(&bad), Hints::default());

@@ -23,10 +23,18 @@ pub(super) fn check_node(node: &Node) -> Vec<Violation> {
                     });
                 }
                 let free = u128::from(*total).saturating_sub(certain + suspect);
-                let kept = kept.and_then(|free| free.get(resource)).map(|free| u128::from(*free));
+                let kept = kept
+                    .and_then(|free| free.get(resource))
+                    .map(|free| u128::from(*free));
                 if kept != Some(free) {
-                    let detail = format!("{} {}: {kept:?} of {resource} is kept as free, not {free}", class.kind, device.id);
-                    violations.push(Violation::RowDiffers { node: node.name.to_string(), detail });
+                    let detail = format!(
+                        "{} {}: {kept:?} of {resource} is kept as free, not {free}",
+                        class.kind, device.id
+                    );
+                    violations.push(Violation::RowDiffers {
+                        node: node.name.to_string(),
+                        detail,
+                    });
                 }
             }
         }
@@ -37,7 +45,11 @@ pub(super) fn check_node(node: &Node) -> Vec<Violation> {
 /// What is certainly held of a device, and what may be besides.
 fn held(node: &Node, class: &Class, device: &Device, resource: &ResourceName) -> (u128, u128) {
     let (mut certain, mut suspect) = (0, 0);
-    let parts = node.held.iter().flat_map(|held| &held.holdings.others).filter(|part| part.kind == class.kind);
+    let parts = node
+        .held
+        .iter()
+        .flat_map(|held| &held.holdings.others)
+        .filter(|part| part.kind == class.kind);
     for part in parts {
         let amount = u128::from(part.amounts.get(resource).copied().unwrap_or(0));
         let is_this = match &part.device {

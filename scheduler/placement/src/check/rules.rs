@@ -24,17 +24,29 @@ pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
 /// What is kept ready besides rows.
 pub(super) fn check_derived(fleet: &Fleet, node: &Node, generation: u32, brief: Brief) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
-    let kept = brief.state.and_then(|id| fleet.states.get(id)).map(|(state, _)| state);
+    let kept = brief
+        .state
+        .and_then(|id| fleet.states.get(id))
+        .map(|(state, _)| state);
     if kept != node.state().as_ref() {
-        violations.push(differs(node, "the state that is kept to compare nodes by is not the node's"));
+        violations.push(differs(
+            node,
+            "the state that is kept to compare nodes by is not the node's",
+        ));
     }
     let told = (brief.is_there, brief.generation, brief.has_hints, brief.has_rules);
     if told != (true, generation, !node.hints.is_empty(), node.has_rules) {
         violations.push(differs(node, "what is told of it in brief is not so"));
     }
     let held = node.held.iter().map(|held| &held.holdings.exclusions);
-    let any = held.chain(node.hints.iter().map(|hint| &hint.placement.exclusions)).any(|exclusions| !exclusions.is_empty());
-    let binds = node.inventory.as_ref().and_then(|inventory| inventory.partitions.as_ref()).is_some_and(|table| table.is_binding);
+    let any = held
+        .chain(node.hints.iter().map(|hint| &hint.placement.exclusions))
+        .any(|exclusions| !exclusions.is_empty());
+    let binds = node
+        .inventory
+        .as_ref()
+        .and_then(|inventory| inventory.partitions.as_ref())
+        .is_some_and(|table| table.is_binding);
     if node.has_rules != (any || binds) {
         violations.push(differs(node, "it is not noted whether there are rules"));
     }
@@ -42,15 +54,27 @@ pub(super) fn check_derived(fleet: &Fleet, node: &Node, generation: u32, brief: 
 }
 
 fn differs(node: &Node, detail: &str) -> Violation {
-    Violation::RowDiffers { node: node.name.to_string(), detail: detail.to_owned() }
+    Violation::RowDiffers {
+        node: node.name.to_string(),
+        detail: detail.to_owned(),
+    }
 }
 
 /// Virtual functions that two owners certainly hold.
 fn functions_of_both(node: &Node, one: &Held, other: &Held) -> Vec<Violation> {
     let mut violations = Vec::new();
     for part in one.holdings.others.iter().filter(|part| part.trusted) {
-        for same in other.holdings.others.iter().filter(|same| same.trusted && same.kind == part.kind) {
-            for function in part.functions.iter().filter(|function| same.functions.contains(function)) {
+        for same in other
+            .holdings
+            .others
+            .iter()
+            .filter(|same| same.trusted && same.kind == part.kind)
+        {
+            for function in part
+                .functions
+                .iter()
+                .filter(|function| same.functions.contains(function))
+            {
                 violations.push(Violation::FunctionHeldTwice {
                     node: node.name.to_string(),
                     function: function.clone(),
@@ -73,16 +97,24 @@ fn broken(node: &Node, keeper: &Held, other: &Held) -> Vec<Violation> {
         let meets = |(device, place): &(String, Option<&Place>)| {
             kept.iter().any(|(kept, kept_place)| match exclusion {
                 Exclusion::Device => kept == device,
-                Exclusion::Switch => kept == device || (kept_place == place && place.is_some_and(|place| place.switch.is_some())),
+                Exclusion::Switch => {
+                    kept == device
+                        || (kept_place == place && place.is_some_and(|place| place.switch.is_some()))
+                }
             })
         };
-        violations.extend(devices(node, other, kind).iter().filter(|device| meets(device)).map(|(device, _)| Violation::ExclusionBroken {
-            node: node.name.to_string(),
-            keeper: keeper.owner.clone(),
-            other: other.owner.clone(),
-            kind: kind.clone(),
-            device: device.clone(),
-        }));
+        violations.extend(
+            devices(node, other, kind)
+                .iter()
+                .filter(|device| meets(device))
+                .map(|(device, _)| Violation::ExclusionBroken {
+                    node: node.name.to_string(),
+                    keeper: keeper.owner.clone(),
+                    other: other.owner.clone(),
+                    kind: kind.clone(),
+                    device: device.clone(),
+                }),
+        );
     }
     violations
 }
@@ -94,16 +126,35 @@ fn devices<'a>(node: &'a Node, held: &Held, kind: &Kind) -> Vec<(String, Option<
     }
     match kind {
         Kind::Gpu => {
-            let Holding::Shares(shares) = &held.holdings.gpus else { return Vec::new() };
-            let is_held = |uuid| shares.iter().any(|share| share.trusted && matches!(&share.gpu, GpuRef::Uuid(held) if held == uuid));
+            let Holding::Shares(shares) = &held.holdings.gpus else {
+                return Vec::new();
+            };
+            let is_held = |uuid| {
+                shares
+                    .iter()
+                    .any(|share| share.trusted && matches!(&share.gpu, GpuRef::Uuid(held) if held == uuid))
+            };
             let gpus = node.gpus().iter().filter(|gpu| is_held(&gpu.uuid));
-            gpus.map(|gpu| (gpu.uuid.to_string(), place(&gpu.traits))).collect()
+            gpus.map(|gpu| (gpu.uuid.to_string(), place(&gpu.traits)))
+                .collect()
         }
         Kind::Other(kind) => {
-            let parts = || held.holdings.others.iter().filter(|part| part.trusted && part.kind == *kind);
+            let parts = || {
+                held.holdings
+                    .others
+                    .iter()
+                    .filter(|part| part.trusted && part.kind == *kind)
+            };
             let is_held = |id| parts().any(|part| matches!(&part.device, DeviceRef::Id(held) if held == id));
-            let devices = node.classes().iter().filter(|class| class.kind == *kind).flat_map(|class| &class.devices);
-            devices.filter(|device| is_held(&device.id)).map(|device| (device.id.to_string(), place(&device.traits))).collect()
+            let devices = node
+                .classes()
+                .iter()
+                .filter(|class| class.kind == *kind)
+                .flat_map(|class| &class.devices);
+            devices
+                .filter(|device| is_held(&device.id))
+                .map(|device| (device.id.to_string(), place(&device.traits)))
+                .collect()
         }
     }
 }

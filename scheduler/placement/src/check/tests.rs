@@ -25,7 +25,13 @@ fn gpu(node: &str, minor: u32) -> Gpu {
 }
 
 fn share(gpu: GpuRef, memory: u64, core: u32, slots: u32) -> HeldShare {
-    HeldShare { gpu, memory: HeldMemory::Exact(Memory::from_bytes(memory)), core, slots, trusted: true }
+    HeldShare {
+        gpu,
+        memory: HeldMemory::Exact(Memory::from_bytes(memory)),
+        core,
+        slots,
+        trusted: true,
+    }
 }
 
 /// Two nodes of two GPUs and an adapter; `a` and `b` hold shares of `n`, `h` has a hint there.
@@ -33,19 +39,57 @@ fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     for node in ["n", "m"] {
         let resources = [("rdma".into(), 100)].into();
-        let nic = Device { id: "nic".into(), minor: 0, resources, healthy: true, traits: crate::traits::Traits::default() };
-        let classes = Some(vec![Class { kind: "rdma".into(), devices: vec![nic] }]);
-        fleet.set_inventory(node, Inventory { gpus: vec![gpu(node, 0), gpu(node, 1)], classes, ..Inventory::default() });
+        let nic = Device {
+            id: "nic".into(),
+            minor: 0,
+            resources,
+            healthy: true,
+            traits: crate::traits::Traits::default(),
+        };
+        let classes = Some(vec![Class {
+            kind: "rdma".into(),
+            devices: vec![nic],
+        }]);
+        fleet.set_inventory(
+            node,
+            Inventory {
+                gpus: vec![gpu(node, 0), gpu(node, 1)],
+                classes,
+                ..Inventory::default()
+            },
+        );
     }
     for (owner, minor) in [("a", 0), ("b", 1)] {
-        fleet.hold(&owner.into(), "n", Holding::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]));
+        fleet.hold(
+            &owner.into(),
+            "n",
+            Holding::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]),
+        );
     }
-    let amounts = Amounts { memory: Memory::from_bytes(100), core: 0, slots: 1 };
-    let placement = Placement { shares: vec![Share { gpu: "n-0".into(), minor: 0, amounts }], ..Placement::default() };
+    let amounts = Amounts {
+        memory: Memory::from_bytes(100),
+        core: 0,
+        slots: 1,
+    };
+    let placement = Placement {
+        shares: vec![Share {
+            gpu: "n-0".into(),
+            minor: 0,
+            amounts,
+        }],
+        ..Placement::default()
+    };
     let id = fleet.node_id("n").unwrap();
     assert!(fleet.hint(&"h".into(), id, placement));
     for owner in ["a", "p"] {
-        fleet.run(&owner.into(), "n", crate::host::HostAmounts { cpu_milli: 5, memory: 6 });
+        fleet.run(
+            &owner.into(),
+            "n",
+            crate::host::HostAmounts {
+                cpu_milli: 5,
+                memory: 6,
+            },
+        );
     }
     assert_eq!(fleet.check(), []);
     fleet
@@ -157,17 +201,35 @@ fn facts_that_break_an_invariant_are_found(#[case] share: HeldShare, #[case] exp
 #[test]
 fn one_device_shared_twice_by_one_owner_is_found() {
     let mut fleet = fleet();
-    let shares = vec![share(GpuRef::Minor(0), 1, 0, 0), share(GpuRef::Minor(1), 1, 0, 0), share(GpuRef::Uuid("n-0".into()), 1, 0, 0)];
+    let shares = vec![
+        share(GpuRef::Minor(0), 1, 0, 0),
+        share(GpuRef::Minor(1), 1, 0, 0),
+        share(GpuRef::Uuid("n-0".into()), 1, 0, 0),
+    ];
     fleet.hold(&"twice".into(), "n", Holding::Shares(shares));
-    let expected = Violation::SameGpuTwice { node: "n".into(), owner: "twice".into(), gpu: "n-0".into() };
+    let expected = Violation::SameGpuTwice {
+        node: "n".into(),
+        owner: "twice".into(),
+        gpu: "n-0".into(),
+    };
     assert_eq!(fleet.check(), [expected]);
 }
 
 #[test]
 fn what_is_held_of_sick_or_vanished_devices_breaks_nothing() {
     let mut fleet = fleet();
-    let sick = Gpu { healthy: false, ..gpu("n", 0) };
-    fleet.set_inventory("n", Inventory { gpus: vec![sick, gpu("n", 1)], unit_bytes: None, ..Inventory::default() });
+    let sick = Gpu {
+        healthy: false,
+        ..gpu("n", 0)
+    };
+    fleet.set_inventory(
+        "n",
+        Inventory {
+            gpus: vec![sick, gpu("n", 1)],
+            unit_bytes: None,
+            ..Inventory::default()
+        },
+    );
     assert_eq!(fleet.check(), []);
     fleet.remove_inventory("n");
     assert_eq!(fleet.check(), []);

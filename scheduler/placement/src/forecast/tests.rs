@@ -10,7 +10,10 @@ use crate::memory::Memory;
 use crate::request::{GpuAsk, MemoryAsk, Request};
 use crate::workload::Spec;
 
-const MODEL: Model = Model { memory: Memory::from_bytes(1000), unit_bytes: Some(10) };
+const MODEL: Model = Model {
+    memory: Memory::from_bytes(1000),
+    unit_bytes: Some(10),
+};
 
 /// What a sequence takes that is played again and again until it takes nothing: plain lists, nothing left out, nothing decided
 /// early.
@@ -18,7 +21,10 @@ fn naive(specs: &[Spec], largest_first: bool, gpus: &[Part], host: HostAmounts) 
     let mut specs = specs.to_vec();
     if largest_first {
         specs.retain(Spec::asks_for_gpus);
-        let size = |spec: &Spec| part_of(spec.gpus, MODEL).map_or(0, |(part, n)| u32::from(n) * u32::try_from(part.size()).unwrap());
+        let size = |spec: &Spec| {
+            part_of(spec.gpus, MODEL)
+                .map_or(0, |(part, n)| u32::from(n) * u32::try_from(part.size()).unwrap())
+        };
         specs.sort_by_key(|spec| std::cmp::Reverse(size(spec)));
     }
     let (mut gpus, mut host, mut taken, mut before) = (gpus.to_vec(), host, 0, None);
@@ -32,17 +38,24 @@ fn naive_once(specs: &[Spec], gpus: &mut [Part], host: &mut HostAmounts) -> u32 
     let mut taken = 0;
     for spec in specs {
         let of_none = Some((Part::default(), 0)).filter(|_| !spec.asks_for_gpus());
-        let Some((part, n)) = of_none.or_else(|| part_of(spec.gpus, MODEL)) else { continue };
+        let Some((part, n)) = of_none.or_else(|| part_of(spec.gpus, MODEL)) else {
+            continue;
+        };
         if spec.host.cpu_milli > host.cpu_milli || spec.host.memory > host.memory {
             continue;
         }
-        let mut fitting: Vec<usize> = (0..gpus.len()).filter(|at| gpus[*at].memory >= part.memory && gpus[*at].core >= part.core).collect();
+        let mut fitting: Vec<usize> = (0..gpus.len())
+            .filter(|at| gpus[*at].memory >= part.memory && gpus[*at].core >= part.core)
+            .collect();
         fitting.sort_by_key(|at| (gpus[*at].memory + gpus[*at].core, *at));
         if fitting.len() < usize::from(n) {
             continue;
         }
         for at in fitting.iter().take(usize::from(n)) {
-            gpus[*at] = Part { memory: gpus[*at].memory - part.memory, core: gpus[*at].core - part.core };
+            gpus[*at] = Part {
+                memory: gpus[*at].memory - part.memory,
+                core: gpus[*at].core - part.core,
+            };
             taken += u32::try_from(part.memory.max(part.core)).unwrap();
         }
         *host = host.less(spec.host);
@@ -55,10 +68,18 @@ fn naive_fragment(specs: &[Spec], gpus: &[Part], host: HostAmounts) -> u32 {
     let idle = |gpu: &Part| u64::try_from(gpu.memory.min(gpu.core)).unwrap();
     let (mut sum, mut n_pods) = (0, 0);
     for spec in specs.iter().filter(|spec| spec.asks_for_gpus()) {
-        let Some((part, n)) = part_of(spec.gpus, MODEL) else { continue };
-        let (fitting, others): (Vec<&Part>, Vec<&Part>) = gpus.iter().partition(|gpu| gpu.memory >= part.memory && gpu.core >= part.core);
+        let Some((part, n)) = part_of(spec.gpus, MODEL) else {
+            continue;
+        };
+        let (fitting, others): (Vec<&Part>, Vec<&Part>) = gpus
+            .iter()
+            .partition(|gpu| gpu.memory >= part.memory && gpu.core >= part.core);
         let has_host = spec.host.cpu_milli <= host.cpu_milli && spec.host.memory <= host.memory;
-        let useless = if has_host && fitting.len() >= usize::from(n) { others } else { gpus.iter().collect() };
+        let useless = if has_host && fitting.len() >= usize::from(n) {
+            others
+        } else {
+            gpus.iter().collect()
+        };
         sum += useless.into_iter().map(idle).sum::<u64>();
         n_pods += 1;
     }
@@ -71,12 +92,13 @@ fn gpu_ask() -> impl Strategy<Value = GpuAsk> {
         (1_u64..1100).prop_map(MemoryAsk::Bytes),
         (1_u64..110).prop_map(MemoryAsk::Units),
     ];
-    let share = (1_u32..4, memory, select(vec![0_u32, 10, 50, 100])).prop_map(|(devices, memory, core)| Request {
-        devices,
-        memory,
-        core,
-        slots: 1,
-    });
+    let share =
+        (1_u32..4, memory, select(vec![0_u32, 10, 50, 100])).prop_map(|(devices, memory, core)| Request {
+            devices,
+            memory,
+            core,
+            slots: 1,
+        });
     prop_oneof![5 => share.prop_map(GpuAsk::Share), 1 => (0_u32..4).prop_map(GpuAsk::Whole), 1 => Just(GpuAsk::Nothing)]
 }
 
@@ -111,7 +133,10 @@ proptest! {
 #[case::half([0, 0, 0, 0, 1000, 1000, 1000, 1000], 2000)]
 #[case::all_broken([999; 8], 0)]
 fn idle_gpus_are_worth_more_together(#[case] free: [i16; 8], #[case] expected: u64) {
-    assert_eq!(Lanes::of(free.map(|memory| Part { memory, core: WHOLE }).into_iter()).idle(), expected);
+    assert_eq!(
+        Lanes::of(free.map(|memory| Part { memory, core: WHOLE }).into_iter()).idle(),
+        expected
+    );
 }
 
 #[rstest]
@@ -119,8 +144,14 @@ fn idle_gpus_are_worth_more_together(#[case] free: [i16; 8], #[case] expected: u
 #[case::too_little_cpu(Some((7999, 80)), 150)]
 #[case::too_little_memory(Some((8000, 79)), 150)]
 #[case::not_known(None, 300)]
-fn caution_halves_where_cpu_or_memory_run_out_before_gpus(#[case] host: Option<(u64, u64)>, #[case] expected: u64) {
-    let spec = |gpus, cpu_milli, memory| Spec { gpus, host: HostAmounts { cpu_milli, memory } };
+fn caution_halves_where_cpu_or_memory_run_out_before_gpus(
+    #[case] host: Option<(u64, u64)>,
+    #[case] expected: u64,
+) {
+    let spec = |gpus, cpu_milli, memory| Spec {
+        gpus,
+        host: HostAmounts { cpu_milli, memory },
+    };
     // Two GPUs, and 2000 m and 20 bytes beside them.
     let sample = vec![spec(GpuAsk::Whole(2), 1500, 10), spec(GpuAsk::Nothing, 500, 10)];
     let host = host.map(|(cpu_milli, memory)| HostAmounts { cpu_milli, memory });
@@ -137,8 +168,19 @@ fn caution_halves_where_cpu_or_memory_run_out_before_gpus(#[case] host: Option<(
 #[case::nothing(MemoryAsk::Bytes(0), 50, None)]
 #[case::absurd(MemoryAsk::Units(u64::MAX), u32::MAX, None)]
 fn shares_in_thousandths(#[case] memory: MemoryAsk, #[case] core: u32, #[case] expected: Option<(i16, i16)>) {
-    let part = part_of(GpuAsk::Share(Request { devices: 1, memory, core, slots: 1 }), MODEL);
-    assert_eq!(part.map(|(part, n)| (part.memory, part.core, n)), expected.map(|(memory, core)| (memory, core, 1)));
+    let part = part_of(
+        GpuAsk::Share(Request {
+            devices: 1,
+            memory,
+            core,
+            slots: 1,
+        }),
+        MODEL,
+    );
+    assert_eq!(
+        part.map(|(part, n)| (part.memory, part.core, n)),
+        expected.map(|(memory, core)| (memory, core, 1))
+    );
 }
 
 #[rstest]
@@ -146,12 +188,23 @@ fn shares_in_thousandths(#[case] memory: MemoryAsk, #[case] core: u32, #[case] e
 #[case::between(1, 3, 334, 333)]
 #[case::more_than_there_is(7, 3, 2334, 1000)]
 #[case::huge(1 << 60, 1 << 60, 1000, 999)]
-fn thousandths_are_rounded_so_that_nothing_fits_by_rounding(#[case] amount: u64, #[case] total: u64, #[case] up: i16, #[case] down: i16) {
-    assert_eq!(thousandths_up(Memory::from_hundredths(amount), Memory::from_hundredths(total)), Some(up));
+fn thousandths_are_rounded_so_that_nothing_fits_by_rounding(
+    #[case] amount: u64,
+    #[case] total: u64,
+    #[case] up: i16,
+    #[case] down: i16,
+) {
+    assert_eq!(
+        thousandths_up(Memory::from_hundredths(amount), Memory::from_hundredths(total)),
+        Some(up)
+    );
     assert_eq!(thousandths_down(amount, total), down);
 }
 
 #[test]
 fn nothing_is_of_nothing() {
-    assert_eq!((thousandths_up(Memory::ZERO, Memory::ZERO), thousandths_down(1, 0)), (None, 0));
+    assert_eq!(
+        (thousandths_up(Memory::ZERO, Memory::ZERO), thousandths_down(1, 0)),
+        (None, 0)
+    );
 }

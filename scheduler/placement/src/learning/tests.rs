@@ -24,24 +24,46 @@ fn fleet() -> Fleet {
             sharing: true,
             traits: Traits::default(),
         };
-        fleet.set_inventory(&format!("n{node}"), Inventory { gpus: vec![gpu(0), gpu(1)], ..Inventory::default() });
+        fleet.set_inventory(
+            &format!("n{node}"),
+            Inventory {
+                gpus: vec![gpu(0), gpu(1)],
+                ..Inventory::default()
+            },
+        );
     }
     fleet.remove_inventory("n70");
     fleet
 }
 
 fn share(percent: u32) -> Spec {
-    let request = Request { devices: 1, memory: MemoryAsk::Ratio(percent), core: 0, slots: 1 };
-    Spec { gpus: GpuAsk::Share(request), host: HostAmounts::default() }
+    let request = Request {
+        devices: 1,
+        memory: MemoryAsk::Ratio(percent),
+        core: 0,
+        slots: 1,
+    };
+    Spec {
+        gpus: GpuAsk::Share(request),
+        host: HostAmounts::default(),
+    }
 }
 
 fn ask(percent: u32) -> Ask<'static> {
-    Ask { gpus: share(percent).gpus, ..Ask::default() }
+    Ask {
+        gpus: share(percent).gpus,
+        ..Ask::default()
+    }
 }
 
 /// Of how many nodes it is remembered what came of a question.
 fn n_remembered(fleet: &Fleet, percent: u32) -> usize {
-    let ranking = fleet.rankings.of(&ask(percent), Policies::default(), fleet.forecasts.number(), fleet.slots.len());
+    let ranking = fleet.rankings.of(
+        &ask(percent),
+        Policies::default(),
+        fleet.forecasts.number(),
+        fleet.slots.len(),
+    );
     let is_known = |(index, version): &(u32, &u64)| ranking.get(*index, **version).is_some();
     (0..).zip(&fleet.versions).filter(is_known).count()
 }
@@ -66,15 +88,28 @@ fn questions_of_the_day_are_answered_when_it_counts() {
         n_stretches += 1;
     }
     assert_eq!(n_stretches, 6, "two questions, three stretches each");
-    assert_eq!((n_remembered(&fleet, 30), n_remembered(&fleet, 60)), (N_NODES - 1, N_NODES - 1), "what counts has not changed");
+    assert_eq!(
+        (n_remembered(&fleet, 30), n_remembered(&fleet, 60)),
+        (N_NODES - 1, N_NODES - 1),
+        "what counts has not changed"
+    );
     fleet.hold(
         &"late".into(),
         "n3",
-        crate::holding::Holding::Anywhere(Request { devices: 1, memory: MemoryAsk::Ratio(10), core: 0, slots: 1 }),
+        crate::holding::Holding::Anywhere(Request {
+            devices: 1,
+            memory: MemoryAsk::Ratio(10),
+            core: 0,
+            slots: 1,
+        }),
     );
     fleet.end_learning();
     let counts = [30, 60, 90].map(|percent| n_remembered(&fleet, percent));
-    assert_eq!(counts, [N_NODES - 2, N_NODES - 2, 0], "but for the node that has changed since");
+    assert_eq!(
+        counts,
+        [N_NODES - 2, N_NODES - 2, 0],
+        "but for the node that has changed since"
+    );
     assert!(fleet.rehearsal().is_none() && !fleet.is_learning());
 }
 
@@ -102,7 +137,10 @@ fn numbers_differ_by_an_odd_number() {
         fleet.workload_mut().add(share(percent));
         fleet.begin_learning();
         if let Some(next) = &fleet.next {
-            assert!(next.number() > fleet.forecasts.number() && !(next.number() - fleet.forecasts.number()).is_multiple_of(2));
+            assert!(
+                next.number() > fleet.forecasts.number()
+                    && !(next.number() - fleet.forecasts.number()).is_multiple_of(2)
+            );
         }
         if percent % 3 == 0 {
             fleet.end_learning();

@@ -22,25 +22,48 @@ impl Node {
         for share in &placement.shares {
             let at = self.gpus().iter().position(|gpu| gpu.uuid == share.gpu);
             if !admits(placement, &Kind::Gpu, at, &shape.spots.gpus, &uses.gpus) {
-                return Err(ReserveError::Exclusive { kind: Kind::Gpu, device: share.gpu.to_string() });
+                return Err(ReserveError::Exclusive {
+                    kind: Kind::Gpu,
+                    device: share.gpu.to_string(),
+                });
             }
         }
         let mut seen: Vec<&FunctionId> = Vec::new();
         for share in &placement.others {
             let kind = Kind::Other(share.kind.clone());
-            let Some(of) = self.classes().iter().position(|class| class.kind == share.kind) else { continue };
-            let Some(class) = self.classes().get(of) else { continue };
+            let Some(of) = self.classes().iter().position(|class| class.kind == share.kind) else {
+                continue;
+            };
+            let Some(class) = self.classes().get(of) else {
+                continue;
+            };
             let at = class.devices.iter().position(|device| device.id == share.id);
-            let (spots, shared) = (shape.spots.others.get(of).map_or(&[][..], |spots| spots), uses.others.get(of));
+            let (spots, shared) = (
+                shape.spots.others.get(of).map_or(&[][..], |spots| spots),
+                uses.others.get(of),
+            );
             if !admits(placement, &kind, at, spots, shared.map_or(&[], |uses| uses)) {
-                return Err(ReserveError::Exclusive { kind, device: share.id.to_string() });
+                return Err(ReserveError::Exclusive {
+                    kind,
+                    device: share.id.to_string(),
+                });
             }
-            let groups = at.and_then(|at| class.devices.get(at)).map_or(&[][..], |device| &device.traits.functions);
+            let groups = at
+                .and_then(|at| class.devices.get(at))
+                .map_or(&[][..], |device| &device.traits.functions);
             for function in &share.functions {
-                let exists = groups.iter().flat_map(|group| &group.functions).any(|known| known.id == function.id);
-                let is_held = uses.functions.get(of).is_some_and(|held| held.contains(&&function.id));
+                let exists = groups
+                    .iter()
+                    .flat_map(|group| &group.functions)
+                    .any(|known| known.id == function.id);
+                let is_held = uses
+                    .functions
+                    .get(of)
+                    .is_some_and(|held| held.contains(&&function.id));
                 if !exists || is_held || seen.contains(&&function.id) {
-                    return Err(ReserveError::FunctionTaken { function: function.id.clone() });
+                    return Err(ReserveError::FunctionTaken {
+                        function: function.id.clone(),
+                    });
                 }
                 seen.push(&function.id);
             }

@@ -20,7 +20,10 @@ impl Problem<'_> {
     /// The devices of each type that come along.
     pub(crate) fn follow(&self, chosen: Set) -> Vec<(Set, Company)> {
         let lead: Vec<Spot> = chosen.members().map(|at| self.lead.spot(at)).collect();
-        self.followers.iter().map(|follower| follower.follow(&lead)).collect()
+        self.followers
+            .iter()
+            .map(|follower| follower.follow(&lead))
+            .collect()
     }
 }
 

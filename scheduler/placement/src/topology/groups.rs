@@ -38,18 +38,38 @@ pub(crate) fn gpu_losses(inventory: &Inventory, spots: &[Spot], uses: &[Use]) ->
     let mut losses = losses(spots, uses);
     let gpus = &inventory.gpus;
     let minors = |minors: &[u32]| -> Vec<usize> {
-        let mut rows: Vec<usize> = minors.iter().filter_map(|minor| gpus.iter().position(|gpu| gpu.minor == *minor)).collect();
+        let mut rows: Vec<usize> = minors
+            .iter()
+            .filter_map(|minor| gpus.iter().position(|gpu| gpu.minor == *minor))
+            .collect();
         rows.sort_unstable();
         rows.dedup();
         rows
     };
-    let partitions = inventory.partitions.iter().flat_map(|table| &table.partitions).filter(|one| is_whole(one, gpus, uses));
+    let partitions = inventory
+        .partitions
+        .iter()
+        .flat_map(|table| &table.partitions)
+        .filter(|one| is_whole(one, gpus, uses));
     let linked = inventory.links.iter().map(|group| minors(&group.minors));
-    let linked = linked.filter(|rows| rows.iter().all(|row| uses.get(*row).is_some_and(|one| !one.is_taken)));
-    for rows in partitions.map(|one| minors(&one.minors)).chain(linked).filter(|rows| rows.len() > 1) {
+    let linked = linked.filter(|rows| {
+        rows.iter()
+            .all(|row| uses.get(*row).is_some_and(|one| !one.is_taken))
+    });
+    for rows in partitions
+        .map(|one| minors(&one.minors))
+        .chain(linked)
+        .filter(|rows| rows.len() > 1)
+    {
         for row in &rows {
-            let Some(loss) = losses.get_mut(*row) else { continue };
-            loss.n = if rows.len() == loss.largest { loss.n + 1 } else { loss.n };
+            let Some(loss) = losses.get_mut(*row) else {
+                continue;
+            };
+            loss.n = if rows.len() == loss.largest {
+                loss.n + 1
+            } else {
+                loss.n
+            };
             if rows.len() > loss.largest {
                 (loss.largest, loss.n) = (rows.len(), 1);
             }

@@ -19,7 +19,10 @@ impl Links {
             return None;
         }
         let n = pool.candidates.len();
-        let mut links = Self { n, between: vec![0; n * n] };
+        let mut links = Self {
+            n,
+            between: vec![0; n * n],
+        };
         for group in groups {
             let is_in = |at: usize| gpus.get(at).is_some_and(|gpu| group.minors.contains(&gpu.minor));
             let members = pool.those(|candidate| is_in(candidate.at));
@@ -40,12 +43,18 @@ impl Links {
 
     /// Links of all pairs of a set.
     fn pairs(&self, set: Set) -> impl Iterator<Item = u32> + '_ {
-        set.members().flat_map(move |one| set.members().take_while(move |other| *other < one).map(move |other| self.between(one, other)))
+        set.members().flat_map(move |one| {
+            set.members()
+                .take_while(move |other| *other < one)
+                .map(move |other| self.between(one, other))
+        })
     }
 
     /// The fewest links between any two members, and those of all together; nothing for less than two.
     pub(crate) fn among(&self, set: Set) -> (u32, u32) {
-        let (fewest, sum) = self.pairs(set).fold((u32::MAX, 0_u32), |(fewest, sum), links| (fewest.min(links), sum.saturating_add(links)));
+        let (fewest, sum) = self.pairs(set).fold((u32::MAX, 0_u32), |(fewest, sum), links| {
+            (fewest.min(links), sum.saturating_add(links))
+        });
         if set.len() < 2 { (0, 0) } else { (fewest, sum) }
     }
 

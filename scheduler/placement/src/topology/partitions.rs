@@ -28,7 +28,11 @@ pub(crate) struct Choice {
 impl Choice {
     /// Not a partition.
     pub(crate) const fn of(allowed: Set) -> Self {
-        Self { allowed, score: 0, partition: u32::MAX }
+        Self {
+            allowed,
+            score: 0,
+            partition: u32::MAX,
+        }
     }
 }
 
@@ -49,15 +53,36 @@ impl Tables<'_> {
 
     /// The partitions that may be taken, the best first.
     pub(crate) fn choices(&self) -> Result<Vec<Choice>, Miss> {
-        let miss = |problem| Miss::Partition { needed: self.pool.n, problem };
+        let miss = |problem| Miss::Partition {
+            needed: self.pool.n,
+            problem,
+        };
         let table = self.table.ok_or(miss(NoPartition::Table))?;
-        let of_size: Vec<&Partition> = table.partitions.iter().filter(|one| size(one) == self.pool.n).collect();
-        let best = of_size.iter().map(|one| one.score).max().ok_or(miss(NoPartition::Size))?;
+        let of_size: Vec<&Partition> = table
+            .partitions
+            .iter()
+            .filter(|one| size(one) == self.pool.n)
+            .collect();
+        let best = of_size
+            .iter()
+            .map(|one| one.score)
+            .max()
+            .ok_or(miss(NoPartition::Size))?;
         let wish = self.wish.unwrap_or_default();
-        let is_fast = |one: &Partition| wish.bandwidth.is_none_or(|least| one.bandwidth.is_some_and(|bandwidth| bandwidth >= least));
-        let free: Vec<(&Partition, Set)> = of_size.iter().filter_map(|one| Some((*one, self.free(one)?))).collect();
+        let is_fast = |one: &Partition| {
+            wish.bandwidth
+                .is_none_or(|least| one.bandwidth.is_some_and(|bandwidth| bandwidth >= least))
+        };
+        let free: Vec<(&Partition, Set)> = of_size
+            .iter()
+            .filter_map(|one| Some((*one, self.free(one)?)))
+            .collect();
         let fast: Vec<(&Partition, Set)> = free.iter().filter(|(one, _)| is_fast(one)).copied().collect();
-        let mut usable: Vec<(&Partition, Set)> = fast.iter().filter(|(one, _)| !wish.restricted || one.score == best).copied().collect();
+        let mut usable: Vec<(&Partition, Set)> = fast
+            .iter()
+            .filter(|(one, _)| !wish.restricted || one.score == best)
+            .copied()
+            .collect();
         if usable.is_empty() {
             let best_of = |some: &[(&Partition, Set)]| some.iter().map(|(one, _)| one.score).max();
             return Err(miss(match (best_of(&fast), best_of(&free)) {
@@ -66,8 +91,16 @@ impl Tables<'_> {
                 (None, None) => NoPartition::Free,
             }));
         }
-        let whole: Vec<&Partition> = table.partitions.iter().filter(|one| is_whole(one, self.gpus, self.uses)).collect();
-        let none: Left = table.partitions.iter().map(|one| (Reverse(size(one)), (0, None))).collect();
+        let whole: Vec<&Partition> = table
+            .partitions
+            .iter()
+            .filter(|one| is_whole(one, self.gpus, self.uses))
+            .collect();
+        let none: Left = table
+            .partitions
+            .iter()
+            .map(|one| (Reverse(size(one)), (0, None)))
+            .collect();
         usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), left_by(&whole, none.clone(), one)));
         let mut choices: Vec<Choice> = Vec::new();
         let mut last = None;
@@ -75,16 +108,26 @@ impl Tables<'_> {
         for (place, (one, allowed)) in (0..).zip(usable) {
             score += u32::from(last.is_some_and(|last| last != one.score));
             last = Some(one.score);
-            choices.push(Choice { allowed, score: if self.is_binding() { score } else { 0 }, partition: place });
+            choices.push(Choice {
+                allowed,
+                score: if self.is_binding() { score } else { 0 },
+                partition: place,
+            });
         }
         Ok(choices)
     }
 
     /// The candidates that a partition consists of, if all of them may be taken and nobody uses any.
     fn free(&self, partition: &Partition) -> Option<Set> {
-        let is_in = |at: usize| self.gpus.get(at).is_some_and(|gpu| partition.minors.contains(&gpu.minor));
+        let is_in = |at: usize| {
+            self.gpus
+                .get(at)
+                .is_some_and(|gpu| partition.minors.contains(&gpu.minor))
+        };
         let is_taken = |at: usize| self.uses.get(at).is_none_or(|one| one.is_taken);
-        let members = self.pool.those(|candidate| is_in(candidate.at) && !is_taken(candidate.at));
+        let members = self
+            .pool
+            .those(|candidate| is_in(candidate.at) && !is_taken(candidate.at));
         (members.len() == size(partition)).then_some(members)
     }
 }
@@ -94,12 +137,18 @@ type Left = BTreeMap<Reverse<usize>, (u32, Option<u64>)>;
 
 /// What is left of whole partitions when one is given away, the best first.
 fn left_by(whole: &[&Partition], mut left: Left, given: &Partition) -> impl Ord + use<> {
-    for one in whole.iter().filter(|one| one.minors.iter().all(|minor| !given.minors.contains(minor))) {
+    for one in whole
+        .iter()
+        .filter(|one| one.minors.iter().all(|minor| !given.minors.contains(minor)))
+    {
         let (n, bandwidth) = left.entry(Reverse(size(one))).or_default();
         *n += 1;
         *bandwidth = (*bandwidth).max(one.bandwidth);
     }
-    let largest = left.iter().find(|(_, (n, _))| *n > 0).map(|(size, (_, bandwidth))| (size.0, *bandwidth));
+    let largest = left
+        .iter()
+        .find(|(_, (n, _))| *n > 0)
+        .map(|(size, (_, bandwidth))| (size.0, *bandwidth));
     let counts: Vec<Reverse<u32>> = left.values().map(|(n, _)| Reverse(*n)).collect();
     (Reverse(largest), counts)
 }

@@ -33,7 +33,14 @@ impl Pool {
         order.sort_unstable();
         order.dedup();
         let level = |key: &K| u32::try_from(order.partition_point(|other| *other < key)).unwrap_or(u32::MAX);
-        let candidates = keyed.iter().map(|(at, spot, key)| Candidate { at: *at, spot: *spot, level: level(key) }).collect();
+        let candidates = keyed
+            .iter()
+            .map(|(at, spot, key)| Candidate {
+                at: *at,
+                spot: *spot,
+                level: level(key),
+            })
+            .collect();
         Self { kind, n, candidates }
     }
 
@@ -43,7 +50,8 @@ impl Pool {
             return Cow::Borrowed(self);
         }
         let mut pool = self.clone();
-        pool.candidates.sort_by_key(|candidate| (candidate.level, candidate.at));
+        pool.candidates
+            .sort_by_key(|candidate| (candidate.level, candidate.at));
         pool.candidates.truncate(MAX_MEMBERS);
         pool.candidates.sort_by_key(|candidate| candidate.at);
         Cow::Owned(pool)
@@ -52,7 +60,8 @@ impl Pool {
     /// The candidates that such a thing holds of.
     pub(crate) fn those(&self, holds: impl Fn(&Candidate) -> bool) -> Set {
         let all = self.candidates.iter().enumerate();
-        all.filter(|(_, candidate)| holds(candidate)).fold(Set::EMPTY, |set, (at, _)| set.with(at))
+        all.filter(|(_, candidate)| holds(candidate))
+            .fold(Set::EMPTY, |set, (at, _)| set.with(at))
     }
 
     pub(crate) fn all(&self) -> Set {
@@ -71,23 +80,33 @@ impl Pool {
     }
 
     pub(crate) fn levels(&self, set: Set) -> u32 {
-        set.members().fold(0, |sum, at| sum.saturating_add(self.level(at)))
+        set.members()
+            .fold(0, |sum, at| sum.saturating_add(self.level(at)))
     }
 
     pub(crate) fn spot(&self, at: usize) -> Spot {
-        self.candidates.get(at).map(|candidate| candidate.spot).unwrap_or_default()
+        self.candidates
+            .get(at)
+            .map(|candidate| candidate.spot)
+            .unwrap_or_default()
     }
 
     /// Places in the inventory of the members of a set.
     pub(crate) fn devices(&self, set: Set) -> Vec<usize> {
-        set.members().filter_map(|at| Some(self.candidates.get(at)?.at)).collect()
+        set.members()
+            .filter_map(|at| Some(self.candidates.get(at)?.at))
+            .collect()
     }
 
     /// The best ones without any regard to where they sit.
     pub(crate) fn best(&self) -> Vec<usize> {
         let mut order: Vec<&Candidate> = self.candidates.iter().collect();
         order.sort_by_key(|candidate| (candidate.level, candidate.at));
-        let mut best: Vec<usize> = order.into_iter().take(self.n).map(|candidate| candidate.at).collect();
+        let mut best: Vec<usize> = order
+            .into_iter()
+            .take(self.n)
+            .map(|candidate| candidate.at)
+            .collect();
         best.sort_unstable();
         best
     }

@@ -54,8 +54,21 @@ impl Switch {
 }
 
 impl<'a> Problem<'a> {
-    pub(crate) fn new(lead: &'a Pool, allowed: Set, followers: Vec<Follower<'a>>, same_switch: bool, links: Option<&'a Links>) -> Self {
-        let mut problem = Self { lead, allowed, followers, same_switch, links, numas: Vec::new() };
+    pub(crate) fn new(
+        lead: &'a Pool,
+        allowed: Set,
+        followers: Vec<Follower<'a>>,
+        same_switch: bool,
+        links: Option<&'a Links>,
+    ) -> Self {
+        let mut problem = Self {
+            lead,
+            allowed,
+            followers,
+            same_switch,
+            links,
+            numas: Vec::new(),
+        };
         let mut spots: Vec<Spot> = allowed.members().map(|at| lead.spot(at)).collect();
         spots.sort_by_key(|spot| (spot.numa, spot.switch));
         spots.dedup_by_key(|spot| (spot.numa, spot.switch));
@@ -73,14 +86,23 @@ impl<'a> Problem<'a> {
     /// One switch; `None` if nothing there may be taken.
     fn switch(&self, spot: Spot) -> Option<Switch> {
         let n_near = self.count(|other| other.switch == spot.switch);
-        let lead = self.lead.those(|candidate| candidate.spot.switch == spot.switch).and(self.allowed);
+        let lead = self
+            .lead
+            .those(|candidate| candidate.spot.switch == spot.switch)
+            .and(self.allowed);
         let switch = Switch { lead, n_near };
         (!self.same_switch || switch.n_bare() == 0).then_some(switch)
     }
 
     /// Devices of each type that comes along at such places.
     fn count(&self, is_there: impl Fn(&Spot) -> bool) -> Vec<usize> {
-        let there = |follower: &Follower<'_>| follower.pool.those(|candidate| is_there(&candidate.spot)).and(follower.allowed).len();
+        let there = |follower: &Follower<'_>| {
+            follower
+                .pool
+                .those(|candidate| is_there(&candidate.spot))
+                .and(follower.allowed)
+                .len()
+        };
         self.followers.iter().map(there).collect()
     }
 
@@ -90,7 +112,10 @@ impl<'a> Problem<'a> {
 
     /// Most switches that leading devices may be on, so that each has a device of every type, if that is limited.
     pub(crate) fn most_switches(&self) -> Option<usize> {
-        let limited = self.followers.iter().filter(|follower| self.same_switch && !follower.may_be_more());
+        let limited = self
+            .followers
+            .iter()
+            .filter(|follower| self.same_switch && !follower.may_be_more());
         limited.map(|follower| follower.pool.n).min()
     }
 
@@ -119,7 +144,9 @@ impl<'a> Problem<'a> {
                 counted = counted.or(switch.lead);
             }
         }
-        let is_too_wide = self.most_switches().is_some_and(|most| rank.n_switches as usize > most);
+        let is_too_wide = self
+            .most_switches()
+            .is_some_and(|most| rank.n_switches as usize > most);
         if chosen.len() != self.lead.n || !chosen.is_within(counted) || is_too_wide {
             return None;
         }
@@ -134,8 +161,15 @@ impl<'a> Problem<'a> {
         let follower = self.followers.get(at)?;
         let is_on = |switch: &&Switch| !switch.lead.and(chosen).is_empty();
         let of = |near: &[usize]| near.get(at).copied().unwrap_or(0);
-        let touched = || self.numas.iter().filter(|numa| numa.switches.iter().any(|switch| is_on(&switch)));
-        let on_switches: usize = touched().flat_map(|numa| numa.switches.iter().filter(is_on)).map(|switch| of(&switch.n_near)).sum();
+        let touched = || {
+            self.numas
+                .iter()
+                .filter(|numa| numa.switches.iter().any(|switch| is_on(&switch)))
+        };
+        let on_switches: usize = touched()
+            .flat_map(|numa| numa.switches.iter().filter(is_on))
+            .map(|switch| of(&switch.n_near))
+            .sum();
         let n = follower.pool.n;
         if on_switches >= n {
             return Some(Distance::Switch);

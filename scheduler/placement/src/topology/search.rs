@@ -26,18 +26,27 @@ struct Way {
     chosen: Set,
 }
 
-const NO_WAY: Way = Way { cost: u128::MAX, chosen: Set::EMPTY };
+const NO_WAY: Way = Way {
+    cost: u128::MAX,
+    chosen: Set::EMPTY,
+};
 
 impl Problem<'_> {
     /// The best choice and its rank; `None` if there is none.
     pub(crate) fn search(&self) -> Option<(Set, Rank)> {
         let n = self.lead.n;
-        let differ = self.links.is_some_and(|links| n > 1 && !links.are_equal(self.allowed));
+        let differ = self
+            .links
+            .is_some_and(|links| n > 1 && !links.are_equal(self.allowed));
         if differ && self.allowed.n_subsets(n) <= MAX_SETS {
             return self.try_all();
         }
         let nearest = self.reach(&vec![Distance::Switch; self.followers.len()]);
-        if self.same_switch { nearest } else { nearest.or_else(|| self.farther()) }
+        if self.same_switch {
+            nearest
+        } else {
+            nearest.or_else(|| self.farther())
+        }
     }
 
     /// The best choice where not all types can be on the switches: the first type is brought as near as can be, then the next.
@@ -46,7 +55,10 @@ impl Problem<'_> {
         let mut found = self.reach(&target)?;
         for at in 0..target.len() {
             for distance in [Distance::Switch, Distance::Numa] {
-                let nearer = target.iter().enumerate().map(|(of, before)| if of == at { distance } else { *before });
+                let nearer = target
+                    .iter()
+                    .enumerate()
+                    .map(|(of, before)| if of == at { distance } else { *before });
                 let nearer: Vec<Distance> = nearer.collect();
                 if let Some(better) = self.reach(&nearer).filter(|(_, rank)| *rank <= found.1) {
                     (found, target) = (better, nearer);
@@ -66,7 +78,10 @@ impl Problem<'_> {
     fn try_all(&self) -> Option<(Set, Rank)> {
         let mut best: Option<(Set, Rank)> = None;
         self.allowed.subsets(self.lead.n, &mut |chosen| {
-            if let Some(rank) = self.rank(chosen).filter(|rank| best.is_none_or(|(_, best)| *rank < best)) {
+            if let Some(rank) = self
+                .rank(chosen)
+                .filter(|rank| best.is_none_or(|(_, best)| *rank < best))
+            {
                 best = Some((chosen, rank));
             }
         });
@@ -76,7 +91,9 @@ impl Problem<'_> {
     /// The leading devices of that.
     fn count_up(&self, target: &[Distance]) -> Option<Set> {
         let table = Table::new(self, target)?;
-        let n_steps = table.n_states().saturating_mul(self.allowed.len() + self.n_switches());
+        let n_steps = table
+            .n_states()
+            .saturating_mul(self.allowed.len() + self.n_switches());
         if n_steps > MAX_STEPS {
             return Table::blind(self).run(self);
         }
@@ -99,21 +116,41 @@ impl Table {
     fn new(problem: &Problem<'_>, target: &[Distance]) -> Option<Self> {
         let base = |(distance, follower): (&Distance, &super::problem::Follower<'_>)| {
             let enough = follower.allowed.len() >= follower.pool.n;
-            enough.then_some(if *distance == Distance::Machine { 1 } else { follower.pool.n + 1 })
+            enough.then_some(if *distance == Distance::Machine {
+                1
+            } else {
+                follower.pool.n + 1
+            })
         };
-        let bases = target.iter().zip(&problem.followers).map(base).collect::<Option<Vec<usize>>>()?;
-        Some(Self { bases, target: target.to_vec(), n: problem.lead.n, most_switches: problem.most_switches() })
+        let bases = target
+            .iter()
+            .zip(&problem.followers)
+            .map(base)
+            .collect::<Option<Vec<usize>>>()?;
+        Some(Self {
+            bases,
+            target: target.to_vec(),
+            n: problem.lead.n,
+            most_switches: problem.most_switches(),
+        })
     }
 
     /// Counts leading devices only.
     fn blind(problem: &Problem<'_>) -> Self {
         let n_types = problem.followers.len();
-        Self { bases: vec![1; n_types], target: vec![Distance::Machine; n_types], n: problem.lead.n, most_switches: None }
+        Self {
+            bases: vec![1; n_types],
+            target: vec![Distance::Machine; n_types],
+            n: problem.lead.n,
+            most_switches: None,
+        }
     }
 
     fn n_states(&self) -> usize {
         let counted = (self.n + 1).saturating_mul(2).saturating_mul(self.n_used());
-        self.bases.iter().fold(counted, |states, base| states.saturating_mul(*base))
+        self.bases
+            .iter()
+            .fold(counted, |states, base| states.saturating_mul(*base))
     }
 
     /// States in which as much of everything has been taken, by how many switches are used.
@@ -123,7 +160,9 @@ impl Table {
 
     /// States in which so many have been taken, by how many devices come along.
     fn n_nearby(&self) -> usize {
-        self.bases.iter().fold(1, |states, base| states.saturating_mul(*base))
+        self.bases
+            .iter()
+            .fold(1, |states, base| states.saturating_mul(*base))
     }
 
     fn run(&self, problem: &Problem<'_>) -> Option<Set> {
@@ -131,7 +170,10 @@ impl Table {
         let half = n_nearby * n_used * (self.n + 1);
         // The first half has the ways that use nothing of the NUMA node at hand.
         let mut ways = vec![NO_WAY; half * 2];
-        *ways.first_mut()? = Way { cost: 0, chosen: Set::EMPTY };
+        *ways.first_mut()? = Way {
+            cost: 0,
+            chosen: Set::EMPTY,
+        };
         let mut next = ways.clone();
         for numa in &problem.numas {
             for switch in &numa.switches {
@@ -148,25 +190,45 @@ impl Table {
                 *used = NO_WAY;
             }
         }
-        let last = (0..n_used).filter_map(|used| ways.get((self.n * n_used + used) * n_nearby + n_nearby - 1));
-        last.filter(|way| way.cost != u128::MAX).min_by_key(|way| way.cost).map(|way| way.chosen)
+        let last =
+            (0..n_used).filter_map(|used| ways.get((self.n * n_used + used) * n_nearby + n_nearby - 1));
+        last.filter(|way| way.cost != u128::MAX)
+            .min_by_key(|way| way.cost)
+            .map(|way| way.chosen)
     }
 
     /// Takes every number of devices of one switch from every state.
-    fn step(&self, problem: &Problem<'_>, numa: &Numa, switch: &Switch, order: &[usize], ways: &[Way], next: &mut [Way]) {
+    fn step(
+        &self,
+        problem: &Problem<'_>,
+        numa: &Numa,
+        switch: &Switch,
+        order: &[usize],
+        ways: &[Way],
+        next: &mut [Way],
+    ) {
         let (n_nearby, n_used) = (self.n_nearby(), self.n_used());
         let half = n_nearby * n_used * (self.n + 1);
         for (state, way) in ways.iter().enumerate().filter(|(_, way)| way.cost != u128::MAX) {
             let is_used = state >= half;
-            let (taken, used) = (state % half / n_nearby / n_used, state / n_nearby % n_used + usize::from(self.most_switches.is_some()));
+            let (taken, used) = (
+                state % half / n_nearby / n_used,
+                state / n_nearby % n_used + usize::from(self.most_switches.is_some()),
+            );
             if used == n_used && self.most_switches.is_some() {
                 continue;
             }
             let nearby = self.nearby(state % n_nearby, switch, (!is_used).then_some(numa));
             let first = cost_of_switch(switch.n_bare(), !is_used);
-            let mut way = Way { cost: way.cost + first, chosen: way.chosen };
+            let mut way = Way {
+                cost: way.cost + first,
+                chosen: way.chosen,
+            };
             for (count, at) in (1..).zip(order.iter().take(self.n - taken)) {
-                way = Way { cost: way.cost + cost_of(problem.lead.level(*at), *at), chosen: way.chosen.with(*at) };
+                way = Way {
+                    cost: way.cost + cost_of(problem.lead.level(*at), *at),
+                    chosen: way.chosen.with(*at),
+                };
                 let to = half + ((taken + count) * n_used + used) * n_nearby + nearby;
                 if let Some(before) = next.get_mut(to).filter(|before| way.cost < before.cost) {
                     *before = way;
@@ -178,7 +240,11 @@ impl Table {
     /// How many devices come along once a switch, and perhaps its NUMA node, is used.
     fn nearby(&self, before: usize, switch: &Switch, numa: Option<&Numa>) -> usize {
         let (mut rest, mut nearby, mut place) = (before, 0, 1);
-        let counts = |at: usize| switch.n_near.get(at).copied().zip(Some(numa.and_then(|numa| numa.n_near.get(at)).copied().unwrap_or(0)));
+        let counts = |at: usize| {
+            switch.n_near.get(at).copied().zip(Some(
+                numa.and_then(|numa| numa.n_near.get(at)).copied().unwrap_or(0),
+            ))
+        };
         for (at, (base, distance)) in self.bases.iter().zip(&self.target).enumerate() {
             let (on_switch, on_numa) = counts(at).unwrap_or((0, 0));
             let more = match distance {

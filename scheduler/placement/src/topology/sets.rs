@@ -11,7 +11,13 @@ impl Set {
     pub(crate) const EMPTY: Self = Self(0);
 
     pub(crate) fn with(self, at: usize) -> Self {
-        Self(self.0 | u32::try_from(at).ok().and_then(|at| 1_u64.checked_shl(at)).unwrap_or(0))
+        Self(
+            self.0
+                | u32::try_from(at)
+                    .ok()
+                    .and_then(|at| 1_u64.checked_shl(at))
+                    .unwrap_or(0),
+        )
     }
 
     pub(crate) fn and(self, other: Self) -> Self {
@@ -72,7 +78,8 @@ impl Set {
         if n > all {
             return 0;
         }
-        let product = |product: u64, at: usize| product.saturating_mul(all.saturating_sub(at) as u64) / (at as u64 + 1);
+        let product =
+            |product: u64, at: usize| product.saturating_mul(all.saturating_sub(at) as u64) / (at as u64 + 1);
         (0..n.min(all - n)).fold(1, product)
     }
 }
@@ -103,7 +110,9 @@ mod tests {
         let mut seen = Vec::new();
         all.subsets(3, &mut |subset| seen.push(subset));
         assert_eq!((seen.len(), all.n_subsets(3)), (10, 10));
-        let is_new = |(at, one): (usize, &Set)| one.len() == 3 && one.is_within(all) && !seen.iter().take(at).any(|other| other == one);
+        let is_new = |(at, one): (usize, &Set)| {
+            one.len() == 3 && one.is_within(all) && !seen.iter().take(at).any(|other| other == one)
+        };
         assert!(seen.iter().enumerate().all(is_new));
         assert_eq!(set(&(0..16).collect::<Vec<_>>()).n_subsets(8), 12_870);
         assert_eq!(all.n_subsets(6), 0);

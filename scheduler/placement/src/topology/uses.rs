@@ -46,11 +46,20 @@ impl Keeper<'_> {
                 one.is_held = true;
             }
         }
-        let is_on = |spot: &Spot| held.iter().filter_map(|at| spots.get(*at)).any(|other| other.switch == spot.switch);
+        let is_on = |spot: &Spot| {
+            held.iter()
+                .filter_map(|at| spots.get(*at))
+                .any(|other| other.switch == spot.switch)
+        };
         match self.keeps(kind) {
             None => {}
-            Some(Exclusion::Device) => held.iter().for_each(|at| uses.get_mut(*at).into_iter().for_each(|one| one.is_kept = true)),
-            Some(Exclusion::Switch) => uses.iter_mut().zip(spots).for_each(|(one, spot)| one.is_kept |= is_on(spot)),
+            Some(Exclusion::Device) => held
+                .iter()
+                .for_each(|at| uses.get_mut(*at).into_iter().for_each(|one| one.is_kept = true)),
+            Some(Exclusion::Switch) => uses
+                .iter_mut()
+                .zip(spots)
+                .for_each(|(one, spot)| one.is_kept |= is_on(spot)),
         }
     }
 }
@@ -58,14 +67,22 @@ impl Keeper<'_> {
 impl Node {
     /// Who uses the devices of this node, with the hints that count.
     pub(crate) fn uses<'a>(&'a self, hints: Hints<'_>) -> Uses<'a> {
-        let (Some(inventory), Some(shape)) = (&self.inventory, &self.shape) else { return Uses::default() };
+        let (Some(inventory), Some(shape)) = (&self.inventory, &self.shape) else {
+            return Uses::default();
+        };
         let mut uses = Uses::empty(inventory);
         for (use_of, mark) in uses.gpus.iter_mut().zip(self.marks.iter()) {
             use_of.is_taken = mark.is_held;
         }
         for held in &self.held {
             let rows = self.rows_of(inventory, held);
-            uses.enter_holdings(inventory, shape.spots.gpus.as_ref(), &shape.spots.others, &held.holdings, &rows);
+            uses.enter_holdings(
+                inventory,
+                shape.spots.gpus.as_ref(),
+                &shape.spots.others,
+                &held.holdings,
+                &rows,
+            );
         }
         for hint in self.hints.iter().filter(|hint| hints.heeds(&hint.owner)) {
             let rows: Vec<usize> = hint.charges.iter().map(|(row, _)| *row).collect();
@@ -74,7 +91,13 @@ impl Node {
                     one.is_taken |= amounts.takes_part();
                 }
             }
-            uses.enter_hint(inventory, &shape.spots.gpus, &shape.spots.others, &rows, &hint.placement);
+            uses.enter_hint(
+                inventory,
+                &shape.spots.gpus,
+                &shape.spots.others,
+                &rows,
+                &hint.placement,
+            );
         }
         uses
     }
@@ -92,7 +115,11 @@ impl Node {
             inventory.charge(&held.holdings.gpus, &mut |charge| rows.push(charge.row));
         }
         if held.holdings.unknown_whole > 0 {
-            let for_vendor = inventory.gpus.iter().enumerate().filter(|(_, gpu)| inventory.is_for_vendor(gpu));
+            let for_vendor = inventory
+                .gpus
+                .iter()
+                .enumerate()
+                .filter(|(_, gpu)| inventory.is_for_vendor(gpu));
             rows.extend(for_vendor.map(|(row, _)| row));
         }
         rows
@@ -104,22 +131,43 @@ impl<'a> Uses<'a> {
         let classes = inventory.classes.as_deref().unwrap_or_default();
         Self {
             gpus: vec![Use::default(); inventory.gpus.len()],
-            others: classes.iter().map(|class| vec![Use::default(); class.devices.len()]).collect(),
+            others: classes
+                .iter()
+                .map(|class| vec![Use::default(); class.devices.len()])
+                .collect(),
             functions: vec![Vec::new(); classes.len()],
         }
     }
 
-    fn enter_holdings(&mut self, inventory: &Inventory, gpu_spots: &[Spot], spots: &[Box<[Spot]>], holdings: &'a Holdings, rows: &[usize]) {
-        let keeper = Keeper { exclusions: &holdings.exclusions };
+    fn enter_holdings(
+        &mut self,
+        inventory: &Inventory,
+        gpu_spots: &[Spot],
+        spots: &[Box<[Spot]>],
+        holdings: &'a Holdings,
+        rows: &[usize],
+    ) {
+        let keeper = Keeper {
+            exclusions: &holdings.exclusions,
+        };
         if holdings.gpus != Holding::Shares(Vec::new()) || holdings.unknown_whole > 0 {
             keeper.enter(&Kind::Gpu, gpu_spots, rows, &mut self.gpus);
         }
         if holdings.others.is_empty() {
             return;
         }
-        for (((class, spots), uses), functions) in classes(inventory).zip(spots).zip(&mut self.others).zip(&mut self.functions) {
+        for (((class, spots), uses), functions) in classes(inventory)
+            .zip(spots)
+            .zip(&mut self.others)
+            .zip(&mut self.functions)
+        {
             let parts = || holdings.others.iter().filter(|part| part.kind == class.kind);
-            let may_hold = |at: &usize| class.devices.get(*at).is_some_and(|device| parts().any(|part| class.may_be(&part.device, device)));
+            let may_hold = |at: &usize| {
+                class
+                    .devices
+                    .get(*at)
+                    .is_some_and(|device| parts().any(|part| class.may_be(&part.device, device)))
+            };
             let held: Vec<usize> = (0..class.devices.len()).filter(may_hold).collect();
             for at in &held {
                 uses.get_mut(*at).into_iter().for_each(|one| one.is_taken = true);
@@ -129,17 +177,36 @@ impl<'a> Uses<'a> {
         }
     }
 
-    fn enter_hint(&mut self, inventory: &Inventory, gpu_spots: &[Spot], spots: &[Box<[Spot]>], rows: &[usize], hint: &'a Placement) {
-        let keeper = Keeper { exclusions: &hint.exclusions };
+    fn enter_hint(
+        &mut self,
+        inventory: &Inventory,
+        gpu_spots: &[Spot],
+        spots: &[Box<[Spot]>],
+        rows: &[usize],
+        hint: &'a Placement,
+    ) {
+        let keeper = Keeper {
+            exclusions: &hint.exclusions,
+        };
         keeper.enter(&Kind::Gpu, gpu_spots, rows, &mut self.gpus);
-        for (((class, spots), uses), functions) in classes(inventory).zip(spots).zip(&mut self.others).zip(&mut self.functions) {
+        for (((class, spots), uses), functions) in classes(inventory)
+            .zip(spots)
+            .zip(&mut self.others)
+            .zip(&mut self.functions)
+        {
             let shares = || hint.others.iter().filter(|share| share.kind == class.kind);
-            let held: Vec<usize> = shares().filter_map(|share| class.devices.iter().position(|device| device.id == share.id)).collect();
+            let held: Vec<usize> = shares()
+                .filter_map(|share| class.devices.iter().position(|device| device.id == share.id))
+                .collect();
             for at in &held {
                 uses.get_mut(*at).into_iter().for_each(|one| one.is_taken = true);
             }
             keeper.enter(&Kind::Other(class.kind.clone()), spots, &held, uses);
-            functions.extend(shares().flat_map(|share| &share.functions).map(|function| &function.id));
+            functions.extend(
+                shares()
+                    .flat_map(|share| &share.functions)
+                    .map(|function| &function.id),
+            );
         }
     }
 }
@@ -152,7 +219,12 @@ fn classes(inventory: &Inventory) -> std::slice::Iter<'_, Class> {
 pub(crate) fn permits(own: Option<Exclusion>, at: usize, spots: &[Spot], uses: &[Use]) -> bool {
     let Some(one) = uses.get(at) else { return false };
     let switch = spots.get(at).map(|spot| spot.switch);
-    let is_shared = || spots.iter().zip(uses).any(|(spot, one)| Some(spot.switch) == switch && one.is_held);
+    let is_shared = || {
+        spots
+            .iter()
+            .zip(uses)
+            .any(|(spot, one)| Some(spot.switch) == switch && one.is_held)
+    };
     !one.is_kept
         && match own {
             None => true,
@@ -163,5 +235,9 @@ pub(crate) fn permits(own: Option<Exclusion>, at: usize, spots: &[Spot], uses: &
 
 /// The widest of the exclusions that somebody says of a type.
 pub(crate) fn widest(exclusions: &[(Kind, Exclusion)], kind: &Kind) -> Option<Exclusion> {
-    exclusions.iter().filter(|(of, _)| of == kind).map(|(_, exclusion)| *exclusion).max()
+    exclusions
+        .iter()
+        .filter(|(of, _)| of == kind)
+        .map(|(_, exclusion)| *exclusion)
+        .max()
 }

@@ -9,8 +9,19 @@ use crate::host::HostAmounts;
 use crate::request::{GpuAsk, MemoryAsk, Request};
 
 fn spec(kind: u32) -> Spec {
-    let request = Request { devices: 1, memory: MemoryAsk::Ratio(kind + 1), core: 0, slots: 1 };
-    Spec { gpus: GpuAsk::Share(request), host: HostAmounts { cpu_milli: u64::from(kind) * 500, memory: 1 } }
+    let request = Request {
+        devices: 1,
+        memory: MemoryAsk::Ratio(kind + 1),
+        core: 0,
+        slots: 1,
+    };
+    Spec {
+        gpus: GpuAsk::Share(request),
+        host: HostAmounts {
+            cpu_milli: u64::from(kind) * 500,
+            memory: 1,
+        },
+    }
 }
 
 fn workload(counts: &[u32]) -> Workload {
@@ -33,8 +44,14 @@ fn numbers(sample: &[Spec]) -> BTreeMap<String, usize> {
 fn nobody_stands_for_nobody() {
     assert_eq!(workload(&[]).sample(&Workload::default()), []);
     let mut idle = Workload::default();
-    idle.add(Spec { gpus: GpuAsk::Nothing, host: HostAmounts::default() });
-    idle.add(Spec { gpus: GpuAsk::Whole(0), host: HostAmounts::default() });
+    idle.add(Spec {
+        gpus: GpuAsk::Nothing,
+        host: HostAmounts::default(),
+    });
+    idle.add(Spec {
+        gpus: GpuAsk::Whole(0),
+        host: HostAmounts::default(),
+    });
     assert_eq!((idle.sample(&Workload::default()), idle.n_pods()), (vec![], 0));
 }
 
@@ -45,7 +62,9 @@ fn one_kind_stands_for_itself() {
 
 #[test]
 fn kinds_have_places_in_proportion() {
-    let numbers: Vec<usize> = numbers(&workload(&[500, 300, 200]).sample(&Workload::default())).into_values().collect();
+    let numbers: Vec<usize> = numbers(&workload(&[500, 300, 200]).sample(&Workload::default()))
+        .into_values()
+        .collect();
     assert_eq!(numbers, [72, 43, 29]);
 }
 
@@ -55,16 +74,28 @@ fn parts_have_kinds_in_proportion() {
     for part in workload(&[500, 300, 200]).sample(&Workload::default()).chunks(36) {
         let numbers: Vec<usize> = numbers(part).into_values().collect();
         let expected = [18, 11, 7];
-        assert!(numbers.iter().zip(expected).all(|(n, expected)| n.abs_diff(expected) <= 1), "{numbers:?}");
+        assert!(
+            numbers
+                .iter()
+                .zip(expected)
+                .all(|(n, expected)| n.abs_diff(expected) <= 1),
+            "{numbers:?}"
+        );
     }
 }
 
 /// One pod of a thousand moves no more than a place of each kind.
 #[test]
 fn a_pod_changes_little() {
-    let (before, after) =
-        (workload(&[500, 300, 200]).sample(&Workload::default()), workload(&[500, 300, 201]).sample(&Workload::default()));
-    let n_changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
+    let (before, after) = (
+        workload(&[500, 300, 200]).sample(&Workload::default()),
+        workload(&[500, 300, 201]).sample(&Workload::default()),
+    );
+    let n_changed = before
+        .iter()
+        .zip(&after)
+        .filter(|(before, after)| before != after)
+        .count();
     assert!(n_changed <= 2, "{n_changed}");
 }
 

@@ -1,8 +1,8 @@
 //! Short ways to say what a test is about.
 
 use placement::{
-    Fleet, Gpu, GpuRef, GpuView, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory, MemoryAsk, NodeId, OwnerId, Placement, Reason,
-    Request,
+    Fleet, Gpu, GpuRef, GpuView, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory, MemoryAsk, NodeId,
+    OwnerId, Placement, Reason, Request,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -28,8 +28,15 @@ pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Gpu {
 
 /// GPUs of so many MiB, counted in MiB.
 pub(crate) fn inventory(node: &str, mib: &[u64]) -> Inventory {
-    let gpus = (0..).zip(mib).map(|(minor, mib)| gpu(node, minor, mib * MIB)).collect();
-    Inventory { gpus, unit_bytes: Some(MIB), ..Inventory::default() }
+    let gpus = (0..)
+        .zip(mib)
+        .map(|(minor, mib)| gpu(node, minor, mib * MIB))
+        .collect();
+    Inventory {
+        gpus,
+        unit_bytes: Some(MIB),
+        ..Inventory::default()
+    }
 }
 
 /// A fleet of one node, `n`.
@@ -41,7 +48,12 @@ pub(crate) fn one_node(mib: &[u64]) -> (Fleet, NodeId) {
 }
 
 pub(crate) fn ask(devices: u32, memory: MemoryAsk) -> Request {
-    Request { devices, memory, core: 0, slots: 1 }
+    Request {
+        devices,
+        memory,
+        core: 0,
+        slots: 1,
+    }
 }
 
 pub(crate) fn units(units: u64) -> Request {
@@ -53,7 +65,13 @@ pub(crate) fn ratio(percent: u32) -> Request {
 }
 
 pub(crate) fn share(gpu: GpuRef, memory: MemoryAsk) -> HeldShare {
-    HeldShare { gpu, memory: HeldMemory::Ask(memory), core: 0, slots: 1, trusted: true }
+    HeldShare {
+        gpu,
+        memory: HeldMemory::Ask(memory),
+        core: 0,
+        slots: 1,
+        trusted: true,
+    }
 }
 
 pub(crate) fn on_uuid(uuid: &str, memory: MemoryAsk) -> Holding {
@@ -72,15 +90,37 @@ pub(crate) fn hold(fleet: &mut Fleet, owner: &str, node: &str, holding: Holding)
 /// Leaves exactly so many MiB free on each GPU of a node.
 pub(crate) fn fill(fleet: &mut Fleet, node: &str, free_mib: &[u64]) {
     let id = fleet.node_id(node).unwrap();
-    let totals: Vec<(u32, u64)> = gpus(fleet, id).iter().map(|gpu| (gpu.gpu.minor, gpu.gpu.memory_bytes / MIB)).collect();
-    for ((minor, total), free) in totals.into_iter().zip(free_mib).filter(|((_, total), free)| total > free) {
-        hold(fleet, &format!("filler-{node}-{minor}"), node, on_minor(minor, MemoryAsk::Units(total - free)));
+    let totals: Vec<(u32, u64)> = gpus(fleet, id)
+        .iter()
+        .map(|gpu| (gpu.gpu.minor, gpu.gpu.memory_bytes / MIB))
+        .collect();
+    for ((minor, total), free) in totals
+        .into_iter()
+        .zip(free_mib)
+        .filter(|((_, total), free)| total > free)
+    {
+        hold(
+            fleet,
+            &format!("filler-{node}-{minor}"),
+            node,
+            on_minor(minor, MemoryAsk::Units(total - free)),
+        );
     }
 }
 
 /// Chooses and reserves, by default policy.
-pub(crate) fn place(fleet: &mut Fleet, owner: &str, node: NodeId, request: &Request) -> Result<Placement, Reason> {
-    let placement = fleet.choose(node, request, placement::DevicePolicy::Binpack, Hints::RespectOthers(owner))?;
+pub(crate) fn place(
+    fleet: &mut Fleet,
+    owner: &str,
+    node: NodeId,
+    request: &Request,
+) -> Result<Placement, Reason> {
+    let placement = fleet.choose(
+        node,
+        request,
+        placement::DevicePolicy::Binpack,
+        Hints::RespectOthers(owner),
+    )?;
     fleet.reserve(&OwnerId::from(owner), node, &placement).unwrap();
     Ok(placement)
 }
@@ -96,5 +136,8 @@ pub(crate) fn gpus(fleet: &Fleet, node: NodeId) -> Vec<GpuView<'_>> {
 /// Free memory of each GPU in MiB, rounded down.
 pub(crate) fn free_mib(fleet: &Fleet, node: &str) -> Vec<u64> {
     let id = fleet.node_id(node).unwrap();
-    gpus(fleet, id).iter().map(|gpu| gpu.free.memory.bytes_floor() / MIB).collect()
+    gpus(fleet, id)
+        .iter()
+        .map(|gpu| gpu.free.memory.bytes_floor() / MIB)
+        .collect()
 }

@@ -6,7 +6,10 @@ use rstest::rstest;
 use crate::build::{ask, fill, inventory, minors, one_node, ratio, units};
 
 fn memory_only() -> Weights {
-    Weights { memory: 1, ..Weights::default() }
+    Weights {
+        memory: 1,
+        ..Weights::default()
+    }
 }
 
 #[rstest]
@@ -38,8 +41,18 @@ fn devices(#[case] policy: DevicePolicy, #[case] request: Request, #[case] expec
 #[case::most_used(DevicePolicy::MostAllocated)]
 fn equals_are_taken_by_minor(#[case] policy: DevicePolicy) {
     let (fleet, id) = one_node(&[9000; 4]);
-    assert_eq!(minors(&fleet.choose(id, &units(1), policy, Hints::Respect).unwrap()), [0]);
-    assert_eq!(minors(&fleet.choose(id, &ask(3, MemoryAsk::Units(1)), policy, Hints::Respect).unwrap()), [0, 1, 2]);
+    assert_eq!(
+        minors(&fleet.choose(id, &units(1), policy, Hints::Respect).unwrap()),
+        [0]
+    );
+    assert_eq!(
+        minors(
+            &fleet
+                .choose(id, &ask(3, MemoryAsk::Units(1)), policy, Hints::Respect)
+                .unwrap()
+        ),
+        [0, 1, 2]
+    );
 }
 
 /// Half of the small GPU leaves less than half of the large one, though the large one has less free now.
@@ -47,8 +60,22 @@ fn equals_are_taken_by_minor(#[case] policy: DevicePolicy) {
 fn a_ratio_counts_what_would_be_left() {
     let (mut fleet, id) = one_node(&[8000, 16000]);
     fill(&mut fleet, "n", &[8000, 8001]);
-    assert_eq!(minors(&fleet.choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Respect).unwrap()), [1]);
-    assert_eq!(minors(&fleet.choose(id, &ratio(50), DevicePolicy::Spread, Hints::Respect).unwrap()), [0]);
+    assert_eq!(
+        minors(
+            &fleet
+                .choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Respect)
+                .unwrap()
+        ),
+        [1]
+    );
+    assert_eq!(
+        minors(
+            &fleet
+                .choose(id, &ratio(50), DevicePolicy::Spread, Hints::Respect)
+                .unwrap()
+        ),
+        [0]
+    );
 }
 
 #[rstest]
@@ -58,13 +85,27 @@ fn a_ratio_counts_what_would_be_left() {
 #[case::most_used(NodePolicy::MostAllocated, &[10, 3, 8])]
 fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
     let mut fleet = Fleet::new();
-    for (name, free) in [("full", [2000, 0]), ("empty", [10000, 7000]), ("half", [3000, 4000])] {
+    for (name, free) in [
+        ("full", [2000, 0]),
+        ("empty", [10000, 7000]),
+        ("half", [3000, 4000]),
+    ] {
         fleet.set_inventory(name, inventory(name, &[10000, 10000]));
         fill(&mut fleet, name, &free);
     }
     let fleet = fleet.weighing(memory_only());
-    let policies = Policies { node, device: DevicePolicy::Binpack };
-    let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(2000), policies, Hints::Respect);
+    let policies = Policies {
+        node,
+        device: DevicePolicy::Binpack,
+    };
+    let score = |name| {
+        fleet.score(
+            fleet.node_id(name).unwrap(),
+            &units(2000),
+            policies,
+            Hints::Respect,
+        )
+    };
     let scores = ["full", "empty", "half"].map(score);
     assert_eq!(scores.map(placement::Score::tenths), expected);
 }
@@ -77,7 +118,10 @@ fn fine_scores_tell_near_equals_apart() {
         fleet.set_inventory(name, inventory(name, &[10000]));
         fill(&mut fleet, name, &[free]);
     }
-    let policies = Policies { node: NodePolicy::Binpack, device: DevicePolicy::Binpack };
+    let policies = Policies {
+        node: NodePolicy::Binpack,
+        device: DevicePolicy::Binpack,
+    };
     let score = |name| fleet.score(fleet.node_id(name).unwrap(), &units(1), policies, Hints::Respect);
     assert_eq!(score("a").tenths(), score("b").tenths());
     assert!(score("a") < score("b"));
@@ -87,7 +131,19 @@ fn fine_scores_tell_near_equals_apart() {
 #[test]
 fn scores_follow_the_choice_of_devices() {
     let (fleet, id) = one_node(&[10000, 30000]);
-    let score = |device| fleet.score(id, &ratio(50), Policies { node: NodePolicy::Binpack, device }, Hints::Respect).parts_per_million();
+    let score = |device| {
+        fleet
+            .score(
+                id,
+                &ratio(50),
+                Policies {
+                    node: NodePolicy::Binpack,
+                    device,
+                },
+                Hints::Respect,
+            )
+            .parts_per_million()
+    };
     assert_eq!(score(DevicePolicy::Binpack), 125_000);
     assert_eq!(score(DevicePolicy::Spread), 375_000);
 }
@@ -98,7 +154,19 @@ fn sick_gpus_neither_fill_nor_empty_a_node() {
     let mut devices = inventory("n", &[10000, 10000]);
     devices.gpus[1].healthy = false;
     fleet.set_inventory("n", devices);
-    let score = |node| fleet.score(id, &units(2500), Policies { node, ..Policies::default() }, Hints::Respect).parts_per_million();
+    let score = |node| {
+        fleet
+            .score(
+                id,
+                &units(2500),
+                Policies {
+                    node,
+                    ..Policies::default()
+                },
+                Hints::Respect,
+            )
+            .parts_per_million()
+    };
     assert_eq!(score(NodePolicy::Binpack), 250_000);
     assert_eq!(score(NodePolicy::Spread), 750_000);
 }
@@ -107,9 +175,22 @@ fn sick_gpus_neither_fill_nor_empty_a_node() {
 fn what_does_not_fit_scores_nothing() {
     let (fleet, id) = one_node(&[10000]);
     let fleet = fleet.weighing(memory_only());
-    for node in [NodePolicy::Binpack, NodePolicy::Spread, NodePolicy::LeastAllocated, NodePolicy::MostAllocated] {
-        let policies = Policies { node, ..Policies::default() };
-        assert_eq!(fleet.score(id, &units(10001), policies, Hints::Respect).parts_per_million(), 0);
+    for node in [
+        NodePolicy::Binpack,
+        NodePolicy::Spread,
+        NodePolicy::LeastAllocated,
+        NodePolicy::MostAllocated,
+    ] {
+        let policies = Policies {
+            node,
+            ..Policies::default()
+        };
+        assert_eq!(
+            fleet
+                .score(id, &units(10001), policies, Hints::Respect)
+                .parts_per_million(),
+            0
+        );
     }
 }
 
@@ -133,5 +214,8 @@ fn other_policies_are_refused_with_the_choices(#[case] text: &str) {
     let choices = "fill, binpack, spread, in-order, least-allocated, most-allocated";
     assert_eq!(error, format!("{text:?} is no policy: choose one of {choices}"));
     let error = text.parse::<NodePolicy>().unwrap_err().to_string();
-    assert!(error.ends_with("choose one of fill, binpack, spread, least-allocated, most-allocated"), "{error}");
+    assert!(
+        error.ends_with("choose one of fill, binpack, spread, least-allocated, most-allocated"),
+        "{error}"
+    );
 }

@@ -1,12 +1,21 @@
 //! Facts from watches: they come in any order, may contradict the inventory, and are never refused.
 
-use placement::{Amounts, Doubt, Fleet, GpuRef, HeldMemory, HeldShare, Hints, Holding, MemoryAsk, NodeView, Reason, Violation};
+use placement::{
+    Amounts, Doubt, Fleet, GpuRef, HeldMemory, HeldShare, Hints, Holding, MemoryAsk, NodeView, Reason,
+    Violation,
+};
 use rstest::rstest;
 
-use crate::build::{GIB, MIB, ask, free_mib, gpus, hold, inventory, mib, on_minor, on_uuid, one_node, ratio, share, units};
+use crate::build::{
+    GIB, MIB, ask, free_mib, gpus, hold, inventory, mib, on_minor, on_uuid, one_node, ratio, share, units,
+};
 
 fn kinds(fleet: &Fleet) -> Vec<Doubt> {
-    fleet.nodes().flat_map(NodeView::doubts).map(|(_, doubt)| doubt).collect()
+    fleet
+        .nodes()
+        .flat_map(NodeView::doubts)
+        .map(|(_, doubt)| doubt)
+        .collect()
 }
 
 /// E1: a device that holds more than it has, has nothing free.
@@ -19,19 +28,32 @@ fn e1_more_used_than_there_is_leaves_nothing_free(#[case] used: u64) {
     hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(used)));
     assert_eq!(free_mib(&fleet, "n"), [0, 4096]);
     assert_eq!(fleet.fit(id, &units(4097), Hints::Respect), Err(Reason::Memory));
-    assert!(matches!(fleet.check()[..], [Violation::Oversubscribed { .. }]), "{:?}", fleet.check());
+    assert!(
+        matches!(fleet.check()[..], [Violation::Oversubscribed { .. }]),
+        "{:?}",
+        fleet.check()
+    );
 }
 
 #[test]
 fn e1_sums_of_huge_facts_do_not_wrap_around() {
     let (mut fleet, id) = one_node(&[8192]);
     for owner in ["a", "b", "c"] {
-        let huge = HeldShare { core: u32::MAX, slots: u32::MAX, ..share(GpuRef::Minor(0), MemoryAsk::Bytes(u64::MAX)) };
+        let huge = HeldShare {
+            core: u32::MAX,
+            slots: u32::MAX,
+            ..share(GpuRef::Minor(0), MemoryAsk::Bytes(u64::MAX))
+        };
         hold(&mut fleet, owner, "n", Holding::Shares(vec![huge]));
     }
     assert_eq!(gpus(&fleet, id)[0].free, Amounts::ZERO);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
-    assert!(fleet.check().iter().all(|violation| matches!(violation, Violation::Oversubscribed { .. })));
+    assert!(
+        fleet
+            .check()
+            .iter()
+            .all(|violation| matches!(violation, Violation::Oversubscribed { .. }))
+    );
     assert_eq!(fleet.check().len(), 3);
 }
 
@@ -63,7 +85,10 @@ fn e2_fewer_or_smaller_gpus_are_followed() {
     assert_eq!(kinds(&fleet), [Doubt::Ghost { gpu: "n-1".into() }]);
     fleet.set_inventory("n", inventory("n", &[8192, 8192]));
     assert_eq!(free_mib(&fleet, "n"), [8192, 2192]);
-    assert_eq!(fleet.fit(id, &ask(2, MemoryAsk::Units(2192)), Hints::Respect), Ok(()));
+    assert_eq!(
+        fleet.fit(id, &ask(2, MemoryAsk::Units(2192)), Hints::Respect),
+        Ok(())
+    );
 }
 
 /// E3: a node first seen without capacity is taken anew once it has some.
@@ -137,9 +162,19 @@ fn a_stale_id_names_no_other_node() {
 #[test]
 fn a_ghost_charges_nothing_and_is_reported() {
     let (mut fleet, _) = one_node(&[8192, 8192]);
-    hold(&mut fleet, "pod", "n", on_uuid("elsewhere", MemoryAsk::Units(5000)));
+    hold(
+        &mut fleet,
+        "pod",
+        "n",
+        on_uuid("elsewhere", MemoryAsk::Units(5000)),
+    );
     assert_eq!(free_mib(&fleet, "n"), [8192, 8192]);
-    assert_eq!(kinds(&fleet), [Doubt::Ghost { gpu: "elsewhere".into() }]);
+    assert_eq!(
+        kinds(&fleet),
+        [Doubt::Ghost {
+            gpu: "elsewhere".into()
+        }]
+    );
     assert!(matches!(fleet.check()[..], [Violation::MissingGpu { .. }]));
 }
 
@@ -167,14 +202,20 @@ fn an_amount_in_unknown_units_takes_the_whole_device() {
     assert_eq!(free_mib(&fleet, "n"), [8192, 0]);
     assert_eq!(kinds(&fleet), [Doubt::UnknownUnit]);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NotServed));
-    assert_eq!(fleet.fit(id, &ask(1, MemoryAsk::Bytes(MIB)), Hints::Respect), Ok(()));
+    assert_eq!(
+        fleet.fit(id, &ask(1, MemoryAsk::Bytes(MIB)), Hints::Respect),
+        Ok(())
+    );
     assert_eq!(fleet.check(), []);
 }
 
 #[test]
 fn a_doubtful_record_takes_room_but_breaks_nothing() {
     let (mut fleet, _) = one_node(&[8192]);
-    let doubtful = HeldShare { trusted: false, ..share(GpuRef::Minor(0), MemoryAsk::Units(9000)) };
+    let doubtful = HeldShare {
+        trusted: false,
+        ..share(GpuRef::Minor(0), MemoryAsk::Units(9000))
+    };
     hold(&mut fleet, "pod", "n", Holding::Shares(vec![doubtful]));
     assert_eq!(free_mib(&fleet, "n"), [0]);
     assert_eq!(kinds(&fleet), [Doubt::Untrusted]);
@@ -213,12 +254,34 @@ fn what_is_on_a_sick_gpu_stays_counted() {
 #[test]
 fn views_say_who_holds_what() {
     let (mut fleet, id) = one_node(&[8192]);
-    let exact = HeldShare { memory: HeldMemory::Exact(mib(10)), core: 30, ..share(GpuRef::Minor(0), MemoryAsk::Units(0)) };
+    let exact = HeldShare {
+        memory: HeldMemory::Exact(mib(10)),
+        core: 30,
+        ..share(GpuRef::Minor(0), MemoryAsk::Units(0))
+    };
     hold(&mut fleet, "b", "n", Holding::Shares(vec![exact]));
     hold(&mut fleet, "a", "n", on_minor(0, MemoryAsk::Ratio(50)));
     let gpu = gpus(&fleet, id).remove(0);
-    assert_eq!(gpu.used, Amounts { memory: mib(4106), core: 30, slots: 2 });
-    assert_eq!(gpu.free, Amounts { memory: mib(4086), core: 70, slots: 98 });
-    let holders: Vec<_> = gpu.holders.iter().map(|holder| (holder.owner.as_str(), holder.amounts.memory)).collect();
+    assert_eq!(
+        gpu.used,
+        Amounts {
+            memory: mib(4106),
+            core: 30,
+            slots: 2
+        }
+    );
+    assert_eq!(
+        gpu.free,
+        Amounts {
+            memory: mib(4086),
+            core: 70,
+            slots: 98
+        }
+    );
+    let holders: Vec<_> = gpu
+        .holders
+        .iter()
+        .map(|holder| (holder.owner.as_str(), holder.amounts.memory))
+        .collect();
     assert_eq!(holders, [("a", mib(4096)), ("b", mib(10))]);
 }

@@ -42,7 +42,10 @@ fn thirds_of_any_size_fill_a_gpu(#[case] mib: u64) {
     for (owner, percent) in [("a", 33), ("b", 33), ("c", 34)] {
         place(&mut fleet, owner, id, &ratio(percent)).unwrap();
     }
-    assert_eq!(fleet.fit(id, &ask(1, MemoryAsk::Bytes(1)), Hints::Respect), Err(Reason::Memory));
+    assert_eq!(
+        fleet.fit(id, &ask(1, MemoryAsk::Bytes(1)), Hints::Respect),
+        Err(Reason::Memory)
+    );
     assert_eq!(gpus(&fleet, id)[0].used.memory, crate::build::mib(mib));
     assert_eq!(fleet.check(), []);
     assert!(fleet.release("b"));
@@ -56,7 +59,14 @@ fn thirds_of_an_odd_number_of_bytes_fill_a_gpu() {
     for bytes in [1, 7, 101, 85_899_345_919, (1 << 50) - 1] {
         let mut fleet = Fleet::new();
         let gpu = crate::build::gpu("n", 0, bytes);
-        fleet.set_inventory("n", placement::Inventory { gpus: vec![gpu], unit_bytes: None, ..placement::Inventory::default() });
+        fleet.set_inventory(
+            "n",
+            placement::Inventory {
+                gpus: vec![gpu],
+                unit_bytes: None,
+                ..placement::Inventory::default()
+            },
+        );
         let id = fleet.node_id("n").unwrap();
         for (owner, percent) in [("a", 34), ("b", 33), ("c", 33)] {
             place(&mut fleet, owner, id, &ratio(percent)).unwrap();
@@ -71,10 +81,20 @@ fn thirds_of_an_odd_number_of_bytes_fill_a_gpu() {
 fn e13_unequal_gpus_are_not_averaged() {
     let (mut fleet, id) = one_node(&[4096, 24576]);
     assert_eq!(fleet.fit(id, &units(20480), Hints::Respect), Ok(()));
-    assert_eq!(fleet.fit(id, &ask(2, MemoryAsk::Units(14336)), Hints::Respect), Err(Reason::TooLarge));
+    assert_eq!(
+        fleet.fit(id, &ask(2, MemoryAsk::Units(14336)), Hints::Respect),
+        Err(Reason::TooLarge)
+    );
     let placement = place(&mut fleet, "pod", id, &ask(2, MemoryAsk::Ratio(50))).unwrap();
-    let shares: Vec<_> = placement.shares.iter().map(|share| (share.minor, share.amounts.memory)).collect();
-    assert_eq!(shares, [(0, crate::build::mib(2048)), (1, crate::build::mib(12288))]);
+    let shares: Vec<_> = placement
+        .shares
+        .iter()
+        .map(|share| (share.minor, share.amounts.memory))
+        .collect();
+    assert_eq!(
+        shares,
+        [(0, crate::build::mib(2048)), (1, crate::build::mib(12288))]
+    );
     assert_eq!(free_mib(&fleet, "n"), [2048, 12288]);
 }
 

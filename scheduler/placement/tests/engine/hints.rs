@@ -6,7 +6,14 @@ use rstest::rstest;
 use crate::build::{gpus, hold, inventory, minors, on_minor, one_node, place, units};
 
 fn hint(fleet: &mut placement::Fleet, owner: &str, node: NodeId, mib: u64) -> bool {
-    let chosen = fleet.choose(node, &units(mib), placement::DevicePolicy::Binpack, Hints::RespectOthers(owner)).unwrap();
+    let chosen = fleet
+        .choose(
+            node,
+            &units(mib),
+            placement::DevicePolicy::Binpack,
+            Hints::RespectOthers(owner),
+        )
+        .unwrap();
     fleet.hint(&owner.into(), node, chosen)
 }
 
@@ -19,8 +26,19 @@ fn who_heeds_a_hint(#[case] hints: Hints<'_>, #[case] expected: Result<(), Reaso
     let (mut fleet, id) = one_node(&[8192]);
     assert!(hint(&mut fleet, "a", id, 5000));
     assert_eq!(fleet.fit(id, &units(5000), hints), expected);
-    assert_eq!(fleet.choose(id, &units(5000), placement::DevicePolicy::Spread, hints).map(drop), expected);
-    assert_eq!(fleet.score(id, &units(5000), placement::Policies::default(), hints).parts_per_million() > 0, expected.is_ok());
+    assert_eq!(
+        fleet
+            .choose(id, &units(5000), placement::DevicePolicy::Spread, hints)
+            .map(drop),
+        expected
+    );
+    assert_eq!(
+        fleet
+            .score(id, &units(5000), placement::Policies::default(), hints)
+            .parts_per_million()
+            > 0,
+        expected.is_ok()
+    );
     assert_eq!(gpus(&fleet, id)[0].hinted.memory, crate::build::mib(5000));
     assert_eq!(fleet.check(), []);
     assert!(fleet.unhint("a"));

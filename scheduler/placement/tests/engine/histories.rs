@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use placement::{
-    Ask, Asking, DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, HostAmounts, Inventory, Memory, MemoryAsk,
-    NodePolicy, OwnerId, Placement, Policies, Reason, Request, Spec, Violation,
+    Ask, Asking, DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, HostAmounts,
+    Inventory, Memory, MemoryAsk, NodePolicy, OwnerId, Placement, Policies, Reason, Request, Spec, Violation,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -54,7 +54,9 @@ impl Pair {
         match step {
             Step::Inventory(node, inventory) => {
                 assert_eq!(self.fleet.set_inventory(node, inventory.clone()), []);
-                self.model.inventories.insert((*node).to_owned(), inventory.clone());
+                self.model
+                    .inventories
+                    .insert((*node).to_owned(), inventory.clone());
             }
             Step::Remove(node) => {
                 self.fleet.remove_inventory(node);
@@ -63,16 +65,24 @@ impl Pair {
             Step::Hold(owner, node, holding) => {
                 self.fleet.hold(&OwnerId::from(*owner), node, holding.clone());
                 self.model.hints.remove(*owner);
-                self.model.holdings.insert((*owner).to_owned(), ((*node).to_owned(), holding.clone()));
+                self.model
+                    .holdings
+                    .insert((*owner).to_owned(), ((*node).to_owned(), holding.clone()));
             }
             Step::Release(owner) => {
                 self.model.hints.remove(*owner);
-                assert_eq!(self.fleet.release(owner), self.model.holdings.remove(*owner).is_some());
+                assert_eq!(
+                    self.fleet.release(owner),
+                    self.model.holdings.remove(*owner).is_some()
+                );
             }
             Step::Place(owner, node, request, policy) => self.place(owner, node, request, *policy),
             Step::Misplace(owner, node, placement) => self.reserve(owner, node, placement),
             Step::Hint(owner, node, request) => self.hint(owner, node, request),
-            Step::Unhint(owner) => assert_eq!(self.fleet.unhint(owner), self.model.hints.remove(*owner).is_some()),
+            Step::Unhint(owner) => assert_eq!(
+                self.fleet.unhint(owner),
+                self.model.hints.remove(*owner).is_some()
+            ),
             Step::Host(node, host) => {
                 self.fleet.set_host(node, *host);
                 match host {
@@ -89,27 +99,41 @@ impl Pair {
                 self.running.remove(*owner);
             }
             Step::BeginLearning(request, host) => {
-                self.fleet.workload_mut().add(Spec { gpus: request.into(), host: *host });
+                self.fleet.workload_mut().add(Spec {
+                    gpus: request.into(),
+                    host: *host,
+                });
                 let is_news = self.fleet.begin_learning();
                 let rehearsal = self.fleet.rehearsal();
-                assert_eq!((rehearsal.is_some(), self.fleet.is_learning()), (is_news, is_news));
+                assert_eq!(
+                    (rehearsal.is_some(), self.fleet.is_learning()),
+                    (is_news, is_news)
+                );
                 if let Some(mut rehearsal) = rehearsal {
                     while self.fleet.rehearse(&mut rehearsal) {}
                 }
             }
             Step::EndLearning => self.fleet.end_learning(),
             Step::Learn(request, host) => {
-                self.fleet.workload_mut().add(Spec { gpus: request.into(), host: *host });
+                self.fleet.workload_mut().add(Spec {
+                    gpus: request.into(),
+                    host: *host,
+                });
                 self.fleet.learn();
             }
         }
     }
 
     fn place(&mut self, owner: &str, node: &str, request: &Request, policy: DevicePolicy) {
-        let Some(id) = self.fleet.node_id(node) else { return };
+        let Some(id) = self.fleet.node_id(node) else {
+            return;
+        };
         let hints = Hints::RespectOthers(owner);
         let choice = self.fleet.choose(id, request, policy, hints);
-        assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), self.model.fit(node, request, hints));
+        assert_eq!(
+            choice.as_ref().map(drop).map_err(|reason| *reason),
+            self.model.fit(node, request, hints)
+        );
         let Ok(placement) = choice else { return };
         // What looks ahead is compared with a model of its own, elsewhere.
         if policy != DevicePolicy::Fill {
@@ -120,27 +144,45 @@ impl Pair {
     }
 
     fn reserve(&mut self, owner: &str, node: &str, placement: &Placement) {
-        let Some(id) = self.fleet.node_id(node) else { return };
+        let Some(id) = self.fleet.node_id(node) else {
+            return;
+        };
         // Whether a repeated decision is the same one is for the tables to test.
         let repeated = self.model.holdings.contains_key(owner);
         let reserved = self.fleet.reserve(&owner.into(), id, placement);
         if !repeated {
-            assert_eq!(reserved.is_ok(), self.model.admits(owner, node, placement), "{reserved:?}");
+            assert_eq!(
+                reserved.is_ok(),
+                self.model.admits(owner, node, placement),
+                "{reserved:?}"
+            );
         }
         if reserved.is_ok() && !repeated {
             self.model.hints.remove(owner);
-            self.model.holdings.insert(owner.to_owned(), (node.to_owned(), placement::Holdings::from(placement).gpus));
+            self.model.holdings.insert(
+                owner.to_owned(),
+                (node.to_owned(), placement::Holdings::from(placement).gpus),
+            );
         }
     }
 
     fn hint(&mut self, owner: &str, node: &str, request: &Request) {
-        let Some(id) = self.fleet.node_id(node) else { return };
-        let Ok(placement) = self.fleet.choose(id, request, DevicePolicy::Binpack, Hints::Respect) else { return };
+        let Some(id) = self.fleet.node_id(node) else {
+            return;
+        };
+        let Ok(placement) = self
+            .fleet
+            .choose(id, request, DevicePolicy::Binpack, Hints::Respect)
+        else {
+            return;
+        };
         let noted = self.fleet.hint(&owner.into(), id, placement.clone());
         assert_eq!(noted, !self.model.holdings.contains_key(owner));
         self.model.hints.remove(owner);
         if noted {
-            self.model.hints.insert(owner.to_owned(), (node.to_owned(), placement));
+            self.model
+                .hints
+                .insert(owner.to_owned(), (node.to_owned(), placement));
         }
     }
 
@@ -157,15 +199,30 @@ impl Pair {
             let Some(id) = id else { continue };
             for hints in HINTS {
                 let fit = self.model.fit(node, request, hints);
-                assert_eq!(self.fleet.fit(id, request, hints), fit, "{node} {request:?} {hints:?}");
+                assert_eq!(
+                    self.fleet.fit(id, request, hints),
+                    fit,
+                    "{node} {request:?} {hints:?}"
+                );
                 self.explanation_agrees(node, request, hints, fit);
                 for device in [DevicePolicy::Binpack, DevicePolicy::Spread] {
                     let chosen = self.fleet.choose(id, request, device, hints).ok();
-                    let minors = chosen.map(|placement| placement.shares.iter().map(|share| share.minor).collect::<Vec<u32>>());
+                    let minors = chosen.map(|placement| {
+                        placement
+                            .shares
+                            .iter()
+                            .map(|share| share.minor)
+                            .collect::<Vec<u32>>()
+                    });
                     assert_eq!(minors, self.model.choose(node, request, device, hints));
-                    for policies in [NodePolicy::Binpack, NodePolicy::Spread].map(|node| Policies { node, device }) {
+                    for policies in
+                        [NodePolicy::Binpack, NodePolicy::Spread].map(|node| Policies { node, device })
+                    {
                         let score = self.fleet.score(id, request, policies, hints);
-                        assert_eq!(i128::from(score.parts_per_million()), self.model.score(node, request, policies, hints));
+                        assert_eq!(
+                            i128::from(score.parts_per_million()),
+                            self.model.score(node, request, policies, hints)
+                        );
                     }
                 }
             }
@@ -176,14 +233,33 @@ impl Pair {
 
     /// What is remembered of earlier questions is what is worked out anew.
     fn memory_agrees(&self, request: &Request) {
-        let host = HostAmounts { cpu_milli: 1000, memory: 1 };
-        let ask = Ask { host, ..request.into() };
+        let host = HostAmounts {
+            cpu_milli: 1000,
+            memory: 1,
+        };
+        let ask = Ask {
+            host,
+            ..request.into()
+        };
         for hints in HINTS {
-            for policies in [Policies::default(), Policies { node: NodePolicy::Spread, device: DevicePolicy::Binpack }] {
+            for policies in [
+                Policies::default(),
+                Policies {
+                    node: NodePolicy::Spread,
+                    device: DevicePolicy::Binpack,
+                },
+            ] {
                 let mut asking = Asking::new(&self.fleet, ask, hints);
                 for id in NODES.iter().filter_map(|node| self.fleet.node_id(node)) {
-                    let fresh = self.fleet.fit(id, ask, hints).map(|()| self.fleet.score(id, ask, policies, hints));
-                    assert_eq!(asking.verdict(id, policies), fresh, "{request:?} {hints:?} {policies:?}");
+                    let fresh = self
+                        .fleet
+                        .fit(id, ask, hints)
+                        .map(|()| self.fleet.score(id, ask, policies, hints));
+                    assert_eq!(
+                        asking.verdict(id, policies),
+                        fresh,
+                        "{request:?} {hints:?} {policies:?}"
+                    );
                     assert_eq!(asking.verdict(id, policies), fresh, "asked again");
                 }
             }
@@ -191,7 +267,10 @@ impl Pair {
     }
 
     fn explanation_agrees(&self, node: &str, request: &Request, hints: Hints<'_>, fit: Result<(), Reason>) {
-        let verdicts = match self.fleet.explain(self.fleet.node_id(node).unwrap(), request, hints) {
+        let verdicts = match self
+            .fleet
+            .explain(self.fleet.node_id(node).unwrap(), request, hints)
+        {
             Ok(verdicts) => verdicts,
             Err(reason) => return assert_eq!(fit, Err(reason)),
         };
@@ -205,8 +284,18 @@ impl Pair {
 
     fn views_agree(&self, node: &str) {
         let view = self.fleet.view(self.fleet.node_id(node).unwrap()).unwrap();
-        let triple = |amounts: placement::Amounts| [amounts.memory.hundredths().into(), amounts.core.into(), amounts.slots.into()];
-        let seen: Vec<_> = view.gpus().iter().map(|gpu| (gpu.gpu.clone(), triple(gpu.used), triple(gpu.suspect))).collect();
+        let triple = |amounts: placement::Amounts| {
+            [
+                amounts.memory.hundredths().into(),
+                amounts.core.into(),
+                amounts.slots.into(),
+            ]
+        };
+        let seen: Vec<_> = view
+            .gpus()
+            .iter()
+            .map(|gpu| (gpu.gpu.clone(), triple(gpu.used), triple(gpu.suspect)))
+            .collect();
         assert_eq!(seen, self.model.used(node));
     }
 
@@ -235,46 +324,65 @@ fn memory_ask() -> impl Strategy<Value = MemoryAsk> {
 fn request() -> impl Strategy<Value = Request> {
     let core = prop_oneof![3 => Just(0_u32), 2 => 0_u32..110];
     let slots = prop_oneof![4 => Just(1_u32), 1 => 0_u32..5];
-    (0_u32..5, memory_ask(), core, slots).prop_map(|(devices, memory, core, slots)| Request { devices, memory, core, slots })
+    (0_u32..5, memory_ask(), core, slots).prop_map(|(devices, memory, core, slots)| Request {
+        devices,
+        memory,
+        core,
+        slots,
+    })
 }
 
 /// Up to four small GPUs of a node, by rising minor, perhaps of one size.
 fn inventory(node: &'static str, may_be_sick: bool) -> impl Strategy<Value = Inventory> {
-    let healthy = if may_be_sick { prop_oneof![5 => Just(true), 1 => Just(false)].boxed() } else { Just(true).boxed() };
+    let healthy = if may_be_sick {
+        prop_oneof![5 => Just(true), 1 => Just(false)].boxed()
+    } else {
+        Just(true).boxed()
+    };
     let gpu = (1_u64..60, select(vec![50_u32, 100]), 1_u32..5, healthy);
     let minors = proptest::sample::subsequence(vec![0_u32, 1, 2, 3, 5], 0..=4);
     let unit = prop_oneof![4 => (1_u64..8).prop_map(Some), 1 => Just(None)];
-    (minors, proptest::collection::vec(gpu, 5), unit, any::<bool>()).prop_map(move |(minors, gpus, unit_bytes, alike)| {
-        let gpu = |(at, minor): (usize, u32)| {
-            let (memory_bytes, core, slots, healthy) = gpus[if alike { 0 } else { at }];
-            Gpu {
-                uuid: format!("{node}-{minor}").into(),
-                minor,
-                memory_bytes,
-                core,
-                slots,
-                healthy,
-                sharing: true,
-                traits: placement::Traits::default(),
+    (minors, proptest::collection::vec(gpu, 5), unit, any::<bool>()).prop_map(
+        move |(minors, gpus, unit_bytes, alike)| {
+            let gpu = |(at, minor): (usize, u32)| {
+                let (memory_bytes, core, slots, healthy) = gpus[if alike { 0 } else { at }];
+                Gpu {
+                    uuid: format!("{node}-{minor}").into(),
+                    minor,
+                    memory_bytes,
+                    core,
+                    slots,
+                    healthy,
+                    sharing: true,
+                    traits: placement::Traits::default(),
+                }
+            };
+            Inventory {
+                gpus: minors.into_iter().enumerate().map(gpu).collect(),
+                unit_bytes,
+                ..Inventory::default()
             }
-        };
-        Inventory { gpus: minors.into_iter().enumerate().map(gpu).collect(), unit_bytes, ..Inventory::default() }
-    })
+        },
+    )
 }
 
 fn held_share(node: &'static str) -> impl Strategy<Value = HeldShare> {
-    let gpu =
-        prop_oneof![(0_u32..7).prop_map(move |minor| GpuRef::Uuid(format!("{node}-{minor}").into())), (0_u32..7).prop_map(GpuRef::Minor),];
+    let gpu = prop_oneof![
+        (0_u32..7).prop_map(move |minor| GpuRef::Uuid(format!("{node}-{minor}").into())),
+        (0_u32..7).prop_map(GpuRef::Minor),
+    ];
     let memory = prop_oneof![
         (0_u64..6000).prop_map(|hundredths| HeldMemory::Exact(Memory::from_hundredths(hundredths))),
         memory_ask().prop_map(HeldMemory::Ask),
     ];
-    (gpu, memory, 0_u32..60, 0_u32..3, any::<bool>()).prop_map(|(gpu, memory, core, slots, trusted)| HeldShare {
-        gpu,
-        memory,
-        core,
-        slots,
-        trusted,
+    (gpu, memory, 0_u32..60, 0_u32..3, any::<bool>()).prop_map(|(gpu, memory, core, slots, trusted)| {
+        HeldShare {
+            gpu,
+            memory,
+            core,
+            slots,
+            trusted,
+        }
     })
 }
 
@@ -291,13 +399,24 @@ fn misplacement(node: &'static str) -> impl Strategy<Value = Placement> {
     let share = (0_u32..6, amounts).prop_map(move |(minor, (memory, core, slots))| placement::Share {
         gpu: format!("{node}-{minor}").into(),
         minor,
-        amounts: placement::Amounts { memory: Memory::from_hundredths(memory), core, slots },
+        amounts: placement::Amounts {
+            memory: Memory::from_hundredths(memory),
+            core,
+            slots,
+        },
     });
-    proptest::collection::vec(share, 1..3).prop_map(|shares| Placement { shares, ..Placement::default() })
+    proptest::collection::vec(share, 1..3).prop_map(|shares| Placement {
+        shares,
+        ..Placement::default()
+    })
 }
 
 fn policy() -> impl Strategy<Value = DevicePolicy> {
-    select(vec![DevicePolicy::Binpack, DevicePolicy::Spread, DevicePolicy::Fill])
+    select(vec![
+        DevicePolicy::Binpack,
+        DevicePolicy::Spread,
+        DevicePolicy::Fill,
+    ])
 }
 
 fn host() -> impl Strategy<Value = HostAmounts> {

@@ -7,8 +7,11 @@ use crate::build::{GIB, ask, gpu, gpus, units};
 
 fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
     let mut fleet = Fleet::new();
-    let inventory =
-        Inventory { gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)], unit_bytes: Some(unit_bytes), ..Inventory::default() };
+    let inventory = Inventory {
+        gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)],
+        unit_bytes: Some(unit_bytes),
+        ..Inventory::default()
+    };
     let problems = fleet.set_inventory("n", inventory);
     assert_eq!(fleet.check(), []);
     let id = fleet.node_id("n").unwrap();
@@ -18,7 +21,10 @@ fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
 #[rstest]
 #[case::uuid_twice(Gpu { minor: 2, ..gpu("n", 0, GIB) }, "GPU n-0 is listed twice; the one with minor 2 is ignored")]
 #[case::minor_twice(Gpu { uuid: "x".into(), ..gpu("n", 1, GIB) }, "minor 1 is listed twice; GPU x is ignored")]
-#[case::no_memory(gpu("n", 2, 0), "GPU n-2 has 0 bytes of memory, which is not from 1 to 2^50; it is ignored")]
+#[case::no_memory(
+    gpu("n", 2, 0),
+    "GPU n-2 has 0 bytes of memory, which is not from 1 to 2^50; it is ignored"
+)]
 #[case::too_much_memory(
     gpu("n", 2, (1 << 50) + 1),
     "GPU n-2 has 1125899906842625 bytes of memory, which is not from 1 to 2^50; it is ignored"
@@ -33,18 +39,38 @@ fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
 )]
 fn senseless_devices_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
     let (problems, n_left) = problems(extra, GIB);
-    assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [message]);
+    assert_eq!(
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [message]
+    );
     assert_eq!(n_left, 2);
 }
 
 /// Which of two claimants is used does not depend on the order in which they are listed.
 #[test]
 fn the_order_of_devices_does_not_matter() {
-    let devices = [gpu("n", 0, GIB), Gpu { uuid: "a".into(), ..gpu("n", 0, 2 * GIB) }, Gpu { minor: 5, ..gpu("n", 0, 3 * GIB) }];
+    let devices = [
+        gpu("n", 0, GIB),
+        Gpu {
+            uuid: "a".into(),
+            ..gpu("n", 0, 2 * GIB)
+        },
+        Gpu {
+            minor: 5,
+            ..gpu("n", 0, 3 * GIB)
+        },
+    ];
     let kept = |order: [usize; 3]| {
         let mut fleet = Fleet::new();
         let gpus = order.map(|at| devices[at].clone()).into();
-        fleet.set_inventory("n", Inventory { gpus, unit_bytes: None, ..Inventory::default() });
+        fleet.set_inventory(
+            "n",
+            Inventory {
+                gpus,
+                unit_bytes: None,
+                ..Inventory::default()
+            },
+        );
         fleet.nodes().next().unwrap().inventory().unwrap().clone()
     };
     let expected = kept([0, 1, 2]);
@@ -65,11 +91,33 @@ fn a_senseless_unit_is_unknown(#[case] unit_bytes: u64) {
 #[test]
 fn the_largest_devices_are_counted_exactly() {
     let mut fleet = Fleet::new();
-    let gpus = (0..16).map(|minor| Gpu { core: 1 << 20, slots: 1 << 20, ..gpu("n", minor, 1 << 50) }).collect();
-    assert_eq!(fleet.set_inventory("n", Inventory { gpus, unit_bytes: Some(1 << 40), ..Inventory::default() }), []);
+    let gpus = (0..16)
+        .map(|minor| Gpu {
+            core: 1 << 20,
+            slots: 1 << 20,
+            ..gpu("n", minor, 1 << 50)
+        })
+        .collect();
+    assert_eq!(
+        fleet.set_inventory(
+            "n",
+            Inventory {
+                gpus,
+                unit_bytes: Some(1 << 40),
+                ..Inventory::default()
+            }
+        ),
+        []
+    );
     let id = fleet.node_id("n").unwrap();
-    assert_eq!(fleet.fit(id, &ask(16, MemoryAsk::Ratio(100)), Hints::Respect), Ok(()));
+    assert_eq!(
+        fleet.fit(id, &ask(16, MemoryAsk::Ratio(100)), Hints::Respect),
+        Ok(())
+    );
     assert_eq!(fleet.fit(id, &units(1024), Hints::Respect), Ok(()));
     assert_eq!(fleet.fit(id, &units(1025), Hints::Respect), Err(Reason::TooLarge));
-    assert_eq!(fleet.fit(id, &units(u64::MAX), Hints::Respect), Err(Reason::TooLarge));
+    assert_eq!(
+        fleet.fit(id, &units(u64::MAX), Hints::Respect),
+        Err(Reason::TooLarge)
+    );
 }

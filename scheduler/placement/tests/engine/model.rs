@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    DevicePolicy, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, MemoryAsk, NodePolicy, Placement, Policies, Reason,
-    Request,
+    DevicePolicy, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, MemoryAsk, NodePolicy,
+    Placement, Policies, Reason, Request,
 };
 
 /// Memory in hundredths of a byte, core, slots.
@@ -32,8 +32,14 @@ struct Device {
 impl Model {
     /// What is certainly held of each device, and what may be.
     pub(crate) fn used(&self, node: &str) -> Vec<(Gpu, Triple, Triple)> {
-        let Some(inventory) = self.inventories.get(node) else { return Vec::new() };
-        let holdings = self.holdings.values().filter(|(at, _)| at == node).map(|(_, holding)| holding);
+        let Some(inventory) = self.inventories.get(node) else {
+            return Vec::new();
+        };
+        let holdings = self
+            .holdings
+            .values()
+            .filter(|(at, _)| at == node)
+            .map(|(_, holding)| holding);
         let shares: Vec<(HeldShare, bool)> = holdings.flat_map(flatten).collect();
         let used = |gpu: &Gpu| {
             let (mut certain, mut suspect) = ([0; 3], [0; 3]);
@@ -56,19 +62,34 @@ impl Model {
             (gpu.clone(), certain, suspect)
         };
         let mut used: Vec<(Gpu, Triple, Triple)> = inventory.gpus.iter().map(used).collect();
-        let holdings = self.holdings.values().filter(|(at, _)| at == node).map(|(_, holding)| holding);
+        let holdings = self
+            .holdings
+            .values()
+            .filter(|(at, _)| at == node)
+            .map(|(_, holding)| holding);
         for holding in holdings {
-            let Holding::Somewhere(request) = holding else { continue };
+            let Holding::Somewhere(request) = holding else {
+                continue;
+            };
             place_somewhere(request, &mut used, inventory.unit_bytes);
         }
         used
     }
 
     fn devices(&self, node: &str, request: &Request, hints: Hints<'_>) -> Result<Vec<Device>, Reason> {
-        let Some(inventory) = self.inventories.get(node).filter(|inventory| !inventory.gpus.is_empty()) else {
+        let Some(inventory) = self
+            .inventories
+            .get(node)
+            .filter(|inventory| !inventory.gpus.is_empty())
+        else {
             return Err(Reason::NoDevice);
         };
-        if request.devices == 0 || matches!(request.memory, MemoryAsk::Bytes(0) | MemoryAsk::Units(0) | MemoryAsk::Ratio(0)) {
+        if request.devices == 0
+            || matches!(
+                request.memory,
+                MemoryAsk::Bytes(0) | MemoryAsk::Units(0) | MemoryAsk::Ratio(0)
+            )
+        {
             return Err(Reason::InvalidRequest);
         }
         if matches!(request.memory, MemoryAsk::Units(_)) && inventory.unit_bytes.is_none() {
@@ -77,7 +98,11 @@ impl Model {
         let device = |(gpu, certain, suspect): (Gpu, Triple, Triple)| {
             let total = total_of(&gpu);
             let (core, slots) = (request.core.into(), request.slots.into());
-            let need = [asked(&gpu, request.memory, inventory.unit_bytes).unwrap(), core, slots];
+            let need = [
+                asked(&gpu, request.memory, inventory.unit_bytes).unwrap(),
+                core,
+                slots,
+            ];
             let mut free = minus(total, plus(certain, suspect)).map(|left| left.max(0));
             for (owner, (at, placement)) in &self.hints {
                 let counts = match hints {
@@ -85,13 +110,26 @@ impl Model {
                     Hints::Respect => true,
                     Hints::RespectOthers(own) => owner != own,
                 };
-                for share in placement.shares.iter().filter(|share| counts && at == node && share.gpu == gpu.uuid) {
+                for share in placement
+                    .shares
+                    .iter()
+                    .filter(|share| counts && at == node && share.gpu == gpu.uuid)
+                {
                     let amounts = share.amounts;
-                    let taken = [amounts.memory.hundredths().into(), amounts.core.into(), amounts.slots.into()];
+                    let taken = [
+                        amounts.memory.hundredths().into(),
+                        amounts.core.into(),
+                        amounts.slots.into(),
+                    ];
                     free = minus(free, taken).map(|left| left.max(0));
                 }
             }
-            Device { gpu, total, free, need }
+            Device {
+                gpu,
+                total,
+                free,
+                need,
+            }
         };
         Ok(self.used(node).into_iter().map(device).collect())
     }
@@ -127,29 +165,55 @@ impl Model {
     }
 
     /// Minors of the devices that a request should take, of all sets that there are.
-    pub(crate) fn choose(&self, node: &str, request: &Request, policy: DevicePolicy, hints: Hints<'_>) -> Option<Vec<u32>> {
+    pub(crate) fn choose(
+        &self,
+        node: &str,
+        request: &Request,
+        policy: DevicePolicy,
+        hints: Hints<'_>,
+    ) -> Option<Vec<u32>> {
         let sign = if policy == DevicePolicy::Binpack { 1 } else { -1 };
-        let key = |device: &Device| (minus(device.free, device.need).map(|left| left * sign), device.gpu.minor);
+        let key = |device: &Device| {
+            (
+                minus(device.free, device.need).map(|left| left * sign),
+                device.gpu.minor,
+            )
+        };
         let sets = self.sets(node, request, hints);
         let keyed = sets.into_iter().map(|set| {
             let mut keys: Vec<_> = set.iter().map(key).collect();
             keys.sort_unstable();
-            (keys, set.iter().map(|device| device.gpu.minor).collect::<BTreeSet<u32>>())
+            (
+                keys,
+                set.iter()
+                    .map(|device| device.gpu.minor)
+                    .collect::<BTreeSet<u32>>(),
+            )
         });
         keyed.min().map(|(_, minors)| minors.into_iter().collect())
     }
 
     /// The score in millionths; 0 if there is no room.
     pub(crate) fn score(&self, node: &str, request: &Request, policies: Policies, hints: Hints<'_>) -> i128 {
-        let Some(chosen) = self.choose(node, request, policies.device, hints) else { return 0 };
+        let Some(chosen) = self.choose(node, request, policies.device, hints) else {
+            return 0;
+        };
         let devices = self.devices(node, request, hints).unwrap();
         let (mut free, mut total) = (0, 0);
         for device in devices.iter().filter(|device| device.gpu.healthy) {
-            let taken = if chosen.contains(&device.gpu.minor) { device.need[0] } else { 0 };
+            let taken = if chosen.contains(&device.gpu.minor) {
+                device.need[0]
+            } else {
+                0
+            };
             free += device.free[0] - taken;
             total += device.total[0];
         }
-        let part = if policies.node == NodePolicy::Binpack { total - free } else { free };
+        let part = if policies.node == NodePolicy::Binpack {
+            total - free
+        } else {
+            free
+        };
         part * 1_000_000 / total
     }
 
@@ -157,8 +221,16 @@ impl Model {
     fn sets(&self, node: &str, request: &Request, hints: Hints<'_>) -> Vec<Vec<Device>> {
         let devices = self.devices(node, request, hints).unwrap_or_default();
         let subsets = (0_u32..1 << devices.len()).filter(|bits| bits.count_ones() == request.devices);
-        let subsets = subsets.map(|bits| (0..).zip(&devices).filter(move |(at, _)| bits >> at & 1 == 1).map(|(_, device)| device.clone()));
-        subsets.map(Iterator::collect).filter(|set: &Vec<Device>| !set.is_empty() && set.iter().all(Device::has_room)).collect()
+        let subsets = subsets.map(|bits| {
+            (0..)
+                .zip(&devices)
+                .filter(move |(at, _)| bits >> at & 1 == 1)
+                .map(|(_, device)| device.clone())
+        });
+        subsets
+            .map(Iterator::collect)
+            .filter(|set: &Vec<Device>| !set.is_empty() && set.iter().all(Device::has_room))
+            .collect()
     }
 
     /// Whether a decision may be made: everything that is taken is there, once, on healthy devices, for a new owner.
@@ -167,14 +239,20 @@ impl Model {
         let distinct: BTreeSet<_> = placement.shares.iter().map(|share| &share.gpu).collect();
         let has_room = |share: &placement::Share| {
             let amounts = share.amounts;
-            let taken = [amounts.memory.hundredths().into(), amounts.core.into(), amounts.slots.into()];
+            let taken = [
+                amounts.memory.hundredths().into(),
+                amounts.core.into(),
+                amounts.slots.into(),
+            ];
             used.iter().any(|(gpu, certain, suspect)| {
                 let left = minus(total_of(gpu), plus(plus(*certain, *suspect), taken));
                 let fits = (0..3).all(|at| left[at] >= 0 || taken[at] == 0);
                 gpu.uuid == share.gpu && gpu.healthy && fits
             })
         };
-        !self.holdings.contains_key(owner) && distinct.len() == placement.shares.len() && placement.shares.iter().all(has_room)
+        !self.holdings.contains_key(owner)
+            && distinct.len() == placement.shares.len()
+            && placement.shares.iter().all(has_room)
     }
 }
 
@@ -196,9 +274,14 @@ fn place_somewhere(request: &Request, used: &mut [(Gpu, Triple, Triple)], unit_b
     let mut order: Vec<usize> = (0..used.len()).collect();
     order.sort_by_key(|&at| {
         let (gpu, certain, suspect) = &used[at];
-        let left = minus(total_of(gpu), plus(*certain, *suspect)).map(|left| if gpu.healthy { left.max(0) } else { 0 });
+        let left = minus(total_of(gpu), plus(*certain, *suspect))
+            .map(|left| if gpu.healthy { left.max(0) } else { 0 });
         let asked = held_on(gpu, &share, unit_bytes).0;
-        ((0..3).any(|dimension| asked[dimension] > left[dimension]), -left[0], at)
+        (
+            (0..3).any(|dimension| asked[dimension] > left[dimension]),
+            -left[0],
+            at,
+        )
     });
     for at in order.into_iter().take(request.devices as usize) {
         let asked = held_on(&used[at].0, &share, unit_bytes).0;
@@ -215,7 +298,16 @@ fn flatten(holding: &Holding) -> Vec<(HeldShare, bool)> {
         Holding::Anywhere(request) => {
             let memory = HeldMemory::Ask(request.memory);
             let gpu = GpuRef::Minor(u32::MAX);
-            vec![(HeldShare { gpu, memory, core: request.core, slots: request.slots, trusted: false }, false)]
+            vec![(
+                HeldShare {
+                    gpu,
+                    memory,
+                    core: request.core,
+                    slots: request.slots,
+                    trusted: false,
+                },
+                false,
+            )]
         }
     }
 }
@@ -226,7 +318,14 @@ fn held_on(gpu: &Gpu, share: &HeldShare, unit_bytes: Option<u64>) -> (Triple, bo
         HeldMemory::Exact(memory) => Some(memory.hundredths().into()),
         HeldMemory::Ask(ask) => asked(gpu, ask, unit_bytes),
     };
-    ([memory.unwrap_or(total_of(gpu)[0]), share.core.into(), share.slots.into()], memory.is_none())
+    (
+        [
+            memory.unwrap_or(total_of(gpu)[0]),
+            share.core.into(),
+            share.slots.into(),
+        ],
+        memory.is_none(),
+    )
 }
 
 fn asked(gpu: &Gpu, ask: MemoryAsk, unit_bytes: Option<u64>) -> Option<i128> {
@@ -238,7 +337,11 @@ fn asked(gpu: &Gpu, ask: MemoryAsk, unit_bytes: Option<u64>) -> Option<i128> {
 }
 
 pub(crate) fn total_of(gpu: &Gpu) -> Triple {
-    [i128::from(gpu.memory_bytes) * 100, gpu.core.into(), gpu.slots.into()]
+    [
+        i128::from(gpu.memory_bytes) * 100,
+        gpu.core.into(),
+        gpu.slots.into(),
+    ]
 }
 
 fn plus(one: Triple, other: Triple) -> Triple {

@@ -1,6 +1,9 @@
 //! How many nodes pods come to lie on under [`NodePolicy::Fill`]: no more than somebody would need who knew all of them before.
 
-use placement::{DevicePolicy, Fleet, GpuAsk, Hints, HostAmounts, HostLoad, MemoryAsk, NodePolicy, OwnerId, Policies, Request, Spec};
+use placement::{
+    DevicePolicy, Fleet, GpuAsk, Hints, HostAmounts, HostLoad, MemoryAsk, NodePolicy, OwnerId, Policies,
+    Request, Spec,
+};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -9,7 +12,10 @@ use crate::build::inventory;
 const N_NODES: usize = 20;
 const GPUS: usize = 8;
 const CPU_OF_NODE: u64 = 128_000;
-const POLICIES: Policies = Policies { node: NodePolicy::Fill, device: DevicePolicy::Fill };
+const POLICIES: Policies = Policies {
+    node: NodePolicy::Fill,
+    device: DevicePolicy::Fill,
+};
 
 /// Parts of a GPU, in percent, or whole ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +37,20 @@ impl Size {
             Self::Share(percent) => (1, percent),
             Self::Whole(n) => (n, 100),
         };
-        GpuAsk::Share(Request { devices, memory: MemoryAsk::Ratio(percent), core: 0, slots: 1 })
+        GpuAsk::Share(Request {
+            devices,
+            memory: MemoryAsk::Ratio(percent),
+            core: 0,
+            slots: 1,
+        })
     }
 
     /// So much of its GPUs' CPUs, in percent.
     fn host(self, part: u64) -> HostAmounts {
-        HostAmounts { cpu_milli: CPU_OF_NODE * u64::from(self.percent()) * part / (GPUS as u64 * 10_000), memory: 0 }
+        HostAmounts {
+            cpu_milli: CPU_OF_NODE * u64::from(self.percent()) * part / (GPUS as u64 * 10_000),
+            memory: 0,
+        }
     }
 }
 
@@ -45,10 +59,26 @@ fn fleet(n_daemons: usize) -> Fleet {
     let mut fleet = Fleet::new();
     for node in (0..N_NODES).map(|at| format!("n{at:02}")) {
         fleet.set_inventory(&node, inventory(&node, &[80_000; GPUS]));
-        fleet.set_host(&node, Some(HostAmounts { cpu_milli: CPU_OF_NODE, memory: 1 << 40 }));
+        fleet.set_host(
+            &node,
+            Some(HostAmounts {
+                cpu_milli: CPU_OF_NODE,
+                memory: 1 << 40,
+            }),
+        );
         for daemon in 0..n_daemons {
-            let amounts = HostAmounts { cpu_milli: 250, memory: 1 << 28 };
-            fleet.run(&OwnerId::from(format!("{node}-{daemon}").as_str()), &node, HostLoad { amounts, is_tied: true });
+            let amounts = HostAmounts {
+                cpu_milli: 250,
+                memory: 1 << 28,
+            };
+            fleet.run(
+                &OwnerId::from(format!("{node}-{daemon}").as_str()),
+                &node,
+                HostLoad {
+                    amounts,
+                    is_tied: true,
+                },
+            );
         }
     }
     fleet
@@ -60,16 +90,33 @@ fn n_used(fleet: &mut Fleet, sizes: &[Size], cpu_part: u64) -> usize {
     let mut used = std::collections::BTreeSet::new();
     for (at, size) in sizes.iter().enumerate() {
         let owner = OwnerId::from(format!("p{at}").as_str());
-        let ask = placement::Ask { host: size.host(cpu_part), ..placement::Ask::from(size.gpus()) };
-        let scores = names.iter().map(|name| fleet.node_id(name).map(|id| fleet.score(id, ask, POLICIES, Hints::Respect)).unwrap());
+        let ask = placement::Ask {
+            host: size.host(cpu_part),
+            ..placement::Ask::from(size.gpus())
+        };
+        let scores = names.iter().map(|name| {
+            fleet
+                .node_id(name)
+                .map(|id| fleet.score(id, ask, POLICIES, Hints::Respect))
+                .unwrap()
+        });
         // The first of the best: `max_by_key` would take the last.
-        let (best, score) = scores.enumerate().max_by_key(|(at, score)| (*score, std::cmp::Reverse(*at))).unwrap();
-        assert!(score > placement::Score::default(), "there is room for {size:?}, but no node takes it");
+        let (best, score) = scores
+            .enumerate()
+            .max_by_key(|(at, score)| (*score, std::cmp::Reverse(*at)))
+            .unwrap();
+        assert!(
+            score > placement::Score::default(),
+            "there is room for {size:?}, but no node takes it"
+        );
         let node = fleet.node_id(&names[best]).unwrap();
         let placement = fleet.choose(node, ask, POLICIES.device, Hints::Respect).unwrap();
         fleet.reserve(&owner, node, &placement).unwrap();
         fleet.run(&owner, &names[best], ask.host);
-        fleet.workload_mut().add(Spec { gpus: ask.gpus, host: ask.host });
+        fleet.workload_mut().add(Spec {
+            gpus: ask.gpus,
+            host: ask.host,
+        });
         fleet.learn();
         used.insert(best);
     }
@@ -104,14 +151,23 @@ fn n_daemons() -> impl Strategy<Value = usize> {
 fn mix() -> impl Strategy<Value = Vec<Size>> {
     let share = select(vec![5_u32, 8, 10, 12, 15, 20, 25, 30, 33, 40, 50, 60, 75, 80]).prop_map(Size::Share);
     let whole = select(vec![1_u32, 2, 4, 8]).prop_map(Size::Whole);
-    let kinds = (proptest::collection::vec(share, 2..5), proptest::collection::vec(whole, 0..3));
+    let kinds = (
+        proptest::collection::vec(share, 2..5),
+        proptest::collection::vec(whole, 0..3),
+    );
     let often = proptest::collection::vec(1_usize..5, 8);
     (kinds, often, 20_usize..150, any::<u64>()).prop_map(|((shares, wholes), often, n, seed)| {
         let kinds: Vec<Size> = shares.into_iter().chain(wholes).collect();
-        let line: Vec<Size> = kinds.iter().zip(&often).flat_map(|(size, n)| std::iter::repeat_n(*size, *n)).collect();
+        let line: Vec<Size> = kinds
+            .iter()
+            .zip(&often)
+            .flat_map(|(size, n)| std::iter::repeat_n(*size, *n))
+            .collect();
         let mut state = seed | 1;
         let mut draw = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             line[usize::try_from(state >> 33).unwrap() % line.len()]
         };
         (0..n).map(|_| draw()).collect()

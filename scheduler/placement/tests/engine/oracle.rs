@@ -16,7 +16,9 @@ type Choice = (Vec<u32>, Vec<(u32, Option<String>)>);
 
 fn chosen(question: &Question, policy: DevicePolicy) -> (Result<Choice, Reason>, Result<(), String>) {
     let mut fleet = question.fleet();
-    let Some(id) = fleet.node_id("n") else { return (Err(Reason::NoDevice), Err("no node".to_owned())) };
+    let Some(id) = fleet.node_id("n") else {
+        return (Err(Reason::NoDevice), Err("no node".to_owned()));
+    };
     let requests = question.requests();
     let ask = question.ask(&requests);
     let choice = fleet.choose(id, ask, policy, Hints::Respect);
@@ -24,8 +26,13 @@ fn chosen(question: &Question, policy: DevicePolicy) -> (Result<Choice, Reason>,
     let miss = fleet.miss(id, ask, Hints::Respect);
     let told = Asking::new(&fleet, ask, Hints::Respect).fit(id);
     let mut agree = Ok(());
-    if choice.as_ref().map(drop).map_err(|reason| *reason) != fit || told != fit || fit.is_ok() != miss.is_none() {
-        agree = Err(format!("chosen {choice:?}, fit {fit:?}, told {told:?}, missed {miss:?}"));
+    if choice.as_ref().map(drop).map_err(|reason| *reason) != fit
+        || told != fit
+        || fit.is_ok() != miss.is_none()
+    {
+        agree = Err(format!(
+            "chosen {choice:?}, fit {fit:?}, told {told:?}, missed {miss:?}"
+        ));
     }
     let placement = match choice {
         Err(reason) => return (Err(reason), agree),
@@ -38,7 +45,12 @@ fn chosen(question: &Question, policy: DevicePolicy) -> (Result<Choice, Reason>,
     if fleet.check() != before {
         agree = Err(format!("{placement:?} breaks {:?}", fleet.check()));
     }
-    let nic = |share: &placement::DeviceShare| (share.minor, share.functions.first().map(|function| function.id.to_string()));
+    let nic = |share: &placement::DeviceShare| {
+        (
+            share.minor,
+            share.functions.first().map(|function| function.id.to_string()),
+        )
+    };
     let gpus = placement.shares.iter().map(|share| share.minor).collect();
     (Ok((gpus, placement.others.iter().map(nic).collect())), agree)
 }

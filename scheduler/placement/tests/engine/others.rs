@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    Ask, Class, ClassRequest, Device, DevicePolicy, DeviceRef, Fleet, GpuAsk, HeldDevice, Hints, Holdings, Inventory, InventoryProblem,
-    NamedAmounts, Placement, Reason, ReserveError, Violation,
+    Ask, Class, ClassRequest, Device, DevicePolicy, DeviceRef, Fleet, GpuAsk, HeldDevice, Hints, Holdings,
+    Inventory, InventoryProblem, NamedAmounts, Placement, Reason, ReserveError, Violation,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -12,7 +12,10 @@ use rstest::rstest;
 use crate::build::{gpu, units};
 
 fn amounts(pairs: &[(&str, u64)]) -> NamedAmounts {
-    pairs.iter().map(|(resource, amount)| ((*resource).into(), *amount)).collect()
+    pairs
+        .iter()
+        .map(|(resource, amount)| ((*resource).into(), *amount))
+        .collect()
 }
 
 fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
@@ -26,42 +29,76 @@ fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
 }
 
 fn class(kind: &str, devices: Vec<Device>) -> Class {
-    Class { kind: kind.into(), devices }
+    Class {
+        kind: kind.into(),
+        devices,
+    }
 }
 
 fn with(classes: Vec<Class>) -> Inventory {
-    Inventory { classes: Some(classes), ..Inventory::default() }
+    Inventory {
+        classes: Some(classes),
+        ..Inventory::default()
+    }
 }
 
 /// Three adapters, of which the last is sick, and two cards of an unheard-of type with two resources.
 fn fleet() -> Fleet {
-    let rdma = (0..3).map(|minor| Device { healthy: minor < 2, ..device(minor, &[("rdma", 100)]) }).collect();
-    let npu = vec![device(0, &[("cores", 8), ("gib", 32)]), device(1, &[("cores", 8), ("gib", 64)])];
+    let rdma = (0..3)
+        .map(|minor| Device {
+            healthy: minor < 2,
+            ..device(minor, &[("rdma", 100)])
+        })
+        .collect();
+    let npu = vec![
+        device(0, &[("cores", 8), ("gib", 32)]),
+        device(1, &[("cores", 8), ("gib", 64)]),
+    ];
     let mut fleet = Fleet::new();
-    assert_eq!(fleet.set_inventory("n", with(vec![class("rdma", rdma), class("npu", npu)])), []);
+    assert_eq!(
+        fleet.set_inventory("n", with(vec![class("rdma", rdma), class("npu", npu)])),
+        []
+    );
     fleet
 }
 
 fn percent(amount: u64) -> ClassRequest {
-    ClassRequest { kind: "rdma".into(), amounts: amounts(&[("rdma", amount)]), whole: Some(100) }
+    ClassRequest {
+        kind: "rdma".into(),
+        amounts: amounts(&[("rdma", amount)]),
+        whole: Some(100),
+    }
 }
 
 fn cards(cores: u64, gib: u64) -> ClassRequest {
     let pairs = [("cores", cores), ("gib", gib)];
     let pairs: Vec<_> = pairs.into_iter().filter(|(_, amount)| *amount > 0).collect();
-    ClassRequest { kind: "npu".into(), amounts: amounts(&pairs), whole: None }
+    ClassRequest {
+        kind: "npu".into(),
+        amounts: amounts(&pairs),
+        whole: None,
+    }
 }
 
 fn choose(fleet: &Fleet, requests: &[ClassRequest]) -> Result<Placement, Reason> {
-    let ask = Ask { gpus: GpuAsk::Nothing, others: requests, wishes: None, ..Ask::default() };
+    let ask = Ask {
+        gpus: GpuAsk::Nothing,
+        others: requests,
+        wishes: None,
+        ..Ask::default()
+    };
     let id = fleet.node_id("n").unwrap();
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
-    assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
+    assert_eq!(
+        choice.as_ref().map(drop).map_err(|reason| *reason),
+        fleet.fit(id, ask, Hints::Respect)
+    );
     choice
 }
 
 fn shown(placement: &Placement) -> Vec<String> {
-    let share = |share: &placement::DeviceShare| format!("{} {} {:?}", share.kind, share.minor, share.amounts);
+    let share =
+        |share: &placement::DeviceShare| format!("{} {} {:?}", share.kind, share.minor, share.amounts);
     placement.others.iter().map(share).collect()
 }
 
@@ -90,52 +127,133 @@ fn refused(#[case] requests: &[ClassRequest]) {
 #[test]
 fn nothing_is_refused_where_nobody_says_what_there_is() {
     let mut fleet = Fleet::new();
-    fleet.set_inventory("n", Inventory { gpus: vec![gpu("n", 0, 1 << 30)], ..Inventory::default() });
-    assert_eq!(choose(&fleet, &[percent(300)]).map(|placement| placement.others), Ok(Vec::new()));
+    fleet.set_inventory(
+        "n",
+        Inventory {
+            gpus: vec![gpu("n", 0, 1 << 30)],
+            ..Inventory::default()
+        },
+    );
+    assert_eq!(
+        choose(&fleet, &[percent(300)]).map(|placement| placement.others),
+        Ok(Vec::new())
+    );
 }
 
 /// GPUs and other devices are reserved together or not at all.
 #[test]
 fn one_decision_for_all_devices() {
     let mut fleet = fleet();
-    let mut inventory = fleet.view(fleet.node_id("n").unwrap()).unwrap().inventory().unwrap().clone();
+    let mut inventory = fleet
+        .view(fleet.node_id("n").unwrap())
+        .unwrap()
+        .inventory()
+        .unwrap()
+        .clone();
     inventory.gpus = vec![gpu("n", 0, 1 << 30)];
     inventory.unit_bytes = Some(1 << 20);
     fleet.set_inventory("n", inventory);
     let id = fleet.node_id("n").unwrap();
     let requests = [percent(60)];
-    let ask = Ask { gpus: GpuAsk::Share(units(1000)), others: &requests, wishes: None, ..Ask::default() };
-    let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect).unwrap();
+    let ask = Ask {
+        gpus: GpuAsk::Share(units(1000)),
+        others: &requests,
+        wishes: None,
+        ..Ask::default()
+    };
+    let placement = fleet
+        .choose(id, ask, DevicePolicy::Binpack, Hints::Respect)
+        .unwrap();
     fleet.reserve(&"a".into(), id, &placement).unwrap();
     assert_eq!(fleet.reserve(&"a".into(), id, &placement), Ok(()), "again");
-    assert!(matches!(fleet.reserve(&"b".into(), id, &placement), Err(ReserveError::NoRoom { .. })));
-    let others = Placement { shares: Vec::new(), ..placement };
-    let full = ReserveError::NoRoomOnDevice { kind: "rdma".into(), id: "d0".into() };
+    assert!(matches!(
+        fleet.reserve(&"b".into(), id, &placement),
+        Err(ReserveError::NoRoom { .. })
+    ));
+    let others = Placement {
+        shares: Vec::new(),
+        ..placement
+    };
+    let full = ReserveError::NoRoomOnDevice {
+        kind: "rdma".into(),
+        id: "d0".into(),
+    };
     assert_eq!(fleet.reserve(&"b".into(), id, &others), Err(full));
-    let twice = Placement { others: [others.others.clone(), others.others].concat(), ..Placement::default() };
+    let twice = Placement {
+        others: [others.others.clone(), others.others].concat(),
+        ..Placement::default()
+    };
     fleet.release("a");
-    assert!(matches!(fleet.reserve(&"b".into(), id, &twice), Err(ReserveError::NoRoomOnDevice { .. })));
+    assert!(matches!(
+        fleet.reserve(&"b".into(), id, &twice),
+        Err(ReserveError::NoRoomOnDevice { .. })
+    ));
     assert_eq!((fleet.n_owners(), fleet.check()), (0, Vec::new()));
 }
 
 #[test]
 fn devices_that_cannot_be_told_apart_are_left_out() {
-    let devices =
-        vec![device(1, &[("x", 1)]), device(0, &[("x", 1)]), Device { minor: 2, ..device(0, &[("x", 1)]) }, device(1, &[("x", 1)])];
+    let devices = vec![
+        device(1, &[("x", 1)]),
+        device(0, &[("x", 1)]),
+        Device {
+            minor: 2,
+            ..device(0, &[("x", 1)])
+        },
+        device(1, &[("x", 1)]),
+    ];
     let problems = Fleet::new().set_inventory("n", with(vec![class("t", devices)]));
-    let left_out = |minor: u32, id: &str| InventoryProblem::DuplicateDevice { kind: "t".into(), id: id.into(), minor };
+    let left_out = |minor: u32, id: &str| InventoryProblem::DuplicateDevice {
+        kind: "t".into(),
+        id: id.into(),
+        minor,
+    };
     assert_eq!(problems, [left_out(1, "d1"), left_out(2, "d0")]);
 }
 
 #[test]
 fn facts_that_exceed_a_device_are_found() {
     let mut fleet = fleet();
-    let held =
-        |device, trusted| HeldDevice { kind: "rdma".into(), device, amounts: amounts(&[("rdma", 101)]), functions: Vec::new(), trusted };
-    fleet.hold(&"a".into(), "n", Holdings { others: vec![held(DeviceRef::Minor(0), true)], ..Holdings::default() });
-    fleet.hold(&"b".into(), "n", Holdings { others: vec![held(DeviceRef::Any, false)], ..Holdings::default() });
-    assert!(matches!(fleet.check().as_slice(), [Violation::DeviceOversubscribed { used: 101, total: 100, .. }]), "{:?}", fleet.check());
-    assert_eq!(choose(&fleet, &[percent(1)]), Err(Reason::OtherDevices), "each may be the one");
+    let held = |device, trusted| HeldDevice {
+        kind: "rdma".into(),
+        device,
+        amounts: amounts(&[("rdma", 101)]),
+        functions: Vec::new(),
+        trusted,
+    };
+    fleet.hold(
+        &"a".into(),
+        "n",
+        Holdings {
+            others: vec![held(DeviceRef::Minor(0), true)],
+            ..Holdings::default()
+        },
+    );
+    fleet.hold(
+        &"b".into(),
+        "n",
+        Holdings {
+            others: vec![held(DeviceRef::Any, false)],
+            ..Holdings::default()
+        },
+    );
+    assert!(
+        matches!(
+            fleet.check().as_slice(),
+            [Violation::DeviceOversubscribed {
+                used: 101,
+                total: 100,
+                ..
+            }]
+        ),
+        "{:?}",
+        fleet.check()
+    );
+    assert_eq!(
+        choose(&fleet, &[percent(1)]),
+        Err(Reason::OtherDevices),
+        "each may be the one"
+    );
 }
 
 /// What happens to a node with up to three devices, `a`, of one resource and perhaps another.
@@ -150,7 +268,15 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let devices = proptest::collection::btree_map(0_u32..4, (0_u64..6, proptest::option::of(0_u64..4), prop::bool::weighted(0.8)), 0..4);
+    let devices = proptest::collection::btree_map(
+        0_u32..4,
+        (
+            0_u64..6,
+            proptest::option::of(0_u64..4),
+            prop::bool::weighted(0.8),
+        ),
+        0..4,
+    );
     let reference = prop_oneof![
         (0_u32..5).prop_map(|minor| DeviceRef::Id(format!("d{minor}").as_str().into())),
         (0_u32..5).prop_map(DeviceRef::Minor),
@@ -179,16 +305,25 @@ impl Model {
     fn free(&self, own: Option<u8>) -> Vec<(u32, BTreeMap<String, i128>)> {
         let devices = self.devices.iter().flatten().filter(|device| device.healthy);
         let free = devices.map(|device| {
-            let mut free: BTreeMap<String, i128> =
-                device.resources.iter().map(|(name, total)| (name.to_string(), (*total).into())).collect();
+            let mut free: BTreeMap<String, i128> = device
+                .resources
+                .iter()
+                .map(|(name, total)| (name.to_string(), (*total).into()))
+                .collect();
             let is_unknown = |minor: &u32| self.devices.iter().flatten().all(|device| device.minor != *minor);
             let on_this = self.held.values().flatten().filter(|held| match &held.device {
                 DeviceRef::Id(id) => *id == device.id,
                 DeviceRef::Minor(minor) => *minor == device.minor || is_unknown(minor),
                 DeviceRef::Any => true,
             });
-            let hinted = self.hints.iter().filter(|(owner, _)| Some(**owner) != own).flat_map(|(_, hint)| &hint.others);
-            let hinted = hinted.filter(|share| share.id == device.id).flat_map(|share| &share.amounts);
+            let hinted = self
+                .hints
+                .iter()
+                .filter(|(owner, _)| Some(**owner) != own)
+                .flat_map(|(_, hint)| &hint.others);
+            let hinted = hinted
+                .filter(|share| share.id == device.id)
+                .flat_map(|share| &share.amounts);
             for (name, amount) in on_this.flat_map(|held| &held.amounts).chain(hinted) {
                 if let Some(free) = free.get_mut(name.as_str()) {
                     *free -= i128::from(*amount);
@@ -203,24 +338,44 @@ impl Model {
     fn fits(&self, request: &ClassRequest, own: Option<u8>) -> bool {
         let Some(devices) = &self.devices else { return true };
         let n = request.amounts.iter().map(|(name, amount)| {
-            let largest = devices.iter().filter_map(|device| device.resources.get(name)).max().copied().unwrap_or(0);
+            let largest = devices
+                .iter()
+                .filter_map(|device| device.resources.get(name))
+                .max()
+                .copied()
+                .unwrap_or(0);
             match *amount {
                 amount if amount <= largest => Some(1),
                 amount if largest > 0 && amount % largest == 0 => Some(amount / largest),
                 _ => None,
             }
         });
-        let Some(n) = n.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().max()) else { return false };
+        let Some(n) = n
+            .collect::<Option<Vec<u64>>>()
+            .and_then(|all| all.into_iter().max())
+        else {
+            return false;
+        };
         let fits = |free: &BTreeMap<String, i128>| {
-            request.amounts.iter().all(|(name, amount)| free.get(name.as_str()).is_some_and(|free| i128::from(amount.div_ceil(n)) <= *free))
+            request.amounts.iter().all(|(name, amount)| {
+                free.get(name.as_str())
+                    .is_some_and(|free| i128::from(amount.div_ceil(n)) <= *free)
+            })
         };
         self.free(own).iter().filter(|(_, free)| fits(free)).count() as u64 >= n
     }
 }
 
 fn request(x: u64, y: Option<u64>) -> ClassRequest {
-    let pairs: Vec<_> = [Some(("x", x)), y.map(|y| ("y", y))].into_iter().flatten().collect();
-    ClassRequest { kind: "t".into(), amounts: amounts(&pairs), whole: None }
+    let pairs: Vec<_> = [Some(("x", x)), y.map(|y| ("y", y))]
+        .into_iter()
+        .flatten()
+        .collect();
+    ClassRequest {
+        kind: "t".into(),
+        amounts: amounts(&pairs),
+        whole: None,
+    }
 }
 
 fn name(owner: u8) -> String {
@@ -231,8 +386,14 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
     match step {
         Step::Devices(devices) => {
             let of = |(minor, x, y, healthy): &(u32, u64, Option<u64>, bool)| {
-                let pairs: Vec<_> = [Some(("x", *x)), y.map(|y| ("y", y))].into_iter().flatten().collect();
-                Device { healthy: *healthy, ..device(*minor, &pairs) }
+                let pairs: Vec<_> = [Some(("x", *x)), y.map(|y| ("y", y))]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+                Device {
+                    healthy: *healthy,
+                    ..device(*minor, &pairs)
+                }
             };
             let devices: Vec<Device> = devices.iter().map(of).collect();
             fleet.set_inventory("n", with(vec![class("t", devices.clone())]));
@@ -244,8 +405,21 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
         }
         Step::Hold(owner, reference, x, trusted) => {
             let amounts = amounts(&[("x", *x)]);
-            let held = HeldDevice { kind: "t".into(), device: reference.clone(), amounts, functions: Vec::new(), trusted: *trusted };
-            fleet.hold(&name(*owner).as_str().into(), "n", Holdings { others: vec![held.clone()], ..Holdings::default() });
+            let held = HeldDevice {
+                kind: "t".into(),
+                device: reference.clone(),
+                amounts,
+                functions: Vec::new(),
+                trusted: *trusted,
+            };
+            fleet.hold(
+                &name(*owner).as_str().into(),
+                "n",
+                Holdings {
+                    others: vec![held.clone()],
+                    ..Holdings::default()
+                },
+            );
             model.hints.remove(owner);
             model.held.insert(*owner, vec![held]);
         }
@@ -261,8 +435,17 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
 
 fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest, spread: bool) {
     let Some(id) = fleet.node_id("n") else { return };
-    let ask = Ask { gpus: GpuAsk::Nothing, others: std::slice::from_ref(request), wishes: None, ..Ask::default() };
-    let policy = if spread { DevicePolicy::Spread } else { DevicePolicy::Binpack };
+    let ask = Ask {
+        gpus: GpuAsk::Nothing,
+        others: std::slice::from_ref(request),
+        wishes: None,
+        ..Ask::default()
+    };
+    let policy = if spread {
+        DevicePolicy::Spread
+    } else {
+        DevicePolicy::Binpack
+    };
     let own = name(owner);
     let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
     assert_eq!(choice.is_ok(), model.fits(request, Some(owner)), "{request:?}");
@@ -274,13 +457,22 @@ fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest
     }
     assert_eq!(fleet.reserve(&own.as_str().into(), id, &placement), Ok(()));
     model.hints.remove(&owner);
-    model.held.insert(owner, placement.others.iter().map(HeldDevice::from).collect());
+    model
+        .held
+        .insert(owner, placement.others.iter().map(HeldDevice::from).collect());
 }
 
 fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: ClassRequest) {
     let Some(id) = fleet.node_id("n") else { return };
-    let ask = Ask { gpus: GpuAsk::Nothing, others: &[request], wishes: None, ..Ask::default() };
-    let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else { return };
+    let ask = Ask {
+        gpus: GpuAsk::Nothing,
+        others: &[request],
+        wishes: None,
+        ..Ask::default()
+    };
+    let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else {
+        return;
+    };
     model.hints.remove(&owner);
     if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {
         model.hints.insert(owner, placement);

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use placement::{
-    Ask, Evictable, Fleet, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Memory, MemoryAsk, NodeId, OwnerId, Preemption, Request,
-    Victims,
+    Ask, Evictable, Fleet, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Memory, MemoryAsk, NodeId,
+    OwnerId, Preemption, Request, Victims,
 };
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -23,15 +23,33 @@ struct Running {
 
 fn running(name: &str, priority: i32, shares: &[(u32, u64)]) -> Running {
     let owner = OwnerId::from(name);
-    let pod = Evictable { owner, priority, started: 0, is_leaving: false, is_forced: false, budgets: Vec::new(), frees: Vec::new() };
-    Running { shares: shares.to_vec(), core: 0, pod }
+    let pod = Evictable {
+        owner,
+        priority,
+        started: 0,
+        is_leaving: false,
+        is_forced: false,
+        budgets: Vec::new(),
+        frees: Vec::new(),
+    };
+    Running {
+        shares: shares.to_vec(),
+        core: 0,
+        pod,
+    }
 }
 
 impl Running {
     fn holding(&self) -> Holding {
         let share = |(minor, gib): &(u32, u64)| {
             let memory = HeldMemory::Exact(Memory::from_bytes(gib * GIB));
-            HeldShare { gpu: GpuRef::Minor(*minor), memory, core: self.core, slots: 1, trusted: true }
+            HeldShare {
+                gpu: GpuRef::Minor(*minor),
+                memory,
+                core: self.core,
+                slots: 1,
+                trusted: true,
+            }
         };
         Holding::Shares(self.shares.iter().map(share).collect())
     }
@@ -72,27 +90,58 @@ fn node_of(n_gpus: usize, pods: &[Running]) -> (Fleet, NodeId) {
 }
 
 fn gib(devices: u32, gib: u64) -> Request {
-    Request { devices, memory: MemoryAsk::Bytes(gib * GIB), core: 0, slots: 1 }
+    Request {
+        devices,
+        memory: MemoryAsk::Bytes(gib * GIB),
+        core: 0,
+        slots: 1,
+    }
 }
 
-fn preempt(n_gpus: usize, pods: &[Running], request: &Request, budgets: &[i64], must_free: &[u64]) -> Option<Victims> {
+fn preempt(
+    n_gpus: usize,
+    pods: &[Running],
+    request: &Request,
+    budgets: &[i64],
+    must_free: &[u64],
+) -> Option<Victims> {
     let (fleet, id) = node_of(n_gpus, pods);
     let evictable: Vec<Evictable> = pods.iter().map(|pod| pod.pod.clone()).collect();
-    fleet.preempt(id, Ask::from(request), Preemption { pods: &evictable, budgets, must_free, outranked: &[] })
+    fleet.preempt(
+        id,
+        Ask::from(request),
+        Preemption {
+            pods: &evictable,
+            budgets,
+            must_free,
+            outranked: &[],
+        },
+    )
 }
 
 fn names(victims: Option<Victims>) -> Option<Vec<String>> {
-    victims.map(|victims| victims.owners.iter().map(|owner| owner.as_str().to_owned()).collect())
+    victims.map(|victims| {
+        victims
+            .owners
+            .iter()
+            .map(|owner| owner.as_str().to_owned())
+            .collect()
+    })
 }
 
 /// kube-scheduler takes any four of the 64 pods: their sum suffices. Here they are on one GPU.
 #[test]
 fn four_pods_of_one_gpu_go() {
-    let pods: Vec<Running> = (0..64).map(|at| running(&format!("p{at:02}"), 0, &[(at / 8, 10)])).collect();
+    let pods: Vec<Running> = (0..64)
+        .map(|at| running(&format!("p{at:02}"), 0, &[(at / 8, 10)]))
+        .collect();
     let victims = preempt(8, &pods, &gib(1, 40), &[], &[]).unwrap();
     assert_eq!(victims.owners.len(), 4);
-    let gpus: std::collections::BTreeSet<usize> =
-        victims.owners.iter().map(|owner| owner.as_str()[1..].parse::<usize>().unwrap() / 8).collect();
+    let gpus: std::collections::BTreeSet<usize> = victims
+        .owners
+        .iter()
+        .map(|owner| owner.as_str()[1..].parse::<usize>().unwrap() / 8)
+        .collect();
     assert_eq!(gpus.len(), 1, "{victims:?}");
 }
 
@@ -124,27 +173,51 @@ fn nothing_is_named_where_nothing_helps() {
     let stays = running("a", 0, &[(0, 80)]);
     let (fleet, id) = node_of(1, std::slice::from_ref(&stays));
     let other = [running("b", 0, &[]).pod];
-    let preemption = Preemption { pods: &other, budgets: &[], must_free: &[], outranked: &[] };
+    let preemption = Preemption {
+        pods: &other,
+        budgets: &[],
+        must_free: &[],
+        outranked: &[],
+    };
     assert_eq!(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption), None);
 }
 
 #[test]
 fn sums_and_forced_victims_are_heeded() {
-    let pods =
-        [running("a", 0, &[(0, 80)]).freeing(1), running("b", 0, &[(1, 80)]).freeing(3), running("plain", 7, &[]).forced().freeing(1)];
-    assert_eq!(names(preempt(2, &pods, &gib(1, 60), &[], &[1])), Some(vec!["plain".to_owned(), "a".to_owned()]));
-    assert_eq!(names(preempt(2, &pods, &gib(1, 60), &[], &[4])), Some(vec!["plain".to_owned(), "b".to_owned()]));
+    let pods = [
+        running("a", 0, &[(0, 80)]).freeing(1),
+        running("b", 0, &[(1, 80)]).freeing(3),
+        running("plain", 7, &[]).forced().freeing(1),
+    ];
+    assert_eq!(
+        names(preempt(2, &pods, &gib(1, 60), &[], &[1])),
+        Some(vec!["plain".to_owned(), "a".to_owned()])
+    );
+    assert_eq!(
+        names(preempt(2, &pods, &gib(1, 60), &[], &[4])),
+        Some(vec!["plain".to_owned(), "b".to_owned()])
+    );
     assert_eq!(preempt(2, &pods, &gib(1, 60), &[], &[6]), None);
 }
 
 #[test]
 fn several_gpus_at_once() {
-    let pods: Vec<Running> = (0..8).map(|at| running(&format!("p{at}"), i32::try_from(at % 4).unwrap(), &[(at, 80)])).collect();
-    assert_eq!(names(preempt(8, &pods, &gib(2, 80), &[], &[])), Some(vec!["p0".to_owned(), "p4".to_owned()]));
+    let pods: Vec<Running> = (0..8)
+        .map(|at| running(&format!("p{at}"), i32::try_from(at % 4).unwrap(), &[(at, 80)]))
+        .collect();
+    assert_eq!(
+        names(preempt(8, &pods, &gib(2, 80), &[], &[])),
+        Some(vec!["p0".to_owned(), "p4".to_owned()])
+    );
     let whole = Ask::from(GpuAsk::All { slots: 1 });
     let (fleet, id) = node_of(8, &pods);
     let evictable: Vec<Evictable> = pods.iter().map(|pod| pod.pod.clone()).collect();
-    let preemption = Preemption { pods: &evictable, budgets: &[], must_free: &[], outranked: &[] };
+    let preemption = Preemption {
+        pods: &evictable,
+        budgets: &[],
+        must_free: &[],
+        outranked: &[],
+    };
     assert!(fleet.preempt(id, whole, preemption).is_some());
 }
 
@@ -152,49 +225,100 @@ fn several_gpus_at_once() {
 fn an_expected_pod_counts_unless_it_is_outranked() {
     let (mut fleet, id) = node_of(1, &[]);
     let hinted = OwnerId::from("expected");
-    let placement = fleet.choose(id, &gib(1, 40), placement::DevicePolicy::Binpack, Hints::Respect).unwrap();
+    let placement = fleet
+        .choose(id, &gib(1, 40), placement::DevicePolicy::Binpack, Hints::Respect)
+        .unwrap();
     assert!(fleet.hint(&hinted, id, placement));
-    let preemption = Preemption { pods: &[], budgets: &[], must_free: &[], outranked: &[] };
+    let preemption = Preemption {
+        pods: &[],
+        budgets: &[],
+        must_free: &[],
+        outranked: &[],
+    };
     assert_eq!(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption), None);
-    let outranked = Preemption { outranked: &[hinted], ..preemption };
-    assert_eq!(fleet.preempt(id, Ask::from(&gib(1, 60)), outranked).unwrap().owners, []);
+    let outranked = Preemption {
+        outranked: &[hinted],
+        ..preemption
+    };
+    assert_eq!(
+        fleet
+            .preempt(id, Ask::from(&gib(1, 60)), outranked)
+            .unwrap()
+            .owners,
+        []
+    );
 }
 
 /// Speed of one node as large and as full as they come, without a clock: comparisons are bounded, so this ends soon.
 #[test]
 fn a_crowded_node_of_sixteen_gpus() {
-    let pods: Vec<Running> = (0..320).map(|at| running(&format!("p{at:03}"), i32::try_from(at % 7).unwrap(), &[(at % 16, 4)])).collect();
+    let pods: Vec<Running> = (0..320)
+        .map(|at| {
+            running(
+                &format!("p{at:03}"),
+                i32::try_from(at % 7).unwrap(),
+                &[(at % 16, 4)],
+            )
+        })
+        .collect();
     let victims = preempt(16, &pods, &gib(4, 80), &[], &[]).unwrap();
     assert_eq!(victims.owners.len(), 80);
 }
 
 /// Small nodes: up to three GPUs, `n_pods` pods of up to two shares, three priorities, two budgets.
-fn small(n_pods: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (usize, Vec<Running>, Request, Vec<i64>)> {
+fn small(
+    n_pods: std::ops::RangeInclusive<usize>,
+) -> impl Strategy<Value = (usize, Vec<Running>, Request, Vec<i64>)> {
     let pods = (1..=3_usize).prop_flat_map(move |n_gpus| {
         let minors: Vec<u32> = (0..u32::try_from(n_gpus).unwrap()).collect();
-        let shares = (subsequence(minors, 1..=n_gpus.min(2)), select(vec![10_u64, 20, 30, 50]), select(vec![0_u32, 20, 50]));
-        let rank = (0..3_i32, 0..4_i64, proptest::bool::weighted(0.1), subsequence(vec![0_usize, 1], 0..=2));
-        let pod = (shares, rank).prop_map(|((minors, size, core), (priority, started, is_leaving, budgets))| {
-            let shares: Vec<(u32, u64)> = minors.into_iter().map(|minor| (minor, size)).collect();
-            let mut pod = running("", priority, &shares).since(started).in_budgets(&budgets);
-            pod.core = core;
-            pod.pod.is_leaving = is_leaving;
-            pod
-        });
+        let shares = (
+            subsequence(minors, 1..=n_gpus.min(2)),
+            select(vec![10_u64, 20, 30, 50]),
+            select(vec![0_u32, 20, 50]),
+        );
+        let rank = (
+            0..3_i32,
+            0..4_i64,
+            proptest::bool::weighted(0.1),
+            subsequence(vec![0_usize, 1], 0..=2),
+        );
+        let pod = (shares, rank).prop_map(
+            |((minors, size, core), (priority, started, is_leaving, budgets))| {
+                let shares: Vec<(u32, u64)> = minors.into_iter().map(|minor| (minor, size)).collect();
+                let mut pod = running("", priority, &shares).since(started).in_budgets(&budgets);
+                pod.core = core;
+                pod.pod.is_leaving = is_leaving;
+                pod
+            },
+        );
         (Just(n_gpus), proptest::collection::vec(pod, n_pods.clone()))
     });
-    let request = (1..=2_u32, select(vec![20_u64, 40, 70, 80]), select(vec![0_u32, 50, 100]));
-    (pods, request, proptest::collection::vec(0..3_i64, 2)).prop_map(|((n_gpus, drawn), (devices, size, core), budgets)| {
-        let mut pods: Vec<Running> = Vec::new();
-        for (at, mut pod) in drawn.into_iter().enumerate() {
-            pod.pod.owner = OwnerId::from(format!("p{at}"));
-            pods.push(pod);
-            if !is_sound(n_gpus, &pods) || pods.len() > 11 {
-                pods.pop();
+    let request = (
+        1..=2_u32,
+        select(vec![20_u64, 40, 70, 80]),
+        select(vec![0_u32, 50, 100]),
+    );
+    (pods, request, proptest::collection::vec(0..3_i64, 2)).prop_map(
+        |((n_gpus, drawn), (devices, size, core), budgets)| {
+            let mut pods: Vec<Running> = Vec::new();
+            for (at, mut pod) in drawn.into_iter().enumerate() {
+                pod.pod.owner = OwnerId::from(format!("p{at}"));
+                pods.push(pod);
+                if !is_sound(n_gpus, &pods) || pods.len() > 11 {
+                    pods.pop();
+                }
             }
-        }
-        (n_gpus, pods, Request { core, ..gib(devices, size) }, budgets)
-    })
+            (
+                n_gpus,
+                pods,
+                Request {
+                    core,
+                    ..gib(devices, size)
+                },
+                budgets,
+            )
+        },
+    )
 }
 
 /// Returns true if the request fits once these pods are gone.
@@ -219,13 +343,24 @@ fn cost(gone: &[&Running], budgets: &[i64]) -> Cost {
     }
     let paid = || order.iter().filter(|pod| !pod.pod.is_leaving);
     let raised = |pod: &Running| i64::from(pod.pod.priority) - i64::from(i32::MIN);
-    (n_violations, paid().map(|pod| pod.pod.priority).max(), paid().map(|pod| raised(pod)).sum(), paid().count())
+    (
+        n_violations,
+        paid().map(|pod| pod.pod.priority).max(),
+        paid().map(|pod| raised(pod)).sum(),
+        paid().count(),
+    )
 }
 
 /// Returns true if no GPU holds more than its capacity, as on a real node.
 fn is_sound(n_gpus: usize, pods: &[Running]) -> bool {
     (0..n_gpus).all(|minor| {
-        let of = |pod: &Running| pod.shares.iter().filter(|(at, _)| *at as usize == minor).map(|(_, gib)| *gib).sum::<u64>();
+        let of = |pod: &Running| {
+            pod.shares
+                .iter()
+                .filter(|(at, _)| *at as usize == minor)
+                .map(|(_, gib)| *gib)
+                .sum::<u64>()
+        };
         let core = |pod: &Running| if of(pod) > 0 { pod.core } else { 0 };
         pods.iter().map(of).sum::<u64>() <= 80 && pods.iter().map(core).sum::<u32>() <= 100
     })
@@ -234,17 +369,41 @@ fn is_sound(n_gpus: usize, pods: &[Running]) -> bool {
 /// The cost of the victims found, and that of the best of all sets; both absent if no set helps.
 ///
 /// Asserts that evicting the victims helps, and that none of them could stay.
-fn compared(n_gpus: usize, pods: &[Running], request: &Request, budgets: &[i64]) -> (Option<Cost>, Option<Cost>) {
-    let helps = |gone: &[&Running]| fits_without(n_gpus, pods, request, |pod| gone.iter().any(|gone| gone.pod.owner == pod.pod.owner));
-    let members = |bits: u32| pods.iter().enumerate().filter(move |(at, _)| bits & (1 << at) != 0).map(|(_, pod)| pod);
+fn compared(
+    n_gpus: usize,
+    pods: &[Running],
+    request: &Request,
+    budgets: &[i64],
+) -> (Option<Cost>, Option<Cost>) {
+    let helps = |gone: &[&Running]| {
+        fits_without(n_gpus, pods, request, |pod| {
+            gone.iter().any(|gone| gone.pod.owner == pod.pod.owner)
+        })
+    };
+    let members = |bits: u32| {
+        pods.iter()
+            .enumerate()
+            .filter(move |(at, _)| bits & (1 << at) != 0)
+            .map(|(_, pod)| pod)
+    };
     let sets = (0..1_u32 << pods.len()).map(|bits| members(bits).collect::<Vec<_>>());
-    let best = sets.filter(|gone| helps(gone)).map(|gone| cost(&gone, budgets)).min();
+    let best = sets
+        .filter(|gone| helps(gone))
+        .map(|gone| cost(&gone, budgets))
+        .min();
     let victims = preempt(n_gpus, pods, request, budgets, &[]);
     let found = victims.map(|victims| {
-        let gone: Vec<&Running> = pods.iter().filter(|pod| victims.owners.contains(&pod.pod.owner)).collect();
+        let gone: Vec<&Running> = pods
+            .iter()
+            .filter(|pod| victims.owners.contains(&pod.pod.owner))
+            .collect();
         assert!(helps(&gone), "{victims:?}");
         for spared in &gone {
-            let without: Vec<&Running> = gone.iter().copied().filter(|pod| pod.pod.owner != spared.pod.owner).collect();
+            let without: Vec<&Running> = gone
+                .iter()
+                .copied()
+                .filter(|pod| pod.pod.owner != spared.pod.owner)
+                .collect();
             assert!(!helps(&without), "{} could stay", spared.pod.owner);
         }
         let found = cost(&gone, budgets);
@@ -285,10 +444,21 @@ fn gpus_that_are_sick_are_not_freed() {
     let pods = [running("a", 0, &[(0, 80)]), running("b", 5, &[(1, 80)])];
     let (mut fleet, _) = node_of(2, &pods);
     let mut inventory = crate::build::inventory("n", &[80 << 10, 80 << 10]);
-    inventory.gpus[0] = placement::Gpu { healthy: false, ..gpu("n", 0, 80 * GIB) };
+    inventory.gpus[0] = placement::Gpu {
+        healthy: false,
+        ..gpu("n", 0, 80 * GIB)
+    };
     fleet.set_inventory("n", inventory);
     let evictable: Vec<Evictable> = pods.iter().map(|pod| pod.pod.clone()).collect();
-    let preemption = Preemption { pods: &evictable, budgets: &[], must_free: &[], outranked: &[] };
+    let preemption = Preemption {
+        pods: &evictable,
+        budgets: &[],
+        must_free: &[],
+        outranked: &[],
+    };
     let id = fleet.node_id("n").unwrap();
-    assert_eq!(names(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption)), Some(vec!["b".to_owned()]));
+    assert_eq!(
+        names(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption)),
+        Some(vec!["b".to_owned()])
+    );
 }

@@ -40,11 +40,23 @@ fn with_slots(slots: u32) -> Request {
 fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: Request, #[case] expected: Reason) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     for (minor, (memory, core, slots)) in (0..).zip(taken) {
-        let share = HeldShare { core, slots, ..share(GpuRef::Minor(minor), MemoryAsk::Units(memory)) };
-        hold(&mut fleet, &format!("taker-{minor}"), "n", Holding::Shares(vec![share]));
+        let share = HeldShare {
+            core,
+            slots,
+            ..share(GpuRef::Minor(minor), MemoryAsk::Units(memory))
+        };
+        hold(
+            &mut fleet,
+            &format!("taker-{minor}"),
+            "n",
+            Holding::Shares(vec![share]),
+        );
     }
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
-    assert_eq!(fleet.choose(id, &request, placement::DevicePolicy::Spread, Hints::Respect), Err(expected));
+    assert_eq!(
+        fleet.choose(id, &request, placement::DevicePolicy::Spread, Hints::Respect),
+        Err(expected)
+    );
 }
 
 #[rstest]
@@ -55,9 +67,18 @@ fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: Request, #[case
 fn reasons_with_sick_gpus(#[case] health: &[bool], #[case] request: Request, #[case] expected: Reason) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     let mut devices = inventory("n", &[8192, 8192]);
-    devices.gpus.iter_mut().zip(health).for_each(|(gpu, healthy)| gpu.healthy = *healthy);
+    devices
+        .gpus
+        .iter_mut()
+        .zip(health)
+        .for_each(|(gpu, healthy)| gpu.healthy = *healthy);
     fleet.set_inventory("n", devices);
-    hold(&mut fleet, "pod", "n", crate::build::on_minor(1, MemoryAsk::Units(1000)));
+    hold(
+        &mut fleet,
+        "pod",
+        "n",
+        crate::build::on_minor(1, MemoryAsk::Units(1000)),
+    );
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
 }
 
@@ -67,12 +88,31 @@ fn explain_speaks_of_every_device() {
     let mut devices = inventory("n", &[8192, 4096, 8192, 8192]);
     devices.gpus[2].healthy = false;
     fleet.set_inventory("n", devices);
-    hold(&mut fleet, "pod", "n", crate::build::on_minor(0, MemoryAsk::Units(5000)));
+    hold(
+        &mut fleet,
+        "pod",
+        "n",
+        crate::build::on_minor(0, MemoryAsk::Units(5000)),
+    );
     let verdicts = fleet.explain(id, &units(5000), Hints::Respect).unwrap();
-    let fits: Vec<_> = verdicts.iter().map(|verdict| (verdict.gpu.minor, verdict.fit)).collect();
-    assert_eq!(fits, [(0, Err(Reason::Memory)), (1, Err(Reason::TooLarge)), (2, Err(Reason::Unhealthy)), (3, Ok(()))]);
+    let fits: Vec<_> = verdicts
+        .iter()
+        .map(|verdict| (verdict.gpu.minor, verdict.fit))
+        .collect();
+    assert_eq!(
+        fits,
+        [
+            (0, Err(Reason::Memory)),
+            (1, Err(Reason::TooLarge)),
+            (2, Err(Reason::Unhealthy)),
+            (3, Ok(()))
+        ]
+    );
     assert_eq!(verdicts[0].free.memory, crate::build::mib(3192));
-    assert_eq!(fleet.explain(id, &units(0), Hints::Respect).unwrap_err(), Reason::InvalidRequest);
+    assert_eq!(
+        fleet.explain(id, &units(0), Hints::Respect).unwrap_err(),
+        Reason::InvalidRequest
+    );
 }
 
 /// kube-scheduler joins the texts of all nodes: they must be few. A request that breaks a rule is told that rule instead.
@@ -81,5 +121,9 @@ fn there_are_eleven_texts_besides_rules() {
     let texts: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
     let labels: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.label()).collect();
     assert_eq!((texts.len(), labels.len()), (12, 15));
-    assert!(labels.iter().all(|label| label.chars().all(|c| c.is_ascii_lowercase() || c == '_')));
+    assert!(
+        labels
+            .iter()
+            .all(|label| label.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    );
 }

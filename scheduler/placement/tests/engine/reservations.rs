@@ -3,14 +3,27 @@
 use placement::{Amounts, Hints, MemoryAsk, OwnerId, Placement, Reason, ReserveError, Share};
 use rstest::rstest;
 
-use crate::build::{ask, free_mib, gpus, hold, inventory, mib, minors, on_minor, on_uuid, one_node, place, units};
+use crate::build::{
+    ask, free_mib, gpus, hold, inventory, mib, minors, on_minor, on_uuid, one_node, place, units,
+};
 
 fn share(gpu: &str, minor: u32, mib_taken: u64) -> Share {
-    Share { gpu: gpu.into(), minor, amounts: Amounts { memory: mib(mib_taken), core: 10, slots: 1 } }
+    Share {
+        gpu: gpu.into(),
+        minor,
+        amounts: Amounts {
+            memory: mib(mib_taken),
+            core: 10,
+            slots: 1,
+        },
+    }
 }
 
 fn on(shares: &[Share]) -> Placement {
-    Placement { shares: shares.to_vec(), ..Placement::default() }
+    Placement {
+        shares: shares.to_vec(),
+        ..Placement::default()
+    }
 }
 
 #[rstest]
@@ -38,18 +51,28 @@ fn refused(#[case] placement: Placement, #[case] message: &str) {
 #[test]
 fn a_node_that_is_gone_takes_nothing() {
     let (mut fleet, id) = one_node(&[8192]);
-    let placement = fleet.choose(id, &units(1), placement::DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let placement = fleet
+        .choose(id, &units(1), placement::DevicePolicy::Binpack, Hints::Ignore)
+        .unwrap();
     fleet.remove_inventory("n");
-    assert_eq!(fleet.reserve(&"pod".into(), id, &placement), Err(ReserveError::UnknownNode));
+    assert_eq!(
+        fleet.reserve(&"pod".into(), id, &placement),
+        Err(ReserveError::UnknownNode)
+    );
 }
 
 /// E10: of two that chose the same room only one gets it.
 #[test]
 fn e10_the_second_decision_on_the_same_room_is_refused() {
     let (mut fleet, id) = one_node(&[8192]);
-    let chosen = fleet.choose(id, &units(5000), placement::DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let chosen = fleet
+        .choose(id, &units(5000), placement::DevicePolicy::Binpack, Hints::Ignore)
+        .unwrap();
     assert_eq!(fleet.reserve(&"a".into(), id, &chosen), Ok(()));
-    assert!(matches!(fleet.reserve(&"b".into(), id, &chosen), Err(ReserveError::NoRoom { .. })));
+    assert!(matches!(
+        fleet.reserve(&"b".into(), id, &chosen),
+        Err(ReserveError::NoRoom { .. })
+    ));
     assert!(fleet.release("a"));
     assert_eq!(fleet.reserve(&"b".into(), id, &chosen), Ok(()));
     assert_eq!(fleet.check(), []);
@@ -63,7 +86,10 @@ fn e9_deciding_twice_changes_nothing() {
     assert_eq!(fleet.reserve(&"pod".into(), id, &first), Ok(()));
     assert_eq!(free_mib(&fleet, "n"), [3192, 8192]);
     let elsewhere = on(&[share("n-1", 1, 5000)]);
-    assert_eq!(fleet.reserve(&"pod".into(), id, &elsewhere), Err(ReserveError::HoldsOther { node: "n".into() }));
+    assert_eq!(
+        fleet.reserve(&"pod".into(), id, &elsewhere),
+        Err(ReserveError::HoldsOther { node: "n".into() })
+    );
     assert_eq!(free_mib(&fleet, "n"), [3192, 8192]);
 }
 
@@ -86,9 +112,14 @@ fn a_pod_of_another_node_is_not_placed_twice() {
     let (mut fleet, n) = one_node(&[8192]);
     fleet.set_inventory("m", inventory("m", &[8192]));
     hold(&mut fleet, "pod", "m", on_minor(0, MemoryAsk::Units(100)));
-    let chosen = fleet.choose(n, &units(100), placement::DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let chosen = fleet
+        .choose(n, &units(100), placement::DevicePolicy::Binpack, Hints::Ignore)
+        .unwrap();
     let owner = OwnerId::from("pod");
-    assert_eq!(fleet.reserve(&owner, n, &chosen), Err(ReserveError::HoldsOther { node: "m".into() }));
+    assert_eq!(
+        fleet.reserve(&owner, n, &chosen),
+        Err(ReserveError::HoldsOther { node: "m".into() })
+    );
 }
 
 #[rstest]

@@ -1,36 +1,66 @@
 //! Which devices, where it matters which: the proposals' examples and the rules one by one.
 
 use placement::{
-    Ask, Class, ClassRequest, Device, DevicePolicy, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuAsk, Hints, Inventory, Joint, Kind,
-    LinkGroup, Partition, PartitionTable, PartitionWish, Place, Placement, Reason, Scope, Selector, Strategy, Traits, Wish, Wishes,
+    Ask, Class, ClassRequest, Device, DevicePolicy, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuAsk,
+    Hints, Inventory, Joint, Kind, LinkGroup, Partition, PartitionTable, PartitionWish, Place, Placement,
+    Reason, Scope, Selector, Strategy, Traits, Wish, Wishes,
 };
 use rstest::rstest;
 
 use crate::build::{GIB, ask, gpu};
 
 fn place(numa: u32, switch: u32) -> Place {
-    Place { numa: Some(numa), switch: Some(format!("0000:{switch:02x}").into()) }
+    Place {
+        numa: Some(numa),
+        switch: Some(format!("0000:{switch:02x}").into()),
+    }
 }
 
 fn gpu_at(minor: u32, numa: u32, switch: u32) -> Gpu {
-    Gpu { traits: Traits { place: Some(place(numa, switch)), ..Traits::default() }, ..gpu("n", minor, 80 * GIB) }
+    Gpu {
+        traits: Traits {
+            place: Some(place(numa, switch)),
+            ..Traits::default()
+        },
+        ..gpu("n", minor, 80 * GIB)
+    }
 }
 
 fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
     let resources = [("rdma".into(), 100)].into();
-    let traits = Traits { place: Some(place(numa, switch)), ..Traits::default() };
-    Device { id: format!("nic{minor}").into(), minor, resources, healthy: true, traits }
+    let traits = Traits {
+        place: Some(place(numa, switch)),
+        ..Traits::default()
+    };
+    Device {
+        id: format!("nic{minor}").into(),
+        minor,
+        resources,
+        healthy: true,
+        traits,
+    }
 }
 
 fn class(kind: &str, devices: Vec<Device>) -> Class {
-    Class { kind: kind.into(), devices }
+    Class {
+        kind: kind.into(),
+        devices,
+    }
 }
 
 /// Eight switches on two NUMA nodes, each with a GPU, and with NICs on those that are named.
 fn eight_switches(nics: &[u32]) -> Inventory {
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor)).collect();
-    let nics = (0..).zip(nics).map(|(minor, switch)| nic_at(minor, switch / 4, *switch)).collect();
-    Inventory { gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() }
+    let nics = (0..)
+        .zip(nics)
+        .map(|(minor, switch)| nic_at(minor, switch / 4, *switch))
+        .collect();
+    Inventory {
+        gpus,
+        classes: Some(vec![class("rdma", nics)]),
+        serves_vendor: true,
+        ..Inventory::default()
+    }
 }
 
 fn fleet_of(inventory: Inventory) -> Fleet {
@@ -40,7 +70,11 @@ fn fleet_of(inventory: Inventory) -> Fleet {
 }
 
 fn rdma(amount: u64) -> ClassRequest {
-    ClassRequest { kind: "rdma".into(), amounts: [("rdma".into(), amount)].into(), whole: Some(100) }
+    ClassRequest {
+        kind: "rdma".into(),
+        amounts: [("rdma".into(), amount)].into(),
+        whole: Some(100),
+    }
 }
 
 fn nic() -> Kind {
@@ -48,32 +82,68 @@ fn nic() -> Kind {
 }
 
 fn joint(same_switch: bool) -> Wishes {
-    Wishes { joint: Some(Joint { kinds: vec![Kind::Gpu, nic()], same_switch }), ..Wishes::default() }
+    Wishes {
+        joint: Some(Joint {
+            kinds: vec![Kind::Gpu, nic()],
+            same_switch,
+        }),
+        ..Wishes::default()
+    }
 }
 
 fn wish_of(kind: Kind, wish: Wish) -> Wishes {
-    Wishes { by_kind: vec![(kind, wish)], ..Wishes::default() }
+    Wishes {
+        by_kind: vec![(kind, wish)],
+        ..Wishes::default()
+    }
 }
 
-fn try_choose(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: Option<&Wishes>) -> Result<Placement, Reason> {
+fn try_choose(
+    fleet: &Fleet,
+    gpus: GpuAsk,
+    others: &[ClassRequest],
+    wishes: Option<&Wishes>,
+) -> Result<Placement, Reason> {
     let id = fleet.node_id("n").ok_or(Reason::NoDevice)?;
-    let ask = Ask { gpus, others, wishes, ..Ask::default() };
+    let ask = Ask {
+        gpus,
+        others,
+        wishes,
+        ..Ask::default()
+    };
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
-    assert_eq!(choice.as_ref().map(drop).map_err(|reason| *reason), fleet.fit(id, ask, Hints::Respect));
+    assert_eq!(
+        choice.as_ref().map(drop).map_err(|reason| *reason),
+        fleet.fit(id, ask, Hints::Respect)
+    );
     choice
 }
 
 /// Minors of GPUs and of NICs.
 fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Reason> {
     let minors = |placement: Placement| {
-        (placement.shares.iter().map(|share| share.minor).collect(), placement.others.iter().map(|share| share.minor).collect())
+        (
+            placement.shares.iter().map(|share| share.minor).collect(),
+            placement.others.iter().map(|share| share.minor).collect(),
+        )
     };
     choice.map(minors)
 }
 
 fn why(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: &Wishes) -> String {
     let id = fleet.node_id("n");
-    let miss = id.and_then(|id| fleet.miss(id, Ask { gpus, others, wishes: Some(wishes), ..Ask::default() }, Hints::Respect));
+    let miss = id.and_then(|id| {
+        fleet.miss(
+            id,
+            Ask {
+                gpus,
+                others,
+                wishes: Some(wishes),
+                ..Ask::default()
+            },
+            Hints::Respect,
+        )
+    });
     miss.map_or_else(|| "fits".to_owned(), |miss| miss.to_string())
 }
 
@@ -111,8 +181,16 @@ fn each_switch_with_a_gpu_gets_its_own_nic_first(
 ) {
     let at = |switch: u32| (numas[switch as usize], switch);
     let of_gpus = (0..4).map(|minor| gpu_at(minor, at(minor).0, minor)).collect();
-    let nics = (0..).zip([0, 0, 0, 1, 2, 3]).map(|(minor, switch)| nic_at(minor, at(switch).0, switch)).collect();
-    let inventory = Inventory { gpus: of_gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() };
+    let nics = (0..)
+        .zip([0, 0, 0, 1, 2, 3])
+        .map(|(minor, switch)| nic_at(minor, at(switch).0, switch))
+        .collect();
+    let inventory = Inventory {
+        gpus: of_gpus,
+        classes: Some(vec![class("rdma", nics)]),
+        serves_vendor: true,
+        ..Inventory::default()
+    };
     let choice = try_choose(&fleet_of(inventory), gpus, &[rdma(amount)], Some(&joint(false)));
     assert_eq!(chosen(choice), Ok((vec![0, 1, 2, 3], vec![0, 3, 4, 5])));
 }
@@ -123,9 +201,21 @@ fn each_switch_with_a_gpu_gets_its_own_nic_first(
 #[case::some_of_them(3, &[0, 1, 2, 3])]
 fn nics_come_along_with_gpus_that_the_vendor_s_plugin_must_choose(#[case] n: u32, #[case] nics: &[u32]) {
     let of_gpus = (0..4).map(|minor| gpu_at(minor, 0, minor)).collect();
-    let of_nics = (0..).zip([0, 0, 0, 1, 2, 3]).map(|(minor, switch)| nic_at(minor, 0, switch)).collect();
-    let inventory = Inventory { gpus: of_gpus, classes: Some(vec![class("rdma", of_nics)]), ..Inventory::default() };
-    let choice = try_choose(&fleet_of(inventory), GpuAsk::Whole(n), &[rdma(400)], Some(&joint(false)));
+    let of_nics = (0..)
+        .zip([0, 0, 0, 1, 2, 3])
+        .map(|(minor, switch)| nic_at(minor, 0, switch))
+        .collect();
+    let inventory = Inventory {
+        gpus: of_gpus,
+        classes: Some(vec![class("rdma", of_nics)]),
+        ..Inventory::default()
+    };
+    let choice = try_choose(
+        &fleet_of(inventory),
+        GpuAsk::Whole(n),
+        &[rdma(400)],
+        Some(&joint(false)),
+    );
     assert_eq!(chosen(choice), Ok((vec![], nics.to_vec())));
 }
 
@@ -133,9 +223,24 @@ fn nics_come_along_with_gpus_that_the_vendor_s_plugin_must_choose(#[case] n: u32
 fn the_one_nic_there_is() {
     let fleet = fleet_of(eight_switches(&[5]));
     let choice = try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(false)));
-    assert_eq!(chosen(choice), Ok((vec![4, 5, 6, 7], vec![0])), "GPUs of the NIC's NUMA node");
-    assert_eq!(why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)), "4 GPUs fit, no rdma left on switch 0000:04");
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(true)))), Err(Reason::Together));
+    assert_eq!(
+        chosen(choice),
+        Ok((vec![4, 5, 6, 7], vec![0])),
+        "GPUs of the NIC's NUMA node"
+    );
+    assert_eq!(
+        why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)),
+        "4 GPUs fit, no rdma left on switch 0000:04"
+    );
+    assert_eq!(
+        chosen(try_choose(
+            &fleet,
+            GpuAsk::Whole(4),
+            &[rdma(1)],
+            Some(&joint(true))
+        )),
+        Err(Reason::Together)
+    );
 }
 
 #[test]
@@ -144,53 +249,130 @@ fn a_solution_is_found_where_the_lowest_minors_are_none() {
     take(&mut fleet, "a", GpuAsk::Nothing, &[rdma(100)], None);
     let choice = try_choose(&fleet, GpuAsk::Whole(3), &[rdma(1)], Some(&joint(true)));
     assert_eq!(chosen(choice), Ok((vec![2, 5, 7], vec![1, 2, 3])));
-    assert_eq!(why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)), "4 GPUs fit, no rdma left on switch 0000:00");
+    assert_eq!(
+        why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)),
+        "4 GPUs fit, no rdma left on switch 0000:00"
+    );
 }
 
 #[test]
 fn the_tightest_group_and_broken_groups_first() {
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
-    let mut fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
+    let mut fleet = fleet_of(Inventory {
+        gpus,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
     take(&mut fleet, "a", part(30), &[], None);
     let choice = try_choose(&fleet, GpuAsk::Whole(1), &[], None);
-    assert_eq!(chosen(choice.clone()), Ok((vec![1], vec![])), "its switch is broken already");
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![2, 3], vec![])), "one switch, in a broken NUMA node");
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![1, 2, 3], vec![])), "one NUMA node");
-    assert_eq!(chosen(try_choose(&fleet, part(80), &[], None)), Ok((vec![1], vec![])), "shared pods too");
+    assert_eq!(
+        chosen(choice.clone()),
+        Ok((vec![1], vec![])),
+        "its switch is broken already"
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        Ok((vec![2, 3], vec![])),
+        "one switch, in a broken NUMA node"
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        Ok((vec![1, 2, 3], vec![])),
+        "one NUMA node"
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, part(80), &[], None)),
+        Ok((vec![1], vec![])),
+        "shared pods too"
+    );
     reserve(&mut fleet, "b", choice);
-    assert_eq!(chosen(try_choose(&fleet, part(80), &[], None)), Ok((vec![2], vec![])), "a broken NUMA node");
-    assert_eq!(chosen(try_choose(&fleet, part(30), &[], None)), Ok((vec![0], vec![])), "the fullest first of all");
+    assert_eq!(
+        chosen(try_choose(&fleet, part(80), &[], None)),
+        Ok((vec![2], vec![])),
+        "a broken NUMA node"
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, part(30), &[], None)),
+        Ok((vec![0], vec![])),
+        "the fullest first of all"
+    );
 }
 
 #[test]
 fn links_come_before_places() {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
-    let links = vec![LinkGroup { minors: vec![0, 2], n_links: 4 }, LinkGroup { minors: vec![1, 3], n_links: 2 }];
-    let mut fleet = fleet_of(Inventory { gpus, links, serves_vendor: true, ..Inventory::default() });
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![0, 2], vec![])));
+    let links = vec![
+        LinkGroup {
+            minors: vec![0, 2],
+            n_links: 4,
+        },
+        LinkGroup {
+            minors: vec![1, 3],
+            n_links: 2,
+        },
+    ];
+    let mut fleet = fleet_of(Inventory {
+        gpus,
+        links,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        Ok((vec![0, 2], vec![]))
+    );
     take(&mut fleet, "a", GpuAsk::Whole(1), &[], None);
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![1, 3], vec![])));
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        Ok((vec![1, 3], vec![]))
+    );
 }
 
 fn partition(minors: &[u32], score: i64, bandwidth: Option<u64>) -> Partition {
-    Partition { minors: minors.to_vec(), bandwidth, score }
+    Partition {
+        minors: minors.to_vec(),
+        bandwidth,
+        score,
+    }
 }
 
 /// Pairs, fours and the eight of eight GPUs, all of one score.
 fn halves(is_binding: bool) -> PartitionTable {
-    let of = |size: u32| (0..8 / size).map(move |at| partition(&(at * size..(at + 1) * size).collect::<Vec<_>>(), 1, Some(400)));
-    PartitionTable { is_binding, partitions: [1, 2, 4, 8].into_iter().flat_map(of).collect() }
+    let of = |size: u32| {
+        (0..8 / size)
+            .map(move |at| partition(&(at * size..(at + 1) * size).collect::<Vec<_>>(), 1, Some(400)))
+    };
+    PartitionTable {
+        is_binding,
+        partitions: [1, 2, 4, 8].into_iter().flat_map(of).collect(),
+    }
 }
 
 #[test]
 fn the_best_table_is_left() {
-    let mut fleet = fleet_of(Inventory { partitions: Some(halves(true)), ..eight_switches(&[]) });
-    let selects_4 = Wishes { partition: Some(PartitionWish::default()), ..Wishes::default() };
+    let mut fleet = fleet_of(Inventory {
+        partitions: Some(halves(true)),
+        ..eight_switches(&[])
+    });
+    let selects_4 = Wishes {
+        partition: Some(PartitionWish::default()),
+        ..Wishes::default()
+    };
     take(&mut fleet, "first", GpuAsk::Whole(4), &[], Some(&selects_4));
     take(&mut fleet, "one", GpuAsk::Whole(1), &[], None);
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(1), &[], None)), Ok((vec![5], vec![])), "the pair 6, 7 stays whole");
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![6, 7], vec![])));
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Err(Reason::Partition));
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(1), &[], None)),
+        Ok((vec![5], vec![])),
+        "the pair 6, 7 stays whole"
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        Ok((vec![6, 7], vec![]))
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        Err(Reason::Partition)
+    );
     let why = |n| why(&fleet, GpuAsk::Whole(n), &[], &selects_4);
     assert_eq!(why(3), "the node's table has no partition of 3 GPUs");
 }
@@ -199,20 +381,57 @@ fn the_best_table_is_left() {
 #[case::restricted(true, &[], Ok(vec![2, 3]), "fits")]
 #[case::restricted_waits(true, &[2], Err(Reason::Partition), "no free partition of 2 GPUs with score 10; the best free one has score 5")]
 #[case::best_effort(false, &[2], Ok(vec![0, 1]), "fits")]
-fn scores(#[case] restricted: bool, #[case] used: &[u32], #[case] expected: Result<Vec<u32>, Reason>, #[case] told: &str) {
+fn scores(
+    #[case] restricted: bool,
+    #[case] used: &[u32],
+    #[case] expected: Result<Vec<u32>, Reason>,
+    #[case] told: &str,
+) {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor)).collect();
-    let partitions = vec![partition(&[0, 1], 5, None), partition(&[2, 3], 10, Some(100)), partition(&[0, 2], 1, None)];
-    let partitions = Some(PartitionTable { is_binding: false, partitions });
-    let mut fleet = fleet_of(Inventory { gpus, partitions, serves_vendor: true, ..Inventory::default() });
+    let partitions = vec![
+        partition(&[0, 1], 5, None),
+        partition(&[2, 3], 10, Some(100)),
+        partition(&[0, 2], 1, None),
+    ];
+    let partitions = Some(PartitionTable {
+        is_binding: false,
+        partitions,
+    });
+    let mut fleet = fleet_of(Inventory {
+        gpus,
+        partitions,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
     for minor in used {
-        crate::build::hold(&mut fleet, &format!("o{minor}"), "n", crate::build::on_minor(*minor, placement::MemoryAsk::Ratio(1)));
+        crate::build::hold(
+            &mut fleet,
+            &format!("o{minor}"),
+            "n",
+            crate::build::on_minor(*minor, placement::MemoryAsk::Ratio(1)),
+        );
     }
-    let wishes = Wishes { partition: Some(PartitionWish { restricted, bandwidth: None }), ..Wishes::default() };
+    let wishes = Wishes {
+        partition: Some(PartitionWish {
+            restricted,
+            bandwidth: None,
+        }),
+        ..Wishes::default()
+    };
     let choice = try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes));
     assert_eq!(chosen(choice).map(|(gpus, _)| gpus), expected);
     assert_eq!(why(&fleet, GpuAsk::Whole(2), &[], &wishes), told);
-    let fast = Wishes { partition: Some(PartitionWish { restricted: false, bandwidth: Some(101) }), ..Wishes::default() };
-    assert_eq!(why(&fleet, GpuAsk::Whole(2), &[], &fast), "no free partition of 2 GPUs is known to have the bandwidth");
+    let fast = Wishes {
+        partition: Some(PartitionWish {
+            restricted: false,
+            bandwidth: Some(101),
+        }),
+        ..Wishes::default()
+    };
+    assert_eq!(
+        why(&fleet, GpuAsk::Whole(2), &[], &fast),
+        "no free partition of 2 GPUs is known to have the bandwidth"
+    );
 }
 
 /// A pod that takes all memory of its GPUs takes whole GPUs, in whatever terms it says so.
@@ -221,35 +440,88 @@ fn scores(#[case] restricted: bool, #[case] used: &[u32], #[case] expected: Resu
 #[case::bytes(placement::MemoryAsk::Bytes(80 * GIB))]
 #[case::units(placement::MemoryAsk::Units(80))]
 fn a_binding_table_binds_in_all_terms(#[case] memory: placement::MemoryAsk) {
-    let table = PartitionTable { is_binding: true, partitions: vec![partition(&[2, 5], 1, None)] };
-    let inventory = Inventory { partitions: Some(table), unit_bytes: Some(GIB), ..eight_switches(&[]) };
+    let table = PartitionTable {
+        is_binding: true,
+        partitions: vec![partition(&[2, 5], 1, None)],
+    };
+    let inventory = Inventory {
+        partitions: Some(table),
+        unit_bytes: Some(GIB),
+        ..eight_switches(&[])
+    };
     let mut fleet = fleet_of(inventory);
     let pair = GpuAsk::from(&ask(2, memory));
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::from(&ask(3, memory)), &[], None)), Err(Reason::Partition));
-    assert_eq!(chosen(try_choose(&fleet, pair, &[], None)), Ok((vec![2, 5], vec![])));
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::from(&ask(3, memory)), &[], None)),
+        Err(Reason::Partition)
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, pair, &[], None)),
+        Ok((vec![2, 5], vec![]))
+    );
     take(&mut fleet, "a", GpuAsk::Whole(2), &[], None);
-    assert_eq!(chosen(try_choose(&fleet, pair, &[], None)), Err(Reason::Partition));
+    assert_eq!(
+        chosen(try_choose(&fleet, pair, &[], None)),
+        Err(Reason::Partition)
+    );
 }
 
 /// More GPUs than sets have room for are no reason to forget how wide they may be spread.
 #[test]
 fn a_scope_holds_for_more_than_64_gpus() {
     let gpus = (0..80).map(|minor| gpu_at(minor, minor / 70, minor)).collect();
-    let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
-    let within = |scope| wish_of(Kind::Gpu, Wish { scope: Some(scope), ..Wish::default() });
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(75), &[], Some(&within(Scope::Numa)))), Err(Reason::Together));
-    assert_eq!(try_choose(&fleet, GpuAsk::Whole(75), &[], Some(&within(Scope::Machine))).map(|placement| placement.shares.len()), Ok(75));
+    let fleet = fleet_of(Inventory {
+        gpus,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
+    let within = |scope| {
+        wish_of(
+            Kind::Gpu,
+            Wish {
+                scope: Some(scope),
+                ..Wish::default()
+            },
+        )
+    };
+    assert_eq!(
+        chosen(try_choose(
+            &fleet,
+            GpuAsk::Whole(75),
+            &[],
+            Some(&within(Scope::Numa))
+        )),
+        Err(Reason::Together)
+    );
+    assert_eq!(
+        try_choose(&fleet, GpuAsk::Whole(75), &[], Some(&within(Scope::Machine)))
+            .map(|placement| placement.shares.len()),
+        Ok(75)
+    );
 }
 
 #[test]
 fn a_preferred_table_is_tried_first_and_no_more() {
-    let table = PartitionTable { is_binding: false, partitions: vec![partition(&[5, 2], 1, None)] };
-    let mut fleet = fleet_of(Inventory { partitions: Some(table), ..eight_switches(&[]) });
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![0, 1, 3], vec![])), "GPU 2 would break the pair");
+    let table = PartitionTable {
+        is_binding: false,
+        partitions: vec![partition(&[5, 2], 1, None)],
+    };
+    let mut fleet = fleet_of(Inventory {
+        partitions: Some(table),
+        ..eight_switches(&[])
+    });
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        Ok((vec![0, 1, 3], vec![])),
+        "GPU 2 would break the pair"
+    );
     let pair = try_choose(&fleet, GpuAsk::Whole(2), &[], None);
     assert_eq!(chosen(pair.clone()), Ok((vec![2, 5], vec![])));
     reserve(&mut fleet, "a", pair);
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)), Ok((vec![0, 1], vec![])));
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        Ok((vec![0, 1], vec![]))
+    );
 }
 
 #[rstest]
@@ -262,20 +534,48 @@ fn a_preferred_table_is_tried_first_and_no_more() {
 #[case::devices(Scope::Device, 2, Err(Reason::Together))]
 fn scoped(#[case] scope: Scope, #[case] n: u32, #[case] expected: Result<Vec<u32>, Reason>) {
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
-    let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
-    let wishes = wish_of(Kind::Gpu, Wish { scope: Some(scope), ..Wish::default() });
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(n), &[], Some(&wishes))).map(|(gpus, _)| gpus), expected);
+    let fleet = fleet_of(Inventory {
+        gpus,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
+    let wishes = wish_of(
+        Kind::Gpu,
+        Wish {
+            scope: Some(scope),
+            ..Wish::default()
+        },
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(n), &[], Some(&wishes))).map(|(gpus, _)| gpus),
+        expected
+    );
 }
 
 #[test]
 fn a_switch_to_itself_now_and_later() {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
     let nics = (0..4).map(|minor| nic_at(minor, 0, minor / 2)).collect();
-    let mut fleet = fleet_of(Inventory { gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() });
-    let keeps = wish_of(nic(), Wish { exclusion: Some(Exclusion::Switch), ..Wish::default() });
+    let mut fleet = fleet_of(Inventory {
+        gpus,
+        classes: Some(vec![class("rdma", nics)]),
+        serves_vendor: true,
+        ..Inventory::default()
+    });
+    let keeps = wish_of(
+        nic(),
+        Wish {
+            exclusion: Some(Exclusion::Switch),
+            ..Wish::default()
+        },
+    );
     take(&mut fleet, "keeper", GpuAsk::Nothing, &[rdma(1)], Some(&keeps));
     let later = try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None);
-    assert_eq!(chosen(later.clone()), Ok((vec![], vec![2])), "not on the kept switch");
+    assert_eq!(
+        chosen(later.clone()),
+        Ok((vec![], vec![2])),
+        "not on the kept switch"
+    );
     reserve(&mut fleet, "later", later);
     assert_eq!(
         why(&fleet, GpuAsk::Nothing, &[rdma(1)], &keeps),
@@ -291,41 +591,102 @@ fn a_switch_to_itself_now_and_later() {
         }],
         ..Placement::default()
     };
-    let id = fleet.node_id("n").map(|id| fleet.reserve(&"late".into(), id, &late));
-    assert!(matches!(id, Some(Err(placement::ReserveError::Exclusive { .. }))), "{id:?}");
+    let id = fleet
+        .node_id("n")
+        .map(|id| fleet.reserve(&"late".into(), id, &late));
+    assert!(
+        matches!(id, Some(Err(placement::ReserveError::Exclusive { .. }))),
+        "{id:?}"
+    );
 }
 
 fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
-    let functions = (0..).zip(ids).map(|(minor, id)| Function { id: (*id).into(), minor }).collect();
-    let group = FunctionGroup { labels: [("type".into(), label.into())].into(), functions };
+    let functions = (0..)
+        .zip(ids)
+        .map(|(minor, id)| Function {
+            id: (*id).into(),
+            minor,
+        })
+        .collect();
+    let group = FunctionGroup {
+        labels: [("type".into(), label.into())].into(),
+        functions,
+    };
     let device = nic_at(minor, 0, minor);
-    Device { traits: Traits { functions: vec![group], ..device.traits.clone() }, ..device }
+    Device {
+        traits: Traits {
+            functions: vec![group],
+            ..device.traits.clone()
+        },
+        ..device
+    }
 }
 
 fn functions(placement: &Placement) -> Vec<String> {
-    placement.others.iter().flat_map(|share| &share.functions).map(|function| function.id.to_string()).collect()
+    placement
+        .others
+        .iter()
+        .flat_map(|share| &share.functions)
+        .map(|function| function.id.to_string())
+        .collect()
 }
 
 #[test]
 fn one_function_of_each_of_two_nics() {
-    let nics = vec![with_functions(0, "a", &["b2", "b1"]), with_functions(1, "a", &["c1"]), with_functions(2, "b", &["d1"])];
-    let mut fleet = fleet_of(Inventory { classes: Some(vec![class("rdma", nics)]), ..Inventory::default() });
+    let nics = vec![
+        with_functions(0, "a", &["b2", "b1"]),
+        with_functions(1, "a", &["c1"]),
+        with_functions(2, "b", &["d1"]),
+    ];
+    let mut fleet = fleet_of(Inventory {
+        classes: Some(vec![class("rdma", nics)]),
+        ..Inventory::default()
+    });
     let strategy = Some(Strategy::Count);
-    let any = wish_of(nic(), Wish { functions: Some(Selector::default()), strategy, ..Wish::default() });
+    let any = wish_of(
+        nic(),
+        Wish {
+            functions: Some(Selector::default()),
+            strategy,
+            ..Wish::default()
+        },
+    );
     let first = try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any));
-    assert_eq!(first.as_ref().map(functions), Ok(vec!["b1".to_owned(), "c1".to_owned()]));
+    assert_eq!(
+        first.as_ref().map(functions),
+        Ok(vec!["b1".to_owned(), "c1".to_owned()])
+    );
     reserve(&mut fleet, "first", first.clone());
     let id = fleet.node_id("n");
-    let again = id.zip(first.ok()).map(|(id, placement)| fleet.reserve(&"again".into(), id, &placement));
-    assert!(matches!(again, Some(Err(placement::ReserveError::FunctionTaken { .. }))), "{again:?}");
-    let of_a = Selector { requirements: vec![placement::Requirement { key: "type".into(), test: placement::Test::In(vec!["a".into()]) }] };
-    let only_a = wish_of(nic(), Wish { functions: Some(of_a), strategy, ..Wish::default() });
+    let again = id
+        .zip(first.ok())
+        .map(|(id, placement)| fleet.reserve(&"again".into(), id, &placement));
+    assert!(
+        matches!(again, Some(Err(placement::ReserveError::FunctionTaken { .. }))),
+        "{again:?}"
+    );
+    let of_a = Selector {
+        requirements: vec![placement::Requirement {
+            key: "type".into(),
+            test: placement::Test::In(vec!["a".into()]),
+        }],
+    };
+    let only_a = wish_of(
+        nic(),
+        Wish {
+            functions: Some(of_a),
+            strategy,
+            ..Wish::default()
+        },
+    );
     assert_eq!(
         why(&fleet, GpuAsk::Nothing, &[rdma(2)], &only_a),
         "1 of the 3 devices of type rdma have a free VF of the kind that is wanted, 2 are needed"
     );
     assert_eq!(
-        try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any)).as_ref().map(functions),
+        try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any))
+            .as_ref()
+            .map(functions),
         Ok(vec!["b2".to_owned(), "d1".to_owned()])
     );
 }
@@ -344,10 +705,26 @@ fn amounts_become_devices(
     #[case] expected: Result<Vec<u64>, Reason>,
 ) {
     let nics = (0..3).map(|minor| nic_at(minor, 0, minor)).collect();
-    let fleet = fleet_of(Inventory { classes: Some(vec![class("rdma", nics)]), ..Inventory::default() });
-    let wishes = wish_of(nic(), Wish { strategy: Some(strategy), exclusion, ..Wish::default() });
+    let fleet = fleet_of(Inventory {
+        classes: Some(vec![class("rdma", nics)]),
+        ..Inventory::default()
+    });
+    let wishes = wish_of(
+        nic(),
+        Wish {
+            strategy: Some(strategy),
+            exclusion,
+            ..Wish::default()
+        },
+    );
     let choice = try_choose(&fleet, GpuAsk::Nothing, &[rdma(amount)], Some(&wishes));
-    let amounts = |placement: Placement| placement.others.iter().flat_map(|share| share.amounts.values().copied()).collect::<Vec<u64>>();
+    let amounts = |placement: Placement| {
+        placement
+            .others
+            .iter()
+            .flat_map(|share| share.amounts.values().copied())
+            .collect::<Vec<u64>>()
+    };
     assert_eq!(choice.map(amounts), expected);
 }
 
@@ -355,18 +732,56 @@ fn amounts_become_devices(
 #[test]
 fn three_types_on_the_same_switches() {
     let mut inventory = eight_switches(&[1, 3, 4, 6]);
-    let cards = [3, 4, 5].map(|switch| Device { resources: [("npu".into(), 100)].into(), ..nic_at(switch, switch / 4, switch) });
-    inventory.classes.get_or_insert_default().push(class("npu", cards.to_vec()));
+    let cards = [3, 4, 5].map(|switch| Device {
+        resources: [("npu".into(), 100)].into(),
+        ..nic_at(switch, switch / 4, switch)
+    });
+    inventory
+        .classes
+        .get_or_insert_default()
+        .push(class("npu", cards.to_vec()));
     let mut fleet = fleet_of(inventory);
-    let npu = ClassRequest { kind: "npu".into(), amounts: [("npu".into(), 50)].into(), whole: Some(100) };
-    let kinds = vec![nic(), Kind::Gpu, Kind::Other("npu".into()), Kind::Other("fpga".into())];
-    let wishes = Wishes { joint: Some(Joint { kinds, same_switch: true }), ..Wishes::default() };
+    let npu = ClassRequest {
+        kind: "npu".into(),
+        amounts: [("npu".into(), 50)].into(),
+        whole: Some(100),
+    };
+    let kinds = vec![
+        nic(),
+        Kind::Gpu,
+        Kind::Other("npu".into()),
+        Kind::Other("fpga".into()),
+    ];
+    let wishes = Wishes {
+        joint: Some(Joint {
+            kinds,
+            same_switch: true,
+        }),
+        ..Wishes::default()
+    };
     let choice = try_choose(&fleet, GpuAsk::Whole(2), &[rdma(200), npu.clone()], Some(&wishes));
-    assert_eq!(chosen(choice), Ok((vec![3, 4], vec![1, 2, 3, 4])), "one GPU and one card for each NIC");
+    assert_eq!(
+        chosen(choice),
+        Ok((vec![3, 4], vec![1, 2, 3, 4])),
+        "one GPU and one card for each NIC"
+    );
     let choice = try_choose(&fleet, GpuAsk::Whole(1), &[rdma(200), npu.clone()], Some(&wishes));
-    assert_eq!(chosen(choice), Err(Reason::Together), "no GPU comes that was not asked for");
-    take(&mut fleet, "a", GpuAsk::Whole(1), &[rdma(100), npu.clone()], Some(&wishes));
-    assert_eq!(why(&fleet, GpuAsk::Whole(2), &[rdma(200), npu], &wishes), "2 rdma fit, no npu left on switch 0000:06");
+    assert_eq!(
+        chosen(choice),
+        Err(Reason::Together),
+        "no GPU comes that was not asked for"
+    );
+    take(
+        &mut fleet,
+        "a",
+        GpuAsk::Whole(1),
+        &[rdma(100), npu.clone()],
+        Some(&wishes),
+    );
+    assert_eq!(
+        why(&fleet, GpuAsk::Whole(2), &[rdma(200), npu], &wishes),
+        "2 rdma fit, no npu left on switch 0000:06"
+    );
 }
 
 /// The farther NUMA node is taken rather than none, and the nearer rather than the farther.
@@ -376,21 +791,46 @@ fn three_types_on_the_same_switches() {
 fn near_without_the_same_switch(#[case] more: &[u32], #[case] expected: Vec<u32>) {
     let mut fleet = fleet_of(eight_switches(&[&[0][..], more].concat()));
     take(&mut fleet, "a", GpuAsk::Whole(1), &[], None);
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(1), &[rdma(1)], Some(&joint(false)))).map(|(gpus, _)| gpus), Ok(expected));
+    assert_eq!(
+        chosen(try_choose(
+            &fleet,
+            GpuAsk::Whole(1),
+            &[rdma(1)],
+            Some(&joint(false))
+        ))
+        .map(|(gpus, _)| gpus),
+        Ok(expected)
+    );
 }
 
 #[test]
 fn whoever_sees_all_gpus_and_whoever_keeps_one_stay_apart() {
     let all = GpuAsk::All { slots: 1 };
-    let keeps = wish_of(Kind::Gpu, Wish { exclusion: Some(Exclusion::Device), ..Wish::default() });
+    let keeps = wish_of(
+        Kind::Gpu,
+        Wish {
+            exclusion: Some(Exclusion::Device),
+            ..Wish::default()
+        },
+    );
     let mut fleet = fleet_of(eight_switches(&[]));
     take(&mut fleet, "keeper", part(30), &[], Some(&keeps));
     assert_eq!(chosen(try_choose(&fleet, all, &[], None)), Err(Reason::Selected));
-    assert_eq!(chosen(try_choose(&fleet, part(30), &[], None)), Ok((vec![1], vec![])), "there is room on 0, but it is kept");
+    assert_eq!(
+        chosen(try_choose(&fleet, part(30), &[], None)),
+        Ok((vec![1], vec![])),
+        "there is room on 0, but it is kept"
+    );
     fleet.release("keeper");
     take(&mut fleet, "seer", all, &[], None);
-    assert_eq!(chosen(try_choose(&fleet, part(30), &[], Some(&keeps))), Err(Reason::Selected));
-    assert_eq!(chosen(try_choose(&fleet, part(30), &[], None)), Ok((vec![0], vec![])));
+    assert_eq!(
+        chosen(try_choose(&fleet, part(30), &[], Some(&keeps))),
+        Err(Reason::Selected)
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, part(30), &[], None)),
+        Ok((vec![0], vec![]))
+    );
 }
 
 /// Of whom it is not known what they hold, any device may be.
@@ -398,30 +838,68 @@ fn whoever_sees_all_gpus_and_whoever_keeps_one_stay_apart() {
 fn a_doubtful_holder_keeps_everything() {
     let mut fleet = fleet_of(eight_switches(&[0, 1]));
     let device = placement::DeviceRef::Any;
-    let held =
-        placement::HeldDevice { kind: "rdma".into(), device, amounts: [("rdma".into(), 1)].into(), functions: vec![], trusted: false };
+    let held = placement::HeldDevice {
+        kind: "rdma".into(),
+        device,
+        amounts: [("rdma".into(), 1)].into(),
+        functions: vec![],
+        trusted: false,
+    };
     let exclusions = vec![(nic(), Exclusion::Device)];
-    fleet.hold(&"doubtful".into(), "n", placement::Holdings { others: vec![held], exclusions, ..placement::Holdings::default() });
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None)), Err(Reason::OtherDevices));
+    fleet.hold(
+        &"doubtful".into(),
+        "n",
+        placement::Holdings {
+            others: vec![held],
+            exclusions,
+            ..placement::Holdings::default()
+        },
+    );
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None)),
+        Err(Reason::OtherDevices)
+    );
     assert_eq!(fleet.check(), []);
 }
 
 /// GPUs that the vendor's plugin chooses cannot be wished for.
 #[test]
 fn wishes_where_the_vendor_chooses() {
-    let fleet = fleet_of(Inventory { serves_vendor: false, ..eight_switches(&[0]) });
-    let wishes = Wishes { partition: Some(PartitionWish::default()), ..Wishes::default() };
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes))), Err(Reason::Vendor));
+    let fleet = fleet_of(Inventory {
+        serves_vendor: false,
+        ..eight_switches(&[0])
+    });
+    let wishes = Wishes {
+        partition: Some(PartitionWish::default()),
+        ..Wishes::default()
+    };
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes))),
+        Err(Reason::Vendor)
+    );
     let choice = try_choose(&fleet, GpuAsk::Whole(2), &[rdma(1)], Some(&joint(false)));
-    assert_eq!(choice.map(|placement| (placement.unknown_whole, placement.others.len())), Ok((2, 1)), "NICs are chosen by themselves");
+    assert_eq!(
+        choice.map(|placement| (placement.unknown_whole, placement.others.len())),
+        Ok((2, 1)),
+        "NICs are chosen by themselves"
+    );
 }
 
 /// Devices are so many that sets of them do not fit a word.
 #[test]
 fn more_than_64_devices() {
-    let gpus = (0..80).map(|minor| gpu_at(minor, minor / 40, minor / 2)).collect();
-    let nics = (0..80).map(|minor| nic_at(minor, minor / 40, minor / 2)).collect();
-    let fleet = fleet_of(Inventory { gpus, classes: Some(vec![class("rdma", nics)]), serves_vendor: true, ..Inventory::default() });
+    let gpus = (0..80)
+        .map(|minor| gpu_at(minor, minor / 40, minor / 2))
+        .collect();
+    let nics = (0..80)
+        .map(|minor| nic_at(minor, minor / 40, minor / 2))
+        .collect();
+    let fleet = fleet_of(Inventory {
+        gpus,
+        classes: Some(vec![class("rdma", nics)]),
+        serves_vendor: true,
+        ..Inventory::default()
+    });
     let n = |n, wishes: Option<&Wishes>| {
         let choice = chosen(try_choose(&fleet, GpuAsk::Whole(n), &[rdma(1)], wishes));
         choice.map(|(gpus, nics)| (gpus.len(), nics.len()))
@@ -439,10 +917,18 @@ fn one_answer_for_nodes_that_are_alike() {
     for node in 0..30_u32 {
         let name = format!("n{node}");
         let mut inventory = eight_switches(if node < 20 { &[0, 1, 2, 5] } else { &[5] });
-        inventory.gpus.iter_mut().for_each(|gpu| gpu.uuid = format!("{name}-{}", gpu.minor).as_str().into());
+        inventory
+            .gpus
+            .iter_mut()
+            .for_each(|gpu| gpu.uuid = format!("{name}-{}", gpu.minor).as_str().into());
         fleet.set_inventory(&name, inventory);
         if node % 2 == 0 {
-            crate::build::hold(&mut fleet, &format!("o{node}"), &name, crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)));
+            crate::build::hold(
+                &mut fleet,
+                &format!("o{node}"),
+                &name,
+                crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)),
+            );
         }
         if node % 5 == 0 {
             let id = fleet.node_id(&name).into_iter().next();
@@ -454,20 +940,35 @@ fn one_answer_for_nodes_that_are_alike() {
                 functions: vec![],
             };
             let hinted = id.is_some_and(|id| {
-                fleet.hint(&format!("h{node}").as_str().into(), id, Placement { others: vec![share], ..Placement::default() })
+                fleet.hint(
+                    &format!("h{node}").as_str().into(),
+                    id,
+                    Placement {
+                        others: vec![share],
+                        ..Placement::default()
+                    },
+                )
             });
             assert!(hinted);
         }
     }
     let (wishes, others) = (joint(true), [rdma(1)]);
     for hints in [Hints::Ignore, Hints::Respect, Hints::RespectOthers("h5")] {
-        let ask = Ask { gpus: GpuAsk::Whole(3), others: &others, wishes: Some(&wishes), ..Ask::default() };
+        let ask = Ask {
+            gpus: GpuAsk::Whole(3),
+            others: &others,
+            wishes: Some(&wishes),
+            ..Ask::default()
+        };
         let mut asking = placement::Asking::new(&fleet, ask, hints);
         let ids: Vec<_> = fleet.nodes().map(placement::NodeView::id).collect();
         for id in ids {
             assert_eq!(asking.fit(id), fleet.fit(id, ask, hints));
             let policies = placement::Policies::default();
-            assert_eq!(asking.verdict(id, policies).unwrap_or_default(), fleet.score(id, ask, policies, hints));
+            assert_eq!(
+                asking.verdict(id, policies).unwrap_or_default(),
+                fleet.score(id, ask, policies, hints)
+            );
         }
         // A node whose only hint is the asker's own is not compared with those that have none.
         let n_known = match hints {
@@ -488,25 +989,68 @@ fn verdicts_by_every_policy() {
     let mut fleet = Fleet::new();
     for node in ["n0", "n1", "n2"] {
         let mut inventory = eight_switches(&[0, 1]);
-        inventory.gpus.iter_mut().for_each(|gpu| gpu.uuid = format!("{node}-{}", gpu.minor).as_str().into());
+        inventory
+            .gpus
+            .iter_mut()
+            .for_each(|gpu| gpu.uuid = format!("{node}-{}", gpu.minor).as_str().into());
         fleet.set_inventory(node, inventory);
     }
-    crate::build::hold(&mut fleet, "a", "n1", crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)));
+    crate::build::hold(
+        &mut fleet,
+        "a",
+        "n1",
+        crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)),
+    );
     let share = |devices| GpuAsk::from(&ask(devices, placement::MemoryAsk::Ratio(30)));
     let (wishes, others) = (joint(true), [rdma(1)]);
-    let plain = [GpuAsk::Nothing, GpuAsk::Whole(2), GpuAsk::Whole(8), share(1), share(3), GpuAsk::All { slots: 1 }];
-    let plain = plain.map(|gpus| Ask { gpus, ..Ask::default() });
-    let beside = Ask { gpus: GpuAsk::Whole(1), others: &others, ..Ask::default() };
-    let asks = plain.into_iter().chain([beside, Ask { wishes: Some(&wishes), ..beside }]);
-    let nodes = [NodePolicy::Fill, NodePolicy::Binpack, NodePolicy::Spread, NodePolicy::LeastAllocated, NodePolicy::MostAllocated];
+    let plain = [
+        GpuAsk::Nothing,
+        GpuAsk::Whole(2),
+        GpuAsk::Whole(8),
+        share(1),
+        share(3),
+        GpuAsk::All { slots: 1 },
+    ];
+    let plain = plain.map(|gpus| Ask {
+        gpus,
+        ..Ask::default()
+    });
+    let beside = Ask {
+        gpus: GpuAsk::Whole(1),
+        others: &others,
+        ..Ask::default()
+    };
+    let asks = plain.into_iter().chain([
+        beside,
+        Ask {
+            wishes: Some(&wishes),
+            ..beside
+        },
+    ]);
+    let nodes = [
+        NodePolicy::Fill,
+        NodePolicy::Binpack,
+        NodePolicy::Spread,
+        NodePolicy::LeastAllocated,
+        NodePolicy::MostAllocated,
+    ];
     for (ask, node) in asks.flat_map(|ask| nodes.map(|node| (ask, node))) {
-        let policies = Policies { node, device: DevicePolicy::Binpack };
+        let policies = Policies {
+            node,
+            device: DevicePolicy::Binpack,
+        };
         for hints in [Hints::Respect, Hints::Ignore] {
             let mut asking = Asking::new(&fleet, ask, hints);
             for id in fleet.nodes().map(placement::NodeView::id) {
-                let fresh = fleet.fit(id, ask, hints).map(|()| fleet.score(id, ask, policies, hints));
+                let fresh = fleet
+                    .fit(id, ask, hints)
+                    .map(|()| fleet.score(id, ask, policies, hints));
                 assert_eq!(asking.verdict(id, policies), fresh, "{ask:?} {policies:?}");
-                assert_eq!(asking.verdict(id, policies), fresh, "asked again: {ask:?} {policies:?}");
+                assert_eq!(
+                    asking.verdict(id, policies),
+                    fresh,
+                    "asked again: {ask:?} {policies:?}"
+                );
             }
         }
     }
@@ -516,16 +1060,31 @@ fn verdicts_by_every_policy() {
 #[test]
 fn check_finds_what_is_held_twice_or_kept_in_vain() {
     let of = |switches: [u32; 2]| {
-        let nics = (0..).zip(switches).map(|(minor, switch)| nic_at(minor, 0, switch)).collect();
-        Inventory { classes: Some(vec![class("rdma", nics)]), ..Inventory::default() }
+        let nics = (0..)
+            .zip(switches)
+            .map(|(minor, switch)| nic_at(minor, 0, switch))
+            .collect();
+        Inventory {
+            classes: Some(vec![class("rdma", nics)]),
+            ..Inventory::default()
+        }
     };
     let mut fleet = fleet_of(of([0, 1]));
-    let keeps = wish_of(nic(), Wish { exclusion: Some(Exclusion::Switch), ..Wish::default() });
+    let keeps = wish_of(
+        nic(),
+        Wish {
+            exclusion: Some(Exclusion::Switch),
+            ..Wish::default()
+        },
+    );
     take(&mut fleet, "keeper", GpuAsk::Nothing, &[rdma(1)], Some(&keeps));
     take(&mut fleet, "other", GpuAsk::Nothing, &[rdma(1)], None);
     fleet.set_inventory("n", of([1, 1]));
     let broken = fleet.check();
-    assert!(matches!(broken.as_slice(), [placement::Violation::ExclusionBroken { device, .. }] if device == "nic1"), "{broken:?}");
+    assert!(
+        matches!(broken.as_slice(), [placement::Violation::ExclusionBroken { device, .. }] if device == "nic1"),
+        "{broken:?}"
+    );
     fleet.release("other");
     let held = placement::HeldDevice {
         kind: "rdma".into(),
@@ -535,18 +1094,38 @@ fn check_finds_what_is_held_twice_or_kept_in_vain() {
         trusted: true,
     };
     for owner in ["one", "two"] {
-        fleet.hold(&owner.into(), "n", placement::Holdings { others: vec![held.clone()], ..placement::Holdings::default() });
+        fleet.hold(
+            &owner.into(),
+            "n",
+            placement::Holdings {
+                others: vec![held.clone()],
+                ..placement::Holdings::default()
+            },
+        );
     }
     let twice = fleet.check();
-    assert!(matches!(twice.as_slice(), [placement::Violation::FunctionHeldTwice { .. }]), "facts break exclusions freely: {twice:?}");
+    assert!(
+        matches!(twice.as_slice(), [placement::Violation::FunctionHeldTwice { .. }]),
+        "facts break exclusions freely: {twice:?}"
+    );
 }
 
 #[test]
 fn few_numa_nodes_come_before_few_switches() {
     let places = [(1, 1), (1, 1), (0, 0), (0, 2), (0, 4)];
-    let gpus = (0..).zip(places).map(|(minor, (numa, switch))| gpu_at(minor, numa, switch)).collect();
-    let fleet = fleet_of(Inventory { gpus, serves_vendor: true, ..Inventory::default() });
-    assert_eq!(chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)), Ok((vec![2, 3, 4], vec![])));
+    let gpus = (0..)
+        .zip(places)
+        .map(|(minor, (numa, switch))| gpu_at(minor, numa, switch))
+        .collect();
+    let fleet = fleet_of(Inventory {
+        gpus,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
+    assert_eq!(
+        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        Ok((vec![2, 3, 4], vec![]))
+    );
 }
 
 /// Types that are far from each other cost no more than types that are near.
@@ -555,15 +1134,36 @@ fn many_types_are_decided_soon() {
     let gpus = (0..2).map(|minor| gpu_at(minor, 0, minor)).collect();
     let kinds: Vec<String> = (0..12).map(|nth| format!("type{nth:02}")).collect();
     let of = |kind: &String| {
-        let device = Device { resources: [(kind.as_str().into(), 100)].into(), ..nic_at(0, 1, 9) };
+        let device = Device {
+            resources: [(kind.as_str().into(), 100)].into(),
+            ..nic_at(0, 1, 9)
+        };
         class(kind, vec![device])
     };
     let classes = Some(kinds.iter().map(of).collect());
-    let fleet = fleet_of(Inventory { gpus, classes, serves_vendor: true, ..Inventory::default() });
-    let request = |kind: &String| ClassRequest { kind: kind.as_str().into(), amounts: [(kind.as_str().into(), 1)].into(), whole: None };
+    let fleet = fleet_of(Inventory {
+        gpus,
+        classes,
+        serves_vendor: true,
+        ..Inventory::default()
+    });
+    let request = |kind: &String| ClassRequest {
+        kind: kind.as_str().into(),
+        amounts: [(kind.as_str().into(), 1)].into(),
+        whole: None,
+    };
     let requests: Vec<ClassRequest> = kinds.iter().map(request).collect();
-    let joined = [Kind::Gpu].into_iter().chain(kinds.iter().map(|kind| Kind::Other(kind.as_str().into()))).collect();
-    let wishes = Wishes { joint: Some(Joint { kinds: joined, same_switch: false }), ..Wishes::default() };
+    let joined = [Kind::Gpu]
+        .into_iter()
+        .chain(kinds.iter().map(|kind| Kind::Other(kind.as_str().into())))
+        .collect();
+    let wishes = Wishes {
+        joint: Some(Joint {
+            kinds: joined,
+            same_switch: false,
+        }),
+        ..Wishes::default()
+    };
     let (gpus, others) = chosen(try_choose(&fleet, GpuAsk::Whole(1), &requests, Some(&wishes))).unwrap();
     assert_eq!((gpus, others.len()), (vec![0], 12));
 }

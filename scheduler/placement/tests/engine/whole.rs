@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use placement::{
-    DevicePolicy, Fleet, Gpu, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Holdings, Inventory, MemoryAsk, Placement, Reason,
-    ReserveError,
+    DevicePolicy, Fleet, Gpu, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Holdings, Inventory,
+    MemoryAsk, Placement, Reason, ReserveError,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -13,8 +13,16 @@ use crate::build::{MIB, ask, gpu, minors, on_minor, ratio, units};
 
 /// GPUs of 1000 MiB; `apart` are left to the vendor's plugin.
 fn inventory(n: u32, serves_vendor: bool, apart: &[u32]) -> Inventory {
-    let gpu = |minor| Gpu { sharing: !apart.contains(&minor), ..gpu("n", minor, 1000 * MIB) };
-    Inventory { gpus: (0..n).map(gpu).collect(), unit_bytes: Some(MIB), serves_vendor, ..Inventory::default() }
+    let gpu = |minor| Gpu {
+        sharing: !apart.contains(&minor),
+        ..gpu("n", minor, 1000 * MIB)
+    };
+    Inventory {
+        gpus: (0..n).map(gpu).collect(),
+        unit_bytes: Some(MIB),
+        serves_vendor,
+        ..Inventory::default()
+    }
 }
 
 fn fleet(serves_vendor: bool, apart: &[u32]) -> Fleet {
@@ -44,21 +52,42 @@ fn share(fleet: &mut Fleet, owner: &str, mib: u64) -> Result<(Vec<u32>, u32), Re
 /// A pod whose whole GPUs kubelet has told.
 fn given(fleet: &mut Fleet, owner: &str, minor: u32) {
     let memory = HeldMemory::Ask(MemoryAsk::Ratio(100));
-    let share = HeldShare { gpu: GpuRef::Uuid(format!("n-{minor}").into()), memory, core: 100, slots: 0, trusted: true };
-    fleet.hold(&owner.into(), "n", Holdings { is_vendor: true, ..Holdings::from(Holding::Shares(vec![share])) });
+    let share = HeldShare {
+        gpu: GpuRef::Uuid(format!("n-{minor}").into()),
+        memory,
+        core: 100,
+        slots: 0,
+        trusted: true,
+    };
+    fleet.hold(
+        &owner.into(),
+        "n",
+        Holdings {
+            is_vendor: true,
+            ..Holdings::from(Holding::Shares(vec![share]))
+        },
+    );
 }
 
 #[test]
 fn both_kinds_share_a_node_that_serves_the_vendors_name() {
     let mut fleet = fleet(true, &[3]);
     assert_eq!(share(&mut fleet, "s", 10), Ok((vec![0], 0)));
-    assert_eq!(whole(&mut fleet, "v", 2), Ok((vec![1, 3], 0)), "the one that nobody shares, and an empty one");
+    assert_eq!(
+        whole(&mut fleet, "v", 2),
+        Ok((vec![1, 3], 0)),
+        "the one that nobody shares, and an empty one"
+    );
     assert_eq!(whole(&mut fleet, "w", 2), Err(Reason::TooFew));
     assert_eq!(whole(&mut fleet, "w", 1), Ok((vec![2], 0)));
     assert_eq!(share(&mut fleet, "t", 991), Err(Reason::Memory));
     assert_eq!(share(&mut fleet, "t", 990), Ok((vec![0], 0)));
     fleet.release("v");
-    assert_eq!(share(&mut fleet, "u", 1), Ok((vec![1], 0)), "not the one that is not to be shared");
+    assert_eq!(
+        share(&mut fleet, "u", 1),
+        Ok((vec![1], 0)),
+        "not the one that is not to be shared"
+    );
 }
 
 /// The vendor's plugin takes any GPU: nobody shares one meanwhile, and nobody is sent where others share.
@@ -72,8 +101,16 @@ fn the_vendors_plugin_has_the_node_to_itself_until_its_gpus_are_known() {
     fleet.release("w");
     given(&mut fleet, "v", 2);
     assert_eq!(share(&mut fleet, "s", 1), Ok((vec![0], 0)));
-    assert_eq!(place(&mut fleet, "all", GpuAsk::Share(ask(4, MemoryAsk::Units(1)))), Err(Reason::TooFew), "not on the vendor's");
-    assert_eq!(whole(&mut fleet, "w", 1), Err(Reason::Vendor), "one is shared, and may be the one");
+    assert_eq!(
+        place(&mut fleet, "all", GpuAsk::Share(ask(4, MemoryAsk::Units(1)))),
+        Err(Reason::TooFew),
+        "not on the vendor's"
+    );
+    assert_eq!(
+        whole(&mut fleet, "w", 1),
+        Err(Reason::Vendor),
+        "one is shared, and may be the one"
+    );
     fleet.release("s");
     assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![], 3)));
 }
@@ -88,7 +125,10 @@ fn gpus_of_its_own_keep_the_vendors_plugin_clear_of_shared_ones() {
     assert_eq!(share(&mut fleet, "t", 1000), Ok((vec![1], 0)));
     assert_eq!(share(&mut fleet, "u", 1), Err(Reason::Memory));
     let id = fleet.node_id("n").unwrap();
-    assert_eq!(fleet.fit(id, &ask(3, MemoryAsk::Units(1)), Hints::Ignore), Err(Reason::Vendor));
+    assert_eq!(
+        fleet.fit(id, &ask(3, MemoryAsk::Units(1)), Hints::Ignore),
+        Err(Reason::Vendor)
+    );
 }
 
 #[rstest]
@@ -105,7 +145,10 @@ fn sick_gpus_are_not_given_whole(
 ) {
     let mut fleet = fleet(serves, apart);
     let mut devices = inventory(4, serves, apart);
-    devices.gpus.iter_mut().for_each(|gpu| gpu.healthy = !sick.contains(&gpu.minor));
+    devices
+        .gpus
+        .iter_mut()
+        .for_each(|gpu| gpu.healthy = !sick.contains(&gpu.minor));
     fleet.set_inventory("n", devices);
     assert_eq!(whole(&mut fleet, "v", n), expected);
 }
@@ -117,20 +160,49 @@ fn without_an_inventory_only_sharers_that_are_known_refuse() {
     assert_eq!(share(&mut fleet, "s", 1), Ok((vec![0], 0)));
     fleet.remove_inventory("n");
     let id = fleet.node_id("n").unwrap();
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
-    fleet.hold(&"v".into(), "n", Holdings { unknown_whole: 1, is_vendor: true, ..Holdings::default() });
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        Err(Reason::Vendor)
+    );
+    fleet.hold(
+        &"v".into(),
+        "n",
+        Holdings {
+            unknown_whole: 1,
+            is_vendor: true,
+            ..Holdings::default()
+        },
+    );
     fleet.release("s");
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(9), Hints::Ignore), Ok(()), "kubelet knows");
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(9), Hints::Ignore),
+        Ok(()),
+        "kubelet knows"
+    );
 }
 
 /// One that the vendor's plugin gave away before ours took its resource over may be any of them.
 #[test]
 fn none_is_chosen_while_it_is_not_known_which_are_out() {
     let mut fleet = fleet(true, &[]);
-    fleet.hold(&"v".into(), "n", Holdings { unknown_whole: 1, is_vendor: true, ..Holdings::default() });
+    fleet.hold(
+        &"v".into(),
+        "n",
+        Holdings {
+            unknown_whole: 1,
+            is_vendor: true,
+            ..Holdings::default()
+        },
+    );
     let id = fleet.node_id("n").unwrap();
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(5), Hints::Ignore), Err(Reason::TooLarge));
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        Err(Reason::Vendor)
+    );
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(5), Hints::Ignore),
+        Err(Reason::TooLarge)
+    );
     given(&mut fleet, "v", 0);
     assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![1, 2, 3], 0)));
 }
@@ -139,16 +211,26 @@ fn none_is_chosen_while_it_is_not_known_which_are_out() {
 fn hints_keep_both_kinds_apart_too() {
     let mut fleet = fleet(false, &[]);
     let id = fleet.node_id("n").unwrap();
-    let choose = |fleet: &Fleet, ask: GpuAsk| fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let choose = |fleet: &Fleet, ask: GpuAsk| {
+        fleet
+            .choose(id, ask, DevicePolicy::Binpack, Hints::Ignore)
+            .unwrap()
+    };
     let vendor = choose(&fleet, GpuAsk::Whole(3));
     assert!(fleet.hint(&"v".into(), id, vendor));
     assert_eq!(fleet.check(), []);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(2), Hints::Respect), Err(Reason::TooFew));
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(2), Hints::Respect),
+        Err(Reason::TooFew)
+    );
     assert_eq!(fleet.fit(id, GpuAsk::Whole(4), Hints::RespectOthers("v")), Ok(()));
     let sharer = choose(&fleet, GpuAsk::Share(units(1)));
     assert!(fleet.hint(&"v".into(), id, sharer));
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Respect), Err(Reason::Vendor));
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(1), Hints::Respect),
+        Err(Reason::Vendor)
+    );
 }
 
 /// The place for sharers comes first; it is all that is taken.
@@ -156,30 +238,74 @@ fn hints_keep_both_kinds_apart_too() {
 fn an_owner_that_sees_all_takes_nothing() {
     let mut fleet = fleet(true, &[3]);
     assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
-    let slot = HeldShare { slots: 1, ..crate::build::share(GpuRef::Minor(1), MemoryAsk::Units(0)) };
+    let slot = HeldShare {
+        slots: 1,
+        ..crate::build::share(GpuRef::Minor(1), MemoryAsk::Units(0))
+    };
     fleet.hold(&"t".into(), "n", Holding::Shares(vec![slot]));
-    assert_eq!(place(&mut fleet, "m", GpuAsk::All { slots: 1 }), Ok((vec![2, 0, 1, 3], 0)));
-    let seen: Vec<_> =
-        fleet.view(fleet.node_id("n").unwrap()).unwrap().gpus().iter().map(|gpu| (gpu.holders.len(), gpu.used.slots)).collect();
+    assert_eq!(
+        place(&mut fleet, "m", GpuAsk::All { slots: 1 }),
+        Ok((vec![2, 0, 1, 3], 0))
+    );
+    let seen: Vec<_> = fleet
+        .view(fleet.node_id("n").unwrap())
+        .unwrap()
+        .gpus()
+        .iter()
+        .map(|gpu| (gpu.holders.len(), gpu.used.slots))
+        .collect();
     assert_eq!(seen, [(2, 1), (2, 1), (1, 1), (1, 0)]);
-    assert_eq!(whole(&mut fleet, "v", 3), Ok((vec![1, 2, 3], 0)), "nobody else uses these");
-    assert_eq!(fleet.fit(fleet.node_id("n").unwrap(), GpuAsk::All { slots: 101 }, Hints::Ignore), Err(Reason::Slots));
+    assert_eq!(
+        whole(&mut fleet, "v", 3),
+        Ok((vec![1, 2, 3], 0)),
+        "nobody else uses these"
+    );
+    assert_eq!(
+        fleet.fit(
+            fleet.node_id("n").unwrap(),
+            GpuAsk::All { slots: 101 },
+            Hints::Ignore
+        ),
+        Err(Reason::Slots)
+    );
 }
 
 #[test]
 fn what_takes_nothing_or_is_not_whole_is_not_reserved() {
     let mut fleet = fleet(true, &[]);
     let id = fleet.node_id("n").unwrap();
-    let choice = fleet.choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Ignore).unwrap();
-    assert_eq!(fleet.reserve(&"a".into(), id, &Placement::default()), Err(ReserveError::Empty));
+    let choice = fleet
+        .choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Ignore)
+        .unwrap();
+    assert_eq!(
+        fleet.reserve(&"a".into(), id, &Placement::default()),
+        Err(ReserveError::Empty)
+    );
     fleet.reserve(&"a".into(), id, &choice).unwrap();
-    let whole = fleet.choose(id, GpuAsk::Whole(3), DevicePolicy::Binpack, Hints::Ignore).unwrap();
+    let whole = fleet
+        .choose(id, GpuAsk::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
+        .unwrap();
     let mut taken = whole.clone();
     taken.shares[0].gpu = "n-0".into();
-    assert!(matches!(fleet.reserve(&"v".into(), id, &taken), Err(ReserveError::NoRoom { .. })), "half of it is shared");
+    assert!(
+        matches!(
+            fleet.reserve(&"v".into(), id, &taken),
+            Err(ReserveError::NoRoom { .. })
+        ),
+        "half of it is shared"
+    );
     fleet.set_inventory("n", inventory(4, false, &[]));
-    let unknown = Placement { shares: Vec::new(), unknown_whole: 1, ..whole };
-    assert_eq!(fleet.reserve(&"v".into(), id, &unknown), Err(ReserveError::NoWhole { reason: Reason::Vendor }));
+    let unknown = Placement {
+        shares: Vec::new(),
+        unknown_whole: 1,
+        ..whole
+    };
+    assert_eq!(
+        fleet.reserve(&"v".into(), id, &unknown),
+        Err(ReserveError::NoWhole {
+            reason: Reason::Vendor
+        })
+    );
 }
 
 /// What happens on a node where both kinds come and go.
@@ -312,9 +438,15 @@ fn a_fact_in_shares_refuses_the_vendors_plugin() {
     let mut fleet = fleet(false, &[]);
     fleet.hold(&"old".into(), "n", on_minor(3, MemoryAsk::Units(1)));
     let id = fleet.node_id("n").unwrap();
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        Err(Reason::Vendor)
+    );
     fleet.set_inventory("n", inventory(4, false, &[0, 1]));
     assert_eq!(fleet.fit(id, GpuAsk::Whole(2), Hints::Ignore), Ok(()));
     fleet.set_inventory("n", inventory(4, false, &[3]));
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore), Err(Reason::Vendor));
+    assert_eq!(
+        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        Err(Reason::Vendor)
+    );
 }

@@ -11,7 +11,10 @@ use crate::offline;
 const ASKING: Asking = Asking(&[("default", "p")]);
 
 fn rules() -> Rules {
-    Rules { binders: Some(vec!["ours".to_owned()]), ..Rules::default() }
+    Rules {
+        binders: Some(vec!["ours".to_owned()]),
+        ..Rules::default()
+    }
 }
 
 fn binding(user: &str, name: &str, annotations: &Value) -> proto::admission::AdmissionRequest {
@@ -28,21 +31,39 @@ fn binding(user: &str, name: &str, annotations: &Value) -> proto::admission::Adm
 #[case::pod_without_devices("other", "q", Value::Null)]
 #[case::other_annotations("other", "q", json!({"a": "b"}))]
 fn may(#[case] user: &str, #[case] pod: &str, #[case] annotations: Value) {
-    assert_eq!(rules().validate(&binding(user, pod, &annotations), &ASKING).unwrap(), Verdict::ALLOWED);
+    assert_eq!(
+        rules()
+            .validate(&binding(user, pod, &annotations), &ASKING)
+            .unwrap(),
+        Verdict::ALLOWED
+    );
 }
 
 #[rstest]
 #[case::pod_with_devices("p", Value::Null)]
 #[case::brings_devices_itself("q", json!({"scheduling.koordinator.sh/device-allocated": "{}"}))]
 fn may_not(#[case] pod: &str, #[case] annotations: Value) {
-    let message = refusal(rules().validate(&binding("other", pod, &annotations), &ASKING).unwrap());
-    assert_eq!(message, format!("pod default/{pod} asks for devices, which \"other\" does not choose; only ours may bind it"));
+    let message = refusal(
+        rules()
+            .validate(&binding("other", pod, &annotations), &ASKING)
+            .unwrap(),
+    );
+    assert_eq!(
+        message,
+        format!("pod default/{pod} asks for devices, which \"other\" does not choose; only ours may bind it")
+    );
     let mut legacy = binding("other", pod, &annotations);
     legacy.resource.resource = "bindings".to_owned();
     legacy.sub_resource.clear();
     legacy.name.clear();
-    assert_eq!(refusal(rules().validate(&legacy, &ASKING).unwrap()), message, "by the other way to bind");
-    let off = Rules::default().validate(&binding("other", pod, &annotations), &ASKING).unwrap();
+    assert_eq!(
+        refusal(rules().validate(&legacy, &ASKING).unwrap()),
+        message,
+        "by the other way to bind"
+    );
+    let off = Rules::default()
+        .validate(&binding("other", pod, &annotations), &ASKING)
+        .unwrap();
     assert_eq!(off, Verdict::ALLOWED, "the guard is off");
 }
 
@@ -52,14 +73,28 @@ fn may_not(#[case] pod: &str, #[case] annotations: Value) {
 #[case::broken(json!({"koordinator.sh/gpu-memory": "1Gi"}), true, true)]
 #[case::vendor(json!({"nvidia.com/gpu": "1"}), true, false)]
 #[case::nothing(json!({"cpu": "1", "example.com/thing": "1"}), false, false)]
-fn the_index_knows_whose_pods_are_guarded(#[case] amounts: Value, #[case] where_counted: bool, #[case] elsewhere: bool) {
+fn the_index_knows_whose_pods_are_guarded(
+    #[case] amounts: Value,
+    #[case] where_counted: bool,
+    #[case] elsewhere: bool,
+) {
     let pod = json!({
         "metadata": {"name": "p", "namespace": "default", "uid": "u"},
         "spec": {"containers": [{"name": "c", "resources": {"limits": amounts}}]}});
     let device = json!({"metadata": {"name": "counted"}, "spec": {"devices": [{
         "type": "gpu", "id": "GPU-0", "minor": 0, "health": true, "resources": {"koordinator.sh/gpu-memory": "16Gi"}}]}});
     let node = json!({"metadata": {"name": "counted"}});
-    let index = Shared::new(offline::index([node].into_iter(), [device].into_iter(), [pod].into_iter()));
-    assert_eq!((index.asks("default", "p", "counted"), index.asks("default", "p", "elsewhere")), (where_counted, elsewhere));
+    let index = Shared::new(offline::index(
+        [node].into_iter(),
+        [device].into_iter(),
+        [pod].into_iter(),
+    ));
+    assert_eq!(
+        (
+            index.asks("default", "p", "counted"),
+            index.asks("default", "p", "elsewhere")
+        ),
+        (where_counted, elsewhere)
+    );
     assert!(!index.asks("default", "q", "counted") && !index.asks("other", "p", "counted"));
 }

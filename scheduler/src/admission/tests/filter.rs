@@ -17,11 +17,18 @@ use crate::offline;
 /// Rules of which the strictest are chosen.
 fn rules() -> Rules {
     let unrestricted_namespaces = vec!["kube-system".to_owned(), "monitoring".to_owned()];
-    Rules { deny_overrides: true, unrestricted_namespaces, ..Rules::default() }
+    Rules {
+        deny_overrides: true,
+        unrestricted_namespaces,
+        ..Rules::default()
+    }
 }
 
 /// An extender that knows no node, and what its client, which is never used, runs on.
-struct World(Extender, #[expect(dead_code, reason = "its end would be the client's")] tokio::runtime::Runtime);
+struct World(
+    Extender,
+    #[expect(dead_code, reason = "its end would be the client's")] tokio::runtime::Runtime,
+);
 
 fn world(rules: &Rules) -> World {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -38,7 +45,9 @@ fn filter_refusal(World(extender, _): &World, pod: &Value) -> Option<String> {
     let body = json!({"Pod": pod, "NodeNames": ["n"]}).to_string();
     let answer = filter::answer(extender, body.as_bytes(), Instant::now()).unwrap();
     let answer: Value = serde_json::from_slice(&answer.json).unwrap();
-    answer["FailedAndUnresolvableNodes"]["n"].as_str().map(str::to_owned)
+    answer["FailedAndUnresolvableNodes"]["n"]
+        .as_str()
+        .map(str::to_owned)
 }
 
 fn webhook_refusal(rules: &Rules, pod: &Value) -> Option<String> {
@@ -57,7 +66,10 @@ fn share() -> Value {
 fn beside(what: &Value) -> Value {
     let mut pod = share();
     let mut container = container("beside", &json!({}));
-    container.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
+    container
+        .as_object_mut()
+        .unwrap()
+        .extend(what.as_object().unwrap().clone());
     pod["spec"]["containers"].as_array_mut().unwrap().push(container);
     pod
 }
@@ -75,10 +87,17 @@ fn beside(what: &Value) -> Value {
     annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),
     "annotation scheduling.koordinator.sh/device-allocate-hint is"
 )]
-#[case::joint(annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "[]"), "not a JSON object")]
+#[case::joint(
+    annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "[]"),
+    "not a JSON object"
+)]
 #[case::joint_of_rdma(annotated(pod(&json!({"koordinator.sh/rdma": "1"})), "scheduling.koordinator.sh/device-joint-allocate", "no"), "expected ident")]
 #[case::partition(
-    annotated(share(), "scheduling.koordinator.sh/gpu-partition-spec", r#"{"ringBusBandwidth": "fast"}"#),
+    annotated(
+        share(),
+        "scheduling.koordinator.sh/gpu-partition-spec",
+        r#"{"ringBusBandwidth": "fast"}"#
+    ),
     "is not a quantity"
 )]
 #[case::all_devices(annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true"), "not allowed in this cluster")]
@@ -86,7 +105,10 @@ fn beside(what: &Value) -> Value {
     with(pod(&json!({"nvidia.com/gpu": "1"})), "/spec/containers/0/env", json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
     "wins over the GPUs that it is given for nvidia.com/gpu"
 )]
-#[case::cdi(annotated(share(), "nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=all"), "annotation nvidia.cdi.k8s.io/pod is")]
+#[case::cdi(
+    annotated(share(), "nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=all"),
+    "annotation nvidia.cdi.k8s.io/pod is"
+)]
 #[case::visible(beside(&json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]})), "sets NVIDIA_VISIBLE_DEVICES")]
 #[case::mps(beside(&json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]})), "sets CUDA_MPS_PIPE_DIRECTORY")]
 #[case::privileged(beside(&json!({"securityContext": {"privileged": true}})), "is privileged")]
@@ -97,7 +119,11 @@ fn both_refuse(#[case] pod: Value, #[case] words: &str) {
 }
 
 #[rstest]
-#[case::a_hint_that_is_read(annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", r#"{"deviceTypes": ["gpu", "rdma"]}"#))]
+#[case::a_hint_that_is_read(annotated(
+    share(),
+    "scheduling.koordinator.sh/device-joint-allocate",
+    r#"{"deviceTypes": ["gpu", "rdma"]}"#
+))]
 #[case::a_bad_hint_on_a_pod_without_devices(annotated(pod(&json!({"cpu": "1", "example.com/x": "1"})), "scheduling.koordinator.sh/gpu-partition-spec", "no"))]
 #[case::whole_gpus_privileged(with(pod(&json!({"nvidia.com/gpu": "1"})), "/spec/containers/0/securityContext", json!({"privileged": true})))]
 #[case::nothing_to_be_seen(beside(&json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]})))]
@@ -111,12 +137,32 @@ fn neither_refuses(#[case] pod: Value) {
 #[case::privileged(json!({"securityContext": {"privileged": true}}), false)]
 #[case::sees_all(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), true)]
 fn some_namespaces_are_unrestricted(#[case] what: Value, #[case] always: bool) {
-    for (namespace, refused) in [("default", true), ("kube-system", false), ("monitoring", false), ("gpushare-system", true)] {
+    for (namespace, refused) in [
+        ("default", true),
+        ("kube-system", false),
+        ("monitoring", false),
+        ("gpushare-system", true),
+    ] {
         let pod = with(beside(&what), "/metadata/namespace", namespace.into());
-        assert_eq!(filter_refusal(&world(&rules()), &pod).is_some(), refused, "{namespace}");
-        let review = proto::admission::AdmissionRequest { namespace: namespace.to_owned(), ..creation(&pod) };
-        assert_eq!(rules().validate(&review, &NOBODY).unwrap() != Verdict::ALLOWED, refused, "{namespace}");
-        assert_eq!(filter_refusal(&world(&Rules::default()), &pod).is_some(), always, "--deny-overrides is off");
+        assert_eq!(
+            filter_refusal(&world(&rules()), &pod).is_some(),
+            refused,
+            "{namespace}"
+        );
+        let review = proto::admission::AdmissionRequest {
+            namespace: namespace.to_owned(),
+            ..creation(&pod)
+        };
+        assert_eq!(
+            rules().validate(&review, &NOBODY).unwrap() != Verdict::ALLOWED,
+            refused,
+            "{namespace}"
+        );
+        assert_eq!(
+            filter_refusal(&world(&Rules::default()), &pod).is_some(),
+            always,
+            "--deny-overrides is off"
+        );
     }
 }
 
@@ -133,10 +179,15 @@ fn annotations() -> impl Strategy<Value = Value> {
 
 /// kube-scheduler asks the extender about no other pods: old names are nobody's resources.
 fn is_asked_about(pod: &Value) -> bool {
-    let lists = ["initContainers", "containers"].iter().flat_map(|list| pod["spec"][list].as_array().unwrap());
-    let mut amounts = lists.flat_map(|container| ["limits", "requests"].map(|amounts| container["resources"][amounts].as_object()));
+    let lists = ["initContainers", "containers"]
+        .iter()
+        .flat_map(|list| pod["spec"][list].as_array().unwrap());
+    let mut amounts = lists.flat_map(|container| {
+        ["limits", "requests"].map(|amounts| container["resources"][amounts].as_object())
+    });
     let others = ["cpu", "memory", "example.com/gpu"];
-    let is_ours = |name: &String| !others.contains(&name.as_str()) && !OLD_NAMES.iter().any(|(old, _)| old == name);
+    let is_ours =
+        |name: &String| !others.contains(&name.as_str()) && !OLD_NAMES.iter().any(|(old, _)| old == name);
     amounts.any(|amounts| amounts.is_some_and(|amounts| amounts.keys().any(is_ours)))
 }
 

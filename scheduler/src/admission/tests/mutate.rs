@@ -28,7 +28,11 @@ fn amounts(pod: &Value, pointer: &str) -> Value {
 #[case::core_alone(json!({"koordinator.sh/gpu-core": "50"}), "1")]
 fn number_of_devices_is_added(#[case] asked: Value, #[case] devices: &str) {
     let mutated = mutated(&Rules::default(), &pod(&asked));
-    let expected = with(json!({"all": asked}), "/all/koordinator.sh~1gpu.shared", Value::Null);
+    let expected = with(
+        json!({"all": asked}),
+        "/all/koordinator.sh~1gpu.shared",
+        Value::Null,
+    );
     let mut expected = expected["all"].as_object().unwrap().clone();
     expected.remove("koordinator.sh~1gpu.shared");
     expected.insert("koordinator.sh/gpu.shared".to_owned(), devices.into());
@@ -42,7 +46,10 @@ fn number_of_devices_is_added(#[case] asked: Value, #[case] devices: &str) {
 #[case::old_name(json!({"kubernetes.io/gpu": 0}))]
 #[case::units(json!({"aliyun.com/gpu-mem": "0"}))]
 fn a_zero_is_left_alone(#[case] asked: Value) {
-    let rules = Rules { scheduler_name: Some("gpushare".to_owned()), ..Rules::default() };
+    let rules = Rules {
+        scheduler_name: Some("gpushare".to_owned()),
+        ..Rules::default()
+    };
     let pod = pod(&asked);
     assert_eq!(mutated(&rules, &pod), pod);
 }
@@ -52,7 +59,10 @@ fn a_zero_is_left_alone(#[case] asked: Value) {
 #[case::two("200", "2")]
 #[case::part("50", "1")]
 fn gpu_becomes_core_and_ratio(#[case] asked: &str, #[case] devices: &str) {
-    let mutated = mutated(&Rules::default(), &pod(&json!({"koordinator.sh/gpu": asked, "cpu": "1"})));
+    let mutated = mutated(
+        &Rules::default(),
+        &pod(&json!({"koordinator.sh/gpu": asked, "cpu": "1"})),
+    );
     let expected = json!({
         "koordinator.sh/gpu-core": asked, "koordinator.sh/gpu-memory-ratio": asked, "koordinator.sh/gpu.shared": devices, "cpu": "1"});
     assert_eq!(amounts(&mutated, "/spec/containers/0"), expected);
@@ -63,7 +73,10 @@ fn a_number_of_devices_that_is_there_stays() {
     let asked = json!({"koordinator.sh/gpu": "100", "koordinator.sh/gpu.shared": "4"});
     let expected = json!({
         "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu.shared": "4"});
-    assert_eq!(amounts(&mutated(&Rules::default(), &pod(&asked)), "/spec/containers/0"), expected);
+    assert_eq!(
+        amounts(&mutated(&Rules::default(), &pod(&asked)), "/spec/containers/0"),
+        expected
+    );
 }
 
 #[rstest]
@@ -75,11 +88,25 @@ fn a_number_of_devices_that_is_there_stays() {
 #[case::rdma("kubernetes.io/rdma", json!({"koordinator.sh/rdma": "100"}))]
 #[case::fpga("kubernetes.io/fpga", json!({"koordinator.sh/fpga": "100"}))]
 fn old_names_are_replaced(#[case] old: &str, #[case] expected: Value) {
-    assert_eq!(amounts(&mutated(&Rules::default(), &pod(&json!({old: "100"}))), "/spec/containers/0"), expected);
+    assert_eq!(
+        amounts(
+            &mutated(&Rules::default(), &pod(&json!({old: "100"}))),
+            "/spec/containers/0"
+        ),
+        expected
+    );
     // Kubernetes does not fill requests in from limits, nor limits at all, for a name that it does not take for an extended one.
     for only in ["limits", "requests"] {
-        let half = with(pod(&json!({})), "/spec/containers/0/resources", json!({only: {old: "100"}}));
-        assert_eq!(amounts(&mutated(&Rules::default(), &half), "/spec/containers/0"), expected, "{only}");
+        let half = with(
+            pod(&json!({})),
+            "/spec/containers/0/resources",
+            json!({only: {old: "100"}}),
+        );
+        assert_eq!(
+            amounts(&mutated(&Rules::default(), &half), "/spec/containers/0"),
+            expected,
+            "{only}"
+        );
     }
 }
 
@@ -88,18 +115,35 @@ fn old_names_are_replaced(#[case] old: &str, #[case] expected: Value) {
 #[case::requests(json!({"requests": {"koordinator.sh/gpu-memory": "1Gi"}}))]
 #[case::null(json!({"limits": {"koordinator.sh/gpu-memory": "1Gi"}, "requests": null}))]
 fn half_a_container_gets_both(#[case] resources: Value) {
-    let mutated = mutated(&Rules::default(), &with(pod(&json!({})), "/spec/containers/0/resources", resources));
+    let mutated = mutated(
+        &Rules::default(),
+        &with(pod(&json!({})), "/spec/containers/0/resources", resources),
+    );
     for amounts in ["limits", "requests"] {
-        assert_eq!(mutated["spec"]["containers"][0]["resources"][amounts]["koordinator.sh/gpu.shared"], "1", "{mutated}");
+        assert_eq!(
+            mutated["spec"]["containers"][0]["resources"][amounts]["koordinator.sh/gpu.shared"], "1",
+            "{mutated}"
+        );
     }
 }
 
 #[test]
 fn init_containers_are_mutated_too() {
-    let asked = with(pod(&json!({})), "/spec/initContainers", json!([container("i", &json!({"koordinator.sh/gpu-memory": "1Gi"}))]));
+    let asked = with(
+        pod(&json!({})),
+        "/spec/initContainers",
+        json!([container("i", &json!({"koordinator.sh/gpu-memory": "1Gi"}))]),
+    );
     let mutated = mutated(&Rules::default(), &asked);
-    assert_eq!(amounts(&mutated, "/spec/initContainers/0"), json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "1"}));
-    assert_eq!(amounts(&mutated, "/spec/containers/0"), json!({}), "it asks for nothing");
+    assert_eq!(
+        amounts(&mutated, "/spec/initContainers/0"),
+        json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "1"})
+    );
+    assert_eq!(
+        amounts(&mutated, "/spec/containers/0"),
+        json!({}),
+        "it asks for nothing"
+    );
 }
 
 #[rstest]
@@ -128,28 +172,54 @@ fn gpu_beside_what_it_stands_for_is_not_split() {
 #[case::subresource("CREATE", "pods", "eviction")]
 #[case::other_kind("CREATE", "replicationcontrollers", "")]
 fn only_pods_that_are_being_made(#[case] operation: &str, #[case] resource: &str, #[case] subresource: &str) {
-    let request = request(operation, resource, subresource, &pod(&json!({"koordinator.sh/gpu": "100"})), &Value::Null);
+    let request = request(
+        operation,
+        resource,
+        subresource,
+        &pod(&json!({"koordinator.sh/gpu": "100"})),
+        &Value::Null,
+    );
     assert_eq!(Rules::default().mutate(&request).unwrap(), Verdict::ALLOWED);
 }
 
 #[test]
 fn static_pods_are_left_alone() {
-    let pod = annotated(pod(&json!({"koordinator.sh/gpu": "100"})), "kubernetes.io/config.mirror", "x");
+    let pod = annotated(
+        pod(&json!({"koordinator.sh/gpu": "100"})),
+        "kubernetes.io/config.mirror",
+        "x",
+    );
     assert_eq!(mutated(&Rules::default(), &pod), pod);
 }
 
 #[test]
 fn a_pod_that_shares_all_devices_gets_a_slot_in_each_app_container() {
     let mut pod = annotated(pod(&json!({})), "gpushare/all-devices", "true");
-    pod["spec"]["containers"] = json!([{"name": "a"}, {"name": "b", "resources": {"claims": [{"name": "x"}]}}]);
+    pod["spec"]["containers"] =
+        json!([{"name": "a"}, {"name": "b", "resources": {"claims": [{"name": "x"}]}}]);
     pod["spec"]["initContainers"] = json!([{"name": "i", "resources": {}}]);
-    let mutated = mutated(&Rules { allow_all_devices: true, ..Rules::default() }, &pod);
+    let mutated = mutated(
+        &Rules {
+            allow_all_devices: true,
+            ..Rules::default()
+        },
+        &pod,
+    );
     let slot = json!({"koordinator.sh/gpu.shared": "1"});
-    assert_eq!(mutated["spec"]["containers"][0]["resources"], json!({"limits": slot, "requests": slot}));
-    assert_eq!(mutated["spec"]["containers"][1]["resources"], json!({"limits": slot, "requests": slot, "claims": [{"name": "x"}]}));
+    assert_eq!(
+        mutated["spec"]["containers"][0]["resources"],
+        json!({"limits": slot, "requests": slot})
+    );
+    assert_eq!(
+        mutated["spec"]["containers"][1]["resources"],
+        json!({"limits": slot, "requests": slot, "claims": [{"name": "x"}]})
+    );
     assert_eq!(mutated["spec"]["initContainers"], pod["spec"]["initContainers"]);
     let refused = refusal(Rules::default().mutate(&creation(&pod)).unwrap());
-    assert!(refused.starts_with("annotation gpushare/all-devices is not allowed in this cluster"), "{refused}");
+    assert!(
+        refused.starts_with("annotation gpushare/all-devices is not allowed in this cluster"),
+        "{refused}"
+    );
 }
 
 #[rstest]
@@ -158,8 +228,20 @@ fn a_pod_that_shares_all_devices_gets_a_slot_in_each_app_container() {
 fn all_devices_is_not_added(#[case] value: &str, #[case] asked: Value, #[case] expected: Value) {
     let pod = annotated(pod(&asked), "gpushare/all-devices", value);
     let pod = with(pod, "/spec/initContainers", json!([container("i", &json!({}))]));
-    let mutated = mutated(&Rules { allow_all_devices: true, ..Rules::default() }, &pod);
-    assert_eq!((amounts(&mutated, "/spec/containers/0"), amounts(&mutated, "/spec/initContainers/0")), (expected, json!({})));
+    let mutated = mutated(
+        &Rules {
+            allow_all_devices: true,
+            ..Rules::default()
+        },
+        &pod,
+    );
+    assert_eq!(
+        (
+            amounts(&mutated, "/spec/containers/0"),
+            amounts(&mutated, "/spec/initContainers/0")
+        ),
+        (expected, json!({}))
+    );
 }
 
 #[rstest]
@@ -168,8 +250,16 @@ fn all_devices_is_not_added(#[case] value: &str, #[case] asked: Value, #[case] e
 #[case::another("theirs", "", "theirs")]
 #[case::bound("default-scheduler", "n1", "default-scheduler")]
 fn scheduler_is_named(#[case] named: &str, #[case] node: &str, #[case] expected: &str) {
-    let rules = Rules { scheduler_name: Some("ours".to_owned()), ..Rules::default() };
-    for asked in ["koordinator.sh/gpu-memory", "aliyun.com/gpu-mem", "kubernetes.io/rdma", "nvidia.com/gpu"] {
+    let rules = Rules {
+        scheduler_name: Some("ours".to_owned()),
+        ..Rules::default()
+    };
+    for asked in [
+        "koordinator.sh/gpu-memory",
+        "aliyun.com/gpu-mem",
+        "kubernetes.io/rdma",
+        "nvidia.com/gpu",
+    ] {
         let pod = with(pod(&json!({asked: "1"})), "/spec/schedulerName", named.into());
         let pod = with(pod, "/spec/nodeName", node.into());
         assert_eq!(mutated(&rules, &pod)["spec"]["schedulerName"], expected);
@@ -186,8 +276,13 @@ fn a_copied_record_is_removed_and_the_user_told() {
         "/metadata/annotations",
         json!({"ALIYUN_COM_GPU_MEM_IDX": "0", "scheduling.koordinator.sh/device-allocated": "{}", "mine": "x"}),
     );
-    assert_eq!(mutated(&Rules::default(), &pod)["metadata"]["annotations"], json!({"mine": "x"}));
-    let Verdict::Allowed { warnings, .. } = Rules::default().mutate(&creation(&pod)).unwrap() else { panic!() };
+    assert_eq!(
+        mutated(&Rules::default(), &pod)["metadata"]["annotations"],
+        json!({"mine": "x"})
+    );
+    let Verdict::Allowed { warnings, .. } = Rules::default().mutate(&creation(&pod)).unwrap() else {
+        panic!()
+    };
     assert_eq!(
         warnings,
         [

@@ -27,14 +27,21 @@ pub(super) const NAMES: [&str; 16] = [
 
 fn amount() -> impl Strategy<Value = Value> {
     prop_oneof![
-        prop::sample::select(vec!["0", "1", "50", "100", "200", "1Gi", "1.5", "-1", "many", ""]).prop_map(Value::from),
+        prop::sample::select(vec!["0", "1", "50", "100", "200", "1Gi", "1.5", "-1", "many", ""])
+            .prop_map(Value::from),
         (0..400u32).prop_map(Value::from),
     ]
 }
 
 fn amounts(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
     let some = prop::collection::btree_map(prop::sample::select(names), amount(), 0..4);
-    let some = some.prop_map(|map| Value::Object(map.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>()));
+    let some = some.prop_map(|map| {
+        Value::Object(
+            map.into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect::<Map<_, _>>(),
+        )
+    });
     prop_oneof![8 => some, 1 => Just(Value::Null)]
 }
 
@@ -59,7 +66,10 @@ fn container(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
     })
 }
 
-pub(super) fn pod(names: &'static [&'static str], annotations: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> {
+pub(super) fn pod(
+    names: &'static [&'static str],
+    annotations: impl Strategy<Value = Value>,
+) -> impl Strategy<Value = Value> {
     let containers = || prop::collection::vec(container(names), 0..3);
     (containers(), containers(), annotations).prop_map(|(init, apps, annotations)| {
         json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"initContainers": init, "containers": apps}})
@@ -103,18 +113,37 @@ fn modest_pod() -> impl Strategy<Value = Value> {
 fn says_what_it_sees(pod: &Value) -> bool {
     let annotations = pod["metadata"]["annotations"].as_object().into_iter().flatten();
     let mut annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str().unwrap()));
-    if annotations.clone().any(|(key, _)| key == "kubernetes.io/config.mirror") {
+    if annotations
+        .clone()
+        .any(|(key, _)| key == "kubernetes.io/config.mirror")
+    {
         return false;
     }
-    let by_annotation = annotations
-        .any(|(key, value)| ["cdi.k8s.io/a", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.c"].contains(&key) && !value.is_empty());
-    let containers = ["initContainers", "containers"].iter().flat_map(|list| pod["spec"][list].as_array().unwrap());
-    let mut unserved = containers.filter(|container| container["resources"]["limits"]["aliyun.com/gpu-mem"].is_null());
+    let by_annotation = annotations.any(|(key, value)| {
+        [
+            "cdi.k8s.io/a",
+            "nvidia.cdi.k8s.io/pod",
+            "nvidia.cdi.k8s.io/container.c",
+        ]
+        .contains(&key)
+            && !value.is_empty()
+    });
+    let containers = ["initContainers", "containers"]
+        .iter()
+        .flat_map(|list| pod["spec"][list].as_array().unwrap());
+    let mut unserved =
+        containers.filter(|container| container["resources"]["limits"]["aliyun.com/gpu-mem"].is_null());
     let shows = |variable: &Value| {
         let value = variable["value"].as_str().unwrap_or_default();
-        variable["name"] == "NVIDIA_VISIBLE_DEVICES" && (variable.get("valueFrom").is_some() || !["", "void", "none"].contains(&value))
+        variable["name"] == "NVIDIA_VISIBLE_DEVICES"
+            && (variable.get("valueFrom").is_some() || !["", "void", "none"].contains(&value))
     };
-    by_annotation || unserved.any(|container| container["env"].as_array().is_some_and(|env| env.iter().any(shows)))
+    by_annotation
+        || unserved.any(|container| {
+            container["env"]
+                .as_array()
+                .is_some_and(|env| env.iter().any(shows))
+        })
 }
 
 fn annotations() -> impl Strategy<Value = Value> {
@@ -156,7 +185,8 @@ fn json_value() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(6, 48, 5, move |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::btree_map(keys.clone(), inner, 0..5).prop_map(|map| Value::Object(map.into_iter().collect())),
+            prop::collection::btree_map(keys.clone(), inner, 0..5)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
         ]
     })
 }

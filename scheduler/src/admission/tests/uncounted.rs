@@ -8,7 +8,11 @@ use crate::admission::{Rules, Verdict};
 
 fn visible(value: &str) -> Value {
     // The API server leaves an empty value out.
-    let variable = if value.is_empty() { json!({"name": VISIBLE}) } else { json!({"name": VISIBLE, "value": value}) };
+    let variable = if value.is_empty() {
+        json!({"name": VISIBLE})
+    } else {
+        json!({"name": VISIBLE, "value": value})
+    };
     json!([{"name": "A", "value": "all"}, variable])
 }
 
@@ -44,8 +48,13 @@ fn judged(pod: &Value) -> Verdict {
 #[case::with_spaces(" ")]
 fn values_that_may_show_a_gpu(#[case] value: &str) {
     for list in ["initContainers", "containers", "ephemeralContainers"] {
-        let message = refusal(judged(&pod_with(list, &setting(container("c2", &json!({})), value))));
-        let expected = format!("container \"c2\" sets NVIDIA_VISIBLE_DEVICES to {value:?} but asks for no share of a GPU");
+        let message = refusal(judged(&pod_with(
+            list,
+            &setting(container("c2", &json!({})), value),
+        )));
+        let expected = format!(
+            "container \"c2\" sets NVIDIA_VISIBLE_DEVICES to {value:?} but asks for no share of a GPU"
+        );
         assert!(message.starts_with(&expected), "{message}");
     }
 }
@@ -56,20 +65,37 @@ fn values_that_may_show_a_gpu(#[case] value: &str) {
 #[case::empty("")]
 fn values_that_show_none(#[case] value: &str) {
     for list in ["initContainers", "containers", "ephemeralContainers"] {
-        assert_eq!(judged(&pod_with(list, &setting(container("c2", &json!({})), value))), Verdict::ALLOWED);
+        assert_eq!(
+            judged(&pod_with(list, &setting(container("c2", &json!({})), value))),
+            Verdict::ALLOWED
+        );
     }
 }
 
 #[test]
 fn the_words() {
-    let unasked = judged(&pod_with("containers", &setting(container("c2", &json!({})), "all")));
+    let unasked = judged(&pod_with(
+        "containers",
+        &setting(container("c2", &json!({})), "all"),
+    ));
     insta::assert_snapshot!(refusal(unasked), @r#"container "c2" sets NVIDIA_VISIBLE_DEVICES to "all" but asks for no share of a GPU, so it could see GPUs that are counted for other pods; take the variable out, set it to "void", or ask for koordinator.sh/gpu.shared and koordinator.sh/gpu-memory, or for aliyun.com/gpu-mem; an operator lets daemons in namespace "default" see every GPU by --unrestricted-namespaces of scheduler and device plugins"#);
-    let whole = judged(&pod_with("containers", &setting(container("c2", &json!({"nvidia.com/gpu": "1"})), "all")));
+    let whole = judged(&pod_with(
+        "containers",
+        &setting(container("c2", &json!({"nvidia.com/gpu": "1"})), "all"),
+    ));
     insta::assert_snapshot!(refusal(whole), @r#"container "c2" sets NVIDIA_VISIBLE_DEVICES to "all", which wins over the GPUs that it is given for nvidia.com/gpu and could show it GPUs that are counted for other pods; take the variable out; an operator lets daemons in namespace "default" see every GPU by --unrestricted-namespaces of scheduler and device plugins"#);
-    let from = json!([{"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['x']"}}}]);
-    let elsewhere = judged(&pod_with("containers", &with(container("c2", &json!({})), "/env", from)));
+    let from =
+        json!([{"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['x']"}}}]);
+    let elsewhere = judged(&pod_with(
+        "containers",
+        &with(container("c2", &json!({})), "/env", from),
+    ));
     insta::assert_snapshot!(refusal(elsewhere), @r#"container "c2" sets NVIDIA_VISIBLE_DEVICES by valueFrom, whose value is not known here, but asks for no share of a GPU, so it could see GPUs that are counted for other pods; take the variable out, set it to "void", or ask for koordinator.sh/gpu.shared and koordinator.sh/gpu-memory, or for aliyun.com/gpu-mem; an operator lets daemons in namespace "default" see every GPU by --unrestricted-namespaces of scheduler and device plugins"#);
-    let annotated = judged(&annotated(pod(&json!({})), "nvidia.cdi.k8s.io/container.c", "management.nvidia.com/gpu=all"));
+    let annotated = judged(&annotated(
+        pod(&json!({})),
+        "nvidia.cdi.k8s.io/container.c",
+        "management.nvidia.com/gpu=all",
+    ));
     insta::assert_snapshot!(refusal(annotated), @r#"annotation nvidia.cdi.k8s.io/container.c is "management.nvidia.com/gpu=all": the container runtime could give the pod devices that are not counted for it; take it out and ask for devices in the limits of containers; an operator lets daemons in namespace "default" see every GPU by --unrestricted-namespaces of scheduler and device plugins"#);
 }
 
@@ -90,8 +116,15 @@ fn containers_with_shares_are_the_plugin_s_business(#[case] asked: Value, #[case
     assert_eq!(judged(&sets) != Verdict::ALLOWED, refused);
     let void = with(one.clone(), "/spec/containers/0/env", visible("void"));
     assert_eq!(judged(&void), Verdict::ALLOWED);
-    let beside = with(one, "/spec/initContainers", json!([setting(container("beside", &json!({})), "all")]));
-    assert!(refusal(judged(&beside)).starts_with("container \"beside\" sets"), "beside a container that may");
+    let beside = with(
+        one,
+        "/spec/initContainers",
+        json!([setting(container("beside", &json!({})), "all")]),
+    );
+    assert!(
+        refusal(judged(&beside)).starts_with("container \"beside\" sets"),
+        "beside a container that may"
+    );
 }
 
 #[test]
@@ -104,21 +137,42 @@ fn of_two_values_none_may_show_a_gpu() {
 #[case::of_a_container("nvidia.cdi.k8s.io/container.c", "nvidia.com/gpu=0", true)]
 #[case::of_the_pod("nvidia.cdi.k8s.io/pod", "management.nvidia.com/gpu=all", true)]
 #[case::of_all("nvidia.cdi.k8s.io", "nvidia.com/gpu=0", true)]
-#[case::of_the_runtime("cdi.k8s.io/whatever_0", "k8s.device-plugin.nvidia.com/gpu=GPU-1,nvidia.com/gpu=1", true)]
+#[case::of_the_runtime(
+    "cdi.k8s.io/whatever_0",
+    "k8s.device-plugin.nvidia.com/gpu=GPU-1,nvidia.com/gpu=1",
+    true
+)]
 #[case::of_another_vendor("cdi.k8s.io/x", "example.com/device=0", true)]
 #[case::names_none("nvidia.cdi.k8s.io/pod", " ", false)]
 #[case::another_domain("my.cdi.k8s.io/pod", "nvidia.com/gpu=0", false)]
 #[case::a_longer_domain("nvidia.cdi.k8s.io.example.com/pod", "nvidia.com/gpu=0", false)]
 #[case::no_domain("cdi.k8s.io", "nvidia.com/gpu=0", false)]
 fn annotations_that_name_devices(#[case] key: &str, #[case] value: &str, #[case] refused: bool) {
-    for asked in [json!({}), json!({"nvidia.com/gpu": "1"}), json!({"aliyun.com/gpu-mem": "1"})] {
+    for asked in [
+        json!({}),
+        json!({"nvidia.com/gpu": "1"}),
+        json!({"aliyun.com/gpu-mem": "1"}),
+    ] {
         let before = pod(&asked);
         let after = annotated(before.clone(), key, value);
         assert_eq!(judged(&after) != Verdict::ALLOWED, refused);
-        let change = |old: &Value, new: &Value| validated(&Rules::default(), &review("UPDATE", "pods", "", new, old)) != Verdict::ALLOWED;
-        assert_eq!(change(&before, &after), refused, "when it is added to a pod that has not started yet");
-        assert!(!change(&after, &after) && !change(&after, &before), "a pod that is there can be changed otherwise");
-        let deleting = with(after.clone(), "/metadata/deletionTimestamp", json!("2024-01-01T00:00:00Z"));
+        let change = |old: &Value, new: &Value| {
+            validated(&Rules::default(), &review("UPDATE", "pods", "", new, old)) != Verdict::ALLOWED
+        };
+        assert_eq!(
+            change(&before, &after),
+            refused,
+            "when it is added to a pod that has not started yet"
+        );
+        assert!(
+            !change(&after, &after) && !change(&after, &before),
+            "a pod that is there can be changed otherwise"
+        );
+        let deleting = with(
+            after.clone(),
+            "/metadata/deletionTimestamp",
+            json!("2024-01-01T00:00:00Z"),
+        );
         assert!(!change(&before, &deleting));
     }
 }
@@ -127,15 +181,27 @@ fn annotations_that_name_devices(#[case] key: &str, #[case] value: &str, #[case]
 fn a_debugging_container_may_not_see_every_gpu_either() {
     let debug = |value: &str| json!([setting(json!({"name": "debug"}), value)]);
     let with_debug = |value: &str| with(pod(&json!({})), "/spec/ephemeralContainers", debug(value));
-    let add = |old: &Value, new: &Value| validated(&Rules::default(), &review("UPDATE", "pods", "ephemeralcontainers", new, old));
+    let add = |old: &Value, new: &Value| {
+        validated(
+            &Rules::default(),
+            &review("UPDATE", "pods", "ephemeralcontainers", new, old),
+        )
+    };
     assert!(refusal(add(&pod(&json!({})), &with_debug("all"))).starts_with("container \"debug\" sets"));
     assert_eq!(add(&pod(&json!({})), &with_debug("void")), Verdict::ALLOWED);
-    assert_eq!(add(&with_debug("all"), &with_debug("all")), Verdict::ALLOWED, "it was there before");
+    assert_eq!(
+        add(&with_debug("all"), &with_debug("all")),
+        Verdict::ALLOWED,
+        "it was there before"
+    );
 }
 
 /// kubelet runs a static pod whatever is said of its image in the API server.
 #[test]
 fn static_pods_are_left_alone() {
     let pod = with(pod(&json!({})), "/spec/containers/0/env", visible("all"));
-    assert_eq!(judged(&annotated(pod, "kubernetes.io/config.mirror", "x")), Verdict::ALLOWED);
+    assert_eq!(
+        judged(&annotated(pod, "kubernetes.io/config.mirror", "x")),
+        Verdict::ALLOWED
+    );
 }

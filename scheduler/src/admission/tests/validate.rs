@@ -21,7 +21,9 @@ use crate::admission::{Rules, Verdict};
 fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
     let pod = pod(&asked);
     let parsed: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let filter = request::validate(&parsed, &ResourceNames::default()).unwrap_err().to_string();
+    let filter = request::validate(&parsed, &ResourceNames::default())
+        .unwrap_err()
+        .to_string();
     assert_eq!(refusal(validated(&Rules::default(), &creation(&pod))), filter);
 }
 
@@ -33,7 +35,16 @@ fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
 #[case::shares_and_no_whole_gpu(json!({"nvidia.com/gpu": "0", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
 #[case::shares(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-core": "50"}))]
 fn allowed(#[case] asked: Value) {
-    assert_eq!(validated(&Rules { deny_overrides: true, ..Rules::default() }, &creation(&pod(&asked))), Verdict::ALLOWED);
+    assert_eq!(
+        validated(
+            &Rules {
+                deny_overrides: true,
+                ..Rules::default()
+            },
+            &creation(&pod(&asked))
+        ),
+        Verdict::ALLOWED
+    );
 }
 
 const SHARE: &str = r#"{"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}"#;
@@ -61,7 +72,11 @@ fn share() -> Value {
     "annotation scheduling.koordinator.sh/device-joint-allocate is \"gpu\": expected value at line 1 column 1"
 )]
 #[case::bandwidth(
-    annotated(share(), "scheduling.koordinator.sh/gpu-partition-spec", r#"{"ringBusBandwidth": "fast"}"#),
+    annotated(
+        share(),
+        "scheduling.koordinator.sh/gpu-partition-spec",
+        r#"{"ringBusBandwidth": "fast"}"#
+    ),
     "annotation scheduling.koordinator.sh/gpu-partition-spec is \"{\\\"ringBusBandwidth\\\": \\\"fast\\\"}\": \"fast\" is not a quantity"
 )]
 fn annotations_and_names(#[case] pod: Value, #[case] expected: &str) {
@@ -71,49 +86,108 @@ fn annotations_and_names(#[case] pod: Value, #[case] expected: &str) {
 
 #[rstest]
 #[case::hint("scheduling.koordinator.sh/device-allocate-hint", r#"{"rdma":{"selector":{"matchLabels":{"type":"fakeW"}},"vfSelector":{"matchExpressions":[{"key":"type","operator":"In","values":["general"]}]},"allocateStrategy":"RequestsAsCount","requiredTopologyScope":"PCIe","exclusivePolicy":"PCIeLevel"}}"#)]
-#[case::joint("scheduling.koordinator.sh/device-joint-allocate", r#"{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}"#)]
-#[case::partition("scheduling.koordinator.sh/gpu-partition-spec", r#"{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}"#)]
+#[case::joint(
+    "scheduling.koordinator.sh/device-joint-allocate",
+    r#"{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}"#
+)]
+#[case::partition(
+    "scheduling.koordinator.sh/gpu-partition-spec",
+    r#"{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}"#
+)]
 #[case::not_ours("example.com/device-allocated", "garbage")]
 fn koordinator_s_own_annotations_parse(#[case] key: &str, #[case] value: &str) {
-    assert_eq!(validated(&Rules::default(), &creation(&annotated(share(), key, value))), Verdict::ALLOWED);
+    assert_eq!(
+        validated(&Rules::default(), &creation(&annotated(share(), key, value))),
+        Verdict::ALLOWED
+    );
 }
 
 #[test]
 fn pods_that_ask_for_nothing_may_carry_anything() {
-    let pod = annotated(pod(&json!({})), "scheduling.koordinator.sh/device-allocated", "garbage");
+    let pod = annotated(
+        pod(&json!({})),
+        "scheduling.koordinator.sh/device-allocated",
+        "garbage",
+    );
     assert_eq!(validated(&Rules::default(), &creation(&pod)), Verdict::ALLOWED);
 }
 
 #[test]
 fn what_the_mutating_webhook_makes_of_a_pod_that_sees_all_devices_is_allowed() {
-    let rules = Rules { allow_all_devices: true, ..Rules::default() };
+    let rules = Rules {
+        allow_all_devices: true,
+        ..Rules::default()
+    };
     let pod = annotated(pod(&json!({})), "gpushare/all-devices", "true");
     let message = refusal(validated(&rules, &creation(&pod)));
-    assert!(message.contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"), "{message}");
-    assert_eq!(validated(&rules, &creation(&mutated(&rules, &pod))), Verdict::ALLOWED);
+    assert!(
+        message.contains("annotation gpushare/all-devices needs koordinator.sh/gpu.shared"),
+        "{message}"
+    );
+    assert_eq!(
+        validated(&rules, &creation(&mutated(&rules, &pod))),
+        Verdict::ALLOWED
+    );
 }
 
 #[test]
 fn all_devices_are_for_the_operator_to_allow() {
-    let pod = annotated(pod(&json!({"koordinator.sh/gpu.shared": "1"})), "gpushare/all-devices", "true");
+    let pod = annotated(
+        pod(&json!({"koordinator.sh/gpu.shared": "1"})),
+        "gpushare/all-devices",
+        "true",
+    );
     insta::assert_snapshot!(refusal(validated(&Rules::default(), &creation(&pod))), @"annotation gpushare/all-devices is not allowed in this cluster: a pod sees all devices of its node and is charged for none only where gpushare-scheduler and its device plugins run with --allow-all-devices; take the annotation out and ask for amounts");
-    assert_eq!(validated(&Rules { allow_all_devices: true, ..Rules::default() }, &creation(&pod)), Verdict::ALLOWED);
+    assert_eq!(
+        validated(
+            &Rules {
+                allow_all_devices: true,
+                ..Rules::default()
+            },
+            &creation(&pod)
+        ),
+        Verdict::ALLOWED
+    );
 }
 
 fn change(old: &Value, new: &Value) -> Verdict {
-    validated(&Rules { deny_overrides: true, ..Rules::default() }, &review("UPDATE", "pods", "", new, old))
+    validated(
+        &Rules {
+            deny_overrides: true,
+            ..Rules::default()
+        },
+        &review("UPDATE", "pods", "", new, old),
+    )
 }
 
 #[test]
 fn a_pod_that_is_there_is_never_blocked_for_what_it_is() {
     let broken = pod(&json!({"koordinator.sh/gpu-core": "50", "nvidia.com/gpu": "1"}));
     let broken = annotated(broken, "scheduling.koordinator.sh/device-allocated", "garbage");
-    let broken = with(broken, "/spec/containers/0/securityContext", json!({"privileged": true}));
+    let broken = with(
+        broken,
+        "/spec/containers/0/securityContext",
+        json!({"privileged": true}),
+    );
     assert_eq!(change(&broken, &broken), Verdict::ALLOWED);
     let finalized = with(broken.clone(), "/metadata/finalizers", json!([]));
-    assert_eq!(change(&with(broken.clone(), "/metadata/finalizers", json!(["a/b"])), &finalized), Verdict::ALLOWED);
-    let other_garbage = annotated(broken.clone(), "scheduling.koordinator.sh/device-allocated", "other garbage");
-    assert_eq!(change(&broken, &other_garbage), Verdict::ALLOWED, "no worse than before");
+    assert_eq!(
+        change(
+            &with(broken.clone(), "/metadata/finalizers", json!(["a/b"])),
+            &finalized
+        ),
+        Verdict::ALLOWED
+    );
+    let other_garbage = annotated(
+        broken.clone(),
+        "scheduling.koordinator.sh/device-allocated",
+        "other garbage",
+    );
+    assert_eq!(
+        change(&broken, &other_garbage),
+        Verdict::ALLOWED,
+        "no worse than before"
+    );
     let mended = annotated(broken.clone(), "scheduling.koordinator.sh/device-allocated", "{}");
     assert_eq!(change(&broken, &mended), Verdict::ALLOWED);
 }
@@ -127,7 +201,10 @@ fn how_devices_were_chosen_is_settled_once_a_pod_is_placed() {
     assert_eq!(change(&before, &after), Verdict::ALLOWED);
     let placed = |pod: &Value| with(pod.clone(), "/spec/nodeName", json!("n1"));
     let message = refusal(change(&placed(&before), &placed(&after)));
-    assert_eq!(message, format!("annotation {key} counts when a pod is placed; it cannot be changed afterwards"));
+    assert_eq!(
+        message,
+        format!("annotation {key} counts when a pod is placed; it cannot be changed afterwards")
+    );
     assert_eq!(change(&placed(&after), &placed(&after)), Verdict::ALLOWED);
 }
 
@@ -138,15 +215,30 @@ fn how_devices_were_chosen_is_settled_once_a_pod_is_placed() {
     "garbage",
     "annotation scheduling.koordinator.sh/device-allocated is \"garbage\""
 )]
-#[case::index("ALIYUN_COM_GPU_MEM_IDX", "0", "one", "annotation ALIYUN_COM_GPU_MEM_IDX is \"one\"")]
+#[case::index(
+    "ALIYUN_COM_GPU_MEM_IDX",
+    "0",
+    "one",
+    "annotation ALIYUN_COM_GPU_MEM_IDX is \"one\""
+)]
 #[case::hint(
     "scheduling.koordinator.sh/gpu-partition-spec",
     "{}",
     "[]",
     "annotation scheduling.koordinator.sh/gpu-partition-spec is \"[]\": not a JSON object"
 )]
-#[case::all_devices("gpushare/all-devices", "false", "true", "annotation gpushare/all-devices counts when a pod is made")]
-fn a_change_for_the_worse_is_refused(#[case] key: &str, #[case] before: &str, #[case] after: &str, #[case] expected: &str) {
+#[case::all_devices(
+    "gpushare/all-devices",
+    "false",
+    "true",
+    "annotation gpushare/all-devices counts when a pod is made"
+)]
+fn a_change_for_the_worse_is_refused(
+    #[case] key: &str,
+    #[case] before: &str,
+    #[case] after: &str,
+    #[case] expected: &str,
+) {
     let (old, new) = (annotated(share(), key, before), annotated(share(), key, after));
     let message = refusal(change(&old, &new));
     assert!(message.starts_with(expected), "{message}");
@@ -163,7 +255,13 @@ fn a_change_for_the_worse_is_refused(#[case] key: &str, #[case] before: &str, #[
 #[case::other_kind("CREATE", "deployments", "")]
 fn other_requests_pass(#[case] operation: &str, #[case] resource: &str, #[case] subresource: &str) {
     let broken = pod(&json!({"koordinator.sh/gpu-core": "50"}));
-    assert_eq!(validated(&Rules::default(), &review(operation, resource, subresource, &broken, &Value::Null)), Verdict::ALLOWED);
+    assert_eq!(
+        validated(
+            &Rules::default(),
+            &review(operation, resource, subresource, &broken, &Value::Null)
+        ),
+        Verdict::ALLOWED
+    );
 }
 
 #[rstest]
@@ -172,44 +270,95 @@ fn other_requests_pass(#[case] operation: &str, #[case] resource: &str, #[case] 
 #[case::mps(json!({"env": [{"name": "A"}, {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}]}), "sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")]
 #[case::privileged(json!({"securityContext": {"privileged": true}}), "is privileged and would see every device of the node")]
 fn overrides_are_refused_if_the_policy_says_so(#[case] what: Value, #[case] expected: &str) {
-    let rules = Rules { deny_overrides: true, ..Rules::default() };
-    for (list, name) in [("containers", "c"), ("containers", "beside"), ("initContainers", "first")] {
+    let rules = Rules {
+        deny_overrides: true,
+        ..Rules::default()
+    };
+    for (list, name) in [
+        ("containers", "c"),
+        ("containers", "beside"),
+        ("initContainers", "first"),
+    ] {
         let mut pod = share();
         pod["spec"]["initContainers"] = json!([container("first", &json!({}))]);
-        pod["spec"]["containers"].as_array_mut().unwrap().push(container("beside", &json!({})));
+        pod["spec"]["containers"]
+            .as_array_mut()
+            .unwrap()
+            .push(container("beside", &json!({})));
         let containers = pod["spec"][list].as_array_mut().unwrap();
-        let container = containers.iter_mut().find(|container| container["name"] == name).unwrap();
-        container.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
+        let container = containers
+            .iter_mut()
+            .find(|container| container["name"] == name)
+            .unwrap();
+        container
+            .as_object_mut()
+            .unwrap()
+            .extend(what.as_object().unwrap().clone());
         let message = refusal(validated(&rules, &creation(&pod)));
-        assert_eq!(message, format!("container {name:?} {expected}, which is not allowed in a pod that shares devices"));
+        assert_eq!(
+            message,
+            format!("container {name:?} {expected}, which is not allowed in a pod that shares devices")
+        );
         let still_refused = expected.contains("NVIDIA_VISIBLE_DEVICES") && name != "c";
-        assert_eq!(validated(&Rules::default(), &creation(&pod)) != Verdict::ALLOWED, still_refused, "the policy is off");
+        assert_eq!(
+            validated(&Rules::default(), &creation(&pod)) != Verdict::ALLOWED,
+            still_refused,
+            "the policy is off"
+        );
         let mut vendor = pod.clone();
         vendor["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "1"}});
         let sees_others = expected.contains("NVIDIA_VISIBLE_DEVICES");
-        assert_eq!(validated(&rules, &creation(&vendor)) != Verdict::ALLOWED, sees_others, "it has its devices to itself");
+        assert_eq!(
+            validated(&rules, &creation(&vendor)) != Verdict::ALLOWED,
+            sees_others,
+            "it has its devices to itself"
+        );
     }
 }
 
 /// CUDA images show every GPU unless told otherwise, so saying "none" must remain possible where none is asked for.
 #[test]
 fn a_container_without_device_may_say_so() {
-    let rules = Rules { deny_overrides: true, ..Rules::default() };
+    let rules = Rules {
+        deny_overrides: true,
+        ..Rules::default()
+    };
     let none = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]);
     let mut pod = share();
-    pod["spec"]["containers"].as_array_mut().unwrap().push(with(container("beside", &json!({})), "/env", none.clone()));
+    pod["spec"]["containers"].as_array_mut().unwrap().push(with(
+        container("beside", &json!({})),
+        "/env",
+        none.clone(),
+    ));
     assert_eq!(validated(&rules, &creation(&pod)), Verdict::ALLOWED);
     pod["spec"]["containers"][0]["env"] = none;
-    assert!(refusal(validated(&rules, &creation(&pod))).contains("container \"c\" sets NVIDIA_VISIBLE_DEVICES"));
+    assert!(
+        refusal(validated(&rules, &creation(&pod))).contains("container \"c\" sets NVIDIA_VISIBLE_DEVICES")
+    );
 }
 
 #[test]
 fn ephemeral_containers_are_held_to_the_policy_when_they_come() {
-    let rules = Rules { deny_overrides: true, ..Rules::default() };
+    let rules = Rules {
+        deny_overrides: true,
+        ..Rules::default()
+    };
     let debug = json!([{"name": "debug", "securityContext": {"privileged": true}}]);
     let with_debug = with(share(), "/spec/ephemeralContainers", debug);
-    let add = |old: &Value, new: &Value| validated(&rules, &review("UPDATE", "pods", "ephemeralcontainers", new, old));
+    let add = |old: &Value, new: &Value| {
+        validated(&rules, &review("UPDATE", "pods", "ephemeralcontainers", new, old))
+    };
     assert!(refusal(add(&share(), &with_debug)).starts_with("container \"debug\" is privileged"));
     assert_eq!(add(&with_debug, &with_debug), Verdict::ALLOWED);
-    assert_eq!(add(&pod(&json!({})), &with(pod(&json!({})), "/spec/ephemeralContainers", json!([{"name": "d"}]))), Verdict::ALLOWED);
+    assert_eq!(
+        add(
+            &pod(&json!({})),
+            &with(
+                pod(&json!({})),
+                "/spec/ephemeralContainers",
+                json!([{"name": "d"}])
+            )
+        ),
+        Verdict::ALLOWED
+    );
 }

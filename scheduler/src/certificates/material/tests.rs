@@ -17,7 +17,9 @@ fn terms() -> Terms {
 }
 
 fn hosts() -> Vec<String> {
-    ["gpushare-webhook.gpushare-system.svc", "127.0.0.1"].map(str::to_owned).into()
+    ["gpushare-webhook.gpushare-system.svc", "127.0.0.1"]
+        .map(str::to_owned)
+        .into()
 }
 
 fn start() -> SystemTime {
@@ -41,7 +43,9 @@ fn accepts(authorities: &Material, shown: &Material, now: SystemTime) -> bool {
         signer.certificate.der = der;
         signer
     });
-    roots.into_iter().any(|signer| leaf.verify(&signer, &hosts(), now).is_ok())
+    roots
+        .into_iter()
+        .any(|signer| leaf.verify(&signer, &hosts(), now).is_ok())
 }
 
 #[test]
@@ -70,9 +74,11 @@ fn a_certificate_is_renewed_when_a_third_is_left_and_the_authority_stays() {
 #[test]
 fn other_names_need_another_certificate() {
     let (material, _) = keep(None, start());
-    let (more, changes) = Material::kept(Some(material), &["other.example".to_owned()], terms(), start()).unwrap();
+    let (more, changes) =
+        Material::kept(Some(material), &["other.example".to_owned()], terms(), start()).unwrap();
     assert_eq!(changes, [Change::NewCertificate]);
-    let (_, changes) = Material::kept(Some(read(&more)), &["other.example".to_owned()], terms(), start()).unwrap();
+    let (_, changes) =
+        Material::kept(Some(read(&more)), &["other.example".to_owned()], terms(), start()).unwrap();
     assert_eq!(changes, []);
 }
 
@@ -86,14 +92,23 @@ fn thirty_years_of_looks_lose_no_client_that_learns_the_authorities_once_in_two_
     for _ in 0..30 * 365 / 10 {
         now += 10 * DAY;
         let (next, changes) = keep(Some(read(&material)), now);
-        successions += changes.iter().filter(|change| **change == Change::Succession).count();
+        successions += changes
+            .iter()
+            .filter(|change| **change == Change::Succession)
+            .count();
         if changes.contains(&Change::NewSuccessor) {
-            assert!(!changes.contains(&Change::Succession), "published before it signs");
+            assert!(
+                !changes.contains(&Change::Succession),
+                "published before it signs"
+            );
         }
         material = next;
         learnt.retain(|(then, _)| *then + 200 * DAY > now);
         learnt.push((now, material.clone()));
-        assert!(learnt.iter().all(|(_, known)| accepts(known, &material, now)), "{now:?}");
+        assert!(
+            learnt.iter().all(|(_, known)| accepts(known, &material, now)),
+            "{now:?}"
+        );
         assert!(material.trusted().count() <= 2);
     }
     assert_eq!(successions, 3);
@@ -104,7 +119,10 @@ fn nobody_looked_for_twenty_years() {
     let (material, _) = keep(None, start());
     let now = start() + 20 * 365 * DAY;
     let (material, changes) = keep(Some(read(&material)), now);
-    assert_eq!(changes, [Change::NewSuccessor, Change::Succession, Change::NewCertificate]);
+    assert_eq!(
+        changes,
+        [Change::NewSuccessor, Change::Succession, Change::NewCertificate]
+    );
     assert!(accepts(&material, &material, now));
     assert_eq!(material.trusted().count(), 1, "what has ended is dropped");
 }
@@ -134,7 +152,12 @@ fn a_key_of_another_authority_is_noticed() {
     data.insert(KEY.to_owned(), other[KEY].clone());
     data.remove(CERTIFICATE);
     let error = Material::kept(Material::read(&data).unwrap(), &hosts(), terms(), start()).unwrap_err();
-    assert!(error.to_string().ends_with("is not accepted with ca.crt: is ca.key its key?"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("is not accepted with ca.crt: is ca.key its key?"),
+        "{error}"
+    );
 }
 
 #[rstest]
@@ -156,7 +179,11 @@ fn a_certificate_that_is_lost_or_broken_is_made_anew(
 #[test]
 fn an_empty_secret_is_there_to_be_filled() {
     assert!(Material::read(&BTreeMap::new()).unwrap().is_none());
-    assert!(Material::read(&BTreeMap::from([("note".to_owned(), ByteString::default())])).unwrap().is_none());
+    assert!(
+        Material::read(&BTreeMap::from([("note".to_owned(), ByteString::default())]))
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[test]

@@ -150,20 +150,43 @@ struct InspectedPods {
 /// One pod, by `namespace/name`; for people to read, if they want that.
 ///
 /// `leaders` knows the nodes that stood best for a pod, by its UID, when it was bound.
-pub fn pod(index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>, pod: &str, as_text: bool) -> Vec<u8> {
+pub fn pod(
+    index: &Shared<Index>,
+    leaders: impl Fn(&str) -> Option<Vec<Leader>>,
+    pod: &str,
+    as_text: bool,
+) -> Vec<u8> {
     let answer = standings(index, leaders, pod);
-    if as_text { answer.text().into_bytes() } else { json(&answer) }
+    if as_text {
+        answer.text().into_bytes()
+    } else {
+        json(&answer)
+    }
 }
 
-fn standings(index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>, pod: &str) -> InspectedPods {
+fn standings(
+    index: &Shared<Index>,
+    leaders: impl Fn(&str) -> Option<Vec<Leader>>,
+    pod: &str,
+) -> InspectedPods {
     let Some((namespace, name)) = pod.split_once('/') else {
         let error = format!("{pod:?} is not namespace/name");
-        return InspectedPods { pods: Vec::new(), error };
+        return InspectedPods {
+            pods: Vec::new(),
+            error,
+        };
     };
     let found = find(&index.read(), namespace, name);
-    let mut pods: Vec<Standing> = found.into_iter().map(|found| found.standing(index, &leaders)).collect();
+    let mut pods: Vec<Standing> = found
+        .into_iter()
+        .map(|found| found.standing(index, &leaders))
+        .collect();
     pods.sort_by(|a, b| a.uid.cmp(&b.uid));
-    let error = if pods.is_empty() { format!("there is no pod {pod:?} that asks for a share of a GPU") } else { String::new() };
+    let error = if pods.is_empty() {
+        format!("there is no pod {pod:?} that asks for a share of a GPU")
+    } else {
+        String::new()
+    };
     InspectedPods { pods, error }
 }
 
@@ -176,17 +199,29 @@ struct Found {
 }
 
 fn find(index: &Index, namespace: &str, name: &str) -> Vec<Found> {
-    let asking = index.pods_named(namespace, name).filter(|(_, facts)| index.concerns(facts));
+    let asking = index
+        .pods_named(namespace, name)
+        .filter(|(_, facts)| index.concerns(facts));
     let found = asking.map(|(uid, facts)| {
         let (assumed, problem) = index.standing(uid);
-        Found { uid: uid.clone(), facts: facts.clone(), assumed, problem: problem.map(str::to_owned) }
+        Found {
+            uid: uid.clone(),
+            facts: facts.clone(),
+            assumed,
+            problem: problem.map(str::to_owned),
+        }
     });
     found.collect()
 }
 
 impl Found {
     fn standing(self, index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>) -> Standing {
-        let Self { uid, facts, assumed, problem } = self;
+        let Self {
+            uid,
+            facts,
+            assumed,
+            problem,
+        } = self;
         let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
         let request = match &facts.ask {
             Ask::Request(request) => request.to_string(),
@@ -195,9 +230,17 @@ impl Found {
         let rule = index.read().ask(uid.as_str(), &facts).err();
         let is_open = rule.is_none() && node.is_none() && !assumed;
         let verdicts = is_open.then(|| Verdicts::of(index, uid.as_str(), &facts));
-        let best = if is_open { index.read().leaders_of(uid.as_str(), &facts) } else { leaders(uid.as_str()).unwrap_or_default() };
+        let best = if is_open {
+            index.read().leaders_of(uid.as_str(), &facts)
+        } else {
+            leaders(uid.as_str()).unwrap_or_default()
+        };
         let looks_ahead = best.iter().any(|leader| leader.cost.is_some());
-        let expected = if looks_ahead { index.read().fleet().expected() } else { Vec::new() };
+        let expected = if looks_ahead {
+            index.read().fleet().expected()
+        } else {
+            Vec::new()
+        };
         Standing {
             namespace: facts.namespace.to_string(),
             name: facts.name.to_string(),
@@ -208,7 +251,11 @@ impl Found {
             assumed,
             problem,
             best_nodes: best.into_iter().map(BestNode::from).collect(),
-            expected: expected.into_iter().take(MAX_EXPECTED).map(ExpectedPods::from).collect(),
+            expected: expected
+                .into_iter()
+                .take(MAX_EXPECTED)
+                .map(ExpectedPods::from)
+                .collect(),
             verdicts,
         }
     }
@@ -216,8 +263,16 @@ impl Found {
 
 impl From<Leader> for BestNode {
     fn from(leader: Leader) -> Self {
-        let cost = leader.cost.map(|[unfilled, useless, broken]| CostTerms { unfilled, useless, broken });
-        Self { node: leader.name.into(), score: leader.tenths, cost }
+        let cost = leader.cost.map(|[unfilled, useless, broken]| CostTerms {
+            unfilled,
+            useless,
+            broken,
+        });
+        Self {
+            node: leader.name.into(),
+            score: leader.tenths,
+            cost,
+        }
     }
 }
 
@@ -232,18 +287,35 @@ impl From<(Spec, u32)> for ExpectedPods {
         let gpus = match gpus {
             GpuAsk::Nothing | GpuAsk::All { .. } => "no GPU".to_owned(),
             GpuAsk::Whole(n) => format!("{n} whole GPUs"),
-            GpuAsk::Share(Request { devices, memory, core, .. }) => {
+            GpuAsk::Share(Request {
+                devices,
+                memory,
+                core,
+                ..
+            }) => {
                 let memory = match memory {
                     MemoryAsk::Bytes(bytes) => format!("{:.1} GiB", to_gib(bytes)),
                     MemoryAsk::Units(units) => format!("{units} units"),
                     MemoryAsk::Ratio(percent) => format!("{percent} %"),
                 };
-                let of = if devices == 1 { "a GPU's".to_owned() } else { format!("each of {devices} GPUs'") };
-                let core = if core == 0 { String::new() } else { format!(" and {core} % of its computing power") };
+                let of = if devices == 1 {
+                    "a GPU's".to_owned()
+                } else {
+                    format!("each of {devices} GPUs'")
+                };
+                let core = if core == 0 {
+                    String::new()
+                } else {
+                    format!(" and {core} % of its computing power")
+                };
                 format!("{memory} of {of} memory{core}")
             }
         };
-        let request = format!("{gpus}, {} m CPU, {:.1} GiB of memory", host.cpu_milli, to_gib(host.memory));
+        let request = format!(
+            "{gpus}, {} m CPU, {:.1} GiB of memory",
+            host.cpu_milli,
+            to_gib(host.memory)
+        );
         Self { permille, request }
     }
 }
@@ -252,39 +324,72 @@ impl Verdicts {
     fn of(index: &Shared<Index>, uid: &str, facts: &PodFacts) -> Self {
         let mut names = index.read().device_nodes();
         names.sort_unstable();
-        let refusals: Vec<Option<Reason>> = names.chunks(NODES).flat_map(|names| refusals(&index.read(), names, uid, facts)).collect();
-        let mut verdicts = Self { n_nodes: refusals.len(), ..Self::default() };
+        let refusals: Vec<Option<Reason>> = names
+            .chunks(NODES)
+            .flat_map(|names| refusals(&index.read(), names, uid, facts))
+            .collect();
+        let mut verdicts = Self {
+            n_nodes: refusals.len(),
+            ..Self::default()
+        };
         for reason in refusals.iter().flatten() {
             *verdicts.reasons.entry(reason.as_str()).or_default() += 1;
         }
         let judged = || names.iter().map(|name| &**name).zip(refusals.iter().copied());
         let fitting = judged().filter(|(_, reason)| reason.is_none());
         verdicts.n_fitting = fitting.clone().count();
-        for (name, reason) in fitting.chain(judged().filter(|(_, reason)| reason.is_some())).take(MAX_NODES) {
+        for (name, reason) in fitting
+            .chain(judged().filter(|(_, reason)| reason.is_some()))
+            .take(MAX_NODES)
+        {
             verdicts.show(&index.read(), (name, reason), uid, facts);
         }
         verdicts
     }
 
     fn show(&mut self, index: &Index, (name, reason): (&str, Option<Reason>), uid: &str, facts: &PodFacts) {
-        let Ok(Some(ask)) = index.ask(uid, facts) else { return };
+        let Ok(Some(ask)) = index.ask(uid, facts) else {
+            return;
+        };
         let detail = reason.and_then(|reason| index.detail(name, &ask, reason));
-        self.nodes.push(NodeStanding { node: name.to_owned(), fits: reason.is_none(), reason: reason.map_or("", Reason::as_str), detail });
+        self.nodes.push(NodeStanding {
+            node: name.to_owned(),
+            fits: reason.is_none(),
+            reason: reason.map_or("", Reason::as_str),
+            detail,
+        });
         self.devices.extend(devices(index, &ask, name));
     }
 }
 
 /// The reason for which each of these nodes refuses the pod; `None` if it fits.
 fn refusals(index: &Index, names: &[Box<str>], uid: &str, facts: &PodFacts) -> Vec<Option<Reason>> {
-    let Ok(Some(ask)) = index.ask(uid, facts) else { return Vec::new() };
+    let Ok(Some(ask)) = index.ask(uid, facts) else {
+        return Vec::new();
+    };
     let mut asking = index.asking(&ask);
-    names.iter().map(|name| index.judge(name, index.fleet().node_id(name), &ask, &mut asking).err()).collect()
+    names
+        .iter()
+        .map(|name| {
+            index
+                .judge(name, index.fleet().node_id(name), &ask, &mut asking)
+                .err()
+        })
+        .collect()
 }
 
 fn devices(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<DeviceStanding> {
-    let Some(node) = index.fleet().node_id(name) else { return Vec::new() };
-    let verdicts = index.fleet().explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
-    verdicts.into_iter().flatten().map(|verdict| DeviceStanding::new(name, &verdict)).collect()
+    let Some(node) = index.fleet().node_id(name) else {
+        return Vec::new();
+    };
+    let verdicts = index
+        .fleet()
+        .explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
+    verdicts
+        .into_iter()
+        .flatten()
+        .map(|verdict| DeviceStanding::new(name, &verdict))
+        .collect()
 }
 
 impl DeviceStanding {
@@ -314,7 +419,11 @@ impl InspectedPods {
 
 impl Standing {
     fn write(&self, text: &mut String) -> fmt::Result {
-        writeln!(text, "pod {}/{} (UID {}) asks for {}", self.namespace, self.name, self.uid, self.request)?;
+        writeln!(
+            text,
+            "pod {}/{} (UID {}) asks for {}",
+            self.namespace, self.name, self.uid, self.request
+        )?;
         match (&self.node, &self.invalid) {
             (Some(node), _) => writeln!(text, "  it is bound to node {node}")?,
             (None, Some(rule)) => writeln!(text, "  no node can take it: {rule}")?,
@@ -325,11 +434,21 @@ impl Standing {
             writeln!(text, "  it is counted conservatively: {problem}")?;
         }
         self.write_best(text)?;
-        let Some(verdicts) = &self.verdicts else { return Ok(()) };
-        writeln!(text, "  {} of {} nodes with devices have room", verdicts.n_fitting, verdicts.n_nodes)?;
+        let Some(verdicts) = &self.verdicts else {
+            return Ok(());
+        };
+        writeln!(
+            text,
+            "  {} of {} nodes with devices have room",
+            verdicts.n_fitting, verdicts.n_nodes
+        )?;
         for node in &verdicts.nodes {
             let verdict = if node.fits { "has room" } else { node.reason };
-            let detail = node.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default();
+            let detail = node
+                .detail
+                .as_ref()
+                .map(|detail| format!(": {detail}"))
+                .unwrap_or_default();
             writeln!(text, "  {}: {verdict}{detail}", node.node)?;
         }
         let n_left_out = verdicts.n_nodes.saturating_sub(verdicts.nodes.len());
@@ -341,24 +460,41 @@ impl Standing {
 
     fn write_best(&self, text: &mut String) -> fmt::Result {
         if !self.best_nodes.is_empty() {
-            let when = if self.verdicts.is_some() { "now" } else { "when it was bound" };
+            let when = if self.verdicts.is_some() {
+                "now"
+            } else {
+                "when it was bound"
+            };
             writeln!(text, "  the best nodes for it {when}:")?;
         }
-        self.best_nodes.iter().try_for_each(|node| writeln!(text, "    {node}"))?;
+        self.best_nodes
+            .iter()
+            .try_for_each(|node| writeln!(text, "    {node}"))?;
         if !self.expected.is_empty() {
             writeln!(text, "  of a thousand pods to come are expected:")?;
         }
-        self.expected.iter().try_for_each(|pods| writeln!(text, "    {:>4} of {}", pods.permille, pods.request))
+        self.expected
+            .iter()
+            .try_for_each(|pods| writeln!(text, "    {:>4} of {}", pods.permille, pods.request))
     }
 }
 
 impl fmt::Display for BestNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, score, cost } = self;
-        let Some(cost) = cost else { return write!(f, "{node} scores {score} of 10") };
-        let CostTerms { unfilled, useless, broken } = cost;
+        let Some(cost) = cost else {
+            return write!(f, "{node} scores {score} of 10");
+        };
+        let CostTerms {
+            unfilled,
+            useless,
+            broken,
+        } = cost;
         let sum = cost.sum();
-        write!(f, "{node} costs {sum} thousandths of a GPU: {unfilled} unfilled, {useless} useless, {broken} of idle GPUs broken up")
+        write!(
+            f,
+            "{node} costs {sum} thousandths of a GPU: {unfilled} unfilled, {useless} useless, {broken} of idle GPUs broken up"
+        )
     }
 }
 

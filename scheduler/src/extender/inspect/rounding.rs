@@ -8,7 +8,11 @@ use std::cmp::Reverse;
 /// shows that.
 pub(super) fn used_units(used: u64, total: u64, unit: u64) -> u64 {
     let rounded_up = used.div_ceil(unit);
-    if used <= total { rounded_up.min(total / unit) } else { rounded_up }
+    if used <= total {
+        rounded_up.min(total / unit)
+    } else {
+        rounded_up
+    }
 }
 
 /// Whole units of pods that hold so many bytes each, of the `used` units of their GPU: rounded down, and the units that this
@@ -16,9 +20,17 @@ pub(super) fn used_units(used: u64, total: u64, unit: u64) -> u64 {
 pub(super) fn shares(bytes: &[u64], used: u64, unit: u64) -> Vec<u64> {
     let mut shares: Vec<u64> = bytes.iter().map(|bytes| bytes / unit).collect();
     let left = used.saturating_sub(shares.iter().sum());
-    let mut losers: Vec<(u64, &mut u64)> = bytes.iter().map(|bytes| bytes % unit).zip(&mut shares).filter(|(lost, _)| *lost > 0).collect();
+    let mut losers: Vec<(u64, &mut u64)> = bytes
+        .iter()
+        .map(|bytes| bytes % unit)
+        .zip(&mut shares)
+        .filter(|(lost, _)| *lost > 0)
+        .collect();
     losers.sort_by_key(|(lost, _)| Reverse(*lost));
-    for (_, share) in losers.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
+    for (_, share) in losers
+        .into_iter()
+        .take(usize::try_from(left).unwrap_or(usize::MAX))
+    {
         *share += 1;
     }
     shares

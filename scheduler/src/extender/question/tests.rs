@@ -21,7 +21,10 @@ fn shown(question: Question<'_>) -> Read {
                 names.write(at, &mut json);
                 String::from_utf8(json).unwrap()
             };
-            let names = names.iter().enumerate().map(|(at, name)| (name.to_owned(), written(at)));
+            let names = names
+                .iter()
+                .enumerate()
+                .map(|(at, name)| (name.to_owned(), written(at)));
             (question.pod, names.collect(), None)
         }
         Nodes::Whole(nodes) => (question.pod, Vec::new(), Some(nodes.items.len())),
@@ -35,28 +38,46 @@ fn both(body: &[u8], rolls: &[Roll]) -> (Option<Read>, Result<Read, String>) {
     for roll in rolls {
         assert_eq!(read(roll), fast, "{roll:?}");
     }
-    (fast, Question::parse(body).map(shown).map_err(|error| error.to_string()))
+    (
+        fast,
+        Question::parse(body)
+            .map(shown)
+            .map_err(|error| error.to_string()),
+    )
 }
 
 /// A roll of these names, and one that has every other of them the other way round.
 fn rolls(names: &[String]) -> [Roll; 2] {
-    let plain =
-        || names.iter().map(String::as_str).filter(|name| !name.contains(|c: char| !(' '..='~').contains(&c) || c == '"' || c == '\\'));
+    let plain = || {
+        names
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !name.contains(|c: char| !(' '..='~').contains(&c) || c == '"' || c == '\\'))
+    };
     let mut rolls = [Roll::default(), Roll::default()];
     rolls[0].update(&Fleet::new(), plain());
-    rolls[1].update(&Fleet::new(), plain().step_by(2).collect::<Vec<_>>().into_iter().rev());
+    rolls[1].update(
+        &Fleet::new(),
+        plain().step_by(2).collect::<Vec<_>>().into_iter().rev(),
+    );
     rolls
 }
 
 #[rstest]
-#[case::as_kube_scheduler_sends_it(r#"{"Pod":{"metadata":{"uid":"u"}},"Nodes":null,"NodeNames":["a","b-1.example.com"]}"#, true)]
+#[case::as_kube_scheduler_sends_it(
+    r#"{"Pod":{"metadata":{"uid":"u"}},"Nodes":null,"NodeNames":["a","b-1.example.com"]}"#,
+    true
+)]
 #[case::one(r#"{"Pod":{},"NodeNames":["a"]}"#, true)]
 #[case::none(r#"{"Pod":{},"Nodes":null,"NodeNames":[]}"#, true)]
 #[case::empty_name(r#"{"Pod":{},"NodeNames":["","a"]}"#, true)]
 #[case::odd_but_plain(r#"{"Pod":{},"NodeNames":["a,b]}","{"]}"#, true)]
 #[case::field_that_nobody_knows(r#"{"Pod":{},"Else":[1],"NodeNames":["a"]}"#, true)]
 #[case::whole_nodes_too(r#"{"Pod":{},"Nodes":{"items":[{}]},"NodeNames":["a"]}"#, true)]
-#[case::words_in_an_annotation(r#"{"Pod":{"metadata":{"annotations":{"a":"\",\"NodeNames\":[\"x\"]}"}}},"NodeNames":["a"]}"#, true)]
+#[case::words_in_an_annotation(
+    r#"{"Pod":{"metadata":{"annotations":{"a":"\",\"NodeNames\":[\"x\"]}"}}},"NodeNames":["a"]}"#,
+    true
+)]
 #[case::field_of_the_pod(r#"{"Pod":{"metadata":{"a":1,"NodeNames":["x"]}},"NodeNames":["a"]}"#, false)]
 #[case::names_first(r#"{"NodeNames":["a"],"Pod":{}}"#, false)]
 #[case::null(r#"{"Pod":{},"Nodes":null,"NodeNames":null}"#, false)]
@@ -92,7 +113,8 @@ fn name() -> impl Strategy<Value = String> {
 
 /// A piece of JSON by which a body is made of parts that belong there, and some that do not.
 fn part() -> impl Strategy<Value = String> {
-    let pod = |text: String| serde_json::json!({"metadata": {"uid": "u", "annotations": {"a": text}}}).to_string();
+    let pod =
+        |text: String| serde_json::json!({"metadata": {"uid": "u", "annotations": {"a": text}}}).to_string();
     let names = || prop::collection::vec(name(), 0..6);
     prop_oneof![
         4 => prop_oneof![Just(r#","NodeNames":["x"]}"#.to_owned()), ".{0,9}"].prop_map(move |text| format!(r#""Pod":{}"#, pod(text))),
@@ -106,9 +128,13 @@ fn part() -> impl Strategy<Value = String> {
 fn body() -> impl Strategy<Value = (String, Vec<String>)> {
     let usual = prop::collection::vec(name(), 0..40).prop_map(|names| {
         let json = serde_json::Value::from(names.clone());
-        (format!(r#"{{"Pod":{{"metadata":{{"uid":"u"}}}},"Nodes":null,"NodeNames":{json}}}"#), names)
+        (
+            format!(r#"{{"Pod":{{"metadata":{{"uid":"u"}}}},"Nodes":null,"NodeNames":{json}}}"#),
+            names,
+        )
     });
-    let odd = prop::collection::vec(part(), 0..4).prop_map(|parts| (format!("{{{}}}", parts.join(",")), Vec::new()));
+    let odd = prop::collection::vec(part(), 0..4)
+        .prop_map(|parts| (format!("{{{}}}", parts.join(",")), Vec::new()));
     prop_oneof![usual, odd]
 }
 

@@ -24,13 +24,21 @@ fn waiting(began: Instant) -> Waiting {
 #[case::opened_with_an_event(openings(3, 2), openings(4, 2), 0, false)]
 #[case::the_event_helps(openings(3, 2), openings(4, 2), 14, false)]
 #[case::the_event_was_missed(openings(3, 2), openings(4, 2), 15, true)]
-fn a_refused_pod_is_due(#[case] at: Openings, #[case] now: Openings, #[case] seconds: u64, #[case] expected: bool) {
+fn a_refused_pod_is_due(
+    #[case] at: Openings,
+    #[case] now: Openings,
+    #[case] seconds: u64,
+    #[case] expected: bool,
+) {
     let began = Instant::now();
     let mut waiting = waiting(began);
     waiting.refuse("a", at);
     let opened = began + 2 * SECOND;
     assert_eq!(waiting.is_due(now, opened), now.silent > at.silent);
-    assert_eq!(waiting.is_due(now, opened + SECOND * u32::try_from(seconds).unwrap()), expected);
+    assert_eq!(
+        waiting.is_due(now, opened + SECOND * u32::try_from(seconds).unwrap()),
+        expected
+    );
 }
 
 #[test]
@@ -88,7 +96,10 @@ fn a_pod_without_an_entry_is_not_forgotten() {
         waiting.refuse(&at.to_string(), openings(1, u64::from(at < MOST_PODS)));
     }
     assert_eq!(waiting.pods.len(), MOST_PODS);
-    assert!(waiting.is_due(openings(1, 1), began + SECOND), "one of them was refused before that");
+    assert!(
+        waiting.is_due(openings(1, 1), began + SECOND),
+        "one of them was refused before that"
+    );
     waiting.announced(openings(1, 1), began + SECOND);
     assert!(!waiting.is_due(openings(1, 1), began + 60 * SECOND));
 }

@@ -32,17 +32,17 @@ fn node() -> Node {
 }
 
 fn device(health: bool) -> RawDevice {
-    let resources =
-        json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "100Mi", "koordinator.sh/gpu-memory-ratio": "100"});
+    let resources = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "100Mi", "koordinator.sh/gpu-memory-ratio": "100"});
     let gpu = json!({"type": "gpu", "id": "GPU-0", "minor": 0, "health": health, "resources": resources});
     of(json!({"metadata": {"name": "n1"}, "spec": {"devices": [gpu]}}))
 }
 
 fn pod(name: &str, more: &Value) -> Value {
     let containers = json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "80"}}}]);
-    let mut pod =
-        json!({"metadata": {"name": name, "namespace": "d", "uid": name, "resourceVersion": "5"}, "spec": {"containers": containers}});
-    let (Some(fields), Some(more)) = (pod.as_object_mut(), more.as_object()) else { panic!("{more}") };
+    let mut pod = json!({"metadata": {"name": name, "namespace": "d", "uid": name, "resourceVersion": "5"}, "spec": {"containers": containers}});
+    let (Some(fields), Some(more)) = (pod.as_object_mut(), more.as_object()) else {
+        panic!("{more}")
+    };
     fields.extend(more.clone());
     pod
 }
@@ -60,7 +60,10 @@ impl World {
         list::<Node>(&mut index, vec![node()]);
         list::<RawDevice>(&mut index, vec![device(true)]);
         list::<Pod>(&mut index, Vec::new());
-        Self { index, began: Instant::now() }
+        Self {
+            index,
+            began: Instant::now(),
+        }
     }
 
     /// Keeps room for a pod, as a filter that answers one node does.
@@ -74,7 +77,11 @@ impl World {
 
     fn assume(&mut self, name: &str) -> u64 {
         let facts = PodFacts::of(&of(pod(name, &json!({}))), self.index.names()).unwrap();
-        let id = PodId { namespace: "d".to_owned(), name: name.to_owned(), uid: name.to_owned() };
+        let id = PodId {
+            namespace: "d".to_owned(),
+            name: name.to_owned(),
+            uid: name.to_owned(),
+        };
         match self.index.assume(&id, &facts, "n1", 1, self.began).unwrap() {
             Assumed::Write { stamp, .. } => stamp,
             Assumed::AlreadyBound => panic!("not bound yet"),

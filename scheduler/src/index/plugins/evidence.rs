@@ -46,9 +46,15 @@ impl PluginPod {
     /// The node of a pod, and the pod, if it is a plugin's: one of a `DaemonSet` that bears the label.
     pub(super) fn of(pod: &Pod, list: u32) -> Option<(&str, Self)> {
         let node = pod.spec.node_name.as_deref()?;
-        let is_labelled = pod.metadata.labels.as_ref()?.get(LABEL).is_some_and(|name| NAMES.contains(&name.as_str()));
+        let is_labelled = pod
+            .metadata
+            .labels
+            .as_ref()?
+            .get(LABEL)
+            .is_some_and(|name| NAMES.contains(&name.as_str()));
         let mut owners = pod.metadata.owner_references.iter().flatten();
-        let is_of_daemon_set = owners.any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true));
+        let is_of_daemon_set =
+            owners.any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true));
         if !is_labelled || !is_of_daemon_set {
             return None;
         }
@@ -57,14 +63,26 @@ impl PluginPod {
         let started = running.and_then(|running| running.started_at.as_deref()?.parse().ok());
         let is_leaving = pod.is_deleting() || pod.is_terminal();
         let is_ready = started.is_some() && container.is_some_and(|container| container.ready);
-        Some((node, Self { uid: pod.uid().into(), is_leaving, started, is_ready, is_silent: false, list }))
+        Some((
+            node,
+            Self {
+                uid: pod.uid().into(),
+                is_leaving,
+                started,
+                is_ready,
+                is_silent: false,
+                list,
+            },
+        ))
     }
 
     /// Returns true if kubelet can admit pods by this plugin.
     ///
     /// The plugin's word is newer than the probe's, if it is one of the process that runs: kubelet probes every few seconds.
     fn serves(&self, state: Option<&PluginState>) -> bool {
-        let Some(started) = self.started.filter(|_| !self.is_leaving) else { return false };
+        let Some(started) = self.started.filter(|_| !self.is_leaving) else {
+            return false;
+        };
         let is_of_this_pod = |state: &PluginState| state.pod.as_deref().is_none_or(|uid| *uid == *self.uid);
         match state.filter(|state| state.since >= started && is_of_this_pod(state)) {
             Some(state) => state.serving && !self.is_silent,
@@ -83,8 +101,13 @@ impl Evidence {
     pub(super) fn see(&mut self, seen: PluginPod) -> bool {
         let served = self.serves();
         let known = self.pods.iter_mut().find(|pod| pod.uid == seen.uid);
-        let fails = |known: &PluginPod| (known.is_ready || known.is_silent) && known.started == seen.started && !seen.is_ready;
-        let seen = PluginPod { is_silent: known.as_deref().is_some_and(fails), ..seen };
+        let fails = |known: &PluginPod| {
+            (known.is_ready || known.is_silent) && known.started == seen.started && !seen.is_ready
+        };
+        let seen = PluginPod {
+            is_silent: known.as_deref().is_some_and(fails),
+            ..seen
+        };
         let has_died = known.as_ref().is_some_and(|known| known.has_died(&seen));
         match known {
             Some(known) => *known = seen,
@@ -105,8 +128,12 @@ impl Evidence {
         if self.state == state || (state.is_some() && self.outdated == state) {
             return;
         }
-        let is_of_gone = |state: &PluginState| state.pod.is_some() && state.pod.as_deref() == self.gone.as_deref();
-        if state.as_ref().is_some_and(|state| state.serving && !is_of_gone(state)) {
+        let is_of_gone =
+            |state: &PluginState| state.pod.is_some() && state.pod.as_deref() == self.gone.as_deref();
+        if state
+            .as_ref()
+            .is_some_and(|state| state.serving && !is_of_gone(state))
+        {
             self.gone = None;
             self.shows_life = true;
         }
@@ -128,7 +155,11 @@ impl Evidence {
                 _ => Some(Away::Gone),
             };
         }
-        Some(if self.pods.iter().all(|pod| pod.is_leaving) { Away::Ending } else { Away::NotServing })
+        Some(if self.pods.iter().all(|pod| pod.is_leaving) {
+            Away::Ending
+        } else {
+            Away::NotServing
+        })
     }
 
     fn serves(&self) -> bool {
@@ -137,9 +168,19 @@ impl Evidence {
 
     /// Returns true if a plugin has shown that it served after this second, by the clock of the node.
     pub(super) fn has_served_after(&self, at: Timestamp) -> bool {
-        let by_word = self.state.as_ref().filter(|state| state.serving).map(|state| state.since);
-        let by_probe = self.pods.iter().filter(|pod| pod.is_ready).filter_map(|pod| pod.started);
-        by_probe.chain(by_word).any(|since| since.as_second() > at.as_second())
+        let by_word = self
+            .state
+            .as_ref()
+            .filter(|state| state.serving)
+            .map(|state| state.since);
+        let by_probe = self
+            .pods
+            .iter()
+            .filter(|pod| pod.is_ready)
+            .filter_map(|pod| pod.started);
+        by_probe
+            .chain(by_word)
+            .any(|since| since.as_second() > at.as_second())
     }
 
     pub(super) fn has_no_pod(&self) -> bool {
@@ -163,6 +204,9 @@ impl Evidence {
 
     /// The pods that a list did not name, by UID.
     pub(super) fn unlisted(&self, list: u32) -> impl Iterator<Item = &str> {
-        self.pods.iter().filter(move |pod| pod.list != list).map(|pod| &*pod.uid)
+        self.pods
+            .iter()
+            .filter(move |pod| pod.list != list)
+            .map(|pod| &*pod.uid)
     }
 }

@@ -16,7 +16,10 @@ fn at(second: u32) -> String {
 
 /// A pod of the plugin on node `n`, whose process started at this second and is ready or not.
 fn plugin(uid: &str, process: Option<(u32, bool)>) -> Value {
-    let state = process.map_or_else(|| json!({"waiting": {}}), |(second, _)| json!({"running": {"startedAt": at(second)}}));
+    let state = process.map_or_else(
+        || json!({"waiting": {}}),
+        |(second, _)| json!({"running": {"startedAt": at(second)}}),
+    );
     let is_ready = process.is_some_and(|(_, is_ready)| is_ready);
     json!({
         "metadata": {
@@ -39,7 +42,11 @@ fn pod(value: Value) -> Pod {
 }
 
 fn word(serving: bool, second: u32, pod: Option<&str>) -> PluginState {
-    PluginState { serving, since: at(second).parse().unwrap(), pod: pod.map(str::to_owned) }
+    PluginState {
+        serving,
+        since: at(second).parse().unwrap(),
+        pod: pod.map(str::to_owned),
+    }
 }
 
 fn plugins() -> Plugins {
@@ -64,7 +71,11 @@ fn plugins() -> Plugins {
 #[case::being_deleted(&[leaving("a")], Some(word(true, 2, Some("a"))), Some(Away::Ending))]
 #[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], Some(word(false, 4, Some("a"))), None)]
 #[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], Some(word(false, 4, Some("a"))), Some(Away::NotServing))]
-fn what_pods_and_the_annotation_say(#[case] pods: &[Value], #[case] state: Option<PluginState>, #[case] expected: Option<Away>) {
+fn what_pods_and_the_annotation_say(
+    #[case] pods: &[Value],
+    #[case] state: Option<PluginState>,
+    #[case] expected: Option<Away>,
+) {
     let expected = expected.map_or(Standing::Offered, Standing::Out);
     let (mut plugins, mut later) = (plugins(), plugins());
     for value in pods {
@@ -75,7 +86,11 @@ fn what_pods_and_the_annotation_say(#[case] pods: &[Value], #[case] state: Optio
     for value in pods {
         later.see_pod(&pod(value.clone()), 1);
     }
-    assert_eq!((plugins.standing("n"), later.standing("n")), (expected, expected), "in either order");
+    assert_eq!(
+        (plugins.standing("n"), later.standing("n")),
+        (expected, expected),
+        "in either order"
+    );
     assert_eq!(plugins.is_calm(), expected == Standing::Offered);
 }
 
@@ -101,13 +116,24 @@ fn a_rollout_of_the_daemon_set() {
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Ending));
     plugins.see_state("n", Some(word(false, 30, Some("a"))));
     assert!(!plugins.remove_pod("a"));
-    assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone), "its pod is gone, and no other is there yet");
+    assert_eq!(
+        plugins.standing("n"),
+        Standing::Out(Away::Gone),
+        "its pod is gone, and no other is there yet"
+    );
     plugins.advance(now);
     plugins.see_pod(&pod(plugin("b", None)), 1);
     plugins.see_pod(&pod(plugin("b", Some((33, false)))), 1);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
-    assert!(plugins.see_state("n", Some(word(true, 34, Some("b")))), "room has opened");
-    assert_eq!(plugins.standing("n"), Standing::Offered, "a plugin that was replaced is not tried");
+    assert!(
+        plugins.see_state("n", Some(word(true, 34, Some("b")))),
+        "room has opened"
+    );
+    assert_eq!(
+        plugins.standing("n"),
+        Standing::Offered,
+        "a plugin that was replaced is not tried"
+    );
     assert!(!plugins.advance(now + GONE_COUNTS) && plugins.is_calm());
 }
 
@@ -124,7 +150,11 @@ fn a_plugin_that_hangs_says_nothing() {
         assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     }
     plugins.see_state("n", Some(word(true, 9, Some("a"))));
-    assert_eq!(plugins.standing("n"), Standing::Offered, "it has registered again, and the probe follows");
+    assert_eq!(
+        plugins.standing("n"),
+        Standing::Offered,
+        "it has registered again, and the probe follows"
+    );
 }
 
 #[rstest]
@@ -145,8 +175,12 @@ fn a_plugin_that_hangs_says_nothing() {
     false
 )]
 fn failures_that_show_that_the_plugin_is_away(#[case] message: &str, #[case] expected: bool) {
-    let failed = |reason: &str| pod(json!({"status": {"phase": "Failed", "reason": reason, "message": message}}));
-    assert_eq!(is_for_want_of_plugin(&failed("UnexpectedAdmissionError")), expected);
+    let failed =
+        |reason: &str| pod(json!({"status": {"phase": "Failed", "reason": reason, "message": message}}));
+    assert_eq!(
+        is_for_want_of_plugin(&failed("UnexpectedAdmissionError")),
+        expected
+    );
     assert!(!is_for_want_of_plugin(&failed("Evicted")));
 }
 
@@ -159,7 +193,10 @@ fn a_pod_that_is_gone_counts_until_another_is_ready() {
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.advance(now);
     assert!(!plugins.advance(now + GONE_COUNTS / 2));
-    assert!(plugins.advance(now + GONE_COUNTS), "kubelet has taken the resources from the node by now");
+    assert!(
+        plugins.advance(now + GONE_COUNTS),
+        "kubelet has taken the resources from the node by now"
+    );
     assert_eq!(plugins.standing("n"), Standing::Offered);
 }
 
@@ -170,7 +207,11 @@ fn a_word_that_is_old_is_not_heard_again() {
     plugins.advance(now);
     assert!(plugins.advance(now + GONE_COUNTS));
     plugins.see_state("n", Some(word(false, 1, None)));
-    assert_eq!(plugins.standing("n"), Standing::Offered, "the Node is shown again and again");
+    assert_eq!(
+        plugins.standing("n"),
+        Standing::Offered,
+        "the Node is shown again and again"
+    );
     plugins.see_state("n", Some(word(false, 2, None)));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.forget_node("n");
@@ -198,7 +239,11 @@ fn a_node_on_which_a_pod_has_failed_is_left_out() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_state("n", Some(word(true, 1, None)));
     plugins.fail("n", Some(at(0).parse().unwrap()));
-    assert_eq!(plugins.standing("n"), Standing::Offered, "the pod failed before the plugin served");
+    assert_eq!(
+        plugins.standing("n"),
+        Standing::Offered,
+        "the pod failed before the plugin served"
+    );
     plugins.fail("n", Some(at(5).parse().unwrap()));
     plugins.fail("n", None);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Refusing));
@@ -209,7 +254,10 @@ fn a_node_on_which_a_pod_has_failed_is_left_out() {
     plugins.fail("n", None);
     plugins.advance(now + FIRST_PAUSE);
     assert!(!plugins.advance(now + FIRST_PAUSE * 2), "twice as long");
-    assert!(plugins.see_state("n", Some(word(true, 20, None))), "a sign of life");
+    assert!(
+        plugins.see_state("n", Some(word(true, 20, None))),
+        "a sign of life"
+    );
     assert_eq!(plugins.standing("n"), Standing::Tried);
 }
 

@@ -21,13 +21,25 @@ fn read(node: &Value, metadata: &Value, devices: &Value) -> NodeReport {
     let names = ResourceNames::default();
     let node: Node = serde_json::from_value(json!({"metadata": node})).unwrap();
     let metadata: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
-    report(&trim(&node, &names), Some(&DeviceReport::of(&metadata, &json!({"devices": devices}))), &names).unwrap()
+    report(
+        &trim(&node, &names),
+        Some(&DeviceReport::of(&metadata, &json!({"devices": devices}))),
+        &names,
+    )
+    .unwrap()
 }
 
 /// Whether the table binds, and its sets.
 fn shown(inventory: &Inventory) -> Option<(bool, Vec<&[u32]>)> {
     let table = inventory.partitions.as_ref()?;
-    Some((table.is_binding, table.partitions.iter().map(|partition| partition.minors.as_slice()).collect()))
+    Some((
+        table.is_binding,
+        table
+            .partitions
+            .iter()
+            .map(|partition| partition.minors.as_slice())
+            .collect(),
+    ))
 }
 
 #[rstest]
@@ -35,11 +47,15 @@ fn shown(inventory: &Inventory) -> Option<(bool, Vec<&[u32]>)> {
 #[case::honored(json!({"node.koordinator.sh/gpu-partition-policy": "Honor"}), true)]
 #[case::any_other_word_prefers(json!({"node.koordinator.sh/gpu-partition-policy": "honor"}), false)]
 fn own_tables(#[case] labels: Value, #[case] is_binding: bool) {
-    let metadata = json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": TABLE}});
+    let metadata =
+        json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": TABLE}});
     let node = json!({"labels": {"node.koordinator.sh/gpu-partition-policy": "Honor", "node.koordinator.sh/gpu-model": "H800"}});
     let report = read(&node, &metadata, &eight());
     assert_eq!(report.problems, Vec::<String>::new());
-    assert_eq!(shown(&report.inventory), Some((is_binding, vec![&[3][..], &[4, 5], &[0, 1]])));
+    assert_eq!(
+        shown(&report.inventory),
+        Some((is_binding, vec![&[3][..], &[4, 5], &[0, 1]]))
+    );
     let partition = &report.inventory.partitions.unwrap().partitions[1];
     assert_eq!((partition.bandwidth, partition.score), (Some(200 << 30), 10));
 }
@@ -50,14 +66,21 @@ fn own_tables(#[case] labels: Value, #[case] is_binding: bool) {
 #[case::score_is_text(r#"{"1": [{"minors": [0], "allocationScore": "1"}]}"#, "invalid type: string")]
 #[case::another_size(r#"{"2": [{"minors": [0]}]}"#, "is of another size")]
 fn bad_tables_are_none_and_told(#[case] table: &str, #[case] expected: &str) {
-    let metadata =
-        json!({"labels": {"node.koordinator.sh/gpu-model": "H800"}, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
+    let metadata = json!({"labels": {"node.koordinator.sh/gpu-model": "H800"}, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
     let report = read(&json!({}), &metadata, &eight());
     assert_eq!(report.inventory.partitions, None);
     assert_eq!(report.inventory.gpus.len(), 8, "the rest is used");
-    let [problem] = report.problems.as_slice() else { panic!("{:?}", report.problems) };
-    assert!(problem.starts_with("Device object: annotation scheduling.koordinator.sh/gpu-partitions: "), "{problem}");
-    assert!(expected.split('|').any(|expected| problem.contains(expected)), "{problem}");
+    let [problem] = report.problems.as_slice() else {
+        panic!("{:?}", report.problems)
+    };
+    assert!(
+        problem.starts_with("Device object: annotation scheduling.koordinator.sh/gpu-partitions: "),
+        "{problem}"
+    );
+    assert!(
+        expected.split('|').any(|expected| problem.contains(expected)),
+        "{problem}"
+    );
 }
 
 /// Whoever says that nothing but sets may be given away does not mean anything by a table with a mistake in it.
@@ -66,9 +89,14 @@ fn bad_tables_are_none_and_told(#[case] table: &str, #[case] expected: &str) {
 #[case::empty("{}")]
 #[case::another_size(r#"{"2": [{"minors": [0]}]}"#)]
 fn bad_tables_that_bind_leave_no_set(#[case] table: &str) {
-    let labels = json!({"node.koordinator.sh/gpu-model": "H800", "node.koordinator.sh/gpu-partition-policy": "Honor"});
-    let metadata = json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
-    assert_eq!(shown(&read(&json!({}), &metadata, &eight()).inventory), Some((true, vec![])));
+    let labels =
+        json!({"node.koordinator.sh/gpu-model": "H800", "node.koordinator.sh/gpu-partition-policy": "Honor"});
+    let metadata =
+        json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
+    assert_eq!(
+        shown(&read(&json!({}), &metadata, &eight()).inventory),
+        Some((true, vec![]))
+    );
 }
 
 #[rstest]
@@ -98,7 +126,10 @@ fn tables_of_models(#[case] node: Value, #[case] object: Value, #[case] is_bindi
         &[4, 5, 6, 7],
         &[0, 1, 2, 3, 4, 5, 6, 7],
     ];
-    assert_eq!(shown(&report.inventory), is_binding.map(|is_binding| (is_binding, sets)));
+    assert_eq!(
+        shown(&report.inventory),
+        is_binding.map(|is_binding| (is_binding, sets))
+    );
 }
 
 /// Where a GPU is missing, minors say nothing about places.
@@ -106,18 +137,37 @@ fn tables_of_models(#[case] node: Value, #[case] object: Value, #[case] is_bindi
 fn the_table_of_a_model_is_for_whole_boards() {
     let mut seven = eight();
     seven.as_array_mut().unwrap().remove(3);
-    let report = read(&json!({"labels": {"node.koordinator.sh/gpu-model": "H100"}}), &json!({}), &seven);
+    let report = read(
+        &json!({"labels": {"node.koordinator.sh/gpu-model": "H100"}}),
+        &json!({}),
+        &seven,
+    );
     assert_eq!(report.inventory.partitions, None);
 }
 
 #[test]
 fn links_good_and_bad() {
-    let links = |text: &str| read(&json!({}), &json!({"annotations": {"gpushare/gpu-links": text}}), &eight());
+    let links = |text: &str| {
+        read(
+            &json!({}),
+            &json!({"annotations": {"gpushare/gpu-links": text}}),
+            &eight(),
+        )
+    };
     let good = links(r#"[{"minors": [0, 1], "links": 12}]"#);
-    assert_eq!(good.inventory.links, [LinkGroup { minors: vec![0, 1], n_links: 12 }]);
+    assert_eq!(
+        good.inventory.links,
+        [LinkGroup {
+            minors: vec![0, 1],
+            n_links: 12
+        }]
+    );
     let bad = links(r#"[{"minors": [0, 0], "links": 12}]"#);
     assert_eq!(bad.inventory.links, []);
-    assert_eq!(bad.problems, ["Device object: annotation gpushare/gpu-links: the group [0, 0] names a GPU twice"]);
+    assert_eq!(
+        bad.problems,
+        ["Device object: annotation gpushare/gpu-links: the group [0, 0] names a GPU twice"]
+    );
 }
 
 #[rstest]
@@ -132,7 +182,10 @@ fn places(#[case] topology: Value, #[case] expected: Option<(Option<u32>, Option
         devices[at]["topology"] = topology.clone();
     }
     let inventory = read(&json!({}), &json!({}), &devices).inventory;
-    let expected = expected.map(|(numa, switch)| Place { numa, switch: switch.map(Into::into) });
+    let expected = expected.map(|(numa, switch)| Place {
+        numa,
+        switch: switch.map(Into::into),
+    });
     assert_eq!(inventory.gpus[0].traits.place, expected);
     assert_eq!(inventory.classes.unwrap()[0].devices[0].traits.place, expected);
 }
@@ -143,7 +196,13 @@ fn an_assumed_numa_node_is_none() {
     devices[0]["topology"] = json!({"socketID": -1, "nodeID": 0, "pcieID": "0000:3a:00.0"});
     devices[0]["labels"] = json!({"gpushare/numa-node": "unknown"});
     let inventory = read(&json!({}), &json!({}), &devices).inventory;
-    assert_eq!(inventory.gpus[0].traits.place, Some(Place { numa: None, switch: Some("0000:3a:00.0".into()) }));
+    assert_eq!(
+        inventory.gpus[0].traits.place,
+        Some(Place {
+            numa: None,
+            switch: Some("0000:3a:00.0".into())
+        })
+    );
 }
 
 #[test]
@@ -154,10 +213,23 @@ fn labels_and_functions() {
     ]);
     let nic = json!({"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "health": true, "labels": {"type": "fakeW"}, "vfGroups": groups});
     let inventory = read(&json!({}), &json!({}), &json!([nic])).inventory;
-    let Traits { labels, place, functions } = &inventory.classes.as_ref().unwrap()[0].devices[0].traits;
-    assert_eq!((labels.get("type").map(|label| &**label), place), (Some("fakeW"), &None));
+    let Traits {
+        labels,
+        place,
+        functions,
+    } = &inventory.classes.as_ref().unwrap()[0].devices[0].traits;
+    assert_eq!(
+        (labels.get("type").map(|label| &**label), place),
+        (Some("fakeW"), &None)
+    );
     let function = |id: &str, minor| Function { id: id.into(), minor };
     assert_eq!(functions.len(), 1);
-    assert_eq!(functions[0].functions, [function("0000:1f:00.3", -1), function("0000:1f:00.2", 4)]);
-    assert_eq!(functions[0].labels.get("type").map(|label| &**label), Some("general"));
+    assert_eq!(
+        functions[0].functions,
+        [function("0000:1f:00.3", -1), function("0000:1f:00.2", 4)]
+    );
+    assert_eq!(
+        functions[0].labels.get("type").map(|label| &**label),
+        Some("general")
+    );
 }

@@ -9,7 +9,11 @@ use proptest::prelude::*;
 
 use super::{Action, Election, Record, Terms, Written};
 
-const TERMS: Terms = Terms { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+const TERMS: Terms = Terms {
+    lease: Duration::from_secs(15),
+    renew: Duration::from_secs(10),
+    retry: Duration::from_secs(2),
+};
 /// Milliseconds after which a replica waits no longer for an answer.
 const PATIENCE: u64 = 5000;
 /// Milliseconds that a run lasts.
@@ -134,8 +138,18 @@ impl World {
 
     fn process(&mut self, replica: usize) -> Replica {
         self.n_processes += 1;
-        let election = Election::new(format!("process-{}", self.n_processes), TERMS, self.clock(replica));
-        Replica { process: self.n_processes, election, paused_until: 0, is_busy: false, is_stopping: false }
+        let election = Election::new(
+            format!("process-{}", self.n_processes),
+            TERMS,
+            self.clock(replica),
+        );
+        Replica {
+            process: self.n_processes,
+            election,
+            paused_until: 0,
+            is_busy: false,
+            is_stopping: false,
+        }
     }
 
     /// What a replica's clock shows.
@@ -212,7 +226,9 @@ impl World {
     }
 
     fn wake(&mut self, replica: usize, process: u64) {
-        if self.replicas[replica].process != process || !self.runs(replica, Event::Wake(replica, process)) || self.replicas[replica].is_busy
+        if self.replicas[replica].process != process
+            || !self.runs(replica, Event::Wake(replica, process))
+            || self.replicas[replica].is_busy
         {
             return;
         }
@@ -232,8 +248,19 @@ impl World {
                     self.at(leaves + fate.there, Event::Arrives(idx));
                 }
                 let comes = !fate.is_lost && !fate.is_answer_lost && fate.there + fate.back < PATIENCE;
-                self.at(leaves + if comes { fate.there + fate.back } else { PATIENCE }, Event::Answered(idx));
-                self.requests.push(Request { replica, process, action, sent, fate, answer: None, is_over: false });
+                self.at(
+                    leaves + if comes { fate.there + fate.back } else { PATIENCE },
+                    Event::Answered(idx),
+                );
+                self.requests.push(Request {
+                    replica,
+                    process,
+                    action,
+                    sent,
+                    fate,
+                    answer: None,
+                    is_over: false,
+                });
                 self.replicas[replica].is_busy = true;
             }
         }
@@ -241,10 +268,17 @@ impl World {
 
     fn serve(&mut self, idx: usize) {
         let answer = match self.requests[idx].action.clone() {
-            Action::Read => Answer::Read(self.lease.as_ref().map(|(version, record)| (version.to_string(), record.clone()))),
+            Action::Read => Answer::Read(
+                self.lease
+                    .as_ref()
+                    .map(|(version, record)| (version.to_string(), record.clone())),
+            ),
             Action::Create(record) => Answer::Written(self.put(self.lease.is_none(), record)),
             Action::Write { version, record } => {
-                let is_same = self.lease.as_ref().is_some_and(|(there, _)| there.to_string() == version);
+                let is_same = self
+                    .lease
+                    .as_ref()
+                    .is_some_and(|(there, _)| there.to_string() == version);
                 Answer::Written(self.put(is_same, record))
             }
             Action::Wait(_) | Action::End => unreachable!("not a request"),
@@ -265,7 +299,9 @@ impl World {
 
     fn answered(&mut self, idx: usize) {
         let request = self.requests[idx].clone();
-        if self.replicas[request.replica].process != request.process || !self.runs(request.replica, Event::Answered(idx)) {
+        if self.replicas[request.replica].process != request.process
+            || !self.runs(request.replica, Event::Answered(idx))
+        {
             return;
         }
         self.requests[idx].is_over = true;
@@ -278,7 +314,9 @@ impl World {
                 replica.election.written(record, request.sent, received, outcome);
             }
             (Action::Create(record) | Action::Write { record, .. }, None) => {
-                replica.election.written(record, request.sent, received, Written::Unknown);
+                replica
+                    .election
+                    .written(record, request.sent, received, Written::Unknown);
             }
             _ => replica.election.unread(received),
         }
@@ -286,9 +324,15 @@ impl World {
     }
 
     fn check(&mut self) {
-        let reigns: Vec<_> = (0..self.replicas.len()).map(|n| self.replicas[n].election.reign(self.clock(n))).collect();
+        let reigns: Vec<_> = (0..self.replicas.len())
+            .map(|n| self.replicas[n].election.reign(self.clock(n)))
+            .collect();
         let leading: Vec<usize> = (0..reigns.len()).filter(|n| reigns[*n].is_some()).collect();
-        assert!(leading.len() <= 1, "at {} ms {leading:?} believe to lead", self.now);
+        assert!(
+            leading.len() <= 1,
+            "at {} ms {leading:?} believe to lead",
+            self.now
+        );
         let even = self.run.clocks.iter().all(|(_, percent)| *percent == 100);
         for (n, reign) in reigns.into_iter().enumerate() {
             let Some(reign) = reign else { continue };
@@ -296,7 +340,11 @@ impl World {
             self.leaders.insert(self.replicas[n].process);
             let others = (0..self.promised.len()).filter(|other| *other != n && even);
             let latest = others.map(|other| self.promised[other]).max().unwrap_or(0);
-            assert!(latest <= self.now, "at {} ms {n} leads and another may bind until {latest} ms", self.now);
+            assert!(
+                latest <= self.now,
+                "at {} ms {n} leads and another may bind until {latest} ms",
+                self.now
+            );
             self.promised[n] = self.promised[n].max(self.time_of(n, reign.renewed + TERMS.lease));
         }
     }
@@ -305,8 +353,20 @@ impl World {
 fn fate() -> impl Strategy<Value = Fate> {
     let delay = || prop_oneof![6 => 0..50_u64, 2 => 0..3000_u64, 1 => 0..30_000_u64];
     let pause = prop_oneof![8 => Just(0_u64), 1 => 0..25_000_u64];
-    (pause, delay(), prop::bool::weighted(0.1), delay(), prop::bool::weighted(0.1))
-        .prop_map(|(pause, there, is_lost, back, is_answer_lost)| Fate { pause, there, is_lost, back, is_answer_lost })
+    (
+        pause,
+        delay(),
+        prop::bool::weighted(0.1),
+        delay(),
+        prop::bool::weighted(0.1),
+    )
+        .prop_map(|(pause, there, is_lost, back, is_answer_lost)| Fate {
+            pause,
+            there,
+            is_lost,
+            back,
+            is_answer_lost,
+        })
 }
 
 fn incident() -> impl Strategy<Value = Incident> {
@@ -324,7 +384,11 @@ fn run() -> impl Strategy<Value = Run> {
     let clocks = (prop::collection::vec(0..100_000_u64, 2..=3), speeds)
         .prop_map(|(aheads, speeds)| aheads.into_iter().zip(speeds).collect::<Vec<_>>());
     let incidents = prop::collection::vec((0..END, incident()), 0..12);
-    (clocks, prop::collection::vec(fate(), 1..60), incidents).prop_map(|(clocks, fates, incidents)| Run { clocks, fates, incidents })
+    (clocks, prop::collection::vec(fate(), 1..60), incidents).prop_map(|(clocks, fates, incidents)| Run {
+        clocks,
+        fates,
+        incidents,
+    })
 }
 
 proptest! {

@@ -6,14 +6,22 @@ use rstest::rstest;
 
 use super::{Action, Election, Record, Terms, Written};
 
-const TERMS: Terms = Terms { lease: secs(15), renew: secs(10), retry: secs(2) };
+const TERMS: Terms = Terms {
+    lease: secs(15),
+    renew: secs(10),
+    retry: secs(2),
+};
 
 const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
 fn record(holder: &str, seconds: u64, transitions: u64) -> Record {
-    Record { holder: holder.to_owned(), seconds, transitions }
+    Record {
+        holder: holder.to_owned(),
+        seconds,
+        transitions,
+    }
 }
 
 /// An answer to a read.
@@ -25,7 +33,10 @@ fn found(version: &str, record: Record) -> Found {
 }
 
 fn write(version: &str, record: Record) -> Action {
-    Action::Write { version: version.to_owned(), record }
+    Action::Write {
+        version: version.to_owned(),
+        record,
+    }
 }
 
 /// A replica `a` and the moment at which it begins.
@@ -70,12 +81,23 @@ fn a_lease_is_taken_when_it_is_free(#[case] there: Record, #[case] after: u64, #
     let free = now + secs(after);
     if after > 0 {
         assert_eq!(a.next(now), Action::Wait(now + secs(2)));
-        assert_eq!(a.next(now + secs(after - 1) + Duration::from_millis(999)), Action::Read);
+        assert_eq!(
+            a.next(now + secs(after - 1) + Duration::from_millis(999)),
+            Action::Read
+        );
     }
     assert_eq!(a.next(free), write("1", record("a", 15, 4)));
-    a.written(record("a", 15, 4), free, free + secs(1), Written::Done("2".to_owned()));
+    a.written(
+        record("a", 15, 4),
+        free,
+        free + secs(1),
+        Written::Done("2".to_owned()),
+    );
     let reign = a.reign(free + secs(1)).unwrap();
-    assert_eq!((reign.number, reign.renewed, reign.is_handed_over), (1, free, is_handed_over));
+    assert_eq!(
+        (reign.number, reign.renewed, reign.is_handed_over),
+        (1, free, is_handed_over)
+    );
 }
 
 #[test]
@@ -105,9 +127,17 @@ fn a_leader_renews_and_keeps_its_number() {
     let (mut a, now) = leading();
     for n in 1..5_u32 {
         let sent = now + secs(2) * n;
-        assert_eq!(a.next(sent.checked_sub(Duration::from_millis(1)).unwrap()), Action::Wait(sent));
+        assert_eq!(
+            a.next(sent.checked_sub(Duration::from_millis(1)).unwrap()),
+            Action::Wait(sent)
+        );
         assert_eq!(a.next(sent), write(&(n + 1).to_string(), record("a", 15, 7)));
-        a.written(record("a", 15, 7), sent, sent + secs(1), Written::Done((n + 2).to_string()));
+        a.written(
+            record("a", 15, 7),
+            sent,
+            sent + secs(1),
+            Written::Done((n + 2).to_string()),
+        );
     }
     let reign = a.reign(now + secs(17)).unwrap();
     assert_eq!((reign.number, reign.renewed), (1, now + secs(8)));
@@ -123,7 +153,11 @@ fn a_leader_in_doubt_looks_and_goes_on() {
     assert_eq!(a.next(sent + secs(4)), Action::Read);
     a.read(sent + secs(4), found("3", record("a", 15, 7)));
     assert_eq!(a.next(sent + secs(4)), write("3", record("a", 15, 7)));
-    assert_eq!(a.reign(sent + secs(4)).unwrap().renewed, now, "what was only read renews nothing");
+    assert_eq!(
+        a.reign(sent + secs(4)).unwrap().renewed,
+        now,
+        "what was only read renews nothing"
+    );
 }
 
 #[rstest]
@@ -156,7 +190,12 @@ fn an_answer_that_comes_too_late_makes_no_leader() {
     let (mut a, now) = begin();
     a.read(now, found("1", record("", 1, 6)));
     assert_eq!(a.next(now), write("1", record("a", 15, 7)));
-    a.written(record("a", 15, 7), now, now + secs(10), Written::Done("2".to_owned()));
+    a.written(
+        record("a", 15, 7),
+        now,
+        now + secs(10),
+        Written::Done("2".to_owned()),
+    );
     assert!(a.reign(now + secs(10)).is_none());
 }
 
@@ -171,7 +210,12 @@ fn a_lease_is_given_up_for_good() {
     assert_eq!(a.next(later + secs(1)), Action::Read);
     a.read(later + secs(1), found("2", record("a", 15, 7)));
     assert_eq!(a.next(later + secs(1)), write("2", record("", 1, 7)));
-    a.written(record("", 1, 7), later + secs(1), later + secs(1), Written::Done("3".to_owned()));
+    a.written(
+        record("", 1, 7),
+        later + secs(1),
+        later + secs(1),
+        Written::Done("3".to_owned()),
+    );
     assert_eq!(a.next(later + secs(2)), Action::End);
 }
 

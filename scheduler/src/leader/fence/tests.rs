@@ -31,7 +31,10 @@ type Shared = Arc<Mutex<Server>>;
 impl Server {
     fn answer(&mut self, method: &Method, path: &str, body: &Value) -> (u16, Value) {
         if *method != Method::GET {
-            self.written.push(format!("{method} {}", path.rsplit('/').next().unwrap_or_default()));
+            self.written.push(format!(
+                "{method} {}",
+                path.rsplit('/').next().unwrap_or_default()
+            ));
         }
         if path.contains("/leases/") {
             return (200, json!({"spec": {"holderIdentity": self.lease}}));
@@ -43,17 +46,26 @@ impl Server {
             return (201, json!({}));
         }
         if *method == Method::GET {
-            let Some((version, holder)) = self.object.clone() else { return (404, json!({})) };
+            let Some((version, holder)) = self.object.clone() else {
+                return (404, json!({}));
+            };
             if self.is_contended {
                 self.object = Some((version + 1, holder.clone()));
             }
-            return (200, json!({"metadata": {"resourceVersion": version.to_string()}, "spec": {"holderIdentity": holder}}));
+            return (
+                200,
+                json!({"metadata": {"resourceVersion": version.to_string()}, "spec": {"holderIdentity": holder}}),
+            );
         }
         let version = self.object.as_ref().map(|(version, _)| version.to_string());
         if body.pointer("/metadata/resourceVersion").and_then(Value::as_str) != version.as_deref() {
             return (409, json!({"message": "another version"}));
         }
-        let holder = body.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let holder = body
+            .pointer("/spec/holderIdentity")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         self.object = Some((self.object.as_ref().map_or(1, |(version, _)| version + 1), holder));
         (200, body.clone())
     }
@@ -67,13 +79,24 @@ fn fence(server: Server) -> (Fence, Shared) {
         async move {
             let (head, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
-            let (status, answer) =
-                state.lock().unwrap().answer(&head.method, head.uri.path(), &serde_json::from_slice(&body).unwrap_or_default());
-            Ok::<_, Infallible>(Response::builder().status(status).body(Body::from(answer.to_string().into_bytes())).unwrap())
+            let (status, answer) = state.lock().unwrap().answer(
+                &head.method,
+                head.uri.path(),
+                &serde_json::from_slice(&body).unwrap_or_default(),
+            );
+            Ok::<_, Infallible>(
+                Response::builder()
+                    .status(status)
+                    .body(Body::from(answer.to_string().into_bytes()))
+                    .unwrap(),
+            )
         }
     });
     let client = Client::new(service, "ns");
-    let pod = PodName { namespace: "ns".to_owned(), name: "pod-1".to_owned() };
+    let pod = PodName {
+        namespace: "ns".to_owned(),
+        name: "pod-1".to_owned(),
+    };
     let settings = Settings {
         namespace: "ns".to_owned(),
         name: "gpushare-scheduler".to_owned(),
@@ -83,13 +106,21 @@ fn fence(server: Server) -> (Fence, Shared) {
         lease_holder: "pod-1_a".to_owned(),
     };
     let leadership = Leadership::standby();
-    let terms = Terms { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+    let terms = Terms {
+        lease: Duration::from_secs(15),
+        renew: Duration::from_secs(10),
+        retry: Duration::from_secs(2),
+    };
     leadership.lead(terms, now(), true);
     (Fence::new(client, settings, leadership), shared)
 }
 
 fn holding() -> Server {
-    Server { lease: "pod-1_a".to_owned(), binding: 409, ..Server::default() }
+    Server {
+        lease: "pod-1_a".to_owned(),
+        binding: 409,
+        ..Server::default()
+    }
 }
 
 #[rstest]
@@ -99,11 +130,17 @@ fn holding() -> Server {
 #[case::it_is_named_already(Some("pod-1_a"), &[])]
 #[tokio::test]
 async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expected: &[&str]) {
-    let (fence, server) = fence(Server { object: before.map(|holder| (7, holder.to_owned())), ..holding() });
+    let (fence, server) = fence(Server {
+        object: before.map(|holder| (7, holder.to_owned())),
+        ..holding()
+    });
     fence.take().await;
     let server = server.lock().unwrap();
     assert_eq!(server.written, expected);
-    assert_eq!(server.object.as_ref().map(|(_, holder)| holder.as_str()), Some("pod-1_a"));
+    assert_eq!(
+        server.object.as_ref().map(|(_, holder)| holder.as_str()),
+        Some("pod-1_a")
+    );
 }
 
 /// The extender beside a kube-scheduler leads by the Lease of that one, whose holder has the pod's name and a number.
@@ -112,7 +149,10 @@ async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expect
 #[case::of_another_pod("pod-10_4711", false)]
 #[tokio::test]
 async fn names_itself_while_its_neighbour_holds_the_lease(#[case] lease: &str, #[case] expected: bool) {
-    let (mut fence, server) = fence(Server { lease: lease.to_owned(), ..holding() });
+    let (mut fence, server) = fence(Server {
+        lease: lease.to_owned(),
+        ..holding()
+    });
     fence.settings.lease_holder = crate::leader::neighbour::prefix("pod-1");
     assert_eq!(fence.write().await.is_ok(), expected);
     assert_eq!(server.lock().unwrap().object.is_some(), expected);
@@ -124,15 +164,33 @@ async fn names_itself_while_its_neighbour_holds_the_lease(#[case] lease: &str, #
 #[case::the_time_is_over("pod-1_a", false, false, "not the leader")]
 #[case::another_has_written_meanwhile("pod-1_a", true, true, "another version")]
 #[tokio::test]
-async fn writes_only_as_the_leader(#[case] lease: &str, #[case] leads: bool, #[case] is_contended: bool, #[case] problem: &str) {
+async fn writes_only_as_the_leader(
+    #[case] lease: &str,
+    #[case] leads: bool,
+    #[case] is_contended: bool,
+    #[case] problem: &str,
+) {
     let object = Some((7, "pod-0_b".to_owned()));
-    let (fence, server) = fence(Server { lease: lease.to_owned(), object, is_contended, ..holding() });
+    let (fence, server) = fence(Server {
+        lease: lease.to_owned(),
+        object,
+        is_contended,
+        ..holding()
+    });
     if !leads {
         fence.leadership.stand_by();
     }
     let error = fence.write().await.unwrap_err();
     assert!(format!("{error:#}").contains(problem), "{error:#}");
-    assert_eq!(server.lock().unwrap().object.as_ref().map(|(_, holder)| holder.as_str()), Some("pod-0_b"));
+    assert_eq!(
+        server
+            .lock()
+            .unwrap()
+            .object
+            .as_ref()
+            .map(|(_, holder)| holder.as_str()),
+        Some("pod-0_b")
+    );
 }
 
 #[rstest]
@@ -151,7 +209,11 @@ async fn knows_whether_bindings_are_taken(#[case] binding: u16, #[case] expected
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_lasts_is_reported_once_and_ends() {
     let object = Some((7, "pod-1_a".to_owned()));
-    let (fence, server) = fence(Server { object, binding: 403, ..holding() });
+    let (fence, server) = fence(Server {
+        object,
+        binding: 403,
+        ..holding()
+    });
     let leadership = fence.leadership.clone();
     let waiting = tokio::spawn(async move { fence.until_taken().await });
     sleep(TOLERATED / 2).await;
@@ -159,7 +221,16 @@ async fn a_refusal_that_lasts_is_reported_once_and_ends() {
     sleep(TOLERATED).await;
     assert_eq!(leadership.refused().as_deref(), Some("so it is"));
     sleep(TOLERATED).await;
-    assert_eq!(server.lock().unwrap().written.iter().filter(|line| *line == "POST events").count(), 1);
+    assert_eq!(
+        server
+            .lock()
+            .unwrap()
+            .written
+            .iter()
+            .filter(|line| *line == "POST events")
+            .count(),
+        1
+    );
     assert!(!waiting.is_finished());
     server.lock().unwrap().binding = 409;
     waiting.await.unwrap();
@@ -169,7 +240,10 @@ async fn a_refusal_that_lasts_is_reported_once_and_ends() {
 /// Somebody deletes the object: the next binding is refused, and that brings it back.
 #[tokio::test(start_paused = true)]
 async fn a_refused_binding_has_the_object_looked_at() {
-    let (fence, server) = fence(Server { object: Some((7, "pod-1_a".to_owned())), ..holding() });
+    let (fence, server) = fence(Server {
+        object: Some((7, "pod-1_a".to_owned())),
+        ..holding()
+    });
     let leadership = fence.leadership.clone();
     let keeping = tokio::spawn(async move { fence.keep().await });
     sleep(Duration::from_secs(1)).await;

@@ -34,7 +34,8 @@ impl Follow<Pod> for Told {
 
 fn pod(name: &str, since: Option<&str>) -> Pod {
     let annotations = since.map(|since| json!({"gpushare/leader-since": since}));
-    serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n", "annotations": annotations}})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n", "annotations": annotations}}))
+        .unwrap()
 }
 
 struct World {
@@ -44,7 +45,10 @@ struct World {
 }
 
 fn world() -> World {
-    let sight = Sight::new(Some(PodName { namespace: "n".to_owned(), name: "own".to_owned() }));
+    let sight = Sight::new(Some(PodName {
+        namespace: "n".to_owned(),
+        name: "own".to_owned(),
+    }));
     let told = Shared::new(Told::default());
     let (events, stream) = mpsc::unbounded();
     let stream = Arc::new(std::sync::Mutex::new(Some(stream)));
@@ -60,14 +64,20 @@ fn world() -> World {
 /// Whether it has been shown; time is paused, so that everything else has been done by the end of the wait.
 async fn has_shown(sight: &Sight, since: &str) -> bool {
     sleep(Duration::from_millis(1)).await;
-    timeout(Duration::from_secs(1), sight.has_shown(since)).await.is_ok()
+    timeout(Duration::from_secs(1), sight.has_shown(since))
+        .await
+        .is_ok()
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_own_pod_stands_for_all_that_was_before_it() {
     let world = world();
     let send = |event| world.events.unbounded_send(event).unwrap();
-    for event in [Event::Init, Event::InitApply(pod("own", Some("1"))), Event::InitApply(pod("a", None))] {
+    for event in [
+        Event::Init,
+        Event::InitApply(pod("own", Some("1"))),
+        Event::InitApply(pod("a", None)),
+    ] {
         send(event);
     }
     assert!(!has_shown(&world.sight, "1").await, "more of the list may come");

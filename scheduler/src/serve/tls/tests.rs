@@ -28,11 +28,18 @@ struct Mount {
 
 impl Mount {
     fn new(pair: &Pair) -> Self {
-        let mut mount = Self { dir: tempfile::tempdir().unwrap(), n_versions: 0 };
+        let mut mount = Self {
+            dir: tempfile::tempdir().unwrap(),
+            n_versions: 0,
+        };
         for file in ["tls.crt", "tls.key", "ca.crt"] {
             symlink(Path::new("..data").join(file), mount.dir.path().join(file)).unwrap();
         }
-        mount.put(&pair.cert.pem(), Some(&pair.signing_key.serialize_pem()), &pair.cert.pem());
+        mount.put(
+            &pair.cert.pem(),
+            Some(&pair.signing_key.serialize_pem()),
+            &pair.cert.pem(),
+        );
         mount
     }
 
@@ -53,7 +60,11 @@ impl Mount {
 
     fn files(&self) -> TlsFiles {
         let path = |file| self.dir.path().join(file);
-        TlsFiles { cert: path("tls.crt"), key: path("tls.key"), client_ca: Some(path("ca.crt")) }
+        TlsFiles {
+            cert: path("tls.crt"),
+            key: path("tls.key"),
+            client_ca: Some(path("ca.crt")),
+        }
     }
 
     /// Begins to follow the files.
@@ -70,8 +81,12 @@ async fn shows(current: &Current, expected: &Pair) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(expected.cert.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let connector = TlsConnector::from(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()));
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let connector = TlsConnector::from(Arc::new(
+        builder.with_root_certificates(roots).with_no_client_auth(),
+    ));
     let (client, server) = tokio::io::duplex(1 << 16);
     let accepted = current.acceptor().accept(server);
     let connected = connector.connect(ServerName::try_from("localhost").unwrap(), client);
@@ -84,7 +99,11 @@ async fn a_rotated_certificate_is_shown_to_new_connections() {
     let mut mount = Mount::new(&old);
     let current = mount.follow();
     assert!(shows(&current, &old).await && !shows(&current, &new).await);
-    mount.put(&new.cert.pem(), Some(&new.signing_key.serialize_pem()), &old.cert.pem());
+    mount.put(
+        &new.cert.pem(),
+        Some(&new.signing_key.serialize_pem()),
+        &old.cert.pem(),
+    );
     tokio::time::sleep(INTERVAL * 2).await;
     assert!(shows(&current, &new).await && !shows(&current, &old).await);
 }
@@ -97,7 +116,9 @@ async fn a_rotated_certificate_is_shown_to_new_connections() {
 #[case::empty_certificate(|new: &Pair, _: &Pair| (String::new(), Some(new.signing_key.serialize_pem()), new.cert.pem()))]
 #[case::no_authority(|new: &Pair, _: &Pair| (new.cert.pem(), Some(new.signing_key.serialize_pem()), "nonsense".to_owned()))]
 #[tokio::test(start_paused = true)]
-async fn files_of_no_use_change_nothing_until_they_are_whole(#[case] written: fn(&Pair, &Pair) -> (String, Option<String>, String)) {
+async fn files_of_no_use_change_nothing_until_they_are_whole(
+    #[case] written: fn(&Pair, &Pair) -> (String, Option<String>, String),
+) {
     let (old, new) = (pair(), pair());
     let mut mount = Mount::new(&old);
     let current = mount.follow();
@@ -105,9 +126,16 @@ async fn files_of_no_use_change_nothing_until_they_are_whole(#[case] written: fn
     mount.put(&cert, key.as_deref(), &client_ca);
     tokio::time::sleep(INTERVAL * 3).await;
     assert!(shows(&current, &old).await, "the old one stays");
-    mount.put(&new.cert.pem(), Some(&new.signing_key.serialize_pem()), &new.cert.pem());
+    mount.put(
+        &new.cert.pem(),
+        Some(&new.signing_key.serialize_pem()),
+        &new.cert.pem(),
+    );
     tokio::time::sleep(INTERVAL * 2).await;
-    assert!(shows(&current, &new).await, "the new one is used once it is whole");
+    assert!(
+        shows(&current, &new).await,
+        "the new one is used once it is whole"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,15 +166,24 @@ async fn the_listener_receives_the_certificates_in_use() {
     let mut mount = Mount::new(&old);
     let told = Arc::new(std::sync::Mutex::new(Vec::new()));
     let hears = Arc::clone(&told);
-    let certificates = CertificateFiles::load(mount.files()).unwrap().on_change(move |in_use| {
-        let (shown, clients) = (in_use.chain[0].clone(), in_use.client_authorities[0].clone());
-        hears.lock().unwrap().push([shown, clients]);
-    });
+    let certificates = CertificateFiles::load(mount.files())
+        .unwrap()
+        .on_change(move |in_use| {
+            let (shown, clients) = (in_use.chain[0].clone(), in_use.client_authorities[0].clone());
+            hears.lock().unwrap().push([shown, clients]);
+        });
     tokio::spawn(certificates.follow());
     mount.put(&new.cert.pem(), Some("nonsense"), &authority.cert.pem());
     tokio::time::sleep(INTERVAL * 2).await;
-    mount.put(&new.cert.pem(), Some(&new.signing_key.serialize_pem()), &authority.cert.pem());
+    mount.put(
+        &new.cert.pem(),
+        Some(&new.signing_key.serialize_pem()),
+        &authority.cert.pem(),
+    );
     tokio::time::sleep(INTERVAL * 2).await;
     let der = |pair: &Pair| pair.cert.der().clone();
-    assert_eq!(*told.lock().unwrap(), [[der(&old), der(&old)], [der(&new), der(&authority)]]);
+    assert_eq!(
+        *told.lock().unwrap(),
+        [[der(&old), der(&old)], [der(&new), der(&authority)]]
+    );
 }

@@ -30,7 +30,9 @@ pub(super) enum CallError {
     Address(String),
     #[error("failed to call webhook: Post \"{url}\": {why}")]
     Post { url: String, why: String },
-    #[error("failed to call webhook: an error on the server ({0:?}) has prevented the request from succeeding")]
+    #[error(
+        "failed to call webhook: an error on the server ({0:?}) has prevented the request from succeeding"
+    )]
     Status(String),
     #[error("received invalid webhook response: {0}")]
     Response(String),
@@ -51,11 +53,18 @@ enum Address {
 /// Posts a review; the answer's JSON.
 pub(super) async fn post(services: &Services, hook: &Hook, review: &Value) -> Result<Value, CallError> {
     let place = locate(services, hook)?;
-    let failed = |why: String| CallError::Post { url: place.url.clone(), why };
+    let failed = |why: String| CallError::Post {
+        url: place.url.clone(),
+        why,
+    };
     let exchanged = tokio::time::timeout(hook.timeout, exchange(hook, &place, review)).await;
-    let (status, body) = exchanged.map_err(|_| failed("context deadline exceeded".to_owned()))?.map_err(|error| failed(told(&*error)))?;
+    let (status, body) = exchanged
+        .map_err(|_| failed("context deadline exceeded".to_owned()))?
+        .map_err(|error| failed(told(&*error)))?;
     if status != StatusCode::OK {
-        return Err(CallError::Status(String::from_utf8_lossy(&body).trim().to_owned()));
+        return Err(CallError::Status(
+            String::from_utf8_lossy(&body).trim().to_owned(),
+        ));
     }
     serde_json::from_slice(&body).map_err(|error| CallError::Response(error.to_string()))
 }
@@ -74,20 +83,38 @@ fn told(error: &(dyn std::error::Error + 'static)) -> String {
 fn locate(services: &Services, hook: &Hook) -> Result<Place, CallError> {
     let query = format!("timeout={}s", hook.timeout.as_secs());
     if let Some(service) = &hook.client.service {
-        let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
+        let port = service
+            .port
+            .and_then(|port| u16::try_from(port).ok())
+            .unwrap_or(443);
         let address = services.get(&service.namespace, &service.name, port);
-        let address = address.ok_or_else(|| CallError::Address(format!("service \"{}\" not found", service.name)))?;
+        let address =
+            address.ok_or_else(|| CallError::Address(format!("service \"{}\" not found", service.name)))?;
         let server_name = format!("{}.{}.svc", service.name, service.namespace);
-        let path = service.path.as_deref().unwrap_or_default().trim_start_matches('/');
+        let path = service
+            .path
+            .as_deref()
+            .unwrap_or_default()
+            .trim_start_matches('/');
         let url = format!("https://{server_name}:{port}/{path}?{query}");
-        return Ok(Place { url, server_name, address: Address::Known(address) });
+        return Ok(Place {
+            url,
+            server_name,
+            address: Address::Known(address),
+        });
     }
     let text = hook.client.url.as_deref().unwrap_or_default();
-    let url: http::Uri = text.parse().map_err(|error| CallError::Address(format!("url {text:?}: {error}")))?;
+    let url: http::Uri = text
+        .parse()
+        .map_err(|error| CallError::Address(format!("url {text:?}: {error}")))?;
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let address = Address::Named(host.clone(), url.port_u16().unwrap_or(443));
     let url = format!("{text}{}{query}", if url.query().is_some() { '&' } else { '?' });
-    Ok(Place { url, server_name: host, address })
+    Ok(Place {
+        url,
+        server_name: host,
+        address,
+    })
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -100,7 +127,9 @@ async fn exchange(hook: &Hook, place: &Place, review: &Value) -> Result<(StatusC
     let stream = connected.map_err(|error| io::Error::new(error.kind(), format!("dial tcp: {error}")))?;
     stream.set_nodelay(true)?;
     let connector = TlsConnector::from(Arc::new(client_config(hook)?));
-    let stream = connector.connect(ServerName::try_from(place.server_name.clone())?, stream).await?;
+    let stream = connector
+        .connect(ServerName::try_from(place.server_name.clone())?, stream)
+        .await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let url: http::Uri = place.url.parse()?;
@@ -116,7 +145,12 @@ async fn exchange(hook: &Hook, place: &Place, review: &Value) -> Result<(StatusC
 
 fn client_config(hook: &Hook) -> Result<ClientConfig, AnyError> {
     let mut roots = RootCertStore::empty();
-    let bundle = hook.client.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
+    let bundle = hook
+        .client
+        .ca_bundle
+        .as_ref()
+        .map(|bundle| bundle.0.as_slice())
+        .unwrap_or_default();
     for certificate in CertificateDer::pem_slice_iter(bundle) {
         roots.add(certificate?)?;
     }

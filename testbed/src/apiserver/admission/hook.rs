@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::admissionregistration::v1::{MatchCondition, MutatingWebhook, RuleWithOperations, WebhookClientConfig};
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MutatingWebhook, RuleWithOperations, WebhookClientConfig,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -47,7 +49,11 @@ impl Hook {
         Some(Self {
             name: hook.name,
             client: hook.client_config,
-            timeout: Duration::from_secs(hook.timeout_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(10)),
+            timeout: Duration::from_secs(
+                hook.timeout_seconds
+                    .and_then(|s| u64::try_from(s).ok())
+                    .unwrap_or(10),
+            ),
             ignores_failure: hook.failure_policy.as_deref() == Some("Ignore"),
             has_side_effects: !matches!(hook.side_effects.as_str(), "None" | "NoneOnDryRun"),
             reinvoke: hook.reinvocation_policy.as_deref() == Some("IfNeeded"),
@@ -68,7 +74,11 @@ impl Hook {
         let resource = &request.target.resource;
         let labelled = |of: &Value| !of.is_null() && self.objects.matches(of);
         let in_namespace = if resource.is("", "namespaces") {
-            self.namespaces.matches(if objects.new.is_null() { &objects.old } else { &objects.new })
+            self.namespaces.matches(if objects.new.is_null() {
+                &objects.old
+            } else {
+                &objects.new
+            })
         } else {
             !resource.namespaced || self.namespaces.matches(namespace)
         };
@@ -78,7 +88,9 @@ impl Hook {
 
 pub(super) fn rule_matches(rule: &RuleWithOperations, request: &Request<'_>) -> bool {
     let resource = &request.target.resource;
-    let has = |list: &Option<Vec<String>>, wanted: &str| list.iter().flatten().any(|item| item == "*" || item == wanted);
+    let has = |list: &Option<Vec<String>>, wanted: &str| {
+        list.iter().flatten().any(|item| item == "*" || item == wanted)
+    };
     let scoped = match rule.scope.as_deref() {
         Some("Namespaced") => resource.namespaced,
         Some("Cluster") => !resource.namespaced,
@@ -88,7 +100,11 @@ pub(super) fn rule_matches(rule: &RuleWithOperations, request: &Request<'_>) -> 
         && has(&rule.operations, request.operation.as_str())
         && has(&rule.api_groups, &resource.group)
         && has(&rule.api_versions, &resource.version)
-        && rule.resources.iter().flatten().any(|pattern| names(pattern, resource, request.subresource))
+        && rule
+            .resources
+            .iter()
+            .flatten()
+            .any(|pattern| names(pattern, resource, request.subresource))
 }
 
 /// `pods`, `pods/binding`, `pods/*`, `*/binding`, `*/*`, or `*` for every resource without its subresources.
@@ -105,53 +121,100 @@ pub(crate) fn all(state: &State, phase: Phase) -> Vec<Hook> {
     };
     let mut hooks = Vec::new();
     // A scan of the present never meets compacted revisions.
-    let _ = state.store.scan(&format!("{ADMISSION}/{plural}"), Slice::default(), |_, version| {
-        hooks.extend(object::array(&version.value, "/webhooks").iter().filter_map(Hook::read));
-        std::ops::ControlFlow::Continue(())
-    });
+    let _ = state.store.scan(
+        &format!("{ADMISSION}/{plural}"),
+        Slice::default(),
+        |_, version| {
+            hooks.extend(
+                object::array(&version.value, "/webhooks")
+                    .iter()
+                    .filter_map(Hook::read),
+            );
+            std::ops::ControlFlow::Continue(())
+        },
+    );
     hooks
 }
 
 /// What is wrong with a configuration object.
 pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<FieldError> {
-    if !resource.is(ADMISSION, "mutatingwebhookconfigurations") && !resource.is(ADMISSION, "validatingwebhookconfigurations") {
+    if !resource.is(ADMISSION, "mutatingwebhookconfigurations")
+        && !resource.is(ADMISSION, "validatingwebhookconfigurations")
+    {
         return Vec::new();
     }
     let hooks = object::array(body, "/webhooks").iter().enumerate();
-    hooks.flat_map(|(idx, hook)| check_hook(&format!("webhooks[{idx}]"), hook)).collect()
+    hooks
+        .flat_map(|(idx, hook)| check_hook(&format!("webhooks[{idx}]"), hook))
+        .collect()
 }
 
 fn check_hook(path: &str, hook: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let name = object::text(hook, "/name");
     if name.split('.').filter(|part| !part.is_empty()).count() < 3 {
-        errors.push(FieldError::invalid(format!("{path}.name"), name, "should be a domain with at least three segments separated by dots"));
+        errors.push(FieldError::invalid(
+            format!("{path}.name"),
+            name,
+            "should be a domain with at least three segments separated by dots",
+        ));
     }
     let versions = object::array(hook, "/admissionReviewVersions");
-    if !versions.iter().any(|version| matches!(version.as_str(), Some("v1" | "v1beta1"))) {
+    if !versions
+        .iter()
+        .any(|version| matches!(version.as_str(), Some("v1" | "v1beta1")))
+    {
         let why = "must specify one of v1, v1beta1";
-        errors.push(FieldError::required(format!("{path}.admissionReviewVersions"), why));
+        errors.push(FieldError::required(
+            format!("{path}.admissionReviewVersions"),
+            why,
+        ));
     }
     let side_effects = object::text(hook, "/sideEffects");
     if !matches!(side_effects, "None" | "NoneOnDryRun") {
-        errors.push(FieldError::unsupported(format!("{path}.sideEffects"), side_effects, &["None", "NoneOnDryRun"]));
+        errors.push(FieldError::unsupported(
+            format!("{path}.sideEffects"),
+            side_effects,
+            &["None", "NoneOnDryRun"],
+        ));
     }
     let timeout = hook.get("timeoutSeconds").and_then(Value::as_i64).unwrap_or(10);
     if !(1..=30).contains(&timeout) {
         let why = "the timeout value must be between 1 and 30 seconds";
-        errors.push(FieldError::invalid(format!("{path}.timeoutSeconds"), &timeout.to_string(), why));
+        errors.push(FieldError::invalid(
+            format!("{path}.timeoutSeconds"),
+            &timeout.to_string(),
+            why,
+        ));
     }
-    let policy = hook.get("failurePolicy").map_or(Some("Fail"), Value::as_str).unwrap_or_default();
+    let policy = hook
+        .get("failurePolicy")
+        .map_or(Some("Fail"), Value::as_str)
+        .unwrap_or_default();
     if !matches!(policy, "Fail" | "Ignore") {
-        errors.push(FieldError::unsupported(format!("{path}.failurePolicy"), policy, &["Fail", "Ignore"]));
+        errors.push(FieldError::unsupported(
+            format!("{path}.failurePolicy"),
+            policy,
+            &["Fail", "Ignore"],
+        ));
     }
-    let (url, service) = (hook.pointer("/clientConfig/url").and_then(Value::as_str), hook.pointer("/clientConfig/service"));
+    let (url, service) = (
+        hook.pointer("/clientConfig/url").and_then(Value::as_str),
+        hook.pointer("/clientConfig/service"),
+    );
     match (url, service) {
         (Some(url), None) if !url.starts_with("https://") => {
-            errors.push(FieldError::invalid(format!("{path}.clientConfig.url"), url, "'https' is the only allowed URL scheme"));
+            errors.push(FieldError::invalid(
+                format!("{path}.clientConfig.url"),
+                url,
+                "'https' is the only allowed URL scheme",
+            ));
         }
         (Some(_), None) | (None, Some(_)) => {}
-        _ => errors.push(FieldError::required(format!("{path}.clientConfig"), "exactly one of url or service is required")),
+        _ => errors.push(FieldError::required(
+            format!("{path}.clientConfig"),
+            "exactly one of url or service is required",
+        )),
     }
     errors
 }

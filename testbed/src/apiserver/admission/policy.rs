@@ -14,8 +14,8 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::admissionregistration::v1::{
-    NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-    Validation,
+    NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, Validation,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -61,35 +61,59 @@ impl Params {
     }
 
     /// An object as the informer of its kind has it.
-    fn get(&self, state: &State, resource: &Resource, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
+    fn get(
+        &self,
+        state: &State,
+        resource: &Resource,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<Value>> {
         let informers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(seen) = informers.ended.get(kind) {
             return seen.get(&(namespace.to_owned(), name.to_owned())).cloned();
         }
-        state.store.get(&resource.storage, &Key::new(namespace, name)).map(|version| Arc::clone(&version.value))
+        state
+            .store
+            .get(&resource.storage, &Key::new(namespace, name))
+            .map(|version| Arc::clone(&version.value))
     }
 }
 
 fn resource_of(state: &State, (api_version, kind): &Kind) -> Option<Arc<Resource>> {
-    state.registry.all().iter().find(|resource| resource.api_version() == *api_version && resource.kind == *kind).cloned()
+    state
+        .registry
+        .all()
+        .iter()
+        .find(|resource| resource.api_version() == *api_version && resource.kind == *kind)
+        .cloned()
 }
 
 fn all(state: &State, resource: &Resource) -> Seen {
     let mut seen = Seen::new();
     // A scan of the present never meets compacted revisions.
-    let _ = state.store.scan(&resource.storage, Slice::default(), |key, version| {
-        seen.insert((key.namespace.clone(), key.name.clone()), Arc::clone(&version.value));
-        ControlFlow::Continue(())
-    });
+    let _ = state
+        .store
+        .scan(&resource.storage, Slice::default(), |key, version| {
+            seen.insert(
+                (key.namespace.clone(), key.name.clone()),
+                Arc::clone(&version.value),
+            );
+            ControlFlow::Continue(())
+        });
     seen
 }
 
 fn objects<T: DeserializeOwned>(state: &State, plural: &str) -> Vec<T> {
     let mut found = Vec::new();
-    let _ = state.store.scan(&format!("{ADMISSION}/{plural}"), Slice::default(), |_, version| {
-        found.extend(T::deserialize(&*version.value).ok());
-        ControlFlow::Continue(())
-    });
+    let _ = state.store.scan(
+        &format!("{ADMISSION}/{plural}"),
+        Slice::default(),
+        |_, version| {
+            found.extend(T::deserialize(&*version.value).ok());
+            ControlFlow::Continue(())
+        },
+    );
     found
 }
 
@@ -110,25 +134,47 @@ pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Ve
         .iter()
         .filter_map(|binding| {
             let name = binding.spec.policy_name.as_str();
-            let policy = policies.iter().find(|policy| policy.metadata.name.as_deref() == Some(name))?;
+            let policy = policies
+                .iter()
+                .find(|policy| policy.metadata.name.as_deref() == Some(name))?;
             Some((policy, binding))
         })
         .collect();
-    let kinds = bound.iter().filter_map(|(policy, _)| policy.spec.as_ref()?.param_kind.as_ref().and_then(kind_of));
+    let kinds = bound
+        .iter()
+        .filter_map(|(policy, _)| policy.spec.as_ref()?.param_kind.as_ref().and_then(kind_of));
     params.refresh(state, &kinds.collect());
     if request.target.resource.group == ADMISSION {
         return Vec::new();
     }
     let rule = |(policy, binding): (&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)| {
         let (spec, binding_spec) = (policy.spec.as_ref()?, &binding.spec);
-        let is_denied = binding_spec.validation_actions.iter().any(|action| action == "Deny");
-        let rules = spec.match_constraints.as_ref().and_then(|constraints| constraints.resource_rules.as_ref());
-        let is_meant = rules.into_iter().flatten().any(|rule| rule_matches(&plain(rule), request));
+        let is_denied = binding_spec
+            .validation_actions
+            .iter()
+            .any(|action| action == "Deny");
+        let rules = spec
+            .match_constraints
+            .as_ref()
+            .and_then(|constraints| constraints.resource_rules.as_ref());
+        let is_meant = rules
+            .into_iter()
+            .flatten()
+            .any(|rule| rule_matches(&plain(rule), request));
         if !is_denied || !is_meant {
             return None;
         }
-        let found = param(state, params, spec.param_kind.as_ref(), binding_spec.param_ref.as_ref())?;
-        Some(Rule { policy: policy.clone(), binding: binding.metadata.name.clone().unwrap_or_default(), params: found })
+        let found = param(
+            state,
+            params,
+            spec.param_kind.as_ref(),
+            binding_spec.param_ref.as_ref(),
+        )?;
+        Some(Rule {
+            policy: policy.clone(),
+            binding: binding.metadata.name.clone().unwrap_or_default(),
+            params: found,
+        })
     };
     bound.into_iter().filter_map(rule).collect()
 }
@@ -138,13 +184,33 @@ fn kind_of(kind: &ParamKind) -> Option<Kind> {
 }
 
 fn plain(rule: &NamedRuleWithOperations) -> RuleWithOperations {
-    let NamedRuleWithOperations { api_groups, api_versions, operations, resources, scope, .. } = rule.clone();
-    RuleWithOperations { api_groups, api_versions, operations, resources, scope }
+    let NamedRuleWithOperations {
+        api_groups,
+        api_versions,
+        operations,
+        resources,
+        scope,
+        ..
+    } = rule.clone();
+    RuleWithOperations {
+        api_groups,
+        api_versions,
+        operations,
+        resources,
+        scope,
+    }
 }
 
 /// The object that a binding names as the policy's parameter; `None` if there is none and the policy does not apply without it.
-fn param(state: &State, params: &Params, kind: Option<&ParamKind>, reference: Option<&ParamRef>) -> Option<Result<Arc<Value>, String>> {
-    let (Some(kind), Some(reference)) = (kind.and_then(kind_of), reference) else { return Some(Ok(Arc::default())) };
+fn param(
+    state: &State,
+    params: &Params,
+    kind: Option<&ParamKind>,
+    reference: Option<&ParamRef>,
+) -> Option<Result<Arc<Value>, String>> {
+    let (Some(kind), Some(reference)) = (kind.and_then(kind_of), reference) else {
+        return Some(Ok(Arc::default()));
+    };
     let Some(resource) = resource_of(state, &kind) else {
         let (api_version, kind) = &kind;
         return Some(Err(format!(
@@ -152,7 +218,13 @@ fn param(state: &State, params: &Params, kind: Option<&ParamKind>, reference: Op
         )));
     };
     let namespace = reference.namespace.clone().unwrap_or_default();
-    match params.get(state, &resource, &kind, &namespace, reference.name.as_deref().unwrap_or_default()) {
+    match params.get(
+        state,
+        &resource,
+        &kind,
+        &namespace,
+        reference.name.as_deref().unwrap_or_default(),
+    ) {
         Some(found) => Some(Ok(found)),
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
             let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
@@ -165,7 +237,9 @@ fn param(state: &State, params: &Params, kind: Option<&ParamKind>, reference: Op
 impl Rule {
     /// Refuses a request that an expression forbids, or that cannot be compared with one.
     pub(super) fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
-        let Some(spec) = &self.policy.spec else { return Ok(()) };
+        let Some(spec) = &self.policy.spec else {
+            return Ok(());
+        };
         let params = match &self.params {
             Ok(params) => params,
             Err(why) => return Err(self.denied(request, "Invalid", why)),
@@ -174,7 +248,11 @@ impl Rule {
             if !expressions.are_met(spec.match_conditions.as_deref().unwrap_or_default())? {
                 return Ok(None);
             }
-            let variables = spec.variables.iter().flatten().map(|variable| (variable.name.as_str(), variable.expression.as_str()));
+            let variables = spec
+                .variables
+                .iter()
+                .flatten()
+                .map(|variable| (variable.name.as_str(), variable.expression.as_str()));
             let expressions = expressions.with_variables(variables);
             for validation in spec.validations.iter().flatten() {
                 if !expressions.is_true(&validation.expression)? {
@@ -188,7 +266,11 @@ impl Rule {
             Ok(None) => Ok(()),
             Ok(Some((reason, message))) => Err(self.denied(request, &reason, &message)),
             Err(error) if spec.failure_policy.as_deref() == Some("Ignore") => {
-                tracing::warn!(policy = self.name(), error, "a policy cannot be evaluated, failing open");
+                tracing::warn!(
+                    policy = self.name(),
+                    error,
+                    "a policy cannot be evaluated, failing open"
+                );
                 Ok(())
             }
             Err(error) => Err(self.denied(request, "Invalid", &error)),
@@ -208,14 +290,23 @@ impl Rule {
             "RequestEntityTooLarge" => 413,
             _ => 422,
         };
-        let denied = format!("ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {message}");
-        ApiError::denied(code, reason, format!("{resource} \"{name}\" is forbidden: {denied}"))
+        let denied = format!(
+            "ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {message}"
+        );
+        ApiError::denied(
+            code,
+            reason,
+            format!("{resource} \"{name}\" is forbidden: {denied}"),
+        )
     }
 }
 
 /// The message of a failed validation: the result of its `messageExpression`, else its `message`, else its expression.
 fn message(expressions: &Expressions, validation: &Validation) -> String {
-    let said = validation.message_expression.as_ref().and_then(|expression| expressions.evaluate(expression).ok());
+    let said = validation
+        .message_expression
+        .as_ref()
+        .and_then(|expression| expressions.evaluate(expression).ok());
     match (said, &validation.message) {
         (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
         (_, Some(message)) => message.clone(),

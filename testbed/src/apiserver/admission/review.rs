@@ -57,7 +57,9 @@ pub(super) fn read(uid: &str, hook: &Hook, answer: &Value) -> Result<Verdict, Ca
     let bad = |why: String| CallError::Response(why);
     let (version, kind) = (object::text(answer, "/apiVersion"), object::text(answer, "/kind"));
     if version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
-        return Err(bad(format!("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {version}, Kind={kind}")));
+        return Err(bad(format!(
+            "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {version}, Kind={kind}"
+        )));
     }
     let Some(response) = answer.get("response").filter(|response| response.is_object()) else {
         return Err(bad("webhook response is absent".to_owned()));
@@ -66,7 +68,11 @@ pub(super) fn read(uid: &str, hook: &Hook, answer: &Value) -> Result<Verdict, Ca
     if found != uid {
         return Err(bad(format!("expected response.uid=\"{uid}\", got \"{found}\"")));
     }
-    let warnings = object::array(response, "/warnings").iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    let warnings = object::array(response, "/warnings")
+        .iter()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect();
     Ok(Verdict {
         allowed: response.get("allowed").and_then(Value::as_bool).unwrap_or(false),
         status: response.get("status").cloned().unwrap_or_default(),
@@ -76,14 +82,22 @@ pub(super) fn read(uid: &str, hook: &Hook, answer: &Value) -> Result<Verdict, Ca
 }
 
 fn read_patch(response: &Value) -> Result<Option<Value>, String> {
-    let Some(encoded) = response.get("patch").filter(|patch| !patch.is_null()) else { return Ok(None) };
+    let Some(encoded) = response.get("patch").filter(|patch| !patch.is_null()) else {
+        return Ok(None);
+    };
     let bytes = ByteString::deserialize(encoded).map_err(|error| format!("response.patch: {error}"))?;
     match response.get("patchType").and_then(Value::as_str) {
         Some("JSONPatch") => {}
-        Some(other) => return Err(format!("response.patchType must be \"JSONPatch\", got \"{other}\"")),
+        Some(other) => {
+            return Err(format!(
+                "response.patchType must be \"JSONPatch\", got \"{other}\""
+            ));
+        }
         None => return Err("webhook returned response.patch but not response.patchType".to_owned()),
     }
-    serde_json::from_slice(&bytes.0).map(Some).map_err(|error| format!("response.patch: {error}"))
+    serde_json::from_slice(&bytes.0)
+        .map(Some)
+        .map_err(|error| format!("response.patch: {error}"))
 }
 
 impl Verdict {
@@ -93,13 +107,24 @@ impl Verdict {
             return Ok(self.patch);
         }
         let denied = format!("admission webhook \"{hook}\" denied the request");
-        let (message, reason) = (object::text(&self.status, "/message"), object::text(&self.status, "/reason"));
+        let (message, reason) = (
+            object::text(&self.status, "/message"),
+            object::text(&self.status, "/reason"),
+        );
         let text = match (message, reason) {
             ("", "") => format!("{denied} without explanation"),
             ("", reason) => format!("{denied}: {reason}"),
             (message, _) => format!("{denied}: {message}"),
         };
-        let code = self.status.get("code").and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok());
-        Err(ApiError::denied(code.filter(|code| (400..600).contains(code)).unwrap_or(400), reason, text))
+        let code = self
+            .status
+            .get("code")
+            .and_then(Value::as_u64)
+            .and_then(|code| u16::try_from(code).ok());
+        Err(ApiError::denied(
+            code.filter(|code| (400..600).contains(code)).unwrap_or(400),
+            reason,
+            text,
+        ))
     }
 }

@@ -32,11 +32,17 @@ pub(super) struct Passed<T> {
 
 impl<T> Passed<T> {
     fn unasked(done: T) -> Self {
-        Self { done, warnings: Vec::new() }
+        Self {
+            done,
+            warnings: Vec::new(),
+        }
     }
 
     fn through(gate: &Gate, done: T) -> Self {
-        Self { done, warnings: gate.warnings() }
+        Self {
+            done,
+            warnings: gate.warnings(),
+        }
     }
 }
 
@@ -44,41 +50,96 @@ type Passage<T> = Result<Passed<T>, ApiError>;
 
 impl Server {
     fn gate(&self, asked: &Request<'_>) -> Gate {
-        Gate::of(&self.cluster.state(), self.cluster.services(), self.cluster.params(), asked)
+        Gate::of(
+            &self.cluster.state(),
+            self.cluster.services(),
+            self.cluster.params(),
+            asked,
+        )
     }
 
-    pub(super) async fn create(&self, request: &ApiRequest, body: Value, options: &WriteOptions) -> Passage<Written> {
-        self.create_at(request, &request.route.target(), body, options).await
+    pub(super) async fn create(
+        &self,
+        request: &ApiRequest,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Passage<Written> {
+        self.create_at(request, &request.route.target(), body, options)
+            .await
     }
 
-    async fn create_at(&self, request: &ApiRequest, target: &Target, body: Value, options: &WriteOptions) -> Passage<Written> {
-        let named = Target { name: object::text(&body, "/metadata/name").to_owned(), ..target.clone() };
+    async fn create_at(
+        &self,
+        request: &ApiRequest,
+        target: &Target,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Passage<Written> {
+        let named = Target {
+            name: object::text(&body, "/metadata/name").to_owned(),
+            ..target.clone()
+        };
         let asked = asked(request, Operation::Create, &named, options);
         let gate = self.gate(&asked);
         if gate.is_open() {
-            return self.cluster.state_mut().create(target, body, options).map(Passed::unasked);
+            return self
+                .cluster
+                .state_mut()
+                .create(target, body, options)
+                .map(Passed::unasked);
         }
         let resource = &target.resource;
         let (mut settled, mut draft) = self.cluster.state().draft_new(target, body, options)?;
         let mut shown = render::shown(resource, &draft);
         hide_system_fields(&mut shown, named.name.is_empty());
-        let mutated = gate.mutate(&asked, Objects { old: Arc::default(), new: shown.clone() }).await?;
+        let mutated = gate
+            .mutate(
+                &asked,
+                Objects {
+                    old: Arc::default(),
+                    new: shown.clone(),
+                },
+            )
+            .await?;
         if mutated != shown {
             (settled, draft) = self.cluster.state().draft_new(target, mutated, options)?;
         }
         check_new(&settled, &draft)?;
-        gate.validate(&asked, &Objects { old: Arc::default(), new: render::shown(resource, &draft) }).await?;
+        gate.validate(
+            &asked,
+            &Objects {
+                old: Arc::default(),
+                new: render::shown(resource, &draft),
+            },
+        )
+        .await?;
         let written = self.cluster.state_mut().store_new(&settled, draft, options)?;
         Ok(Passed::through(&gate, written))
     }
 
-    pub(super) async fn update(&self, request: &ApiRequest, body: Value, options: &WriteOptions) -> Passage<Written> {
+    pub(super) async fn update(
+        &self,
+        request: &ApiRequest,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Passage<Written> {
         let target = request.route.target();
-        let draft = |state: &State| Ok(Draft::Changed { new: state.draft_update(&target, body.clone())?, applied: false });
+        let draft = |state: &State| {
+            Ok(Draft::Changed {
+                new: state.draft_update(&target, body.clone())?,
+                applied: false,
+            })
+        };
         self.change(request, &target, options, draft).await
     }
 
-    pub(super) async fn patch(&self, request: &ApiRequest, format: Format, body: Value, options: &WriteOptions) -> Passage<Written> {
+    pub(super) async fn patch(
+        &self,
+        request: &ApiRequest,
+        format: Format,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Passage<Written> {
         let target = request.route.target();
         let draft = |state: &State| state.draft_patch(&target, format, body.clone(), options);
         self.change(request, &target, options, draft).await
@@ -99,7 +160,9 @@ impl Server {
                 let mut state = self.cluster.state_mut();
                 match draft(&state)? {
                     Draft::New(body, options) => Draft::New(body, options),
-                    Draft::Changed { new, applied } => return state.commit(target, new, options, applied).map(Passed::unasked),
+                    Draft::Changed { new, applied } => {
+                        return state.commit(target, new, options, applied).map(Passed::unasked);
+                    }
                 }
             } else {
                 draft(&self.cluster.state())?
@@ -108,7 +171,10 @@ impl Server {
                 Draft::New(body, options) => return self.create_at(request, target, body, &options).await,
                 Draft::Changed { new, applied } => (new, applied),
             };
-            match self.change_once(target, &asked, &gate, new, options, applied).await {
+            match self
+                .change_once(target, &asked, &gate, new, options, applied)
+                .await
+            {
                 Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
                 outcome => return outcome.map(|written| Passed::through(&gate, written)),
             }
@@ -125,12 +191,34 @@ impl Server {
         applied: bool,
     ) -> Result<Written, ApiError> {
         let resource = &target.resource;
-        let old = Arc::new(render::shown(resource, &self.cluster.state().current(target)?.value));
+        let old = Arc::new(render::shown(
+            resource,
+            &self.cluster.state().current(target)?.value,
+        ));
         let shown = render::shown(resource, &new);
-        let mutated = gate.mutate(asked, Objects { old: Arc::clone(&old), new: shown.clone() }).await?;
-        let new = if mutated == shown { new } else { self.cluster.state().draft_update(target, mutated)? };
+        let mutated = gate
+            .mutate(
+                asked,
+                Objects {
+                    old: Arc::clone(&old),
+                    new: shown.clone(),
+                },
+            )
+            .await?;
+        let new = if mutated == shown {
+            new
+        } else {
+            self.cluster.state().draft_update(target, mutated)?
+        };
         let settled = self.cluster.state().settle(target, new, options, applied)?;
-        gate.validate(asked, &Objects { old, new: render::shown(resource, settled.after()) }).await?;
+        gate.validate(
+            asked,
+            &Objects {
+                old,
+                new: render::shown(resource, settled.after()),
+            },
+        )
+        .await?;
         self.cluster.state_mut().store_settled(target, settled, options)
     }
 
@@ -138,13 +226,26 @@ impl Server {
         self.delete_at(request, &request.route.target(), options).await
     }
 
-    async fn delete_at(&self, request: &ApiRequest, target: &Target, options: &DeleteOptions) -> Passage<Deleted> {
-        let write_options = WriteOptions { dry_run: options.dry_run, manager: String::new(), force: false, now: options.now };
+    async fn delete_at(
+        &self,
+        request: &ApiRequest,
+        target: &Target,
+        options: &DeleteOptions,
+    ) -> Passage<Deleted> {
+        let write_options = WriteOptions {
+            dry_run: options.dry_run,
+            manager: String::new(),
+            force: false,
+            now: options.now,
+        };
         let asked = asked(request, Operation::Delete, target, &write_options);
         let gate = self.gate(&asked);
         if !gate.is_open() {
             let old = admission::value_of(Some(&self.cluster.state().current(target)?));
-            let objects = Objects { old, new: Value::Null };
+            let objects = Objects {
+                old,
+                new: Value::Null,
+            };
             gate.mutate(&asked, objects.clone()).await?;
             gate.validate(&asked, &objects).await?;
         }
@@ -175,15 +276,29 @@ impl Server {
         Ok(passed)
     }
 
-    pub(super) async fn bind(&self, request: &ApiRequest, pod: &Target, body: Value, options: &WriteOptions) -> Passage<()> {
+    pub(super) async fn bind(
+        &self,
+        request: &ApiRequest,
+        pod: &Target,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Passage<()> {
         // `POST bindings` is a request for that resource, though it binds a pod all the same.
-        let target = Target { name: pod.name.clone(), ..request.route.target() };
+        let target = Target {
+            name: pod.name.clone(),
+            ..request.route.target()
+        };
         let (gate, binding) = self.admit_action(request, &target, body, options).await?;
         self.cluster.state_mut().bind(pod, &binding, options)?;
         Ok(Passed::through(&gate, ()))
     }
 
-    pub(super) async fn evict(&self, request: &ApiRequest, body: Value, options: &WriteOptions) -> Passage<()> {
+    pub(super) async fn evict(
+        &self,
+        request: &ApiRequest,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Passage<()> {
         let target = request.route.target();
         let (gate, eviction) = self.admit_action(request, &target, body, options).await?;
         self.cluster.state_mut().evict(&target, &eviction, options)?;
@@ -203,14 +318,30 @@ impl Server {
         if gate.is_open() {
             return Ok((gate, body));
         }
-        let body = gate.mutate(&asked, Objects { old: Arc::default(), new: body }).await?;
-        let objects = Objects { old: Arc::default(), new: body };
+        let body = gate
+            .mutate(
+                &asked,
+                Objects {
+                    old: Arc::default(),
+                    new: body,
+                },
+            )
+            .await?;
+        let objects = Objects {
+            old: Arc::default(),
+            new: body,
+        };
         gate.validate(&asked, &objects).await?;
         Ok((gate, objects.new))
     }
 }
 
-fn asked<'a>(request: &'a ApiRequest, operation: Operation, target: &'a Target, options: &WriteOptions) -> Request<'a> {
+fn asked<'a>(
+    request: &'a ApiRequest,
+    operation: Operation,
+    target: &'a Target,
+    options: &WriteOptions,
+) -> Request<'a> {
     let kind = match (operation, request.route.verb) {
         (_, "patch") => "PatchOptions",
         (Operation::Create, _) => "CreateOptions",
@@ -219,12 +350,20 @@ fn asked<'a>(request: &'a ApiRequest, operation: Operation, target: &'a Target, 
     };
     let mut given = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
     if !options.manager.is_empty() {
-        object::make_object(&mut given).insert("fieldManager".to_owned(), Value::from(options.manager.clone()));
+        object::make_object(&mut given)
+            .insert("fieldManager".to_owned(), Value::from(options.manager.clone()));
     }
     if options.dry_run {
         object::make_object(&mut given).insert("dryRun".to_owned(), json!(["All"]));
     }
-    Request { operation, target, subresource: &request.route.subresource, user: &request.user, dry_run: options.dry_run, options: given }
+    Request {
+        operation,
+        target,
+        subresource: &request.route.subresource,
+        user: &request.user,
+        dry_run: options.dry_run,
+        options: given,
+    }
 }
 
 /// A new object gets these only after the mutating webhooks.

@@ -46,14 +46,20 @@ pub(super) fn json_answer(code: u16, value: &Value) -> Response {
 
 /// A plain text answer.
 pub(super) fn text_answer(text: String) -> Response {
-    body_answer(200, HeaderValue::from_static("text/plain; charset=utf-8"), Body::from(text))
+    body_answer(
+        200,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+        Body::from(text),
+    )
 }
 
 /// An error as a `Status`.
 pub(super) fn error_answer(error: &ApiError) -> Response {
     let mut response = json_answer(error.code, &error.to_status());
     if let Some(seconds) = error.retry_after {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        response
+            .headers_mut()
+            .insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }
@@ -65,11 +71,13 @@ pub(super) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, ApiEr
         "application/yaml" | "application/apply-patch+yaml" if body.first() != Some(&b'{') => {
             serde_yaml_ng::from_slice(body).map_err(|e| refuse(e.to_string()))
         }
-        "application/vnd.kubernetes.protobuf" | "application/cbor" | "application/apply-patch+cbor" => Err(ApiError::new(
-            415,
-            "the body of the request was in an unknown format - accepted media types include: \
+        "application/vnd.kubernetes.protobuf" | "application/cbor" | "application/apply-patch+cbor" => {
+            Err(ApiError::new(
+                415,
+                "the body of the request was in an unknown format - accepted media types include: \
                  application/json, application/yaml",
-        )),
+            ))
+        }
         _ => serde_json::from_slice(body).map_err(|e| refuse(e.to_string())),
     }
 }

@@ -35,12 +35,17 @@ impl ApiRequest {
         let revision = self.query.number("resourceVersion")?;
         let matching = self.query.get("resourceVersionMatch");
         if matching.is_some() && revision.is_none() {
-            return Err(invalid("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+            return Err(invalid(
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
         }
         if !matches!(matching, None | Some("Exact" | "NotOlderThan")) {
             return Err(invalid("resourceVersionMatch must be Exact or NotOlderThan"));
         }
-        let limit = self.query.number("limit")?.map(|l| usize::try_from(l).unwrap_or(usize::MAX));
+        let limit = self
+            .query
+            .number("limit")?
+            .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
         let exact = matching == Some("Exact") || (limit.is_some_and(|l| l > 0) && matching.is_none());
         Ok(ListQuery {
             namespace: self.route.namespace.clone(),
@@ -64,7 +69,11 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
     let page = read::list(&server.cluster.state().store, &resource.storage, &query)?;
     let meta = render::list_meta(page.revision, page.next.as_deref(), page.remaining);
     let (head, tail) = render::envelope(view, &resource, &meta);
-    let mut items = page.items.into_iter().map(move |v| render::item(view, &resource, &v)).peekable();
+    let mut items = page
+        .items
+        .into_iter()
+        .map(move |v| render::item(view, &resource, &v))
+        .peekable();
     let mut head = Some(head);
     let chunks = std::iter::from_fn(move || {
         let mut chunk = BytesMut::with_capacity(CHUNK);
@@ -86,7 +95,11 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
         Some(Ok::<Bytes, std::convert::Infallible>(chunk.freeze()))
     });
     let body = Body::from_stream(futures::stream::iter(chunks));
-    Ok(body_answer(200, HeaderValue::from_static("application/json"), body))
+    Ok(body_answer(
+        200,
+        HeaderValue::from_static("application/json"),
+        body,
+    ))
 }
 
 pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
@@ -100,32 +113,53 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
         return Err(invalid(why));
     }
     if !streams_list && matching.is_some() && request.query.get("sendInitialEvents").is_none() {
-        return Err(invalid("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+        return Err(invalid(
+            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+        ));
     }
     let start = match request.query.number("resourceVersion")? {
         Some(rv) if rv > 0 && !streams_list => Start::After(rv),
-        _ if request.query.get("sendInitialEvents") == Some("false") => Start::After(server.cluster.revision()),
+        _ if request.query.get("sendInitialEvents") == Some("false") => {
+            Start::After(server.cluster.revision())
+        }
         _ => Start::Present,
     };
     let namespace = request.route.namespace.as_deref();
-    let watch = Watch::new(&server.cluster, &resource.storage, namespace, request.selectors()?, start);
+    let watch = Watch::new(
+        &server.cluster,
+        &resource.storage,
+        namespace,
+        request.selectors()?,
+        start,
+    );
     let plan = Plan {
         view,
         resource,
         user: request.user.name.clone(),
         bookmarks,
         ends_initial_events: streams_list,
-        timeout: request.query.number("timeoutSeconds")?.filter(|s| *s > 0).map(Duration::from_secs),
+        timeout: request
+            .query
+            .number("timeoutSeconds")?
+            .filter(|s| *s > 0)
+            .map(Duration::from_secs),
     };
     let stream = WatchStream::new(server, watch, plan);
-    Ok(body_answer(200, HeaderValue::from_static("application/json"), Body::from_stream(stream.into_stream())))
+    Ok(body_answer(
+        200,
+        HeaderValue::from_static("application/json"),
+        Body::from_stream(stream.into_stream()),
+    ))
 }
 
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let selectors = request.selectors()?;
     let target = request.route.target();
-    let Passed { done: deleted, warnings } = server.delete_all(request, &selectors, &options).await?;
+    let Passed {
+        done: deleted,
+        warnings,
+    } = server.delete_all(request, &selectors, &options).await?;
     let revision = server.cluster.revision();
     let meta = render::list_meta(revision, None, None);
     let (head, tail) = render::envelope(View::Object, &target.resource, &meta);

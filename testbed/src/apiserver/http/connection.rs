@@ -45,7 +45,9 @@ async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopp
         tracing::debug!(%error, %peer, "cannot set TCP_NODELAY");
     }
     let service = service_fn(move |request| answer(router.clone(), request));
-    let connection = http1::Builder::new().header_read_timeout(None).serve_connection(TokioIo::new(stream), service);
+    let connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

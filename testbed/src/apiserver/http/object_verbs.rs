@@ -21,13 +21,21 @@ use crate::apiserver::verbs::{Target, WriteOptions};
 impl ApiRequest {
     /// The view the client prefers.
     pub(super) fn view(&self) -> Result<View, ApiError> {
-        View::negotiate(&self.accept, self.query.get("includeObject"))
-            .ok_or_else(|| ApiError::new(406, "only the following media types are accepted: application/json"))
+        View::negotiate(&self.accept, self.query.get("includeObject")).ok_or_else(|| {
+            ApiError::new(
+                406,
+                "only the following media types are accepted: application/json",
+            )
+        })
     }
 
     fn write_options(&self) -> WriteOptions {
         let agent = self.user_agent.split('/').next().unwrap_or_default();
-        let default = if self.content_type.starts_with("application/apply-patch") { "" } else { agent };
+        let default = if self.content_type.starts_with("application/apply-patch") {
+            ""
+        } else {
+            agent
+        };
         WriteOptions {
             dry_run: self.query.get("dryRun") == Some("All"),
             manager: self.query.get("fieldManager").unwrap_or(default).to_owned(),
@@ -42,10 +50,16 @@ impl ApiRequest {
 
     /// The options of a deletion: from the body, and from the query where the body says nothing.
     pub(super) fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
-        let body = if self.body.is_empty() { Value::Null } else { self.read_body()? };
+        let body = if self.body.is_empty() {
+            Value::Null
+        } else {
+            self.read_body()?
+        };
         let mut options = DeleteOptions::read(&body, Utc::now());
         if let Some(text) = self.query.get("gracePeriodSeconds") {
-            let parsed = text.parse().map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
+            let parsed = text
+                .parse()
+                .map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
             options.grace = options.grace.or(Some(parsed));
         }
         options.dry_run |= self.query.get("dryRun") == Some("All");
@@ -60,7 +74,10 @@ pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
 
 pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     if !request.route.name.is_empty() {
-        return Err(ApiError::method_not_allowed(&request.route.resource.qualified(), "create"));
+        return Err(ApiError::method_not_allowed(
+            &request.route.resource.qualified(),
+            "create",
+        ));
     }
     if request.route.resource.is("", "bindings") {
         return bind(server, request).await;
@@ -69,16 +86,25 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
         return Ok(json_answer(201, &server.tokens.review(request.read_body()?)));
     }
     request.view()?;
-    let options = WriteOptions { force: false, ..request.write_options() };
+    let options = WriteOptions {
+        force: false,
+        ..request.write_options()
+    };
     let Passed { done, warnings } = server.create(request, request.read_body()?, &options).await?;
-    Ok(warned(request.one(201, &request.route.resource, &done.version)?, &warnings))
+    Ok(warned(
+        request.one(201, &request.route.resource, &done.version)?,
+        &warnings,
+    ))
 }
 
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let body = request.read_body()?;
     let Passed { done, warnings } = server.update(request, body, &request.write_options()).await?;
-    Ok(warned(request.one(200, &request.route.resource, &done.version)?, &warnings))
+    Ok(warned(
+        request.one(200, &request.route.resource, &done.version)?,
+        &warnings,
+    ))
 }
 
 pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
@@ -91,15 +117,23 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
              application/strategic-merge-patch+json, application/apply-patch+yaml",
         )
     })?;
-    let Passed { done, warnings } = server.patch(request, format, request.read_body()?, &request.write_options()).await?;
+    let Passed { done, warnings } = server
+        .patch(request, format, request.read_body()?, &request.write_options())
+        .await?;
     let code = if done.created { 201 } else { 200 };
-    Ok(warned(request.one(code, &request.route.resource, &done.version)?, &warnings))
+    Ok(warned(
+        request.one(code, &request.route.resource, &done.version)?,
+        &warnings,
+    ))
 }
 
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
-    let Passed { done: deleted, warnings } = server.delete(request, &options).await?;
+    let Passed {
+        done: deleted,
+        warnings,
+    } = server.delete(request, &options).await?;
     if !deleted.removed || resource.is_pod() {
         return Ok(warned(request.one(200, resource, &deleted.version)?, &warnings));
     }
@@ -113,7 +147,9 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
 pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let body = request.read_body()?;
     let target = pod_target(server, request, &body)?;
-    let passed = server.bind(request, &target, body, &request.write_options()).await?;
+    let passed = server
+        .bind(request, &target, body, &request.write_options())
+        .await?;
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
@@ -128,7 +164,9 @@ fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Resul
 }
 
 pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let passed = server.evict(request, request.read_body()?, &request.write_options()).await?;
+    let passed = server
+        .evict(request, request.read_body()?, &request.write_options())
+        .await?;
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
@@ -146,20 +184,22 @@ pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
     }
     let uid = object::text(&pod.value, "/metadata/uid");
     let text = server.cluster.logs().read(&target.key(), uid, container);
-    let Some(n_lines) = request.query.number("tailLines")? else { return Ok(text_answer(text)) };
+    let Some(n_lines) = request.query.number("tailLines")? else {
+        return Ok(text_answer(text));
+    };
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    let skipped = lines.len().saturating_sub(usize::try_from(n_lines).unwrap_or(usize::MAX));
+    let skipped = lines
+        .len()
+        .saturating_sub(usize::try_from(n_lines).unwrap_or(usize::MAX));
     Ok(text_answer(lines.into_iter().skip(skipped).collect()))
 }
 
 fn choose_container<'a>(request: &ApiRequest, pod: &Value, names: &[&'a str]) -> Result<&'a str, ApiError> {
     let pod_name = &request.route.name;
     match (request.query.get("container"), names) {
-        (Some(asked), _) => names
-            .iter()
-            .find(|n| **n == asked)
-            .copied()
-            .ok_or_else(|| ApiError::bad_request(format!("container {asked} is not valid for pod {pod_name}"))),
+        (Some(asked), _) => names.iter().find(|n| **n == asked).copied().ok_or_else(|| {
+            ApiError::bad_request(format!("container {asked} is not valid for pod {pod_name}"))
+        }),
         (None, [only]) => Ok(*only),
         (None, [first, ..]) if object::array(pod, "/spec/containers").len() == 1 => Ok(*first),
         (None, _) => Err(ApiError::bad_request(format!(

@@ -23,7 +23,10 @@ impl Query {
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&str> {
-        self.0.iter().find(|(k, v)| k == key && !v.is_empty()).map(|(_, v)| v.as_str())
+        self.0
+            .iter()
+            .find(|(k, v)| k == key && !v.is_empty())
+            .map(|(_, v)| v.as_str())
     }
 
     pub(super) fn is_set(&self, key: &str) -> bool {
@@ -32,8 +35,11 @@ impl Query {
 
     /// A number, or an error that names the parameter.
     pub(super) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
-        let parse =
-            |text: &str| text.parse().map_err(|_| ApiError::bad_request(format!("{key}: Invalid value: {text:?}: must be a number")));
+        let parse = |text: &str| {
+            text.parse().map_err(|_| {
+                ApiError::bad_request(format!("{key}: Invalid value: {text:?}: must be a number"))
+            })
+        };
         self.get(key).map(parse).transpose()
     }
 }
@@ -44,7 +50,10 @@ fn decode(text: &str) -> String {
     while let Some(byte) = rest.next() {
         let ahead = rest.clone();
         let hex = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
-        match (byte, ahead.take(2).map(hex).collect::<Option<Vec<u8>>>().as_deref()) {
+        match (
+            byte,
+            ahead.take(2).map(hex).collect::<Option<Vec<u8>>>().as_deref(),
+        ) {
             (b'%', Some([high, low])) => {
                 bytes.push(high * 16 + low);
                 rest.nth(1);
@@ -70,7 +79,12 @@ pub(super) struct Route {
 }
 
 impl Route {
-    pub(super) fn parse(cluster: &Cluster, method: &Method, path: &str, query: &Query) -> Result<Self, ApiError> {
+    pub(super) fn parse(
+        cluster: &Cluster,
+        method: &Method,
+        path: &str,
+        query: &Query,
+    ) -> Result<Self, ApiError> {
         let decoded: Vec<String> = path.split('/').map(decode).collect();
         let parts: Vec<&str> = decoded.iter().map(String::as_str).collect();
         let (group, version, rest) = match parts.as_slice() {
@@ -96,7 +110,13 @@ impl Route {
             [name, subresource] => ((*name).to_owned(), (*subresource).to_owned()),
             _ => return Err(ApiError::unknown_path()),
         };
-        let route = Self { verb: verb(method, &name, query)?, resource, namespace, name, subresource };
+        let route = Self {
+            verb: verb(method, &name, query)?,
+            resource,
+            namespace,
+            name,
+            subresource,
+        };
         route.check()
     }
 
@@ -146,7 +166,10 @@ fn verb(method: &Method, name: &str, query: &Query) -> Result<&'static str, ApiE
         Method::PATCH if !on_collection => Ok("patch"),
         Method::DELETE if on_collection => Ok("deletecollection"),
         Method::DELETE => Ok("delete"),
-        _ => Err(ApiError::new(405, "the server does not allow this method on the requested resource")),
+        _ => Err(ApiError::new(
+            405,
+            "the server does not allow this method on the requested resource",
+        )),
     }
 }
 
@@ -173,15 +196,41 @@ mod tests {
                 .map(|r| (r.verb, r.resource.qualified(), r.namespace, r.name, r.subresource))
         };
         let owned = |verb, plural: &str, ns: Option<&str>, name: &str, sub: &str| {
-            Ok((verb, plural.to_owned(), ns.map(str::to_owned), name.to_owned(), sub.to_owned()))
+            Ok((
+                verb,
+                plural.to_owned(),
+                ns.map(str::to_owned),
+                name.to_owned(),
+                sub.to_owned(),
+            ))
         };
-        assert_eq!(parse(Method::GET, "api/v1/pods"), owned("list", "pods", None, "", ""));
-        assert_eq!(parse(Method::GET, "api/v1/namespaces/a"), owned("get", "namespaces", None, "a", ""));
-        assert_eq!(parse(Method::PUT, "api/v1/namespaces/a/finalize"), owned("update", "namespaces", None, "a", "finalize"));
-        assert_eq!(parse(Method::POST, "api/v1/namespaces/a/pods/p/binding"), owned("create", "pods", Some("a"), "p", "binding"));
+        assert_eq!(
+            parse(Method::GET, "api/v1/pods"),
+            owned("list", "pods", None, "", "")
+        );
+        assert_eq!(
+            parse(Method::GET, "api/v1/namespaces/a"),
+            owned("get", "namespaces", None, "a", "")
+        );
+        assert_eq!(
+            parse(Method::PUT, "api/v1/namespaces/a/finalize"),
+            owned("update", "namespaces", None, "a", "finalize")
+        );
+        assert_eq!(
+            parse(Method::POST, "api/v1/namespaces/a/pods/p/binding"),
+            owned("create", "pods", Some("a"), "p", "binding")
+        );
         assert_eq!(parse(Method::GET, "api/v1/pods/p").unwrap_err().code, 405);
-        assert_eq!(parse(Method::GET, "api/v1/namespaces/a/nodes/n").unwrap_err().code, 404);
-        assert_eq!(parse(Method::GET, "api/v1/nodes/n/binding").unwrap_err().code, 404);
+        assert_eq!(
+            parse(Method::GET, "api/v1/namespaces/a/nodes/n")
+                .unwrap_err()
+                .code,
+            404
+        );
+        assert_eq!(
+            parse(Method::GET, "api/v1/nodes/n/binding").unwrap_err().code,
+            404
+        );
         assert_eq!(parse(Method::PATCH, "api/v1/nodes").unwrap_err().code, 405);
     }
 }

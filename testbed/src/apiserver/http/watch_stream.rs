@@ -114,18 +114,26 @@ impl WatchStream {
                 }
                 Woken::Cut => {
                     self.ended = true;
-                    return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "injected fault")));
+                    return Some(Err(io::Error::new(
+                        io::ErrorKind::ConnectionAborted,
+                        "injected fault",
+                    )));
                 }
             }
         }
     }
 
     fn is_held(&mut self) -> bool {
-        self.held.borrow_and_update().iter().any(|held| held.include(&self.plan.resource.plural, &self.plan.user))
+        self.held
+            .borrow_and_update()
+            .iter()
+            .any(|held| held.include(&self.plan.resource.plural, &self.plan.user))
     }
 
     async fn wait(&mut self, held: bool) -> Woken {
-        let Ok(watch) = &mut self.watch else { return Woken::Ended };
+        let Ok(watch) = &mut self.watch else {
+            return Woken::Ended;
+        };
         let (plural, user) = (&self.plan.resource.plural, &self.plan.user);
         tokio::select! {
             () = self.stopping.cancelled() => Woken::Ended,
@@ -139,7 +147,12 @@ impl WatchStream {
 
     fn bookmark_line(&self, ends_initial_events: bool) -> Option<io::Result<Bytes>> {
         let watch = self.watch.as_ref().ok()?;
-        let object = render::bookmark(&self.plan.resource, self.plan.view, watch.cursor(), ends_initial_events);
+        let object = render::bookmark(
+            &self.plan.resource,
+            self.plan.view,
+            watch.cursor(),
+            ends_initial_events,
+        );
         Some(Ok(line("BOOKMARK", object.to_string().as_bytes())))
     }
 
@@ -151,7 +164,11 @@ impl WatchStream {
                 Change::Modified => "MODIFIED",
                 Change::Deleted => "DELETED",
             };
-            write_line(&mut lines, kind, &render::one(self.plan.view, &self.plan.resource, &delta.version));
+            write_line(
+                &mut lines,
+                kind,
+                &render::one(self.plan.view, &self.plan.resource, &delta.version),
+            );
         }
         lines.freeze()
     }

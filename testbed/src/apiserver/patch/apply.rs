@@ -9,7 +9,13 @@ use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
 /// The object after an apply. `live` is none when the apply creates the object.
-pub(crate) fn apply(live: Option<&Value>, declared: &Value, writer: Writer<'_>, force: bool, schema: &Schema) -> Result<Value, ApiError> {
+pub(crate) fn apply(
+    live: Option<&Value>,
+    declared: &Value,
+    writer: Writer<'_>,
+    force: bool,
+    schema: &Schema,
+) -> Result<Value, ApiError> {
     let mut wanted = FieldSet::of(&managers::contents(declared), schema);
     if writer.subresource.is_empty() {
         wanted.remove(&["status"]);
@@ -17,7 +23,10 @@ pub(crate) fn apply(live: Option<&Value>, declared: &Value, writer: Writer<'_>, 
     let mut merged = live.cloned().unwrap_or(Value::Null);
     merge(&mut merged, declared, schema, &mut Vec::new());
     let mut others = recorded(live, writer, schema);
-    let own = others.iter().position(|m| m.is(writer, Operation::Apply)).map(|at| others.remove(at));
+    let own = others
+        .iter()
+        .position(|m| m.is(writer, Operation::Apply))
+        .map(|at| others.remove(at));
     if let Some(live) = live {
         settle_conflicts(&mut others, &wanted, live, &merged, force, schema)?;
     }
@@ -45,7 +54,11 @@ pub(crate) fn apply(live: Option<&Value>, declared: &Value, writer: Writer<'_>, 
 fn recorded(live: Option<&Value>, writer: Writer<'_>, schema: &Schema) -> Vec<Manager> {
     let Some(live) = live else { return Vec::new() };
     let managers = managers::read(live);
-    if managers.is_empty() { vec![managers::before_first_apply(live, writer, schema)] } else { managers }
+    if managers.is_empty() {
+        vec![managers::before_first_apply(live, writer, schema)]
+    } else {
+        managers
+    }
 }
 
 fn settle_conflicts(
@@ -70,7 +83,11 @@ fn settle_conflicts(
             conflicts.push((whose, contested.paths()));
         }
     }
-    if conflicts.is_empty() { Ok(()) } else { Err(conflict(&conflicts)) }
+    if conflicts.is_empty() {
+        Ok(())
+    } else {
+        Err(conflict(&conflicts))
+    }
 }
 
 fn describe(manager: &Manager) -> String {
@@ -91,7 +108,10 @@ fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
         })
         .collect();
     let plural = if n_conflicts == 1 { "" } else { "s" };
-    let message = format!("Apply failed with {n_conflicts} conflict{plural}: {}", parts.join("\n"));
+    let message = format!(
+        "Apply failed with {n_conflicts} conflict{plural}: {}",
+        parts.join("\n")
+    );
     let causes: Vec<Value> = conflicts
         .iter()
         .flat_map(|(whose, paths)| paths.iter().map(move |path| (whose, path)))
@@ -120,10 +140,20 @@ fn merge<'a>(target: &mut Value, declared: &'a Value, schema: &Schema, path: &mu
     }
 }
 
-fn merge_items<'a>(target: &mut Vec<Value>, items: &'a [Value], rule: &ListRule, schema: &Schema, path: &mut Vec<&'a str>) {
+fn merge_items<'a>(
+    target: &mut Vec<Value>,
+    items: &'a [Value],
+    rule: &ListRule,
+    schema: &Schema,
+    path: &mut Vec<&'a str>,
+) {
     for (element, item) in elements(items, rule) {
         let known: Vec<String> = elements(target, rule).into_iter().map(|(e, _)| e).collect();
-        match known.iter().position(|e| *e == element).and_then(|at| target.get_mut(at)) {
+        match known
+            .iter()
+            .position(|e| *e == element)
+            .and_then(|at| target.get_mut(at))
+        {
             Some(slot) => merge(slot, item, schema, path),
             None => target.push(item.clone()),
         }
@@ -132,7 +162,12 @@ fn merge_items<'a>(target: &mut Vec<Value>, items: &'a [Value], rule: &ListRule,
 
 /// Removes the members of `dropped` that nobody in `kept` owns, and containers that this leaves empty.
 fn prune(value: &mut Value, dropped: &FieldSet, kept: &FieldSet, schema: &Schema) {
-    let mut pruning = Pruning { kept, schema, path: Vec::new(), names: Vec::new() };
+    let mut pruning = Pruning {
+        kept,
+        schema,
+        path: Vec::new(),
+        names: Vec::new(),
+    };
     pruning.step(value, dropped);
 }
 
@@ -155,7 +190,8 @@ impl Pruning<'_> {
                 remove(value, element, &rule);
             } else if let Some(inner) = lookup_mut(value, element, &rule) {
                 self.step(inner, child);
-                let emptied = matches!(inner, Value::Object(m) if m.is_empty()) || matches!(inner, Value::Array(a) if a.is_empty());
+                let emptied = matches!(inner, Value::Object(m) if m.is_empty())
+                    || matches!(inner, Value::Array(a) if a.is_empty());
                 if emptied && !self.kept.touches(&self.path) {
                     remove(value, element, &rule);
                 }
@@ -169,7 +205,10 @@ impl Pruning<'_> {
 }
 
 fn position(items: &[Value], element: &str, rule: &ListRule) -> Option<usize> {
-    let found = elements(items, rule).into_iter().find(|(e, _)| e == element).map(|(_, item)| item)?;
+    let found = elements(items, rule)
+        .into_iter()
+        .find(|(e, _)| e == element)
+        .map(|(_, item)| item)?;
     items.iter().position(|item| std::ptr::eq(item, found))
 }
 

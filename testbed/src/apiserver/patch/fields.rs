@@ -19,7 +19,10 @@ pub(crate) struct FieldSet {
 
 impl FieldSet {
     fn leaf() -> Self {
-        Self { member: true, children: BTreeMap::new() }
+        Self {
+            member: true,
+            children: BTreeMap::new(),
+        }
     }
 
     /// The fields that a value sets.
@@ -52,7 +55,10 @@ impl FieldSet {
 
     /// The members that both sets have.
     pub(crate) fn intersection(&self, other: &Self) -> Self {
-        let mut both = Self { member: self.member && other.member, children: BTreeMap::new() };
+        let mut both = Self {
+            member: self.member && other.member,
+            children: BTreeMap::new(),
+        };
         for (element, ours) in &self.children {
             if let Some(theirs) = other.children.get(element) {
                 let common = ours.intersection(theirs);
@@ -118,8 +124,13 @@ impl FieldSet {
 
     /// Reads the `FieldsV1` form.
     pub(crate) fn from_value(value: &Value) -> Self {
-        let Value::Object(map) = value else { return Self::default() };
-        let mut set = Self { member: map.is_empty() || map.contains_key("."), children: BTreeMap::new() };
+        let Value::Object(map) = value else {
+            return Self::default();
+        };
+        let mut set = Self {
+            member: map.is_empty() || map.contains_key("."),
+            children: BTreeMap::new(),
+        };
         for (element, child) in map.iter().filter(|(element, _)| *element != ".") {
             set.children.insert(element.clone(), Self::from_value(child));
         }
@@ -152,13 +163,18 @@ fn fields_of<'a>(value: &'a Value, schema: &Schema, path: &mut Vec<&'a str>) -> 
         Value::Object(map) if !map.is_empty() && !schema.is_atomic_map(path) => {
             for (field, child) in map {
                 path.push(field);
-                set.children.insert(format!("f:{field}"), fields_of(child, schema, path));
+                set.children
+                    .insert(format!("f:{field}"), fields_of(child, schema, path));
                 path.pop();
             }
         }
         Value::Array(items) if !items.is_empty() => {
             for (element, item) in elements(items, &schema.list(path)) {
-                let mut child = if item.is_object() { fields_of(item, schema, path) } else { FieldSet::leaf() };
+                let mut child = if item.is_object() {
+                    fields_of(item, schema, path)
+                } else {
+                    FieldSet::leaf()
+                };
                 child.member = true;
                 set.children.insert(element, child);
             }
@@ -176,7 +192,10 @@ pub(crate) fn elements<'a>(items: &'a [Value], rule: &ListRule) -> Vec<(String, 
     match rule {
         ListRule::Atomic => Vec::new(),
         ListRule::Set => items.iter().map(|item| (format!("v:{item}"), item)).collect(),
-        ListRule::Map(keys) => items.iter().filter_map(|item| Some((format!("k:{}", item_key(item, keys)?), item))).collect(),
+        ListRule::Map(keys) => items
+            .iter()
+            .filter_map(|item| Some((format!("k:{}", item_key(item, keys)?), item)))
+            .collect(),
     }
 }
 
@@ -184,7 +203,10 @@ pub(crate) fn elements<'a>(items: &'a [Value], rule: &ListRule) -> Vec<(String, 
 pub(crate) fn lookup<'a>(value: &'a Value, element: &str, rule: &ListRule) -> Option<&'a Value> {
     match (value, element.strip_prefix("f:")) {
         (Value::Object(map), Some(field)) => map.get(field),
-        (Value::Array(items), None) => elements(items, rule).into_iter().find(|(e, _)| e == element).map(|(_, v)| v),
+        (Value::Array(items), None) => elements(items, rule)
+            .into_iter()
+            .find(|(e, _)| e == element)
+            .map(|(_, v)| v),
         _ => None,
     }
 }
@@ -194,8 +216,17 @@ pub(crate) fn differing(set: &FieldSet, old: &Value, new: &Value, schema: &Schem
     changed(set, Some(old), Some(new), schema, &mut Vec::new())
 }
 
-fn changed(set: &FieldSet, old: Option<&Value>, new: Option<&Value>, schema: &Schema, path: &mut Vec<String>) -> FieldSet {
-    let mut result = FieldSet { member: set.member && set.children.is_empty() && old != new, children: BTreeMap::new() };
+fn changed(
+    set: &FieldSet,
+    old: Option<&Value>,
+    new: Option<&Value>,
+    schema: &Schema,
+    path: &mut Vec<String>,
+) -> FieldSet {
+    let mut result = FieldSet {
+        member: set.member && set.children.is_empty() && old != new,
+        children: BTreeMap::new(),
+    };
     if old == new {
         return FieldSet::default();
     }

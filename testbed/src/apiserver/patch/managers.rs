@@ -54,10 +54,20 @@ impl Manager {
     }
 
     fn from_value(value: &Value) -> Self {
-        let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = |field: &str| {
+            value
+                .get(field)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
         Self {
             name: text("manager"),
-            operation: if text("operation") == "Apply" { Operation::Apply } else { Operation::Update },
+            operation: if text("operation") == "Apply" {
+                Operation::Apply
+            } else {
+                Operation::Update
+            },
             subresource: text("subresource"),
             api_version: text("apiVersion"),
             time: value.get("time").cloned().unwrap_or_default(),
@@ -66,7 +76,11 @@ impl Manager {
     }
 
     fn to_value(&self) -> Value {
-        let operation = if self.operation == Operation::Apply { "Apply" } else { "Update" };
+        let operation = if self.operation == Operation::Apply {
+            "Apply"
+        } else {
+            "Update"
+        };
         let mut entry = json!({
             "manager": self.name, "operation": operation, "apiVersion": self.api_version, "time": self.time,
             "fieldsType": "FieldsV1", "fieldsV1": self.fields.to_value(),
@@ -82,13 +96,24 @@ impl Manager {
 
 /// The managers recorded in an object.
 pub(crate) fn read(object: &Value) -> Vec<Manager> {
-    object::array(object, "/metadata/managedFields").iter().map(Manager::from_value).collect()
+    object::array(object, "/metadata/managedFields")
+        .iter()
+        .map(Manager::from_value)
+        .collect()
 }
 
 /// Records the managers in an object, leaving out those that own nothing.
 pub(crate) fn write(object: &mut Value, managers: &[Manager]) {
-    let entries: Vec<Value> = managers.iter().filter(|m| !m.fields.is_empty()).map(Manager::to_value).collect();
-    let recorded = if entries.is_empty() { None } else { Some(Value::from(entries)) };
+    let entries: Vec<Value> = managers
+        .iter()
+        .filter(|m| !m.fields.is_empty())
+        .map(Manager::to_value)
+        .collect();
+    let recorded = if entries.is_empty() {
+        None
+    } else {
+        Some(Value::from(entries))
+    };
     object::set(object::meta(object), "managedFields", recorded);
 }
 
@@ -167,6 +192,10 @@ pub(crate) fn contents(object: &Value) -> Value {
 
 /// The entry for everything that was there before the first apply.
 pub(crate) fn before_first_apply(object: &Value, writer: Writer<'_>, schema: &Schema) -> Manager {
-    let whose = Writer { manager: "before-first-apply", subresource: "", ..writer };
+    let whose = Writer {
+        manager: "before-first-apply",
+        subresource: "",
+        ..writer
+    };
     Manager::new(whose, Operation::Update, owned(object, schema))
 }

@@ -50,27 +50,47 @@ const KEYED: &[(Option<&str>, &str, &[&str])] = &[
     (None, "resourceClaims", &["name"]),
     (None, "webhooks", &["name"]),
     (None, "matchConditions", &["name"]),
-    (None, "topologySpreadConstraints", &["topologyKey", "whenUnsatisfiable"]),
+    (
+        None,
+        "topologySpreadConstraints",
+        &["topologyKey", "whenUnsatisfiable"],
+    ),
     (Some("containers"), "ports", &["containerPort", "protocol"]),
     (Some("initContainers"), "ports", &["containerPort", "protocol"]),
     (Some("spec"), "ports", &["port", "protocol"]),
     (Some("status"), "addresses", &["type"]),
     (Some("resources"), "claims", &["name"]),
 ];
-const SETS: &[(Option<&str>, &str)] = &[(None, "finalizers"), (Some("spec"), "podCIDRs"), (Some("spec"), "loadBalancerSourceRanges")];
-const ATOMIC_MAPS: &[&str] = &["nodeSelector", "selector", "labelSelector", "secretKeyRef", "configMapKeyRef", "fieldRef"];
+const SETS: &[(Option<&str>, &str)] = &[
+    (None, "finalizers"),
+    (Some("spec"), "podCIDRs"),
+    (Some("spec"), "loadBalancerSourceRanges"),
+];
+const ATOMIC_MAPS: &[&str] = &[
+    "nodeSelector",
+    "selector",
+    "labelSelector",
+    "secretKeyRef",
+    "configMapKeyRef",
+    "fieldRef",
+];
 
 impl Schema {
     pub(crate) fn of(resource: &Resource) -> Self {
-        if resource.custom { Self::Custom(resource.schema.clone()) } else { Self::Builtin }
+        if resource.custom {
+            Self::Custom(resource.schema.clone())
+        } else {
+            Self::Builtin
+        }
     }
 
     /// How the list at a path merges.
     pub(crate) fn list(&self, path: &[&str]) -> ListRule {
         match self {
-            Self::Custom(schema) if path.first() != Some(&"metadata") => {
-                schema.as_deref().and_then(|s| descend(s, path)).map_or(ListRule::Atomic, declared)
-            }
+            Self::Custom(schema) if path.first() != Some(&"metadata") => schema
+                .as_deref()
+                .and_then(|s| descend(s, path))
+                .map_or(ListRule::Atomic, declared),
             _ => builtin(path),
         }
     }
@@ -82,24 +102,38 @@ impl Schema {
                 .as_deref()
                 .and_then(|s| descend(s, path))
                 .is_some_and(|s| s.get("x-kubernetes-map-type").and_then(Value::as_str) == Some("atomic")),
-            Self::Builtin => path.last().is_some_and(|field| ATOMIC_MAPS.contains(field)) && path.first() != Some(&"metadata"),
+            Self::Builtin => {
+                path.last().is_some_and(|field| ATOMIC_MAPS.contains(field))
+                    && path.first() != Some(&"metadata")
+            }
         }
     }
 }
 
 fn builtin(path: &[&str]) -> ListRule {
-    let Some((field, parents)) = path.split_last() else { return ListRule::Atomic };
+    let Some((field, parents)) = path.split_last() else {
+        return ListRule::Atomic;
+    };
     let under = |parent: Option<&str>| parent.is_none_or(|p| parents.last() == Some(&p));
-    if let Some((_, _, keys)) = KEYED.iter().find(|(parent, name, _)| name == field && under(*parent)) {
+    if let Some((_, _, keys)) = KEYED
+        .iter()
+        .find(|(parent, name, _)| name == field && under(*parent))
+    {
         return ListRule::Map(keys.iter().map(|k| (*k).to_owned()).collect());
     }
-    if SETS.iter().any(|(parent, name)| name == field && under(*parent)) { ListRule::Set } else { ListRule::Atomic }
+    if SETS.iter().any(|(parent, name)| name == field && under(*parent)) {
+        ListRule::Set
+    } else {
+        ListRule::Atomic
+    }
 }
 
 fn descend<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
     path.iter().try_fold(schema, |at, field| {
         let at = at.get("items").unwrap_or(at);
-        at.get("properties").and_then(|p| p.get(*field)).or_else(|| at.get("additionalProperties"))
+        at.get("properties")
+            .and_then(|p| p.get(*field))
+            .or_else(|| at.get("additionalProperties"))
     })
 }
 
@@ -108,7 +142,13 @@ fn declared(schema: &Value) -> ListRule {
         Some("set") => ListRule::Set,
         Some("map") => {
             let keys = schema.get("x-kubernetes-list-map-keys").and_then(Value::as_array);
-            ListRule::Map(keys.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect())
+            ListRule::Map(
+                keys.into_iter()
+                    .flatten()
+                    .filter_map(Value::as_str)
+                    .map(str::to_owned)
+                    .collect(),
+            )
         }
         _ => ListRule::Atomic,
     }

@@ -14,7 +14,9 @@ const DELETE_PRIMITIVE: &str = "$deleteFromPrimitiveList/";
 /// Merges a patch into an object of a built-in kind.
 pub(crate) fn merge(target: &mut Value, patch: &Value, schema: &Schema) -> Result<(), ApiError> {
     let Value::Object(patch) = patch else {
-        return Err(ApiError::bad_request("a strategic merge patch must be a JSON object"));
+        return Err(ApiError::bad_request(
+            "a strategic merge patch must be a JSON object",
+        ));
     };
     merge_map(object::make_object(target), patch, schema, &mut Vec::new())
 }
@@ -35,7 +37,11 @@ fn merge_map<'a>(
 ) -> Result<(), ApiError> {
     match patch.get(PATCH).and_then(Value::as_str) {
         Some("replace") => {
-            *target = patch.iter().filter(|(k, _)| !k.starts_with('$')).map(|(k, v)| (k.clone(), v.clone())).collect();
+            *target = patch
+                .iter()
+                .filter(|(k, _)| !k.starts_with('$'))
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect();
             return Ok(());
         }
         Some("delete") => {
@@ -88,10 +94,17 @@ fn merge_field<'a>(
     Ok(())
 }
 
-fn merge_list<'a>(target: &mut Vec<Value>, patch: &'a [Value], schema: &Schema, at: &mut Vec<&'a str>) -> Result<(), ApiError> {
+fn merge_list<'a>(
+    target: &mut Vec<Value>,
+    patch: &'a [Value],
+    schema: &Schema,
+    at: &mut Vec<&'a str>,
+) -> Result<(), ApiError> {
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
     match schema.list(at) {
-        ListRule::Map(keys) if !replace => merge_keyed(target, patch, keys.first().map_or("", String::as_str), schema, at),
+        ListRule::Map(keys) if !replace => {
+            merge_keyed(target, patch, keys.first().map_or("", String::as_str), schema, at)
+        }
         ListRule::Set if !replace => {
             for item in patch {
                 if !target.contains(item) {
@@ -101,17 +114,29 @@ fn merge_list<'a>(target: &mut Vec<Value>, patch: &'a [Value], schema: &Schema, 
             Ok(())
         }
         _ => {
-            *target = patch.iter().filter(|item| directive(item).is_none()).cloned().collect();
+            *target = patch
+                .iter()
+                .filter(|item| directive(item).is_none())
+                .cloned()
+                .collect();
             Ok(())
         }
     }
 }
 
-fn merge_keyed<'a>(target: &mut Vec<Value>, patch: &'a [Value], key: &str, schema: &Schema, at: &mut Vec<&'a str>) -> Result<(), ApiError> {
+fn merge_keyed<'a>(
+    target: &mut Vec<Value>,
+    patch: &'a [Value],
+    key: &str,
+    schema: &Schema,
+    at: &mut Vec<&'a str>,
+) -> Result<(), ApiError> {
     for item in patch {
         let (Value::Object(change), Some(identity)) = (item, item.get(key)) else {
             let list = at.join(".");
-            return Err(ApiError::bad_request(format!("map: {item} does not contain declared merge key: {key} ({list})")));
+            return Err(ApiError::bad_request(format!(
+                "map: {item} does not contain declared merge key: {key} ({list})"
+            )));
         };
         let position = target.iter().position(|t| t.get(key) == Some(identity));
         match (directive(item), position) {
@@ -121,7 +146,10 @@ fn merge_keyed<'a>(target: &mut Vec<Value>, patch: &'a [Value], key: &str, schem
                 }
             }
             (Some("merge") | None, found) => {
-                let mut merged = found.and_then(|place| target.get_mut(place)).map(Value::take).unwrap_or_default();
+                let mut merged = found
+                    .and_then(|place| target.get_mut(place))
+                    .map(Value::take)
+                    .unwrap_or_default();
                 merge_map(object::make_object(&mut merged), change, schema, at)?;
                 match found.and_then(|place| target.get_mut(place)) {
                     Some(slot) => *slot = merged,
@@ -134,7 +162,13 @@ fn merge_keyed<'a>(target: &mut Vec<Value>, patch: &'a [Value], key: &str, schem
     Ok(())
 }
 
-fn follow_list_directive<'a>(target: &mut Map<String, Value>, field: &'a str, change: &Value, schema: &Schema, at: &mut Vec<&'a str>) {
+fn follow_list_directive<'a>(
+    target: &mut Map<String, Value>,
+    field: &'a str,
+    change: &Value,
+    schema: &Schema,
+    at: &mut Vec<&'a str>,
+) {
     let Value::Array(listed) = change else { return };
     if let Some(list) = field.strip_prefix(DELETE_PRIMITIVE)
         && let Some(items) = target.get_mut(list).and_then(Value::as_array_mut)

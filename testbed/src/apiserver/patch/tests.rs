@@ -99,7 +99,12 @@ fn strategic_patches(#[case] mut object: Value, #[case] patch: Value, #[case] ex
 #[case::unknown_directive(json!({"metadata": {"labels": {"$patch": "frobnicate"}}}))]
 #[case::not_an_object(json!([1]))]
 fn bad_strategic_patches_are_refused(#[case] patch: Value) {
-    assert_eq!(strategic::merge(&mut containers(), &patch, &Schema::Builtin).unwrap_err().code, 400);
+    assert_eq!(
+        strategic::merge(&mut containers(), &patch, &Schema::Builtin)
+            .unwrap_err()
+            .code,
+        400
+    );
 }
 
 #[test]
@@ -109,11 +114,19 @@ fn a_failed_json_patch_test_is_unprocessable() {
     json_patch(&mut object, operations.clone()).unwrap();
     assert_eq!(object, json!({}));
     assert_eq!(json_patch(&mut object, operations).unwrap_err().code, 422);
-    assert_eq!(json_patch(&mut object, json!({"op": "remove"})).unwrap_err().code, 400);
+    assert_eq!(
+        json_patch(&mut object, json!({"op": "remove"})).unwrap_err().code,
+        400
+    );
 }
 
 fn writer(manager: &str) -> Writer<'_> {
-    Writer { manager, subresource: "", api_version: "v1", now: DateTime::UNIX_EPOCH }
+    Writer {
+        manager,
+        subresource: "",
+        api_version: "v1",
+        now: DateTime::UNIX_EPOCH,
+    }
 }
 
 fn applied(live: Option<&Value>, declared: &Value, manager: &str, force: bool) -> Result<Value, ApiError> {
@@ -123,7 +136,10 @@ fn applied(live: Option<&Value>, declared: &Value, manager: &str, force: bool) -
 /// An object without its ownership record.
 fn bare(mut object: Value) -> Value {
     managers::write(&mut object, &[]);
-    if object["metadata"].as_object().is_some_and(serde_json::Map::is_empty) {
+    if object["metadata"]
+        .as_object()
+        .is_some_and(serde_json::Map::is_empty)
+    {
         object.as_object_mut().unwrap().remove("metadata");
     }
     object
@@ -132,9 +148,18 @@ fn bare(mut object: Value) -> Value {
 #[test]
 fn a_field_dropped_from_the_next_apply_is_removed_unless_somebody_else_owns_it() {
     let one = applied(None, &json!({"data": {"mine": "1", "shared": "2"}}), "a", false).unwrap();
-    let two = applied(Some(&one), &json!({"data": {"shared": "2", "theirs": "3"}}), "b", false).unwrap();
+    let two = applied(
+        Some(&one),
+        &json!({"data": {"shared": "2", "theirs": "3"}}),
+        "b",
+        false,
+    )
+    .unwrap();
     let three = applied(Some(&two), &json!({"data": {"other": "4"}}), "a", false).unwrap();
-    assert_eq!(bare(three), json!({"data": {"shared": "2", "theirs": "3", "other": "4"}}));
+    assert_eq!(
+        bare(three),
+        json!({"data": {"shared": "2", "theirs": "3", "other": "4"}})
+    );
 }
 
 #[test]
@@ -176,18 +201,37 @@ fn lists_merge_by_key_and_lose_only_own_items() {
 
 #[test]
 fn an_item_that_somebody_else_extended_stays() {
-    let one = applied(None, &json!({"spec": {"containers": [{"name": "a", "image": "i"}]}}), "x", false).unwrap();
+    let one = applied(
+        None,
+        &json!({"spec": {"containers": [{"name": "a", "image": "i"}]}}),
+        "x",
+        false,
+    )
+    .unwrap();
     let extra = json!({"spec": {"containers": [{"name": "a", "env": [{"name": "E", "value": "1"}]}]}});
     let two = applied(Some(&one), &extra, "y", false).unwrap();
-    let three = applied(Some(&two), &json!({"metadata": {"labels": {"l": "1"}}}), "x", false).unwrap();
-    assert_eq!(three["spec"], json!({"containers": [{"name": "a", "env": [{"name": "E", "value": "1"}]}]}));
+    let three = applied(
+        Some(&two),
+        &json!({"metadata": {"labels": {"l": "1"}}}),
+        "x",
+        false,
+    )
+    .unwrap();
+    assert_eq!(
+        three["spec"],
+        json!({"containers": [{"name": "a", "env": [{"name": "E", "value": "1"}]}]})
+    );
 }
 
 #[test]
 fn fields_older_than_the_first_apply_have_an_owner() {
     let live = json!({"data": {"k": "1"}});
     let error = applied(Some(&live), &json!({"data": {"k": "2"}}), "a", false).unwrap_err();
-    assert!(error.message.contains("\"before-first-apply\""), "{}", error.message);
+    assert!(
+        error.message.contains("\"before-first-apply\""),
+        "{}",
+        error.message
+    );
     let merged = applied(Some(&live), &json!({"data": {"l": "2"}}), "a", false).unwrap();
     assert_eq!(bare(merged), json!({"data": {"k": "1", "l": "2"}}));
 }
@@ -199,8 +243,15 @@ fn a_plain_update_takes_fields_over() {
     updated["data"]["k"] = json!("2");
     managers::track_update(&live, &mut updated, writer("editor"), &Schema::Builtin);
     let error = applied(Some(&updated), &json!({"data": {"k": "1"}}), "a", false).unwrap_err();
-    assert!(error.message.contains("conflict with \"editor\""), "{}", error.message);
-    assert_eq!(bare(applied(Some(&updated), &json!({}), "a", false).unwrap()), json!({"data": {"k": "2"}}));
+    assert!(
+        error.message.contains("conflict with \"editor\""),
+        "{}",
+        error.message
+    );
+    assert_eq!(
+        bare(applied(Some(&updated), &json!({}), "a", false).unwrap()),
+        json!({"data": {"k": "2"}})
+    );
 }
 
 #[test]
@@ -213,7 +264,10 @@ fn custom_resources_merge_as_their_schema_says() {
     let declared = |id: &str| json!({"spec": {"keyed": [{"id": id}], "plain": [id]}});
     let one = apply::apply(None, &declared("a"), writer("x"), false, &schema).unwrap();
     let two = apply::apply(Some(&one), &declared("b"), writer("y"), true, &schema).unwrap();
-    assert_eq!(bare(two), json!({"spec": {"keyed": [{"id": "a"}, {"id": "b"}], "plain": ["b"]}}));
+    assert_eq!(
+        bare(two),
+        json!({"spec": {"keyed": [{"id": "a"}, {"id": "b"}], "plain": ["b"]}})
+    );
 }
 
 #[test]

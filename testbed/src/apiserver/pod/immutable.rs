@@ -13,11 +13,23 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
         return Vec::new();
     }
     let mut errors = Vec::new();
-    if !keeps_all(object::array(old, "/spec/tolerations"), object::array(new, "/spec/tolerations")) {
-        errors.push(FieldError::forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds"));
+    if !keeps_all(
+        object::array(old, "/spec/tolerations"),
+        object::array(new, "/spec/tolerations"),
+    ) {
+        errors.push(FieldError::forbidden(
+            "spec.tolerations",
+            "existing toleration can not be modified except its tolerationSeconds",
+        ));
     }
-    if !keeps_all(object::array(new, "/spec/schedulingGates"), object::array(old, "/spec/schedulingGates")) {
-        errors.push(FieldError::forbidden("spec.schedulingGates", "only deletion is allowed"));
+    if !keeps_all(
+        object::array(new, "/spec/schedulingGates"),
+        object::array(old, "/spec/schedulingGates"),
+    ) {
+        errors.push(FieldError::forbidden(
+            "spec.schedulingGates",
+            "only deletion is allowed",
+        ));
     }
     let deadline = |pod: &Value| pod.pointer("/spec/activeDeadlineSeconds").and_then(Value::as_i64);
     if let Some(was) = deadline(old)
@@ -61,7 +73,12 @@ fn frozen(spec: Option<&Value>, gated: bool) -> Map<String, Value> {
         spec.remove("affinity");
     }
     for field in ["containers", "initContainers"] {
-        for container in spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten() {
+        for container in spec
+            .get_mut(field)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             if let Some(map) = container.as_object_mut() {
                 map.remove("image");
             }

@@ -8,7 +8,9 @@ use crate::apiserver::status::FieldError;
 
 /// Copies limits into requests that are not given.
 pub(crate) fn default_requests(container: &mut Value) {
-    let Some(limits) = object::object(container, "/resources/limits").cloned() else { return };
+    let Some(limits) = object::object(container, "/resources/limits").cloned() else {
+        return;
+    };
     let resources = object::child(container, "resources");
     let requests = object::make_object(resources.entry("requests").or_insert(Value::Null));
     for (name, limit) in limits {
@@ -18,7 +20,11 @@ pub(crate) fn default_requests(container: &mut Value) {
 
 /// Writes amounts given as JSON numbers as strings, the form in which the API keeps quantities.
 pub(crate) fn normalize(amounts: Option<&mut Value>) {
-    for amount in amounts.and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
+    for amount in amounts
+        .and_then(Value::as_object_mut)
+        .into_iter()
+        .flat_map(Map::values_mut)
+    {
         if let Value::Number(number) = amount {
             *amount = Value::from(number.to_string());
         }
@@ -28,7 +34,12 @@ pub(crate) fn normalize(amounts: Option<&mut Value>) {
 /// The same for every container of a pod.
 pub(crate) fn normalize_pod(pod: &mut Value) {
     for list in ["/spec/containers", "/spec/initContainers"] {
-        for container in pod.pointer_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+        for container in pod
+            .pointer_mut(list)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             normalize(container.pointer_mut("/resources/limits"));
             normalize(container.pointer_mut("/resources/requests"));
         }
@@ -77,7 +88,9 @@ pub(crate) fn check(container: &Value, at: &str, errors: &mut Vec<FieldError>) {
             }
             continue;
         };
-        let (Some(asked), Some(allowed)) = (amount(request), amount(limit)) else { continue };
+        let (Some(asked), Some(allowed)) = (amount(request), amount(limit)) else {
+            continue;
+        };
         let (asked_text, limit_text) = (text_of(request), text_of(limit));
         if !is_overcommittable(name) && asked != allowed {
             let why = format!("must be equal to {name} limit of {limit_text}");
@@ -93,11 +106,19 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<FieldErr
     let field = format!("{list}[{name}]");
     let text = text_of(value);
     if !name.contains('/') && !is_native(name) {
-        errors.push(FieldError::invalid(&field, name, "must be a standard resource type or fully qualified"));
+        errors.push(FieldError::invalid(
+            &field,
+            name,
+            "must be a standard resource type or fully qualified",
+        ));
     }
     match amount(value) {
         Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
-            errors.push(FieldError::invalid(&field, &text, "must be greater than or equal to 0"));
+            errors.push(FieldError::invalid(
+                &field,
+                &text,
+                "must be greater than or equal to 0",
+            ));
         }
         Some(found) if is_extended(name) && found.integer().is_none() => {
             errors.push(FieldError::invalid(&field, &text, "must be an integer"));
@@ -113,7 +134,10 @@ fn is_native(name: &str) -> bool {
 /// The first amount that is no quantity, as text.
 pub(crate) fn unparsable(container: &Value) -> Option<String> {
     let lists = ["/resources/limits", "/resources/requests"];
-    let mut amounts = lists.iter().filter_map(|list| object::object(container, list)).flat_map(Map::values);
+    let mut amounts = lists
+        .iter()
+        .filter_map(|list| object::object(container, list))
+        .flat_map(Map::values);
     amounts.find(|value| amount(value).is_none()).map(text_of)
 }
 
@@ -121,7 +145,9 @@ pub(crate) fn unparsable(container: &Value) -> Option<String> {
 pub(crate) fn qos_class(pod: &Value) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;
-    let containers = ["/spec/containers", "/spec/initContainers"].into_iter().flat_map(|p| object::array(pod, p));
+    let containers = ["/spec/containers", "/spec/initContainers"]
+        .into_iter()
+        .flat_map(|p| object::array(pod, p));
     for container in containers {
         for name in ["cpu", "memory"] {
             let of = |list: &str| {

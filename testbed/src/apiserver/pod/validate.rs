@@ -27,20 +27,35 @@ pub(crate) fn check(pod: &Value) -> Vec<FieldError> {
         let allowed = ["Always", "OnFailure", "Never"];
         errors.push(FieldError::unsupported("spec.restartPolicy", policy, &allowed));
     }
-    let grace = pod.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64);
+    let grace = pod
+        .pointer("/spec/terminationGracePeriodSeconds")
+        .and_then(Value::as_i64);
     if let Some(negative) = grace.filter(|g| *g < 0) {
         let why = "must be greater than or equal to 0";
-        errors.push(FieldError::invalid("spec.terminationGracePeriodSeconds", &negative.to_string(), why));
+        errors.push(FieldError::invalid(
+            "spec.terminationGracePeriodSeconds",
+            &negative.to_string(),
+            why,
+        ));
     }
     errors
 }
 
-fn check_container<'a>(container: &'a Value, at: &str, names: &mut HashSet<&'a str>, errors: &mut Vec<FieldError>) {
+fn check_container<'a>(
+    container: &'a Value,
+    at: &str,
+    names: &mut HashSet<&'a str>,
+    errors: &mut Vec<FieldError>,
+) {
     let found = object::text(container, "/name");
     if found.is_empty() {
         errors.push(FieldError::required(format!("{at}.name"), ""));
     } else if !name::is_label(found) {
-        errors.push(FieldError::invalid(format!("{at}.name"), found, "a lowercase RFC 1123 label is required"));
+        errors.push(FieldError::invalid(
+            format!("{at}.name"),
+            found,
+            "a lowercase RFC 1123 label is required",
+        ));
     } else if !names.insert(found) {
         errors.push(FieldError::duplicate(format!("{at}.name"), found));
     }

@@ -31,7 +31,10 @@ type Model = BTreeMap<Key, u64>;
 
 fn contents(store: &Store, at: u64) -> Option<Model> {
     let mut found = Model::new();
-    let slice = Slice { at: Some(at), ..Slice::default() };
+    let slice = Slice {
+        at: Some(at),
+        ..Slice::default()
+    };
     let visit = |key: &Key, version: &Arc<Version>| {
         found.insert(key.clone(), version.value["n"].as_u64().unwrap());
         ControlFlow::Continue(())
@@ -47,7 +50,11 @@ fn replayed(store: &Store, mut state: Model, from: u64) -> Option<Model> {
         for event in &events {
             assert!(event.version.rv > cursor, "revisions must grow");
             let known = state.contains_key(&event.key);
-            assert_eq!(known, event.change != Change::Added, "additions are of unknown objects");
+            assert_eq!(
+                known,
+                event.change != Change::Added,
+                "additions are of unknown objects"
+            );
             if event.change == Change::Deleted {
                 state.remove(&event.key);
             } else {
@@ -103,14 +110,29 @@ fn pages_show_the_state_of_the_first_page() {
     for i in 0..5 {
         store.put(STORAGE, Key::new("ns", format!("o{i}")), json!({"n": i}));
     }
-    let first = list(&store, STORAGE, &ListQuery { limit: Some(2), ..ListQuery::default() }).unwrap();
+    let first = list(
+        &store,
+        STORAGE,
+        &ListQuery {
+            limit: Some(2),
+            ..ListQuery::default()
+        },
+    )
+    .unwrap();
     assert_eq!((first.items.len(), first.remaining), (2, Some(3)));
     store.remove(STORAGE, &Key::new("ns", "o2"), None);
     store.put(STORAGE, Key::new("ns", "o3"), json!({"n": 33}));
     store.put(STORAGE, Key::new("ns", "o9"), json!({"n": 9}));
-    let rest = ListQuery { token: first.next.clone(), ..ListQuery::default() };
+    let rest = ListQuery {
+        token: first.next.clone(),
+        ..ListQuery::default()
+    };
     let second = list(&store, STORAGE, &rest).unwrap();
-    let seen: Vec<_> = second.items.iter().map(|v| v.value["n"].as_i64().unwrap()).collect();
+    let seen: Vec<_> = second
+        .items
+        .iter()
+        .map(|v| v.value["n"].as_i64().unwrap())
+        .collect();
     assert_eq!(seen, [2, 3, 4]);
     assert_eq!(second.revision, first.revision);
     store.compact();
@@ -119,7 +141,15 @@ fn pages_show_the_state_of_the_first_page() {
 
 #[test]
 fn lists_of_the_future_time_out() {
-    let error = list(&Store::new(1), STORAGE, &ListQuery { revision: Some(99), ..ListQuery::default() }).unwrap_err();
+    let error = list(
+        &Store::new(1),
+        STORAGE,
+        &ListQuery {
+            revision: Some(99),
+            ..ListQuery::default()
+        },
+    )
+    .unwrap_err();
     assert_eq!((error.code, error.reason), (504, "Timeout"));
 }
 

@@ -19,9 +19,15 @@ pub(super) const COLUMNS: &[ColumnSpec] = &[
 
 pub(super) fn cells(pod: &Value) -> Vec<Value> {
     let statuses = array(pod, "/status/containerStatuses");
-    let n_ready = statuses.iter().filter(|s| s.get("ready") == Some(&Value::Bool(true))).count();
+    let n_ready = statuses
+        .iter()
+        .filter(|s| s.get("ready") == Some(&Value::Bool(true)))
+        .count();
     let n_containers = array(pod, "/spec/containers").len();
-    let n_restarts: i64 = statuses.iter().filter_map(|s| s.get("restartCount")?.as_i64()).sum();
+    let n_restarts: i64 = statuses
+        .iter()
+        .filter_map(|s| s.get("restartCount")?.as_i64())
+        .sum();
     vec![
         Value::from(text(pod, "/metadata/name")),
         Value::from(format!("{n_ready}/{n_containers}")),
@@ -42,8 +48,12 @@ fn status(pod: &Value) -> String {
     if let Some(waiting) = init_status(pod) {
         return waiting;
     }
-    let mut reasons = array(pod, "/status/containerStatuses").iter().filter_map(stuck_reason);
-    let gated = array(pod, "/status/conditions").iter().any(|c| text(c, "/reason") == "SchedulingGated");
+    let mut reasons = array(pod, "/status/containerStatuses")
+        .iter()
+        .filter_map(stuck_reason);
+    let gated = array(pod, "/status/conditions")
+        .iter()
+        .any(|c| text(c, "/reason") == "SchedulingGated");
     let own = text(pod, "/status/reason");
     let phase = text(pod, "/status/phase");
     match reasons.next() {
@@ -57,11 +67,15 @@ fn status(pod: &Value) -> String {
 }
 
 fn is_ready(pod: &Value) -> bool {
-    array(pod, "/status/conditions").iter().any(|c| text(c, "/type") == "Ready" && text(c, "/status") == "True")
+    array(pod, "/status/conditions")
+        .iter()
+        .any(|c| text(c, "/type") == "Ready" && text(c, "/status") == "True")
 }
 
 fn stuck_reason(container: &Value) -> Option<String> {
-    let state = ["/state/waiting", "/state/terminated"].into_iter().find_map(|p| container.pointer(p))?;
+    let state = ["/state/waiting", "/state/terminated"]
+        .into_iter()
+        .find_map(|p| container.pointer(p))?;
     let reason = text(state, "/reason");
     match state.get("exitCode").and_then(Value::as_i64) {
         _ if !reason.is_empty() => Some(reason.to_owned()),
@@ -72,9 +86,16 @@ fn stuck_reason(container: &Value) -> Option<String> {
 
 fn init_status(pod: &Value) -> Option<String> {
     let specs = array(pod, "/spec/initContainers");
-    let is_sidecar = |name: &str| specs.iter().any(|s| text(s, "/name") == name && text(s, "/restartPolicy") == "Always");
+    let is_sidecar = |name: &str| {
+        specs
+            .iter()
+            .any(|s| text(s, "/name") == name && text(s, "/restartPolicy") == "Always")
+    };
     for (i, container) in array(pod, "/status/initContainerStatuses").iter().enumerate() {
-        let done = container.pointer("/state/terminated/exitCode").and_then(Value::as_i64) == Some(0);
+        let done = container
+            .pointer("/state/terminated/exitCode")
+            .and_then(Value::as_i64)
+            == Some(0);
         let started = container.get("started") == Some(&Value::Bool(true));
         if done || (is_sidecar(text(container, "/name")) && started) {
             continue;

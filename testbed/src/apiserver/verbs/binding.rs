@@ -14,15 +14,23 @@ use crate::apiserver::store::Version;
 
 impl State {
     /// Binds a pod to the node that a Binding names; its annotations and labels become the pod's in the same write.
-    pub(crate) fn bind(&mut self, target: &Target, binding: &Value, options: &WriteOptions) -> Result<Arc<Version>, ApiError> {
+    pub(crate) fn bind(
+        &mut self,
+        target: &Target,
+        binding: &Value,
+        options: &WriteOptions,
+    ) -> Result<Arc<Version>, ApiError> {
         check_binding(target, binding)?;
         let current = self.current(target)?;
         let node = object::text(binding, "/target/name");
-        check_bindable(&current.value, binding, &target.name).map_err(|why| ApiError::conflict("pods/binding", &target.name, &why))?;
+        check_bindable(&current.value, binding, &target.name)
+            .map_err(|why| ApiError::conflict("pods/binding", &target.name, &why))?;
         let mut bound = Value::clone(&current.value);
         object::child(&mut bound, "spec").insert("nodeName".to_owned(), Value::from(node));
         for field in ["annotations", "labels"] {
-            let Some(added) = object::object(binding, &format!("/metadata/{field}")) else { continue };
+            let Some(added) = object::object(binding, &format!("/metadata/{field}")) else {
+                continue;
+            };
             let slot = object::meta(&mut bound).entry(field).or_insert(Value::Null);
             object::make_object(slot).extend(added.clone());
         }
@@ -35,7 +43,12 @@ impl State {
     }
 
     /// Evicts a pod: a deletion with the options that the Eviction carries.
-    pub(crate) fn evict(&mut self, target: &Target, eviction: &Value, options: &WriteOptions) -> Result<(), ApiError> {
+    pub(crate) fn evict(
+        &mut self,
+        target: &Target,
+        eviction: &Value,
+        options: &WriteOptions,
+    ) -> Result<(), ApiError> {
         if !matches!(object::text(eviction, "/kind"), "" | "Eviction") {
             return Err(ApiError::bad_request("the request body must be an Eviction"));
         }
@@ -52,7 +65,9 @@ fn check_binding(target: &Target, binding: &Value) -> Result<(), ApiError> {
     }
     let named = object::text(binding, "/metadata/name");
     if !named.is_empty() && named != target.name {
-        return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
+        return Err(ApiError::bad_request(
+            "name in URL does not match name in Binding object",
+        ));
     }
     let mut errors = Vec::new();
     let kind = object::text(binding, "/target/kind");
@@ -67,8 +82,10 @@ fn check_binding(target: &Target, binding: &Value) -> Result<(), ApiError> {
 }
 
 fn refuse_binding(target: &Target, errors: &[FieldError]) -> Result<(), ApiError> {
-    refuse(&target.resource, &target.name, errors)
-        .map_err(|error| ApiError { message: error.message.replacen("Pod ", "Binding ", 1), ..error })
+    refuse(&target.resource, &target.name, errors).map_err(|error| ApiError {
+        message: error.message.replacen("Pod ", "Binding ", 1),
+        ..error
+    })
 }
 
 /// Why the pod cannot be bound as asked.
@@ -77,12 +94,16 @@ fn check_bindable(pod: &Value, binding: &Value, name: &str) -> Result<(), String
         let pointer = format!("/metadata/{field}");
         let (asked, found) = (object::text(binding, &pointer), object::text(pod, &pointer));
         if !asked.is_empty() && asked != found {
-            return Err(format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"));
+            return Err(format!(
+                "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+            ));
         }
     }
     let node = object::text(pod, "/spec/nodeName");
     if object::is_deleting(pod) {
-        Err(format!("pod {name} is being deleted, cannot be assigned to a host"))
+        Err(format!(
+            "pod {name} is being deleted, cannot be assigned to a host"
+        ))
     } else if !node.is_empty() {
         Err(format!("pod {name} is already assigned to node \"{node}\""))
     } else if !object::array(pod, "/spec/schedulingGates").is_empty() {

@@ -10,14 +10,24 @@ use crate::apiserver::{admission, name, object, pod};
 
 impl State {
     /// Creates the object in `body`. The target's name may be empty: the body then names the object.
-    pub(crate) fn create(&mut self, target: &Target, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn create(
+        &mut self,
+        target: &Target,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
         let (target, draft) = self.draft_new(target, body, options)?;
         check_new(&target, &draft)?;
         self.store_new(&target, draft, options)
     }
 
     /// The new object with its name, system fields and defaults, not validated.
-    pub(crate) fn draft_new(&self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<(Target, Value), ApiError> {
+    pub(crate) fn draft_new(
+        &self,
+        target: &Target,
+        mut body: Value,
+        options: &WriteOptions,
+    ) -> Result<(Target, Value), ApiError> {
         check_kind(target, &mut body)?;
         to_stored(&target.resource, &mut body);
         object::strip_nulls(&mut body);
@@ -35,7 +45,12 @@ impl State {
     }
 
     /// Stores an object that has been checked, unless its name is taken.
-    pub(crate) fn store_new(&mut self, target: &Target, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn store_new(
+        &mut self,
+        target: &Target,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
         let resource = &target.resource;
         if self.store.get(&resource.storage, &target.key()).is_some() {
             return Err(ApiError::already_exists(&resource.qualified(), &target.name));
@@ -44,7 +59,10 @@ impl State {
             self.registry.define(&body);
         }
         let version = self.keep(target, body, options.dry_run);
-        Ok(Written { version, created: true })
+        Ok(Written {
+            version,
+            created: true,
+        })
     }
 
     fn check_namespace(&self, target: &Target) -> Result<(), ApiError> {
@@ -56,8 +74,15 @@ impl State {
             return Err(ApiError::not_found("namespaces", &target.namespace));
         };
         if object::is_deleting(&namespace.value) {
-            let why = format!("unable to create new content in namespace {} because it is being terminated", target.namespace);
-            return Err(ApiError::forbidden(&target.resource.qualified(), &target.name, &why));
+            let why = format!(
+                "unable to create new content in namespace {} because it is being terminated",
+                target.namespace
+            );
+            return Err(ApiError::forbidden(
+                &target.resource.qualified(),
+                &target.name,
+                &why,
+            ));
         }
         Ok(())
     }
@@ -70,18 +95,29 @@ pub(crate) fn check_new(target: &Target, draft: &Value) -> Result<(), ApiError> 
 
 /// Refuses an object with rejected fields.
 pub(super) fn refuse(resource: &Resource, name: &str, errors: &[FieldError]) -> Result<(), ApiError> {
-    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(&resource.kind, &resource.group, name, errors)) }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(ApiError::invalid(&resource.kind, &resource.group, name, errors))
+    }
 }
 
 /// Settles the namespace and name of a new object.
 fn place(target: &Target, body: &mut Value) -> Result<Target, ApiError> {
     let mut target = target.clone();
     let meta = object::meta(body);
-    let text = |meta: &Map<String, Value>, field: &str| meta.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text = |meta: &Map<String, Value>, field: &str| {
+        meta.get(field)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
     if target.resource.namespaced {
         let found = text(meta, "namespace");
         if !found.is_empty() && found != target.namespace {
-            return Err(ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request"));
+            return Err(ApiError::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
         }
         meta.insert("namespace".to_owned(), Value::from(target.namespace.clone()));
     } else {
@@ -89,7 +125,11 @@ fn place(target: &Target, body: &mut Value) -> Result<Target, ApiError> {
     }
     let (named, prefix) = (text(meta, "name"), text(meta, "generateName"));
     if target.name.is_empty() {
-        target.name = if named.is_empty() && !prefix.is_empty() { name::generated(&prefix) } else { named };
+        target.name = if named.is_empty() && !prefix.is_empty() {
+            name::generated(&prefix)
+        } else {
+            named
+        };
     } else if !named.is_empty() && named != target.name {
         return Err(name_mismatch(&named, &target.name));
     }
@@ -98,18 +138,30 @@ fn place(target: &Target, body: &mut Value) -> Result<Target, ApiError> {
         let missing = FieldError::required("metadata.name", "name or generateName is required");
         return refuse(&target.resource, "", &[missing]).map(|()| target);
     }
-    refuse(&target.resource, &target.name, &Vec::from_iter(name::check_name(&target.resource, &target.name)))?;
+    refuse(
+        &target.resource,
+        &target.name,
+        &Vec::from_iter(name::check_name(&target.resource, &target.name)),
+    )?;
     Ok(target)
 }
 
 /// 400 for a body that names another object than the path.
 pub(super) fn name_mismatch(body: &str, path: &str) -> ApiError {
-    ApiError::bad_request(format!("the name of the object ({body}) does not match the name on the URL ({path})"))
+    ApiError::bad_request(format!(
+        "the name of the object ({body}) does not match the name on the URL ({path})"
+    ))
 }
 
 fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     let meta = object::meta(body);
-    for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation", "resourceVersion"] {
+    for field in [
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "selfLink",
+        "generation",
+        "resourceVersion",
+    ] {
         meta.remove(field);
     }
     meta.insert("uid".to_owned(), Value::from(name::uid()));
@@ -143,7 +195,9 @@ fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) {
 /// `stringData` is a write-only convenience of Secrets.
 fn encode_string_data(secret: &mut Value) {
     object::default(object::make_object(secret), "type", "Opaque");
-    let Some(Value::Object(plain)) = object::make_object(secret).remove("stringData") else { return };
+    let Some(Value::Object(plain)) = object::make_object(secret).remove("stringData") else {
+        return;
+    };
     let data = object::child(secret, "data");
     for (key, value) in plain {
         let encoded = base64(value.as_str().unwrap_or_default().as_bytes());
@@ -152,7 +206,10 @@ fn encode_string_data(secret: &mut Value) {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec())).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+    serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec()))
+        .ok()
+        .and_then(|v| v.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 fn check(resource: &Resource, body: &Value) -> Vec<FieldError> {
@@ -171,18 +228,34 @@ fn check_definition(body: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     for field in ["group", "scope", "names/plural", "names/kind"] {
         if object::text(body, &format!("/spec/{field}")).is_empty() {
-            errors.push(FieldError::required(format!("spec.{}", field.replace('/', ".")), ""));
+            errors.push(FieldError::required(
+                format!("spec.{}", field.replace('/', ".")),
+                "",
+            ));
         }
     }
-    let expected = format!("{}.{}", object::text(body, "/spec/names/plural"), object::text(body, "/spec/group"));
+    let expected = format!(
+        "{}.{}",
+        object::text(body, "/spec/names/plural"),
+        object::text(body, "/spec/group")
+    );
     let found = object::text(body, "/metadata/name");
     if errors.is_empty() && found != expected {
         let why = format!("must be spec.names.plural+\".\"+spec.group: {expected}");
         errors.push(FieldError::invalid("metadata.name", found, &why));
     }
     let stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
-    if object::array(body, "/spec/versions").iter().filter(stored).count() != 1 {
-        errors.push(FieldError::invalid("spec.versions", "", "must have exactly one version marked as storage version"));
+    if object::array(body, "/spec/versions")
+        .iter()
+        .filter(stored)
+        .count()
+        != 1
+    {
+        errors.push(FieldError::invalid(
+            "spec.versions",
+            "",
+            "must have exactly one version marked as storage version",
+        ));
     }
     errors
 }

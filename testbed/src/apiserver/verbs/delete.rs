@@ -52,32 +52,64 @@ impl State {
         let current = self.current(target)?;
         check_preconditions(target, &current.value, options)?;
         if options.dry_run {
-            return Ok(Deleted { version: current, removed: true });
+            return Ok(Deleted {
+                version: current,
+                removed: true,
+            });
         }
         if target.resource.is("", "namespaces") {
             return self.delete_namespace(target, &current, options);
         }
-        let grace = if target.resource.is_pod() { pod::grace(&current.value, options.grace) } else { 0 };
+        let grace = if target.resource.is_pod() {
+            pod::grace(&current.value, options.grace)
+        } else {
+            0
+        };
         if grace == 0 && !object::has_finalizers(&current.value) {
             let version = self.finish(target, Value::clone(&current.value));
-            return Ok(Deleted { version, removed: true });
+            return Ok(Deleted {
+                version,
+                removed: true,
+            });
         }
         let mut marked = Value::clone(&current.value);
         mark(&mut marked, grace, options.now);
-        let version = if marked == *current.value { current } else { self.keep(target, marked, false) };
-        Ok(Deleted { version, removed: false })
+        let version = if marked == *current.value {
+            current
+        } else {
+            self.keep(target, marked, false)
+        };
+        Ok(Deleted {
+            version,
+            removed: false,
+        })
     }
 
     /// The objects of a collection that match.
     pub(crate) fn select(&self, target: &Target, selectors: &Selectors) -> Vec<Target> {
-        let keys = self.keys(&target.resource.storage, Some(&target.namespace).filter(|n| !n.is_empty()));
-        let targets = keys.into_iter().map(|key| Target { namespace: key.namespace, name: key.name, ..target.clone() });
-        targets.filter(|one| self.current(one).is_ok_and(|version| selectors.matches(&version.value))).collect()
+        let keys = self.keys(
+            &target.resource.storage,
+            Some(&target.namespace).filter(|n| !n.is_empty()),
+        );
+        let targets = keys.into_iter().map(|key| Target {
+            namespace: key.namespace,
+            name: key.name,
+            ..target.clone()
+        });
+        targets
+            .filter(|one| {
+                self.current(one)
+                    .is_ok_and(|version| selectors.matches(&version.value))
+            })
+            .collect()
     }
 
     pub(super) fn keys(&self, storage: &str, namespace: Option<&String>) -> Vec<Key> {
         let mut keys = Vec::new();
-        let slice = Slice { namespace: namespace.map(String::as_str), ..Slice::default() };
+        let slice = Slice {
+            namespace: namespace.map(String::as_str),
+            ..Slice::default()
+        };
         // A scan of the present never meets compacted revisions.
         let _ = self.store.scan(storage, slice, |key, _| {
             keys.push(key.clone());
@@ -90,29 +122,47 @@ impl State {
     pub(super) fn finish(&mut self, target: &Target, last: Value) -> Arc<Version> {
         if target.resource.is(CRD_GROUP, CRD_PLURAL) {
             self.registry.undefine(&last);
-            let storage = format!("{}/{}", object::text(&last, "/spec/group"), object::text(&last, "/spec/names/plural"));
+            let storage = format!(
+                "{}/{}",
+                object::text(&last, "/spec/group"),
+                object::text(&last, "/spec/names/plural")
+            );
             for key in self.keys(&storage, None) {
                 self.store.remove(&storage, &key, None);
             }
         }
-        let removed = self.store.remove(&target.resource.storage, &target.key(), Some(last.clone()));
+        let removed = self
+            .store
+            .remove(&target.resource.storage, &target.key(), Some(last.clone()));
         if !target.namespace.is_empty() {
             self.end_namespace_if_empty(&target.namespace);
         }
         removed.unwrap_or_else(|| {
             let bytes = last.to_string().into();
-            Arc::new(Version { rv: self.store.revision(), value: Arc::new(last), bytes })
+            Arc::new(Version {
+                rv: self.store.revision(),
+                value: Arc::new(last),
+                bytes,
+            })
         })
     }
 }
 
 fn check_preconditions(target: &Target, object: &Value, options: &DeleteOptions) -> Result<(), ApiError> {
     let differs = |asked: &Option<String>, pointer: &str| {
-        asked.clone().filter(|asked| asked != object::text(object, pointer)).map(|a| (a, object::text(object, pointer)))
+        asked
+            .clone()
+            .filter(|asked| asked != object::text(object, pointer))
+            .map(|a| (a, object::text(object, pointer)))
     };
     let fail = |what: &str, (asked, found): (String, &str)| {
-        let why = format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}");
-        Err(ApiError::conflict(&target.resource.qualified(), &target.name, &why))
+        let why =
+            format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}");
+        Err(ApiError::conflict(
+            &target.resource.qualified(),
+            &target.name,
+            &why,
+        ))
     };
     if let Some(uids) = differs(&options.uid, "/metadata/uid") {
         return fail("UID", uids);
@@ -126,7 +176,10 @@ fn check_preconditions(target: &Target, object: &Value, options: &DeleteOptions)
 /// Marks an object as being deleted; a later deletion can only shorten the grace.
 pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     let marked = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
-    let before = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+    let before = object
+        .pointer("/metadata/deletionGracePeriodSeconds")
+        .and_then(Value::as_i64)
+        .unwrap_or(0);
     let started = match marked {
         Some(_) if grace >= before => return,
         Some(end) => end - TimeDelta::seconds(before),

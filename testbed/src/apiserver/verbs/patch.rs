@@ -25,7 +25,13 @@ pub(crate) enum Draft {
 
 impl State {
     /// Patches an object or its status.
-    pub(crate) fn patch(&mut self, target: &Target, format: Format, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn patch(
+        &mut self,
+        target: &Target,
+        format: Format,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
         match self.draft_patch(target, format, body, options)? {
             Draft::New(body, options) => self.create(target, body, &options),
             Draft::Changed { new, applied } => self.commit(target, new, options, applied),
@@ -33,7 +39,13 @@ impl State {
     }
 
     /// What a patch would make of the target, before any rule is applied.
-    pub(crate) fn draft_patch(&self, target: &Target, format: Format, body: Value, options: &WriteOptions) -> Result<Draft, ApiError> {
+    pub(crate) fn draft_patch(
+        &self,
+        target: &Target,
+        format: Format,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Result<Draft, ApiError> {
         if format == Format::Apply {
             return self.draft_apply(target, body, options);
         }
@@ -57,14 +69,22 @@ impl State {
         Ok(Draft::Changed { new, applied: false })
     }
 
-    fn draft_apply(&self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Draft, ApiError> {
+    fn draft_apply(
+        &self,
+        target: &Target,
+        mut body: Value,
+        options: &WriteOptions,
+    ) -> Result<Draft, ApiError> {
         if options.manager.is_empty() {
             return Err(ApiError::bad_request(
                 "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
             ));
         }
         check_kind(target, &mut body)?;
-        if body.pointer("/metadata/managedFields").is_some_and(|m| !m.is_null()) {
+        if body
+            .pointer("/metadata/managedFields")
+            .is_some_and(|m| !m.is_null())
+        {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
         let named = object::text(&body, "/metadata/name");
@@ -86,9 +106,15 @@ impl State {
             return Ok(Draft::Changed { new, applied: true });
         }
         // Creation keeps the ownership record only when told that it was made here.
-        let made_here = WriteOptions { force: true, ..options.clone() };
+        let made_here = WriteOptions {
+            force: true,
+            ..options.clone()
+        };
         let mut fresh = new;
-        object::make_object(&mut fresh).insert("apiVersion".to_owned(), Value::from(target.resource.api_version()));
+        object::make_object(&mut fresh).insert(
+            "apiVersion".to_owned(),
+            Value::from(target.resource.api_version()),
+        );
         Ok(Draft::New(fresh, made_here))
     }
 }

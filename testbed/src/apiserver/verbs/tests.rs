@@ -34,8 +34,14 @@ fn new_pods_get_defaults() {
     assert_eq!(pod["spec"]["restartPolicy"], "Always");
     assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 30);
     assert_eq!(pod["spec"]["containers"][0]["imagePullPolicy"], "Always");
-    assert_eq!(pod["spec"]["containers"][0]["resources"]["requests"], json!({"aliyun.com/gpu-mem": "3", "cpu": "1"}));
-    assert_eq!(pod["status"], json!({"phase": "Pending", "qosClass": "Burstable"}));
+    assert_eq!(
+        pod["spec"]["containers"][0]["resources"]["requests"],
+        json!({"aliyun.com/gpu-mem": "3", "cpu": "1"})
+    );
+    assert_eq!(
+        pod["status"],
+        json!({"phase": "Pending", "qosClass": "Burstable"})
+    );
     assert_eq!(pod["metadata"]["namespace"], "default");
     assert_eq!(pod["metadata"]["uid"].as_str().unwrap().len(), 36);
 }
@@ -101,8 +107,14 @@ fn generated_names_differ() {
     let cluster = cluster();
     let mut generated = pod("");
     generated["metadata"] = json!({"generateName": "web-"});
-    let names: Vec<Value> = (0..3).map(|_| cluster.create("pods", generated.clone()).unwrap()["metadata"]["name"].clone()).collect();
-    assert!(names.iter().all(|n| n.as_str().unwrap().starts_with("web-") && n.as_str().unwrap().len() == 9));
+    let names: Vec<Value> = (0..3)
+        .map(|_| cluster.create("pods", generated.clone()).unwrap()["metadata"]["name"].clone())
+        .collect();
+    assert!(
+        names
+            .iter()
+            .all(|n| n.as_str().unwrap().starts_with("web-") && n.as_str().unwrap().len() == 9)
+    );
     assert_ne!(names[0], names[1]);
 }
 
@@ -125,14 +137,20 @@ fn a_binding_sets_node_annotations_and_condition_at_once() {
 fn refused_binding(cluster: &Cluster, binding: &Value) -> ApiError {
     let before = cluster.get("pods", "default", "p").unwrap();
     let error = cluster.bind("default", "p", binding).unwrap_err();
-    assert!(Arc::ptr_eq(&before, &cluster.get("pods", "default", "p").unwrap()), "nothing may change");
+    assert!(
+        Arc::ptr_eq(&before, &cluster.get("pods", "default", "p").unwrap()),
+        "nothing may change"
+    );
     error
 }
 
 #[test]
 fn bindings_are_refused_in_the_real_words() {
     let cluster = cluster();
-    let uid = cluster.create("pods", pod("p")).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let uid = cluster.create("pods", pod("p")).unwrap()["metadata"]["uid"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let mut stale = bind_to("n1");
     stale["metadata"] = json!({"uid": "other"});
     let error = refused_binding(&cluster, &stale);
@@ -141,13 +159,26 @@ fn bindings_are_refused_in_the_real_words() {
     assert_eq!((error.code, error.message), (409, format!("{words}{uid}")));
     let mut old = bind_to("n1");
     old["metadata"] = json!({"resourceVersion": "1"});
-    assert!(refused_binding(&cluster, &old).message.contains("Precondition failed: ResourceVersion in precondition: 1"));
-    assert_eq!(refused_binding(&cluster, &json!({"target": {"kind": "Node"}})).code, 422);
-    assert_eq!(refused_binding(&cluster, &json!({"target": {"kind": "Pod", "name": "x"}})).code, 422);
+    assert!(
+        refused_binding(&cluster, &old)
+            .message
+            .contains("Precondition failed: ResourceVersion in precondition: 1")
+    );
+    assert_eq!(
+        refused_binding(&cluster, &json!({"target": {"kind": "Node"}})).code,
+        422
+    );
+    assert_eq!(
+        refused_binding(&cluster, &json!({"target": {"kind": "Pod", "name": "x"}})).code,
+        422
+    );
     cluster.bind("default", "p", bind_to("n1")).unwrap();
     let error = refused_binding(&cluster, &bind_to("n1"));
     assert_eq!(error.code, 409);
-    assert_eq!(error.message, "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"n1\"");
+    assert_eq!(
+        error.message,
+        "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"n1\""
+    );
 }
 
 #[test]
@@ -157,10 +188,20 @@ fn deleting_and_gated_pods_are_not_bound() {
     held["metadata"]["finalizers"] = json!(["a.b/c"]);
     held["spec"]["schedulingGates"] = json!([{"name": "g"}]);
     cluster.create("pods", held).unwrap();
-    assert!(refused_binding(&cluster, &bind_to("n")).message.contains("has non-empty .spec.schedulingGates"));
-    cluster.patch("pods", "default", "p", json!({"spec": {"schedulingGates": []}})).unwrap();
+    assert!(
+        refused_binding(&cluster, &bind_to("n"))
+            .message
+            .contains("has non-empty .spec.schedulingGates")
+    );
+    cluster
+        .patch("pods", "default", "p", json!({"spec": {"schedulingGates": []}}))
+        .unwrap();
     assert!(!cluster.delete("pods", "default", "p", None).unwrap());
-    assert!(refused_binding(&cluster, &bind_to("n")).message.contains("is being deleted"));
+    assert!(
+        refused_binding(&cluster, &bind_to("n"))
+            .message
+            .contains("is being deleted")
+    );
 }
 
 #[test]
@@ -174,10 +215,16 @@ fn bound_pods_die_gracefully_and_unbound_ones_at_once() {
     let dying = cluster.get("pods", "default", "p").unwrap();
     assert_eq!(dying["metadata"]["deletionGracePeriodSeconds"], 30);
     let revision = cluster.revision();
-    assert!(!cluster.delete("pods", "default", "p", Some(60)).unwrap(), "grace never grows");
+    assert!(
+        !cluster.delete("pods", "default", "p", Some(60)).unwrap(),
+        "grace never grows"
+    );
     assert_eq!(cluster.revision(), revision);
     assert!(!cluster.delete("pods", "default", "p", Some(5)).unwrap());
-    assert_eq!(cluster.get("pods", "default", "p").unwrap()["metadata"]["deletionGracePeriodSeconds"], 5);
+    assert_eq!(
+        cluster.get("pods", "default", "p").unwrap()["metadata"]["deletionGracePeriodSeconds"],
+        5
+    );
     assert!(cluster.delete("pods", "default", "p", Some(0)).unwrap());
     assert_eq!(cluster.get("pods", "default", "p").unwrap_err().code, 404);
 }
@@ -187,7 +234,9 @@ fn terminal_pods_need_no_grace() {
     let cluster = cluster();
     cluster.create("pods", pod("p")).unwrap();
     cluster.bind("default", "p", bind_to("n")).unwrap();
-    cluster.patch_status("pods", "default", "p", &json!({"phase": "Failed"})).unwrap();
+    cluster
+        .patch_status("pods", "default", "p", &json!({"phase": "Failed"}))
+        .unwrap();
     assert!(cluster.delete("pods", "default", "p", None).unwrap());
 }
 
@@ -198,8 +247,21 @@ fn finalizers_hold_an_object_until_the_last_is_gone() {
     cluster.create("configmaps", map).unwrap();
     assert!(!cluster.delete("configmaps", "default", "m", None).unwrap());
     let more = json!({"metadata": {"finalizers": ["a.b/c", "d.e/f"]}});
-    assert_eq!(cluster.patch("configmaps", "default", "m", more).unwrap_err().code, 422);
-    cluster.patch("configmaps", "default", "m", json!({"metadata": {"finalizers": null}})).unwrap();
+    assert_eq!(
+        cluster
+            .patch("configmaps", "default", "m", more)
+            .unwrap_err()
+            .code,
+        422
+    );
+    cluster
+        .patch(
+            "configmaps",
+            "default",
+            "m",
+            json!({"metadata": {"finalizers": null}}),
+        )
+        .unwrap();
     assert_eq!(cluster.get("configmaps", "default", "m").unwrap_err().code, 404);
 }
 
@@ -219,7 +281,9 @@ fn finalizers_hold_an_object_until_the_last_is_gone() {
 fn pod_updates_follow_the_rules(#[case] patch: Value, #[case] code: u16) {
     let cluster = cluster();
     cluster.create("pods", pod("p")).unwrap();
-    let found = cluster.patch("pods", "default", "p", patch).map_or_else(|e| e.code, |_| 0);
+    let found = cluster
+        .patch("pods", "default", "p", patch)
+        .map_or_else(|e| e.code, |_| 0);
     assert_eq!(found, code);
 }
 
@@ -238,11 +302,21 @@ fn images_may_change_and_an_unchanged_write_is_no_write() {
 #[test]
 fn status_and_the_rest_are_written_apart() {
     let cluster = cluster();
-    cluster.create("nodes", json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": 4}}})).unwrap();
+    cluster
+        .create(
+            "nodes",
+            json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": 4}}}),
+        )
+        .unwrap();
     let both = json!({"spec": {"unschedulable": true}, "status": {"capacity": {"cpu": "8"}}});
     let node = cluster.patch("nodes", "", "n", both).unwrap();
-    assert_eq!((&node["spec"]["unschedulable"], &node["status"]["capacity"]["cpu"]), (&json!(true), &json!("4")));
-    let node = cluster.patch_status("nodes", "", "n", &json!({"capacity": {"x.y/z": "1"}})).unwrap();
+    assert_eq!(
+        (&node["spec"]["unschedulable"], &node["status"]["capacity"]["cpu"]),
+        (&json!(true), &json!("4"))
+    );
+    let node = cluster
+        .patch_status("nodes", "", "n", &json!({"capacity": {"x.y/z": "1"}}))
+        .unwrap();
     assert_eq!(node["status"]["capacity"], json!({"cpu": "4", "x.y/z": "1"}));
     assert_eq!(node["spec"]["unschedulable"], true);
 }
@@ -264,15 +338,34 @@ fn a_definition_adds_its_resource_and_takes_it_away() {
     cluster.create("customresourcedefinitions", definition()).unwrap();
     let device = json!({"metadata": {"name": "d"}, "spec": {"n": 1}, "status": {"dropped": true}});
     let device = cluster.create("devices.x.io", device).unwrap();
-    assert_eq!((device.get("status"), &device["apiVersion"]), (None, &json!("x.io/v1")));
-    let device = cluster.patch_status("devices.x.io", "", "d", &json!({"ok": true})).unwrap();
+    assert_eq!(
+        (device.get("status"), &device["apiVersion"]),
+        (None, &json!("x.io/v1"))
+    );
+    let device = cluster
+        .patch_status("devices.x.io", "", "d", &json!({"ok": true}))
+        .unwrap();
     assert_eq!(device["metadata"]["generation"], 1);
     let mut changed = Value::clone(&device);
     changed["spec"]["n"] = json!(2);
-    changed["metadata"].as_object_mut().unwrap().remove("resourceVersion");
-    assert_eq!(cluster.update("devices.x.io", changed).unwrap_err().code, 422, "custom updates need a version");
-    assert_eq!(cluster.patch("devices.x.io", "", "d", json!({"spec": {"n": 2}})).unwrap()["metadata"]["generation"], 2);
-    cluster.delete("customresourcedefinitions", "", "devices.x.io", None).unwrap();
+    changed["metadata"]
+        .as_object_mut()
+        .unwrap()
+        .remove("resourceVersion");
+    assert_eq!(
+        cluster.update("devices.x.io", changed).unwrap_err().code,
+        422,
+        "custom updates need a version"
+    );
+    assert_eq!(
+        cluster
+            .patch("devices.x.io", "", "d", json!({"spec": {"n": 2}}))
+            .unwrap()["metadata"]["generation"],
+        2
+    );
+    cluster
+        .delete("customresourcedefinitions", "", "devices.x.io", None)
+        .unwrap();
     assert_eq!(cluster.get("devices.x.io", "", "d").unwrap_err().code, 404);
     cluster.create("customresourcedefinitions", definition()).unwrap();
     assert!(cluster.list("devices.x.io", None).unwrap().is_empty());
@@ -281,17 +374,24 @@ fn a_definition_adds_its_resource_and_takes_it_away() {
 #[test]
 fn a_namespace_goes_with_its_last_object() {
     let cluster = cluster();
-    cluster.create("namespaces", json!({"metadata": {"name": "team"}})).unwrap();
+    cluster
+        .create("namespaces", json!({"metadata": {"name": "team"}}))
+        .unwrap();
     let inside = |mut object: Value| {
         object["metadata"]["namespace"] = json!("team");
         object
     };
     cluster.create("pods", inside(pod("p"))).unwrap();
-    cluster.create("configmaps", inside(json!({"metadata": {"name": "m"}}))).unwrap();
+    cluster
+        .create("configmaps", inside(json!({"metadata": {"name": "m"}})))
+        .unwrap();
     cluster.bind("team", "p", bind_to("n")).unwrap();
     cluster.delete("namespaces", "", "team", None).unwrap();
     assert_eq!(cluster.get("configmaps", "team", "m").unwrap_err().code, 404);
-    assert_eq!(cluster.get("namespaces", "", "team").unwrap()["status"]["phase"], "Terminating");
+    assert_eq!(
+        cluster.get("namespaces", "", "team").unwrap()["status"]["phase"],
+        "Terminating"
+    );
     assert_eq!(cluster.create("pods", inside(pod("q"))).unwrap_err().code, 403);
     cluster.delete("pods", "team", "p", Some(0)).unwrap();
     assert_eq!(cluster.get("namespaces", "", "team").unwrap_err().code, 404);
@@ -301,11 +401,17 @@ fn a_namespace_goes_with_its_last_object() {
 async fn watches_see_objects_enter_and_leave_their_selector() {
     let cluster = cluster();
     cluster.create("pods", pod("p")).unwrap();
-    let mut watch = cluster.watch("pods", Some("default"), "", "spec.nodeName=", None).unwrap();
+    let mut watch = cluster
+        .watch("pods", Some("default"), "", "spec.nodeName=", None)
+        .unwrap();
     let mut on_node = cluster.watch("pods", None, "", "spec.nodeName=n", None).unwrap();
     cluster.bind("default", "p", bind_to("n")).unwrap();
     let revision = cluster.revision().to_string();
-    let kinds = [watch.next().await.unwrap(), watch.next().await.unwrap(), on_node.next().await.unwrap()];
+    let kinds = [
+        watch.next().await.unwrap(),
+        watch.next().await.unwrap(),
+        on_node.next().await.unwrap(),
+    ];
     insta::assert_debug_snapshot!(kinds.each_ref().map(|e| e.change), @r"
     [
         Added,
@@ -314,7 +420,14 @@ async fn watches_see_objects_enter_and_leave_their_selector() {
     ]
     ");
     assert_eq!(kinds[1].object["metadata"]["resourceVersion"], revision);
-    assert_eq!(kinds[1].object["spec"].get("nodeName"), None, "the last state that matched");
+    assert_eq!(
+        kinds[1].object["spec"].get("nodeName"),
+        None,
+        "the last state that matched"
+    );
     cluster.compact();
-    assert_eq!(cluster.watch("pods", None, "", "", Some(2)).unwrap_err().code, 410);
+    assert_eq!(
+        cluster.watch("pods", None, "", "", Some(2)).unwrap_err().code,
+        410
+    );
 }

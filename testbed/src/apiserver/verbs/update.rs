@@ -28,7 +28,12 @@ const KEPT: &[&str] = &[
 
 impl State {
     /// Replaces an object, or its status, by `body`.
-    pub(crate) fn update(&mut self, target: &Target, body: Value, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn update(
+        &mut self,
+        target: &Target,
+        body: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
         let new = self.draft_update(target, body)?;
         self.commit(target, new, options, false)
     }
@@ -45,7 +50,8 @@ impl State {
         let resource = &target.resource;
         self.current(target)?;
         if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
-            let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
+            let missing =
+                FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
             refuse(resource, &target.name, &[missing])?;
         }
         Ok(body)
@@ -53,13 +59,25 @@ impl State {
 
     /// Stores `new` in place of the target if the rules allow it. `applied` says that `new` already carries the
     /// record of who owns which field.
-    pub(crate) fn commit(&mut self, target: &Target, new: Value, options: &WriteOptions, applied: bool) -> Result<Written, ApiError> {
+    pub(crate) fn commit(
+        &mut self,
+        target: &Target,
+        new: Value,
+        options: &WriteOptions,
+        applied: bool,
+    ) -> Result<Written, ApiError> {
         let settled = self.settle(target, new, options, applied)?;
         self.store_settled(target, settled, options)
     }
 
     /// Works out what `new` in place of the target would be stored as, if the rules allow it.
-    pub(crate) fn settle(&self, target: &Target, mut new: Value, options: &WriteOptions, applied: bool) -> Result<Settled, ApiError> {
+    pub(crate) fn settle(
+        &self,
+        target: &Target,
+        mut new: Value,
+        options: &WriteOptions,
+        applied: bool,
+    ) -> Result<Settled, ApiError> {
         let current = self.current(target)?;
         let old = &*current.value;
         let resource = &target.resource;
@@ -75,24 +93,47 @@ impl State {
             managers::track_update(old, &mut new, writer, &Schema::of(resource));
         }
         if *old == new {
-            return Ok(Settled { before: current, new: None });
+            return Ok(Settled {
+                before: current,
+                new: None,
+            });
         }
         refuse(resource, &target.name, &check(target, old, &new))?;
         count_generation(resource, old, &mut new);
-        Ok(Settled { before: current, new: Some(new) })
+        Ok(Settled {
+            before: current,
+            new: Some(new),
+        })
     }
 
     /// Stores what was settled, unless the object has changed since.
-    pub(crate) fn store_settled(&mut self, target: &Target, settled: Settled, options: &WriteOptions) -> Result<Written, ApiError> {
+    pub(crate) fn store_settled(
+        &mut self,
+        target: &Target,
+        settled: Settled,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
         if self.current(target)?.rv != settled.before.rv {
             return Err(ApiError::modified(&target.resource.qualified(), &target.name));
         }
-        let Some(new) = settled.new else { return Ok(Written { version: settled.before, created: false }) };
+        let Some(new) = settled.new else {
+            return Ok(Written {
+                version: settled.before,
+                created: false,
+            });
+        };
         if target.resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
             self.registry.define(&new);
         }
-        let version = if finished(&new) && !options.dry_run { self.finish(target, new) } else { self.keep(target, new, options.dry_run) };
-        Ok(Written { version, created: false })
+        let version = if finished(&new) && !options.dry_run {
+            self.finish(target, new)
+        } else {
+            self.keep(target, new, options.dry_run)
+        };
+        Ok(Written {
+            version,
+            created: false,
+        })
     }
 }
 
@@ -113,8 +154,12 @@ impl Settled {
 
 /// Whether an object waiting for removal waits for nothing any more.
 fn finished(object: &Value) -> bool {
-    let grace = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
-    let namespace = object::text(object, "/kind") == "Namespace" && !object::array(object, "/spec/finalizers").is_empty();
+    let grace = object
+        .pointer("/metadata/deletionGracePeriodSeconds")
+        .and_then(Value::as_i64)
+        .unwrap_or(0);
+    let namespace =
+        object::text(object, "/kind") == "Namespace" && !object::array(object, "/spec/finalizers").is_empty();
     object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !namespace
 }
 
@@ -171,9 +216,13 @@ fn keep_metadata(old: &Value, new: &mut Value) {
 fn check(target: &Target, old: &Value, new: &Value) -> Vec<FieldError> {
     let mut errors = name::check_metadata(new);
     let finalizers = object::array(old, "/metadata/finalizers");
-    let added = object::array(new, "/metadata/finalizers").iter().find(|f| !finalizers.contains(f));
+    let added = object::array(new, "/metadata/finalizers")
+        .iter()
+        .find(|f| !finalizers.contains(f));
     if let Some(added) = added.filter(|_| object::is_deleting(old)) {
-        let why = format!("no new finalizers can be added if the object is being deleted, found new finalizers {added}");
+        let why = format!(
+            "no new finalizers can be added if the object is being deleted, found new finalizers {added}"
+        );
         errors.push(FieldError::forbidden("metadata.finalizers", &why));
     }
     errors.extend(admission::check_configuration(&target.resource, new));
@@ -190,10 +239,16 @@ fn count_generation(resource: &Resource, old: &Value, new: &mut Value) {
     let counts = |field: &str| field != "metadata" && !(field == "status" && resource.status);
     let content = |of: &Value| -> Vec<(String, Value)> {
         let fields = of.as_object().into_iter().flatten();
-        fields.filter(|(field, _)| counts(field)).map(|(k, v)| (k.clone(), v.clone())).collect()
+        fields
+            .filter(|(field, _)| counts(field))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
     };
     if content(old) != content(new) {
-        let generation = old.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or(0);
+        let generation = old
+            .pointer("/metadata/generation")
+            .and_then(Value::as_i64)
+            .unwrap_or(0);
         object::meta(new).insert("generation".to_owned(), Value::from(generation + 1));
     }
 }

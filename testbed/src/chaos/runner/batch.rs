@@ -41,7 +41,13 @@ impl Runner {
         self.node(batch.node)?.kubelet().hold();
         let mut disturbance = self.disturb(batch);
         self.create(batch).await?;
-        self.wanted.extend(batch.pods.iter().filter(|number| !batch.deleted.contains(number)).map(|number| pod_name(*number)));
+        self.wanted.extend(
+            batch
+                .pods
+                .iter()
+                .filter(|number| !batch.deleted.contains(number))
+                .map(|number| pod_name(*number)),
+        );
         match batch.meanwhile {
             Meanwhile::SchedulerRestartsEarly => self.cluster.scheduler.restart().await?,
             Meanwhile::KubeSchedulerRestarts => {
@@ -55,7 +61,9 @@ impl Runner {
         let n_expected = self.delete_early(batch, &mut disturbance).await?;
         self.before_release(batch).await?;
         let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
-        self.node(batch.node)?.kubelet().release(batch.order, batch.order_seed);
+        self.node(batch.node)?
+            .kubelet()
+            .release(batch.order, batch.order_seed);
         self.while_admitted(batch, n_calls, n_expected).await?;
         disturbance.end();
         self.until_gone(&batch.deleted).await?;
@@ -66,7 +74,11 @@ impl Runner {
         let creations = batch.pods.iter().map(|number| {
             let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
             // Its image asks for all GPUs, and it for none.
-            let spec = if self.mode == Mode::Kinds { spec.idle("idle", "nvidia/cuda:12.4.1-base") } else { spec };
+            let spec = if self.mode == Mode::Kinds {
+                spec.idle("idle", "nvidia/cuda:12.4.1-base")
+            } else {
+                spec
+            };
             let pods = self.pods.clone();
             async move { pods.create(&spec).await }
         });
@@ -77,22 +89,42 @@ impl Runner {
     /// What is wrong from the beginning.
     fn disturb(&self, batch: &Batch) -> Disturbance {
         let faults = self.cluster.api().faults();
-        let patches = |resource: &str| Matching::anything().verb("patch").resource(resource).subresource("").times(N_FAULTS);
-        let bindings = || Matching::anything().verb("create").resource("pods").subresource("binding").times(N_FAULTS);
+        let patches = |resource: &str| {
+            Matching::anything()
+                .verb("patch")
+                .resource(resource)
+                .subresource("")
+                .times(N_FAULTS)
+        };
+        let bindings = || {
+            Matching::anything()
+                .verb("create")
+                .resource("pods")
+                .subresource("binding")
+                .times(N_FAULTS)
+        };
         match batch.meanwhile {
-            Meanwhile::PluginWatchLags => {
-                Disturbance { watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")), ..Disturbance::default() }
-            }
-            Meanwhile::SchedulerWatchLags => {
-                Disturbance { watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")), ..Disturbance::default() }
-            }
+            Meanwhile::PluginWatchLags => Disturbance {
+                watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
+                ..Disturbance::default()
+            },
+            Meanwhile::SchedulerWatchLags => Disturbance {
+                watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")),
+                ..Disturbance::default()
+            },
             Meanwhile::ApiRefuses => {
                 let refuse = |matching| faults.inject(matching, Fault::Refuse(503));
-                Disturbance { faults: vec![refuse(patches("devices")), refuse(patches("pods"))], ..Disturbance::default() }
+                Disturbance {
+                    faults: vec![refuse(patches("devices")), refuse(patches("pods"))],
+                    ..Disturbance::default()
+                }
             }
             Meanwhile::RepliesLost => {
                 let lose = |matching| faults.inject(matching, Fault::DropReply);
-                Disturbance { faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())], ..Disturbance::default() }
+                Disturbance {
+                    faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())],
+                    ..Disturbance::default()
+                }
             }
             _ => Disturbance::default(),
         }
@@ -104,7 +136,10 @@ impl Runner {
         let faults = self.cluster.api().faults().clone();
         let is_late = batch.meanwhile == Meanwhile::KubeletMissesDeletions;
         if is_late {
-            self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| kubelet.n_held() >= n_pods).await?;
+            self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
+                kubelet.n_held() >= n_pods
+            })
+            .await?;
             let kubelet = format!("system:node:{}", node_name(batch.node));
             disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
         } else if batch.meanwhile == Meanwhile::PluginMissesDeletions {
@@ -112,13 +147,20 @@ impl Runner {
         }
         for number in &batch.deleted {
             let name = pod_name(*number);
-            if batch.by_force { self.pods.delete_now(&name).await? } else { self.pods.delete(&name).await? }
+            if batch.by_force {
+                self.pods.delete_now(&name).await?;
+            } else {
+                self.pods.delete(&name).await?;
+            }
         }
         if is_late {
             return Ok(n_pods);
         }
         self.until_gone(&batch.deleted).await?;
-        self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| kubelet.n_held() == n_left).await?;
+        self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
+            kubelet.n_held() == n_left
+        })
+        .await?;
         Ok(n_left)
     }
 
@@ -154,10 +196,12 @@ impl Runner {
         let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
         match batch.meanwhile {
             Meanwhile::PluginWatchLags | Meanwhile::PluginMissesDeletions => {
-                self.until_kubelet(batch.node, "Allocate to be called", begun).await?;
+                self.until_kubelet(batch.node, "Allocate to be called", begun)
+                    .await?;
             }
             Meanwhile::PluginDies => {
-                self.until_kubelet(batch.node, "Allocate to be called", begun).await?;
+                self.until_kubelet(batch.node, "Allocate to be called", begun)
+                    .await?;
                 self.restart_plugin(batch.node).await?;
             }
             Meanwhile::KubeletMissesDeletions => self.until_admitted(batch, n_expected).await?,
@@ -178,14 +222,20 @@ impl Runner {
     async fn until_admitted(&mut self, batch: &Batch, n_expected: usize) -> Result<()> {
         let n_before = self.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
         let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_expected;
-        self.until_kubelet(batch.node, "all pods to be admitted", all).await
+        self.until_kubelet(batch.node, "all pods to be admitted", all)
+            .await
     }
 
     /// Waits a little until a start of every pod of the batch has been tried.
     async fn until_tried(&mut self, batch: &Batch, n_expected: usize) -> Result<()> {
         let names: BTreeSet<String> = batch.pods.iter().map(|number| pod_name(*number)).collect();
         let tried = |kubelet: &Kubelet| {
-            let tried: BTreeSet<String> = kubelet.containers().into_iter().map(|one| one.pod).filter(|pod| names.contains(pod)).collect();
+            let tried: BTreeSet<String> = kubelet
+                .containers()
+                .into_iter()
+                .map(|one| one.pod)
+                .filter(|pod| names.contains(pod))
+                .collect();
             tried.len() >= n_expected
         };
         // Whether all of them were does not matter.
@@ -195,10 +245,22 @@ impl Runner {
 
     /// Lets a node's plugin write no byte to any file, or lets it again. Needs `prlimit`, which comes with every Linux.
     async fn fill_disk(&mut self, node: usize, is_full: bool) -> Result<()> {
-        let pid = self.node(node)?.plugin().and_then(crate::daemons::Daemon::pid).context("no plugin runs on the node")?;
-        let limit = if is_full { "--fsize=0:" } else { "--fsize=unlimited:" };
+        let pid = self
+            .node(node)?
+            .plugin()
+            .and_then(crate::daemons::Daemon::pid)
+            .context("no plugin runs on the node")?;
+        let limit = if is_full {
+            "--fsize=0:"
+        } else {
+            "--fsize=unlimited:"
+        };
         let mut command = tokio::process::Command::new("prlimit");
-        let status = command.args(["--pid", &pid.to_string(), limit]).status().await.context("cannot run prlimit")?;
+        let status = command
+            .args(["--pid", &pid.to_string(), limit])
+            .status()
+            .await
+            .context("cannot run prlimit")?;
         anyhow::ensure!(status.success(), "prlimit ended with {status}");
         Ok(())
     }
@@ -207,12 +269,18 @@ impl Runner {
 fn pod_spec(name: &str, shape: Shape) -> PodSpec {
     match shape {
         Shape::Units(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]),
-        Shape::UnitsAndInit(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::TwoContainers(units) => {
-            PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).container("second", &[(GPU_MEM, &units.to_string())])
-        }
+        Shape::UnitsAndInit(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())])
+            .init("init", &[(GPU_MEM, &units.to_string())]),
+        Shape::TwoContainers(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())])
+            .container("second", &[(GPU_MEM, &units.to_string())]),
         Shape::InitOnly(units) => PodSpec::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::Ratio => PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")]),
-        Shape::TwoDevices => PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20"), (GPU_CORE, "20")]),
+        Shape::Ratio => PodSpec::new(
+            name,
+            &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")],
+        ),
+        Shape::TwoDevices => PodSpec::new(
+            name,
+            &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20"), (GPU_CORE, "20")],
+        ),
     }
 }

@@ -51,7 +51,12 @@ fn hint(hint: &Value) -> (&'static str, Value) {
 #[case::same_switch(&pod(&[0], false, &[(JOINT, json!({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}))]), 0)]
 #[case::other_switch(&pod(&[1], false, &[(JOINT, json!({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}))]), 1)]
 fn demands(#[case] pod: &Pod, #[case] n_unmet: usize) {
-    assert_eq!(unmet(pod, &device()).len(), n_unmet, "{:?}", unmet(pod, &device()));
+    assert_eq!(
+        unmet(pod, &device()).len(),
+        n_unmet,
+        "{:?}",
+        unmet(pod, &device())
+    );
 }
 
 #[rstest]
@@ -59,7 +64,12 @@ fn demands(#[case] pod: &Pod, #[case] n_unmet: usize) {
 #[case::more_than_asked("rdma", 1, &[1, 1], false)]
 #[case::whole_ones("rdma", 200, &[100, 100], true)]
 #[case::too_few("rdma", 200, &[100], false)]
-fn amounts_without_wishes(#[case] kind: &str, #[case] asked: u64, #[case] held: &[u64], #[case] expected: bool) {
+fn amounts_without_wishes(
+    #[case] kind: &str,
+    #[case] asked: u64,
+    #[case] held: &[u64],
+    #[case] expected: bool,
+) {
     assert_eq!(Wishes::default().should_hold(kind, asked, held), expected);
 }
 
@@ -70,8 +80,16 @@ fn amounts_without_wishes(#[case] kind: &str, #[case] asked: u64, #[case] held: 
 #[case::count(&[hint(&json!({"allocateStrategy": "RequestsAsCount"}))], 2, &[1, 1], true)]
 #[case::count_of_whole_ones(&[hint(&json!({"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}))], 2, &[100, 100], true)]
 #[case::count_of_parts(&[hint(&json!({"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}))], 2, &[1, 1], false)]
-fn amounts_with_wishes(#[case] annotations: &[(&str, Value)], #[case] asked: u64, #[case] held: &[u64], #[case] expected: bool) {
-    assert_eq!(Wishes::of(&pod(&[], false, annotations)).should_hold("rdma", asked, held), expected);
+fn amounts_with_wishes(
+    #[case] annotations: &[(&str, Value)],
+    #[case] asked: u64,
+    #[case] held: &[u64],
+    #[case] expected: bool,
+) {
+    assert_eq!(
+        Wishes::of(&pod(&[], false, annotations)).should_hold("rdma", asked, held),
+        expected
+    );
 }
 
 #[rstest]

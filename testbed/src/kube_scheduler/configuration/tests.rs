@@ -32,20 +32,40 @@ extenders:
 "
     );
     let configuration: Configuration = text.parse().unwrap();
-    let prefixes: Vec<_> = configuration.extenders.iter().map(|e| e.url_prefix.as_str()).collect();
-    assert_eq!(prefixes, ["http://b:2/y", "http://a:1/x"], "ignorable extenders are called last");
+    let prefixes: Vec<_> = configuration
+        .extenders
+        .iter()
+        .map(|e| e.url_prefix.as_str())
+        .collect();
+    assert_eq!(
+        prefixes,
+        ["http://b:2/y", "http://a:1/x"],
+        "ignorable extenders are called last"
+    );
     let timeouts: Vec<_> = configuration.extenders.iter().map(|e| e.http_timeout).collect();
     assert_eq!(timeouts, [Duration::from_millis(60_500), Duration::from_secs(5)]);
-    assert_eq!(configuration.schedulers.iter().collect::<Vec<_>>(), ["default-scheduler", "gpushare"]);
-    assert_eq!(configuration.ignored_resources().iter().collect::<Vec<_>>(), ["aliyun.com/gpu-mem"]);
-    assert_eq!((configuration.initial_backoff, configuration.max_backoff), (Duration::from_secs(1), Duration::from_secs(3)));
+    assert_eq!(
+        configuration.schedulers.iter().collect::<Vec<_>>(),
+        ["default-scheduler", "gpushare"]
+    );
+    assert_eq!(
+        configuration.ignored_resources().iter().collect::<Vec<_>>(),
+        ["aliyun.com/gpu-mem"]
+    );
+    assert_eq!(
+        (configuration.initial_backoff, configuration.max_backoff),
+        (Duration::from_secs(1), Duration::from_secs(3))
+    );
 }
 
 #[test]
 fn another_address_keeps_the_path() {
     let configuration: Configuration = with("").parse().unwrap();
     let moved = configuration.with_extenders_at("http://127.0.0.1:4242");
-    assert_eq!(moved.extenders[0].url_prefix, "http://127.0.0.1:4242/gpushare-scheduler");
+    assert_eq!(
+        moved.extenders[0].url_prefix,
+        "http://127.0.0.1:4242/gpushare-scheduler"
+    );
 }
 
 #[test]
@@ -54,23 +74,52 @@ fn certificates_of_tls_lie_in_the_folder_that_is_said() {
         "{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /etc/ca.crt}}"
     );
     let configuration: Configuration = text.parse().unwrap();
-    let moved = configuration.clone().with_tls_extenders_at(([127, 0, 0, 1], 1).into(), Path::new("/nowhere"));
+    let moved = configuration
+        .clone()
+        .with_tls_extenders_at(([127, 0, 0, 1], 1).into(), Path::new("/nowhere"));
     let error = moved.extenders[0].connector().unwrap_err().to_string();
-    assert!(error.starts_with("tlsConfig: cannot read /nowhere/ca.crt"), "{error}");
+    assert!(
+        error.starts_with("tlsConfig: cannot read /nowhere/ca.crt"),
+        "{error}"
+    );
     let plain = configuration.with_extenders_at("http://127.0.0.1:1");
-    assert_eq!(plain.extenders[0].url_prefix, "http://127.0.0.1:1/gpushare-scheduler");
+    assert_eq!(
+        plain.extenders[0].url_prefix,
+        "http://127.0.0.1:1/gpushare-scheduler"
+    );
     plain.extenders[0].connector().unwrap();
 }
 
 #[rstest]
-#[case::scheme("  enableHTTPS: true", "extenders[0].urlPrefix: \"http://127.0.0.1:1/gpushare-scheduler\" does not begin with https://")]
-#[case::certificates("  tlsConfig: {insecure: true}", "extenders[0].tlsConfig: has no meaning without enableHTTPS")]
-#[case::no_weight("  prioritizeVerb: p", "extenders[0].weight: an extender that prioritizes needs a positive weight")]
-#[case::core_resource("  managedResources: [{name: cpu}]", "extenders[0].managedResources: \"cpu\" is no extended resource")]
-#[case::managed_twice("  managedResources: [{name: a/b}, {name: a/b}]", "extenders[0].managedResources: a/b is managed twice")]
-#[case::two_binders("  bindVerb: b\n- urlPrefix: http://x\n  bindVerb: b", "extenders: more than one of them binds")]
+#[case::scheme(
+    "  enableHTTPS: true",
+    "extenders[0].urlPrefix: \"http://127.0.0.1:1/gpushare-scheduler\" does not begin with https://"
+)]
+#[case::certificates(
+    "  tlsConfig: {insecure: true}",
+    "extenders[0].tlsConfig: has no meaning without enableHTTPS"
+)]
+#[case::no_weight(
+    "  prioritizeVerb: p",
+    "extenders[0].weight: an extender that prioritizes needs a positive weight"
+)]
+#[case::core_resource(
+    "  managedResources: [{name: cpu}]",
+    "extenders[0].managedResources: \"cpu\" is no extended resource"
+)]
+#[case::managed_twice(
+    "  managedResources: [{name: a/b}, {name: a/b}]",
+    "extenders[0].managedResources: a/b is managed twice"
+)]
+#[case::two_binders(
+    "  bindVerb: b\n- urlPrefix: http://x\n  bindVerb: b",
+    "extenders: more than one of them binds"
+)]
 fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
-    assert_eq!(with(extender).parse::<Configuration>().unwrap_err().to_string(), message);
+    assert_eq!(
+        with(extender).parse::<Configuration>().unwrap_err().to_string(),
+        message
+    );
 }
 
 #[rstest]

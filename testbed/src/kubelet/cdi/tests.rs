@@ -37,7 +37,10 @@ fn unknown_devices_bad_files_and_other_files_resolve_nothing() {
     let dirs = [dir.path().to_owned(), dir.path().join("missing")];
     assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(wanted.clone())));
     std::fs::write(dir.path().join("good.yaml"), spec("v.com/gpu", "a", "x")).unwrap();
-    assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(names(&["v.com/gpu=b"]))));
+    assert_eq!(
+        resolve_now(&dirs, &wanted),
+        Err(Unresolvable(names(&["v.com/gpu=b"])))
+    );
 }
 
 #[test]
@@ -77,14 +80,18 @@ fn stale(cache: &CdiCache, name: &str) -> Vec<String> {
 async fn until(cache: &CdiCache, name: &str, env: Option<&str>) {
     let agrees = || {
         known(cache, name).ok().map(|edits| edits.env).as_deref()
-            == env.map(|env| vec![format!("ALL={env}"), format!("ONE={env}")]).as_deref()
+            == env
+                .map(|env| vec![format!("ALL={env}"), format!("ONE={env}")])
+                .as_deref()
     };
     let waiting = async {
         while !agrees() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap_or_else(|_| panic!("{name} never became {env:?}"));
+    tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .unwrap_or_else(|_| panic!("{name} never became {env:?}"));
 }
 
 #[tokio::test]
@@ -92,16 +99,28 @@ async fn a_change_counts_after_the_watch_has_read_it() {
     let dir = TempDir::new().unwrap();
     let cache = cache(dir.path());
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
-    assert_eq!(known(&cache, "v.com/gpu=a"), Err(Unresolvable(names(&["v.com/gpu=a"]))), "an injection reads nothing itself");
+    assert_eq!(
+        known(&cache, "v.com/gpu=a"),
+        Err(Unresolvable(names(&["v.com/gpu=a"]))),
+        "an injection reads nothing itself"
+    );
     until(&cache, "v.com/gpu=a", Some("one")).await;
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "two"));
     assert_eq!(known(&cache, "v.com/gpu=a").unwrap().env, ["ALL=one", "ONE=one"]);
-    assert_eq!(stale(&cache, "v.com/gpu=a"), ["v.com/gpu=a"], "the spec has other content by now");
+    assert_eq!(
+        stale(&cache, "v.com/gpu=a"),
+        ["v.com/gpu=a"],
+        "the spec has other content by now"
+    );
     until(&cache, "v.com/gpu=a", Some("two")).await;
     assert_eq!(stale(&cache, "v.com/gpu=a"), [""; 0]);
     std::fs::remove_file(dir.path().join("1.yaml")).unwrap();
     assert_eq!(known(&cache, "v.com/gpu=a").unwrap().env, ["ALL=two", "ONE=two"]);
-    assert_eq!(stale(&cache, "v.com/gpu=a"), ["v.com/gpu=a"], "the spec is gone by now");
+    assert_eq!(
+        stale(&cache, "v.com/gpu=a"),
+        ["v.com/gpu=a"],
+        "the spec is gone by now"
+    );
     until(&cache, "v.com/gpu=a", None).await;
 }
 
@@ -132,7 +151,9 @@ async fn a_file_moved_in_from_another_directory_counts_after_the_next_change() {
 async fn a_slow_reading_leaves_what_was_known() {
     let dir = TempDir::new().unwrap();
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
-    let delay = RefreshDelay { longest: Duration::from_secs(1) };
+    let delay = RefreshDelay {
+        longest: Duration::from_secs(1),
+    };
     let cache = CdiCache::start(vec![dir.path().to_owned()], delay, 0).unwrap();
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "two"));
     for _ in 0..100 {

@@ -11,12 +11,31 @@ use crate::kubelet::held::{Held, Holder};
 
 fn state() -> Devices {
     let mut devices = Devices::default();
-    let list = ["a", "b"].map(|id| Device { id: id.to_owned(), health: "Healthy".to_owned(), topology: None });
+    let list = ["a", "b"].map(|id| Device {
+        id: id.to_owned(),
+        health: "Healthy".to_owned(),
+        topology: None,
+    });
     devices.offer("x.io/y", list.to_vec());
-    let holder = Holder { pod: "uid".to_owned(), container: "main".to_owned() };
-    let wish = Wish { holder: &holder, resource: "x.io/y", required: 1, untouchable: false };
+    let holder = Holder {
+        pod: "uid".to_owned(),
+        container: "main".to_owned(),
+    };
+    let wish = Wish {
+        holder: &holder,
+        resource: "x.io/y",
+        required: 1,
+        untouchable: false,
+    };
     let envs = [("NAME".to_owned(), "value".to_owned())].into_iter().collect();
-    devices.grant(&wish, &["a".into()].into(), ContainerAllocateResponse { envs, ..Default::default() });
+    devices.grant(
+        &wish,
+        &["a".into()].into(),
+        ContainerAllocateResponse {
+            envs,
+            ..Default::default()
+        },
+    );
     devices
 }
 
@@ -29,12 +48,22 @@ fn what_is_written_is_read_back() {
     insta::assert_snapshot!(content, @r#"{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"x.io/y","DeviceIDs":{"-1":["a"]},"AllocResp":"Cg0KBE5BTUUSBXZhbHVl"}],"RegisteredDevices":{"x.io/y":["a","b"]}},"Checksum":1076089798}"#);
     write(&path, &content).unwrap();
     let data = read(&path).unwrap().unwrap();
-    assert_eq!(data.registered_devices, BTreeMap::from([("x.io/y".to_owned(), vec!["a".to_owned(), "b".to_owned()])]));
+    assert_eq!(
+        data.registered_devices,
+        BTreeMap::from([("x.io/y".to_owned(), vec!["a".to_owned(), "b".to_owned()])])
+    );
     let held = Held::restore(data.pod_device_entries);
-    let holder = Holder { pod: "uid".to_owned(), container: "main".to_owned() };
+    let holder = Holder {
+        pod: "uid".to_owned(),
+        container: "main".to_owned(),
+    };
     let grant = held.grant(&holder, "x.io/y").unwrap();
     assert_eq!(grant.response.envs["NAME"], "value");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        1,
+        "no temporary file is left"
+    );
 }
 
 #[test]

@@ -13,13 +13,22 @@ const RESOURCE: &str = "x.io/y";
 
 fn list(healthy: &[usize], unhealthy: &[usize]) -> Vec<Device> {
     let of = |ids: &[usize], health: &str| -> Vec<Device> {
-        ids.iter().map(|id| Device { id: id.to_string(), health: health.to_owned(), topology: None }).collect()
+        ids.iter()
+            .map(|id| Device {
+                id: id.to_string(),
+                health: health.to_owned(),
+                topology: None,
+            })
+            .collect()
     };
     [of(healthy, "Healthy"), of(unhealthy, "Unhealthy")].concat()
 }
 
 fn holder(pod: usize) -> Holder {
-    Holder { pod: pod.to_string(), container: "main".to_owned() }
+    Holder {
+        pod: pod.to_string(),
+        container: "main".to_owned(),
+    }
 }
 
 /// Allocates as kubelet does between the calls to the plugin.
@@ -30,7 +39,12 @@ fn allocate(
     reusable: &BTreeSet<DeviceId>,
 ) -> Result<BTreeSet<DeviceId>, AllocationError> {
     let holder = holder(pod);
-    let wish = Wish { holder: &holder, resource: RESOURCE, required, untouchable: false };
+    let wish = Wish {
+        holder: &holder,
+        resource: RESOURCE,
+        required,
+        untouchable: false,
+    };
     let mut rng = dice(1, &["test"]);
     let chosen = match devices.begin(&wish, reusable, &mut rng)? {
         Choice::Nothing => return Ok(BTreeSet::new()),
@@ -48,9 +62,16 @@ fn a_list_call_in_the_middle_of_an_allocation_forgets_the_devices_in_flight() {
     devices.offer(RESOURCE, list(&[0, 1], &[]));
     allocate(&mut devices, 1, 1, &BTreeSet::new()).unwrap();
     let holder = holder(2);
-    let wish = Wish { holder: &holder, resource: RESOURCE, required: 1, untouchable: false };
+    let wish = Wish {
+        holder: &holder,
+        resource: RESOURCE,
+        required: 1,
+        untouchable: false,
+    };
     let mut rng = dice(1, &["test"]);
-    let Choice::Open(open) = devices.begin(&wish, &BTreeSet::new(), &mut rng).unwrap() else { panic!("one is free") };
+    let Choice::Open(open) = devices.begin(&wish, &BTreeSet::new(), &mut rng).unwrap() else {
+        panic!("one is free")
+    };
     let in_flight = devices.finish(RESOURCE, open, &[], &mut rng);
     devices.free_ended(&["2".to_owned()].into());
     assert!(devices.available(RESOURCE).is_superset(&in_flight));
@@ -59,15 +80,26 @@ fn a_list_call_in_the_middle_of_an_allocation_forgets_the_devices_in_flight() {
 #[test]
 fn a_changed_request_and_unhealthy_held_devices_are_refused() {
     let mut devices = Devices::default();
-    assert!(matches!(allocate(&mut devices, 1, 1, &BTreeSet::new()), Err(AllocationError::Unregistered(_))));
+    assert!(matches!(
+        allocate(&mut devices, 1, 1, &BTreeSet::new()),
+        Err(AllocationError::Unregistered(_))
+    ));
     devices.offer(RESOURCE, list(&[0, 1, 2], &[]));
     let held = allocate(&mut devices, 1, 2, &BTreeSet::new()).unwrap();
-    let changed = allocate(&mut devices, 1, 3, &BTreeSet::new()).unwrap_err().to_string();
-    assert_eq!(changed, r#"pod "1" container "main" changed request for resource "x.io/y" from 2 to 3"#);
+    let changed = allocate(&mut devices, 1, 3, &BTreeSet::new())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        changed,
+        r#"pod "1" container "main" changed request for resource "x.io/y" from 2 to 3"#
+    );
     let broken: Vec<usize> = held.iter().map(|id| id.parse().unwrap()).collect();
     let rest: Vec<usize> = (0..3).filter(|id| !broken.contains(id)).collect();
     devices.offer(RESOURCE, list(&rest, &broken));
-    assert!(matches!(allocate(&mut devices, 1, 2, &BTreeSet::new()), Err(AllocationError::HeldUnhealthy(_))));
+    assert!(matches!(
+        allocate(&mut devices, 1, 2, &BTreeSet::new()),
+        Err(AllocationError::HeldUnhealthy(_))
+    ));
 }
 
 #[derive(Clone, Debug)]

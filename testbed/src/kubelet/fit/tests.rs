@@ -8,7 +8,10 @@ use super::{Amounts, fit, is_extended};
 use crate::kubelet::pod::PodSpec;
 
 fn amounts(list: &[(&str, &str)]) -> Amounts {
-    let owned: Vec<(String, String)> = list.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+    let owned: Vec<(String, String)> = list
+        .iter()
+        .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+        .collect();
     Amounts::read(owned.iter().map(|(name, text)| (name, text)))
 }
 
@@ -61,8 +64,13 @@ fn a_pod_asks_for_its_running_containers_or_its_largest_init_step() {
 fn requests_fit_beside_one_other_pod(#[case] asked: &[(&str, &str)], #[case] shortage: Option<&str>) {
     let allocatable = amounts(&[("cpu", "4"), ("pods", "2"), ("x.io/y", "10")]);
     let other = amounts(&[("cpu", "1"), ("x.io/y", "6")]);
-    let found = fit(&amounts(asked), [&other], &allocatable).err().map(|shortage| shortage.to_string());
-    assert_eq!(found, shortage.map(|rest| format!("Node didn't have enough resource: {rest}")));
+    let found = fit(&amounts(asked), [&other], &allocatable)
+        .err()
+        .map(|shortage| shortage.to_string());
+    assert_eq!(
+        found,
+        shortage.map(|rest| format!("Node didn't have enough resource: {rest}"))
+    );
     let full = fit(&amounts(asked), [&other, &other], &allocatable).unwrap_err();
     assert_eq!(full.resource, "pods");
 }

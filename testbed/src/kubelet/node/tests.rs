@@ -7,12 +7,21 @@ use super::{List, difference};
 use crate::kubelet::devices::Capacity;
 
 fn list(pairs: &[(&str, &str)]) -> List {
-    pairs.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()))
+        .collect()
 }
 
 fn plugins(counts: &[(&str, usize, usize)], removed: &[&str]) -> Capacity {
-    let counts = counts.iter().map(|(name, all, healthy)| ((*name).to_owned(), (*all, *healthy))).collect();
-    Capacity { counts, removed: removed.iter().map(|name| (*name).to_owned()).collect() }
+    let counts = counts
+        .iter()
+        .map(|(name, all, healthy)| ((*name).to_owned(), (*all, *healthy)))
+        .collect();
+    Capacity {
+        counts,
+        removed: removed.iter().map(|name| (*name).to_owned()).collect(),
+    }
 }
 
 #[rstest]
@@ -35,6 +44,11 @@ fn node_status(
     #[case] plugins: &Capacity,
     #[case] expected: Option<Value>,
 ) {
-    let patch = difference(&list(capacity), &list(allocatable), &list(&[("cpu", "2")]), plugins);
+    let patch = difference(
+        &list(capacity),
+        &list(allocatable),
+        &list(&[("cpu", "2")]),
+        plugins,
+    );
     assert_eq!(patch, expected.map(|status| json!({"status": status})));
 }

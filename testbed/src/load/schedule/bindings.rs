@@ -60,8 +60,14 @@ impl Bindings {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let (sender, shown) = watch::channel(Shown::default());
         let watching = AbortOnDropHandle::new(tokio::spawn(follow(pods, sender.clone())));
-        let mut bindings = Self { shown, sender, _watching: watching };
-        bindings.until("the watch to begin", |shown| shown.is_watching).await?;
+        let mut bindings = Self {
+            shown,
+            sender,
+            _watching: watching,
+        };
+        bindings
+            .until("the watch to begin", |shown| shown.is_watching)
+            .await?;
         Ok(bindings)
     }
 
@@ -80,12 +86,14 @@ impl Bindings {
 
     /// Waits until so many pods have been bound.
     pub(super) async fn until_bound(&mut self, n_pods: usize) -> Result<()> {
-        self.until("pods to be bound", |shown| shown.bound.len() >= n_pods).await
+        self.until("pods to be bound", |shown| shown.bound.len() >= n_pods)
+            .await
     }
 
     /// Waits until no pod is left.
     pub(super) async fn until_gone(&mut self) -> Result<()> {
-        self.until("pods to be gone", |shown| shown.there.is_empty()).await
+        self.until("pods to be gone", |shown| shown.there.is_empty())
+            .await
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&Shown) -> bool) -> Result<()> {
@@ -98,9 +106,14 @@ impl Bindings {
                 continue;
             }
             let shown = self.shown.borrow();
-            let refusal = shown.refusal.as_deref().unwrap_or("no scheduler says anything; does one of this name run?");
+            let refusal = shown
+                .refusal
+                .as_deref()
+                .unwrap_or("no scheduler says anything; does one of this name run?");
             let (n_there, n_bound) = (shown.there.len(), shown.bound.len());
-            bail!("nothing happened for {PATIENCE:?} while waiting for {what}; {n_there} pods are there, {n_bound} were bound: {refusal}");
+            bail!(
+                "nothing happened for {PATIENCE:?} while waiting for {what}; {n_there} pods are there, {n_bound} were bound: {refusal}"
+            );
         }
     }
 }
@@ -112,7 +125,9 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<Shown>) {
         match event {
             Ok(watcher::Event::Init) => sender.send_modify(|shown| shown.there.clear()),
             Ok(watcher::Event::InitDone) => sender.send_modify(|shown| shown.is_watching = true),
-            Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => sender.send_modify(|shown| shown.apply(&pod)),
+            Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => {
+                sender.send_modify(|shown| shown.apply(&pod));
+            }
             Ok(watcher::Event::Delete(pod)) => sender.send_modify(|shown| {
                 shown.there.remove(&pod.name_any());
             }),
@@ -137,11 +152,25 @@ impl Rates {
     pub(super) fn of(mut bound: Vec<Duration>) -> Self {
         bound.sort_unstable();
         let n_bound = bound.len();
-        let at = |idx: usize| bound.get(idx.saturating_sub(1)).map_or(0.0, Duration::as_secs_f64);
-        let rate = |n: usize, seconds: f64| if seconds > 0.0 { crate::load::float(n) / seconds } else { 0.0 };
+        let at = |idx: usize| {
+            bound
+                .get(idx.saturating_sub(1))
+                .map_or(0.0, Duration::as_secs_f64)
+        };
+        let rate = |n: usize, seconds: f64| {
+            if seconds > 0.0 {
+                crate::load::float(n) / seconds
+            } else {
+                0.0
+            }
+        };
         let (begin, end) = (n_bound / 10, n_bound - n_bound / 10);
         let seconds = at(n_bound);
-        Self { seconds, per_second: rate(n_bound, seconds), middle_per_second: rate(end - begin, at(end) - at(begin)) }
+        Self {
+            seconds,
+            per_second: rate(n_bound, seconds),
+            middle_per_second: rate(end - begin, at(end) - at(begin)),
+        }
     }
 }
 
@@ -156,8 +185,19 @@ mod tests {
     #[case::too_few_for_a_middle(&[0], [0.0, 0.0, 0.0])]
     #[case::none(&[], [0.0, 0.0, 0.0])]
     fn rates_of_bindings(#[case] millis: &[u64], #[case] wanted: [f64; 3]) {
-        let rates = Rates::of(millis.iter().map(|millis| Duration::from_millis(*millis)).collect());
+        let rates = Rates::of(
+            millis
+                .iter()
+                .map(|millis| Duration::from_millis(*millis))
+                .collect(),
+        );
         let found = [rates.seconds, rates.per_second, rates.middle_per_second];
-        assert!(found.iter().zip(wanted).all(|(found, wanted)| (found - wanted).abs() < 1e-6), "{found:?}");
+        assert!(
+            found
+                .iter()
+                .zip(wanted)
+                .all(|(found, wanted)| (found - wanted).abs() < 1e-6),
+            "{found:?}"
+        );
     }
 }

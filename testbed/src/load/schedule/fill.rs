@@ -48,7 +48,11 @@ pub(super) struct Size {
 /// Creates what is not there yet.
 pub(super) async fn fill(console: &Console, objects: &Objects, size: Size) -> Result<()> {
     let others = objects.names(NODES, &format!("!{LABEL}")).await?;
-    ensure!(others.is_empty(), "the cluster has {} nodes of its own; pods of this load could run there", others.len());
+    ensure!(
+        others.is_empty(),
+        "the cluster has {} nodes of its own; pods of this load could run there",
+        others.len()
+    );
     objects.create(CRDS, &fleet::crd()?).await?;
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
     objects.create(NAMESPACES, &labelled(namespace, FLEET)).await?;
@@ -75,14 +79,24 @@ async fn until_there_are_devices(objects: &Objects) -> Result<()> {
 async fn make_nodes(console: &Console, objects: &Objects, size: Size) -> Result<()> {
     let wanted: BTreeSet<String> = (0..size.n_nodes).map(fleet::node_name).collect();
     let there = objects.names(NODES, &format!("{LABEL}={FLEET}")).await?;
-    ensure!(there.is_subset(&wanted), "the cluster is filled with more nodes than asked for; empty it with --clean");
-    each(console, "making nodes", wanted.difference(&there), |name| async move {
-        objects.create(DEVICES, &labelled(fleet::device(name), FLEET)).await?;
-        objects.create(NODES, &labelled(fleet::node(name), BEGUN)).await?;
-        // A new node is tainted as not ready until a controller has looked at it.
-        let ready = json!({"metadata": {"labels": {LABEL: FLEET}}, "spec": {"taints": null}});
-        objects.patch(&format!("{NODES}/{name}"), &ready).await
-    })
+    ensure!(
+        there.is_subset(&wanted),
+        "the cluster is filled with more nodes than asked for; empty it with --clean"
+    );
+    each(
+        console,
+        "making nodes",
+        wanted.difference(&there),
+        |name| async move {
+            objects
+                .create(DEVICES, &labelled(fleet::device(name), FLEET))
+                .await?;
+            objects.create(NODES, &labelled(fleet::node(name), BEGUN)).await?;
+            // A new node is tainted as not ready until a controller has looked at it.
+            let ready = json!({"metadata": {"labels": {LABEL: FLEET}}, "spec": {"taints": null}});
+            objects.patch(&format!("{NODES}/{name}"), &ready).await
+        },
+    )
     .await
 }
 
@@ -92,7 +106,10 @@ async fn make_pods(console: &Console, objects: &Objects, size: Size) -> Result<(
     let name = |idx: u32| format!("bound-{:05}-{}", idx % size.n_nodes, idx / size.n_nodes);
     let there = objects.names(&pods, &format!("{LABEL}={FLEET}")).await?;
     let wanted: BTreeSet<String> = (0..size.n_pods).map(name).collect();
-    ensure!(there.is_subset(&wanted), "the cluster is filled with more pods than asked for; empty it with --clean");
+    ensure!(
+        there.is_subset(&wanted),
+        "the cluster is filled with more pods than asked for; empty it with --clean"
+    );
     let missing = (0..size.n_pods).filter(|idx| !there.contains(&name(*idx)));
     let (name, pods) = (&name, pods.as_str());
     each(console, "making bound pods", missing, |idx| async move {
@@ -108,9 +125,15 @@ async fn make_pods(console: &Console, objects: &Objects, size: Size) -> Result<(
 /// Deletes everything that was made, but for the definition of Device objects, which others may use.
 pub(super) async fn clean(console: &Console, objects: &Objects) -> Result<()> {
     let pods = path("pods");
-    objects.delete_all(console, &pods, objects.names(&pods, LABEL).await?).await?;
-    objects.delete_all(console, NODES, objects.names(NODES, LABEL).await?).await?;
-    objects.delete_all(console, DEVICES, objects.names(DEVICES, LABEL).await?).await?;
+    objects
+        .delete_all(console, &pods, objects.names(&pods, LABEL).await?)
+        .await?;
+    objects
+        .delete_all(console, NODES, objects.names(NODES, LABEL).await?)
+        .await?;
+    objects
+        .delete_all(console, DEVICES, objects.names(DEVICES, LABEL).await?)
+        .await?;
     objects.delete(&format!("{NAMESPACES}/{NAMESPACE}")).await
 }
 

@@ -23,9 +23,18 @@ impl Process {
     /// # Errors
     /// What is wrong with it, in words.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let (scheduler, pid) = text.split_once('=').ok_or("give it as NAME=PID, with the schedulerName of the pods")?;
-        let pid = pid.parse().ok().filter(|pid| *pid > 1).ok_or_else(|| format!("{pid:?} is not the id of a process"))?;
-        Ok(Self { scheduler: scheduler.to_owned(), pid })
+        let (scheduler, pid) = text
+            .split_once('=')
+            .ok_or("give it as NAME=PID, with the schedulerName of the pods")?;
+        let pid = pid
+            .parse()
+            .ok()
+            .filter(|pid| *pid > 1)
+            .ok_or_else(|| format!("{pid:?} is not the id of a process"))?;
+        Ok(Self {
+            scheduler: scheduler.to_owned(),
+            pid,
+        })
     }
 
     /// Lets it stand still (SIGSTOP).
@@ -40,9 +49,16 @@ impl Process {
     /// Sending a signal needs unsafe code or a program.
     fn signal(&self, name: &str) -> Result<()> {
         let Self { scheduler, pid } = self;
-        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).output().context("cannot run sh")?;
+        let sent = Command::new("sh")
+            .args(["-c", &format!("kill -{name} {pid}")])
+            .output()
+            .context("cannot run sh")?;
         let error = String::from_utf8_lossy(&sent.stderr);
-        ensure!(sent.status.success(), "--halt {scheduler}={pid}: process {pid} cannot be sent SIG{name}: {}", error.trim());
+        ensure!(
+            sent.status.success(),
+            "--halt {scheduler}={pid}: process {pid} cannot be sent SIG{name}: {}",
+            error.trim()
+        );
         Ok(())
     }
 }
@@ -84,15 +100,30 @@ mod tests {
     #[case::own_group("plain=0", Err(r#""0" is not the id of a process"#))]
     #[case::init("plain=1", Err(r#""1" is not the id of a process"#))]
     fn processes_of_schedulers(#[case] text: &str, #[case] wanted: Result<(&str, u32), &str>) {
-        let wanted = wanted.map(|(scheduler, pid)| Process { scheduler: scheduler.to_owned(), pid }).map_err(str::to_owned);
+        let wanted = wanted
+            .map(|(scheduler, pid)| Process {
+                scheduler: scheduler.to_owned(),
+                pid,
+            })
+            .map_err(str::to_owned);
         assert_eq!(Process::parse(text), wanted);
     }
 
     #[test]
     fn a_process_stands_still_until_it_is_let_go_on_or_forgotten() {
-        let mut echo = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let process = Process { scheduler: "echo".to_owned(), pid: echo.id() };
-        let (mut asked, mut answers) = (echo.stdin.take().unwrap(), BufReader::new(echo.stdout.take().unwrap()).lines());
+        let mut echo = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let process = Process {
+            scheduler: "echo".to_owned(),
+            pid: echo.id(),
+        };
+        let (mut asked, mut answers) = (
+            echo.stdin.take().unwrap(),
+            BufReader::new(echo.stdout.take().unwrap()).lines(),
+        );
         for forget in [false, true] {
             let halted = process.halt().unwrap();
             while state(echo.id()) != Some('T') {
@@ -109,6 +140,12 @@ mod tests {
         drop(asked);
         echo.wait().unwrap();
         let error = process.halt().unwrap_err().to_string();
-        assert!(error.starts_with(&format!("--halt echo={0}: process {0} cannot be sent SIGSTOP: ", echo.id())), "{error}");
+        assert!(
+            error.starts_with(&format!(
+                "--halt echo={0}: process {0} cannot be sent SIGSTOP: ",
+                echo.id()
+            )),
+            "{error}"
+        );
     }
 }

@@ -28,8 +28,12 @@ impl Objects {
 
     /// Creates an object below a path; one that is there already stays as it is.
     pub(super) async fn create(&self, path: &str, object: &Value) -> Result<()> {
-        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(serde_json::to_vec(object)?)?;
-        self.send(request, StatusCode::CONFLICT).await.with_context(|| format!("cannot create an object of {path}"))?;
+        let request = Request::post(path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(serde_json::to_vec(object)?)?;
+        self.send(request, StatusCode::CONFLICT)
+            .await
+            .with_context(|| format!("cannot create an object of {path}"))?;
         Ok(())
     }
 
@@ -37,14 +41,19 @@ impl Objects {
     pub(super) async fn patch(&self, path: &str, change: &Value) -> Result<()> {
         let request = Request::patch(path).header(header::CONTENT_TYPE, "application/merge-patch+json");
         let request = request.body(serde_json::to_vec(change)?)?;
-        self.0.request::<Value>(request).await.with_context(|| format!("cannot patch {path}"))?;
+        self.0
+            .request::<Value>(request)
+            .await
+            .with_context(|| format!("cannot patch {path}"))?;
         Ok(())
     }
 
     /// Deletes an object at once; one that is gone already is no error.
     pub(super) async fn delete(&self, path: &str) -> Result<()> {
         let request = Request::delete(format!("{path}?gracePeriodSeconds=0")).body(Vec::new())?;
-        self.send(request, StatusCode::NOT_FOUND).await.with_context(|| format!("cannot delete {path}"))?;
+        self.send(request, StatusCode::NOT_FOUND)
+            .await
+            .with_context(|| format!("cannot delete {path}"))?;
         Ok(())
     }
 
@@ -55,11 +64,23 @@ impl Objects {
         loop {
             let uri = format!("{path}?limit={PAGE}&labelSelector={selector}{page}");
             let request = Request::get(uri).header(header::ACCEPT, NAMES).body(Vec::new())?;
-            let sent = self.send(request, StatusCode::NOT_FOUND).await.with_context(|| format!("cannot list {path}"))?;
+            let sent = self
+                .send(request, StatusCode::NOT_FOUND)
+                .await
+                .with_context(|| format!("cannot list {path}"))?;
             let Some(answer) = sent else { return Ok(names) };
-            let items = answer.get("items").and_then(Value::as_array).into_iter().flatten();
-            names.extend(items.filter_map(|item| item.pointer("/metadata/name")?.as_str().map(str::to_owned)));
-            match answer.pointer("/metadata/continue").and_then(Value::as_str).filter(|token| !token.is_empty()) {
+            let items = answer
+                .get("items")
+                .and_then(Value::as_array)
+                .into_iter()
+                .flatten();
+            names
+                .extend(items.filter_map(|item| item.pointer("/metadata/name")?.as_str().map(str::to_owned)));
+            match answer
+                .pointer("/metadata/continue")
+                .and_then(Value::as_str)
+                .filter(|token| !token.is_empty())
+            {
                 Some(token) => page = format!("&continue={token}"),
                 None => return Ok(names),
             }
@@ -67,9 +88,17 @@ impl Objects {
     }
 
     /// Deletes the objects of these names below a path.
-    pub(super) async fn delete_all(&self, console: &Console, path: &str, names: BTreeSet<String>) -> Result<()> {
+    pub(super) async fn delete_all(
+        &self,
+        console: &Console,
+        path: &str,
+        names: BTreeSet<String>,
+    ) -> Result<()> {
         let what = format!("deleting {}", path.rsplit('/').next().unwrap_or(path));
-        each(console, &what, names, |name| async move { self.delete(&format!("{path}/{name}")).await }).await
+        each(console, &what, names, |name| async move {
+            self.delete(&format!("{path}/{name}")).await
+        })
+        .await
     }
 
     /// Sends a request; `None` if the answer is the status that is no error here.
@@ -82,7 +111,12 @@ impl Objects {
 }
 
 /// Does something with each item, many at a time, and shows how far it is.
-pub(super) async fn each<T, F>(console: &Console, what: &str, items: impl IntoIterator<Item = T>, work: impl Fn(T) -> F) -> Result<()>
+pub(super) async fn each<T, F>(
+    console: &Console,
+    what: &str,
+    items: impl IntoIterator<Item = T>,
+    work: impl Fn(T) -> F,
+) -> Result<()>
 where
     F: Future<Output = Result<()>>,
 {
@@ -93,7 +127,9 @@ where
     let n_items = items.len();
     let bar = console.bars().begin(what);
     bar.set_length(n_items);
-    let mut done = futures::stream::iter(items).map(work).buffer_unordered(CONCURRENCY);
+    let mut done = futures::stream::iter(items)
+        .map(work)
+        .buffer_unordered(CONCURRENCY);
     while done.try_next().await?.is_some() {
         bar.advance();
     }

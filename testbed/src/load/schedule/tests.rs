@@ -22,8 +22,9 @@ fn args(schedulers: &[&str]) -> ScheduleArgs {
 }
 
 fn configuration(name: &str) -> Configuration {
-    let text =
-        format!("apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles: [{{schedulerName: {name}}}]");
+    let text = format!(
+        "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles: [{{schedulerName: {name}}}]"
+    );
     text.parse().unwrap()
 }
 
@@ -31,24 +32,74 @@ fn configuration(name: &str) -> Configuration {
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_per_second_with_and_without_us() {
     let (api, dir) = Rig::start().await.unwrap();
-    let client = user_client(&api, dir.path(), "admin", &["system:masters"]).await.unwrap();
+    let client = user_client(&api, dir.path(), "admin", &["system:masters"])
+        .await
+        .unwrap();
     let (console, objects) = (Console::new(true), Objects::of(&client));
-    fill::fill(&console, &objects, Size { n_nodes: 20, n_pods: 40, pod_bytes: 2048 }).await.unwrap();
+    fill::fill(
+        &console,
+        &objects,
+        Size {
+            n_nodes: 20,
+            n_pods: 40,
+            pod_bytes: 2048,
+        },
+    )
+    .await
+    .unwrap();
     let rig = Rig::with_scheduler(api, dir, &[]).await.unwrap();
-    let shipped = Configuration::read(&default_deploy().join("attach/kube-scheduler/kube-scheduler-config.yaml")).unwrap();
-    let extended = Configuration { schedulers: configuration("gpushare").schedulers, ..shipped.with_extenders_at(&rig.url) };
+    let shipped =
+        Configuration::read(&default_deploy().join("attach/kube-scheduler/kube-scheduler-config.yaml"))
+            .unwrap();
+    let extended = Configuration {
+        schedulers: configuration("gpushare").schedulers,
+        ..shipped.with_extenders_at(&rig.url)
+    };
     let _plain = KubeScheduler::start(&client, &configuration("plain"), Options::default()).unwrap();
     let _gpushare = KubeScheduler::start(&client, &extended, Options::default()).unwrap();
-    let turns = schedule(&console, &client, &args(&["plain", "gpushare"])).await.unwrap();
-    let order: Vec<_> = turns.iter().map(|turn| (turn.scheduler.as_str(), turn.round)).collect();
-    assert_eq!(order, [("plain", Some(1)), ("gpushare", Some(1)), ("gpushare", Some(2)), ("plain", Some(2))]);
-    assert!(turns.iter().all(|turn| turn.pods == 20 && turn.per_second > 0.0 && turn.middle_ratio > 0.0), "{turns:?}");
+    let turns = schedule(&console, &client, &args(&["plain", "gpushare"]))
+        .await
+        .unwrap();
+    let order: Vec<_> = turns
+        .iter()
+        .map(|turn| (turn.scheduler.as_str(), turn.round))
+        .collect();
+    assert_eq!(
+        order,
+        [
+            ("plain", Some(1)),
+            ("gpushare", Some(1)),
+            ("gpushare", Some(2)),
+            ("plain", Some(2))
+        ]
+    );
+    assert!(
+        turns
+            .iter()
+            .all(|turn| turn.pods == 20 && turn.per_second > 0.0 && turn.middle_ratio > 0.0),
+        "{turns:?}"
+    );
     assert_eq!(objects.names("/api/v1/nodes", LABEL).await.unwrap().len(), 20);
-    assert_eq!(objects.names("/api/v1/pods", LABEL).await.unwrap().len(), 40, "waiting pods are gone, bound ones stay");
-    let larger = Size { n_nodes: 10, n_pods: 40, pod_bytes: 2048 };
-    assert!(fill::fill(&console, &objects, larger).await.is_err(), "it is filled for another size");
+    assert_eq!(
+        objects.names("/api/v1/pods", LABEL).await.unwrap().len(),
+        40,
+        "waiting pods are gone, bound ones stay"
+    );
+    let larger = Size {
+        n_nodes: 10,
+        n_pods: 40,
+        pod_bytes: 2048,
+    };
+    assert!(
+        fill::fill(&console, &objects, larger).await.is_err(),
+        "it is filled for another size"
+    );
     fill::clean(&console, &objects).await.unwrap();
-    for path in ["/api/v1/nodes", "/api/v1/pods", "/apis/scheduling.koordinator.sh/v1alpha1/devices"] {
+    for path in [
+        "/api/v1/nodes",
+        "/api/v1/pods",
+        "/apis/scheduling.koordinator.sh/v1alpha1/devices",
+    ] {
         assert_eq!(objects.names(path, "").await.unwrap().len(), 0, "{path}");
     }
     rig.stop().await;
@@ -56,9 +107,15 @@ async fn pods_per_second_with_and_without_us() {
 
 #[tokio::test]
 async fn only_schedulers_that_have_turns_are_halted() {
-    let args = ScheduleArgs { halts: vec![Process::parse("other=4711").unwrap()], ..args(&["plain"]) };
+    let args = ScheduleArgs {
+        halts: vec![Process::parse("other=4711").unwrap()],
+        ..args(&["plain"])
+    };
     let error = run(&Console::new(true), &args).await.unwrap_err();
-    assert_eq!(error.to_string(), r#"--halt names "other", which no --scheduler does"#);
+    assert_eq!(
+        error.to_string(),
+        r#"--halt names "other", which no --scheduler does"#
+    );
 }
 
 #[rstest]
@@ -66,14 +123,23 @@ async fn only_schedulers_that_have_turns_are_halted() {
 #[case::even(&[40.0, 10.0, 20.0, 30.0], 25.0)]
 #[case::one(&[7.0], 7.0)]
 fn medians(#[case] rates: &[f64], #[case] wanted: f64) {
-    let turns: Vec<Turn> = rates.iter().map(|rate| turn("a", 1, *rate)).chain([turn("b", 1, 1000.0)]).collect();
+    let turns: Vec<Turn> = rates
+        .iter()
+        .map(|rate| turn("a", 1, *rate))
+        .chain([turn("b", 1, 1000.0)])
+        .collect();
     assert!((median(&turns, "a").unwrap().per_second - wanted).abs() < 1e-9);
     assert!(median(&turns, "c").is_none());
 }
 
 #[test]
 fn turns_are_compared_within_their_round() {
-    let mut turns = [turn("plain", 1, 100.0), turn("other", 1, 150.0), turn("other", 2, 300.0), turn("plain", 2, 200.0)];
+    let mut turns = [
+        turn("plain", 1, 100.0),
+        turn("other", 1, 150.0),
+        turn("other", 2, 300.0),
+        turn("plain", 2, 200.0),
+    ];
     compare(&mut turns, "plain");
     assert_eq!(
         turns.map(|turn| format!("{:.2} {:.2}", turn.ratio, turn.middle_ratio)),
@@ -85,7 +151,9 @@ fn turns_are_compared_within_their_round() {
 #[test]
 fn pods_that_wait() {
     let args = args(&["plain"]);
-    let pods: Vec<Value> = (0..5).map(|idx| waiting_pod("plain", 3, idx, &args).unwrap()).collect();
+    let pods: Vec<Value> = (0..5)
+        .map(|idx| waiting_pod("plain", 3, idx, &args).unwrap())
+        .collect();
     assert_eq!(pods[4]["metadata"]["name"], "plain-3-000004");
     assert_eq!(pods[0]["spec"]["schedulerName"], "plain");
     assert_eq!(pods[0]["spec"]["containers"], pods[4]["spec"]["containers"]);

@@ -6,10 +6,13 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod as PodObject};
 use proto::device::GPU_MODEL_LABEL;
 use proto::record::{
-    BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD,
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_CONTAINER, MEM_DEV,
+    MEM_IDX, MEM_POD,
 };
 use proto::request::{Memory, PodRequest};
-use proto::resource::{FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
+use proto::resource::{
+    FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
+};
 use scheduler::offline;
 use serde_json::{Map, Value, json};
 
@@ -23,8 +26,17 @@ use crate::replay::trace::{PERCENT, PodRow, WHOLE};
 use crate::replay::world::{Node, Numbers, Pod, Present, Stay, World};
 
 /// What a scheduler, or a node, has written into a pod and a pod that is placed anew does not have.
-const WRITTEN: [&str; 9] =
-    [DEVICE_ALLOCATED, BIND_TIMESTAMP, GPU_MINORS, MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_CONTAINER];
+const WRITTEN: [&str; 9] = [
+    DEVICE_ALLOCATED,
+    BIND_TIMESTAMP,
+    GPU_MINORS,
+    MEM_IDX,
+    MEM_POD,
+    MEM_DEV,
+    MEM_ASSIGNED,
+    MEM_ASSUME_TIME,
+    MEM_CONTAINER,
+];
 /// The mark of a pod that kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const THOUSAND: i128 = 1000;
@@ -38,21 +50,45 @@ const THOUSAND: i128 = 1000;
 /// An object that cannot be read.
 pub fn world(seen: &Seen, arrivals: Option<&[PodRow]>) -> Result<World> {
     let live = Live::of(seen)?;
-    let mut world = World { nodes: live.nodes()?, columns: live.columns.clone(), ..World::default() };
+    let mut world = World {
+        nodes: live.nodes()?,
+        columns: live.columns.clone(),
+        ..World::default()
+    };
     let mut sets = Sets::default();
     for (value, object) in &live.pods {
-        let node = object.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+        let node = object
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_name.as_deref())
+            .filter(|name| !name.is_empty());
         let at = node.and_then(|name| live.by_name.get(name)).copied();
-        let pod = Pod { eligible: sets.of(object, &live), ..live.pod(value, object)? };
-        let parts = object.metadata.uid.as_deref().and_then(|uid| live.held.get(uid)).cloned().unwrap_or_default();
+        let pod = Pod {
+            eligible: sets.of(object, &live),
+            ..live.pod(value, object)?
+        };
+        let parts = object
+            .metadata
+            .uid
+            .as_deref()
+            .and_then(|uid| live.held.get(uid))
+            .cloned()
+            .unwrap_or_default();
         match at {
             Some(node) if arrivals.is_some() || is_tied(object) => {
-                world.present.push(Present { object: (*value).clone(), pod, node, parts });
+                world.present.push(Present {
+                    object: (*value).clone(),
+                    pod,
+                    node,
+                    parts,
+                });
             }
             _ if node.is_some() && at.is_none() => {}
             _ if arrivals.is_some() => {}
             at => {
-                world.as_it_is.extend(at.map(|node| (world.pods.len(), node, parts)));
+                world
+                    .as_it_is
+                    .extend(at.map(|node| (world.pods.len(), node, parts)));
                 world.pods.push(pod);
             }
         }
@@ -63,15 +99,25 @@ pub fn world(seen: &Seen, arrivals: Option<&[PodRow]>) -> Result<World> {
     } else {
         world.eligible = sets.sets;
     }
-    ensure!(world.capacity() > 0, "the cluster has no healthy GPU that a Device object, or a node's capacity, speaks of");
+    ensure!(
+        world.capacity() > 0,
+        "the cluster has no healthy GPU that a Device object, or a node's capacity, speaks of"
+    );
     Ok(world)
 }
 
 /// Whether a pod is where it is because of the node, and would not be placed elsewhere.
 fn is_tied(pod: &PodObject) -> bool {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    let is_mirror = pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR));
-    is_mirror || owners.iter().any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
+    let is_mirror = pod
+        .metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(MIRROR));
+    is_mirror
+        || owners
+            .iter()
+            .any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
 }
 
 /// A cluster's objects, read.
@@ -92,18 +138,40 @@ struct Live<'s> {
 impl<'s> Live<'s> {
     fn of(seen: &'s Seen) -> Result<Self> {
         let nodes: Vec<NodeObject> = seen.nodes.iter().map(read).collect::<Result<_>>()?;
-        let pods = seen.pods.iter().map(|value| Ok((value, read::<PodObject>(value)?))).collect::<Result<Vec<_>>>()?;
-        let mut pods: Vec<(&Value, PodObject)> = pods.into_iter().filter(|(_, pod)| !is_terminal(pod)).collect();
+        let pods = seen
+            .pods
+            .iter()
+            .map(|value| Ok((value, read::<PodObject>(value)?)))
+            .collect::<Result<Vec<_>>>()?;
+        let mut pods: Vec<(&Value, PodObject)> =
+            pods.into_iter().filter(|(_, pod)| !is_terminal(pod)).collect();
         pods.sort_by(|(_, one), (_, other)| one.metadata.name.cmp(&other.metadata.name));
-        let by_name = nodes.iter().enumerate().map(|(at, node)| (node.metadata.name.clone().unwrap_or_default(), at)).collect();
+        let by_name = nodes
+            .iter()
+            .enumerate()
+            .map(|(at, node)| (node.metadata.name.clone().unwrap_or_default(), at))
+            .collect();
         let mut columns: BTreeSet<String> = BTreeSet::new();
         for (_, pod) in &pods {
-            columns.extend(Amounts::of_pod(pod)?.besides_cpu_and_memory().map(|(name, _)| name.to_owned()));
+            columns.extend(
+                Amounts::of_pod(pod)?
+                    .besides_cpu_and_memory()
+                    .map(|(name, _)| name.to_owned()),
+            );
         }
         let first = objects::COLUMNS.map(str::to_owned);
         let rest = columns.into_iter().filter(|name| !first.contains(name));
         let columns = first.iter().cloned().chain(rest).collect();
-        let mut live = Self { seen, nodes, pods, by_name, columns, minors: Vec::new(), held: HashMap::new(), per_gpu: [1; 2] };
+        let mut live = Self {
+            seen,
+            nodes,
+            pods,
+            by_name,
+            columns,
+            minors: Vec::new(),
+            held: HashMap::new(),
+            per_gpu: [1; 2],
+        };
         live.look_into_devices();
         Ok(live)
     }
@@ -111,31 +179,63 @@ impl<'s> Live<'s> {
     /// The engine reads devices and records, whoever wrote them.
     fn look_into_devices(&mut self) {
         let Seen { nodes, devices, pods } = self.seen;
-        let index = offline::index(nodes.iter().cloned(), devices.iter().cloned(), pods.iter().cloned());
+        let index = offline::index(
+            nodes.iter().cloned(),
+            devices.iter().cloned(),
+            pods.iter().cloned(),
+        );
         let (mut bytes, mut n_gpus) = (0_i64, 0_i64);
         for node in &self.nodes {
-            let view = index.fleet().node_id(node.metadata.name.as_deref().unwrap_or_default()).and_then(|id| index.fleet().view(id));
+            let view = index
+                .fleet()
+                .node_id(node.metadata.name.as_deref().unwrap_or_default())
+                .and_then(|id| index.fleet().view(id));
             let gpus = view.map(placement::NodeView::gpus).unwrap_or_default();
             let healthy = || gpus.iter().filter(|view| view.gpu.healthy);
-            self.minors.push(healthy().map(|view| i32::try_from(view.gpu.minor).unwrap_or(-1)).collect());
+            self.minors.push(
+                healthy()
+                    .map(|view| i32::try_from(view.gpu.minor).unwrap_or(-1))
+                    .collect(),
+            );
             for (gpu, view) in healthy().enumerate() {
                 n_gpus += 1;
                 bytes += i64::try_from(view.gpu.memory_bytes).unwrap_or(0);
                 for holder in view.holders.iter().filter(|holder| !holder.suspect) {
-                    let percent = holder.amounts.memory.percent_of(view.gpu.total().memory).max(holder.amounts.core);
-                    let part = Part { gpu, milli: i64::from(percent) * PERCENT };
-                    self.held.entry(holder.owner.as_str().to_owned()).or_default().push(part);
+                    let percent = holder
+                        .amounts
+                        .memory
+                        .percent_of(view.gpu.total().memory)
+                        .max(holder.amounts.core);
+                    let part = Part {
+                        gpu,
+                        milli: i64::from(percent) * PERCENT,
+                    };
+                    self.held
+                        .entry(holder.owner.as_str().to_owned())
+                        .or_default()
+                        .push(part);
                 }
             }
         }
-        let units: i128 = self.nodes.iter().map(|node| Amounts::allocatable(node).get(GPU_MEM) / THOUSAND).sum();
+        let units: i128 = self
+            .nodes
+            .iter()
+            .map(|node| Amounts::allocatable(node).get(GPU_MEM) / THOUSAND)
+            .sum();
         let n_gpus = n_gpus.max(1);
-        self.per_gpu = [(bytes / n_gpus).max(1), (i64::try_from(units).unwrap_or(0) / n_gpus).max(1)];
+        self.per_gpu = [
+            (bytes / n_gpus).max(1),
+            (i64::try_from(units).unwrap_or(0) / n_gpus).max(1),
+        ];
     }
 
     fn nodes(&self) -> Result<Vec<Node>> {
-        let device =
-            |name: &str| self.seen.devices.iter().find(|device| device.pointer("/metadata/name").and_then(Value::as_str) == Some(name));
+        let device = |name: &str| {
+            self.seen
+                .devices
+                .iter()
+                .find(|device| device.pointer("/metadata/name").and_then(Value::as_str) == Some(name))
+        };
         let node = |((object, value), minors): ((&NodeObject, &Value), &[i32])| {
             let name = object.metadata.name.as_deref().context("a node has no name")?;
             let allocatable = Amounts::allocatable(object);
@@ -143,41 +243,76 @@ impl<'s> Live<'s> {
                 name: name.into(),
                 cpu: narrow(allocatable.get("cpu")),
                 memory: narrow(allocatable.get("memory") / THOUSAND),
-                extended: self.columns.iter().map(|column| narrow(allocatable.get(column) / THOUSAND)).collect(),
+                extended: self
+                    .columns
+                    .iter()
+                    .map(|column| narrow(allocatable.get(column) / THOUSAND))
+                    .collect(),
                 minors: minors.into(),
                 object: value.clone(),
                 device: device(name).cloned(),
             })
         };
-        self.nodes.iter().zip(&self.seen.nodes).zip(self.minors.iter().map(AsRef::as_ref)).map(node).collect()
+        self.nodes
+            .iter()
+            .zip(&self.seen.nodes)
+            .zip(self.minors.iter().map(AsRef::as_ref))
+            .map(node)
+            .collect()
     }
 
     fn models(&self) -> Vec<&str> {
         let labels = self.nodes.iter().map(|node| node.metadata.labels.as_ref());
-        labels.map(|labels| labels.and_then(|labels| labels.get(GPU_MODEL_LABEL)).map_or("", String::as_str)).collect()
+        labels
+            .map(|labels| {
+                labels
+                    .and_then(|labels| labels.get(GPU_MODEL_LABEL))
+                    .map_or("", String::as_str)
+            })
+            .collect()
     }
 
     fn pod(&self, value: &Value, object: &PodObject) -> Result<Pod> {
         let amounts = Amounts::of_pod(object)?;
         let column = |name: &str| self.columns.iter().position(|column| column == name);
-        let extended = amounts.besides_cpu_and_memory().filter_map(|(name, amount)| Some((column(name)?, narrow(amount / THOUSAND))));
-        let (cpu, memory) = (narrow(amounts.get("cpu")), narrow(amounts.get("memory") / THOUSAND));
+        let extended = amounts
+            .besides_cpu_and_memory()
+            .filter_map(|(name, amount)| Some((column(name)?, narrow(amount / THOUSAND))));
+        let (cpu, memory) = (
+            narrow(amounts.get("cpu")),
+            narrow(amounts.get("memory") / THOUSAND),
+        );
         let (gpus, milli) = self.gpus(value, object)?;
-        let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second());
+        let created = object
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map(|time| time.0.as_second());
         Ok(Pod {
-            name: object.metadata.name.as_deref().context("a pod has no name")?.into(),
+            name: object
+                .metadata
+                .name
+                .as_deref()
+                .context("a pod has no name")?
+                .into(),
             namespace: object.metadata.namespace.as_deref().unwrap_or("default").into(),
             metadata: metadata(value).into(),
             spec: spec(value).into(),
             cpu,
             memory,
-            scored: [if cpu > 0 { cpu } else { DEFAULT_CPU }, if memory > 0 { memory } else { DEFAULT_MEMORY }],
+            scored: [
+                if cpu > 0 { cpu } else { DEFAULT_CPU },
+                if memory > 0 { memory } else { DEFAULT_MEMORY },
+            ],
             extended: extended.collect(),
             is_managed: asks_for_devices(value)?,
             gpus,
             milli,
             eligible: None,
-            stay: Stay { from: created, to: None },
+            stay: Stay {
+                from: created,
+                to: None,
+            },
         })
     }
 
@@ -188,7 +323,10 @@ impl<'s> Live<'s> {
             return Ok(if milli > 0 { (parts.len(), milli) } else { (0, 0) });
         }
         let pod: proto::pod::Pod = read(value)?;
-        let request = PodRequest::of(&pod, &ResourceNames::default()).ok().flatten().and_then(|request| request.gpus);
+        let request = PodRequest::of(&pod, &ResourceNames::default())
+            .ok()
+            .flatten()
+            .and_then(|request| request.gpus);
         let Some(request) = request else { return Ok((0, 0)) };
         let devices = i64::from(request.devices).max(1);
         let [bytes_per_gpu, units_per_gpu] = self.per_gpu;
@@ -200,16 +338,33 @@ impl<'s> Live<'s> {
         };
         let milli = memory.max(amount(request.core) * PERCENT / devices).min(WHOLE);
         let milli = (milli + PERCENT - 1) / PERCENT * PERCENT;
-        Ok(if milli > 0 { (usize::try_from(devices).unwrap_or(0), milli) } else { (0, 0) })
+        Ok(if milli > 0 {
+            (usize::try_from(devices).unwrap_or(0), milli)
+        } else {
+            (0, 0)
+        })
     }
 }
 
 /// Whether kube-scheduler, as we configure it, asks the extender about a pod.
 fn asks_for_devices(value: &Value) -> Result<bool> {
     let pod: proto::pod::Pod = read(value)?;
-    let managed = [GPU_MEM, GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU, RDMA, FPGA].into_iter().chain(VENDOR_GPUS);
+    let managed = [
+        GPU_MEM,
+        GPU_SHARED,
+        GPU_MEMORY,
+        GPU_MEMORY_RATIO,
+        GPU_CORE,
+        GPU,
+        RDMA,
+        FPGA,
+    ]
+    .into_iter()
+    .chain(VENDOR_GPUS);
     let containers = || pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    Ok(managed.into_iter().any(|resource| containers().any(|container| container.asks_for(resource))))
+    Ok(managed
+        .into_iter()
+        .any(|resource| containers().any(|container| container.asks_for(resource))))
 }
 
 /// Sets of nodes by what pods say of the nodes that they may go to.
@@ -222,17 +377,33 @@ struct Sets {
 impl Sets {
     fn of(&mut self, pod: &PodObject, live: &Live<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
-        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-        let (set, is_new) = self.numbers.of(&json!([spec.node_selector, spec.tolerations, affinity]).to_string());
+        let affinity = spec
+            .affinity
+            .as_ref()
+            .and_then(|affinity| affinity.node_affinity.as_ref());
+        let (set, is_new) = self
+            .numbers
+            .of(&json!([spec.node_selector, spec.tolerations, affinity]).to_string());
         if is_new {
-            self.sets.push(live.nodes.iter().map(|node| !repels(pod, node) && allows(pod, node)).collect());
+            self.sets.push(
+                live.nodes
+                    .iter()
+                    .map(|node| !repels(pod, node) && allows(pod, node))
+                    .collect(),
+            );
         }
         Some(set)
     }
 }
 
 fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
-    let name = || value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("(unnamed)").to_owned();
+    let name = || {
+        value
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or("(unnamed)")
+            .to_owned()
+    };
     serde_json::from_value(value.clone()).with_context(|| format!("{} cannot be read", name()))
 }
 
@@ -247,9 +418,21 @@ fn narrow(amount: i128) -> i64 {
 
 /// A pod's labels and annotations as its user wrote them, each field with a comma before it.
 fn metadata(pod: &Value) -> String {
-    let field = |name: &str| pod.pointer(&format!("/metadata/{name}")).and_then(Value::as_object).cloned().unwrap_or_default();
-    let annotations: Map<String, Value> = field("annotations").into_iter().filter(|(key, _)| !WRITTEN.contains(&key.as_str())).collect();
-    format!(r#","labels":{},"annotations":{}"#, Value::Object(field("labels")), Value::Object(annotations))
+    let field = |name: &str| {
+        pod.pointer(&format!("/metadata/{name}"))
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default()
+    };
+    let annotations: Map<String, Value> = field("annotations")
+        .into_iter()
+        .filter(|(key, _)| !WRITTEN.contains(&key.as_str()))
+        .collect();
+    format!(
+        r#","labels":{},"annotations":{}"#,
+        Value::Object(field("labels")),
+        Value::Object(annotations)
+    )
 }
 
 fn spec(pod: &Value) -> String {

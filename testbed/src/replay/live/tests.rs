@@ -33,8 +33,10 @@ fn device(name: &str) -> Value {
 fn pod(name: &str, percent: u32, place: Option<(&str, u32)>) -> Value {
     let limits = json!({"cpu": "1", GPU_SHARED: "1", GPU_MEMORY_RATIO: percent.to_string(), GPU_CORE: percent.to_string()});
     let resources = json!({GPU_MEMORY_RATIO: percent.to_string(), GPU_CORE: percent.to_string()});
-    let record = place.map(|(_, minor)| json!({"gpu": [{"minor": minor, "resources": resources}]}).to_string());
-    let annotations = record.map(|record| json!({"scheduling.koordinator.sh/device-allocated": record, "mine": "kept"}));
+    let record =
+        place.map(|(_, minor)| json!({"gpu": [{"minor": minor, "resources": resources}]}).to_string());
+    let annotations =
+        record.map(|record| json!({"scheduling.koordinator.sh/device-allocated": record, "mine": "kept"}));
     let containers = json!([{"name": "main", "image": "busybox:1.36", "resources": {"limits": limits, "requests": limits}}]);
     json!({
         "metadata": {"name": name, "namespace": "default", "annotations": annotations},
@@ -43,7 +45,8 @@ fn pod(name: &str, percent: u32, place: Option<(&str, u32)>) -> Value {
 }
 
 fn owned(mut pod: Value) -> Value {
-    let owner = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
+    let owner =
+        json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
     pod["metadata"]["ownerReferences"] = owner;
     pod
 }
@@ -51,7 +54,10 @@ fn owned(mut pod: Value) -> Value {
 /// Two nodes that three pods use badly, a daemon's pod on one, and a pod that waits for a whole GPU.
 fn fill(cluster: &Cluster) -> Result<()> {
     let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base/crd.yaml"));
-    cluster.create("customresourcedefinitions.apiextensions.k8s.io", serde_yaml_ng::from_str(crd)?)?;
+    cluster.create(
+        "customresourcedefinitions.apiextensions.k8s.io",
+        serde_yaml_ng::from_str(crd)?,
+    )?;
     for (name, model) in [("n1", "T4"), ("n2", "V100")] {
         cluster.create("nodes", node(name, model))?;
         cluster.create(DEVICES, device(name))?;
@@ -79,17 +85,40 @@ async fn shown() -> (ApiServer, tempfile::TempDir, Seen) {
 }
 
 fn places(world: &World) -> Vec<(&str, usize, Vec<Part>)> {
-    world.present.iter().map(|present| (&*present.pod.name, present.node, present.parts.clone())).collect()
+    world
+        .present
+        .iter()
+        .map(|present| (&*present.pod.name, present.node, present.parts.clone()))
+        .collect()
 }
 
 #[tokio::test]
 async fn a_cluster_s_own_pods_are_placed_again() {
     let (_api, _dir, seen) = shown().await;
     let world = world(&seen, None).unwrap();
-    assert_eq!(places(&world), [("d", 0, vec![Part { gpu: 0, milli: 200 }])], "it is tied to its node");
-    let pods: Vec<_> = world.pods.iter().map(|pod| (&*pod.name, pod.gpus, pod.milli, pod.cpu, pod.is_managed)).collect();
-    assert_eq!(pods, [("a", 1, 400, 1000, true), ("b", 1, 400, 1000, true), ("c", 1, 400, 1000, true), ("e", 1, 1000, 1000, true)]);
-    assert_eq!(&*world.pods[0].metadata, r#","labels":{},"annotations":{"mine":"kept"}"#);
+    assert_eq!(
+        places(&world),
+        [("d", 0, vec![Part { gpu: 0, milli: 200 }])],
+        "it is tied to its node"
+    );
+    let pods: Vec<_> = world
+        .pods
+        .iter()
+        .map(|pod| (&*pod.name, pod.gpus, pod.milli, pod.cpu, pod.is_managed))
+        .collect();
+    assert_eq!(
+        pods,
+        [
+            ("a", 1, 400, 1000, true),
+            ("b", 1, 400, 1000, true),
+            ("c", 1, 400, 1000, true),
+            ("e", 1, 1000, 1000, true)
+        ]
+    );
+    assert_eq!(
+        &*world.pods[0].metadata,
+        r#","labels":{},"annotations":{"mine":"kept"}"#
+    );
     assert!(!world.pods[0].spec.contains("nodeName"));
     assert_eq!((world.capacity(), world.present_demand()), (4000, 200));
 }
@@ -99,7 +128,10 @@ async fn a_trace_comes_on_top_of_what_is_there() {
     let (_api, _dir, seen) = shown().await;
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,1000,64,1,500,V100\n";
     let world = world(&seen, Some(&trace::pods_of(pods).unwrap())).unwrap();
-    assert_eq!(places(&world).iter().map(|(name, ..)| *name).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    assert_eq!(
+        places(&world).iter().map(|(name, ..)| *name).collect::<Vec<_>>(),
+        ["a", "b", "c", "d"]
+    );
     assert_eq!((world.pods.len(), &*world.eligible[0]), (1, &[false, true][..]));
     assert_eq!(world.present_demand(), 1400);
 }
@@ -109,7 +141,10 @@ async fn a_trace_comes_on_top_of_what_is_there() {
 async fn what_would_a_policy_have_done() {
     let (_api, dir, _) = shown().await;
     let kubeconfig = dir.path().join("admin.kubeconfig");
-    let words = format!("--kubeconfig {} --policy best-fit,random --condition P --seeds 1,2", kubeconfig.display());
+    let words = format!(
+        "--kubeconfig {} --policy best-fit,random --condition P --seeds 1,2",
+        kubeconfig.display()
+    );
     let summaries = crate::replay::tests::replayed_with(&words).await;
     assert_snapshot!(crate::replay::summary::render(&summaries));
 }

@@ -17,33 +17,77 @@ use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("all-adapters", "a pod that applies for all adapters gets every one that it selects, or waits", all_adapters),
-    ("virtual-functions", "one function of each of two adapters, by label, and none of them twice", virtual_functions),
-    ("gpu-scope", "GPUs stay within a switch or a NUMA node where the pod demands it", scope),
-    ("hint-refusals", "what no device of a node meets, what others keep, and words that nobody knows are refused", refusals),
-    ("tightest-gpus", "without a word GPUs of one switch go together, and pods that share leave whole switches whole", tightest),
+    (
+        "all-adapters",
+        "a pod that applies for all adapters gets every one that it selects, or waits",
+        all_adapters,
+    ),
+    (
+        "virtual-functions",
+        "one function of each of two adapters, by label, and none of them twice",
+        virtual_functions,
+    ),
+    (
+        "gpu-scope",
+        "GPUs stay within a switch or a NUMA node where the pod demands it",
+        scope,
+    ),
+    (
+        "hint-refusals",
+        "what no device of a node meets, what others keep, and words that nobody knows are refused",
+        refusals,
+    ),
+    (
+        "tightest-gpus",
+        "without a word GPUs of one switch go together, and pods that share leave whole switches whole",
+        tightest,
+    ),
 ];
 
 fn adapters(name: &str, amount: &str, hint: &Value) -> PodSpec {
-    annotated(PodSpec::new(name, &[(RDMA, amount)]).on(PAIRED), &[(HINT, json!({"rdma": hint}))])
+    annotated(
+        PodSpec::new(name, &[(RDMA, amount)]).on(PAIRED),
+        &[(HINT, json!({"rdma": hint}))],
+    )
 }
 
 fn all_adapters(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let one = world.start(PodSpec::new("one", &[(RDMA, "100")]).on(PAIRED)).await?;
+        let one = world
+            .start(PodSpec::new("one", &[(RDMA, "100")]).on(PAIRED))
+            .await?;
         let used = minors(&one, "rdma")?;
-        world.create(adapters("all", "100", &json!({"allocateStrategy": "ApplyForAll"}))).await?;
+        world
+            .create(adapters(
+                "all",
+                "100",
+                &json!({"allocateStrategy": "ApplyForAll"}),
+            ))
+            .await?;
         world.until_refused("all", NO_DEVICE).await?;
         world.delete("one").await?;
         world.until_running(&["all"]).await?;
         let all = minors(&world.pod("all")?, "rdma")?;
-        ensure!(all == (0..8).collect::<Vec<i32>>(), "{all:?}; {used:?} were in use");
+        ensure!(
+            all == (0..8).collect::<Vec<i32>>(),
+            "{all:?}; {used:?} were in use"
+        );
         ensure_told(world, "all").await?;
         world.verify().await?;
         world.delete("all").await?;
         let selector = json!({"matchLabels": {"fabric": "b"}});
-        let half = world.start(adapters("half", "100", &json!({"selector": selector, "allocateStrategy": "ApplyForAll"}))).await?;
-        ensure!(minors(&half, "rdma")? == [4, 5, 6, 7], "{:?}", minors(&half, "rdma")?);
+        let half = world
+            .start(adapters(
+                "half",
+                "100",
+                &json!({"selector": selector, "allocateStrategy": "ApplyForAll"}),
+            ))
+            .await?;
+        ensure!(
+            minors(&half, "rdma")? == [4, 5, 6, 7],
+            "{:?}",
+            minors(&half, "rdma")?
+        );
         ensure_told(world, "half").await
     }
     .boxed()
@@ -81,7 +125,10 @@ fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let scoped = |name: &str, n_gpus: &str, scope: &str| {
             let hint = json!({"gpu": {"requiredTopologyScope": scope}});
-            annotated(PodSpec::new(name, &[(NVIDIA_GPU, n_gpus)]).on(COUPLED), &[(HINT, hint)])
+            annotated(
+                PodSpec::new(name, &[(NVIDIA_GPU, n_gpus)]).on(COUPLED),
+                &[(HINT, hint)],
+            )
         };
         for (name, n_gpus, scope) in [("three", "3", "PCIe"), ("five", "5", "NUMANode")] {
             world.create(scoped(name, n_gpus, scope)).await?;
@@ -91,7 +138,16 @@ fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let pair = minors(&pair, "gpu")?;
         ensure!(matches!(*pair, [one, other] if one / 2 == other / 2), "{pair:?}");
         let four = world.start(scoped("four", "4", "NUMANode")).await?;
-        ensure!(minors(&four, "gpu")?.iter().map(|minor| minor / 4).collect::<BTreeSet<_>>().len() == 1, "{:?}", minors(&four, "gpu")?);
+        ensure!(
+            minors(&four, "gpu")?
+                .iter()
+                .map(|minor| minor / 4)
+                .collect::<BTreeSet<_>>()
+                .len()
+                == 1,
+            "{:?}",
+            minors(&four, "gpu")?
+        );
         world.create(scoped("eight", "4", "NUMANode")).await?;
         world.until_refused("eight", "nodes are available").await?;
         world.verify().await?;
@@ -104,23 +160,44 @@ fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let unknown = adapters("unknown", "1", &json!({"allocateStrategy": "All"}));
-        world.until_breaks_rule(unknown, "none of ApplyForAll, RequestsAsCount").await?;
-        world.create(adapters("labels", "1", &json!({"selector": {"matchLabels": {"fabric": "c"}}}))).await?;
+        world
+            .until_breaks_rule(unknown, "none of ApplyForAll, RequestsAsCount")
+            .await?;
+        world
+            .create(adapters(
+                "labels",
+                "1",
+                &json!({"selector": {"matchLabels": {"fabric": "c"}}}),
+            ))
+            .await?;
         world.until_refused("labels", NO_DEVICE).await?;
-        world.create(adapters("too-many", "9", &json!({"allocateStrategy": "RequestsAsCount"}))).await?;
+        world
+            .create(adapters(
+                "too-many",
+                "9",
+                &json!({"allocateStrategy": "RequestsAsCount"}),
+            ))
+            .await?;
         world.until_refused("too-many", NO_DEVICE).await?;
         // Nobody joins a pod that has its adapters to itself, and it joins nobody.
         let alone = json!({"exclusivePolicy": "DeviceLevel", "allocateStrategy": "RequestsAsCount"});
         let first = world.start(adapters("alone", "7", &alone)).await?;
-        let second = world.start(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED)).await?;
+        let second = world
+            .start(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED))
+            .await?;
         let (kept, left) = (minors(&first, "rdma")?, minors(&second, "rdma")?);
-        ensure!(kept.len() == 7 && left.len() == 1 && left.iter().all(|minor| !kept.contains(minor)), "{kept:?} and {left:?}");
+        ensure!(
+            kept.len() == 7 && left.len() == 1 && left.iter().all(|minor| !kept.contains(minor)),
+            "{kept:?} and {left:?}"
+        );
         world.create(adapters("also-alone", "1", &alone)).await?;
         world.until_refused("also-alone", NO_DEVICE).await?;
         world.verify().await?;
         world.delete("beside").await?;
         world.until_running(&["also-alone"]).await?;
-        world.create(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED)).await?;
+        world
+            .create(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED))
+            .await?;
         world.until_refused("beside", NO_DEVICE).await
     }
     .boxed()
@@ -128,14 +205,20 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 fn tightest(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let share = |name: &str, ratio: &str| PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(COUPLED);
-        let switch = |pod: &Pod| minors(pod, "gpu").map(|gpus| gpus.into_iter().map(|minor| minor / 2).collect::<BTreeSet<i32>>());
+        let share = |name: &str, ratio: &str| {
+            PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(COUPLED)
+        };
+        let switch = |pod: &Pod| {
+            minors(pod, "gpu").map(|gpus| gpus.into_iter().map(|minor| minor / 2).collect::<BTreeSet<i32>>())
+        };
         let broken = switch(&world.start(share("share-0", "60")).await?)?;
         // The second does not fit beside the first on one GPU, and takes the other of the switch.
         let second = switch(&world.start(share("share-1", "60")).await?)?;
         ensure!(second == broken, "switches {broken:?} and {second:?}");
         for name in ["pair-0", "pair-1", "pair-2"] {
-            let pair = world.start(PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200")]).on(COUPLED)).await?;
+            let pair = world
+                .start(PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200")]).on(COUPLED))
+                .await?;
             ensure!(switch(&pair)?.len() == 1, "{:?}", minors(&pair, "gpu")?);
         }
         Ok(())

@@ -14,9 +14,21 @@ use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    ("joint", "four GPUs bring the four adapters of their switches, and where there is one adapter only, that one", joint),
-    ("joint-same-switch", "GPUs and adapters share their switches, or the pod waits", same_switch),
-    ("joint-exclusive", "an exclusive pod keeps others off its switches, whoever comes first", exclusive),
+    (
+        "joint",
+        "four GPUs bring the four adapters of their switches, and where there is one adapter only, that one",
+        joint,
+    ),
+    (
+        "joint-same-switch",
+        "GPUs and adapters share their switches, or the pod waits",
+        same_switch,
+    ),
+    (
+        "joint-exclusive",
+        "an exclusive pod keeps others off its switches, whoever comes first",
+        exclusive,
+    ),
 ];
 
 /// The pod of the proposal's examples.
@@ -25,8 +37,14 @@ fn pod(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodS
     if let (Some(scope), Some(joint)) = (scope, joint.as_object_mut()) {
         joint.insert("requiredScope".to_owned(), json!(scope));
     }
-    let annotations: Vec<(&str, Value)> = [(JOINT, joint)].into_iter().chain(hint.map(|hint| (HINT, hint))).collect();
-    annotated(PodSpec::new(name, &[(NVIDIA_GPU, "4"), (RDMA, "1")]).on(node), &annotations)
+    let annotations: Vec<(&str, Value)> = [(JOINT, joint)]
+        .into_iter()
+        .chain(hint.map(|hint| (HINT, hint)))
+        .collect();
+    annotated(
+        PodSpec::new(name, &[(NVIDIA_GPU, "4"), (RDMA, "1")]).on(node),
+        &annotations,
+    )
 }
 
 fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -34,17 +52,29 @@ fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let placed = world.start(pod("four", PAIRED, None, None)).await?;
         let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
         // A switch has a GPU and an adapter of one minor.
-        ensure!(gpus.len() == 4 && gpus == adapters, "GPUs {gpus:?} and adapters {adapters:?}");
-        ensure!(gpus == [0, 1, 2, 3] || gpus == [4, 5, 6, 7], "GPUs {gpus:?} are not of one NUMA node");
+        ensure!(
+            gpus.len() == 4 && gpus == adapters,
+            "GPUs {gpus:?} and adapters {adapters:?}"
+        );
+        ensure!(
+            gpus == [0, 1, 2, 3] || gpus == [4, 5, 6, 7],
+            "GPUs {gpus:?} are not of one NUMA node"
+        );
         ensure_told(world, "four").await?;
         let lone = world.start(pod("one-adapter", LONE, None, None)).await?;
         let (gpus, adapters) = (minors(&lone, "gpu")?, minors(&lone, "rdma")?);
-        ensure!(gpus == [4, 5, 6, 7] && adapters == [0], "GPUs {gpus:?} and adapters {adapters:?}");
+        ensure!(
+            gpus == [4, 5, 6, 7] && adapters == [0],
+            "GPUs {gpus:?} and adapters {adapters:?}"
+        );
         ensure_told(world, "one-adapter").await?;
         // The rest of the machine has no adapter near, and the pod takes what there is.
         let far = world.start(pod("far-adapter", LONE, None, None)).await?;
         let (gpus, adapters) = (minors(&far, "gpu")?, minors(&far, "rdma")?);
-        ensure!(gpus == [0, 1, 2, 3] && adapters == [0], "GPUs {gpus:?} and adapters {adapters:?}");
+        ensure!(
+            gpus == [0, 1, 2, 3] && adapters == [0],
+            "GPUs {gpus:?} and adapters {adapters:?}"
+        );
         for (node, name) in [(PAIRED, "four"), (LONE, "far-adapter")] {
             world.cluster()?.node(node)?.restart_plugin().await?;
             world.restart_container(node, name).await?;
@@ -60,16 +90,27 @@ fn same_switch(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.create(pod("apart", LONE, Some("SamePCIe"), None)).await?;
         world.until_refused("apart", APART).await?;
         // Five whole adapters: three switches have one left.
-        let taken = world.start(PodSpec::new("adapters", &[(RDMA, "500")]).on(PAIRED)).await?;
-        ensure!(minors(&taken, "rdma")?.len() == 5, "{:?}", minors(&taken, "rdma")?);
-        world.create(pod("together", PAIRED, Some("SamePCIe"), None)).await?;
+        let taken = world
+            .start(PodSpec::new("adapters", &[(RDMA, "500")]).on(PAIRED))
+            .await?;
+        ensure!(
+            minors(&taken, "rdma")?.len() == 5,
+            "{:?}",
+            minors(&taken, "rdma")?
+        );
+        world
+            .create(pod("together", PAIRED, Some("SamePCIe"), None))
+            .await?;
         world.until_refused("together", APART).await?;
         world.verify().await?;
         world.delete("adapters").await?;
         world.until_running(&["together"]).await?;
         let placed = world.pod("together")?;
         let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
-        ensure!(gpus.len() == 4 && gpus == adapters, "GPUs {gpus:?} and adapters {adapters:?}");
+        ensure!(
+            gpus.len() == 4 && gpus == adapters,
+            "GPUs {gpus:?} and adapters {adapters:?}"
+        );
         ensure_told(world, "together").await
     }
     .boxed()
@@ -78,16 +119,34 @@ fn same_switch(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn exclusive(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let alone = || json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
-        let sharing = || annotated(PodSpec::new("sharing", &[(RDMA, "1")]).on(PAIRED), &[(HINT, json!({"rdma": {"vfSelector": {}}}))]);
-        let first = world.start(pod("alone-0", PAIRED, Some("SamePCIe"), Some(alone()))).await?;
+        let sharing = || {
+            annotated(
+                PodSpec::new("sharing", &[(RDMA, "1")]).on(PAIRED),
+                &[(HINT, json!({"rdma": {"vfSelector": {}}}))],
+            )
+        };
+        let first = world
+            .start(pod("alone-0", PAIRED, Some("SamePCIe"), Some(alone())))
+            .await?;
         let (gpus, adapters) = (minors(&first, "gpu")?, minors(&first, "rdma")?);
-        ensure!(gpus.len() == 4 && gpus == adapters && functions(&first)?.len() == 4, "GPUs {gpus:?} and adapters {adapters:?}");
+        ensure!(
+            gpus.len() == 4 && gpus == adapters && functions(&first)?.len() == 4,
+            "GPUs {gpus:?} and adapters {adapters:?}"
+        );
         ensure_told(world, "alone-0").await?;
         // One that came first keeps an exclusive one away, too.
         let other = world.start(sharing()).await?;
-        ensure!(minors(&other, "rdma")?.iter().all(|minor| !adapters.contains(minor)), "{:?} and {adapters:?}", minors(&other, "rdma")?);
+        ensure!(
+            minors(&other, "rdma")?
+                .iter()
+                .all(|minor| !adapters.contains(minor)),
+            "{:?} and {adapters:?}",
+            minors(&other, "rdma")?
+        );
         ensure_told(world, "sharing").await?;
-        world.create(pod("alone-1", PAIRED, Some("SamePCIe"), Some(alone()))).await?;
+        world
+            .create(pod("alone-1", PAIRED, Some("SamePCIe"), Some(alone())))
+            .await?;
         world.until_refused("alone-1", APART).await?;
         world.delete("sharing").await?;
         world.until_running(&["alone-1"]).await?;

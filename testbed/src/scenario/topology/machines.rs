@@ -20,11 +20,23 @@ pub(super) const FUNCTIONS_PER_ADAPTER: u32 = 2;
 pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
     let adapters = (0..8).map(|at| adapter(at, at)).collect();
     let table = partitions();
-    let machine = [("gpuPartitions".to_owned(), table), ("gpuPartitionPolicy".to_owned(), json!("Honor"))];
+    let machine = [
+        ("gpuPartitions".to_owned(), table),
+        ("gpuPartitionPolicy".to_owned(), json!("Honor")),
+    ];
     vec![
-        NodeSpec { others: adapters, ..eight(PAIRED, 1) },
-        NodeSpec { others: vec![adapter(0, 5)], ..eight(LONE, 1) },
-        NodeSpec { machine: machine.into_iter().collect(), ..eight(PARTITIONED, 2) },
+        NodeSpec {
+            others: adapters,
+            ..eight(PAIRED, 1)
+        },
+        NodeSpec {
+            others: vec![adapter(0, 5)],
+            ..eight(LONE, 1)
+        },
+        NodeSpec {
+            machine: machine.into_iter().collect(),
+            ..eight(PARTITIONED, 2)
+        },
         eight(COUPLED, 2),
     ]
 }
@@ -33,11 +45,26 @@ pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
 fn eight(name: &str, per_switch: u32) -> NodeSpec {
     let spec = NodeSpec::new(name, &[16384; 8]);
     let place = |gpu: GpuSpec| {
-        let details = [("pcieId", json!(switch(gpu.minor / per_switch))), ("numaNode", json!(gpu.minor / 4))];
-        GpuSpec { details: details.into_iter().map(|(field, value)| (field.to_owned(), value)).collect(), ..gpu }
+        let details = [
+            ("pcieId", json!(switch(gpu.minor / per_switch))),
+            ("numaNode", json!(gpu.minor / 4)),
+        ];
+        GpuSpec {
+            details: details
+                .into_iter()
+                .map(|(field, value)| (field.to_owned(), value))
+                .collect(),
+            ..gpu
+        }
     };
-    let plugin_args = ["--vendor-resource", "nvidia.com/gpu=ours"].map(str::to_owned).to_vec();
-    NodeSpec { gpus: spec.gpus.into_iter().map(place).collect(), plugin_args, ..spec }
+    let plugin_args = ["--vendor-resource", "nvidia.com/gpu=ours"]
+        .map(str::to_owned)
+        .to_vec();
+    NodeSpec {
+        gpus: spec.gpus.into_iter().map(place).collect(),
+        plugin_args,
+        ..spec
+    }
 }
 
 fn switch(at: u32) -> String {
@@ -45,8 +72,9 @@ fn switch(at: u32) -> String {
 }
 
 fn adapter(minor: u32, at_switch: u32) -> Value {
-    let vfs: Vec<Value> =
-        (0..FUNCTIONS_PER_ADAPTER).map(|vf| json!({"minor": vf, "busID": format!("0000:{at_switch}f:00.{}", vf + 1)})).collect();
+    let vfs: Vec<Value> = (0..FUNCTIONS_PER_ADAPTER)
+        .map(|vf| json!({"minor": vf, "busID": format!("0000:{at_switch}f:00.{}", vf + 1)}))
+        .collect();
     let id = format!("0000:{at_switch}f:00.0");
     json!({
         "type": "rdma", "id": id, "busId": id, "minor": minor, "numaNode": at_switch / 4, "pcieId": switch(at_switch),
@@ -61,7 +89,11 @@ fn partitions() -> Value {
         let sets = (0..8 / size).map(|at| (at * size..(at + 1) * size).collect::<Vec<u32>>());
         let is_fast = |set: &[u32]| size < 8 && set.iter().all(|minor| *minor < 4);
         let entry = |set: Vec<u32>| {
-            let (bandwidth, score) = if is_fast(&set) { ("400Gi", 10) } else { ("200Gi", 5) };
+            let (bandwidth, score) = if is_fast(&set) {
+                ("400Gi", 10)
+            } else {
+                ("200Gi", 5)
+            };
             json!({"minors": set, "gpuLinkType": "NVLink", "ringBusBandwidth": bandwidth, "allocationScore": score})
         };
         sets.map(entry).collect()

@@ -18,7 +18,11 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
         "GPUs go in the node's partitions, those first that leave it best, and a size that it does not have is refused",
         partitions,
     ),
-    ("partition-spec", "a pod may insist on the best partitions and on bandwidth", spec),
+    (
+        "partition-spec",
+        "a pod may insist on the best partitions and on bandwidth",
+        spec,
+    ),
 ];
 
 fn gpus(name: &str, n_gpus: &str) -> PodSpec {
@@ -39,7 +43,11 @@ fn partitions(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let next = world.start(gpus("next", "2")).await?;
         ensure!(minors(&next, "gpu")? == [2, 3], "{:?}", minors(&next, "gpu")?);
         let four = world.start(gpus("four", "4")).await?;
-        ensure!(minors(&four, "gpu")? == [4, 5, 6, 7], "{:?}", minors(&four, "gpu")?);
+        ensure!(
+            minors(&four, "gpu")? == [4, 5, 6, 7],
+            "{:?}",
+            minors(&four, "gpu")?
+        );
         world.create(gpus("one", "1")).await?;
         world.until_refused("one", "nodes are available").await?;
         world.verify().await?;
@@ -52,16 +60,50 @@ fn partitions(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn spec(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         // The example of the proposal.
-        let example = world.start(insisting("example", "1", json!({"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"}))).await?;
-        ensure!(minors(&example, "gpu")?.iter().all(|minor| *minor < 4), "{:?}", minors(&example, "gpu")?);
-        world.start(insisting("best", "2", json!({"allocatePolicy": "Restricted"}))).await?;
+        let example = world
+            .start(insisting(
+                "example",
+                "1",
+                json!({"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"}),
+            ))
+            .await?;
+        ensure!(
+            minors(&example, "gpu")?.iter().all(|minor| *minor < 4),
+            "{:?}",
+            minors(&example, "gpu")?
+        );
+        world
+            .start(insisting("best", "2", json!({"allocatePolicy": "Restricted"})))
+            .await?;
         // What is left of two has the lower score, and half of the bandwidth.
-        world.create(insisting("restricted", "2", json!({"allocatePolicy": "Restricted"}))).await?;
+        world
+            .create(insisting(
+                "restricted",
+                "2",
+                json!({"allocatePolicy": "Restricted"}),
+            ))
+            .await?;
         world.until_refused("restricted", APART).await?;
-        world.create(insisting("fast", "2", json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "300Gi"}))).await?;
+        world
+            .create(insisting(
+                "fast",
+                "2",
+                json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "300Gi"}),
+            ))
+            .await?;
         world.until_refused("fast", APART).await?;
-        let content = world.start(insisting("content", "2", json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "200Gi"}))).await?;
-        ensure!(minors(&content, "gpu")?.iter().all(|minor| *minor >= 4), "{:?}", minors(&content, "gpu")?);
+        let content = world
+            .start(insisting(
+                "content",
+                "2",
+                json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "200Gi"}),
+            ))
+            .await?;
+        ensure!(
+            minors(&content, "gpu")?.iter().all(|minor| *minor >= 4),
+            "{:?}",
+            minors(&content, "gpu")?
+        );
         world.verify().await?;
         // It would take the place that becomes free, if its back-off ends first.
         world.delete("fast").await?;

@@ -11,7 +11,8 @@ use crate::inventory::InventoryError;
 use crate::inventory::file::{Reading, parse, with_sources};
 
 fn read(devices: &Value) -> Result<Reading, InventoryError> {
-    let text = json!({"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "1Gi"}], "devices": devices}).to_string();
+    let text =
+        json!({"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "1Gi"}], "devices": devices}).to_string();
     parse(Path::new("gpus.json"), "node-1", text.as_bytes())
 }
 
@@ -35,18 +36,51 @@ fn reads_every_field_and_sorts() {
     let reading =
         read(&json!([nic, rdma_of("0000:20:00.0", 0), {"type": "npu", "id": "NPU-{node}", "minor": 0, "resources": {"a.b/c": 4}}]))
             .unwrap();
-    let told: Vec<_> = reading.inventory.others.iter().map(|other| (other.device_type.as_str(), other.minor, other.id.as_str())).collect();
-    assert_eq!(told, [("npu", 0, "NPU-node-1"), ("rdma", 0, "0000:20:00.0"), ("rdma", 1, "0000:1f:00.0")]);
-    let nic = &reading.inventory.others[2];
-    assert_eq!(nic.resources, [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(50))].into());
+    let told: Vec<_> = reading
+        .inventory
+        .others
+        .iter()
+        .map(|other| (other.device_type.as_str(), other.minor, other.id.as_str()))
+        .collect();
     assert_eq!(
-        (nic.place.numa_node, nic.place.root.as_deref(), nic.bus_id.as_deref()),
+        told,
+        [
+            ("npu", 0, "NPU-node-1"),
+            ("rdma", 0, "0000:20:00.0"),
+            ("rdma", 1, "0000:1f:00.0")
+        ]
+    );
+    let nic = &reading.inventory.others[2];
+    assert_eq!(
+        nic.resources,
+        [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(50))].into()
+    );
+    assert_eq!(
+        (
+            nic.place.numa_node,
+            nic.place.root.as_deref(),
+            nic.bus_id.as_deref()
+        ),
         (Some(1), Some("pci0000:16"), Some("0000:1f:00.0"))
     );
-    assert_eq!((nic.vf_groups[0].vfs[0].minor, nic.device_nodes.as_slice()), (2, [PathBuf::from("/dev/infiniband/uverbs1")].as_slice()));
-    assert_eq!(reading.inventory.others[1].resources, [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(100))].into());
-    let ailments: Vec<_> = reading.ailments.iter().map(|(id, ailment)| (id.as_str(), *ailment)).collect();
-    assert!(ailments.contains(&("0000:1f:00.0", Ailment::Lost)) && ailments.contains(&("GPU-a", Ailment::Healthy)), "{ailments:?}");
+    assert_eq!(
+        (nic.vf_groups[0].vfs[0].minor, nic.device_nodes.as_slice()),
+        (2, [PathBuf::from("/dev/infiniband/uverbs1")].as_slice())
+    );
+    assert_eq!(
+        reading.inventory.others[1].resources,
+        [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(100))].into()
+    );
+    let ailments: Vec<_> = reading
+        .ailments
+        .iter()
+        .map(|(id, ailment)| (id.as_str(), *ailment))
+        .collect();
+    assert!(
+        ailments.contains(&("0000:1f:00.0", Ailment::Lost))
+            && ailments.contains(&("GPU-a", Ailment::Healthy)),
+        "{ailments:?}"
+    );
 }
 
 fn rdma_of(id: &str, minor: u32) -> Value {

@@ -1,9 +1,10 @@
 //! Small random machines, and what is asked of them.
 
 use placement::{
-    Ask, Class, ClassRequest, Device, DeviceRef, DeviceShare, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuAsk, GpuRef, HeldDevice,
-    HeldMemory, HeldShare, Holding, Holdings, Inventory, Joint, Kind, Labels, LinkGroup, MemoryAsk, Partition, PartitionTable,
-    PartitionWish, Place, Placement, Requirement, Scope, Selector, Share, Strategy as Count, Test, Traits, Wish, Wishes,
+    Ask, Class, ClassRequest, Device, DeviceRef, DeviceShare, Exclusion, Fleet, Function, FunctionGroup, Gpu,
+    GpuAsk, GpuRef, HeldDevice, HeldMemory, HeldShare, Holding, Holdings, Inventory, Joint, Kind, Labels,
+    LinkGroup, MemoryAsk, Partition, PartitionTable, PartitionWish, Place, Placement, Requirement, Scope,
+    Selector, Share, Strategy as Count, Test, Traits, Wish, Wishes,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -69,12 +70,14 @@ fn part() -> impl Strategy<Value = Part> {
         1 => (0_u32..2).prop_map(|numa| (Some(numa), None)),
         1 => Just((None, None)),
     ];
-    (place, any::<bool>(), prop::bool::weighted(0.9), 0_u32..3).prop_map(|(place, label, healthy, n_functions)| Part {
-        place,
-        label,
-        healthy,
-        n_functions,
-    })
+    (place, any::<bool>(), prop::bool::weighted(0.9), 0_u32..3).prop_map(
+        |(place, label, healthy, n_functions)| Part {
+            place,
+            label,
+            healthy,
+            n_functions,
+        },
+    )
 }
 
 fn exclusion() -> impl Strategy<Value = Option<Exclusion>> {
@@ -83,19 +86,34 @@ fn exclusion() -> impl Strategy<Value = Option<Exclusion>> {
 
 fn owner() -> impl Strategy<Value = Owner> {
     let gpus = proptest::collection::btree_map(0_u32..6, prop_oneof![Just(30), Just(100)], 0..2);
-    let nics = proptest::collection::btree_map(0_u32..6, (prop_oneof![Just(1), Just(40), Just(100)], option::of(0_u32..2)), 0..2);
+    let nics = proptest::collection::btree_map(
+        0_u32..6,
+        (prop_oneof![Just(1), Just(40), Just(100)], option::of(0_u32..2)),
+        0..2,
+    );
     (gpus, nics, [exclusion(), exclusion()], any::<bool>()).prop_map(|(gpus, nics, keeps, is_hint)| Owner {
         gpus: gpus.into_iter().collect(),
-        nics: nics.into_iter().map(|(minor, (amount, function))| (minor, amount, function)).collect(),
+        nics: nics
+            .into_iter()
+            .map(|(minor, (amount, function))| (minor, amount, function))
+            .collect(),
         keeps,
         is_hint,
     })
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
-    let gpus =
-        option::weighted(0.85, (prop_oneof![3 => 1_u32..3, 1 => 3_u32..6], prop_oneof![1 => Just(40), 1 => Just(100), 3 => Just(101)]));
-    let nics = option::weighted(0.75, prop_oneof![4 => Just(1), 1 => Just(2), 1 => Just(60), 1 => Just(100), 2 => Just(200)]);
+    let gpus = option::weighted(
+        0.85,
+        (
+            prop_oneof![3 => 1_u32..3, 1 => 3_u32..6],
+            prop_oneof![1 => Just(40), 1 => Just(100), 3 => Just(101)],
+        ),
+    );
+    let nics = option::weighted(
+        0.75,
+        prop_oneof![4 => Just(1), 1 => Just(2), 1 => Just(60), 1 => Just(100), 2 => Just(200)],
+    );
     let joint = option::weighted(0.7, (prop::bool::weighted(0.3), any::<bool>()));
     let partition = option::weighted(0.2, (any::<bool>(), option::weighted(0.3, Just(2))));
     let label = || option::weighted(0.15, any::<bool>());
@@ -104,11 +122,30 @@ fn asked() -> impl Strategy<Value = Asked> {
         1 => prop::sample::select(vec![Scope::Device, Scope::Switch, Scope::Numa, Scope::Machine]).prop_map(Some)
     ];
     let strategy = prop_oneof![4 => Just(None), 1 => Just(Some(Count::All)), 1 => Just(Some(Count::Count))];
-    let how = (partition, label(), label(), scope, [exclusion(), exclusion()], strategy, prop::bool::weighted(0.2));
+    let how = (
+        partition,
+        label(),
+        label(),
+        scope,
+        [exclusion(), exclusion()],
+        strategy,
+        prop::bool::weighted(0.2),
+    );
     (gpus, nics, joint, how).prop_map(|(gpus, nics, joint, how)| {
         let nics = if gpus.is_none() { nics.or(Some(1)) } else { nics };
         let (partition, gpu_label, nic_label, scope, keeps, strategy, functions) = how;
-        Asked { gpus, nics, joint, partition, gpu_label, nic_label, scope, keeps, strategy, functions }
+        Asked {
+            gpus,
+            nics,
+            joint,
+            partition,
+            gpu_label,
+            nic_label,
+            scope,
+            keeps,
+            strategy,
+            functions,
+        }
     })
 }
 
@@ -117,12 +154,26 @@ pub(super) fn question() -> impl Strategy<Value = Question> {
     let partitions = vec((minors(), option::of(1_u64..4), 0_i64..3), 0..8);
     let table = option::weighted(0.4, (any::<bool>(), partitions));
     let links = prop_oneof![2 => Just(Vec::new()), 1 => vec((minors(), 1_u32..3), 0..4)];
-    (vec(part(), 2..7), vec(part(), 1..7), vec(owner(), 0..3), table, links, asked()).prop_map(
-        |(gpus, nics, owners, table, links, asked)| {
-            let wishes = wishes(&asked);
-            Question { gpus, nics, owners, table, links, asked, wishes }
-        },
+    (
+        vec(part(), 2..7),
+        vec(part(), 1..7),
+        vec(owner(), 0..3),
+        table,
+        links,
+        asked(),
     )
+        .prop_map(|(gpus, nics, owners, table, links, asked)| {
+            let wishes = wishes(&asked);
+            Question {
+                gpus,
+                nics,
+                owners,
+                table,
+                links,
+                asked,
+                wishes,
+            }
+        })
 }
 
 fn labels(label: bool) -> Labels {
@@ -130,32 +181,81 @@ fn labels(label: bool) -> Labels {
 }
 
 fn selector(label: bool) -> Selector {
-    let test = if label { Test::In(vec!["a".into()]) } else { Test::NotIn(vec!["a".into()]) };
-    Selector { requirements: vec![Requirement { key: "type".into(), test }] }
+    let test = if label {
+        Test::In(vec!["a".into()])
+    } else {
+        Test::NotIn(vec!["a".into()])
+    };
+    Selector {
+        requirements: vec![Requirement {
+            key: "type".into(),
+            test,
+        }],
+    }
 }
 
 fn wishes(asked: &Asked) -> Option<Wishes> {
     let nic = || Kind::Other("rdma".into());
     let joint = asked.joint.map(|(nics_lead, same_switch)| {
-        let kinds = if nics_lead { vec![nic(), Kind::Gpu] } else { vec![Kind::Gpu, Kind::Other("fpga".into()), nic()] };
+        let kinds = if nics_lead {
+            vec![nic(), Kind::Gpu]
+        } else {
+            vec![Kind::Gpu, Kind::Other("fpga".into()), nic()]
+        };
         Joint { kinds, same_switch }
     });
-    let partition = asked.partition.map(|(restricted, bandwidth)| PartitionWish { restricted, bandwidth });
+    let partition = asked.partition.map(|(restricted, bandwidth)| PartitionWish {
+        restricted,
+        bandwidth,
+    });
     let [keeps_gpus, keeps_nics] = asked.keeps;
-    let gpu = Wish { selector: asked.gpu_label.map(selector), exclusion: keeps_gpus, scope: asked.scope, ..Wish::default() };
+    let gpu = Wish {
+        selector: asked.gpu_label.map(selector),
+        exclusion: keeps_gpus,
+        scope: asked.scope,
+        ..Wish::default()
+    };
     let functions = asked.functions.then(Selector::default);
     let (selector, strategy) = (asked.nic_label.map(selector), asked.strategy);
-    let nics = Wish { selector, functions, strategy, exclusion: keeps_nics, scope: None };
-    let wishes = Wishes { joint, partition, by_kind: vec![(Kind::Gpu, gpu), (nic(), nics)] };
-    let nothing = Wishes { by_kind: vec![(Kind::Gpu, Wish::default()), (nic(), Wish::default())], ..Wishes::default() };
+    let nics = Wish {
+        selector,
+        functions,
+        strategy,
+        exclusion: keeps_nics,
+        scope: None,
+    };
+    let wishes = Wishes {
+        joint,
+        partition,
+        by_kind: vec![(Kind::Gpu, gpu), (nic(), nics)],
+    };
+    let nothing = Wishes {
+        by_kind: vec![(Kind::Gpu, Wish::default()), (nic(), Wish::default())],
+        ..Wishes::default()
+    };
     (wishes != nothing).then_some(wishes)
 }
 
 fn traits(part: &Part, minor: u32) -> Traits {
     let (numa, switch) = part.place;
-    let place = (numa.is_some() || switch.is_some()).then(|| Place { numa, switch: switch.map(|switch| format!("s{switch}").into()) });
-    let functions = (0..part.n_functions).map(|at| Function { id: function(minor, at).as_str().into(), minor: 0 }).collect();
-    Traits { labels: labels(part.label), place, functions: vec![FunctionGroup { labels: Labels::new(), functions }] }
+    let place = (numa.is_some() || switch.is_some()).then(|| Place {
+        numa,
+        switch: switch.map(|switch| format!("s{switch}").into()),
+    });
+    let functions = (0..part.n_functions)
+        .map(|at| Function {
+            id: function(minor, at).as_str().into(),
+            minor: 0,
+        })
+        .collect();
+    Traits {
+        labels: labels(part.label),
+        place,
+        functions: vec![FunctionGroup {
+            labels: Labels::new(),
+            functions,
+        }],
+    }
 }
 
 /// Name of a virtual function of a NIC.
@@ -177,8 +277,15 @@ fn held_gpus(owner: &Owner) -> Holding {
 impl Question {
     fn inventory(&self) -> Inventory {
         let gpus = (0..).zip(&self.gpus).map(|(minor, part)| {
-            let traits = Traits { functions: Vec::new(), ..traits(part, minor) };
-            Gpu { traits, healthy: part.healthy, ..gpu("n", minor, GIB) }
+            let traits = Traits {
+                functions: Vec::new(),
+                ..traits(part, minor)
+            };
+            Gpu {
+                traits,
+                healthy: part.healthy,
+                ..gpu("n", minor, GIB)
+            }
         });
         let nics = (0..).zip(&self.nics).map(|(minor, part)| Device {
             id: format!("nic{minor}").as_str().into(),
@@ -187,16 +294,32 @@ impl Question {
             healthy: part.healthy,
             traits: traits(part, minor),
         });
-        let partition = |(minors, bandwidth, score): &Row| Partition { minors: minors.clone(), bandwidth: *bandwidth, score: *score };
+        let partition = |(minors, bandwidth, score): &Row| Partition {
+            minors: minors.clone(),
+            bandwidth: *bandwidth,
+            score: *score,
+        };
         let table = self.table.as_ref();
         Inventory {
             gpus: gpus.collect(),
             unit_bytes: None,
             serves_vendor: true,
-            classes: Some(vec![Class { kind: "rdma".into(), devices: nics.collect() }]),
-            partitions: table
-                .map(|(is_binding, all)| PartitionTable { is_binding: *is_binding, partitions: all.iter().map(partition).collect() }),
-            links: self.links.iter().map(|(minors, n_links)| LinkGroup { minors: minors.clone(), n_links: *n_links }).collect(),
+            classes: Some(vec![Class {
+                kind: "rdma".into(),
+                devices: nics.collect(),
+            }]),
+            partitions: table.map(|(is_binding, all)| PartitionTable {
+                is_binding: *is_binding,
+                partitions: all.iter().map(partition).collect(),
+            }),
+            links: self
+                .links
+                .iter()
+                .map(|(minors, n_links)| LinkGroup {
+                    minors: minors.clone(),
+                    n_links: *n_links,
+                })
+                .collect(),
         }
     }
 
@@ -216,7 +339,10 @@ impl Question {
 
     fn exclusions(owner: &Owner) -> Vec<(Kind, Exclusion)> {
         let [gpus, nics] = owner.keeps;
-        let (gpus, nics) = (gpus.map(|one| (Kind::Gpu, one)), nics.map(|one| (Kind::Other("rdma".into()), one)));
+        let (gpus, nics) = (
+            gpus.map(|one| (Kind::Gpu, one)),
+            nics.map(|one| (Kind::Other("rdma".into()), one)),
+        );
         gpus.into_iter().chain(nics).collect()
     }
 
@@ -225,32 +351,71 @@ impl Question {
             kind: "rdma".into(),
             device: DeviceRef::Id(format!("nic{minor}").as_str().into()),
             amounts: [("rdma".into(), *amount)].into(),
-            functions: at.map(|at| function(*minor, at).as_str().into()).into_iter().collect(),
+            functions: at
+                .map(|at| function(*minor, at).as_str().into())
+                .into_iter()
+                .collect(),
             trusted: true,
         });
-        Holdings { others: nics.collect(), exclusions: Self::exclusions(owner), ..Holdings::from(held_gpus(owner)) }
+        Holdings {
+            others: nics.collect(),
+            exclusions: Self::exclusions(owner),
+            ..Holdings::from(held_gpus(owner))
+        }
     }
 
     fn hint(&self, owner: &Owner) -> Placement {
-        let memory = |percent| MemoryAsk::Ratio(percent).on(placement::Memory::from_bytes(GIB), None).unwrap_or_default();
+        let memory = |percent| {
+            MemoryAsk::Ratio(percent)
+                .on(placement::Memory::from_bytes(GIB), None)
+                .unwrap_or_default()
+        };
         let share = |(minor, percent): &(u32, u32)| {
-            let amounts = placement::Amounts { memory: memory(*percent), core: 0, slots: 1 };
-            Share { gpu: format!("n-{minor}").as_str().into(), minor: *minor, amounts }
+            let amounts = placement::Amounts {
+                memory: memory(*percent),
+                core: 0,
+                slots: 1,
+            };
+            Share {
+                gpu: format!("n-{minor}").as_str().into(),
+                minor: *minor,
+                amounts,
+            }
         };
         let nic = |(minor, amount, at): &(u32, u64, Option<u32>)| DeviceShare {
             kind: "rdma".into(),
             id: format!("nic{minor}").as_str().into(),
             minor: *minor,
             amounts: [("rdma".into(), *amount)].into(),
-            functions: at.map(|at| Function { id: function(*minor, at).as_str().into(), minor: 0 }).into_iter().collect(),
+            functions: at
+                .map(|at| Function {
+                    id: function(*minor, at).as_str().into(),
+                    minor: 0,
+                })
+                .into_iter()
+                .collect(),
         };
         let n_gpus = u32::try_from(self.gpus.len()).unwrap_or(0);
-        let shares = owner.gpus.iter().filter(|(minor, _)| *minor < n_gpus).map(share).collect();
-        Placement { shares, others: owner.nics.iter().map(nic).collect(), exclusions: Self::exclusions(owner), ..Placement::default() }
+        let shares = owner
+            .gpus
+            .iter()
+            .filter(|(minor, _)| *minor < n_gpus)
+            .map(share)
+            .collect();
+        Placement {
+            shares,
+            others: owner.nics.iter().map(nic).collect(),
+            exclusions: Self::exclusions(owner),
+            ..Placement::default()
+        }
     }
 
     pub(super) fn requests(&self) -> Vec<ClassRequest> {
-        let request = |amount| ClassRequest { kind: "rdma".into(), amounts: [("rdma".into(), amount)].into(), whole: Some(100) };
+        let request = |amount| ClassRequest {
+            kind: "rdma".into(),
+            amounts: [("rdma".into(), amount)].into(),
+            whole: Some(100),
+        };
         self.asked.nics.map(request).into_iter().collect()
     }
 
@@ -260,6 +425,11 @@ impl Question {
             Some((n, percent)) if percent > 100 => GpuAsk::Whole(n),
             Some((n, percent)) => GpuAsk::from(&ask(n, MemoryAsk::Ratio(percent))),
         };
-        Ask { gpus, others: requests, wishes: self.wishes.as_ref(), ..Ask::default() }
+        Ask {
+            gpus,
+            others: requests,
+            wishes: self.wishes.as_ref(),
+            ..Ask::default()
+        }
     }
 }
