@@ -21,7 +21,7 @@ use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{Policy, Xids};
 use crate::inject::VOID;
-use crate::injection::{InjectionSettings, Mode};
+use crate::injection::InjectionSettings;
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
 use crate::plugin::Settings;
 use crate::publish::additions::Files;
@@ -34,7 +34,7 @@ use values::{
 };
 
 pub use dra_drivers::DraDrivers;
-pub use values::{Identity, InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
+pub use values::{InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
 pub use vendor_resource::{VendorResource, VendorServer};
 
 /// Shares the GPUs of this node among pods.
@@ -197,10 +197,6 @@ pub struct Args {
     /// The way in which containers get their devices: CDI, the vendor's variable, or the one that is seen to work on this node
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     inject: Inject,
-
-    /// How it is told whose a container is: by proof before it starts, or by the order of assume times alone
-    #[arg(long, env = "GPUSHARE_IDENTITY", default_value = "proof", value_enum)]
-    identity: Identity,
 
     /// Tell kubelet on which NUMA node each device hangs, for its topology manager; needs --inject=cdi
     #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
@@ -371,8 +367,6 @@ pub struct Config {
     pub nri_socket: Option<PathBuf>,
     /// What Allocate answers depend on.
     pub settings: Settings,
-    /// How it is told whose a container is.
-    pub identity: Identity,
     /// The value of the vendor's variable in this process.
     pub visible_devices: Option<String>,
     /// Where the driver may be.
@@ -486,12 +480,7 @@ impl From<Args> for Config {
             visible_devices_env: args.visible_devices_env.0,
             allocate_wait: args.allocate_wait,
             injection: InjectionSettings {
-                // Without the check before each start nothing writes specs.
-                mode: if args.identity == Identity::Timestamp {
-                    Some(Mode::Envvar)
-                } else {
-                    args.inject.mode()
-                },
+                mode: args.inject.mode(),
                 specs: SpecDir::new(args.cdi_dir),
                 vendor_specs: VendorSpecs::of(args.cdi_spec_dirs),
                 pass_device_specs: args.pass_device_specs,
@@ -533,7 +522,6 @@ impl From<Args> for Config {
             vendor_resources,
             dra_drivers: args.dra_drivers,
             settings,
-            identity: args.identity,
             starts,
             health: Policy {
                 ignored_xids: args.ignore_xids,

@@ -96,8 +96,6 @@ pub struct Facts {
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// The boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
-    /// True if the plugin lets no container start on a device without room for it.
-    pub guards_starts: bool,
 }
 
 /// Where a [`Publisher`] learns what to publish.
@@ -291,23 +289,20 @@ impl Publisher {
         } = self.facts;
         let injection = self.sources.injection.borrow_and_update().clone();
         let boot_id = self.facts.boot_id.clone();
-        let without_devices = if self.facts.guards_starts {
-            // An annotation that an earlier process wrote stays true.
-            let written = held.and_then(|held| {
-                held.metadata
-                    .annotations
-                    .as_ref()?
-                    .get(PODS_WITHOUT_DEVICES)
-                    .cloned()
-            });
-            self.sources
-                .without_devices
-                .borrow_and_update()
-                .clone()
-                .or(written)
-        } else {
-            None
-        };
+        // An annotation that an earlier process wrote stays true.
+        let written = held.and_then(|held| {
+            held.metadata
+                .annotations
+                .as_ref()?
+                .get(PODS_WITHOUT_DEVICES)
+                .cloned()
+        });
+        let without_devices = self
+            .sources
+            .without_devices
+            .borrow_and_update()
+            .clone()
+            .or(written);
         let remarks = Remarks {
             checkpoints,
             serves_vendor,

@@ -29,7 +29,7 @@ use tracing::{info, warn};
 use crate::assigned::mark_assigned;
 use crate::casualties::{self, look_after};
 use crate::cdi::readers::Readers;
-use crate::config::{Config, Identity, VendorServer};
+use crate::config::{Config, VendorServer};
 use crate::connection::Connection;
 use crate::events::{self, Recorder, Weight};
 use crate::exchange::{self, Exchange};
@@ -202,18 +202,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
         "way of injection",
         follow(Arc::clone(&node), node_facts(&config), listeners),
     );
-    if config.identity == Identity::Proof {
-        parts.guard_starts(
-            &config,
-            &connection,
-            &node,
-            pods.clone(),
-            recorder.clone(),
-            metrics.clone(),
-        );
-    } else {
-        warn!("containers start without proof of whose they are");
-    }
+    parts.guard_starts(
+        &config,
+        &connection,
+        &node,
+        pods.clone(),
+        recorder.clone(),
+        metrics.clone(),
+    );
     parts.watch_pods(&config, &connection, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
     let sources = (node.fleet.clone(), node.pods.clone(), injection);
@@ -398,7 +394,6 @@ impl Parts {
             serves_vendor: config.serves_vendor(),
             partition_policy: config.partition_policy,
             boot_id: boot_id(),
-            guards_starts: config.identity == Identity::Proof,
         };
         self.watches
             .spawn("publication", Publisher::new(connection, facts, sources).run());

@@ -1,8 +1,7 @@
 //! `testbed chaos`: the real daemons under adversarial orders, deletions, restarts and faults, decided by a seed.
 //!
-//! Every container that starts is held against the record of its pod at that moment; the same steps can be taken with
-//! matching by assume timestamp alone, as gpushare does it, for comparison. What is random is in the schedule; how the
-//! processes interleave is not controlled, and no outcome may depend on it.
+//! Every container that starts is compared with the record of its pod at that moment. What is random is in the schedule; how
+//! the processes interleave is not controlled, and no outcome may depend on it.
 
 mod book;
 mod ledger;
@@ -43,8 +42,6 @@ pub enum Mode {
     Cdi,
     /// Devices by environment variable, proof before every start.
     Envvar,
-    /// Devices by environment variable, matched by assume timestamp alone: no proof.
-    Timestamp,
     /// Nodes of several kinds, with what the plugin finds out there; their runtimes read changed CDI specs some time later.
     Kinds,
 }
@@ -54,7 +51,6 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Cdi => "proof, cdi",
             Self::Envvar => "proof, envvar",
-            Self::Timestamp => "assume timestamp alone",
             Self::Kinds => "proof, kinds of nodes",
         })
     }
@@ -65,7 +61,7 @@ impl Mode {
     pub(crate) fn inject(self) -> &'static str {
         match self {
             Self::Cdi => "cdi",
-            Self::Envvar | Self::Timestamp => "envvar",
+            Self::Envvar => "envvar",
             Self::Kinds => "auto",
         }
     }
@@ -73,7 +69,7 @@ impl Mode {
     /// The number of nodes.
     pub(crate) fn n_nodes(self) -> usize {
         match self {
-            Self::Cdi | Self::Envvar | Self::Timestamp => 2,
+            Self::Cdi | Self::Envvar => 2,
             Self::Kinds => KINDS.len(),
         }
     }
@@ -95,7 +91,6 @@ impl Mode {
             Self::Cdi | Self::Kinds => &[],
             // A pod whose environment is fixed and wrong would be held for ever.
             Self::Envvar => &["--on-mismatch", "evict"],
-            Self::Timestamp => &["--identity", "timestamp"],
         };
         more.iter().map(|arg| (*arg).to_owned()).collect()
     }
@@ -113,7 +108,7 @@ pub struct ChaosArgs {
     /// How the plugin is run.
     #[arg(long, value_enum, default_value = "cdi")]
     mode: Mode,
-    /// Run the modes cdi, envvar and timestamp one after the other on the same steps.
+    /// Run the modes cdi and envvar one after the other on the same steps.
     #[arg(long, conflicts_with = "mode")]
     compare: bool,
     /// Print the steps and do nothing.
@@ -143,7 +138,7 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
         return Ok(true);
     }
     let modes = if args.compare {
-        vec![Mode::Cdi, Mode::Envvar, Mode::Timestamp]
+        vec![Mode::Cdi, Mode::Envvar]
     } else {
         vec![args.mode]
     };

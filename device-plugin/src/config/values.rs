@@ -185,15 +185,6 @@ pub(super) enum DeviceKind {
     Fpga,
 }
 
-/// How it is told whose a container is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Identity {
-    /// kubelet is asked before a container starts.
-    Proof,
-    /// By the order of assume times, as the old gpushare plugin did; for comparison.
-    Timestamp,
-}
-
 /// How containers get their devices, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Inject {

@@ -133,7 +133,6 @@ impl Server {
             serves_vendor: false,
             partition_policy: None,
             boot_id: None,
-            guards_starts: true,
         };
         tokio::spawn(Publisher::new(&client.into(), facts, sources).run());
         Self {
