@@ -4,11 +4,10 @@
 //! Names are borrowed from the request's bytes: a request may carry thousands of them.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::node::Node;
 use crate::pod::{Pod, null_as_default};
@@ -50,6 +49,13 @@ pub struct WholeNode {
     pub node: Node,
 }
 
+impl WholeNode {
+    /// The node's name; empty if it has none.
+    pub fn name(&self) -> &str {
+        self.node.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
 impl<'de> Deserialize<'de> for WholeNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = serde_json::Value::deserialize(deserializer)?;
@@ -59,7 +65,7 @@ impl<'de> Deserialize<'de> for WholeNode {
 }
 
 impl Serialize for WholeNode {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.raw.serialize(serializer)
     }
 }
@@ -101,11 +107,17 @@ pub struct ExtenderFilterResult<'a> {
     /// Fitting nodes, when names were sent.
     pub node_names: Option<Vec<&'a str>>,
     /// Nodes that do not fit, where preemption may help, with the reason.
-    pub failed_nodes: BTreeMap<&'a str, &'a str>,
+    #[serde(serialize_with = "as_map")]
+    pub failed_nodes: Vec<(&'a str, Cow<'a, str>)>,
     /// Nodes that do not fit, where preemption cannot help, with the reason.
-    pub failed_and_unresolvable_nodes: BTreeMap<&'a str, &'a str>,
+    #[serde(serialize_with = "as_map")]
+    pub failed_and_unresolvable_nodes: Vec<(&'a str, Cow<'a, str>)>,
     /// Fails the whole scheduling cycle; empty if all is well.
     pub error: String,
+}
+
+fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(entries.iter().map(|(name, text)| (name, text)))
 }
 
 /// One entry of the answer of `prioritize`, which is a bare array.

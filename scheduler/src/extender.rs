@@ -6,22 +6,20 @@ mod access;
 mod announcing;
 mod attempts;
 pub mod binding;
+mod evaluation;
 pub mod filter;
 pub mod inspect;
-mod judged;
 mod patience;
 mod preempt;
 pub mod prioritize;
-mod question;
+mod rank;
 mod remembered;
+mod request;
 mod retries;
-mod roll;
 mod sending;
-mod standing;
 mod turns;
 mod views;
 mod waiting;
-mod wanted;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +33,6 @@ use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::Client;
-use placement::Fleet;
 use prometheus_client::registry::Registry;
 use rustc_hash::FxHashSet;
 use tokio::sync::Semaphore;
@@ -53,10 +50,8 @@ use access::Access;
 use attempts::Attempts;
 use patience::Patience;
 use preempt::Offered;
-use question::Names;
 use remembered::Remembered;
 use retries::Retries;
-use roll::Roll;
 use sending::Sending;
 use turns::Turns;
 use views::Views;
@@ -79,8 +74,6 @@ pub struct Extender {
     retries: Mutex<Retries>,
     /// Refused pods that wait for room.
     waiting: Mutex<Waiting>,
-    /// Names as the last requests brought them; requests read a copy, and lock it only to take it or to change it.
-    roll: Mutex<Arc<Roll>>,
     /// Which refusals are thought over.
     patience: Mutex<Patience>,
     /// By pod UID.
@@ -204,7 +197,6 @@ impl Extender {
             offered: Mutex::default(),
             retries: Mutex::default(),
             waiting: Mutex::default(),
-            roll: Mutex::default(),
             patience: Mutex::default(),
             turns: Turns::default(),
             sending: Sending::new(serving.bind_concurrency),
@@ -307,21 +299,6 @@ impl Extender {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .put(uid, facts.clone());
-    }
-
-    fn roll(&self) -> Arc<Roll> {
-        Arc::clone(&self.roll.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Takes in what a request has brought that is not on the roll, and what has changed in the fleet.
-    fn call_roll(&self, roll: Arc<Roll>, names: &Names<'_>, fleet: &Fleet) {
-        if roll.is_current(fleet) && names.strangers().next().is_none() {
-            return;
-        }
-        // The roll is changed in place if nobody else reads it just now.
-        drop(roll);
-        let mut roll = self.roll.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::make_mut(&mut roll).update(fleet, names.strangers());
     }
 
     fn attempts(&self) -> MutexGuard<'_, Attempts> {
@@ -456,7 +433,7 @@ impl Extender {
     async fn consider(&self, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
         self.leads()?;
         let mut answer = filter::answer(self, body, now())?;
-        let refused = answer.refused.take().filter(|_| !answer.is_tried_again());
+        let refused = answer.refused.take().filter(|_| !answer.is_retried);
         if let Some(refused) = refused.filter(|refused| self.patience().is_early(refused, now())) {
             let has_news = patience::news(&self.index, &refused).await;
             self.leads()?;

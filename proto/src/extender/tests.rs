@@ -1,7 +1,6 @@
 //! The extender's JSON, key by key as kube-scheduler spells it.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use super::{ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority};
 
@@ -58,8 +57,8 @@ fn nothing_can_be_null() {
 fn answers_have_capitalised_keys() {
     let filter = ExtenderFilterResult {
         node_names: Some(vec!["n3"]),
-        failed_nodes: BTreeMap::from([("n1", "unknown")]),
-        failed_and_unresolvable_nodes: BTreeMap::from([("n2", "full")]),
+        failed_nodes: vec![("n1", "unknown".into())],
+        failed_and_unresolvable_nodes: vec![("n2", "full".into())],
         ..ExtenderFilterResult::default()
     };
     let priorities = [HostPriority {

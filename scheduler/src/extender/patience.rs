@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::filter::Refused;
+use super::filter::RefusedPod;
 use super::remembered::Remembered;
 use crate::index::{Index, Shared};
 
@@ -33,13 +33,13 @@ pub(super) struct Patience {
 
 impl Patience {
     /// Whether a refusal may come too early.
-    pub(super) fn is_early(&mut self, refused: &Refused, now: Instant) -> bool {
+    pub(super) fn is_early(&mut self, refused: &RefusedPod, now: Instant) -> bool {
         let was_refused_by_this = self.note(refused) == Some(refused.n_openings);
         (refused.is_unseen || was_refused_by_this) && self.rests_until.is_none_or(|rest| rest <= now)
     }
 
     /// A refusal was held back; what it is now, and whether anything had come in meanwhile.
-    pub(super) fn thought_over(&mut self, refused: Option<&Refused>, has_news: bool, now: Instant) {
+    pub(super) fn thought_over(&mut self, refused: Option<&RefusedPod>, has_news: bool, now: Instant) {
         if let Some(refused) = refused {
             self.note(refused);
         }
@@ -49,13 +49,13 @@ impl Patience {
     }
 
     /// Remembers a refusal; what was remembered of the pod before.
-    fn note(&mut self, refused: &Refused) -> Option<u64> {
+    fn note(&mut self, refused: &RefusedPod) -> Option<u64> {
         self.refused.put(&refused.uid, refused.n_openings)
     }
 }
 
 /// Waits until a watch shows what a refusal has not taken into account; whether one did in time.
-pub(super) async fn news(index: &Shared<Index>, refused: &Refused) -> bool {
+pub(super) async fn news(index: &Shared<Index>, refused: &RefusedPod) -> bool {
     let is_news = || {
         let index = index.read();
         if refused.is_unseen {
@@ -78,8 +78,8 @@ pub(super) async fn news(index: &Shared<Index>, refused: &Refused) -> bool {
 mod tests {
     use super::*;
 
-    fn refused(uid: &str, n_openings: u64) -> Refused {
-        Refused {
+    fn refused(uid: &str, n_openings: u64) -> RefusedPod {
+        RefusedPod {
             uid: uid.into(),
             is_unseen: false,
             n_openings,
@@ -95,7 +95,7 @@ mod tests {
         assert!(!patience.is_early(&refused("b", 2), now), "another pod");
         assert!(
             patience.is_early(
-                &Refused {
+                &RefusedPod {
                     is_unseen: true,
                     ..refused("c", 2)
                 },

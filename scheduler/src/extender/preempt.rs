@@ -11,7 +11,7 @@ use placement::OwnerId;
 use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, minds_neighbours};
 use proto::pod::Pod;
 
-use super::wanted::Wanted;
+use super::evaluation::Demand;
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised};
@@ -99,11 +99,15 @@ impl Extender {
     ) -> BTreeMap<String, MetaVictims> {
         let n_proposals = proposals.len();
         let facts = PodFacts::of(pod, self.index.read().names());
-        let wanted = Wanted::of(&self.index.read(), pod, facts.as_ref());
-        let ask = match &wanted {
-            Wanted::Room(ask) if facts.is_some() && self.rules.refusal_of_filter(body, pod).is_none() => ask,
+        let demand = Demand::of(&self.index.read(), pod, facts.as_ref());
+        let ask = match &demand {
+            Demand::Resources(ask)
+                if facts.is_some() && self.rules.refusal_of_filter(body, pod).is_none() =>
+            {
+                ask
+            }
             // Nothing of ours is asked for, and so nothing of it is short.
-            Wanted::Nothing | Wanted::Room(_) if facts.is_none() => {
+            Demand::Nothing | Demand::Resources(_) if facts.is_none() => {
                 return proposals
                     .into_iter()
                     .filter(|(_, victims)| !victims.pods.is_empty())

@@ -1,68 +1,137 @@
-//! `prioritize`: how good each node would be, from 0 to 10, beside the others that are asked about.
+//! `prioritize`: a score from 0 to 10 for each node of the request, relative to the others.
 
-use placement::NodeId;
-use proto::extender::{HostPriority, WholeNode};
+use std::borrow::Cow;
 
-use super::question::{Nodes, Question};
-use super::standing::{Order, Standing, scores};
-use super::wanted::Wanted;
+use proto::extender::HostPriority;
+
+use super::evaluation::{Demand, Evaluator};
+use super::rank::{RankKey, Ranker};
+use super::request::FilterRequest;
 use super::{Extender, RequestFailure};
 use crate::accounting::PodFacts;
 use crate::index::Index;
 
-/// Request bytes in, answer bytes out.
+/// The number of different scores that an extender can give, from 0.
+const N_SCORES: usize = 11;
+
+/// Answers a request.
 ///
 /// # Errors
-/// If the bytes are no prioritize request, or the state is not complete.
+/// The body is not a prioritize request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
     let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
-    let Question { pod, nodes, .. } =
-        Question::read(body, &extender.roll()).map_err(|error| malformed(error.to_string()))?;
+    let FilterRequest { pod, names, .. } =
+        FilterRequest::parse(body).map_err(|error| malformed(error.to_string()))?;
     let index = extender.index.read();
     index
         .ready()
         .map_err(|reason| RequestFailure::NotReady { reason })?;
     let facts = PodFacts::of(&pod, index.names());
-    let wanted = Wanted::of(&index, &pod, facts.as_ref());
+    let demand = Demand::of(&index, &pod, facts.as_ref());
     let failed = extender.attempts().avoided(pod.uid(), super::now());
-    let order = Order::new(&index, &pod.spec, &failed);
-    let name = |node: &WholeNode| node.node.metadata.name.clone().unwrap_or_default();
-    let whole: Vec<String>;
-    let names: Vec<&str> = match &nodes {
-        Nodes::Names(names) => names.iter().collect(),
-        Nodes::Whole(nodes) => {
-            whole = nodes.items.iter().map(name).collect();
-            whole.iter().map(String::as_str).collect()
-        }
-    };
-    let scores = score(&index, &wanted, &order, &names);
-    let answer: Vec<HostPriority<'_>> = names
-        .into_iter()
-        .zip(scores)
-        .map(|(host, score)| HostPriority { host, score })
-        .collect();
+    let scores = score_all(&index, &demand, &Ranker::new(&index, &pod.spec, &failed), &names);
+    let hosts = names.iter().zip(scores);
+    let answer: Vec<HostPriority<'_>> = hosts.map(|(host, score)| HostPriority { host, score }).collect();
     serde_json::to_vec(&answer).map_err(|error| malformed(error.to_string()))
 }
 
-/// A score for each node; 0 where the pod does not fit, or does not care.
-fn score(index: &Index, wanted: &Wanted<'_>, order: &Order<'_>, names: &[&str]) -> Vec<i64> {
-    let mut scored = vec![0; names.len()];
-    let (Wanted::Room(_), Some(mut asking)) = (wanted, wanted.asking(index)) else {
-        return scored;
-    };
-    let mut places = Vec::with_capacity(names.len());
-    let mut standings: Vec<Standing<'_>> = Vec::with_capacity(names.len());
-    for (at, name) in names.iter().enumerate() {
-        let node: Option<NodeId> = index.fleet().node_id(name);
-        if let Ok(fit) = wanted.of_found(index, name, node, Some(&mut asking)) {
-            places.push(at);
-            standings.push(order.standing(name, fit.merit));
+/// A score for each node; 0 where the pod does not fit, and everywhere if nodes do not differ for the pod.
+fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &[Cow<'_, str>]) -> Vec<i64> {
+    let mut scores = vec![0; names.len()];
+    if demand.resources().is_none() {
+        return scores;
+    }
+    let mut evaluator = Evaluator::new(index, demand);
+    let (mut fitting, mut ranks) = (Vec::new(), Vec::new());
+    for (name, score) in names.iter().zip(&mut scores) {
+        if let Ok(fit) = evaluator.evaluate(name) {
+            fitting.push(score);
+            ranks.push(ranker.rank(name, fit.score));
         }
     }
-    for (at, score) in places.into_iter().zip(scores(&standings)) {
-        if let Some(scored) = scored.get_mut(at) {
-            *scored = score;
+    for (score, scaled) in fitting.into_iter().zip(scale(&ranks)) {
+        *score = scaled;
+    }
+    scores
+}
+
+/// A score for each rank, in the order given. All scores from 10 down are used, and the best node has a score of its own.
+///
+/// Up to eleven nodes get different scores. With more, nodes that are equally good by policy share one, so that the pod's
+/// own preferences decide among them and not their names.
+fn scale(ranks: &[RankKey<'_>]) -> Vec<i64> {
+    let mut order: Vec<(usize, &RankKey<'_>)> = ranks.iter().enumerate().collect();
+    order.sort_unstable_by_key(|(_, rank)| *rank);
+    let n_others = order.len().saturating_sub(1);
+    let mut scores = vec![0; ranks.len()];
+    let mut previous: Option<(&RankKey<'_>, usize)> = None;
+    for (nth, (idx, rank)) in order.iter().enumerate() {
+        // The number of nodes before all that are as good as this one.
+        let n_better = match previous {
+            Some((same, n_better)) if nth > 1 && same.is_as_good(rank) => n_better,
+            _ => nth,
+        };
+        previous = Some((rank, n_better));
+        let deduction = match nth {
+            0 => 0,
+            _ if order.len() <= N_SCORES => nth,
+            _ => 1 + (n_better - 1) * (N_SCORES - 1) / n_others,
+        };
+        if let Some(score) = scores.get_mut(*idx) {
+            *score = i64::try_from((N_SCORES - 1).saturating_sub(deduction)).unwrap_or(0);
         }
     }
-    scored
+    scores
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+
+    use placement::Score;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rank((has_failed, is_avoided, score, name): &(bool, bool, u32, String)) -> RankKey<'_> {
+        RankKey {
+            has_failed: *has_failed,
+            is_avoided: *is_avoided,
+            score: Reverse(Score::of_points(*score)),
+            name,
+        }
+    }
+
+    proptest! {
+        /// Scores follow the order of ranks, strictly up to eleven nodes; the best node alone has its score, and nodes that
+        /// differ only by name share one beyond eleven.
+        #[test]
+        fn scores_follow_the_ranks(nodes in prop::collection::vec((any::<bool>(), any::<bool>(), 0..4_u32, "[a-z]{12}"), 0..40)) {
+            let ranks: Vec<RankKey<'_>> = nodes.iter().map(rank).collect();
+            let scores = scale(&ranks);
+            let mut both: Vec<_> = ranks.iter().zip(&scores).collect();
+            both.sort();
+            prop_assert!(both.iter().all(|(_, score)| (0..=10).contains(*score)));
+            prop_assert!(both.first().is_none_or(|(_, score)| **score == 10));
+            for (nth, pair) in both.windows(2).enumerate() {
+                let [(first, better), (second, worse)] = pair else { continue };
+                prop_assert!(better >= worse);
+                prop_assert!(both.len() > N_SCORES || better > worse, "up to eleven differ");
+                prop_assert!(nth > 0 || better > worse, "the best has its own");
+                prop_assert!(both.len() <= N_SCORES || nth == 0 || !first.is_as_good(second) || better == worse);
+            }
+        }
+    }
+
+    #[test]
+    fn many_nodes_that_differ_use_all_scores() {
+        let nodes: Vec<_> = (0..101_u32)
+            .map(|nth| (false, false, nth, format!("{nth:03}")))
+            .collect();
+        let ranks: Vec<RankKey<'_>> = nodes.iter().map(rank).collect();
+        let scores = scale(&ranks);
+        let counts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+            .map(|score| scores.iter().filter(|other| **other == score).count());
+        assert_eq!(counts, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 1]);
+    }
 }
