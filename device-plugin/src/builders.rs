@@ -10,7 +10,7 @@ use proto::request::{ContainerKind, ContainerRequest};
 use proto::resource::RDMA;
 
 use crate::fleet::Fleet;
-use crate::inventory::{Gpu, Inventory, OtherDevice, Place};
+use crate::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
 use crate::plugin::ids::IdScheme;
 use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
@@ -68,7 +68,7 @@ pub(crate) fn adapter(minor: u32) -> OtherDevice {
         resources: [(RDMA.to_owned(), Quantity::from_unsigned(100))].into(),
         labels: BTreeMap::new(),
         bus_id: None,
-        place: Place::default(),
+        location: PciLocation::default(),
         vf_groups: Vec::new(),
         device_nodes: Vec::new(),
         function_nodes: BTreeMap::new(),
@@ -144,7 +144,7 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
         reserved_bytes: 0,
         model: "Tesla T4".to_owned(),
         bus_id: Some(format!("0000:{minor:02x}:00.0")),
-        place: Place::default(),
+        location: PciLocation::default(),
         labels: BTreeMap::new(),
         device_node: format!("/dev/nvidia{minor}").into(),
     }

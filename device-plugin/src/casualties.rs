@@ -14,10 +14,10 @@ use tracing::{info, warn};
 
 use crate::events::{Recorder, Weight};
 use crate::eviction::evict;
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet, type_name};
 use crate::health::Fault;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::served::Served;
 use crate::watching::one_line;
 
 use proto::device::TYPE_GPU;
@@ -226,9 +226,13 @@ fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
     };
-    let resources = [Served::Whole, Served::Rdma, Served::Fpga]
-        .into_iter()
-        .filter(|resource| resource.device_type() == device_type);
+    let resources = [
+        ExtendedResource::Whole,
+        ExtendedResource::Rdma,
+        ExtendedResource::Fpga,
+    ]
+    .into_iter()
+    .filter(|resource| resource.device_type() == device_type);
     resources
         .flat_map(|resource| placement.names(resource))
         .any(|name| name.is(key))

@@ -18,7 +18,7 @@ pub mod readers;
 pub mod spec;
 pub mod vendor;
 
-use crate::served::Served;
+use crate::extended_resource::ExtendedResource;
 
 pub use dir::{SpecDir, SpecError};
 pub use spec::{ContainerSpec, Edits};
@@ -31,7 +31,7 @@ pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 
 /// Name and fully qualified name of a device that no other answer has: `fresh` must be another number in each call, also
 /// after a restart.
-pub fn container_device(resource: Served, ids: &[String], fresh: u64) -> String {
+pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     ids.sort_unstable();
     let set = fnv1a(&format!("{resource:?}\n{}", ids.join("\n")));
@@ -57,16 +57,16 @@ mod tests {
     #[test]
     fn each_answer_has_a_name_of_its_own() {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
-        let device = container_device(Served::Memory, &ids(&["a-1", "a-2"]), 17);
+        let device = container_device(ExtendedResource::Memory, &ids(&["a-1", "a-2"]), 17);
         assert_eq!(
             device,
-            container_device(Served::Memory, &ids(&["a-2", "a-1"]), 17),
+            container_device(ExtendedResource::Memory, &ids(&["a-2", "a-1"]), 17),
             "the order of IDs does not matter"
         );
         for other in [
-            container_device(Served::Memory, &ids(&["a-1", "a-2"]), 18),
-            container_device(Served::Shared, &ids(&["a-1", "a-2"]), 17),
-            container_device(Served::Memory, &ids(&["a-1"]), 17),
+            container_device(ExtendedResource::Memory, &ids(&["a-1", "a-2"]), 18),
+            container_device(ExtendedResource::Shared, &ids(&["a-1", "a-2"]), 17),
+            container_device(ExtendedResource::Memory, &ids(&["a-1"]), 17),
         ] {
             assert_ne!(device, other);
         }

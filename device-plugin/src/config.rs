@@ -17,6 +17,7 @@ use proto::topology::GpuPartitionPolicy;
 
 use crate::cdi::SpecDir;
 use crate::cdi::vendor::VendorSpecs;
+use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{Policy, Xids};
@@ -25,7 +26,6 @@ use crate::injection::InjectionSettings;
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
 use crate::plugin::Settings;
 use crate::publish::additions::Files;
-use crate::served::ServedNames;
 use crate::uninstall::When;
 
 use values::{
@@ -470,7 +470,7 @@ impl From<Args> for Config {
             .map(|resource| resource.name.clone());
         let visible_devices = own_variable(&args.visible_devices_env.0);
         let settings = Settings {
-            names: ServedNames {
+            names: ExtendedResourceNames {
                 cluster: ResourceNames {
                     memory: args.memory_resource.0,
                 },

@@ -11,11 +11,11 @@ pub mod watch;
 use proto::device::TYPE_GPU;
 use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::health::Reason;
-use crate::inventory::{Gpu, GpuUuid, Inventory, OtherDevice};
+use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
 use crate::plugin::ids::IdScheme;
 use crate::pods::DeviceName;
-use crate::served::{Served, ServedNames};
 
 /// One GPU and the state it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Fleet {
     /// Who makes the devices.
     pub vendor: String,
     /// False while the errors that an earlier process saw on the devices are not known yet.
-    pub is_recalled: bool,
+    pub is_health_loaded: bool,
 }
 
 /// What devices of a type are called before people.
@@ -83,7 +83,7 @@ pub fn type_name(device_type: &str) -> &str {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKey {
     /// What identifies it.
-    pub id: GpuUuid,
+    pub id: PhysicalId,
     /// Its minor number, unique among the devices of its type.
     pub minor: u32,
 }
@@ -138,7 +138,7 @@ pub enum Unavailable {
         /// Its type.
         device_type: &'static str,
         /// The device.
-        id: GpuUuid,
+        id: PhysicalId,
         /// What is wrong with it.
         message: String,
     },
@@ -146,7 +146,7 @@ pub enum Unavailable {
     #[error(
         "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs"
     )]
-    NotShared(GpuUuid),
+    NotShared(PhysicalId),
 }
 
 impl Fleet {
@@ -192,7 +192,7 @@ impl Fleet {
             needs_driver,
             driver_version,
             vendor,
-            is_recalled: true,
+            is_health_loaded: true,
         }
     }
 
@@ -210,14 +210,14 @@ impl Fleet {
             is_shared: entry.is_shared,
             is_healthy: entry.is_healthy,
             message: &entry.message,
-            numa_node: entry.gpu.place.numa_node,
+            numa_node: entry.gpu.location.numa_node,
         };
         let other = |entry: &'a FleetDevice| FleetEntry {
             key: DeviceKey::from(&entry.device),
             is_shared: true,
             is_healthy: entry.is_healthy,
             message: &entry.message,
-            numa_node: entry.device.place.numa_node,
+            numa_node: entry.device.location.numa_node,
         };
         let gpus = self.gpus.iter().filter(move |_| device_type == TYPE_GPU).map(gpu);
         gpus.chain(
@@ -229,18 +229,18 @@ impl Fleet {
     }
 
     /// The device of a resource that a record names so, sick or not.
-    pub fn find(&self, resource: Served, name: &DeviceName) -> Option<DeviceKey> {
+    pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
         self.entries(resource.device_type())
             .map(|entry| entry.key)
             .find(|key| name.is(key))
     }
 
     /// Whether kubelet is told of a resource.
-    pub fn offers(&self, resource: Served, names: &ServedNames) -> bool {
+    pub fn offers(&self, resource: ExtendedResource, names: &ExtendedResourceNames) -> bool {
         match resource {
-            Served::Shared | Served::Memory => true,
-            Served::Whole => names.whole.is_some(),
-            Served::Rdma | Served::Fpga => self.ids.has(resource),
+            ExtendedResource::Shared | ExtendedResource::Memory => true,
+            ExtendedResource::Whole => names.whole.is_some(),
+            ExtendedResource::Rdma | ExtendedResource::Fpga => self.ids.has(resource),
         }
     }
 
@@ -248,10 +248,14 @@ impl Fleet {
     ///
     /// # Errors
     /// The first name that stands for no device of this node, for a sick one, or for one that is not shared.
-    pub fn resolve(&self, resource: Served, names: &[DeviceName]) -> Result<Vec<GpuUuid>, Unavailable> {
+    pub fn resolve(
+        &self,
+        resource: ExtendedResource,
+        names: &[DeviceName],
+    ) -> Result<Vec<PhysicalId>, Unavailable> {
         let device_type = resource.device_type();
-        let is_sharing = matches!(resource, Served::Shared | Served::Memory);
-        let mut found = Vec::<GpuUuid>::with_capacity(names.len());
+        let is_sharing = matches!(resource, ExtendedResource::Shared | ExtendedResource::Memory);
+        let mut found = Vec::<PhysicalId>::with_capacity(names.len());
         for name in names {
             let entry = self.entries(device_type).find(|entry| name.is(&entry.key));
             let entry = entry.ok_or_else(|| Unavailable::Unknown {

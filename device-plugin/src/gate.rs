@@ -26,6 +26,7 @@ use crate::cdi::SpecError;
 use crate::events::Recorder;
 use crate::eviction::evict;
 use crate::exchange::{Exchange, ExchangeFailed};
+use crate::extended_resource::ExtendedResource;
 use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::inject;
 use crate::metrics::{Metrics, Outcome};
@@ -37,7 +38,6 @@ use crate::proof::owner::{self, Look, Unproven};
 use crate::proof::podresources::Lister;
 use crate::proof::sight::{self, Sight};
 use crate::proof::verdict::{self, Evidence, Refusal, Verdict};
-use crate::served::Served;
 use crate::watching::one_line;
 
 use specs::{Files, prepare, until_resolved};
@@ -192,7 +192,7 @@ enum Decision {
 
 /// The call of kubelet that asks for a start; the IDs are sorted.
 struct Start<'a> {
-    resource: Served,
+    resource: ExtendedResource,
     ids: &'a [String],
     uid: PodUid,
 }
@@ -234,7 +234,12 @@ impl Gate {
     ///
     /// # Errors
     /// Why it must not, or not yet.
-    pub async fn open(&self, node: &NodeState, resource: Served, mut ids: Vec<String>) -> Result<(), Held> {
+    pub async fn open(
+        &self,
+        node: &NodeState,
+        resource: ExtendedResource,
+        mut ids: Vec<String>,
+    ) -> Result<(), Held> {
         ids.sort_unstable();
         let began = Instant::now();
         let opened = self.try_open(node, resource, &ids, began + PATIENCE).await;
@@ -260,13 +265,13 @@ impl Gate {
     async fn try_open(
         &self,
         node: &NodeState,
-        resource: Served,
+        resource: ExtendedResource,
         ids: &[String],
         until: Instant,
     ) -> Result<(), Held> {
         let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
         if !matches!(
-            timeout_at(until, fleet.wait_for(|fleet| fleet.is_recalled)).await,
+            timeout_at(until, fleet.wait_for(|fleet| fleet.is_health_loaded)).await,
             Ok(Ok(_))
         ) {
             return Err(Held::NotRecalled);
@@ -497,10 +502,10 @@ fn refusal_reason(refusal: &Refusal) -> &'static str {
 /// Whether a container that another plugin gave its devices goes on with them: nobody is charged for less than it holds. A pod
 /// without record is charged on every device that it may be on, and one that the vendor's plugin served on the GPUs that
 /// kubelet's books name.
-fn survives(resource: Served, refusal: &Refusal) -> bool {
+fn survives(resource: ExtendedResource, refusal: &Refusal) -> bool {
     match refusal {
         Refusal::Unplaced(_) | Refusal::Unknown => true,
-        Refusal::Mismatch { .. } => resource == Served::Whole,
+        Refusal::Mismatch { .. } => resource == ExtendedResource::Whole,
         Refusal::Unavailable(_)
         | Refusal::NoRoom(_)
         | Refusal::Overridden { .. }
@@ -692,7 +697,7 @@ fn sets_variable(pod: &NodePod, containers: &[&str], variable: &str) -> Option<S
 }
 
 /// Whether the answer for this resource says what the container sees, whichever of these it is.
-fn must_speak(pod: &NodePod, containers: &[&str], resource: Served) -> bool {
+fn must_speak(pod: &NodePod, containers: &[&str], resource: ExtendedResource) -> bool {
     let mut asking = pod
         .containers
         .iter()

@@ -35,13 +35,13 @@ use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
 
 pub use xids::{InvalidXidList, XidClass, Xids};
 
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 
 /// Something that a watch saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// The device it is about; `None` if that cannot be told, or if it is about all of them.
-    pub device: Option<GpuUuid>,
+    pub device: Option<PhysicalId>,
     /// What it is.
     pub kind: ObservationKind,
 }
@@ -73,7 +73,7 @@ pub enum ObservationKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The device.
-    pub uuid: GpuUuid,
+    pub uuid: PhysicalId,
     /// The XID.
     pub xid: u64,
 }
@@ -124,7 +124,7 @@ impl fmt::Display for Reason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthChange {
     /// The device.
-    pub uuid: GpuUuid,
+    pub uuid: PhysicalId,
     /// Whether pods may be placed on it.
     pub healthy: bool,
     /// Why.
@@ -201,7 +201,7 @@ impl Course {
     }
 
     /// Counts an answered probe; the device recovers if it is the last that was missing.
-    fn answer(&mut self, policy: &Policy, uuid: &GpuUuid, now: Duration) -> Option<HealthChange> {
+    fn answer(&mut self, policy: &Policy, uuid: &PhysicalId, now: Duration) -> Option<HealthChange> {
         let quiet = policy.quiet_after(self.relapses);
         let illness = self.illness.as_mut().filter(|illness| !illness.needs_reset)?;
         illness.answers = illness.answers.saturating_add(1);
@@ -235,12 +235,12 @@ struct Illness {
 #[derive(Clone, Debug)]
 pub struct Health {
     policy: Policy,
-    devices: BTreeMap<GpuUuid, Course>,
+    devices: BTreeMap<PhysicalId, Course>,
 }
 
 impl Health {
     /// Devices are healthy until something is seen of them.
-    pub fn new(policy: Policy, devices: impl IntoIterator<Item = GpuUuid>) -> Self {
+    pub fn new(policy: Policy, devices: impl IntoIterator<Item = PhysicalId>) -> Self {
         let devices = devices
             .into_iter()
             .map(|uuid| (uuid, Course::default()))
@@ -249,9 +249,9 @@ impl Health {
     }
 
     /// Replaces the set of devices. One that stays keeps its state, a new one is healthy.
-    pub fn retarget(&mut self, devices: impl IntoIterator<Item = GpuUuid>) {
+    pub fn retarget(&mut self, devices: impl IntoIterator<Item = PhysicalId>) {
         let mut before = std::mem::take(&mut self.devices);
-        let keep = |uuid: GpuUuid| {
+        let keep = |uuid: PhysicalId| {
             let course = before.remove(&uuid).unwrap_or_default();
             (uuid, course)
         };
@@ -259,19 +259,25 @@ impl Health {
     }
 
     /// Whether pods may be placed on the device; an unknown device is not healthy.
-    pub fn is_healthy(&self, uuid: &GpuUuid) -> bool {
+    pub fn is_healthy(&self, uuid: &PhysicalId) -> bool {
         self.devices
             .get(uuid)
             .is_some_and(|course| course.illness.is_none())
     }
 
     /// Why the device is unhealthy, if it is.
-    pub fn illness(&self, uuid: &GpuUuid) -> Option<Reason> {
+    pub fn illness(&self, uuid: &PhysicalId) -> Option<Reason> {
         self.devices.get(uuid)?.illness.map(|illness| illness.reason)
     }
 
     /// Begins with an XID that a predecessor of this process saw at `since`, unless the policy ignores it.
-    pub fn recall(&mut self, now: Duration, uuid: &GpuUuid, xid: u64, since: &str) -> Option<HealthChange> {
+    pub fn recall(
+        &mut self,
+        now: Duration,
+        uuid: &PhysicalId,
+        xid: u64,
+        since: &str,
+    ) -> Option<HealthChange> {
         let seen = Observation {
             device: Some(uuid.clone()),
             kind: ObservationKind::Xid(xid),
@@ -358,7 +364,7 @@ impl Health {
     }
 
     /// Makes a sick device healthy because an operator says so; the next trouble makes it sick again.
-    pub fn clear(&mut self, now: Duration, uuid: &GpuUuid) -> Option<HealthChange> {
+    pub fn clear(&mut self, now: Duration, uuid: &PhysicalId) -> Option<HealthChange> {
         let course = self.devices.get_mut(uuid)?;
         let illness = course.illness.take()?;
         course.recovered = Some(now);

@@ -43,9 +43,9 @@
 pub mod checkpoint;
 mod ledger;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
-use crate::served::Served;
 
 pub use ledger::{Ledger, Step};
 
@@ -53,7 +53,7 @@ pub use ledger::{Ledger, Step};
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
     /// The resource whose socket it came over.
-    pub resource: Served,
+    pub resource: ExtendedResource,
     /// How many device IDs it is about.
     pub count: u64,
     /// The devices of those IDs; empty if they say nothing.
@@ -253,14 +253,20 @@ fn found(
 }
 
 /// The first container that still has calls to come, for resources that kubelet knows, if this is one of them.
-fn next_container(pod: &NodePod, steps: &[Step], call: &Call<'_>, serves: &[Served]) -> Option<usize> {
+fn next_container(
+    pod: &NodePod,
+    steps: &[Step],
+    call: &Call<'_>,
+    serves: &[ExtendedResource],
+) -> Option<usize> {
     let is_answered = |container, resource| {
         steps
             .iter()
             .any(|step| step.container == container && step.resource == resource)
     };
     for (idx, container) in pod.containers.iter().enumerate() {
-        let is_open = |resource: &Served| resource.count(container) > 0 && !is_answered(idx, *resource);
+        let is_open =
+            |resource: &ExtendedResource| resource.count(container) > 0 && !is_answered(idx, *resource);
         let mut open = serves.iter().copied().filter(is_open).peekable();
         if open.peek().is_some() {
             return open
@@ -380,7 +386,7 @@ fn correct(pods: &Pods, ledger: &Ledger, mistaken: &NodePod, call: &Call<'_>) ->
 }
 
 /// The same calls as calls of `pod`.
-fn explain(pod: &NodePod, calls: &[Step], serves: &[Served]) -> Option<Vec<Step>> {
+fn explain(pod: &NodePod, calls: &[Step], serves: &[ExtendedResource]) -> Option<Vec<Step>> {
     let mut steps = Vec::new();
     for call in calls {
         let again = Call {
@@ -427,7 +433,7 @@ fn resumed(pods: &Pods, pod: &NodePod, ledger: &Ledger, call: &Call<'_>) -> Opti
         .take(container)
         .enumerate()
         .flat_map(|(idx, before)| {
-            let step = move |resource: Served| Step {
+            let step = move |resource: ExtendedResource| Step {
                 container: idx,
                 resource,
                 count: resource.count(before),

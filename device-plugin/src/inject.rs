@@ -19,11 +19,11 @@ use proto::record::{
 use proto::request::ContainerRequest;
 
 use crate::cdi::{self, Edits};
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
-use crate::inventory::{Gpu, GpuUuid, OtherDevice};
+use crate::inventory::{Gpu, OtherDevice, PhysicalId};
 use crate::plugin::Settings;
 use crate::pods::{NodePod, Placement};
-use crate::served::Served;
 
 /// What HAMi-core reads the limit of a device's memory from, followed by the device's place.
 const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
@@ -39,37 +39,37 @@ pub const VOID: &str = "void";
 
 /// Whether the answer for this resource is the one that says which devices of its type the container sees: of two values of a
 /// variable kubelet would keep one at random.
-pub fn speaks(resource: Served, container: &ContainerRequest) -> bool {
+pub fn speaks(resource: ExtendedResource, container: &ContainerRequest) -> bool {
     match resource {
-        Served::Memory | Served::Rdma | Served::Fpga => true,
-        Served::Shared => container.memory_units == 0,
-        Served::Whole => container.memory_units == 0 && container.shared == 0,
+        ExtendedResource::Memory | ExtendedResource::Rdma | ExtendedResource::Fpga => true,
+        ExtendedResource::Shared => container.memory_units == 0,
+        ExtendedResource::Whole => container.memory_units == 0 && container.shared == 0,
     }
 }
 
 /// The variable by which an answer without CDI names a container's devices of a resource's type; `of_gpus` is the vendor's.
-pub fn variable(of_gpus: &str, resource: Served) -> &str {
+pub fn variable(of_gpus: &str, resource: ExtendedResource) -> &str {
     match resource {
-        Served::Shared | Served::Memory | Served::Whole => of_gpus,
-        Served::Rdma | Served::Fpga => own_variable(resource),
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => of_gpus,
+        ExtendedResource::Rdma | ExtendedResource::Fpga => own_variable(resource),
     }
 }
 
 /// This project's variable that names a container's devices of a resource's type.
-pub fn own_variable(resource: Served) -> &'static str {
+pub fn own_variable(resource: ExtendedResource) -> &'static str {
     match resource {
-        Served::Shared | Served::Memory | Served::Whole => GPU_DEVICES,
-        Served::Rdma => RDMA_DEVICES,
-        Served::Fpga => FPGA_DEVICES,
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => GPU_DEVICES,
+        ExtendedResource::Rdma => RDMA_DEVICES,
+        ExtendedResource::Fpga => FPGA_DEVICES,
     }
 }
 
 /// The variable that names a container's virtual functions of devices of a resource's type.
-pub fn functions_variable(resource: Served) -> Option<&'static str> {
+pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
     match resource {
-        Served::Shared | Served::Memory | Served::Whole => None,
-        Served::Rdma => Some(RDMA_FUNCTIONS),
-        Served::Fpga => Some(FPGA_FUNCTIONS),
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => None,
+        ExtendedResource::Rdma => Some(RDMA_FUNCTIONS),
+        ExtendedResource::Fpga => Some(FPGA_FUNCTIONS),
     }
 }
 
@@ -84,7 +84,7 @@ pub enum Given<'a> {
 
 impl<'a> Given<'a> {
     /// Those of this node that are called so, in this order.
-    pub fn of(fleet: &'a Fleet, resource: Served, keys: &[DeviceKey]) -> Self {
+    pub fn of(fleet: &'a Fleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
         let device_type = resource.device_type();
         if device_type == TYPE_GPU {
             let find = |key: &DeviceKey| {
@@ -117,7 +117,12 @@ impl<'a> Given<'a> {
 
 /// The answer with CDI: a function of the device IDs and of a number that no other answer has. `visible` is the vendor's
 /// variable.
-pub fn cdi_answer(visible: &str, resource: Served, ids: &[String], fresh: u64) -> ContainerAllocateResponse {
+pub fn cdi_answer(
+    visible: &str,
+    resource: ExtendedResource,
+    ids: &[String],
+    fresh: u64,
+) -> ContainerAllocateResponse {
     let device = CdiDevice {
         name: cdi::container_device(resource, ids, fresh),
     };
@@ -173,7 +178,7 @@ pub struct Known<'a> {
 pub fn envvar_answer(
     settings: &Settings,
     known: Option<&Known<'_>>,
-    resource: Served,
+    resource: ExtendedResource,
     given: &Given<'_>,
 ) -> ContainerAllocateResponse {
     let mut envs: HashMap<String, String> = known
@@ -209,7 +214,12 @@ pub fn envvar_answer(
 }
 
 /// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.
-pub fn cdi_edits(settings: &Settings, known: &Known<'_>, resource: Served, given: &Given<'_>) -> Edits {
+pub fn cdi_edits(
+    settings: &Settings,
+    known: &Known<'_>,
+    resource: ExtendedResource,
+    given: &Given<'_>,
+) -> Edits {
     let mut edits = Edits::default();
     if speaks(resource, known.container) {
         match given {
@@ -239,7 +249,7 @@ pub fn inlined_edits(
     settings: &Settings,
     driver: Option<&Edits>,
     known: &Known<'_>,
-    resource: Served,
+    resource: ExtendedResource,
     given: &Given<'_>,
 ) -> Edits {
     let mut edits = cdi_edits(settings, known, resource, given);
@@ -269,7 +279,7 @@ fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
 fn device_nodes(
     settings: &Settings,
     known: Option<&Known<'_>>,
-    resource: Served,
+    resource: ExtendedResource,
     given: &Given<'_>,
 ) -> Vec<PathBuf> {
     let mut paths = Vec::<PathBuf>::new();
@@ -306,7 +316,7 @@ fn is_on_host(settings: &Settings, path: &Path) -> bool {
 /// The device nodes of what is given of a device.
 fn own_nodes<'a>(
     known: Option<&Known<'_>>,
-    resource: Served,
+    resource: ExtendedResource,
     device: &'a OtherDevice,
 ) -> impl Iterator<Item = &'a PathBuf> {
     let functions = known.map_or(&[][..], |known| functions(known, resource, device));
@@ -324,7 +334,7 @@ fn own_nodes<'a>(
 }
 
 /// The virtual functions of a device that the pod's record gives it.
-fn functions<'a>(known: &Known<'a>, resource: Served, device: &OtherDevice) -> &'a [GpuUuid] {
+fn functions<'a>(known: &Known<'a>, resource: ExtendedResource, device: &OtherDevice) -> &'a [PhysicalId] {
     let others = known
         .placement
         .and_then(|placement| placement.others.get(resource.device_type()));
@@ -343,7 +353,7 @@ fn functions<'a>(known: &Known<'a>, resource: Served, device: &OtherDevice) -> &
 fn variables(
     settings: &Settings,
     known: &Known<'_>,
-    resource: Served,
+    resource: ExtendedResource,
     given: &Given<'_>,
 ) -> BTreeMap<String, String> {
     match given {
@@ -352,7 +362,7 @@ fn variables(
             let functions: Vec<&str> = devices
                 .iter()
                 .flat_map(|device| functions(known, resource, device))
-                .map(GpuUuid::as_str)
+                .map(PhysicalId::as_str)
                 .collect();
             let named = functions_variable(resource).filter(|_| !functions.is_empty());
             named
@@ -367,7 +377,7 @@ fn variables(
 fn of_gpus(
     settings: &Settings,
     known: &Known<'_>,
-    resource: Served,
+    resource: ExtendedResource,
     gpus: &[&Gpu],
 ) -> BTreeMap<String, String> {
     let Known {
@@ -379,7 +389,7 @@ fn of_gpus(
     if speaks(resource, container) {
         env.extend(limits(settings, pod, placement, gpus));
     }
-    if let (Served::Memory, Some(gpu)) = (resource, gpus.first()) {
+    if let (ExtendedResource::Memory, Some(gpu)) = (resource, gpus.first()) {
         let record = placement.and_then(|placement| placement.gpushare);
         let pod_units = record
             .map(|record| record.pod_units)

@@ -14,8 +14,8 @@ mod links;
 mod machine;
 mod nvml;
 pub mod pci;
+mod physical_id;
 mod sysfs;
-mod uuid;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
@@ -30,9 +30,9 @@ pub use feed::Feed;
 pub use file::FileSource;
 pub use machine::MachineSource;
 pub use nvml::NvmlSource;
-pub use pci::Place;
+pub use pci::PciLocation;
+pub use physical_id::{InvalidPhysicalId, PhysicalId};
 pub use sysfs::{InvalidVendor, PciVendor, SysfsSource};
-pub use uuid::{GpuUuid, InvalidGpuUuid};
 
 use crate::health::Observation;
 
@@ -40,7 +40,7 @@ use crate::health::Observation;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// What identifies the device everywhere.
-    pub uuid: GpuUuid,
+    pub uuid: PhysicalId,
     /// The number in the name of its device node, for display and for the annotations that demand
     /// it.
     pub minor: u32,
@@ -56,7 +56,7 @@ pub struct Gpu {
     /// PCI address in the form sysfs uses, such as `0000:3b:00.0`.
     pub bus_id: Option<String>,
     /// Where it sits, as far as the source tells.
-    pub place: Place,
+    pub location: PciLocation,
     /// What pods may select it by.
     pub labels: BTreeMap<String, String>,
     /// The device file, such as `/dev/nvidia0`.
@@ -69,7 +69,7 @@ pub struct OtherDevice {
     /// `rdma`, `fpga`, or a type nobody compiled in.
     pub device_type: String,
     /// What identifies it, such as its PCI address. In the form of a GPU's identity, and no GPU's: health is kept by it.
-    pub id: GpuUuid,
+    pub id: PhysicalId,
     /// Its number among the devices of its type.
     pub minor: u32,
     /// What it has, by resource name.
@@ -79,7 +79,7 @@ pub struct OtherDevice {
     /// PCI address, where the source tells.
     pub bus_id: Option<String>,
     /// Where it sits, as far as the source tells.
-    pub place: Place,
+    pub location: PciLocation,
     /// Its virtual functions.
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// The files that a container needs to use it.
@@ -106,7 +106,7 @@ pub struct ExcludedGpu {
     /// Its place in the order of the source.
     pub index: u32,
     /// Its identity, unless the device is too sick to tell it.
-    pub uuid: Option<GpuUuid>,
+    pub uuid: Option<PhysicalId>,
     /// Why it is left out.
     pub exclusion: Exclusion,
 }
@@ -159,12 +159,12 @@ pub struct Inventory {
 
 impl Inventory {
     /// The GPU with this UUID.
-    pub fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
+    pub fn gpu(&self, uuid: &PhysicalId) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }
 
     /// The identity of every device.
-    pub fn ids(&self) -> impl Iterator<Item = &GpuUuid> {
+    pub fn ids(&self) -> impl Iterator<Item = &PhysicalId> {
         let gpus = self.gpus.iter().map(|gpu| &gpu.uuid);
         gpus.chain(self.others.iter().map(|other| &other.id))
     }

@@ -12,9 +12,9 @@ use prometheus_client::registry::Registry;
 use proto::device::TYPE_GPU;
 use tokio::sync::watch;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::plugin::NodeState;
-use crate::served::Served;
 
 /// The source of the gauges; there are none before the devices of the node are found. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub struct NodeGauges(Arc<OnceLock<Sources>>);
 #[derive(Debug)]
 struct Sources {
     node: Arc<NodeState>,
-    registered: Vec<(Served, watch::Receiver<bool>)>,
+    registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
 }
 
 impl NodeGauges {
@@ -36,7 +36,7 @@ impl NodeGauges {
     }
 
     /// Shows this node from now on, and which resources kubelet has registered.
-    pub fn show(&self, node: Arc<NodeState>, registered: Vec<(Served, watch::Receiver<bool>)>) {
+    pub fn show(&self, node: Arc<NodeState>, registered: Vec<(ExtendedResource, watch::Receiver<bool>)>) {
         self.0.get_or_init(|| Sources { node, registered });
     }
 }
@@ -183,9 +183,9 @@ mod tests {
         gauges.show(
             node,
             vec![
-                (Served::Shared, registered.clone()),
-                (Served::Memory, missing),
-                (Served::Rdma, registered),
+                (ExtendedResource::Shared, registered.clone()),
+                (ExtendedResource::Memory, missing),
+                (ExtendedResource::Rdma, registered),
             ],
         );
         insta::assert_snapshot!(text(&registry));

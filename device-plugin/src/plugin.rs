@@ -22,13 +22,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::cdi::readers::Readers;
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::fleet::Fleet;
 use crate::gate::Gate;
 use crate::identity::Ledger;
 use crate::identity::checkpoint::Checkpoint;
 use crate::injection::{Certainty, Injection, InjectionSettings, Mode};
 use crate::pods::Pods;
-use crate::served::{Served, ServedNames};
 
 /// Longest wait of a call for the decision on how containers get their devices.
 const DECISION_WAIT: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ const SHORT_CHECKPOINT: u64 = 256 << 10;
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// What the resources are called.
-    pub names: ServedNames,
+    pub names: ExtendedResourceNames,
     /// Bytes of a memory unit.
     pub memory_unit: MemoryUnit,
     /// The variable that tells the container runtime which GPUs a container sees.
@@ -246,9 +246,9 @@ impl NodeState {
     }
 
     /// The resources that kubelet is told of.
-    pub fn offered(&self) -> Vec<Served> {
+    pub fn offered(&self) -> Vec<ExtendedResource> {
         let fleet = self.fleet.borrow();
-        Served::ALL
+        ExtendedResource::ALL
             .into_iter()
             .filter(|resource| fleet.offers(*resource, &self.settings.names))
             .collect()

@@ -21,7 +21,7 @@ use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
 
-use crate::served::Served;
+use crate::extended_resource::ExtendedResource;
 
 pub use placement::{DeviceName, Held, Others, Placement, Portion, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
@@ -133,8 +133,9 @@ impl NodePod {
         if containers.is_empty() && requests.is_empty() {
             return None;
         }
-        let is_asked = |resource: &Served| containers.iter().any(|container| resource.count(container) > 0);
-        let asked: Vec<Served> = Served::ALL.into_iter().filter(is_asked).collect();
+        let is_asked =
+            |resource: &ExtendedResource| containers.iter().any(|container| resource.count(container) > 0);
+        let asked: Vec<ExtendedResource> = ExtendedResource::ALL.into_iter().filter(is_asked).collect();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
@@ -182,7 +183,7 @@ impl NodePod {
             && self.portions().eq(other.portions())
             && self.requests == other.requests
             && self.hints == other.hints
-            && Served::ALL.iter().all(|resource| {
+            && ExtendedResource::ALL.iter().all(|resource| {
                 self.peak(|container| resource.count(container))
                     == other.peak(|container| resource.count(container))
             })
@@ -203,7 +204,7 @@ impl NodePod {
     }
 
     /// Whether it asks for anything of a resource.
-    pub fn asks_for(&self, resource: Served) -> bool {
+    pub fn asks_for(&self, resource: ExtendedResource) -> bool {
         self.containers
             .iter()
             .any(|container| resource.count(container) > 0)

@@ -185,7 +185,7 @@ impl Publisher {
         let wanted = self.wanted(&fleet, &node, &held);
         // The unit comes first: nobody may have to guess it. What fails keeps nothing else from being written.
         let unit = self.publish_unit(&node).await;
-        if !fleet.is_recalled {
+        if !fleet.is_health_loaded {
             // The Device object may hold what an earlier process saw, and this one does not know yet.
             return unit;
         }

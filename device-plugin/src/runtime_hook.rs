@@ -144,7 +144,7 @@ impl Hook {
         let uuids: Vec<&str> = change
             .gpus
             .iter()
-            .map(crate::inventory::GpuUuid::as_str)
+            .map(crate::inventory::PhysicalId::as_str)
             .collect();
         if change.gpus.is_empty() {
             let (pod, before) = (name_of(sandbox), change.before.as_deref().unwrap_or_default());

@@ -33,6 +33,7 @@ use crate::config::{Config, VendorServer};
 use crate::connection::Connection;
 use crate::events::{self, Recorder, Weight};
 use crate::exchange::{self, Exchange};
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::fleet::clear::watch_clearance;
 use crate::fleet::recall::{self, recall};
@@ -59,7 +60,6 @@ use crate::publish::without_devices::watch_without_devices;
 use crate::publish::{Facts, Publisher, Sources};
 use crate::runtime_hook::seen::Seen;
 use crate::runtime_hook::{Hook, serve_runtime};
-use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, AdminAccess, watch_vendor};
 
@@ -139,7 +139,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut signal = end_on_signal()?;
     let (stopper, stop) = Stopper::new();
     let (pods, pods_seen) = watch::channel(Pods::default());
-    let served = Served::ALL
+    let served = ExtendedResource::ALL
         .into_iter()
         .filter(|resource| config.settings.names.of(*resource).is_some());
     let registered: Vec<_> = served
@@ -284,7 +284,7 @@ impl Parts {
     fn watch_devices(&mut self, config: &Config, inventory: Inventory) -> anyhow::Result<Devices> {
         let number = number(config);
         let fleet = Fleet {
-            is_recalled: false,
+            is_health_loaded: false,
             ..Fleet::new(inventory.clone(), number(&inventory)?)
         };
         describe(config, &fleet);
@@ -492,7 +492,7 @@ impl Parts {
         node: &Arc<NodeState>,
         published: &Published,
         stop: &Stop,
-        registered: Vec<(Served, watch::Sender<bool>)>,
+        registered: Vec<(ExtendedResource, watch::Sender<bool>)>,
     ) {
         for (resource, is_registered) in registered {
             let dir = KubeletDir::new(config.device_plugin_dir.clone());

@@ -22,9 +22,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::cdi::SpecDir;
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{IN_NODE_STATUS, Pods, Stage};
-use crate::served::{Served, ServedNames};
 use crate::watching::one_line;
 
 /// Pause between looks at the node.
@@ -38,7 +38,12 @@ const OWN_PREFIX: &str = "gpushare/";
 
 /// The resources of which kubelet's amounts are removed. Whole GPUs are not among them: their name is the vendor's, whose own
 /// plugin may serve them next.
-const OWN_RESOURCES: [Served; 4] = [Served::Shared, Served::Memory, Served::Rdma, Served::Fpga];
+const OWN_RESOURCES: [ExtendedResource; 4] = [
+    ExtendedResource::Shared,
+    ExtendedResource::Memory,
+    ExtendedResource::Rdma,
+    ExtendedResource::Fpga,
+];
 
 /// When the plugin removes what it has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -60,7 +65,7 @@ pub enum Obstacle {
     Pods(Vec<String>),
     /// A plugin serves the node.
     #[error("another process of the plugin serves {}", socket.display())]
-    Served {
+    PluginRunning {
         /// Its socket.
         socket: PathBuf,
     },
@@ -148,7 +153,7 @@ pub struct Removal {
     /// This node.
     pub node_name: String,
     /// The names under which the plugin served resources.
-    pub names: ServedNames,
+    pub names: ExtendedResourceNames,
     /// kubelet's device plugin directory.
     pub device_plugin_dir: PathBuf,
     /// The directory of CDI specs.
@@ -234,10 +239,10 @@ impl Removal {
 
     /// Removes the sockets of processes that have ended.
     async fn remove_sockets(&self) -> Result<(), Obstacle> {
-        for resource in Served::ALL {
+        for resource in ExtendedResource::ALL {
             let socket = self.device_plugin_dir.join(resource.socket());
             match UnixStream::connect(&socket).await {
-                Ok(_) => return Err(Obstacle::Served { socket }),
+                Ok(_) => return Err(Obstacle::PluginRunning { socket }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(_) => std::fs::remove_file(&socket).map_err(Obstacle::Files)?,
             }

@@ -22,13 +22,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::events::Recorder;
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{Claimant, NodePod, PodUid, Pods, Stage};
 use crate::proof::sight::{self, Sight};
 use crate::runtime_hook::seen::Seen;
-use crate::served::Served;
 use crate::watching::one_line;
 
 use pod_resources::Listed;
@@ -204,7 +204,7 @@ fn is_on_record(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> 
         return false;
     };
     let gpu = |id: &String| -> Option<&Gpu> {
-        let uuid: GpuUuid = id.parse().ok()?;
+        let uuid: PhysicalId = id.parse().ok()?;
         fleet
             .gpus
             .iter()
@@ -368,12 +368,17 @@ fn answered(settings: &Settings, ours: &str, fleet: &Fleet) -> Result<Vec<Alloca
         .filter(|entry| entry.resource_name == ours);
     let allocation = |entry: kubelet_checkpoint::Entry| {
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
-        let sight = sight::of_answer(Served::Whole, &answer, &settings.visible_devices_env, fleet);
+        let sight = sight::of_answer(
+            ExtendedResource::Whole,
+            &answer,
+            &settings.visible_devices_env,
+            fleet,
+        );
         let is_by_record = sight == Some(Sight::Spec);
         let allocation = of_entry(entry);
         match sight {
             Some(Sight::Devices(seen)) => Allocation {
-                device_ids: seen.iter().map(GpuUuid::to_string).collect(),
+                device_ids: seen.iter().map(PhysicalId::to_string).collect(),
                 ..allocation
             },
             _ => Allocation {

@@ -11,8 +11,8 @@ mod node;
 use std::fs;
 use std::time::Duration;
 
+use device_plugin::extended_resource::ExtendedResourceNames;
 use device_plugin::plugin::registration::boot;
-use device_plugin::served::ServedNames;
 use device_plugin::stop::Stopper;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
@@ -208,7 +208,8 @@ async fn devices_are_listed_after_a_boot_until_the_plugin_serves() {
     let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {UNITS: ["a-0", "a-1"]}}, "Checksum": 1});
     fs::write(dir.path().join("kubelet_internal_checkpoint"), text.to_string()).unwrap();
     let (path, (_stopper, stop)) = (dir.path().to_owned(), Stopper::new());
-    let service = tokio::spawn(async move { boot::run(&path, &ServedNames::default(), stop).await });
+    let service =
+        tokio::spawn(async move { boot::run(&path, &ExtendedResourceNames::default(), stop).await });
     let mut kubelet = FakeKubelet::start(dir.path());
     kubelet.register_both().await;
     let ids: Vec<_> = kubelet

@@ -20,8 +20,8 @@ use std::{
 use device_plugin::{
     health::{Health, HealthChange, Observation, ObservationKind, Policy, Reason},
     inventory::{
-        ExcludedGpu, Exclusion, Feed, Gpu, GpuUuid, Inventory, InventoryError, MachineSource, NvmlSource,
-        Place, Source, SysfsSource,
+        ExcludedGpu, Exclusion, Feed, Gpu, Inventory, InventoryError, MachineSource, NvmlSource, PciLocation,
+        PhysicalId, Source, SysfsSource,
     },
 };
 use machine::{Card, LOST, Machine, card};
@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// An interval at which a watch looks again and again during a test.
 const OFTEN: Duration = Duration::from_millis(5);
 
-fn uuid(handle: u32) -> GpuUuid {
+fn uuid(handle: u32) -> PhysicalId {
     format!("GPU-{handle}").parse().unwrap()
 }
 
@@ -156,7 +156,7 @@ fn lists_unequal_gpus_by_minor_number() {
                 reserved_bytes: 0,
                 model: "Tesla T4".to_owned(),
                 bus_id: Some("0000:3c:00.0".to_owned()),
-                place: Place::default(),
+                location: PciLocation::default(),
                 labels: BTreeMap::new(),
                 device_node: PathBuf::from("/dev/nvidia0"),
             },
@@ -168,9 +168,9 @@ fn lists_unequal_gpus_by_minor_number() {
                 reserved_bytes: 0,
                 model: "RTX 6000".to_owned(),
                 bus_id: Some("0000:3b:00.0".to_owned()),
-                place: Place {
+                location: PciLocation {
                     numa_node: Some(1),
-                    ..Place::default()
+                    ..PciLocation::default()
                 },
                 labels: BTreeMap::new(),
                 device_node: PathBuf::from("/dev/nvidia1"),
@@ -196,7 +196,7 @@ fn lists_unequal_gpus_by_minor_number() {
 #[case::same_minor(Card { minor: 1, ..card(0) }, Some(0), "GPU 0 has the same UUID or minor number 1")]
 #[case::same_uuid(Card { handle: 0, ..card(1) }, Some(1), "GPU 0 has the same UUID or minor number 1")]
 #[case::long_uuid(Card { uuid: "G".repeat(41), ..card(0) }, None,
-    "\"GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG\" is not a GPU UUID: it is longer than 40 characters")]
+    "\"GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG\" is not the ID of a device: it is longer than 40 characters")]
 fn one_unusable_gpu_does_not_hide_another(
     #[case] unusable: Card,
     #[case] named: Option<u32>,

@@ -10,7 +10,7 @@ mod kubelet;
 mod node;
 
 use device_plugin::assigned;
-use device_plugin::served::Served;
+use device_plugin::extended_resource::ExtendedResource;
 use node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
 use serde_json::json;
 
@@ -34,7 +34,7 @@ async fn d1_pods_of_one_size_keep_their_own_gpu() {
         assert!(used.difference(&before).all(|id| {
             fleet
                 .ids
-                .device_of(Served::Memory, id)
+                .device_of(ExtendedResource::Memory, id)
                 .is_some_and(|gpu| gpu.as_str() == uuid(minor))
         }));
     }

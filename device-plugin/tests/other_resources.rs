@@ -384,7 +384,7 @@ async fn nothing_of_a_gpu_that_is_not_shared_is_handed_out() {
     for resource in [UNITS, SHARES] {
         let fleet = node.fleet.borrow().clone();
         let of = |id: &str| {
-            device_plugin::served::Served::ALL
+            device_plugin::extended_resource::ExtendedResource::ALL
                 .iter()
                 .find_map(|served| fleet.ids.device_of(*served, id).cloned())
         };

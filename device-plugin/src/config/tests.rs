@@ -22,7 +22,7 @@ fn defaults() {
         (config.slots.get(), config.settings.memory_unit, config.no_gpu),
         (100, MemoryUnit::GIB, NoGpu::Exit)
     );
-    assert_eq!(config.settings.names, ServedNames::default());
+    assert_eq!(config.settings.names, ExtendedResourceNames::default());
     assert_eq!(config.settings.allocate_wait, Duration::from_secs(2));
     assert_eq!(config.shared_devices, SharedDevices::All);
     assert_eq!(
@@ -166,8 +166,8 @@ proptest! {
 
 /// Every kind of absence; a GPU in MIG mode never makes the daemon end.
 #[rstest]
-#[case::no_gpu(InventoryError::NoGpu { place: "lib".into() }, false, true)]
-#[case::all_in_mig_mode(InventoryError::NothingToShare { place: "lib".into(), reasons: "MIG".to_owned() }, true, true)]
+#[case::no_gpu(InventoryError::NoGpu { path: "lib".into() }, false, true)]
+#[case::all_in_mig_mode(InventoryError::NothingToShare { path: "lib".into(), reasons: "MIG".to_owned() }, true, true)]
 #[case::no_driver_root(InventoryError::NoDriverRoot { roots: Vec::new(), library: "lib".into() }, false, true)]
 #[case::mismatch_in_a_driver_root(InventoryError::DriverMismatch { library: "lib".into() }, false, true)]
 #[case::replaced(InventoryError::DriverReplaced { how: String::new() }, false, false)]

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 use crate::publish::device_watch::Held;
 use crate::watching::one_line;
 
@@ -66,7 +66,7 @@ fn asked(held: &Held) -> Option<(String, String)> {
 }
 
 /// The devices of the fleet that an annotation's value names.
-fn named(text: &str, fleet: &Fleet) -> Vec<GpuUuid> {
+fn named(text: &str, fleet: &Fleet) -> Vec<PhysicalId> {
     let all = fleet
         .gpus
         .iter()

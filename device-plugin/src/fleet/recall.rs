@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::connection::Backoff;
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 use crate::publish::device_object;
 use crate::watching::one_line;
 
@@ -25,7 +25,7 @@ pub const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recalled {
     /// The device.
-    pub device: GpuUuid,
+    pub device: PhysicalId,
     /// The number of the error.
     pub xid: u64,
     /// The time since which the device is unhealthy, as the object has it.
@@ -141,7 +141,7 @@ mod tests {
         )
         .await;
         server.await.unwrap();
-        let minor = |device: &GpuUuid| {
+        let minor = |device: &PhysicalId| {
             (0..8)
                 .find(|minor| builders::gpu(*minor).uuid == *device)
                 .unwrap()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-use crate::inventory::{Gpu, GpuUuid, InvalidGpuUuid};
+use crate::inventory::{Gpu, InvalidPhysicalId, PhysicalId};
 
 /// The GPUs that are shared; the others are left to pods that take whole devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum SharedDevices {
     /// Only those that are named.
     Only {
         /// By UUID.
-        uuids: BTreeSet<GpuUuid>,
+        uuids: BTreeSet<PhysicalId>,
         /// By minor number.
         minors: BTreeSet<u32>,
     },
@@ -24,7 +24,7 @@ pub enum SharedDevices {
 pub enum InvalidSharedDevices {
     /// One of the names is neither a number nor a UUID.
     #[error("write all, or UUIDs and minor numbers of GPUs, separated by commas")]
-    Name(#[source] InvalidGpuUuid),
+    Name(#[source] InvalidPhysicalId),
 }
 
 impl SharedDevices {

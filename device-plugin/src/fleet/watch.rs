@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::health::{Fault, Health, HealthChange, Observation, ObservationKind};
-use crate::inventory::{GpuUuid, Inventory, InventoryError, Source};
+use crate::inventory::{Inventory, InventoryError, PhysicalId, Source};
 use crate::plugin::ids::IdScheme;
 use crate::watching::one_line;
 
@@ -56,7 +56,7 @@ pub struct Channels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Correction {
     /// An operator has cleared a device.
-    Cleared(GpuUuid),
+    Cleared(PhysicalId),
     /// The critical errors that an earlier process saw: from now on they are known.
     Recalled(Vec<Recalled>),
 }
@@ -167,7 +167,7 @@ impl Follower {
                 let changes: Vec<_> = recalled.collect();
                 self.channels.fleet.send_modify(|fleet| {
                     *fleet = Arc::new(Fleet {
-                        is_recalled: true,
+                        is_health_loaded: true,
                         ..changed(fleet, &changes)
                     });
                 });
@@ -176,10 +176,10 @@ impl Follower {
     }
 
     /// The driver of these devices does not answer, so nothing is known of them.
-    fn fail(&mut self, devices: &[GpuUuid], silence: Duration) {
+    fn fail(&mut self, devices: &[PhysicalId], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let (now, health) = (self.began.elapsed(), &mut self.health);
-        let failed = |uuid: &GpuUuid| Observation {
+        let failed = |uuid: &PhysicalId| Observation {
             device: Some(uuid.clone()),
             kind: ObservationKind::Failed(how.clone()),
         };
@@ -243,11 +243,11 @@ impl Discovery {
 /// Since when nothing has been said of each device: one source may hang while another one speaks.
 struct Silence {
     limit: Duration,
-    heard: BTreeMap<GpuUuid, Instant>,
+    heard: BTreeMap<PhysicalId, Instant>,
 }
 
 impl Silence {
-    fn new(limit: Duration, devices: impl Iterator<Item = GpuUuid>) -> Self {
+    fn new(limit: Duration, devices: impl Iterator<Item = PhysicalId>) -> Self {
         let now = Instant::now();
         Self {
             limit,
@@ -271,7 +271,7 @@ impl Silence {
     }
 
     /// The devices that have been silent for too long; for each it begins anew.
-    fn over(&mut self) -> Vec<GpuUuid> {
+    fn over(&mut self) -> Vec<PhysicalId> {
         let now = Instant::now();
         let limit = self.limit;
         let silent = self.heard.iter_mut().filter(|(_, heard)| **heard + limit <= now);
@@ -394,7 +394,7 @@ fn adopt(
     inventory.clone_from(&found);
     fleet.send_modify(|fleet| {
         let mut new = Fleet {
-            is_recalled: fleet.is_recalled,
+            is_health_loaded: fleet.is_health_loaded,
             ..Fleet::new(found, ids)
         };
         for entry in &mut new.gpus {

@@ -14,13 +14,13 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use tokio::time::timeout;
 
 use crate::exchange::annotate;
+use crate::extended_resource::ExtendedResource;
 use crate::identity::checkpoint::Allocated;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, Placement, PodUid, Pods, WHOLE_DEVICE_PERCENT};
 use crate::proof::room;
 use crate::proof::sight::{self, Sight};
-use crate::served::Served;
 
 use super::{Gate, Held, Start};
 
@@ -59,14 +59,17 @@ impl Gate {
 }
 
 fn plan(node: &NodeState, pod: &NodePod, written: &[Allocated], start: &Start<'_>) -> Result<Record, String> {
-    if start.resource.device_type() != TYPE_GPU || pod.asks_for(Served::Rdma) || pod.asks_for(Served::Fpga) {
+    if start.resource.device_type() != TYPE_GPU
+        || pod.asks_for(ExtendedResource::Rdma)
+        || pod.asks_for(ExtendedResource::Fpga)
+    {
         return Err("it asks for devices other than GPUs, which only the scheduler hands out".to_owned());
     }
     let of_ids = node.devices_of(start.resource, start.ids);
     let fleet = node.fleet.borrow();
     let units = pod.memory_units();
     let n_devices = n_devices(pod);
-    let gpu = |id: &GpuUuid| {
+    let gpu = |id: &PhysicalId| {
         fleet
             .gpus
             .iter()
@@ -170,7 +173,7 @@ pub(super) fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu], units: u64) 
         DeviceAllocation {
             minor: i32::try_from(gpu.minor).unwrap_or(i32::MAX),
             resources: resources.collect(),
-            id: GpuUuid::as_str(&gpu.uuid).to_owned(),
+            id: PhysicalId::as_str(&gpu.uuid).to_owned(),
             extension: None,
         }
     };

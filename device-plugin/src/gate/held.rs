@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::extended_resource::ExtendedResource;
 use crate::proof::verdict::Refusal;
-use crate::served::Served;
 
 use super::Held;
 
@@ -100,7 +100,7 @@ impl From<&Held> for HeldReason {
 }
 
 /// A container, by what kubelet asks with: a resource and the device IDs.
-type Key = (Served, Vec<String>);
+type Key = (ExtendedResource, Vec<String>);
 
 /// The held containers.
 #[derive(Debug, Default)]
@@ -108,7 +108,7 @@ pub struct HeldContainers(Mutex<BTreeMap<Key, (HeldReason, Instant)>>);
 
 impl HeldContainers {
     /// Adds a container whose start was held now.
-    pub(super) fn hold(&self, resource: Served, ids: &[String], reason: HeldReason) {
+    pub(super) fn hold(&self, resource: ExtendedResource, ids: &[String], reason: HeldReason) {
         let now = Instant::now();
         let mut held = self.lock();
         held.retain(|_, (_, since)| now - *since < FORGOTTEN);
@@ -116,7 +116,7 @@ impl HeldContainers {
     }
 
     /// Removes a container that starts now.
-    pub(super) fn release(&self, resource: Served, ids: &[String]) {
+    pub(super) fn release(&self, resource: ExtendedResource, ids: &[String]) {
         self.lock().remove(&(resource, ids.to_vec()));
     }
 
@@ -156,14 +156,14 @@ mod tests {
     async fn a_container_counts_until_it_starts_or_kubelet_asks_no_more() {
         let held = HeldContainers::default();
         let [one, other] = [["a".to_owned()], ["b".to_owned()]];
-        held.hold(Served::Memory, &one, HeldReason::Unproven);
-        held.hold(Served::Shared, &one, HeldReason::NoRoom);
-        held.hold(Served::Memory, &other, HeldReason::NoRoom);
+        held.hold(ExtendedResource::Memory, &one, HeldReason::Unproven);
+        held.hold(ExtendedResource::Shared, &one, HeldReason::NoRoom);
+        held.hold(ExtendedResource::Memory, &other, HeldReason::NoRoom);
         assert_eq!(counted(&held), [("unproven", 1), ("no_room", 2)]);
         advance(FORGOTTEN / 2).await;
-        held.hold(Served::Memory, &one, HeldReason::NoRoom);
-        held.release(Served::Memory, &other);
-        held.release(Served::Memory, &other);
+        held.hold(ExtendedResource::Memory, &one, HeldReason::NoRoom);
+        held.release(ExtendedResource::Memory, &other);
+        held.release(ExtendedResource::Memory, &other);
         assert_eq!(counted(&held), [("no_room", 2)]);
         advance(FORGOTTEN / 2).await;
         assert_eq!(

@@ -21,7 +21,7 @@ use crate::fleet::{DeviceKey, Fleet};
 use crate::identity::Ledger;
 use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::inject;
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 use crate::metrics::Outcome;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
@@ -355,7 +355,7 @@ fn truth(node: &NodeState, pod: &NodePod, seen: &Sights) -> Option<DeviceAllocat
 fn on_gpus(
     placement: &Placement,
     mut record: DeviceAllocations,
-    gpus: &BTreeSet<GpuUuid>,
+    gpus: &BTreeSet<PhysicalId>,
     fleet: &Fleet,
 ) -> Option<DeviceAllocations> {
     let keys: Vec<DeviceKey> = fleet

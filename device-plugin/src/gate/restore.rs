@@ -8,6 +8,7 @@ use proto::record::{GPU_DEVICES, Record};
 use tracing::{debug, warn};
 
 use crate::exchange::annotate;
+use crate::extended_resource::ExtendedResource;
 use crate::identity::checkpoint::Allocated;
 use crate::inventory::Gpu;
 use crate::metrics::Outcome;
@@ -15,7 +16,6 @@ use crate::plugin::NodeState;
 use crate::pods::{NodePod, Placement, Stage};
 use crate::proof::sight::{Sight, Sights};
 use crate::proof::verdict::{Evidence, Refusal, Verdict};
-use crate::served::Served;
 
 use super::specs::device_of;
 use super::{Gate, adopt};
@@ -71,7 +71,7 @@ pub(super) fn removed_record(
         return None;
     };
     // Amounts of other devices cannot be told from what a container sees.
-    if pod.asks_for(Served::Rdma) || pod.asks_for(Served::Fpga) {
+    if pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga) {
         return None;
     }
     let gpus: Vec<Gpu> = evidence

@@ -12,13 +12,13 @@ use tracing::{info, warn};
 
 use crate::cdi::dir::Written;
 use crate::cdi::{ContainerSpec, DRIVER_DEVICE, Edits, SpecDir, SpecError, name_of};
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
 use crate::identity::checkpoint::Allocated;
 use crate::inject::{self, Given, Known};
 use crate::metrics::Metrics;
 use crate::plugin::{NodeState, Settings};
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::served::Served;
 use crate::watching::one_line;
 
 use super::{Held, Start, containers_of};
@@ -109,7 +109,7 @@ fn write(
     node: &NodeState,
     pod: &NodePod,
     container: &ContainerRequest,
-    resource: Served,
+    resource: ExtendedResource,
     answer: &ContainerAllocateResponse,
 ) -> Result<Option<String>, SpecError> {
     let Some(name) = device_of(answer) else {
@@ -156,7 +156,7 @@ fn edits(
     node: &NodeState,
     pod: &NodePod,
     container: &ContainerRequest,
-    resource: Served,
+    resource: ExtendedResource,
     answer: &ContainerAllocateResponse,
 ) -> Option<Edits> {
     let placement = pod.placement.as_ref().ok()?;
@@ -201,7 +201,7 @@ fn container<'a>(pod: &'a NodePod, name: &str) -> Option<&'a ContainerRequest> {
 /// The container that has so many IDs, best one whose spec names devices, as an init container hands its IDs on.
 fn holder<'a>(
     pod: &'a NodePod,
-    resource: Served,
+    resource: ExtendedResource,
     n_ids: u64,
     containers: &[&str],
 ) -> Option<&'a ContainerRequest> {
@@ -232,7 +232,7 @@ fn has_driver(answer: &ContainerAllocateResponse) -> bool {
         .any(|device| device.name == DRIVER_DEVICE)
 }
 
-fn is_about_gpus(resource: Served) -> bool {
+fn is_about_gpus(resource: ExtendedResource) -> bool {
     resource.device_type() == TYPE_GPU
 }
 
@@ -350,10 +350,12 @@ mod tests {
         };
         let pod = pod("a", 1, [both, shares(2)]);
         assert_eq!(
-            holder(&pod, Served::Shared, 2, containers).unwrap().name,
+            holder(&pod, ExtendedResource::Shared, 2, containers)
+                .unwrap()
+                .name,
             expected
         );
-        assert_eq!(holder(&pod, Served::Shared, 1, containers), None);
+        assert_eq!(holder(&pod, ExtendedResource::Shared, 1, containers), None);
     }
 
     struct Scene {
@@ -381,7 +383,7 @@ mod tests {
         Allocated {
             pod: PodUid::from(pod),
             container: container.to_owned(),
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids,
             answer,
         }
@@ -390,7 +392,7 @@ mod tests {
     fn answer(node: &NodeState, ids: &[&str], fresh: u64) -> ContainerAllocateResponse {
         cdi_answer(
             &node.settings.visible_devices_env,
-            Served::Memory,
+            ExtendedResource::Memory,
             &ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>(),
             fresh,
         )
@@ -421,7 +423,7 @@ mod tests {
         ];
         let ids = ["x".to_owned(), "y".to_owned()];
         let start = Start {
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids: &ids,
             uid: PodUid::from("a"),
         };
@@ -446,7 +448,7 @@ mod tests {
         let written = [entry("a", "u2", &["x", "y"], answer(node, &["x", "y"], 1))];
         let ids = ["x".to_owned(), "y".to_owned()];
         let start = Start {
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids: &ids,
             uid: PodUid::from("a"),
         };

@@ -11,13 +11,13 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
+use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::Fleet;
 use crate::identity::Ledger;
 use crate::inject::cdi_answer;
 use crate::inventory::Inventory;
 use crate::plugin::Settings;
 use crate::pods::Placement;
-use crate::served::ServedNames;
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -30,7 +30,12 @@ fn says(variable: &str, value: &str) -> ContainerAllocateResponse {
 }
 
 /// What kubelet has written down of the only container of a pod.
-fn entry(pod: &NodePod, resource: Served, ids: &[&str], answer: ContainerAllocateResponse) -> Allocated {
+fn entry(
+    pod: &NodePod,
+    resource: ExtendedResource,
+    ids: &[&str],
+    answer: ContainerAllocateResponse,
+) -> Allocated {
     let ids = ids.iter().map(|id| (*id).to_owned()).collect();
     Allocated {
         pod: pod.uid.clone(),
@@ -42,7 +47,13 @@ fn entry(pod: &NodePod, resource: Served, ids: &[&str], answer: ContainerAllocat
 }
 
 /// Two GPUs, two adapters, and a plugin that serves whole GPUs too and has answered nothing.
-fn judged(all: Vec<NodePod>, written: &[Allocated], of: usize, resource: Served, ids: &[&str]) -> Judged {
+fn judged(
+    all: Vec<NodePod>,
+    written: &[Allocated],
+    of: usize,
+    resource: ExtendedResource,
+    ids: &[&str],
+) -> Judged {
     judged_after(all, written, of, resource, ids, None)
 }
 
@@ -51,7 +62,7 @@ fn judged_after(
     all: Vec<NodePod>,
     written: &[Allocated],
     of: usize,
-    resource: Served,
+    resource: ExtendedResource,
     ids: &[&str],
     answer: Option<ContainerAllocateResponse>,
 ) -> Judged {
@@ -64,7 +75,7 @@ fn judged_where(
     all: Vec<NodePod>,
     written: &[Allocated],
     of: usize,
-    resource: Served,
+    resource: ExtendedResource,
     ids: &[&str],
     answer: Option<ContainerAllocateResponse>,
 ) -> Judged {
@@ -78,9 +89,9 @@ fn judged_where(
     let uid = all[of].uid.clone();
     let (_pods, pods) = watch::channel(pods(all));
     let plain = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-    let names = ServedNames {
+    let names = ExtendedResourceNames {
         whole: Some("nvidia.com/gpu".to_owned()),
-        ..ServedNames::default()
+        ..ExtendedResourceNames::default()
     };
     let settings = Settings {
         names,
@@ -126,7 +137,7 @@ fn unplaced(pod: NodePod) -> NodePod {
 }
 
 /// How the start of a container ends.
-fn ending(judged: &Judged, resource: Served) -> String {
+fn ending(judged: &Judged, resource: ExtendedResource) -> String {
     match &judged.verdict {
         Verdict::Confirm => "starts".to_owned(),
         Verdict::Refuse(refusal) if judged.is_inherited && survives(resource, refusal) => {
@@ -149,12 +160,12 @@ fn ending(judged: &Judged, resource: Served) -> String {
 fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&str>, #[case] expected: &str) {
     let ids = ["GPU-00000001-aaaa-bbbb-cccc-000000000001-_-3"];
     let written: Vec<_> = visible
-        .map(|value| entry(&pod, Served::Memory, &ids, says(VISIBLE, value)))
+        .map(|value| entry(&pod, ExtendedResource::Memory, &ids, says(VISIBLE, value)))
         .into_iter()
         .collect();
     let found = ending(
-        &judged(vec![pod], &written, 0, Served::Memory, &ids),
-        Served::Memory,
+        &judged(vec![pod], &written, 0, ExtendedResource::Memory, &ids),
+        ExtendedResource::Memory,
     );
     assert!(found.starts_with(expected), "{found}");
 }
@@ -167,10 +178,15 @@ fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&s
 #[case::another_and_never_run(pod("a", 1, [whole(1)]).on([1]), 0, "kubelet has given it GPU-00000000")]
 fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[case] expected: &str) {
     let uuid = gpu(seen).uuid.to_string();
-    let written = [entry(&pod, Served::Whole, &[&uuid], says(VISIBLE, &uuid))];
+    let written = [entry(
+        &pod,
+        ExtendedResource::Whole,
+        &[&uuid],
+        says(VISIBLE, &uuid),
+    )];
     let found = ending(
-        &judged(vec![pod], &written, 0, Served::Whole, &[&uuid]),
-        Served::Whole,
+        &judged(vec![pod], &written, 0, ExtendedResource::Whole, &[&uuid]),
+        ExtendedResource::Whole,
     );
     assert!(found.starts_with(expected), "{found}");
 }
@@ -182,11 +198,11 @@ fn a_running_pod_that_lost_its_record_does_not_see_just_anything() {
     let ids = [gpu(0).uuid.to_string()];
     let written = [entry(
         &pod,
-        Served::Whole,
+        ExtendedResource::Whole,
         &[&ids[0]],
-        cdi_answer(VISIBLE, Served::Whole, &ids, 1),
+        cdi_answer(VISIBLE, ExtendedResource::Whole, &ids, 1),
     )];
-    let judged = judged(vec![pod], &written, 0, Served::Whole, &[&ids[0]]);
+    let judged = judged(vec![pod], &written, 0, ExtendedResource::Whole, &[&ids[0]]);
     assert!(
         judged.is_by_spec
             && !judged.is_inherited
@@ -225,7 +241,7 @@ fn with_adapter(name: &str, assumed_at: u64, minor: u32, percent: u64, gpu_minor
 fn sees_adapter(pod: &NodePod, minor: u32) -> Allocated {
     entry(
         pod,
-        Served::Rdma,
+        ExtendedResource::Rdma,
         &[&format!("{}-id", pod.name)],
         says("GPUSHARE_RDMA_DEVICES", &format!("0000:{minor:02x}:00.0")),
     )
@@ -238,7 +254,10 @@ fn an_adapter_is_proven_as_gpus_are() {
         with_adapter("b", 2, 1, 60, None),
     );
     let start = |written: &[Allocated], all: Vec<NodePod>| {
-        ending(&judged(all, written, 0, Served::Rdma, &["a-id"]), Served::Rdma)
+        ending(
+            &judged(all, written, 0, ExtendedResource::Rdma, &["a-id"]),
+            ExtendedResource::Rdma,
+        )
     };
     assert_eq!(
         start(&[sees_adapter(&a, 0)], vec![a.clone(), b.clone()]),
@@ -289,7 +308,7 @@ fn who_changes_places_does_so_with_all_devices() {
     let sees_gpu = |pod: &NodePod, minor: u32| {
         entry(
             pod,
-            Served::Shared,
+            ExtendedResource::Shared,
             &["s"],
             says(VISIBLE, gpu(minor).uuid.as_str()),
         )
@@ -303,8 +322,8 @@ fn who_changes_places_does_so_with_all_devices() {
             sees_gpu(&b, gpu_of_b),
         ];
         let found = ending(
-            &judged(vec![a, b], &written, 0, Served::Rdma, &["a-id"]),
-            Served::Rdma,
+            &judged(vec![a, b], &written, 0, ExtendedResource::Rdma, &["a-id"]),
+            ExtendedResource::Rdma,
         );
         assert!(found.starts_with(expected), "{found}");
     }
@@ -357,10 +376,10 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
 #[case::running(running(pod("a", 1, [units(1)])), "starts again")]
 #[case::units_beside_shares(pod("a", 1, [ContainerRequest { shared: 1, ..units(1) }]), "what kubelet has given it is not known")]
 fn an_answer_that_names_no_device_is_none(#[case] pod: NodePod, #[case] expected: &str) {
-    let written = [entry(&pod, Served::Memory, &["x"], says("OTHER", "0"))];
+    let written = [entry(&pod, ExtendedResource::Memory, &["x"], says("OTHER", "0"))];
     let found = ending(
-        &judged(vec![pod], &written, 0, Served::Memory, &["x"]),
-        Served::Memory,
+        &judged(vec![pod], &written, 0, ExtendedResource::Memory, &["x"]),
+        ExtendedResource::Memory,
     );
     assert!(found.starts_with(expected), "{found}");
 }
@@ -373,15 +392,25 @@ fn an_answer_that_has_nothing_to_say_is_one() {
         ..units(1)
     };
     let pod = pod("a", 1, [both]);
-    let silent = entry(&pod, Served::Shared, &["s"], ContainerAllocateResponse::default());
+    let silent = entry(
+        &pod,
+        ExtendedResource::Shared,
+        &["s"],
+        ContainerAllocateResponse::default(),
+    );
     let written = [
         silent,
-        entry(&pod, Served::Memory, &["m"], says(VISIBLE, gpu(0).uuid.as_str())),
+        entry(
+            &pod,
+            ExtendedResource::Memory,
+            &["m"],
+            says(VISIBLE, gpu(0).uuid.as_str()),
+        ),
     ];
     assert_eq!(
         ending(
-            &judged(vec![pod], &written, 0, Served::Shared, &["s"]),
-            Served::Shared
+            &judged(vec![pod], &written, 0, ExtendedResource::Shared, &["s"]),
+            ExtendedResource::Shared
         ),
         "starts"
     );
@@ -393,7 +422,7 @@ fn what_is_not_written_down_yet_counts_too() {
     let pod = pod("a", 1, [units(1), units(2)]);
     let written = [entry(
         &pod,
-        Served::Memory,
+        ExtendedResource::Memory,
         &["x"],
         says(VISIBLE, gpu(0).uuid.as_str()),
     )];
@@ -404,11 +433,11 @@ fn what_is_not_written_down_yet_counts_too() {
                 vec![pod.clone()],
                 &written,
                 0,
-                Served::Memory,
+                ExtendedResource::Memory,
                 &["y", "z"],
                 Some(answer),
             ),
-            Served::Memory,
+            ExtendedResource::Memory,
         )
     };
     assert_eq!(found(0), "starts");
@@ -450,9 +479,22 @@ fn the_mark_for_all_gpus(
         .map(|minor| gpu(minor.parse().unwrap()).uuid.to_string())
         .collect();
     let ids = ["GPU-00000000-aaaa-bbbb-cccc-000000000000-_-3"];
-    let written = [entry(&pod, Served::Shared, &ids, says(VISIBLE, &uuids.join(",")))];
-    let judged = judged_where(is_allowed, vec![pod], &written, 0, Served::Shared, &ids, None);
-    let found = ending(&judged, Served::Shared);
+    let written = [entry(
+        &pod,
+        ExtendedResource::Shared,
+        &ids,
+        says(VISIBLE, &uuids.join(",")),
+    )];
+    let judged = judged_where(
+        is_allowed,
+        vec![pod],
+        &written,
+        0,
+        ExtendedResource::Shared,
+        &ids,
+        None,
+    );
+    let found = ending(&judged, ExtendedResource::Shared);
     assert!(found.starts_with(expected), "{found}");
     if let Verdict::Refuse(refusal) = &judged.verdict {
         assert_eq!(refusal_reason(refusal), reason);
@@ -466,7 +508,7 @@ fn the_mark_is_about_gpus() {
         sees_all: true,
         ..pod("a", 1, [rdma(50)])
     };
-    let judged = judged(vec![marked], &[], 0, Served::Rdma, &["x"]);
+    let judged = judged(vec![marked], &[], 0, ExtendedResource::Rdma, &["x"]);
     assert!(
         !matches!(judged.verdict, Verdict::Refuse(Refusal::AllDevicesForbidden)),
         "{:?}",

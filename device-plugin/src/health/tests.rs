@@ -8,7 +8,7 @@ use super::*;
 const A: &str = "GPU-a";
 const B: &str = "GPU-b";
 
-fn uuid(text: &str) -> GpuUuid {
+fn uuid(text: &str) -> PhysicalId {
     text.parse().unwrap()
 }
 
@@ -418,7 +418,7 @@ fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: 
         ..Policy::default()
     };
     let mut health = Health::new(policy, [uuid(A)]);
-    let seen = |device: Option<GpuUuid>| Observation {
+    let seen = |device: Option<PhysicalId>| Observation {
         device,
         kind: ObservationKind::Xid(xid),
     };

@@ -10,10 +10,10 @@ use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::warn;
 
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::file_version::FileVersion;
 use crate::kubelet_checkpoint::{self, CheckpointError, FILE};
 use crate::pods::{NodePod, PodUid};
-use crate::served::{Served, ServedNames};
 use crate::watching::one_line;
 
 use super::Step;
@@ -26,7 +26,7 @@ pub struct Allocated {
     /// Name of the container.
     pub container: String,
     /// The resource.
-    pub resource: Served,
+    pub resource: ExtendedResource,
     /// The device IDs, sorted.
     pub ids: Vec<String>,
     /// The answer that kubelet keeps, and gives the container at each start.
@@ -54,7 +54,7 @@ impl Allocated {
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
-    names: ServedNames,
+    names: ExtendedResourceNames,
     read: Mutex<Option<(FileVersion, Written)>>,
 }
 
@@ -63,7 +63,7 @@ type Written = Option<Arc<Vec<Allocated>>>;
 
 impl Checkpoint {
     /// The checkpoint in kubelet's device plugin directory.
-    pub fn new(dir: &Path, names: ServedNames) -> Self {
+    pub fn new(dir: &Path, names: ExtendedResourceNames) -> Self {
         Self {
             dir: dir.to_owned(),
             names,
@@ -93,7 +93,7 @@ impl Checkpoint {
     }
 }
 
-fn read_file(dir: &Path, names: &ServedNames) -> Option<Vec<Allocated>> {
+fn read_file(dir: &Path, names: &ExtendedResourceNames) -> Option<Vec<Allocated>> {
     let complain = |error: &CheckpointError| warn!(dir = %dir.display(), error = one_line(error), "what kubelet allocated before is not known");
     let entries = kubelet_checkpoint::read(dir).inspect_err(complain).ok()?;
     let allocated = entries.into_iter().filter(|entry| !entry.device_ids.is_empty()).filter_map(|entry| {
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn reread(dir: &Path) -> Option<Vec<Allocated>> {
-        Checkpoint::new(dir, ServedNames::default())
+        Checkpoint::new(dir, ExtendedResourceNames::default())
             .read()
             .map(|read| read.to_vec())
     }
@@ -142,7 +142,13 @@ mod tests {
             .iter()
             .map(|found| (found.pod.as_str(), found.container.as_str(), found.resource))
             .collect();
-        assert_eq!(found, [("u1", "c", Served::Memory), ("u2", "c", Served::Shared)]);
+        assert_eq!(
+            found,
+            [
+                ("u1", "c", ExtendedResource::Memory),
+                ("u2", "c", ExtendedResource::Shared)
+            ]
+        );
     }
 
     #[rstest]

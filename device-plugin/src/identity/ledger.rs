@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
+use crate::extended_resource::ExtendedResource;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::served::Served;
 
 use super::checkpoint::Allocated;
 use super::{Found, explain};
@@ -22,7 +22,7 @@ pub struct Step {
     /// Index in [`NodePod::containers`].
     pub container: usize,
     /// The resource.
-    pub resource: Served,
+    pub resource: ExtendedResource,
     /// How many device IDs it was about.
     pub count: u64,
 }
@@ -61,7 +61,7 @@ pub struct Ledger {
     /// Pods one of whose containers was let start.
     confirmed: BTreeSet<PodUid>,
     /// Device IDs whose container this process has let start since they were given to it.
-    started: BTreeSet<(Served, Vec<String>)>,
+    started: BTreeSet<(ExtendedResource, Vec<String>)>,
     /// The resources that kubelet asks for.
     serves: Serves,
     /// How many pods had left when it was seen last which of those in the books are there; none if it is to be seen again.
@@ -82,11 +82,11 @@ type Known = (u64, u64, u64);
 
 /// What kubelet asks for: in any case what every node has.
 #[derive(Clone, Debug)]
-struct Serves(Vec<Served>);
+struct Serves(Vec<ExtendedResource>);
 
 impl Default for Serves {
     fn default() -> Self {
-        Self(Served::ALWAYS.to_vec())
+        Self(ExtendedResource::ALWAYS.to_vec())
     }
 }
 
@@ -100,12 +100,12 @@ impl Ledger {
     }
 
     /// From now on kubelet asks for these resources.
-    pub fn serve(&mut self, resources: Vec<Served>) {
+    pub fn serve(&mut self, resources: Vec<ExtendedResource>) {
         self.serves = Serves(resources);
     }
 
     /// The resources that kubelet asks for.
-    pub fn serves(&self) -> &[Served] {
+    pub fn serves(&self) -> &[ExtendedResource] {
         &self.serves.0
     }
 
@@ -214,7 +214,7 @@ impl Ledger {
     /// Keeps an answer about these device IDs, for a call that was or was not found to be somebody's.
     pub fn keep(
         &mut self,
-        resource: Served,
+        resource: ExtendedResource,
         ids: &[String],
         pod: Option<PodUid>,
         response: ContainerAllocateResponse,
@@ -226,7 +226,7 @@ impl Ledger {
     }
 
     /// Device IDs of a resource that this process has answered for, and whose pod may live.
-    pub fn given<'a>(&'a self, resource: Served, pods: &Pods) -> HashSet<&'a str> {
+    pub fn given<'a>(&'a self, resource: ExtendedResource, pods: &Pods) -> HashSet<&'a str> {
         let may_live = |answer: &Answer| {
             let Some(uid) = &answer.pod else { return true };
             pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal)
@@ -238,7 +238,7 @@ impl Ledger {
     }
 
     /// What a call about these device IDs, sorted, was answered by this process.
-    pub fn response(&self, resource: Served, ids: &[String]) -> Option<&ContainerAllocateResponse> {
+    pub fn response(&self, resource: ExtendedResource, ids: &[String]) -> Option<&ContainerAllocateResponse> {
         self.answers.get(resource, ids).map(|answer| &answer.response)
     }
 
@@ -412,7 +412,7 @@ impl Ledger {
     }
 
     /// The container that holds these IDs, sorted, is let start.
-    pub fn start(&mut self, resource: Served, ids: &[String]) {
+    pub fn start(&mut self, resource: ExtendedResource, ids: &[String]) {
         if self.started.len() < MAX_ANSWERS {
             self.started.insert((resource, ids.to_vec()));
         }
@@ -425,7 +425,7 @@ impl Ledger {
 
     /// Forgets starts of containers that kubelet has not written down any more.
     pub fn forget_starts(&mut self, written: &[Allocated]) {
-        let kept: BTreeSet<(Served, &[String])> = written
+        let kept: BTreeSet<(ExtendedResource, &[String])> = written
             .iter()
             .map(|entry| (entry.resource, entry.ids.as_slice()))
             .collect();

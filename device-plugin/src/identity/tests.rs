@@ -8,7 +8,7 @@ use rstest::rstest;
 use super::*;
 use crate::builders::{gpu, init, pod, pods, shares, units};
 use crate::pods::{Requests, Unplaced};
-use Served::{Memory, Shared};
+use ExtendedResource::{Memory, Shared};
 
 mod restarts;
 
@@ -28,7 +28,7 @@ impl Scene {
 
     fn ask(
         &self,
-        resource: Served,
+        resource: ExtendedResource,
         count: u64,
         devices: &[DeviceKey],
         patience: Patience,
@@ -46,11 +46,11 @@ impl Scene {
     }
 
     /// One answered call; `pod/container`.
-    fn call(&mut self, resource: Served, count: u64) -> String {
+    fn call(&mut self, resource: ExtendedResource, count: u64) -> String {
         self.call_on(resource, count, &[])
     }
 
-    fn call_on(&mut self, resource: Served, count: u64, devices: &[DeviceKey]) -> String {
+    fn call_on(&mut self, resource: ExtendedResource, count: u64, devices: &[DeviceKey]) -> String {
         match self.ask(resource, count, devices, Patience::Over) {
             Ok(found) => {
                 let told = format!("{}/{}", found.pod.as_str(), found.container);
@@ -62,7 +62,7 @@ impl Scene {
     }
 
     /// One answered call about an ID of that name: `pod/container`, and the GPUs of the record that it was answered with.
-    fn call_for(&mut self, resource: Served, count: u64, id: &str) -> (String, String) {
+    fn call_for(&mut self, resource: ExtendedResource, count: u64, id: &str) -> (String, String) {
         let found = self.ask(resource, count, &[], Patience::Over).unwrap();
         let told = format!("{}/{}", found.pod.as_str(), found.container);
         let gpus = found.placement.as_ref().unwrap().to_string();
@@ -155,7 +155,7 @@ fn gpus_of_the_ids_decide_before_time() {
     );
 }
 
-fn written(pod: &str, container: &str, resource: Served, ids: &[&str]) -> checkpoint::Allocated {
+fn written(pod: &str, container: &str, resource: ExtendedResource, ids: &[&str]) -> checkpoint::Allocated {
     let ids = ids.iter().map(|id| (*id).to_owned()).collect();
     checkpoint::Allocated {
         pod: PodUid::from(pod),
@@ -521,7 +521,7 @@ fn a_pod_sees_no_more_than_one_pods_devices() {
     );
 }
 
-fn allocated(pod: &str, container: &str, resource: Served) -> checkpoint::Allocated {
+fn allocated(pod: &str, container: &str, resource: ExtendedResource) -> checkpoint::Allocated {
     written(pod, container, resource, &["x"])
 }
 
@@ -691,9 +691,9 @@ fn complete_once_every_call_is_answered() {
 }
 
 /// The calls that kubelet makes for a pod, the resources of each container in an order of its own.
-fn calls_of(pod: &NodePod, flips: &[bool]) -> Vec<(usize, Served, u64)> {
+fn calls_of(pod: &NodePod, flips: &[bool]) -> Vec<(usize, ExtendedResource, u64)> {
     let calls = |(idx, container): (usize, &ContainerRequest)| {
-        let mut order = Served::ALL;
+        let mut order = ExtendedResource::ALL;
         if flips.get(idx).copied().unwrap_or(false) {
             order.reverse();
         }

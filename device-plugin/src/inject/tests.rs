@@ -18,7 +18,7 @@ fn settings() -> Settings {
     Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
 }
 
-fn environment(settings: &Settings, pod: &NodePod, resource: Served, minors: &[u32]) -> Value {
+fn environment(settings: &Settings, pod: &NodePod, resource: ExtendedResource, minors: &[u32]) -> Value {
     let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
     let known = Known {
         pod,
@@ -38,7 +38,7 @@ fn environment(settings: &Settings, pod: &NodePod, resource: Served, minors: &[u
 #[test]
 fn units_of_a_pod_whose_record_lacks_amounts() {
     let pod = pod("a", 1, [init(units(9)), units(2), units(3)]);
-    assert_json_snapshot!(environment(&settings(), &pod, Served::Memory, &[1]), @r#"
+    assert_json_snapshot!(environment(&settings(), &pod, ExtendedResource::Memory, &[1]), @r#"
     {
       "ALIYUN_COM_GPU_MEM_CONTAINER": "9",
       "ALIYUN_COM_GPU_MEM_DEV": "16",
@@ -56,7 +56,7 @@ fn shares_of_two_devices() {
         visible_devices_env: "VISIBLE".to_owned(),
         ..settings()
     };
-    assert_json_snapshot!(environment(&settings, &pod("a", 1, [shares(2)]), Served::Shared, &[3, 1]), @r#"
+    assert_json_snapshot!(environment(&settings, &pod("a", 1, [shares(2)]), ExtendedResource::Shared, &[3, 1]), @r#"
     {
       "GPUSHARE_GPU_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001",
       "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
@@ -70,7 +70,7 @@ fn shares_beside_units_say_nothing() {
         shared: 1,
         ..units(2)
     };
-    assert_json_snapshot!(environment(&settings(), &pod("a", 1, [both]), Served::Shared, &[0]), @"{}");
+    assert_json_snapshot!(environment(&settings(), &pod("a", 1, [both]), ExtendedResource::Shared, &[0]), @"{}");
 }
 
 /// Each limit is that of the device at its place; a device that is all the pod's has none.
@@ -91,7 +91,7 @@ fn limits_of_each_device_by_its_place() {
         held(None, Some(50)),
         held(Some(16 << 30), None),
     ];
-    assert_json_snapshot!(environment(&settings(), &limited, Served::Shared, &[2, 0, 1]), @r#"
+    assert_json_snapshot!(environment(&settings(), &limited, ExtendedResource::Shared, &[2, 0, 1]), @r#"
     {
       "CUDA_DEVICE_MEMORY_LIMIT_0": "4096m",
       "CUDA_DEVICE_MEMORY_LIMIT_1": "8192m",
@@ -102,7 +102,7 @@ fn limits_of_each_device_by_its_place() {
     "#);
     limited.placement.as_mut().unwrap().held[0] = held(Some(1000), None);
     assert_eq!(
-        environment(&settings(), &limited, Served::Shared, &[2, 0, 1])["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        environment(&settings(), &limited, ExtendedResource::Shared, &[2, 0, 1])["CUDA_DEVICE_MEMORY_LIMIT_0"],
         "1m",
         "zero would be no limit"
     );
@@ -111,7 +111,7 @@ fn limits_of_each_device_by_its_place() {
         ..limited
     };
     assert_eq!(
-        environment(&settings(), &unlimited, Served::Shared, &[2])
+        environment(&settings(), &unlimited, ExtendedResource::Shared, &[2])
             .as_object()
             .unwrap()
             .len(),
@@ -133,7 +133,12 @@ fn only_device_nodes_that_are_there() {
         ..InjectionSettings::envvar()
     };
     let (zero, one) = (gpu(0), gpu(1));
-    let answer = envvar_answer(&settings, None, Served::Shared, &Given::Gpus(vec![&zero, &one]));
+    let answer = envvar_answer(
+        &settings,
+        None,
+        ExtendedResource::Shared,
+        &Given::Gpus(vec![&zero, &one]),
+    );
     let paths: Vec<_> = answer
         .devices
         .iter()
@@ -151,9 +156,14 @@ fn only_device_nodes_that_are_there() {
         placement: pod.placement.as_ref().ok(),
     };
     assert_eq!(
-        cdi_edits(&settings, &known, Served::Shared, &Given::Gpus(vec![&one]))
-            .device_nodes
-            .len(),
+        cdi_edits(
+            &settings,
+            &known,
+            ExtendedResource::Shared,
+            &Given::Gpus(vec![&one])
+        )
+        .device_nodes
+        .len(),
         1,
         "the control node comes with the driver"
     );
@@ -163,7 +173,7 @@ fn only_device_nodes_that_are_there() {
 #[test]
 fn with_cdi_the_answer_is_a_function_of_the_ids() {
     let ids = ["a".to_owned(), "b".to_owned()];
-    let answer = cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Shared, &ids, 1);
+    let answer = cdi_answer("NVIDIA_VISIBLE_DEVICES", ExtendedResource::Shared, &ids, 1);
     let devices: Vec<_> = answer
         .cdi_devices
         .iter()
@@ -173,14 +183,14 @@ fn with_cdi_the_answer_is_a_function_of_the_ids() {
         devices,
         [
             "gpushare.dev/driver=all",
-            &cdi::container_device(Served::Shared, &ids, 1)
+            &cdi::container_device(ExtendedResource::Shared, &ids, 1)
         ]
     );
     assert_eq!(
         answer.envs,
         [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into()
     );
-    let of_adapters = cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Rdma, &ids, 1);
+    let of_adapters = cdi_answer("NVIDIA_VISIBLE_DEVICES", ExtendedResource::Rdma, &ids, 1);
     assert_eq!(
         (of_adapters.cdi_devices.len(), of_adapters.envs.len()),
         (1, 0),
@@ -193,7 +203,12 @@ fn with_cdi_the_answer_is_a_function_of_the_ids() {
         placement: pod.placement.as_ref().ok(),
     };
     let gpu = gpu(1);
-    let edits = cdi_edits(&settings(), &known, Served::Shared, &Given::Gpus(vec![&gpu]));
+    let edits = cdi_edits(
+        &settings(),
+        &known,
+        ExtendedResource::Shared,
+        &Given::Gpus(vec![&gpu]),
+    );
     assert_eq!(edits.env["NVIDIA_VISIBLE_DEVICES"], "void");
     assert_eq!(edits.env["GPUSHARE_GPU_DEVICES"], gpu.uuid.as_str());
     assert!(
@@ -222,7 +237,7 @@ fn a_spec_for_an_answer_of_before(#[case] has_driver: bool, #[case] visible: &st
         &settings(),
         has_driver.then_some(&driver),
         &known,
-        Served::Shared,
+        ExtendedResource::Shared,
         &Given::Gpus(vec![&gpu]),
     );
     assert_eq!(
@@ -276,7 +291,7 @@ fn a_spec_for_virtual_functions() {
     let edits = cdi_edits(
         &settings,
         &known,
-        Served::Rdma,
+        ExtendedResource::Rdma,
         &Given::Others(vec![&first, &second]),
     );
     let nodes: Vec<_> = edits

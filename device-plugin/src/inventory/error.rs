@@ -55,23 +55,23 @@ pub enum InventoryError {
     /// The source works and lists no GPU.
     #[error(
         "{} lists no GPU: keep this daemon off nodes without GPUs (node selector), or pass the devices to its container",
-        place.display()
+        path.display()
     )]
     NoGpu {
         /// The library or the file.
-        place: PathBuf,
+        path: PathBuf,
     },
     /// The machine has nothing of what is looked for.
-    #[error("{} tells of no device of the types that --look-for names", place.display())]
+    #[error("{} tells of no device of the types that --look-for names", path.display())]
     NoDevice {
         /// Where sysfs is.
-        place: PathBuf,
+        path: PathBuf,
     },
     /// There are GPUs and none of them can be shared.
-    #[error("none of the GPUs that {} lists can be shared: {reasons}", place.display())]
+    #[error("none of the GPUs that {} lists can be shared: {reasons}", path.display())]
     NothingToShare {
         /// The library or the file.
-        place: PathBuf,
+        path: PathBuf,
         /// Each GPU and why it is left out.
         reasons: String,
     },

@@ -17,7 +17,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::health::{Observation, ObservationKind};
 
-use super::{GpuUuid, InventoryError};
+use super::{InventoryError, PhysicalId};
 
 /// How many observations may wait to be read.
 const CAPACITY: usize = 64;
@@ -112,7 +112,7 @@ impl Outbox {
     }
 
     /// Reports one observation, waiting for room as long as the watch is wanted.
-    pub(super) fn send(&self, device: Option<&GpuUuid>, kind: ObservationKind) -> Result<(), Over> {
+    pub(super) fn send(&self, device: Option<&PhysicalId>, kind: ObservationKind) -> Result<(), Over> {
         let mut observation = Observation {
             device: device.cloned(),
             kind,

@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{
-    Feed, Gpu, GpuUuid, Inventory, InventoryError, OtherDevice, Place,
+    Feed, Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId,
     feed::{Outbox, Over},
     pci,
 };
@@ -66,7 +66,7 @@ enum Ailment {
 struct Reading {
     inventory: Inventory,
     /// Of every device.
-    ailments: Vec<(GpuUuid, Ailment)>,
+    ailments: Vec<(PhysicalId, Ailment)>,
 }
 
 impl FileSource {
@@ -170,7 +170,7 @@ impl Watch {
 
     /// A device with an XID does answer probes: an XID that the policy ignores does not keep a
     /// device from recovering, another one does because there is no quiet.
-    fn report(&self, id: &GpuUuid, outbox: &Outbox) -> Result<(), Over> {
+    fn report(&self, id: &PhysicalId, outbox: &Outbox) -> Result<(), Over> {
         let found = self.reading.ailments.iter().find(|(other, _)| other == id);
         match found.map_or(Ailment::Lost, |(_, ailment)| *ailment) {
             Ailment::Healthy => outbox.send(Some(id), ObservationKind::Sound),
@@ -218,7 +218,7 @@ fn parse(path: &Path, node: &str, text: &[u8]) -> Result<Reading, InventoryError
     document.finish().map_err(at_top)?;
     if gpus.is_empty() && others.is_empty() {
         return Err(InventoryError::NoGpu {
-            place: path.to_owned(),
+            path: path.to_owned(),
         });
     }
     let mut devices = Vec::<(Gpu, Ailment)>::new();
@@ -358,7 +358,7 @@ fn understand(
         reserved_bytes: 0,
         model: fields.take("model")?.unwrap_or_else(|| "Simulated".to_owned()),
         bus_id: fields.take("busId")?,
-        place: place(&mut fields)?,
+        location: location(&mut fields)?,
         labels: fields.take("labels")?.unwrap_or_default(),
         device_node: fields
             .take("deviceNode")?
@@ -392,19 +392,19 @@ fn partition_policy(document: &mut Fields) -> Result<Option<GpuPartitionPolicy>,
 }
 
 /// Where a device sits: `numaNode`, `pcieId` (a switch, or the root complex of a device without one) and `pcieRoot`.
-fn place(fields: &mut Fields) -> Result<Place, Fault> {
+fn location(fields: &mut Fields) -> Result<PciLocation, Fault> {
     let numa_node = fields.take::<i32>("numaNode")?.filter(|node| *node >= 0);
     let (pcie_id, root) = (
         fields.take::<String>("pcieId")?,
         fields.take::<String>("pcieRoot")?,
     );
     Ok(match pcie_id {
-        Some(id) if pci::is_root(&id) => Place {
+        Some(id) if pci::is_root(&id) => PciLocation {
             numa_node,
             root: root.or(Some(id)),
             switch: None,
         },
-        switch => Place {
+        switch => PciLocation {
             numa_node,
             root,
             switch,
@@ -415,7 +415,7 @@ fn place(fields: &mut Fields) -> Result<Place, Fault> {
 /// A UUID with the node in place of `{node}`.
 fn on_node(node: &str, uuid: &str) -> String {
     let readable = uuid.replace("{node}", node);
-    if readable.len() <= GpuUuid::MAX_LEN {
+    if readable.len() <= PhysicalId::MAX_LEN {
         return readable;
     }
     // FNV-1a: stable across versions, which std's hasher does not promise.

@@ -36,7 +36,7 @@ impl MachineSource {
             .map_or_else(|| Ok(Inventory::default()), NvmlSource::discover);
         match gpus {
             Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::NoDevice {
-                place: self.others.root.clone(),
+                path: self.others.root.clone(),
             }),
             Ok(found) => Ok(Inventory { others, ..found }),
             Err(error) if error.is_absence() && !others.is_empty() => {

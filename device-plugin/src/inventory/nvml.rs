@@ -13,10 +13,10 @@ use proto::topology::GpuLinks;
 use tracing::warn;
 
 use super::{
-    ExcludedGpu, Exclusion, Gpu, GpuUuid, InvalidGpuUuid, Inventory, InventoryError,
+    ExcludedGpu, Exclusion, Gpu, InvalidPhysicalId, Inventory, InventoryError, PhysicalId,
     feed::Watcher,
     links::{self, FarEnd},
-    pci::{self, Bus, Place},
+    pci::{self, Bus, PciLocation},
 };
 use watch::Watch;
 
@@ -78,9 +78,9 @@ impl NvmlSource {
         }
         if inventory.gpus.is_empty() {
             let reasons: Vec<_> = inventory.excluded.iter().map(ExcludedGpu::to_string).collect();
-            let place = self.library.clone();
+            let path = self.library.clone();
             return Err(InventoryError::NothingToShare {
-                place,
+                path,
                 reasons: reasons.join("; "),
             });
         }
@@ -101,7 +101,7 @@ impl NvmlSource {
             .map_err(|error| failed("count the devices", error))?;
         if count == 0 {
             return Err(InventoryError::NoGpu {
-                place: self.library.clone(),
+                path: self.library.clone(),
             });
         }
         let bus = Bus::read(&self.sysfs);
@@ -138,9 +138,9 @@ impl NvmlSource {
             .device_by_index(index)
             .map_err(|error| nameless(no("handle", &error)))?;
         let uuid = device.uuid().map_err(|error| nameless(no("UUID", &error)))?;
-        let uuid: GpuUuid = uuid
+        let uuid: PhysicalId = uuid
             .parse()
-            .map_err(|error: InvalidGpuUuid| nameless(error.to_string()))?;
+            .map_err(|error: InvalidPhysicalId| nameless(error.to_string()))?;
         let excluded = |exclusion| ExcludedGpu {
             index,
             uuid: Some(uuid.clone()),
@@ -153,13 +153,13 @@ impl NvmlSource {
             .map_err(|problem| excluded(Exclusion::Unreadable(problem)))
     }
 
-    fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &GpuUuid) -> Result<Gpu, String> {
+    fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &PhysicalId) -> Result<Gpu, String> {
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
         let minor = self.minor(device, bus_id.as_deref())?;
         let (memory_bytes, reserved_bytes) = self.memory(device)?;
-        let place: Place = bus_id
+        let location: PciLocation = bus_id
             .as_deref()
-            .map(|address| bus.place(address))
+            .map(|address| bus.location(address))
             .unwrap_or_default();
         Ok(Gpu {
             uuid: uuid.clone(),
@@ -169,7 +169,7 @@ impl NvmlSource {
             reserved_bytes,
             model: device.name().map_err(|error| no("name", &error))?,
             bus_id,
-            place,
+            location,
             labels: BTreeMap::new(),
             device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
         })

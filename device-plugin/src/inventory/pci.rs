@@ -41,7 +41,7 @@ pub(crate) fn address(bus_id: &str) -> Option<String> {
 
 /// Where a PCI device sits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct PciLocation {
     /// The NUMA node, if the machine has NUMA nodes and tells.
     pub numa_node: Option<i32>,
     /// The root complex, such as `pci0000:3a`.
@@ -50,7 +50,7 @@ pub struct Place {
     pub switch: Option<String>,
 }
 
-impl Place {
+impl PciLocation {
     /// What devices on the same PCIe have in common: the switch, or the root complex where there is none.
     pub fn pcie_id(&self) -> Option<&str> {
         self.switch.as_deref().or(self.root.as_deref())
@@ -63,8 +63,8 @@ impl Place {
 }
 
 /// Where sysfs says that the function at this address sits.
-pub fn place(sysfs: &Path, address: &str) -> Place {
-    Bus::read(sysfs).place(address)
+pub fn location(sysfs: &Path, address: &str) -> PciLocation {
+    Bus::read(sysfs).location(address)
 }
 
 /// All PCI functions of a machine.
@@ -114,14 +114,14 @@ impl Bus {
     }
 
     /// Where the function at this address sits.
-    pub(super) fn place(&self, address: &str) -> Place {
+    pub(super) fn location(&self, address: &str) -> PciLocation {
         let Some(function) = self.functions.get(address) else {
-            return Place::default();
+            return PciLocation::default();
         };
         // After the root port come an upstream and a downstream port of each switch.
         let upstream_ports = function.bridges.iter().skip(1).step_by(2);
         let nearest = upstream_ports.rev().find(|port| !self.is_on_card(port));
-        Place {
+        PciLocation {
             numa_node: function.numa_node,
             root: function.root.clone(),
             switch: nearest.cloned(),

@@ -21,7 +21,7 @@ use tracing::info;
 
 use super::feed::{Outbox, Over, Watcher};
 use super::pci::{self, Bus};
-use super::{GpuUuid, Inventory, OtherDevice};
+use super::{Inventory, OtherDevice, PhysicalId};
 use crate::health::ObservationKind;
 
 pub use fpga::{InvalidVendor, PciVendor};
@@ -121,7 +121,7 @@ struct Kind<'a> {
 impl Kind<'_> {
     /// The device that is the function at this address; `nodes` tells the device files of a function.
     fn device(&self, address: &str, minor: u32, nodes: impl Fn(&str) -> Vec<PathBuf>) -> Option<OtherDevice> {
-        let id: GpuUuid = address
+        let id: PhysicalId = address
             .parse()
             .inspect_err(|error| info!(address, %error, "passing over a PCI function"))
             .ok()?;
@@ -145,7 +145,7 @@ impl Kind<'_> {
             resources: [(self.resource.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
             labels: BTreeMap::new(),
             bus_id: Some(address.to_owned()),
-            place: self.bus.place(address),
+            location: self.bus.location(address),
             vf_groups: group.into_iter().collect(),
             device_nodes: nodes(address),
             function_nodes: function_nodes.filter(|(_, nodes)| !nodes.is_empty()).collect(),

@@ -15,13 +15,13 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
 
 use crate::cdi::name_of;
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::identity::{self, Call, Found, Patience, Unidentified};
 use crate::inject::{self, Given, Known};
 use crate::injection::Mode;
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 use crate::pods::{Placement, Pods};
-use crate::served::Served;
 
 use super::{NodeState, SHORT_CHECKPOINT};
 
@@ -29,7 +29,7 @@ impl NodeState {
     /// Answers for one container.
     pub(super) async fn allocate(
         &self,
-        resource: Served,
+        resource: ExtendedResource,
         request: &ContainerAllocateRequest,
     ) -> ContainerAllocateResponse {
         self.until_decided().await;
@@ -114,9 +114,9 @@ impl NodeState {
     }
 
     /// The devices that device IDs are of; IDs that nobody issued say nothing.
-    pub(crate) fn devices_of(&self, resource: Served, ids: &[String]) -> Vec<DeviceKey> {
+    pub(crate) fn devices_of(&self, resource: ExtendedResource, ids: &[String]) -> Vec<DeviceKey> {
         let fleet = self.fleet.borrow();
-        let meant: BTreeSet<&GpuUuid> = ids
+        let meant: BTreeSet<&PhysicalId> = ids
             .iter()
             .filter_map(|id| fleet.ids.device_of(resource, id))
             .collect();
@@ -184,7 +184,7 @@ impl NodeState {
     fn respond(
         &self,
         known: Option<&Known<'_>>,
-        resource: Served,
+        resource: ExtendedResource,
         ids: &[String],
         given: &Given<'_>,
     ) -> ContainerAllocateResponse {
@@ -204,7 +204,7 @@ impl NodeState {
 fn given<'a>(fleet: &'a Fleet, placement: Option<&Placement>, call: &Call<'_>) -> Given<'a> {
     let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
     let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
-    let n_of_ids = if call.resource == Served::Memory {
+    let n_of_ids = if call.resource == ExtendedResource::Memory {
         1
     } else {
         usize::MAX
@@ -239,7 +239,7 @@ mod tests {
         let request = ContainerAllocateRequest {
             device_ids: IDS.map(str::to_owned).into(),
         };
-        let answer = node.allocate(Served::Memory, &request).await;
+        let answer = node.allocate(ExtendedResource::Memory, &request).await;
         (answer, began.elapsed().as_secs())
     }
 

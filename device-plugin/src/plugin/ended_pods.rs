@@ -82,15 +82,15 @@ mod tests {
 
     use super::*;
     use crate::builders::{pod, pods, units};
+    use crate::extended_resource::ExtendedResource;
     use crate::pods::{NodePod, PodUid};
-    use crate::served::Served;
 
     fn entry(uid: &str) -> Allocated {
         let answer = ContainerAllocateResponse::default();
         Allocated {
             pod: PodUid::from(uid),
             container: "c".to_owned(),
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids: vec!["a".to_owned()],
             answer,
         }

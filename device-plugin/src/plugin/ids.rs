@@ -10,8 +10,8 @@ use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
 
 use crate::cdi::fnv1a;
-use crate::inventory::{Gpu, GpuUuid, Inventory, OtherDevice};
-use crate::served::Served;
+use crate::extended_resource::ExtendedResource;
+use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
 
 /// How many digits of the hash of a UUID begin a memory unit's ID.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
@@ -34,24 +34,24 @@ pub struct IdScheme {
     /// The GPUs that are shared.
     gpus: Vec<GpuIds>,
     /// Every GPU: as a whole it can be given to a pod whether it is shared or not.
-    whole: Vec<GpuUuid>,
+    whole: Vec<PhysicalId>,
     /// The devices of other types, with the resource that they have and how much of it.
-    others: Vec<(Served, GpuUuid, u64)>,
+    others: Vec<(ExtendedResource, PhysicalId, u64)>,
     /// The device of each prefix of IDs: kubelet shows every free ID when it asks for the preferred ones.
-    by_prefix: BTreeMap<Served, HashMap<String, Prefixed>>,
+    by_prefix: BTreeMap<ExtendedResource, HashMap<String, Prefixed>>,
 }
 
 /// What an ID's prefix tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Prefixed {
-    device: GpuUuid,
+    device: PhysicalId,
     /// How many numbers may follow; none if the prefix is the whole ID.
     count: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct GpuIds {
-    uuid: GpuUuid,
+    uuid: PhysicalId,
     /// What the IDs of its memory units begin with.
     stem: String,
     units: u64,
@@ -61,7 +61,7 @@ struct GpuIds {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Numbered<'a> {
     /// The device.
-    pub device: &'a GpuUuid,
+    pub device: &'a PhysicalId,
     /// What they are called.
     pub ids: NumberedIds,
 }
@@ -75,7 +75,7 @@ pub struct NumberedIds {
 }
 
 impl<'a> Numbered<'a> {
-    fn percent(device: &'a GpuUuid, count: u64) -> Self {
+    fn percent(device: &'a PhysicalId, count: u64) -> Self {
         Self {
             device,
             ids: NumberedIds {
@@ -183,20 +183,23 @@ impl IdScheme {
             }
         };
         let mut scheme = with(slots, unit);
-        let bytes = scheme.longest_list_bytes(Served::Memory);
+        let bytes = scheme.longest_list_bytes(ExtendedResource::Memory);
         if bytes > LIMIT {
             let fits = |mib| {
-                unit_of(mib).is_some_and(|unit| with(slots, unit).longest_list_bytes(Served::Memory) <= LIMIT)
+                unit_of(mib).is_some_and(|unit| {
+                    with(slots, unit).longest_list_bytes(ExtendedResource::Memory) <= LIMIT
+                })
             };
             let fitting = first_true(1, MAX_UNIT_MIB, fits)
                 .and_then(unit_of)
                 .ok_or(TooLong::AnyUnit)?;
             return Err(TooLong::Units { unit, bytes, fitting });
         }
-        let bytes = scheme.longest_list_bytes(Served::Shared);
+        let bytes = scheme.longest_list_bytes(ExtendedResource::Shared);
         if bytes > LIMIT {
             let too_many = |slots| {
-                with(u32::try_from(slots).unwrap_or(u32::MAX), unit).longest_list_bytes(Served::Shared)
+                with(u32::try_from(slots).unwrap_or(u32::MAX), unit)
+                    .longest_list_bytes(ExtendedResource::Shared)
                     > LIMIT
             };
             let first_too_many = first_true(1, u64::from(slots), too_many).unwrap_or(1);
@@ -225,7 +228,7 @@ impl IdScheme {
             };
             self.numbered(resource).map(of_device).collect()
         };
-        self.by_prefix = Served::ALL
+        self.by_prefix = ExtendedResource::ALL
             .into_iter()
             .map(|resource| (resource, prefixes(resource)))
             .collect();
@@ -235,7 +238,7 @@ impl IdScheme {
     #[must_use]
     pub fn with(mut self, inventory: &Inventory) -> Self {
         let other = |device: &OtherDevice| {
-            let resource = Served::of_type(&device.device_type)?;
+            let resource = ExtendedResource::of_type(&device.device_type)?;
             Some((resource, device.id.clone(), device.percent()?.min(MOST_OF_ONE)))
         };
         self.whole = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
@@ -255,24 +258,27 @@ impl IdScheme {
     }
 
     /// Whether this GPU is shared.
-    pub fn knows(&self, uuid: &GpuUuid) -> bool {
+    pub fn knows(&self, uuid: &PhysicalId) -> bool {
         self.gpus.iter().any(|gpu| gpu.uuid == *uuid)
     }
 
     /// The virtual devices of a resource, device by device.
-    pub fn numbered(&self, resource: Served) -> impl Iterator<Item = Numbered<'_>> {
+    pub fn numbered(&self, resource: ExtendedResource) -> impl Iterator<Item = Numbered<'_>> {
         let shared = self.gpus.iter().filter_map(move |gpu| match resource {
-            Served::Shared => Some(Numbered::percent(&gpu.uuid, u64::from(self.slots))),
-            Served::Memory => Some(Numbered {
+            ExtendedResource::Shared => Some(Numbered::percent(&gpu.uuid, u64::from(self.slots))),
+            ExtendedResource::Memory => Some(Numbered {
                 device: &gpu.uuid,
                 ids: NumberedIds {
                     prefix: format!("{}-", gpu.stem),
                     count: Some(gpu.units),
                 },
             }),
-            Served::Whole | Served::Rdma | Served::Fpga => None,
+            ExtendedResource::Whole | ExtendedResource::Rdma | ExtendedResource::Fpga => None,
         });
-        let whole = self.whole.iter().filter(move |_| resource == Served::Whole);
+        let whole = self
+            .whole
+            .iter()
+            .filter(move |_| resource == ExtendedResource::Whole);
         let whole = whole.map(|uuid| Numbered {
             device: uuid,
             ids: NumberedIds {
@@ -287,7 +293,7 @@ impl IdScheme {
     }
 
     /// The IDs of one device's virtual devices.
-    pub fn ids(&self, resource: Served, device: &GpuUuid) -> impl Iterator<Item = String> {
+    pub fn ids(&self, resource: ExtendedResource, device: &PhysicalId) -> impl Iterator<Item = String> {
         self.numbered(resource)
             .find(|numbered| numbered.device == device)
             .into_iter()
@@ -295,7 +301,7 @@ impl IdScheme {
     }
 
     /// The device whose virtual device this is.
-    pub fn device_of(&self, resource: Served, id: &str) -> Option<&GpuUuid> {
+    pub fn device_of(&self, resource: ExtendedResource, id: &str) -> Option<&PhysicalId> {
         let by_prefix = self.by_prefix.get(&resource)?;
         if let Some(Prefixed { device, count: None }) = by_prefix.get(id) {
             return Some(device);
@@ -307,13 +313,13 @@ impl IdScheme {
     }
 
     /// Whether there is anything of a resource.
-    pub fn has(&self, resource: Served) -> bool {
+    pub fn has(&self, resource: ExtendedResource) -> bool {
         self.numbered(resource)
             .any(|numbered| numbered.ids.count != Some(0))
     }
 
     /// Size of the list of all devices when all of them are unhealthy.
-    pub fn longest_list_bytes(&self, resource: Served) -> u64 {
+    pub fn longest_list_bytes(&self, resource: ExtendedResource) -> u64 {
         let besides = if self.tells_numa_nodes { NUMA_NODE_BYTES } else { 0 };
         self.numbered(resource)
             .map(|numbered| numbered.ids.list_bytes(besides))

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
-use crate::served::Served;
 use crate::stop::{Stop, Stopper};
 
 use super::NodeState;
@@ -16,7 +16,7 @@ use super::registration::{KubeletDir, keep_registered};
 /// that there is.
 pub async fn keep_offered(
     dir: KubeletDir,
-    resource: Served,
+    resource: ExtendedResource,
     node: Arc<NodeState>,
     mut stop: Stop,
     is_registered: watch::Sender<bool>,

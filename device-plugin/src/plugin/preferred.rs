@@ -14,12 +14,12 @@ use proto::kubelet::deviceplugin::{
 use proto::request::ContainerKind;
 use tracing::debug;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::identity::{Call, Found};
 use crate::injection::Mode;
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 use crate::pods::Pods;
-use crate::served::Served;
 
 use super::{NodeState, SHORT_CHECKPOINT};
 
@@ -30,7 +30,7 @@ impl NodeState {
     /// Answers for one container.
     pub(super) async fn prefer(
         &self,
-        resource: Served,
+        resource: ExtendedResource,
         request: &ContainerPreferredAllocationRequest,
     ) -> ContainerPreferredAllocationResponse {
         self.until_decided().await;
@@ -77,7 +77,7 @@ impl NodeState {
     }
 
     /// The devices of the pod, beginning with those that the containers before this one have no share of.
-    fn wanted(&self, pods: &Pods, found: &Found, resource: Served) -> Vec<GpuUuid> {
+    fn wanted(&self, pods: &Pods, found: &Found, resource: ExtendedResource) -> Vec<PhysicalId> {
         let Some(pod) = pods.get(&found.pod) else {
             return Vec::new();
         };
@@ -105,8 +105,8 @@ impl NodeState {
 }
 
 /// Whether what a container asks for of a resource may be of several devices.
-fn is_spread(resource: Served) -> bool {
-    resource != Served::Memory
+fn is_spread(resource: ExtendedResource) -> bool {
+    resource != ExtendedResource::Memory
 }
 
 /// Completes what must be included to the size that is asked for: first from the wanted devices (one ID of each in turn, but
@@ -115,9 +115,9 @@ fn is_spread(resource: Served) -> bool {
 /// just ended, and would hand it out twice.
 fn choose(
     fleet: &Fleet,
-    resource: Served,
+    resource: ExtendedResource,
     request: &ContainerPreferredAllocationRequest,
-    wanted: &[GpuUuid],
+    wanted: &[PhysicalId],
     given: &HashSet<&str>,
 ) -> Vec<String> {
     let included: BTreeSet<&str> = request
@@ -125,7 +125,7 @@ fn choose(
         .iter()
         .map(String::as_str)
         .collect();
-    let covered: Vec<&GpuUuid> = included
+    let covered: Vec<&PhysicalId> = included
         .iter()
         .filter_map(|id| fleet.ids.device_of(resource, id))
         .collect();
@@ -158,19 +158,19 @@ struct Choice<'a> {
     chosen: Vec<String>,
     size: usize,
     /// Available IDs per device; a device without any is left out.
-    free: BTreeMap<&'a GpuUuid, Free<'a>>,
+    free: BTreeMap<&'a PhysicalId, Free<'a>>,
     given: &'a HashSet<&'a str>,
 }
 
 impl<'a> Choice<'a> {
     fn new(
         fleet: &'a Fleet,
-        resource: Served,
+        resource: ExtendedResource,
         request: &'a ContainerPreferredAllocationRequest,
         included: &BTreeSet<&str>,
         given: &'a HashSet<&'a str>,
     ) -> Self {
-        let mut free = BTreeMap::<&GpuUuid, Free<'_>>::new();
+        let mut free = BTreeMap::<&PhysicalId, Free<'_>>::new();
         for id in request
             .available_device_ids
             .iter()
@@ -191,7 +191,7 @@ impl<'a> Choice<'a> {
     }
 
     /// Takes at most `most` IDs of a device, the lowest numbers first and given ones last, and returns how many.
-    fn take(&mut self, uuid: &GpuUuid, most: usize) -> usize {
+    fn take(&mut self, uuid: &PhysicalId, most: usize) -> usize {
         let missing = self.size.saturating_sub(self.chosen.len()).min(most);
         let Some(Free { ids, is_in_order }) = self.free.get_mut(uuid).filter(|_| missing > 0) else {
             return 0;
@@ -208,7 +208,7 @@ impl<'a> Choice<'a> {
     }
 
     /// The fullest device that has all that is missing, or else the emptiest one; none when nothing is missing or left.
-    fn best_device(&self) -> Option<&'a GpuUuid> {
+    fn best_device(&self) -> Option<&'a PhysicalId> {
         let missing = self.size.saturating_sub(self.chosen.len());
         let sizes = || {
             self.free

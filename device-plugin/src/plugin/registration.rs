@@ -28,7 +28,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 use tracing::{info, warn};
 
-use crate::served::Served;
+use crate::extended_resource::ExtendedResource;
 use crate::stop::{Stop, Stopper};
 use crate::watching::one_line;
 
@@ -128,7 +128,7 @@ impl End {
 /// name on this node.
 pub async fn keep_registered(
     dir: KubeletDir,
-    resource: Served,
+    resource: ExtendedResource,
     node: Arc<NodeState>,
     mut stop: Stop,
     is_registered: watch::Sender<bool>,
@@ -180,7 +180,7 @@ pub async fn keep_registered(
 /// From listening to the end of one registration. Everything is closed when it returns.
 async fn register_once(
     dir: &KubeletDir,
-    (resource, name): (Served, &str),
+    (resource, name): (ExtendedResource, &str),
     node: &Arc<NodeState>,
     stop: &mut Stop,
     is_registered: &watch::Sender<bool>,
@@ -206,7 +206,7 @@ async fn follow(
     dir: &KubeletDir,
     kubelet: &Path,
     socket: &OwnSocket,
-    (resource, name): (Served, &str),
+    (resource, name): (ExtendedResource, &str),
     serving: &Serving,
     is_registered: &watch::Sender<bool>,
 ) -> Result<End, RegistrationError> {
@@ -338,7 +338,7 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(resource: Served, node: Arc<NodeState>, incoming: UnixListenerStream) -> Self {
+    fn start(resource: ExtendedResource, node: Arc<NodeState>, incoming: UnixListenerStream) -> Self {
         let (stopper, mut stop) = Stopper::new();
         let streams = watch::Sender::new(Streams::default());
         let service = DeviceService::new(resource, node, streams.clone(), stop.clone());

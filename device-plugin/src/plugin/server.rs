@@ -19,10 +19,10 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::debug;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::injection::Injection;
-use crate::inventory::GpuUuid;
-use crate::served::Served;
+use crate::inventory::PhysicalId;
 use crate::stop::Stop;
 
 use super::NodeState;
@@ -37,7 +37,7 @@ pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
 /// Serves one resource until it is stopped.
 #[derive(Clone, Debug)]
 pub struct DeviceService {
-    resource: Served,
+    resource: ExtendedResource,
     node: Arc<NodeState>,
     streams: watch::Sender<Streams>,
     stop: Stop,
@@ -45,7 +45,12 @@ pub struct DeviceService {
 
 impl DeviceService {
     /// `streams` is kept up to date with the `ListAndWatch` streams; `stop` ends them.
-    pub fn new(resource: Served, node: Arc<NodeState>, streams: watch::Sender<Streams>, stop: Stop) -> Self {
+    pub fn new(
+        resource: ExtendedResource,
+        node: Arc<NodeState>,
+        streams: watch::Sender<Streams>,
+        stop: Stop,
+    ) -> Self {
         Self {
             resource,
             node,
@@ -98,7 +103,7 @@ struct Entry {
 
 /// One stream of device lists.
 struct Listing {
-    resource: Served,
+    resource: ExtendedResource,
     fleet: watch::Receiver<Arc<Fleet>>,
     injection: watch::Receiver<Option<Injection>>,
     /// None for a resource of which the same list is never sent again: one of them is enough for kubelet to write its checkpoint.
@@ -151,11 +156,11 @@ async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
 }
 
 /// A device that no container can get is as good as a sick one.
-fn contents(fleet: &Fleet, resource: Served, is_injectable: bool) -> Contents {
+fn contents(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Contents {
     let states = fleet
         .entries(resource.device_type())
         .map(|entry| (entry.key.id, (entry.is_healthy, entry.numa_node)));
-    let states: BTreeMap<GpuUuid, (bool, Option<i32>)> = states.collect();
+    let states: BTreeMap<PhysicalId, (bool, Option<i32>)> = states.collect();
     let is_told = |node: &i32| fleet.ids.tells_numa_nodes() && NUMA_NODES.contains(node);
     let entry = |numbered: Numbered<'_>| {
         let (is_healthy, numa_node) = states.get(numbered.device).copied().unwrap_or_default();
@@ -169,7 +174,7 @@ fn contents(fleet: &Fleet, resource: Served, is_injectable: bool) -> Contents {
 }
 
 /// All virtual devices of a resource.
-pub fn list(fleet: &Fleet, resource: Served) -> ListAndWatchResponse {
+pub fn list(fleet: &Fleet, resource: ExtendedResource) -> ListAndWatchResponse {
     list_of(&contents(fleet, resource, true))
 }
 
@@ -208,7 +213,7 @@ impl DevicePlugin for DeviceService {
             fleet: self.node.fleet.clone(),
             injection: self.node.injection.clone(),
             // The shortest of the lists that every node has.
-            list_again: (self.resource == Served::Shared).then(|| self.node.list_again.subscribe()),
+            list_again: (self.resource == ExtendedResource::Shared).then(|| self.node.list_again.subscribe()),
             stop: self.stop.clone(),
             sent: None,
             _open: OpenStream::new(self.streams.clone()),
@@ -264,19 +269,19 @@ mod tests {
 
     use super::*;
     use crate::builders;
-    use crate::inventory::{Inventory, Place};
+    use crate::inventory::{Inventory, PciLocation};
     use crate::plugin::ids::IdScheme;
 
     /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.
     fn fleet(tells_numa_nodes: bool) -> Fleet {
-        let at = |numa_node| Place {
+        let at = |numa_node| PciLocation {
             numa_node,
-            ..Place::default()
+            ..PciLocation::default()
         };
         let mut gpus = vec![builders::gpu(0), builders::gpu(1)];
-        gpus[0].place = at(Some(1));
+        gpus[0].location = at(Some(1));
         let mut adapter = builders::adapter(3);
-        adapter.place = at(Some(0));
+        adapter.location = at(Some(0));
         let ids = IdScheme::telling(tells_numa_nodes, &gpus, 2, MemoryUnit::GIB).unwrap();
         Fleet::new(
             Inventory {
@@ -291,7 +296,12 @@ mod tests {
     /// On request only, of every resource, and within the size that was reckoned with.
     #[test]
     fn numa_nodes_are_told_on_request() {
-        for resource in [Served::Shared, Served::Memory, Served::Whole, Served::Rdma] {
+        for resource in [
+            ExtendedResource::Shared,
+            ExtendedResource::Memory,
+            ExtendedResource::Whole,
+            ExtendedResource::Rdma,
+        ] {
             let nodes = |fleet: &Fleet| {
                 let list = list(fleet, resource).devices;
                 let mut told: Vec<_> = list
@@ -301,7 +311,7 @@ mod tests {
                 told.dedup();
                 told
             };
-            let expected = if resource == Served::Rdma {
+            let expected = if resource == ExtendedResource::Rdma {
                 vec![Some(0)]
             } else {
                 vec![Some(1), None]
@@ -313,10 +323,10 @@ mod tests {
             );
             let mut all_sick = fleet(true);
             for entry in &mut all_sick.gpus {
-                (entry.is_healthy, entry.gpu.place.numa_node) = (false, Some(127));
+                (entry.is_healthy, entry.gpu.location.numa_node) = (false, Some(127));
             }
             all_sick.others[0].is_healthy = false;
-            all_sick.others[0].device.place.numa_node = Some(127);
+            all_sick.others[0].device.location.numa_node = Some(127);
             assert_eq!(
                 list(&all_sick, resource).encoded_len() as u64,
                 all_sick.ids.longest_list_bytes(resource),

@@ -14,15 +14,15 @@ use proto::record::{
 };
 use proto::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA};
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, type_name};
-use crate::inventory::{Gpu, GpuUuid, InvalidGpuUuid};
-use crate::served::Served;
+use crate::inventory::{Gpu, InvalidPhysicalId, PhysicalId};
 
 /// How an annotation names a device, among those of its type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceName {
     /// By what identifies it, in records of this project's scheduler.
-    Id(GpuUuid),
+    Id(PhysicalId),
     /// By minor number, in records of the old gpushare extender.
     Minor(u32),
 }
@@ -38,7 +38,7 @@ impl DeviceName {
         self.fits(&device.id, device.minor)
     }
 
-    fn fits(&self, own: &GpuUuid, own_minor: u32) -> bool {
+    fn fits(&self, own: &PhysicalId, own_minor: u32) -> bool {
         match self {
             Self::Id(id) => id == own,
             Self::Minor(minor) => *minor == own_minor,
@@ -61,7 +61,7 @@ pub struct Portion {
     /// Percent of it, 0 if the record does not say.
     pub percent: u64,
     /// PCI addresses of the virtual functions that it was given; none if it was given the device itself.
-    pub functions: Vec<GpuUuid>,
+    pub functions: Vec<PhysicalId>,
 }
 
 /// The devices of one type that a pod was given, in the record's order.
@@ -156,9 +156,12 @@ pub enum Unplaced {
 
 impl Placement {
     /// Reads the annotations of a pod that asks for `asked`, which says also whose annotation is missed when there is none.
-    pub(super) fn read(annotations: &BTreeMap<String, String>, asked: &[Served]) -> Result<Self, Unplaced> {
+    pub(super) fn read(
+        annotations: &BTreeMap<String, String>,
+        asked: &[ExtendedResource],
+    ) -> Result<Self, Unplaced> {
         let missing = |units, other| Unplaced::Missing {
-            key: if asked.contains(&Served::Memory) {
+            key: if asked.contains(&ExtendedResource::Memory) {
                 units
             } else {
                 other
@@ -206,7 +209,7 @@ impl Placement {
     }
 
     /// The pod's devices that a resource is about.
-    pub fn names(&self, resource: Served) -> &[DeviceName] {
+    pub fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
         match resource.device_type() {
             TYPE_GPU => &self.gpus,
             other => self.others.get(other).map_or(&[], |others| &others.names),
@@ -286,7 +289,7 @@ impl Placement {
     }
 
     /// The virtual functions that it was given of the devices that a resource is about.
-    pub fn functions(&self, resource: Served) -> impl Iterator<Item = &GpuUuid> {
+    pub fn functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
         let held = self
             .others
             .get(resource.device_type())
@@ -301,13 +304,17 @@ impl Placement {
             self.names(resource) == other.names(resource)
                 && self.functions(resource).eq(other.functions(resource))
         };
-        [Served::Whole, Served::Rdma, Served::Fpga]
-            .into_iter()
-            .all(is_same)
+        [
+            ExtendedResource::Whole,
+            ExtendedResource::Rdma,
+            ExtendedResource::Fpga,
+        ]
+        .into_iter()
+        .all(is_same)
     }
 
     /// Whether the pod was given this device, or this virtual function of it.
-    pub fn gives(&self, resource: Served, device: &DeviceKey, function: Option<&str>) -> bool {
+    pub fn gives(&self, resource: ExtendedResource, device: &DeviceKey, function: Option<&str>) -> bool {
         let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else {
             return false;
         };
@@ -322,7 +329,7 @@ impl Placement {
     }
 
     /// Whether every one of these devices of a resource is one of the pod's.
-    pub fn includes(&self, resource: Served, devices: &[DeviceKey]) -> bool {
+    pub fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
         devices
             .iter()
             .all(|device| self.names(resource).iter().any(|name| name.is(device)))
@@ -338,7 +345,7 @@ impl Others {
                 continue;
             }
             // Of a function that the record does not tell, nothing can be handed out: the device itself least of all.
-            let bad = |error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string());
+            let bad = |error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string());
             let untold = || {
                 Unplaced::BadDevice(format!(
                     "{device_type} minor {} has a function without busID",
@@ -353,7 +360,7 @@ impl Others {
                     one.bus_id.parse().map_err(bad)
                 }
             });
-            let functions: Vec<GpuUuid> = functions.collect::<Result<_, _>>()?;
+            let functions: Vec<PhysicalId> = functions.collect::<Result<_, _>>()?;
             let percent = device
                 .resources
                 .get(resource)
@@ -379,7 +386,7 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
         .id
         .parse()
         .map(DeviceName::Id)
-        .map_err(|error: InvalidGpuUuid| Unplaced::BadDevice(error.to_string()))
+        .map_err(|error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string()))
 }
 
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {

@@ -10,12 +10,12 @@ use std::path::Path;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::inject::{self, is_limit};
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::plugin::Settings;
 use crate::pods::{NodePod, OwnVariable, Stage};
-use crate::served::Served;
 
 use super::sight::named_in_order;
 use super::verdict::Refusal;
@@ -28,7 +28,7 @@ pub struct Kept<'a> {
     /// Those of the pod's containers that it may be.
     pub containers: &'a [&'a str],
     /// The resource that it starts for.
-    pub resource: Served,
+    pub resource: ExtendedResource,
     /// The answer.
     pub answer: &'a ContainerAllocateResponse,
 }
@@ -137,7 +137,7 @@ impl Kept<'_> {
         if self.pod.stage == Stage::Running || self.resource.device_type() != TYPE_GPU {
             return Ok(());
         }
-        let gpu = |uuid: &GpuUuid| {
+        let gpu = |uuid: &PhysicalId| {
             fleet
                 .gpus
                 .iter()
@@ -169,7 +169,7 @@ struct Node<'a> {
 }
 
 /// The device nodes of every device that a resource is about.
-fn nodes(fleet: &Fleet, resource: Served) -> Vec<Node<'_>> {
+fn nodes(fleet: &Fleet, resource: ExtendedResource) -> Vec<Node<'_>> {
     if resource.device_type() == TYPE_GPU {
         let gpus = fleet.gpus.iter().map(|entry| &entry.gpu);
         return gpus

@@ -8,9 +8,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::extended_resource::ExtendedResource;
 use crate::identity::checkpoint::Allocated;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::served::Served;
 
 use super::podresources::{Listed, PodResourcesError};
 
@@ -47,7 +47,12 @@ pub enum Unproven {
 ///
 /// # Errors
 /// Why that cannot be said.
-pub fn find(look: &Look, pods: &Pods, resource: Served, ids: &[String]) -> Result<PodUid, Unproven> {
+pub fn find(
+    look: &Look,
+    pods: &Pods,
+    resource: ExtendedResource,
+    ids: &[String],
+) -> Result<PodUid, Unproven> {
     if !pods.is_synced() {
         return Err(Unproven::NotTold);
     }
@@ -182,7 +187,7 @@ mod tests {
         Listed {
             namespace: "default".to_owned(),
             pod: pod.to_owned(),
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids,
         }
     }
@@ -192,7 +197,7 @@ mod tests {
         Allocated {
             pod: PodUid::from(pod),
             container: "c".to_owned(),
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids,
             answer,
         }
@@ -234,7 +239,12 @@ mod tests {
             listed: Ok(Arc::new(entries(list).map(listed).collect())),
             written: checkpoint.map(|text| Arc::new(entries(text).map(written).collect())),
         };
-        let found = find(&look, &pods, Served::Memory, &["x".to_owned(), "y".to_owned()]);
+        let found = find(
+            &look,
+            &pods,
+            ExtendedResource::Memory,
+            &["x".to_owned(), "y".to_owned()],
+        );
         let found = found.map_or_else(|error| error.to_string(), |uid| uid.as_str().to_owned());
         assert!(found.starts_with(expected), "{found}");
     }

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
-use crate::served::{Served, ServedNames};
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 
 /// How long one answer may take, the connection included.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub struct Listed {
     /// Name of the pod; there is no UID.
     pub pod: String,
     /// The resource.
-    pub resource: Served,
+    pub resource: ExtendedResource,
     /// The device IDs, sorted.
     pub ids: Vec<String>,
 }
@@ -71,7 +71,7 @@ impl Lister {
     ///
     /// # Errors
     /// It cannot be reached, refuses, or takes too long.
-    pub async fn list(&self, names: &ServedNames) -> Result<Vec<Listed>, PodResourcesError> {
+    pub async fn list(&self, names: &ExtendedResourceNames) -> Result<Vec<Listed>, PodResourcesError> {
         let fail = |problem: String| PodResourcesError {
             socket: self.socket.clone(),
             problem,
@@ -134,11 +134,11 @@ async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, Sta
 }
 
 /// kubelet has one entry per device or NUMA node.
-fn of_response(response: &ListPodResourcesResponse, names: &ServedNames) -> Vec<Listed> {
+fn of_response(response: &ListPodResourcesResponse, names: &ExtendedResourceNames) -> Vec<Listed> {
     let mut listed = Vec::new();
     for pod in &response.pod_resources {
         for container in &pod.containers {
-            for resource in Served::ALL {
+            for resource in ExtendedResource::ALL {
                 let own = container
                     .devices
                     .iter()

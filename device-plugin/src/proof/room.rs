@@ -12,7 +12,7 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use crate::fleet::{DeviceKey, Fleet, FleetDevice, type_name};
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{NodePod, PodUid, Pods, Stage, WHOLE_DEVICE_PERCENT};
 
 /// A device has no room for the pod.
@@ -24,7 +24,7 @@ use crate::pods::{NodePod, PodUid, Pods, Stage, WHOLE_DEVICE_PERCENT};
 pub struct NoRoom {
     device_type: &'static str,
     /// The device.
-    pub device: GpuUuid,
+    pub device: PhysicalId,
     what: &'static str,
     before: u64,
     total: u64,
@@ -47,7 +47,7 @@ struct Sum {
 /// What a pod holds of one device, and what the device has.
 #[derive(Clone, Debug)]
 struct Share<'a> {
-    device: &'a GpuUuid,
+    device: &'a PhysicalId,
     device_type: &'static str,
     held: Sum,
     total: Sum,
@@ -62,10 +62,10 @@ pub fn check(
     fleet: &Fleet,
     unit: MemoryUnit,
     is_started: impl Fn(&PodUid) -> bool,
-    seen: impl Fn(&PodUid) -> BTreeSet<GpuUuid>,
+    seen: impl Fn(&PodUid) -> BTreeSet<PhysicalId>,
     uid: &PodUid,
 ) -> Result<(), NoRoom> {
-    let mut held = BTreeMap::<&GpuUuid, Sum>::new();
+    let mut held = BTreeMap::<&PhysicalId, Sum>::new();
     let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
     let counts = |pod: &&NodePod| {
         pod.stage != Stage::Terminal && (pod.placement.is_ok() || pod.stage == Stage::Running)
@@ -236,7 +236,7 @@ fn unrecorded<'a>(
     pod: &NodePod,
     fleet: &'a Fleet,
     unit: MemoryUnit,
-    seen: &BTreeSet<GpuUuid>,
+    seen: &BTreeSet<PhysicalId>,
 ) -> Vec<Share<'a>> {
     let gpus = fleet
         .gpus

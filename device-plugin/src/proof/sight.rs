@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{Fleet, type_name};
 use crate::identity::checkpoint::Allocated;
 use crate::inject;
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 use crate::pods::PodUid;
-use crate::served::Served;
 
 /// What the containers of one pod see of the devices of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum Sight {
     /// Whatever the CDI spec says when the container is created.
     Spec,
     /// These devices, and virtual functions of them, for as long as they live.
-    Devices(BTreeSet<GpuUuid>),
+    Devices(BTreeSet<PhysicalId>),
     /// Something that is no device of this node, or one container other devices than another.
     Unclear(String),
 }
@@ -29,7 +29,7 @@ pub type Sights = BTreeMap<&'static str, Sight>;
 /// What one answer about a resource makes its container see; none if it says nothing of devices. `variable`
 /// is the one that names GPUs.
 pub fn of_answer(
-    resource: Served,
+    resource: ExtendedResource,
     answer: &ContainerAllocateResponse,
     variable: &str,
     fleet: &Fleet,
@@ -50,7 +50,7 @@ pub fn of_answer(
         )
     };
     let functions = inject::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
-    let functions: Option<Vec<GpuUuid>> = functions
+    let functions: Option<Vec<PhysicalId>> = functions
         .into_iter()
         .flat_map(|value| value.split(','))
         .map(|name| name.parse().ok())
@@ -65,12 +65,12 @@ pub fn of_answer(
 }
 
 /// The devices that a value of a resource's variable names, GPUs also by index; none if one of them is not on this node.
-pub fn named(resource: Served, value: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
+pub fn named(resource: ExtendedResource, value: &str, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
     named_in_order(resource, value, fleet).map(BTreeSet::from_iter)
 }
 
 /// The same in the value's order, which is that of the devices in the container.
-pub fn named_in_order(resource: Served, value: &str, fleet: &Fleet) -> Option<Vec<GpuUuid>> {
+pub fn named_in_order(resource: ExtendedResource, value: &str, fleet: &Fleet) -> Option<Vec<PhysicalId>> {
     let device_type = resource.device_type();
     let device = |name: &str| {
         let by_index = |index: u32| {

@@ -10,12 +10,12 @@ use proto::device::TYPE_GPU;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{Fleet, Unavailable};
 use crate::identity::Ledger;
 use crate::identity::checkpoint::Allocated;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, Unplaced};
-use crate::served::Served;
 
 use super::exchanges::{self, Seat};
 use super::room::{self, NoRoom};
@@ -95,7 +95,7 @@ pub enum Refusal {
         /// The devices that its record names.
         recorded: String,
         /// The first GPU that it does not name.
-        unnamed: GpuUuid,
+        unnamed: PhysicalId,
     },
     /// It has other limits than its record, for as long as it lives.
     #[error("kubelet has given it {kept}, but its record says {recorded}; delete it to have it placed anew")]
@@ -175,7 +175,7 @@ pub struct Evidence<'a> {
 }
 
 /// Devices by type.
-type DevicesByType = BTreeMap<&'static str, BTreeSet<GpuUuid>>;
+type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
 
 impl Evidence<'_> {
     /// Judges the start of a container of this pod, whose containers see `seen`, as far as the answers for them say.
@@ -212,7 +212,7 @@ impl Evidence<'_> {
                 certain
                     .values()
                     .flatten()
-                    .map(GpuUuid::as_str)
+                    .map(PhysicalId::as_str)
                     .collect::<Vec<_>>()
                     .join(",")
             };
@@ -243,7 +243,7 @@ impl Evidence<'_> {
     }
 
     /// What kubelet asks this plugin for on behalf of the pod.
-    fn asked(&self, pod: &NodePod) -> impl Iterator<Item = Served> {
+    fn asked(&self, pod: &NodePod) -> impl Iterator<Item = ExtendedResource> {
         self.ledger
             .serves()
             .iter()
@@ -264,7 +264,7 @@ impl Evidence<'_> {
                     Unplaced::NoDevice(resource.device_type()).to_string(),
                 ));
             }
-            let ids: Option<BTreeSet<GpuUuid>> = names
+            let ids: Option<BTreeSet<PhysicalId>> = names
                 .iter()
                 .map(|name| self.fleet.find(resource, name).map(|key| key.id))
                 .collect();
@@ -327,7 +327,7 @@ impl Evidence<'_> {
             .filter(has_record)
             .filter_map(|other| {
                 let sights = known.get(&other.uid).unwrap_or(&unknown);
-                let rank = |(device_type, devices): (&&'static str, &BTreeSet<GpuUuid>)| match sights
+                let rank = |(device_type, devices): (&&'static str, &BTreeSet<PhysicalId>)| match sights
                     .get(*device_type)
                 {
                     Some(Sight::Devices(own)) if own == devices => None,

@@ -24,7 +24,7 @@ use serde_json::json;
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
 use crate::health::Reason;
 use crate::injection::{Certainty, Exposure, Injection};
-use crate::inventory::{GpuUuid, Place};
+use crate::inventory::{PciLocation, PhysicalId};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
 use super::additions::{Additions, DeviceLabels};
@@ -102,7 +102,7 @@ pub fn device(
 }
 
 /// The GPUs that the object says are unhealthy by an XID, each with that and since when.
-pub fn sick_by_xid(spec: &DeviceSpec) -> impl Iterator<Item = (GpuUuid, u64, &str)> {
+pub fn sick_by_xid(spec: &DeviceSpec) -> impl Iterator<Item = (PhysicalId, u64, &str)> {
     let conditions = spec
         .devices
         .iter()
@@ -208,7 +208,7 @@ fn gpu(
             .clone()
             .into_iter()
             .chain(said)
-            .chain(of_place(&gpu.place))
+            .chain(location_labels(&gpu.location))
             .chain(sharing)
             .collect(),
         health: entry.is_healthy && is_injectable(injection, TYPE_GPU),
@@ -217,7 +217,7 @@ fn gpu(
             .chain(shares)
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-        topology: topology(gpu.bus_id.as_deref(), &gpu.place),
+        topology: topology(gpu.bus_id.as_deref(), &gpu.location),
         conditions: history
             .health(gpu.uuid.as_str(), entry.is_healthy, entry.reason, &entry.message)
             .into_iter()
@@ -246,11 +246,11 @@ fn other(
             .clone()
             .into_iter()
             .chain(labels)
-            .chain(of_place(&device.place))
+            .chain(location_labels(&device.location))
             .collect(),
         health: entry.is_healthy && is_injectable(injection, kind),
         resources: device.resources.clone(),
-        topology: topology(device.bus_id.as_deref(), &device.place),
+        topology: topology(device.bus_id.as_deref(), &device.location),
         vf_groups: said.regroup(kind, device.bus_id.as_deref().unwrap_or(id), &device.vf_groups),
         conditions: history
             .health(id, entry.is_healthy, entry.reason, &entry.message)
@@ -263,24 +263,27 @@ fn other(
 
 /// Schedulers of others want a NUMA node: where it is not known, as on machines that have only one, it is 0, and a label says
 /// so. What is not known of the PCIe tree is empty.
-fn topology(bus_id: Option<&str>, place: &Place) -> Option<DeviceTopology> {
-    if place.is_unknown() {
+fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopology> {
+    if location.is_unknown() {
         return None;
     }
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
     Some(DeviceTopology {
         socket_id: -1,
-        node_id: place.numa_node.unwrap_or(0),
-        pcie_id: text(place.pcie_id()),
+        node_id: location.numa_node.unwrap_or(0),
+        pcie_id: text(location.pcie_id()),
         bus_id: text(bus_id),
     })
 }
 
 /// The labels that say what has no field in the topology.
-fn of_place(place: &Place) -> impl Iterator<Item = (String, String)> {
-    let root = place.root.as_deref().map(|root| (PCIE_ROOT, label_value(root)));
-    let numa =
-        (place.numa_node.is_none() && !place.is_unknown()).then(|| (NUMA_NODE, NUMA_UNKNOWN.to_owned()));
+fn location_labels(location: &PciLocation) -> impl Iterator<Item = (String, String)> {
+    let root = location
+        .root
+        .as_deref()
+        .map(|root| (PCIE_ROOT, label_value(root)));
+    let numa = (location.numa_node.is_none() && !location.is_unknown())
+        .then(|| (NUMA_NODE, NUMA_UNKNOWN.to_owned()));
     root.into_iter()
         .chain(numa)
         .map(|(name, value)| (name.to_owned(), value))

@@ -19,7 +19,7 @@ use super::*;
 use crate::builders::{fleet, pod, pods, units};
 use crate::fleet::FleetDevice;
 use crate::health::Reason;
-use crate::inventory::{OtherDevice, Place};
+use crate::inventory::{OtherDevice, PciLocation};
 
 fn node(status: &Value) -> Node {
     let node = json!({"metadata": {"name": "n1", "uid": "node-uid"}, "status": {"capacity": status, "allocatable": status}});
@@ -75,9 +75,9 @@ fn nic(is_healthy: bool) -> FleetDevice {
         resources: [("koordinator.sh/rdma".to_owned(), "100".parse().unwrap())].into(),
         labels: [("fabric".to_owned(), "a".to_owned())].into(),
         bus_id: Some("0000:1f:00.0".to_owned()),
-        place: Place {
+        location: PciLocation {
             root: Some("pci0000:16".to_owned()),
-            ..Place::default()
+            ..PciLocation::default()
         },
         vf_groups: Vec::new(),
         device_nodes: vec!["/dev/infiniband/uverbs0".into()],

@@ -15,18 +15,22 @@ use proto::nri::api::{
 use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX};
 use proto::request::ContainerRequest;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::inject::{self, Given, Known, VOID};
 use crate::injection::Mode;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::plugin::Settings;
 use crate::pods::{DeviceName, PodUid, Pods};
-use crate::served::Served;
 
 use super::seen;
 
 /// The resources that are about GPUs.
-const OF_GPUS: [Served; 3] = [Served::Memory, Served::Shared, Served::Whole];
+const OF_GPUS: [ExtendedResource; 3] = [
+    ExtendedResource::Memory,
+    ExtendedResource::Shared,
+    ExtendedResource::Whole,
+];
 
 /// Everything that a decision is reached by.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +62,7 @@ pub(super) enum Decision {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Change {
     /// The GPUs that it is to see.
-    pub(super) gpus: BTreeSet<GpuUuid>,
+    pub(super) gpus: BTreeSet<PhysicalId>,
     /// What it would have seen by the variable.
     pub(super) before: Option<String>,
     env: BTreeMap<String, String>,
@@ -157,7 +161,8 @@ impl View<'_> {
         }
         let value = seen::value_of(container, variable);
         let has = |name: &str| seen::value_of(container, name).is_some_and(|value| !value.is_empty());
-        let names_one = |name: &str| crate::proof::sight::named(Served::Shared, name, self.fleet).is_some();
+        let names_one =
+            |name: &str| crate::proof::sight::named(ExtendedResource::Shared, name, self.fleet).is_some();
         let shows_some = match value {
             // NVIDIA's runtime resolves fully qualified CDI names too.
             Some(value) => value
@@ -190,10 +195,11 @@ impl View<'_> {
     fn change(&self, known: &Known<'_>, container: &Container, gpus: &Vec<&Gpu>) -> Decision {
         let variable = self.settings.visible_devices_env.as_str();
         let before = seen::value_of(container, variable);
-        let wanted: BTreeSet<GpuUuid> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::by_nodes(container, self.fleet);
         let names_wanted = |value: Option<&str>| {
-            crate::proof::sight::named(Served::Shared, value.unwrap_or_default(), self.fleet).as_ref()
+            crate::proof::sight::named(ExtendedResource::Shared, value.unwrap_or_default(), self.fleet)
+                .as_ref()
                 == Some(&wanted)
         };
         let mut env = self.variables(known, gpus);
@@ -234,7 +240,7 @@ impl View<'_> {
     }
 
     /// Takes device nodes of other GPUs away, and adds those of the record. The driver's libraries came with the others.
-    fn change_nodes(&self, change: &mut Change, gpus: &[&Gpu], present: &BTreeSet<GpuUuid>) {
+    fn change_nodes(&self, change: &mut Change, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
         let others = self
             .fleet
             .gpus

@@ -7,12 +7,12 @@ use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
 use proto::record::GPU_DEVICES;
 use proto::resource::VENDOR_GPUS;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::inject::VOID;
-use crate::inventory::{Gpu, GpuUuid};
+use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{PodUid, Pods, Stage};
 use crate::proof::sight;
-use crate::served::Served;
 use crate::vendor::{Allocation, PodName, uid_of};
 
 /// Most containers that are remembered. A node has a few hundred pods.
@@ -24,7 +24,7 @@ const NAMELESS: [&str; 4] = ["", "all", "none", "void"];
 /// The GPUs of each container that was seen with some, by its pod's UID and its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    by_container: BTreeMap<(PodUid, String), BTreeSet<GpuUuid>>,
+    by_container: BTreeMap<(PodUid, String), BTreeSet<PhysicalId>>,
     is_synced: bool,
 }
 
@@ -64,7 +64,7 @@ impl Seen {
         &mut self,
         uid: PodUid,
         container: &str,
-        gpus: BTreeSet<GpuUuid>,
+        gpus: BTreeSet<PhysicalId>,
         pods: &Pods,
     ) -> bool {
         if self.by_container.len() >= MOST_CONTAINERS {
@@ -118,7 +118,7 @@ impl Seen {
     }
 }
 
-fn ids(gpus: &BTreeSet<GpuUuid>) -> Vec<String> {
+fn ids(gpus: &BTreeSet<PhysicalId>) -> Vec<String> {
     gpus.iter().map(ToString::to_string).collect()
 }
 
@@ -145,7 +145,7 @@ pub(super) struct Telling {
     /// Whose each sandbox is, by its ID.
     sandboxes: BTreeMap<String, PodUid>,
     /// The sandbox, name and GPUs of each container that sees some.
-    containers: Vec<(String, String, BTreeSet<GpuUuid>)>,
+    containers: Vec<(String, String, BTreeSet<PhysicalId>)>,
 }
 
 impl Telling {
@@ -201,9 +201,9 @@ pub(super) fn of_container(
     container: &Container,
     variable: &str,
     fleet: &Fleet,
-) -> Option<BTreeSet<GpuUuid>> {
+) -> Option<BTreeSet<PhysicalId>> {
     match value_of(container, variable).filter(|value| !NAMELESS.contains(value)) {
-        Some(value) => sight::named(Served::Shared, value, fleet),
+        Some(value) => sight::named(ExtendedResource::Shared, value, fleet),
         None => Some(by_nodes(container, fleet))
             .filter(|gpus| !gpus.is_empty())
             .or_else(|| by_spec(container, variable, fleet)),
@@ -211,9 +211,9 @@ pub(super) fn of_container(
 }
 
 /// The GPUs that a CDI spec of this plugin names, which also sets the vendor's variable to `void`.
-fn by_spec(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<GpuUuid>> {
+fn by_spec(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
     let named = value_of(container, GPU_DEVICES).filter(|_| value_of(container, variable) == Some(VOID))?;
-    sight::named(Served::Shared, named, fleet)
+    sight::named(ExtendedResource::Shared, named, fleet)
 }
 
 /// Whether somebody has given devices to a container: a variable that names some, or the device node of a GPU.
@@ -223,7 +223,7 @@ pub(super) fn is_given(container: &Container, variable: &str, fleet: &Fleet) -> 
 }
 
 /// The GPUs whose device nodes a container has.
-pub(super) fn by_nodes(container: &Container, fleet: &Fleet) -> BTreeSet<GpuUuid> {
+pub(super) fn by_nodes(container: &Container, fleet: &Fleet) -> BTreeSet<PhysicalId> {
     let nodes: BTreeSet<&str> = container
         .linux
         .iter()

@@ -11,6 +11,7 @@ use proto::node::Node;
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::kubelet_checkpoint;
 use crate::plugin::offer::keep_offered;
@@ -18,7 +19,6 @@ use crate::plugin::registration::KubeletDir;
 use crate::plugin::{NodeState, Settings};
 use crate::publish::device_watch::Held;
 use crate::publish::unit;
-use crate::served::Served;
 use crate::stop::Stop;
 
 /// What the API server holds of this node, and which devices of others it is to be told of.
@@ -41,7 +41,7 @@ pub(super) struct Published {
 /// whole GPUs wait until the scheduler can know that it chooses them and which are taken.
 pub(super) async fn serve(
     dir: KubeletDir,
-    resource: Served,
+    resource: ExtendedResource,
     node: Arc<NodeState>,
     published: Published,
     mut stop: Stop,
@@ -54,12 +54,12 @@ pub(super) async fn serve(
     keep_offered(dir, resource, node, stop, is_registered).await;
 }
 
-async fn prepare(resource: Served, node: &NodeState, published: Published) {
+async fn prepare(resource: ExtendedResource, node: &NodeState, published: Published) {
     match resource {
-        Served::Memory if published.keeps_units => {}
-        Served::Memory => unit_published(published.node, &node.settings).await,
-        Served::Whole => whole_published(published.device, published.checkpoints).await,
-        Served::Shared | Served::Rdma | Served::Fpga => {}
+        ExtendedResource::Memory if published.keeps_units => {}
+        ExtendedResource::Memory => unit_published(published.node, &node.settings).await,
+        ExtendedResource::Whole => whole_published(published.device, published.checkpoints).await,
+        ExtendedResource::Shared | ExtendedResource::Rdma | ExtendedResource::Fpga => {}
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet)
         .unwrap_or_default();
     let mut registered: BTreeSet<String> = ids.into_iter().collect();
     let n_registered = registered.len();
-    for device in fleet.ids.numbered(Served::Memory) {
+    for device in fleet.ids.numbered(ExtendedResource::Memory) {
         let ids: Vec<String> = device.ids.iter().collect();
         let n_found = ids.iter().filter(|id| registered.remove(*id)).count();
         if n_found != 0 && n_found != ids.len() {

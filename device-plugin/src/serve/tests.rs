@@ -64,7 +64,7 @@ fn units_that_kubelet_has_already(
     let before = fleet(unit_before.parse().unwrap(), gpus_before);
     let ids: Vec<String> = before
         .ids
-        .numbered(Served::Memory)
+        .numbered(ExtendedResource::Memory)
         .flat_map(|device| device.ids.iter().collect::<Vec<_>>())
         .collect();
     let dir = tempfile::tempdir().unwrap();

@@ -89,7 +89,7 @@ impl Scene {
             when,
             nodes: Api::all(Client::new(service, "default")),
             node_name: "n1".to_owned(),
-            names: ServedNames::default(),
+            names: ExtendedResourceNames::default(),
             device_plugin_dir: dir.path().to_owned(),
             specs: SpecDir::new(dir.path().join("cdi")),
             pods: pods_seen,
@@ -111,7 +111,10 @@ impl Scene {
         ] {
             std::fs::write(dir_of(&scene, "cdi").join(file), "{}").unwrap();
         }
-        drop(std::os::unix::net::UnixListener::bind(dir_of(&scene, Served::Memory.socket())).unwrap());
+        drop(
+            std::os::unix::net::UnixListener::bind(dir_of(&scene, ExtendedResource::Memory.socket()))
+                .unwrap(),
+        );
         scene.kubelet_knows(&SERVED);
         scene
     }
@@ -225,7 +228,7 @@ async fn pods_are_waited_for() {
 #[tokio::test]
 async fn a_plugin_that_serves_is_waited_for() {
     let mut scene = Scene::new(When::Now);
-    let socket = dir_of(&scene, Served::Shared.socket());
+    let socket = dir_of(&scene, ExtendedResource::Shared.socket());
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let (outcome, lines) = scene.attempt().await;
     assert_eq!(

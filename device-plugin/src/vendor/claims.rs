@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::fleet::Fleet;
-use crate::inventory::GpuUuid;
+use crate::inventory::PhysicalId;
 
 use super::{Allocation, PodName};
 
@@ -119,7 +119,7 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Alloca
         .iter()
         .map(|entry| &entry.gpu.uuid)
         .filter(|_| !is_mapped);
-    let device_ids: Vec<String> = gpu.into_iter().chain(all).map(GpuUuid::to_string).collect();
+    let device_ids: Vec<String> = gpu.into_iter().chain(all).map(PhysicalId::to_string).collect();
     (!device_ids.is_empty()).then(|| Allocation {
         pod,
         container,

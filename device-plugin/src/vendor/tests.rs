@@ -395,7 +395,14 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
         envs: [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(minor))].into(),
         ..ContainerAllocateResponse::default()
     };
-    let ours = |id: &str| cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Whole, &[id.to_owned()], 1);
+    let ours = |id: &str| {
+        cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            ExtendedResource::Whole,
+            &[id.to_owned()],
+            1,
+        )
+    };
     let entry = |pod: &str, id: &str, answer: &ContainerAllocateResponse| {
         let answer = k8s_openapi::ByteString(answer.encode_to_vec());
         json!({"PodUID": pod, "ContainerName": "c", "ResourceName": NVIDIA, "DeviceIDs": [id], "AllocResp": answer})

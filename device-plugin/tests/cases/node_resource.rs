@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use device_plugin::extended_resource::ExtendedResource;
 use device_plugin::fleet::Fleet;
 use device_plugin::inventory::{Gpu, Inventory};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::pods::IN_NODE_STATUS;
 use device_plugin::publish::{labels, node_status};
-use device_plugin::served::Served;
 use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -92,7 +92,7 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
         .zip(are_healthy)
         .filter(|(_, is_healthy)| *is_healthy);
     healthy
-        .map(|(entry, _)| fleet.ids.ids(Served::Shared, &entry.gpu.uuid).count() as u64)
+        .map(|(entry, _)| fleet.ids.ids(ExtendedResource::Shared, &entry.gpu.uuid).count() as u64)
         .sum()
 }
 
@@ -106,7 +106,7 @@ fn gpu(device: &DeviceInfo) -> Gpu {
         reserved_bytes: 0,
         model: String::new(),
         bus_id: None,
-        place: device_plugin::inventory::Place::default(),
+        location: device_plugin::inventory::PciLocation::default(),
         labels: BTreeMap::new(),
         device_node: "/dev/null".into(),
     }

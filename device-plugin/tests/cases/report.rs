@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use chrono::DateTime;
 use device_plugin::fleet::Fleet;
 use device_plugin::health::Reason;
-use device_plugin::inventory::{Gpu, Inventory, Place, pci};
+use device_plugin::inventory::{Gpu, Inventory, PciLocation, pci};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::publish::device_object::{self, Remarks};
 use proto::device::DeviceInfo;
@@ -34,10 +34,10 @@ pub(super) fn pci_topology(case: &Value) -> Outcome {
             fs::write(device.join("numa_node"), format!("{node}\n")).unwrap();
         }
     }
-    let place = pci::place(sysfs.path(), address);
+    let location = pci::location(sysfs.path(), address);
     let gpu = Gpu {
         bus_id: Some(address.to_owned()),
-        place,
+        location,
         ..gpu("GPU-a", 0, 1)
     };
     let found = published(vec![gpu], |_| None).remove(0).topology;
@@ -56,7 +56,7 @@ pub(super) fn report_device(case: &Value) -> Outcome {
         let number = |field: &str| entry[field].as_u64().unwrap();
         Gpu {
             bus_id: entry["busID"].as_str().map(str::to_owned),
-            place: Place {
+            location: PciLocation {
                 numa_node: entry["nodeID"].as_i64().map(|node| i32::try_from(node).unwrap()),
                 root: entry["pcie"].as_str().map(str::to_owned),
                 switch: None,
@@ -119,7 +119,7 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
         reserved_bytes: 0,
         model: String::new(),
         bus_id: None,
-        place: Place::default(),
+        location: PciLocation::default(),
         labels: std::collections::BTreeMap::new(),
         device_node: "/dev/null".into(),
     }

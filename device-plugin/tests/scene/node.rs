@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_plugin::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use device_plugin::fleet::Fleet;
-use device_plugin::inventory::{Gpu, Inventory, OtherDevice, Place};
+use device_plugin::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::plugin::offer::keep_offered;
 use device_plugin::plugin::registration::KubeletDir;
 use device_plugin::plugin::{NodeState, Settings};
 use device_plugin::pods::{NodePod, Pods};
-use device_plugin::served::{Served, ServedNames};
 use device_plugin::stop::Stopper;
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
@@ -107,9 +107,9 @@ impl Node {
         let mut known = Pods::default();
         known.reset([]);
         let (pods, pods_seen) = watch::channel(known);
-        let names = ServedNames {
+        let names = ExtendedResourceNames {
             whole: equipment.serves_whole.then(|| WHOLE.to_owned()),
-            ..ServedNames::default()
+            ..ExtendedResourceNames::default()
         };
         let plain = Settings::plain(
             ResourceNames::default(),
@@ -134,7 +134,7 @@ impl Node {
             interval: Duration::from_millis(10),
             patience: Duration::from_secs(5),
         };
-        for resource in Served::ALL
+        for resource in ExtendedResource::ALL
             .into_iter()
             .filter(|resource| names.of(*resource).is_some())
         {
@@ -216,7 +216,7 @@ fn gpu(minor: u32) -> Gpu {
         reserved_bytes: 0,
         model: "Tesla T4".to_owned(),
         bus_id: None,
-        place: Place::default(),
+        location: PciLocation::default(),
         labels: BTreeMap::new(),
         device_node: "/dev/null".into(),
     }
@@ -235,7 +235,7 @@ pub(crate) fn device(device_type: &str, minor: u32, nodes: &[&str]) -> OtherDevi
         .into(),
         labels: BTreeMap::new(),
         bus_id: None,
-        place: Place::default(),
+        location: PciLocation::default(),
         vf_groups: Vec::new(),
         device_nodes: nodes.iter().map(PathBuf::from).collect(),
         function_nodes: BTreeMap::new(),

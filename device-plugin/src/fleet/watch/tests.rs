@@ -419,7 +419,7 @@ async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
     follower
         .channels
         .fleet
-        .send_modify(|fleet| Arc::make_mut(fleet).is_recalled = false);
+        .send_modify(|fleet| Arc::make_mut(fleet).is_health_loaded = false);
     let (correct, corrections) = mpsc::channel(1);
     follower.channels.corrections = corrections;
     let (_sender, receiver) = mpsc::channel(8);
@@ -430,7 +430,7 @@ async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
         since: "then".to_owned(),
     };
     correct.send(Correction::Recalled(vec![error])).await.unwrap();
-    let sick = fleet.wait_for(|fleet| fleet.is_recalled).await.unwrap();
+    let sick = fleet.wait_for(|fleet| fleet.is_health_loaded).await.unwrap();
     assert_eq!(
         (sick.gpus[0].is_healthy, sick.gpus[0].reason),
         (false, Some(Reason::Xid(48)))

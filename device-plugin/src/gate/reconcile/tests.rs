@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use super::*;
 use crate::builders::{fleet, gpu, pod, pods, units};
 use crate::cdi::{ContainerSpec, Edits, SpecDir};
+use crate::extended_resource::ExtendedResource;
 use crate::inject::cdi_answer;
 use crate::plugin::Settings;
-use crate::served::Served;
 
 fn running(name: &str, minor: u32) -> NodePod {
     NodePod {
@@ -26,7 +26,7 @@ fn entry(name: &str, answer: ContainerAllocateResponse) -> Allocated {
     Allocated {
         pod: PodUid::from(name),
         container: "u2".to_owned(),
-        resource: Served::Memory,
+        resource: ExtendedResource::Memory,
         ids,
         answer,
     }
@@ -91,7 +91,7 @@ fn what_a_spec_said_counts() {
             name,
             cdi_answer(
                 "NVIDIA_VISIBLE_DEVICES",
-                Served::Memory,
+                ExtendedResource::Memory,
                 &[format!("id-of-{name}")],
                 1,
             ),
@@ -149,7 +149,7 @@ fn what_a_spec_said_counts() {
     ));
     // Its IDs are given out anew, and whoever has them has not started.
     node.ledger().keep(
-        Served::Memory,
+        ExtendedResource::Memory,
         &["id-of-a".to_owned()],
         None,
         ContainerAllocateResponse::default(),
@@ -286,7 +286,7 @@ fn a_removed_record_is_read_from_the_spec() {
         "a",
         cdi_answer(
             "NVIDIA_VISIBLE_DEVICES",
-            Served::Memory,
+            ExtendedResource::Memory,
             &["id-of-a".to_owned()],
             1,
         ),

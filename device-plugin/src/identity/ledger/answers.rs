@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
+use crate::extended_resource::ExtendedResource;
 use crate::pods::PodUid;
-use crate::served::Served;
 
 /// Most answers that are kept: kubelet runs a few hundred pods.
 pub(super) const MAX_ANSWERS: usize = 16_384;
@@ -20,24 +20,24 @@ pub(super) struct Answer {
 
 /// The answers; device IDs are sorted.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Answers(BTreeMap<Served, HashMap<Vec<String>, Answer>>);
+pub(super) struct Answers(BTreeMap<ExtendedResource, HashMap<Vec<String>, Answer>>);
 
 impl Answers {
-    pub(super) fn get(&self, resource: Served, ids: &[String]) -> Option<&Answer> {
+    pub(super) fn get(&self, resource: ExtendedResource, ids: &[String]) -> Option<&Answer> {
         self.0.get(&resource)?.get(ids)
     }
 
-    pub(super) fn get_mut(&mut self, resource: Served, ids: &[String]) -> Option<&mut Answer> {
+    pub(super) fn get_mut(&mut self, resource: ExtendedResource, ids: &[String]) -> Option<&mut Answer> {
         self.0.get_mut(&resource)?.get_mut(ids)
     }
 
     /// The answers about one resource.
-    pub(super) fn of(&self, resource: Served) -> impl Iterator<Item = (&Vec<String>, &Answer)> {
+    pub(super) fn of(&self, resource: ExtendedResource) -> impl Iterator<Item = (&Vec<String>, &Answer)> {
         self.0.get(&resource).into_iter().flatten()
     }
 
     /// Replaces what was answered about these IDs before, if there is room.
-    pub(super) fn put(&mut self, resource: Served, ids: Vec<String>, answer: Answer) {
+    pub(super) fn put(&mut self, resource: ExtendedResource, ids: Vec<String>, answer: Answer) {
         // What was answered before for these IDs is not true any more, whether or not there is room.
         self.0.entry(resource).or_default().remove(&ids);
         if self.len() >= MAX_ANSWERS {

@@ -47,7 +47,7 @@ struct Kubelet {
     reports: Vec<(PodUid, Stage)>,
 }
 
-fn entry(pod: &NodePod, container: usize, resource: Served) -> Allocated {
+fn entry(pod: &NodePod, container: usize, resource: ExtendedResource) -> Allocated {
     let ids = vec![format!("{}/{container}", pod.name)];
     Allocated {
         pod: pod.uid.clone(),

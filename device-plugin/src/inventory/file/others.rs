@@ -18,7 +18,7 @@ use proto::quantity::Quantity;
 use proto::resource::{FPGA, RDMA, WHOLE_PERCENT};
 use serde_json::Value;
 
-use super::{Ailment, Fault, Fields, ailment, on_node, place};
+use super::{Ailment, Fault, Fields, ailment, location, on_node};
 use crate::inventory::{Gpu, OtherDevice};
 
 /// One device, which must differ from the GPUs and from those `before` it.
@@ -43,7 +43,7 @@ pub(super) fn understand(
         resources: resources(&device_type, fields.take("resources")?)?,
         labels: fields.take("labels")?.unwrap_or_default(),
         bus_id: fields.take("busId")?,
-        place: place(&mut fields)?,
+        location: location(&mut fields)?,
         vf_groups: fields.take("vfGroups")?.unwrap_or_default(),
         device_nodes: device_nodes("deviceNodes", fields.take("deviceNodes")?.unwrap_or_default())?,
         function_nodes: function_nodes(fields.take("functionNodes")?.unwrap_or_default())?,

@@ -39,7 +39,7 @@ fn reads_every_field_and_sorts_by_minor() {
         reserved_bytes: 0,
         model: "T4".to_owned(),
         bus_id: None,
-        place: Place::default(),
+        location: PciLocation::default(),
         labels: BTreeMap::new(),
         device_node: PathBuf::from("/dev/nvidia0"),
     };
@@ -51,9 +51,9 @@ fn reads_every_field_and_sorts_by_minor() {
         reserved_bytes: 0,
         model: "A10".to_owned(),
         bus_id: Some("0000:3b:00.0".to_owned()),
-        place: Place {
+        location: PciLocation {
             numa_node: Some(1),
-            ..Place::default()
+            ..PciLocation::default()
         },
         labels: BTreeMap::new(),
         device_node: PathBuf::from("/tmp/gpu"),
@@ -83,14 +83,14 @@ fn reads_how_devices_belong_together() {
         r#"{{"gpus": [{gpu}], "gpuLinks": [{{"minors": [0, 1], "links": 4}}], "gpuPartitions": {{"1": [{{"minors": [0]}}]}}, "gpuPartitionPolicy": "Honor"}}"#
     );
     let found = read(&text).unwrap().inventory;
-    let place = Place {
+    let location = PciLocation {
         numa_node: None,
         root: Some("pci0000:10".to_owned()),
         switch: Some("0000:11:00.0".to_owned()),
     };
     assert_eq!(
-        (&found.gpus[0].place, found.gpus[0].labels["tier"].as_str()),
-        (&place, "high")
+        (&found.gpus[0].location, found.gpus[0].labels["tier"].as_str()),
+        (&location, "high")
     );
     assert_eq!(
         (found.links[0].links, found.partitions.unwrap()[&1].len()),
@@ -101,7 +101,7 @@ fn reads_how_devices_belong_together() {
         read(r#"{"gpus": [], "devices": [{"type": "rdma", "id": "a", "minor": 0, "pcieId": "pci0000:10"}]}"#)
             .unwrap()
             .inventory;
-    assert_eq!(found.others[0].place.pcie_id(), Some("pci0000:10"));
+    assert_eq!(found.others[0].location.pcie_id(), Some("pci0000:10"));
 }
 
 /// Every error names the file, the device, the field and the value.

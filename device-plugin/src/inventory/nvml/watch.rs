@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::{MIG, NvmlSource, is_mig};
 use crate::health::ObservationKind;
 use crate::inventory::{
-    ExcludedGpu, Exclusion, GpuUuid, Inventory, InventoryError,
+    ExcludedGpu, Exclusion, Inventory, InventoryError, PhysicalId,
     feed::{Outbox, Over},
 };
 
@@ -52,7 +52,7 @@ pub(super) struct Watch {
     /// The last failure that was logged.
     complaint: Option<String>,
     /// Devices that needed a reset or were lost when they were last probed: one that answers again has been reset.
-    awaiting: BTreeSet<GpuUuid>,
+    awaiting: BTreeSet<PhysicalId>,
 }
 
 impl Watch {
@@ -244,7 +244,7 @@ impl Watch {
     }
 }
 
-fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &GpuUuid) -> Option<(GpuUuid, Device<'nvml>)> {
+fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &PhysicalId) -> Option<(PhysicalId, Device<'nvml>)> {
     let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
     match device.supported_event_types() {
         Ok(types) if types.contains(EventTypes::CRITICAL_XID_ERROR) => Some((uuid.clone(), device)),
@@ -275,7 +275,7 @@ impl From<ObservationKind> for Checkup {
     }
 }
 
-fn probe(nvml: &Nvml, uuid: &GpuUuid) -> Checkup {
+fn probe(nvml: &Nvml, uuid: &PhysicalId) -> Checkup {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,
         Err(error) => return trouble(&error).into(),

@@ -25,13 +25,13 @@ fn numa_nodes(#[case] content: &str, #[case] expected: Option<i32>) {
     fs::create_dir_all(&device).unwrap();
     fs::write(device.join("numa_node"), content).unwrap();
     assert_eq!(
-        place(sysfs.path(), "0000:3b:00.0"),
-        Place {
+        location(sysfs.path(), "0000:3b:00.0"),
+        PciLocation {
             numa_node: expected,
-            ..Place::default()
+            ..PciLocation::default()
         }
     );
-    assert_eq!(place(sysfs.path(), "0000:3c:00.0"), Place::default());
+    assert_eq!(location(sysfs.path(), "0000:3c:00.0"), PciLocation::default());
 }
 
 #[rstest]
@@ -65,7 +65,7 @@ fn roots_and_switches(#[case] at: &str, #[case] root: Option<&str>, #[case] swit
     fs::create_dir_all(&device).unwrap();
     fs::create_dir_all(folder(sysfs.path())).unwrap();
     std::os::unix::fs::symlink(device, folder(sysfs.path()).join("0000:3b:00.0")).unwrap();
-    let found = place(sysfs.path(), "0000:3b:00.0");
+    let found = location(sysfs.path(), "0000:3b:00.0");
     assert_eq!((found.root.as_deref(), found.switch.as_deref()), (root, switch));
     assert_eq!(found.pcie_id(), switch.or(root));
 }

@@ -31,7 +31,7 @@ fn source(machine: &Machine) -> SysfsSource {
 fn inventory(machine: &Machine) -> Inventory {
     let gpu = |(minor, address): (u32, String)| Gpu {
         uuid: format!("GPU-{minor}").parse().unwrap(),
-        place: pci::place(machine.root(), &address),
+        location: pci::location(machine.root(), &address),
         bus_id: Some(address),
         ..crate::builders::gpu(minor)
     };

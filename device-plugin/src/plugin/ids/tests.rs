@@ -24,7 +24,7 @@ fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
         .collect()
 }
 
-fn encoded_len(scheme: &IdScheme, resource: Served) -> u64 {
+fn encoded_len(scheme: &IdScheme, resource: ExtendedResource) -> u64 {
     let ids = scheme.gpus.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid));
     let devices = ids
         .map(|id| Device {
@@ -50,15 +50,19 @@ fn ids_name_their_gpu_and_others_are_nobodys() {
     let found = gpus(&["GPU-a-1", "GPU-a"], 3 << 30);
     let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
     assert_eq!(
-        scheme.ids(Served::Shared, &found[0].uuid).collect::<Vec<_>>(),
+        scheme
+            .ids(ExtendedResource::Shared, &found[0].uuid)
+            .collect::<Vec<_>>(),
         ["GPU-a-1::0", "GPU-a-1::1"]
     );
     assert_eq!(
-        scheme.ids(Served::Memory, &found[1].uuid).collect::<Vec<_>>(),
+        scheme
+            .ids(ExtendedResource::Memory, &found[1].uuid)
+            .collect::<Vec<_>>(),
         ["c8a15d95-0", "c8a15d95-1", "c8a15d95-2"]
     );
     assert_eq!(
-        scheme.device_of(Served::Memory, "74d9f81d-2"),
+        scheme.device_of(ExtendedResource::Memory, "74d9f81d-2"),
         Some(&found[0].uuid)
     );
     for stranger in [
@@ -71,9 +75,13 @@ fn ids_name_their_gpu_and_others_are_nobodys() {
         "GPU-a::0",
         "c8a15d95-99999999999999999999",
     ] {
-        assert_eq!(scheme.device_of(Served::Memory, stranger), None, "{stranger}");
+        assert_eq!(
+            scheme.device_of(ExtendedResource::Memory, stranger),
+            None,
+            "{stranger}"
+        );
     }
-    assert_eq!(scheme.device_of(Served::Shared, "GPU-a::2"), None);
+    assert_eq!(scheme.device_of(ExtendedResource::Shared, "GPU-a::2"), None);
 }
 
 /// One ID for each GPU, shared or not; of other devices as many as they have percent.
@@ -95,38 +103,44 @@ fn whole_gpus_and_other_devices() {
     let scheme = IdScheme::new(&gpus[..1], 2, MemoryUnit::GIB)
         .unwrap()
         .with(&inventory);
-    let ids = |resource: Served| {
+    let ids = |resource: ExtendedResource| {
         scheme
             .numbered(resource)
             .flat_map(|numbered| numbered.ids.iter())
             .collect::<Vec<_>>()
     };
-    assert_eq!(ids(Served::Whole), ["GPU-a", "GPU-b"]);
-    assert_eq!(scheme.device_of(Served::Whole, "GPU-b"), Some(&gpus[1].uuid));
+    assert_eq!(ids(ExtendedResource::Whole), ["GPU-a", "GPU-b"]);
     assert_eq!(
-        (ids(Served::Rdma).len(), &ids(Served::Rdma)[..3]),
+        scheme.device_of(ExtendedResource::Whole, "GPU-b"),
+        Some(&gpus[1].uuid)
+    );
+    assert_eq!(
+        (
+            ids(ExtendedResource::Rdma).len(),
+            &ids(ExtendedResource::Rdma)[..3]
+        ),
         (
             102,
             &["0000:01:00.0::0", "0000:01:00.0::1", "0000:02:00.0::0"].map(str::to_owned)[..]
         )
     );
     for (resource, id) in [
-        (Served::Rdma, "0000:01:00.0::2"),
-        (Served::Rdma, "0000:01:00.0"),
-        (Served::Whole, "GPU-b::0"),
-        (Served::Shared, "GPU-b::0"),
+        (ExtendedResource::Rdma, "0000:01:00.0::2"),
+        (ExtendedResource::Rdma, "0000:01:00.0"),
+        (ExtendedResource::Whole, "GPU-b::0"),
+        (ExtendedResource::Shared, "GPU-b::0"),
     ] {
         assert_eq!(scheme.device_of(resource, id), None, "{id}");
     }
     assert_eq!(
-        Served::ALL.map(|resource| scheme.has(resource)),
+        ExtendedResource::ALL.map(|resource| scheme.has(resource)),
         [true, true, true, true, false]
     );
-    let encoded: u64 = ids(Served::Whole)
+    let encoded: u64 = ids(ExtendedResource::Whole)
         .iter()
         .map(|id| device_bytes(id.len() as u64, 0))
         .sum();
-    assert_eq!(scheme.longest_list_bytes(Served::Whole), encoded);
+    assert_eq!(scheme.longest_list_bytes(ExtendedResource::Whole), encoded);
 }
 
 /// 8 GPUs of 80 GiB by the MiB: the smallest unit that fits is named, and does fit where one less does not.
@@ -177,7 +191,7 @@ proptest! {
         let uuids: Vec<String> = lens.iter().map(|len| format!("GPU-{}", "f".repeat(*len))).collect();
         let found = gpus(&uuids.iter().map(String::as_str).collect::<Vec<_>>(), mib << 20);
         let scheme = IdScheme::new(&found, slots, MemoryUnit::MIB).unwrap();
-        for resource in Served::ALL {
+        for resource in ExtendedResource::ALL {
             prop_assert_eq!(scheme.longest_list_bytes(resource), encoded_len(&scheme, resource));
         }
     }
@@ -187,7 +201,7 @@ proptest! {
         let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
         let mut found = gpus(&uuids, 11 << 30);
         let scheme = IdScheme::new(&found, slots, MemoryUnit::GIB).unwrap();
-        for resource in Served::ALL {
+        for resource in ExtendedResource::ALL {
             let ids: Vec<_> = found.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid).map(|id| (id, gpu.uuid.clone()))).collect();
             prop_assert_eq!(ids.iter().map(|(id, _)| id).collect::<BTreeSet<_>>().len(), ids.len());
             for (id, uuid) in &ids {
@@ -197,7 +211,7 @@ proptest! {
         found.reverse();
         let again = IdScheme::new(&found, slots, MemoryUnit::GIB).unwrap();
         for gpu in &found {
-            prop_assert!(again.ids(Served::Memory, &gpu.uuid).eq(scheme.ids(Served::Memory, &gpu.uuid)));
+            prop_assert!(again.ids(ExtendedResource::Memory, &gpu.uuid).eq(scheme.ids(ExtendedResource::Memory, &gpu.uuid)));
         }
     }
 }

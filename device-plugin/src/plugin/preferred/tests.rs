@@ -6,7 +6,13 @@ use super::*;
 use crate::builders::fleet;
 
 /// Asks with every ID of three GPUs of four slots available except `taken`.
-fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size: i32) -> Vec<String> {
+fn prefer(
+    resource: ExtendedResource,
+    wanted: &[u32],
+    must: &[&str],
+    taken: &[&str],
+    size: i32,
+) -> Vec<String> {
     let fleet = fleet(3);
     let all = fleet
         .gpus
@@ -22,7 +28,7 @@ fn prefer(resource: Served, wanted: &[u32], must: &[&str], taken: &[&str], size:
         .map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone())
         .collect();
     let mut chosen = choose(&fleet, resource, &request, &wanted, &HashSet::new());
-    if resource == Served::Shared {
+    if resource == ExtendedResource::Shared {
         for id in &mut chosen {
             *id = format!("{}-{}", &id[4..12], id.rsplit("::").next().unwrap());
         }
@@ -47,7 +53,10 @@ fn units(
     #[case] size: i32,
     #[case] expected: &[&str],
 ) {
-    assert_eq!(prefer(Served::Memory, wanted, must, taken, size), expected);
+    assert_eq!(
+        prefer(ExtendedResource::Memory, wanted, must, taken, size),
+        expected
+    );
 }
 
 #[rstest]
@@ -55,7 +64,7 @@ fn units(
 #[case::again_from_the_first(&[2, 0], 3, &["00000002-0", "00000000-0", "00000002-1"])]
 #[case::more_than_there_are(&[2], 5, &["00000002-0", "00000002-1", "00000002-2", "00000002-3", "00000000-0"])]
 fn shares(#[case] wanted: &[u32], #[case] size: i32, #[case] expected: &[&str]) {
-    assert_eq!(prefer(Served::Shared, wanted, &[], &[], size), expected);
+    assert_eq!(prefer(ExtendedResource::Shared, wanted, &[], &[], size), expected);
 }
 
 /// An init container's ID is handed on; the device that it stands for is not taken a second time first.
@@ -64,7 +73,7 @@ fn included_shares_cover_their_device() {
     let fleet = fleet(3);
     let own = format!("{}::3", fleet.gpus[0].gpu.uuid);
     assert_eq!(
-        prefer(Served::Shared, &[0, 1], &[&own], &[], 2),
+        prefer(ExtendedResource::Shared, &[0, 1], &[&own], &[], 2),
         ["00000000-3", "00000001-0"]
     );
 }
@@ -76,7 +85,7 @@ fn what_was_given_is_taken_last() {
     let request = ContainerPreferredAllocationRequest {
         available_device_ids: fleet
             .ids
-            .ids(Served::Memory, &fleet.gpus[0].gpu.uuid)
+            .ids(ExtendedResource::Memory, &fleet.gpus[0].gpu.uuid)
             .take(4)
             .collect(),
         must_include_device_ids: Vec::new(),
@@ -84,7 +93,7 @@ fn what_was_given_is_taken_last() {
     };
     let given = HashSet::from(["9507230f-0", "9507230f-2"]);
     assert_eq!(
-        choose(&fleet, Served::Memory, &request, &[], &given),
+        choose(&fleet, ExtendedResource::Memory, &request, &[], &given),
         ["9507230f-1", "9507230f-3", "9507230f-0"]
     );
 }

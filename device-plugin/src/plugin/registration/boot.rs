@@ -26,9 +26,9 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::plugin::server::OPTIONS;
-use crate::served::{Served, ServedNames};
 use crate::stop::{Stop, Stopper};
 use crate::watching::one_line;
 
@@ -61,13 +61,13 @@ pub enum BootError {
 /// A resource that kubelet remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Remembered {
-    resource: Served,
+    resource: ExtendedResource,
     name: String,
     ids: BTreeSet<String>,
 }
 
 /// The plugin's resources in kubelet's checkpoint: the devices that were listed last, and those that pods hold.
-fn remembered(dir: &Path, names: &ServedNames) -> Result<Vec<Remembered>, CheckpointError> {
+fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembered>, CheckpointError> {
     let mut by_name: BTreeMap<String, BTreeSet<String>> = kubelet_checkpoint::registered(dir)?
         .into_iter()
         .map(|(name, ids)| (name, ids.into_iter().collect()))
@@ -78,7 +78,7 @@ fn remembered(dir: &Path, names: &ServedNames) -> Result<Vec<Remembered>, Checkp
             .or_default()
             .extend(entry.device_ids);
     }
-    let own = Served::ALL
+    let own = ExtendedResource::ALL
         .into_iter()
         .filter_map(|resource| Some((resource, names.of(resource)?)));
     let own = own.filter_map(|(resource, name)| {
@@ -92,7 +92,7 @@ fn remembered(dir: &Path, names: &ServedNames) -> Result<Vec<Remembered>, Checkp
 }
 
 /// The socket of the host's service.
-fn socket_name(resource: Served) -> String {
+fn socket_name(resource: ExtendedResource) -> String {
     format!("boot-{}", resource.socket())
 }
 
@@ -100,7 +100,7 @@ fn socket_name(resource: Served) -> String {
 ///
 /// # Errors
 /// kubelet's checkpoint cannot be read, or kubelet does not take a registration.
-pub async fn run(dir: &Path, names: &ServedNames, mut stop: Stop) -> Result<(), BootError> {
+pub async fn run(dir: &Path, names: &ExtendedResourceNames, mut stop: Stop) -> Result<(), BootError> {
     // Before kubelet starts: it may forget what was listed when it writes the checkpoint again.
     let remembered = remembered(dir, names)?;
     if remembered.is_empty() {
@@ -167,8 +167,8 @@ pub async fn until_left(dir: &Path) {
     sleep(NOTICE).await;
 }
 
-async fn is_any_open(dir: &Path, name: impl Fn(Served) -> String) -> bool {
-    for resource in Served::ALL {
+async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> bool {
+    for resource in ExtendedResource::ALL {
         if UnixStream::connect(dir.join(name(resource))).await.is_ok() {
             return true;
         }
@@ -315,7 +315,7 @@ mod tests {
             entry("x.com/y", &["e"])
         ]);
         checkpoint(dir.path(), &registered, &entries);
-        let found = remembered(dir.path(), &ServedNames::default()).unwrap();
+        let found = remembered(dir.path(), &ExtendedResourceNames::default()).unwrap();
         let found: Vec<_> = found
             .iter()
             .map(|found| {
@@ -338,7 +338,7 @@ mod tests {
     async fn a_node_without_devices_needs_nothing() {
         let dir = tempfile::tempdir().unwrap();
         checkpoint(dir.path(), &json!({}), &json!(null));
-        run(dir.path(), &ServedNames::default(), Stopper::new().1)
+        run(dir.path(), &ExtendedResourceNames::default(), Stopper::new().1)
             .await
             .unwrap();
     }
@@ -347,7 +347,7 @@ mod tests {
     async fn the_plugin_waits_for_the_host_s_service_to_end() {
         let dir = tempfile::tempdir().unwrap();
         until_left(dir.path()).await;
-        let socket = dir.path().join(socket_name(Served::Memory));
+        let socket = dir.path().join(socket_name(ExtendedResource::Memory));
         let listener = UnixListener::bind(socket).unwrap();
         let mut left = std::pin::pin!(until_left(dir.path()));
         assert!(timeout(5 * LOOK, &mut left).await.is_err());

@@ -57,7 +57,7 @@ fn envs(pod: &NodePod) -> ContainerAllocateResponse {
     inject::envvar_answer(
         &settings(),
         Some(&known),
-        Served::Shared,
+        ExtendedResource::Shared,
         &inject::Given::Gpus(vec![&two, &zero]),
     )
 }
@@ -67,7 +67,7 @@ fn checked(pod: &NodePod, answer: &ContainerAllocateResponse) -> Result<(), Stri
     let kept = Kept {
         pod,
         containers: &containers,
-        resource: Served::Shared,
+        resource: ExtendedResource::Shared,
         answer,
     };
     kept.check(&settings(), &fleet(3))
@@ -153,7 +153,7 @@ fn devices_of_other_types_have_a_variable_of_their_own() {
     let kept = Kept {
         pod: &pod,
         containers: &["r50"],
-        resource: Served::Rdma,
+        resource: ExtendedResource::Rdma,
         answer: &answer,
     };
     assert!(matches!(
@@ -263,7 +263,7 @@ fn files_of_virtual_functions_are_those_of_the_record(#[case] nodes: &[&str], #[
     let kept = Kept {
         pod: &pod,
         containers: &["r1"],
-        resource: Served::Rdma,
+        resource: ExtendedResource::Rdma,
         answer: &answer,
     };
     assert_eq!(kept.check(&settings(), &fleet).is_ok(), starts);

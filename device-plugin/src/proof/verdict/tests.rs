@@ -4,7 +4,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::*;
 use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
-use crate::served::Served;
+use crate::extended_resource::ExtendedResource;
 
 /// Pods p0, p1 and so on of two units: minors of their records, and what each sees; all on a node of four GPUs.
 fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
@@ -25,7 +25,7 @@ fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
         Some(Allocated {
             pod: PodUid::from(format!("p{at}").as_str()),
             container: "u2".to_owned(),
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids: vec![at.to_string()],
             answer,
         })
@@ -108,7 +108,7 @@ fn looks_again_while_the_other_is_being_answered() {
             &pods,
             &ledger,
             &Call {
-                resource: Served::Memory,
+                resource: ExtendedResource::Memory,
                 count: 2,
                 devices: &[],
             },
@@ -229,8 +229,12 @@ fn nothing_is_taken_from_a_pod_that_may_run() {
 #[test]
 fn a_started_pod_by_cdi_gives_nothing_away() {
     let (mut pods, mut written) = scene(&[0, 1], &[None, Some(1)]);
-    written[0].answer =
-        crate::inject::cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["1".to_owned()], 1);
+    written[0].answer = crate::inject::cdi_answer(
+        "NVIDIA_VISIBLE_DEVICES",
+        ExtendedResource::Memory,
+        &["1".to_owned()],
+        1,
+    );
     assert_eq!(
         verdict_of(&pods, &written, &Ledger::default(), true),
         exchange("p1")
@@ -250,7 +254,12 @@ fn a_started_pod_by_cdi_gives_nothing_away() {
 fn answers_of_both_manners_agree() {
     let (_, mut written) = scene(&[0], &[Some(2)]);
     written.push(Allocated {
-        answer: crate::inject::cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["1".to_owned()], 1),
+        answer: crate::inject::cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            ExtendedResource::Memory,
+            &["1".to_owned()],
+            1,
+        ),
         ..written[0].clone()
     });
     for _ in 0..2 {
@@ -272,7 +281,7 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
         Allocated {
             pod: PodUid::from(name),
             container: "u10".to_owned(),
-            resource: Served::Memory,
+            resource: ExtendedResource::Memory,
             ids: vec![name.to_owned()],
             answer,
         }
@@ -305,7 +314,12 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
 fn a_pod_that_started_by_cdi_keeps_its_record() {
     let (pods, mut written) = scene(&[0, 1], &[Some(1), None]);
     written.push(Allocated {
-        answer: crate::inject::cdi_answer("NVIDIA_VISIBLE_DEVICES", Served::Memory, &["1".to_owned()], 1),
+        answer: crate::inject::cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            ExtendedResource::Memory,
+            &["1".to_owned()],
+            1,
+        ),
         ..written[0].clone()
     });
     assert_eq!(
@@ -353,7 +367,7 @@ fn pods_exchange_virtual_functions() {
         Allocated {
             pod: PodUid::from(pod),
             container: "r1".to_owned(),
-            resource: Served::Rdma,
+            resource: ExtendedResource::Rdma,
             ids: vec![pod.to_owned()],
             answer,
         }
@@ -367,7 +381,7 @@ fn pods_exchange_virtual_functions() {
         let pods = pods([with("p0", "0000:01:00.2"), with("p1", "0000:01:00.3")]);
         let written = [answered("p0", seen[0]), answered("p1", seen[1])];
         let mut ledger = Ledger::default();
-        ledger.serve(vec![Served::Rdma]);
+        ledger.serve(vec![ExtendedResource::Rdma]);
         let variable = "NVIDIA_VISIBLE_DEVICES";
         let (ledger, unit) = (&ledger, MemoryUnit::GIB);
         let evidence = Evidence {

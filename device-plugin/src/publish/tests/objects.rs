@@ -10,7 +10,7 @@ use crate::injection::{Certainty, Exposure, Injection, Mode};
 #[test]
 fn device_object() {
     let mut fleet = sick(1);
-    fleet.gpus[0].gpu.place = Place {
+    fleet.gpus[0].gpu.location = PciLocation {
         numa_node: Some(1),
         root: Some("pci0000:3a".to_owned()),
         switch: None,
@@ -69,7 +69,7 @@ fn topology(
     #[case] expected: Option<(i32, &str)>,
 ) {
     let mut fleet = fleet(1);
-    fleet.gpus[0].gpu.place = Place {
+    fleet.gpus[0].gpu.location = PciLocation {
         numa_node,
         root: root.map(str::to_owned),
         switch: None,

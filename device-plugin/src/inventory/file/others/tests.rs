@@ -57,8 +57,8 @@ fn reads_every_field_and_sorts() {
     );
     assert_eq!(
         (
-            nic.place.numa_node,
-            nic.place.root.as_deref(),
+            nic.location.numa_node,
+            nic.location.root.as_deref(),
             nic.bus_id.as_deref()
         ),
         (Some(1), Some("pci0000:16"), Some("0000:1f:00.0"))

@@ -8,7 +8,7 @@ use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames};
 
 /// A resource that kubelet may ask this plugin for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Served {
+pub enum ExtendedResource {
     /// Shares of a GPU, `koordinator.sh/gpu.shared`.
     Shared,
     /// Memory units, `aliyun.com/gpu-mem` unless the cluster calls them otherwise.
@@ -21,7 +21,7 @@ pub enum Served {
     Fpga,
 }
 
-impl Served {
+impl ExtendedResource {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Shared, Self::Memory, Self::Whole, Self::Rdma, Self::Fpga];
 
@@ -69,34 +69,34 @@ impl Served {
 
 /// What the resources are called in pods and nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServedNames {
+pub struct ExtendedResourceNames {
     /// The cluster's names.
     pub cluster: ResourceNames,
     /// Whole GPUs, if this plugin serves them on this node.
     pub whole: Option<String>,
 }
 
-impl ServedNames {
+impl ExtendedResourceNames {
     /// The resource's name; none of one that this node's plugin never serves.
-    pub fn of(&self, resource: Served) -> Option<&str> {
+    pub fn of(&self, resource: ExtendedResource) -> Option<&str> {
         match resource {
-            Served::Shared => Some(GPU_SHARED),
-            Served::Memory => Some(&self.cluster.memory),
-            Served::Whole => self.whole.as_deref(),
-            Served::Rdma => Some(RDMA),
-            Served::Fpga => Some(FPGA),
+            ExtendedResource::Shared => Some(GPU_SHARED),
+            ExtendedResource::Memory => Some(&self.cluster.memory),
+            ExtendedResource::Whole => self.whole.as_deref(),
+            ExtendedResource::Rdma => Some(RDMA),
+            ExtendedResource::Fpga => Some(FPGA),
         }
     }
 
     /// The resource of this name.
-    pub fn find(&self, name: &str) -> Option<Served> {
-        Served::ALL
+    pub fn find(&self, name: &str) -> Option<ExtendedResource> {
+        ExtendedResource::ALL
             .into_iter()
             .find(|resource| self.of(*resource) == Some(name))
     }
 }
 
-impl From<ResourceNames> for ServedNames {
+impl From<ResourceNames> for ExtendedResourceNames {
     fn from(cluster: ResourceNames) -> Self {
         Self { cluster, whole: None }
     }

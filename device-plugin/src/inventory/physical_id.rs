@@ -1,34 +1,35 @@
-//! The identity of a GPU.
+//! The identity of a physical device.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-/// The UUID by which a GPU is known everywhere, such as `GPU-5a1d9f6c-…`.
+/// Identifies a physical device of this node: a GPU by its UUID, such as `GPU-5a1d9f6c-…`, a device of another type by its PCI
+/// address, such as `0000:1f:00.0`. The device IDs that kubelet allocates stand for parts of such a device.
 ///
-/// Not empty, at most 40 visible ASCII characters: it is part of device IDs and environment
-/// variables. Cheap to clone.
+/// Not empty, at most 40 visible ASCII characters, because it is part of kubelet's device IDs and of environment variables. Cheap
+/// to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GpuUuid(Arc<str>);
+pub struct PhysicalId(Arc<str>);
 
-/// The text is not a GPU's UUID.
+/// The text does not identify a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a GPU UUID: {problem}")]
-pub struct InvalidGpuUuid {
+#[error("{text:?} is not the ID of a device: {problem}")]
+pub struct InvalidPhysicalId {
     text: String,
     problem: &'static str,
 }
 
-impl GpuUuid {
-    /// Longest UUID that is accepted; NVIDIA's are `GPU-` or `MIG-` and 36 characters.
+impl PhysicalId {
+    /// Longest accepted text; NVIDIA's UUIDs are `GPU-` or `MIG-` and 36 characters.
     pub const MAX_LEN: usize = 40;
 
-    /// The UUID as text.
+    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl FromStr for GpuUuid {
-    type Err = InvalidGpuUuid;
+impl FromStr for PhysicalId {
+    type Err = InvalidPhysicalId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let problem = if text.is_empty() {
@@ -40,26 +41,26 @@ impl FromStr for GpuUuid {
         } else {
             return Ok(Self(text.into()));
         };
-        Err(InvalidGpuUuid {
+        Err(InvalidPhysicalId {
             text: text.to_owned(),
             problem,
         })
     }
 }
 
-impl fmt::Display for GpuUuid {
+impl fmt::Display for PhysicalId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl fmt::Debug for GpuUuid {
+impl fmt::Debug for PhysicalId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-impl AsRef<str> for GpuUuid {
+impl AsRef<str> for PhysicalId {
     fn as_ref(&self) -> &str {
         &self.0
     }
@@ -83,8 +84,8 @@ mod tests {
     )]
     fn refuses(#[case] text: &str, #[case] problem: &'static str) {
         assert_eq!(
-            text.parse::<GpuUuid>(),
-            Err(InvalidGpuUuid {
+            text.parse::<PhysicalId>(),
+            Err(InvalidPhysicalId {
                 text: text.to_owned(),
                 problem
             })
@@ -94,13 +95,13 @@ mod tests {
     proptest! {
         #[test]
         fn keeps_every_accepted_text(text in "[!-~]{1,40}") {
-            prop_assert_eq!(text.parse::<GpuUuid>().unwrap().to_string(), text);
+            prop_assert_eq!(text.parse::<PhysicalId>().unwrap().to_string(), text);
         }
 
         #[test]
         fn accepts_exactly_short_visible_ascii(text in ".{0,45}") {
             let fits = (1..=40).contains(&text.len()) && text.chars().all(|c| ('!'..='~').contains(&c));
-            prop_assert_eq!(text.parse::<GpuUuid>().is_ok(), fits);
+            prop_assert_eq!(text.parse::<PhysicalId>().is_ok(), fits);
         }
     }
 }
