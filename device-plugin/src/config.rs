@@ -20,7 +20,7 @@ use crate::cdi::vendor::VendorSpecs;
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::sharing::SharedDevices;
 use crate::gate::{self, OnMismatch, Unplaced};
-use crate::health::{Policy, Xids};
+use crate::health::{HealthPolicy, Xids};
 use crate::inject::VOID;
 use crate::injection::InjectionSettings;
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
@@ -378,7 +378,7 @@ pub struct Config {
     /// What lets a container start.
     pub starts: gate::Policy,
     /// What makes a GPU sick and well.
-    pub health: Policy,
+    pub health: HealthPolicy,
     /// Whether pods of a sick device are evicted.
     pub evicts_from_sick_devices: bool,
     /// Whether kubelet is told on which NUMA node each device hangs.
@@ -523,12 +523,12 @@ impl From<Args> for Config {
             dra_drivers: args.dra_drivers,
             settings,
             starts,
-            health: Policy {
+            health: HealthPolicy {
                 ignored_xids: args.ignore_xids,
                 application_xids: args.application_xids,
                 reset_xids: args.reset_xids,
                 quiet: args.recovery_quiet,
-                ..Policy::default()
+                ..HealthPolicy::default()
             },
             evicts_from_sick_devices: args.evict_from_sick_devices,
             numa_hints: args.numa_hints,

@@ -12,7 +12,7 @@ use proto::device::TYPE_GPU;
 use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
-use crate::health::Reason;
+use crate::health::HealthReason;
 use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
 use crate::plugin::ids::IdScheme;
 use crate::pods::DeviceName;
@@ -27,7 +27,7 @@ pub struct FleetGpu {
     /// Whether pods may be placed on it.
     pub is_healthy: bool,
     /// Why it is in this state; none for a device of which nothing was heard.
-    pub reason: Option<Reason>,
+    pub reason: Option<HealthReason>,
     /// The same for a person.
     pub message: String,
 }
@@ -40,7 +40,7 @@ pub struct FleetDevice {
     /// Whether pods may be placed on it.
     pub is_healthy: bool,
     /// Why it is in this state; none for a device of which nothing was heard.
-    pub reason: Option<Reason>,
+    pub reason: Option<HealthReason>,
     /// The same for a person.
     pub message: String,
 }

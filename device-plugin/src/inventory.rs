@@ -1,17 +1,14 @@
-//! The devices of this node, GPUs before all: what they are, and a feed of what happens to them.
+//! The physical devices of this node, and a feed of observations about them.
 //!
-//! A [`Source`] says which devices exist ([`Source::discover`]) and watches them from threads
-//! of its own ([`Source::watch`]). It reports what it saw as [`Observation`]s and judges nothing:
-//! whether a device is healthy is decided in [`crate::health`]. It knows nothing of kubelet or of
-//! the API server either.
+//! A [`Source`] lists the devices ([`Source::discover`]) and watches them from threads of its own ([`Source::watch`]). It reports
+//! [`Observation`]s and decides nothing: [`crate::health`] decides whether a device is healthy. It knows neither kubelet nor the
+//! API server.
 //!
 //! Only `inventory/nvml` uses NVML.
 
 mod error;
 mod feed;
 mod file;
-mod links;
-mod machine;
 mod nvml;
 pub mod pci;
 mod physical_id;
@@ -24,40 +21,36 @@ use proto::quantity::Quantity;
 use proto::resource::{FPGA, RDMA};
 use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 use tokio::sync::mpsc;
+use tracing::info;
 
 pub use error::InventoryError;
-pub use feed::Feed;
+pub use feed::{Feed, Observation, ObservationKind};
 pub use file::FileSource;
-pub use machine::MachineSource;
 pub use nvml::NvmlSource;
 pub use pci::PciLocation;
 pub use physical_id::{InvalidPhysicalId, PhysicalId};
 pub use sysfs::{InvalidVendor, PciVendor, SysfsSource};
 
-use crate::health::Observation;
-
 /// One physical GPU that can be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// What identifies the device everywhere.
+    /// Its UUID.
     pub uuid: PhysicalId,
-    /// The number in the name of its device node, for display and for the annotations that demand
-    /// it.
+    /// The number in the name of its device node, for display and for the annotations that demand it.
     pub minor: u32,
-    /// Its place in the order of the source (NVML's enumeration, or the file's list); not the minor
-    /// number.
+    /// Its position in the order of the source (NVML's enumeration, or the file's list). Differs from the minor number.
     pub index: u32,
     /// Memory that pods may share.
     pub memory_bytes: u64,
-    /// Memory besides, which the driver keeps for itself and which is left out; 0 if it counts as memory that pods may share.
+    /// Memory that the driver keeps for itself, not part of `memory_bytes`; 0 if pods may share that too.
     pub reserved_bytes: u64,
-    /// The product's name as its vendor gives it.
+    /// The vendor's product name.
     pub model: String,
-    /// PCI address in the form sysfs uses, such as `0000:3b:00.0`.
+    /// PCI address in the form of sysfs, such as `0000:3b:00.0`.
     pub bus_id: Option<String>,
-    /// Where it sits, as far as the source tells.
+    /// Its location on the PCI bus, as far as the source reports it.
     pub location: PciLocation,
-    /// What pods may select it by.
+    /// Labels by which pods may select it.
     pub labels: BTreeMap<String, String>,
     /// The device file, such as `/dev/nvidia0`.
     pub device_node: PathBuf,
@@ -66,57 +59,57 @@ pub struct Gpu {
 /// A device of another type than a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherDevice {
-    /// `rdma`, `fpga`, or a type nobody compiled in.
+    /// `rdma`, `fpga`, or a type that only the file of simulated devices names.
     pub device_type: String,
-    /// What identifies it, such as its PCI address. In the form of a GPU's identity, and no GPU's: health is kept by it.
+    /// Identifies it among all devices of the node, GPUs included.
     pub id: PhysicalId,
     /// Its number among the devices of its type.
     pub minor: u32,
-    /// What it has, by resource name.
+    /// The amounts that it offers, by resource name.
     pub resources: BTreeMap<String, Quantity>,
-    /// What pods may select it by.
+    /// Labels by which pods may select it.
     pub labels: BTreeMap<String, String>,
-    /// PCI address, where the source tells.
+    /// PCI address, if the source reports it.
     pub bus_id: Option<String>,
-    /// Where it sits, as far as the source tells.
+    /// Its location on the PCI bus, as far as the source reports it.
     pub location: PciLocation,
     /// Its virtual functions.
     pub vf_groups: Vec<VirtualFunctionGroup>,
-    /// The files that a container needs to use it.
+    /// The device files that a container needs to use it.
     pub device_nodes: Vec<PathBuf>,
-    /// The files that a container needs to use one of its virtual functions, by PCI address.
+    /// The device files that a container needs to use one of its virtual functions, by PCI address.
     pub function_nodes: BTreeMap<String, Vec<PathBuf>>,
 }
 
 impl OtherDevice {
-    /// Percent that it has of the resource that is named for its type, if there is one.
+    /// Its amount, in percent, of the resource that is named after its type; none for other types than `rdma` and `fpga`.
     pub fn percent(&self) -> Option<u64> {
         let resource = match self.device_type.as_str() {
             TYPE_RDMA => RDMA,
             TYPE_FPGA => FPGA,
             _ => return None,
         };
-        self.resources.get(resource).and_then(|amount| amount.unsigned())
+        self.resources.get(resource)?.unsigned()
     }
 }
 
 /// A GPU that is present but cannot be shared now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExcludedGpu {
-    /// Its place in the order of the source.
+    /// Its position in the order of the source.
     pub index: u32,
-    /// Its identity, unless the device is too sick to tell it.
+    /// Its UUID, unless it cannot be read.
     pub uuid: Option<PhysicalId>,
-    /// Why it is left out.
+    /// The reason that it is left out.
     pub exclusion: Exclusion,
 }
 
-/// Why a GPU cannot be shared.
+/// The reason that a GPU cannot be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exclusion {
     /// It is in MIG mode.
     Mig,
-    /// The device does not tell what must be known of it; the text says what is missing.
+    /// A property that the plugin needs cannot be read; the text names it.
     Unreadable(String),
 }
 
@@ -136,24 +129,23 @@ impl fmt::Display for ExcludedGpu {
 /// The devices of this node at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// The GPUs that can be shared, sorted by minor number; UUIDs and minors are distinct and
-    /// memory is not zero.
+    /// The GPUs that can be shared, sorted by minor number; UUIDs and minor numbers are distinct, memory is above zero.
     pub gpus: Vec<Gpu>,
-    /// Devices of other types, sorted by type and minor number; IDs are distinct, also from GPUs'.
+    /// Devices of other types, sorted by type and minor number; no two devices, GPUs included, have the same ID.
     pub others: Vec<OtherDevice>,
-    /// GPUs that are present and left out, such as those in MIG mode.
+    /// GPUs that are present and cannot be shared, such as those in MIG mode.
     pub excluded: Vec<ExcludedGpu>,
-    /// How GPUs are linked with each other, as far as the source tells.
+    /// The links between GPUs, as far as the source reports them.
     pub links: Vec<GpuLinks>,
-    /// The partitions of the GPUs, if the source tells.
+    /// The partitions of the GPUs, if the source reports them.
     pub partitions: Option<GpuPartitionTable>,
-    /// What the partitions are for, if the source tells.
+    /// The policy for these partitions, if the source reports it.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// True if containers need the vendor's driver to use the GPUs; false for those of a file unless it says so.
+    /// True if containers need the vendor's driver to use the GPUs; false for those of a file unless the file says so.
     pub needs_driver: bool,
-    /// Version of the driver, if the source knows one.
+    /// Version of the driver, if the source reports it.
     pub driver_version: Option<String>,
-    /// Who makes the devices, in lower case: `nvidia`.
+    /// The vendor of the GPUs, in lower case: `nvidia`.
     pub vendor: String,
 }
 
@@ -169,44 +161,40 @@ impl Inventory {
         gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
-    /// Whether `now` has a device that this inventory lacks or describes otherwise. A device that
-    /// `now` lacks, and a new order of the others because of that, is not news: it is sick.
+    /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not
+    /// count, nor does the new order of the others: [`crate::health`] makes a missing device unhealthy.
     fn is_outdated_by(&self, now: &Self) -> bool {
-        let is_news = |gpu: &Gpu| {
-            let Some(before) = self.gpu(&gpu.uuid) else {
-                return true;
-            };
-            // The driver may reserve a little more or less at any time; that is no other device.
-            let has_same_total =
-                before.memory_bytes + before.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes;
-            let (memory_bytes, reserved_bytes) = if has_same_total {
-                (gpu.memory_bytes, gpu.reserved_bytes)
-            } else {
-                (before.memory_bytes, before.reserved_bytes)
-            };
-            Gpu {
-                index: gpu.index,
-                memory_bytes,
-                reserved_bytes,
-                ..before.clone()
-            } != *gpu
-        };
-        let left_out = |excluded: &ExcludedGpu| {
-            excluded.exclusion == Exclusion::Mig
-                && excluded
-                    .uuid
-                    .as_ref()
-                    .is_some_and(|uuid| self.gpu(uuid).is_some())
-        };
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
-            || now.gpus.iter().any(is_news)
+            || now.gpus.iter().any(|gpu| !self.describes(gpu))
             || now.others.iter().any(|other| !self.others.contains(other))
-            || now.excluded.iter().any(left_out)
+            || now.excluded.iter().any(|excluded| self.shares_mig(excluded))
+    }
+
+    /// Returns true if this inventory has the GPU with the same properties, its index aside.
+    fn describes(&self, gpu: &Gpu) -> bool {
+        let Some(known) = self.gpu(&gpu.uuid) else {
+            return false;
+        };
+        let mut expected = Gpu {
+            index: gpu.index,
+            ..known.clone()
+        };
+        // The driver may reserve a little more or less at any time, which does not make it another device.
+        if known.memory_bytes + known.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes {
+            (expected.memory_bytes, expected.reserved_bytes) = (gpu.memory_bytes, gpu.reserved_bytes);
+        }
+        expected == *gpu
+    }
+
+    /// Returns true if this inventory shares a GPU that is in MIG mode by now.
+    fn shares_mig(&self, excluded: &ExcludedGpu) -> bool {
+        let uuid = excluded.uuid.as_ref();
+        excluded.exclusion == Exclusion::Mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
     }
 }
 
-/// Where the devices come from.
+/// The source of a node's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// This machine: the NVIDIA management library, loaded at run time, and sysfs.
@@ -216,18 +204,18 @@ pub enum Source {
 }
 
 impl Source {
-    /// How often a watch says something of each device.
-    pub fn interval(&self) -> Duration {
+    /// The interval at which a watch reports each device.
+    pub fn probe_interval(&self) -> Duration {
         match self {
-            Self::Machine(machine) => machine
-                .gpus
-                .as_ref()
-                .map_or(machine.others.interval, |gpus| gpus.probe_interval),
+            Self::Machine(machine) => match &machine.gpus {
+                Some(gpus) => gpus.probe_interval,
+                None => machine.others.interval,
+            },
             Self::File(file) => file.interval,
         }
     }
 
-    /// Looks at the devices once. Blocks: NVML may take seconds to wake a GPU.
+    /// Lists the devices once. Blocks: NVML may take seconds to wake a GPU.
     pub fn discover(&self) -> Result<Inventory, InventoryError> {
         match self {
             Self::Machine(machine) => machine.discover(),
@@ -237,11 +225,10 @@ impl Source {
 
     /// Starts to watch the devices of `inventory` from threads of its own.
     ///
-    /// Every device is probed at once and then at the source's interval, so that health which was
-    /// bad from the start is seen too, and recovery needs no other clock. When the devices
-    /// themselves change (a GPU appears, or its memory is another) the feed says
-    /// [`ObservationKind::InventoryChanged`](crate::health::ObservationKind) once; it goes on with
-    /// the devices it was started for, and the caller discovers and watches anew.
+    /// Every device is probed at once and then at the source's interval, so that the feed reports trouble that was there from the
+    /// start, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory differs) the feed
+    /// reports [`ObservationKind::InventoryChanged`] once; it goes on with the devices it was started for, and the caller discovers
+    /// the devices again and starts another watch.
     pub fn watch(
         &self,
         inventory: &Inventory,
@@ -250,5 +237,60 @@ impl Source {
             Self::Machine(machine) => machine.watch(inventory),
             Self::File(file) => file.watch(inventory),
         }
+    }
+}
+
+/// A real machine: its GPUs through NVML, its other devices through sysfs.
+///
+/// Each of the two has a thread of its own, so that a driver that hangs hides nothing of the other devices. A machine without GPUs
+/// is fine as long as it has other devices; the plugin goes on looking for the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineSource {
+    /// GPUs, if the plugin looks for them.
+    pub gpus: Option<NvmlSource>,
+    /// All other devices.
+    pub others: SysfsSource,
+}
+
+impl MachineSource {
+    /// NVIDIA's GPUs alone.
+    pub fn of_gpus(gpus: NvmlSource) -> Self {
+        Self {
+            others: SysfsSource::nothing(gpus.sysfs.clone()),
+            gpus: Some(gpus),
+        }
+    }
+
+    fn discover(&self) -> Result<Inventory, InventoryError> {
+        let others = self.others.list();
+        let gpus = match &self.gpus {
+            Some(nvml) => nvml.discover(),
+            None => Ok(Inventory::default()),
+        };
+        match gpus {
+            Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::NoDevice {
+                path: self.others.root.clone(),
+            }),
+            Ok(found) => Ok(Inventory { others, ..found }),
+            Err(error) if error.is_absence() && !others.is_empty() => {
+                info!(%error, "this node has no GPU that can be shared; serving its other devices");
+                Ok(Inventory {
+                    others,
+                    ..Inventory::default()
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+        let mut watchers = Vec::new();
+        if let Some(nvml) = &self.gpus {
+            watchers.push(nvml.watcher(inventory));
+        }
+        if self.others.is_wanted() {
+            watchers.push(self.others.watcher(inventory));
+        }
+        Feed::start(watchers)
     }
 }

@@ -3,7 +3,6 @@
 pub mod assigned;
 #[cfg(test)]
 mod builders;
-pub mod casualties;
 pub mod cdi;
 pub mod config;
 pub mod connection;
@@ -15,6 +14,7 @@ mod file_version;
 pub mod fleet;
 pub mod gate;
 pub mod health;
+pub mod health_reaction;
 pub mod identity;
 pub mod inject;
 pub mod injection;

@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
-    use crate::health::Reason;
+    use crate::health::HealthReason;
     use crate::identity::Ledger;
     use crate::plugin::Settings;
     use crate::pods::Pods;
@@ -173,7 +173,7 @@ mod tests {
         );
         let mut fleet = builders::fleet(2);
         fleet.gpus[1].is_healthy = false;
-        fleet.gpus[1].reason = Some(Reason::Xid(79));
+        fleet.gpus[1].reason = Some(HealthReason::Xid(79));
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (_pods, pods) = watch::channel(Pods::default());
         let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));

@@ -27,7 +27,6 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
-use crate::casualties::{self, look_after};
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
 use crate::connection::Connection;
@@ -39,7 +38,8 @@ use crate::fleet::clear::watch_clearance;
 use crate::fleet::recall::{self, recall};
 use crate::fleet::watch::{Channels, Correction, DriverReplaced, Number, discover, watch_devices};
 use crate::gate::{Gate, keep_reconciled};
-use crate::health::{Fault, Health};
+use crate::health::{ApplicationFault, Health};
+use crate::health_reaction::{self, look_after};
 use crate::injection::follow::{Listeners, NodeFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
 use crate::inventory::{Inventory, InventoryError};
@@ -229,7 +229,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
             corrections,
         ),
     );
-    let sources = casualties::Sources {
+    let sources = health_reaction::Sources {
         fleet: node.fleet.clone(),
         pods: node.pods.clone(),
         faults,
@@ -275,7 +275,7 @@ struct Parts {
 /// This side of what follows the devices.
 struct Devices {
     fleet: watch::Receiver<Arc<Fleet>>,
-    faults: mpsc::Receiver<Fault>,
+    faults: mpsc::Receiver<ApplicationFault>,
     /// Takes what others know of the devices' health.
     corrections: mpsc::Sender<Correction>,
 }
@@ -444,7 +444,7 @@ impl Parts {
         let (sender, receiver) = watch::channel(first);
         self.watches.spawn(
             "device labels",
-            watch_additions(config.additions.clone(), config.source.interval(), sender),
+            watch_additions(config.additions.clone(), config.source.probe_interval(), sender),
         );
         receiver
     }

@@ -18,10 +18,10 @@ use std::{
 };
 
 use device_plugin::{
-    health::{Health, HealthChange, Observation, ObservationKind, Policy, Reason},
+    health::{Health, HealthChange, HealthPolicy, HealthReason},
     inventory::{
-        ExcludedGpu, Exclusion, Feed, Gpu, Inventory, InventoryError, MachineSource, NvmlSource, PciLocation,
-        PhysicalId, Source, SysfsSource,
+        ExcludedGpu, Exclusion, Feed, Gpu, Inventory, InventoryError, MachineSource, NvmlSource, Observation,
+        ObservationKind, PciLocation, PhysicalId, Source, SysfsSource,
     },
 };
 use machine::{Card, LOST, Machine, card};
@@ -58,10 +58,10 @@ impl Watched {
         let inventory = source.discover().unwrap();
         let (feed, observations) = source.watch(&inventory).unwrap();
         let answers = NonZeroU32::new(3).unwrap();
-        let policy = Policy {
+        let policy = HealthPolicy {
             answers,
             quiet: Duration::ZERO,
-            ..Policy::default()
+            ..HealthPolicy::default()
         };
         let health = Health::new(policy, inventory.gpus.into_iter().map(|gpu| gpu.uuid));
         Self {
@@ -273,7 +273,7 @@ fn zero_gpus_is_absence() {
 
 #[rstest]
 #[case::driver_not_loaded(9, true, "is present but the NVIDIA kernel driver is not loaded")]
-#[case::no_permission(4, false, "NVML: cannot begin a session")]
+#[case::no_permission(4, false, "NVML: cannot open a session")]
 fn a_session_that_cannot_begin(#[case] code: u32, #[case] is_absence: bool, #[case] text: &str) {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(code);
@@ -291,7 +291,7 @@ async fn an_xid_makes_its_device_sick_and_no_other() {
     machine.xid(1, 79);
     assert_eq!(watched.next().await.0, seen(1, ObservationKind::Xid(79)));
     assert!(watched.health.is_healthy(&uuid(0)));
-    assert_eq!(watched.health.illness(&uuid(1)), Some(Reason::Xid(79)));
+    assert_eq!(watched.health.trouble(&uuid(1)), Some(HealthReason::Xid(79)));
     for handle in 0..2 {
         assert_eq!(n_calls(&machine, &format!("register GPU-{handle} 8")), 1);
     }
@@ -312,7 +312,7 @@ async fn an_xid_that_nvml_cannot_name_counts() {
     let machine = Machine::new(&[card(0)]);
     let mut watched = Watched::start(&machine.source());
     machine.xid(0, 999);
-    assert_eq!(watched.change().await.reason, Reason::Xid(999));
+    assert_eq!(watched.change().await.reason, HealthReason::Xid(999));
 }
 
 /// Others take every GPU of the node away then. Here the devices are asked, long before their next
@@ -357,18 +357,18 @@ async fn a_lost_device_comes_back() {
     ]);
     let lost = watched.change().await;
     assert_eq!(
-        (lost.uuid, lost.healthy, lost.reason),
-        (uuid(1), false, Reason::Lost)
+        (lost.device, lost.is_healthy, lost.reason),
+        (uuid(1), false, HealthReason::Lost)
     );
     machine.insert(&[card(0), card(1)]);
     let back = watched.change().await;
     assert_eq!(
-        (back.uuid, back.healthy, back.reason),
-        (uuid(1), true, Reason::Recovered)
+        (back.device, back.is_healthy, back.reason),
+        (uuid(1), true, HealthReason::Recovered)
     );
     // The new session's events arrive.
     machine.xid(1, 48);
-    assert_eq!(watched.change().await.reason, Reason::Xid(48));
+    assert_eq!(watched.change().await.reason, HealthReason::Xid(48));
     watched.feed.stop().unwrap();
     assert_eq!(n_calls(&machine, "init 0"), n_calls(&machine, "shutdown"));
     assert_eq!(n_calls(&machine, "set create"), n_calls(&machine, "set free"));
@@ -381,29 +381,29 @@ async fn a_device_that_disappears_is_lost() {
     let mut watched = Watched::start(&eager(&machine));
     machine.insert(&[card(1)]);
     let gone = watched.change().await;
-    assert_eq!((gone.uuid, gone.reason), (uuid(0), Reason::Lost));
+    assert_eq!((gone.device, gone.reason), (uuid(0), HealthReason::Lost));
     watched.take(20).await;
     assert!(watched.health.is_healthy(&uuid(1)));
     assert!(!watched.health.is_healthy(&uuid(0)));
 }
 
 #[rstest]
-#[case::another_error(999, Reason::ProbeFailed, "an internal driver error")]
-#[case::reset_required(16, Reason::NeedsReset, "the device must be reset")]
+#[case::another_error(999, HealthReason::ProbeFailed, "an internal driver error")]
+#[case::reset_required(16, HealthReason::NeedsReset, "the device must be reset")]
 #[tokio::test]
 async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again(
     #[case] code: u32,
-    #[case] reason: Reason,
+    #[case] reason: HealthReason,
     #[case] text: &str,
 ) {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
     machine.insert(&[Card { code, ..card(0) }, card(1)]);
     let sick = watched.change().await;
-    assert_eq!((sick.uuid, sick.reason), (uuid(0), reason));
+    assert_eq!((sick.device, sick.reason), (uuid(0), reason));
     assert!(sick.message.contains(text), "{}", sick.message);
     machine.insert(&[card(0), card(1)]);
-    assert_eq!(watched.change().await.reason, Reason::Recovered);
+    assert_eq!(watched.change().await.reason, HealthReason::Recovered);
 }
 
 /// The driver is unloaded for an upgrade: every device is sick, and well when it is back.
@@ -419,7 +419,7 @@ async fn a_driver_that_goes_away_takes_its_devices_along() {
             ..card(1)
         },
     ]);
-    while watched.health.illness(&uuid(0)) != Some(Reason::ProbeFailed) {
+    while watched.health.trouble(&uuid(0)) != Some(HealthReason::ProbeFailed) {
         watched.change().await;
     }
     machine.insert(&[card(0), card(1)]);
@@ -725,12 +725,12 @@ async fn a_recovery_action_keeps_a_gpu_unhealthy(#[case] action: u32, #[case] te
     machine.set("fields", Some(&format!("0 {ACTION} 0\n1 {ACTION} {action}\n")));
     let mut watched = Watched::start(&eager(&machine));
     let sick = watched.change().await;
-    assert_eq!((sick.uuid, sick.reason), (uuid(1), Reason::NeedsReset));
+    assert_eq!((sick.device, sick.reason), (uuid(1), HealthReason::NeedsReset));
     assert!(sick.message.contains(text), "{}", sick.message);
     watched.take(20).await;
     assert!(!watched.health.is_healthy(&uuid(1)) && watched.health.is_healthy(&uuid(0)));
     machine.set("fields", Some(&format!("0 {ACTION} 0\n1 {ACTION} 0\n")));
-    assert_eq!(watched.change().await.reason, Reason::Recovered);
+    assert_eq!(watched.change().await.reason, HealthReason::Recovered);
 }
 
 /// With an older driver an XID that asks for a reset lasts until its rows are remapped, or the GPU was lost and is back.
@@ -746,7 +746,7 @@ async fn a_reset_is_seen_without_recovery_actions(#[case] by_rows: bool) {
     let mut watched = Watched::start(&eager(&machine));
     watched.take(1).await;
     machine.xid(0, 48);
-    assert_eq!(watched.change().await.reason, Reason::Xid(48));
+    assert_eq!(watched.change().await.reason, HealthReason::Xid(48));
     watched.take(20).await;
     assert!(!watched.health.is_healthy(&uuid(0)));
     if by_rows {
@@ -756,10 +756,10 @@ async fn a_reset_is_seen_without_recovery_actions(#[case] by_rows: bool) {
             code: LOST,
             ..card(0)
         }]);
-        assert_eq!(watched.change().await.reason, Reason::Lost);
+        assert_eq!(watched.change().await.reason, HealthReason::Lost);
         machine.insert(&[card(0)]);
     }
-    assert_eq!(watched.change().await.reason, Reason::Recovered);
+    assert_eq!(watched.change().await.reason, HealthReason::Recovered);
 }
 
 #[tokio::test]
@@ -768,7 +768,7 @@ async fn rows_that_cannot_be_remapped_need_a_reset_and_pending_ones_do_not() {
     machine.set("fields", Some(&format!("0 {PENDING} 1\n1 {FAILURE} 1\n")));
     let mut watched = Watched::start(&eager(&machine));
     let sick = watched.change().await;
-    assert_eq!((sick.uuid, sick.reason), (uuid(1), Reason::NeedsReset));
+    assert_eq!((sick.device, sick.reason), (uuid(1), HealthReason::NeedsReset));
     watched.take(20).await;
     assert!(watched.health.is_healthy(&uuid(0)));
 }
@@ -782,7 +782,7 @@ async fn mig_makes_the_only_gpu_unhealthy() {
     machine.insert(&[Card { mig: true, ..card(0) }]);
     let change = watched.change().await;
     assert!(
-        !change.healthy && change.message.contains("MIG mode"),
+        !change.is_healthy && change.message.contains("MIG mode"),
         "{}",
         change.message
     );
@@ -836,7 +836,7 @@ async fn a_call_that_hangs_is_silence() {
 /// The driver was replaced below the container's library: only a newly created container gets the right one.
 #[rstest]
 #[case::mismatch(18, None, "of another version than the library")]
-#[case::installed_later(0, Some("module/nvidia"), "installed after this container was made")]
+#[case::installed_later(0, Some("module/nvidia"), "installed after this container was created")]
 fn another_driver_ends_the_process(#[case] init: u32, #[case] module: Option<&str>, #[case] expected: &str) {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(init);

@@ -17,8 +17,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
-use crate::health::{Fault, Health, HealthChange, Observation, ObservationKind};
-use crate::inventory::{Inventory, InventoryError, PhysicalId, Source};
+use crate::health::{ApplicationFault, Health, HealthChange};
+use crate::inventory::{Inventory, InventoryError, Observation, ObservationKind, PhysicalId, Source};
 use crate::plugin::ids::IdScheme;
 use crate::watching::one_line;
 
@@ -47,7 +47,7 @@ pub struct Channels {
     /// The devices and their health.
     pub fleet: watch::Sender<Arc<Fleet>>,
     /// Faults of applications; those for which there is no room are dropped.
-    pub faults: mpsc::Sender<Fault>,
+    pub faults: mpsc::Sender<ApplicationFault>,
     /// What others know of the devices' health.
     pub corrections: mpsc::Receiver<Correction>,
 }
@@ -92,7 +92,10 @@ pub async fn watch_devices(
         match source.watch(&follower.inventory) {
             // The feed goes on with the devices it knows, and so does their health as long as no others are adopted.
             Ok((_feed, seen)) => {
-                if let Err(replaced) = follower.follow(seen, source.interval() + ANSWER_LIMIT).await {
+                if let Err(replaced) = follower
+                    .follow(seen, source.probe_interval() + ANSWER_LIMIT)
+                    .await
+                {
                     return replaced;
                 }
             }
@@ -163,7 +166,7 @@ impl Follower {
             Correction::Recalled(errors) => {
                 let recalled = errors
                     .iter()
-                    .filter_map(|error| health.recall(now, &error.device, error.xid, &error.since));
+                    .filter_map(|error| health.load(now, &error.device, error.xid, &error.since));
                 let changes: Vec<_> = recalled.collect();
                 self.channels.fleet.send_modify(|fleet| {
                     *fleet = Arc::new(Fleet {
@@ -306,7 +309,7 @@ async fn take_in(
     silence: &mut Silence,
     began: Instant,
     fleet: &watch::Sender<Arc<Fleet>>,
-    faults: &mpsc::Sender<Fault>,
+    faults: &mpsc::Sender<ApplicationFault>,
 ) -> Seen {
     let Some(mut observation) = seen.recv().await else {
         return Seen::End;
@@ -321,7 +324,7 @@ async fn take_in(
         if let ObservationKind::DriverReplaced(how) = observation.kind {
             break Seen::OtherDriver(how);
         }
-        if let Some(fault) = health.fault(&observation) {
+        if let Some(fault) = health.application_fault(&observation) {
             warn!(device = %fault.uuid, xid = fault.xid, "an application has made a mistake on a device");
             let _ = faults.try_send(fault);
         }
@@ -345,23 +348,23 @@ fn tell(fleet: &watch::Sender<Arc<Fleet>>, changes: &[HealthChange]) {
 pub fn changed(fleet: &Fleet, changes: &[HealthChange]) -> Fleet {
     let mut fleet = fleet.clone();
     for change in changes {
-        if change.healthy {
-            info!(device = %change.uuid, reason = %change.reason, message = change.message, "device is healthy again");
+        if change.is_healthy {
+            info!(device = %change.device, reason = %change.reason, message = change.message, "device is healthy again");
         } else {
-            error!(device = %change.uuid, reason = %change.reason, message = change.message, "device is unhealthy");
+            error!(device = %change.device, reason = %change.reason, message = change.message, "device is unhealthy");
         }
         let gpus = fleet
             .gpus
             .iter_mut()
-            .filter(|entry| entry.gpu.uuid == change.uuid);
+            .filter(|entry| entry.gpu.uuid == change.device);
         let gpus = gpus.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
         let others = fleet
             .others
             .iter_mut()
-            .filter(|entry| entry.device.id == change.uuid);
+            .filter(|entry| entry.device.id == change.device);
         let others = others.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
         for (is_healthy, reason, message) in gpus.chain(others) {
-            *is_healthy = change.healthy;
+            *is_healthy = change.is_healthy;
             *reason = Some(change.reason);
             message.clone_from(&change.message);
         }
@@ -390,7 +393,7 @@ fn adopt(
         }
     };
     info!(n_gpus = found.gpus.len(), "serving other devices from now on");
-    health.retarget(found.ids().cloned());
+    health.set_devices(found.ids().cloned());
     inventory.clone_from(&found);
     fleet.send_modify(|fleet| {
         let mut new = Fleet {

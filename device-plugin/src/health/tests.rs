@@ -28,7 +28,7 @@ fn failed() -> ObservationKind {
 }
 
 fn two_devices() -> Health {
-    Health::new(Policy::default(), [uuid(A), uuid(B)])
+    Health::new(HealthPolicy::default(), [uuid(A), uuid(B)])
 }
 
 /// Observes `history` (seconds and what was seen) of device A and says its changes, each with its
@@ -36,35 +36,38 @@ fn two_devices() -> Health {
 fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64, bool, String)> {
     let observe = |(at, kind): &(u64, ObservationKind)| {
         let change = health.observe(seconds(*at), &of(A, kind.clone()))?;
-        assert_eq!(change.uuid, uuid(A));
-        Some((*at, change.healthy, change.reason.to_string()))
+        assert_eq!(change.device, uuid(A));
+        Some((*at, change.is_healthy, change.reason.to_string()))
     };
     history.iter().filter_map(observe).collect()
 }
 
 #[rstest]
-#[case::critical_xid(ObservationKind::Xid(92), Some(Reason::Xid(92)))]
-#[case::unnamed_xid(ObservationKind::Xid(999), Some(Reason::Xid(999)))]
+#[case::critical_xid(ObservationKind::Xid(92), Some(HealthReason::Xid(92)))]
+#[case::unnamed_xid(ObservationKind::Xid(999), Some(HealthReason::Xid(999)))]
 #[case::graphics_exception(ObservationKind::Xid(13), None)]
 #[case::page_fault(ObservationKind::Xid(31), None)]
 #[case::stopped_processing(ObservationKind::Xid(43), None)]
 #[case::preemptive_cleanup(ObservationKind::Xid(45), None)]
 #[case::video_exception(ObservationKind::Xid(68), None)]
 #[case::preemption_timeout(ObservationKind::Xid(109), None)]
-#[case::lost(ObservationKind::Lost, Some(Reason::Lost))]
-#[case::failed(failed(), Some(Reason::ProbeFailed))]
-#[case::needs_a_reset(ObservationKind::NeedsReset("GPU reset".to_owned()), Some(Reason::NeedsReset))]
+#[case::lost(ObservationKind::Lost, Some(HealthReason::Lost))]
+#[case::failed(failed(), Some(HealthReason::ProbeFailed))]
+#[case::needs_a_reset(ObservationKind::NeedsReset("GPU reset".to_owned()), Some(HealthReason::NeedsReset))]
 #[case::answered(ObservationKind::Answered, None)]
-#[case::sound(ObservationKind::Sound, None)]
+#[case::sound(ObservationKind::AnsweredWithoutFault, None)]
 #[case::inventory(ObservationKind::InventoryChanged, None)]
-fn one_observation_of_a_healthy_device(#[case] kind: ObservationKind, #[case] expected: Option<Reason>) {
+fn one_observation_of_a_healthy_device(
+    #[case] kind: ObservationKind,
+    #[case] expected: Option<HealthReason>,
+) {
     let mut health = two_devices();
     let change = health.observe(seconds(1), &of(A, kind));
     assert_eq!(
-        change.map(|change| (change.uuid, change.healthy, change.reason)),
+        change.map(|change| (change.device, change.is_healthy, change.reason)),
         expected.map(|reason| (uuid(A), false, reason))
     );
-    assert_eq!(health.illness(&uuid(A)), expected);
+    assert_eq!(health.trouble(&uuid(A)), expected);
     assert_eq!(health.is_healthy(&uuid(A)), expected.is_none());
     assert!(health.is_healthy(&uuid(B)));
 }
@@ -154,9 +157,9 @@ fn repeated_trouble_is_reported_once_and_another_reason_again() {
 
 #[test]
 fn messages_are_for_people() {
-    let policy = Policy {
+    let policy = HealthPolicy {
         quiet: seconds(5),
-        ..Policy::default()
+        ..HealthPolicy::default()
     };
     let mut health = Health::new(policy, [uuid(A)]);
     let mut message = |at, kind| {
@@ -177,14 +180,14 @@ fn other_devices_keep_the_state_of_those_that_stay() {
     let mut health = two_devices();
     health.observe(seconds(0), &of(A, ObservationKind::Lost));
     health.observe(seconds(0), &of(B, ObservationKind::Lost));
-    health.retarget([uuid(A), uuid("GPU-c")]);
-    assert_eq!(health.illness(&uuid(A)), Some(Reason::Lost));
+    health.set_devices([uuid(A), uuid("GPU-c")]);
+    assert_eq!(health.trouble(&uuid(A)), Some(HealthReason::Lost));
     assert!(health.is_healthy(&uuid("GPU-c")));
     assert!(
         !health.is_healthy(&uuid(B)),
         "a device that is not there is not healthy"
     );
-    health.retarget([uuid(B)]);
+    health.set_devices([uuid(B)]);
     assert!(health.is_healthy(&uuid(B)), "its old state is forgotten");
 }
 
@@ -212,10 +215,10 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
             !health
                 .observe(seconds(now), &of(A, ObservationKind::Xid(92)))
                 .unwrap()
-                .healthy
+                .is_healthy
         );
         let began = now;
-        while health.illness(&uuid(A)).is_some() {
+        while health.trouble(&uuid(A)).is_some() {
             now += 1;
             health.observe(seconds(now), &of(A, ObservationKind::Answered));
         }
@@ -227,10 +230,10 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
 
 #[test]
 fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
-    let policy = Policy {
+    let policy = HealthPolicy {
         quiet: LONGEST_QUIET * 2,
         answers: NonZeroU32::MIN,
-        ..Policy::default()
+        ..HealthPolicy::default()
     };
     let mut health = Health::new(policy, [uuid(A)]);
     for at in [0, 1, 2] {
@@ -255,15 +258,15 @@ fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
 
 /// The quiet time begins anew with the process.
 #[test]
-fn xid_of_before_is_recalled() {
+fn xid_of_an_earlier_process_is_loaded() {
     let mut health = two_devices();
     let change = health
-        .recall(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z")
+        .load(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z")
         .unwrap();
     insta::assert_snapshot!(change.message, @"the driver reported critical error XID 92 before this process began; unhealthy since 2026-01-01T00:00:00Z");
     assert_eq!(
-        (change.healthy, health.illness(&uuid(A))),
-        (false, Some(Reason::Xid(92)))
+        (change.is_healthy, health.trouble(&uuid(A))),
+        (false, Some(HealthReason::Xid(92)))
     );
     let answers = [30, 60, 64, 65].map(|at| (at, ObservationKind::Answered));
     assert_eq!(
@@ -271,11 +274,11 @@ fn xid_of_before_is_recalled() {
         [(65, true, "Recovered".to_owned())]
     );
     assert_eq!(
-        health.recall(seconds(70), &uuid(B), 31, "then"),
+        health.load(seconds(70), &uuid(B), 31, "then"),
         None,
         "an XID that is ignored now"
     );
-    assert_eq!(health.recall(seconds(70), &uuid("GPU-gone"), 92, "then"), None);
+    assert_eq!(health.load(seconds(70), &uuid("GPU-gone"), 92, "then"), None);
 }
 
 #[rstest]
@@ -284,41 +287,48 @@ fn xid_of_before_is_recalled() {
 #[case("Lost", None)]
 #[case("xid92", None)]
 fn words_of_xids(#[case] word: &str, #[case] expected: Option<u64>) {
-    assert_eq!(Reason::xid(word), expected);
+    assert_eq!(HealthReason::xid(word), expected);
 }
 
 /// The illness that a device's whole history amounts to: each recovery cuts off what came before it
 /// and doubles the quiet time of what follows.
-fn model(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
+fn model(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Option<HealthReason> {
     let (mut rest, mut policy) = (history, policy.clone());
     for end in 1..=history.len() {
         let now = rest.len() - (history.len() - end);
-        let before = first_illness(&policy, &rest[..now - 1]);
-        if before.is_some() && first_illness(&policy, &rest[..now]).is_none() {
+        let before = first_trouble(&policy, &rest[..now - 1]);
+        if before.is_some() && first_trouble(&policy, &rest[..now]).is_none() {
             rest = &rest[now..];
             policy.quiet *= 2;
         }
     }
-    first_illness(&policy, rest)
+    first_trouble(&policy, rest)
 }
 
 /// That of the last trouble, unless later some answer was at least the `answers`th since then and came
 /// after the quiet time. Answers count from the moment at which no reset is needed.
-fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Option<Reason> {
+fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Option<HealthReason> {
     let reason = |kind: &ObservationKind| match kind {
-        ObservationKind::Xid(xid) if policy.class_of(*xid) == XidClass::Device => Some(Reason::Xid(*xid)),
-        ObservationKind::Lost => Some(Reason::Lost),
-        ObservationKind::Failed(_) => Some(Reason::ProbeFailed),
-        ObservationKind::NeedsReset(_) => Some(Reason::NeedsReset),
+        ObservationKind::Xid(xid) if policy.class_of(*xid) == XidClass::Device => {
+            Some(HealthReason::Xid(*xid))
+        }
+        ObservationKind::Lost => Some(HealthReason::Lost),
+        ObservationKind::Failed(_) => Some(HealthReason::ProbeFailed),
+        ObservationKind::NeedsReset(_) => Some(HealthReason::NeedsReset),
         _ => None,
     };
     let last = history.iter().rposition(|(_, kind)| reason(kind).is_some())?;
     let asks = |kind: &ObservationKind| match reason(kind) {
-        Some(Reason::Xid(xid)) => policy.reset_xids.contains(xid),
-        other => other == Some(Reason::NeedsReset),
+        Some(HealthReason::Xid(xid)) => policy.reset_xids.contains(xid),
+        other => other == Some(HealthReason::NeedsReset),
     };
     let asked = history.iter().rposition(|(_, kind)| asks(kind));
-    let is_proof = |kind: &ObservationKind| matches!(kind, ObservationKind::Sound | ObservationKind::Lost);
+    let is_proof = |kind: &ObservationKind| {
+        matches!(
+            kind,
+            ObservationKind::AnsweredWithoutFault | ObservationKind::Lost
+        )
+    };
     let proven = asked.map(|asked| {
         let later = history.iter().enumerate().skip(asked + 1);
         later
@@ -331,8 +341,12 @@ fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Op
         Some(Some(at)) => at.max(last + 1),
         Some(None) => history.len(),
     };
-    let is_answer =
-        |kind: &ObservationKind| matches!(kind, ObservationKind::Answered | ObservationKind::Sound);
+    let is_answer = |kind: &ObservationKind| {
+        matches!(
+            kind,
+            ObservationKind::Answered | ObservationKind::AnsweredWithoutFault
+        )
+    };
     let answers = history[counted_from..].iter().filter(|(_, kind)| is_answer(kind));
     let since = history[last].0;
     if answers
@@ -345,8 +359,8 @@ fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Op
     let troubles = history[..=last].iter().rev().filter_map(|(_, kind)| reason(kind));
     troubles
         .clone()
-        .find(|reason| *reason != Reason::NeedsReset)
-        .filter(|cause| matches!(cause, Reason::Xid(_)))
+        .find(|reason| *reason != HealthReason::NeedsReset)
+        .filter(|cause| matches!(cause, HealthReason::Xid(_)))
         .or_else(|| {
             let mut troubles = troubles;
             troubles.next()
@@ -356,7 +370,7 @@ fn first_illness(policy: &Policy, history: &[(Duration, ObservationKind)]) -> Op
 fn any_kind() -> impl Strategy<Value = ObservationKind> {
     prop_oneof![
         8 => Just(ObservationKind::Answered),
-        1 => Just(ObservationKind::Sound),
+        1 => Just(ObservationKind::AnsweredWithoutFault),
         1 => Just(ObservationKind::NeedsReset("GPU reset".to_owned())),
         1 => prop::sample::select(vec![13, 31, 48, 92, 999]).prop_map(ObservationKind::Xid),
         1 => Just(ObservationKind::Lost),
@@ -373,7 +387,7 @@ proptest! {
         quiet in 0..40_u64,
         ignored in prop::sample::select(vec!["all", "none", "13,31"]),
     ) {
-        let policy = Policy {
+        let policy = HealthPolicy {
             ignored_xids: ignored.parse().unwrap(),
             application_xids: Xids::none(),
             reset_xids: Xids::of_resets(),
@@ -387,21 +401,21 @@ proptest! {
         let mut now = Duration::ZERO;
         for (wait, device, kind) in steps {
             now += seconds(wait);
-            let before = uuids.clone().map(|uuid| health.illness(&uuid));
+            let before = uuids.clone().map(|uuid| health.trouble(&uuid));
             let observation = Observation { device: device.map(|at| uuids[at].clone()), kind: kind.clone() };
             let change = health.observe(now, &observation);
             if let Some(at) = device {
                 histories[at].push((now, kind));
             }
             for at in 0..2 {
-                prop_assert_eq!(health.illness(&uuids[at]), model(&policy, &histories[at]));
+                prop_assert_eq!(health.trouble(&uuids[at]), model(&policy, &histories[at]));
             }
-            let changed = (0..3).find(|at| health.illness(&uuids[*at]) != before[*at]);
-            prop_assert_eq!(change.as_ref().map(|change| &change.uuid), changed.map(|at| &uuids[at]));
+            let changed = (0..3).find(|at| health.trouble(&uuids[*at]) != before[*at]);
+            prop_assert_eq!(change.as_ref().map(|change| &change.device), changed.map(|at| &uuids[at]));
             if let Some(change) = change {
-                let illness = health.illness(&change.uuid);
-                prop_assert_eq!(change.healthy, illness.is_none());
-                prop_assert_eq!(change.reason, illness.unwrap_or(Reason::Recovered));
+                let illness = health.trouble(&change.device);
+                prop_assert_eq!(change.is_healthy, illness.is_none());
+                prop_assert_eq!(change.reason, illness.unwrap_or(HealthReason::Recovered));
             }
         }
     }
@@ -413,19 +427,24 @@ proptest! {
 #[case::device(92, None, true)]
 #[case::ignored_though_an_application_causes_it(13, None, false)]
 fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: bool) {
-    let policy = Policy {
+    let policy = HealthPolicy {
         ignored_xids: "13".parse().unwrap(),
-        ..Policy::default()
+        ..HealthPolicy::default()
     };
     let mut health = Health::new(policy, [uuid(A)]);
     let seen = |device: Option<PhysicalId>| Observation {
         device,
         kind: ObservationKind::Xid(xid),
     };
-    assert_eq!(health.fault(&seen(Some(uuid(A)))).map(|fault| fault.xid), fault);
-    assert_eq!(health.fault(&seen(None)), None, "of no device");
     assert_eq!(
-        health.fault(&seen(Some(uuid("GPU-c")))),
+        health
+            .application_fault(&seen(Some(uuid(A))))
+            .map(|fault| fault.xid),
+        fault
+    );
+    assert_eq!(health.application_fault(&seen(None)), None, "of no device");
+    assert_eq!(
+        health.application_fault(&seen(Some(uuid("GPU-c")))),
         None,
         "of another's device"
     );
@@ -467,7 +486,7 @@ fn a_reset_is_waited_for(#[case] trouble: ObservationKind) {
         "time alone"
     );
     assert_eq!(
-        changes(&mut sick(), &answers(ObservationKind::Sound)),
+        changes(&mut sick(), &answers(ObservationKind::AnsweredWithoutFault)),
         [(9_003, true, "Recovered".to_owned())]
     );
     let mut lost = sick();
@@ -484,7 +503,7 @@ fn a_reset_is_waited_for(#[case] trouble: ObservationKind) {
     let mut cleared = sick();
     assert_eq!(
         cleared.clear(seconds(9_001), &uuid(A)).unwrap().reason,
-        Reason::Cleared
+        HealthReason::Cleared
     );
     assert!(cleared.is_healthy(&uuid(A)));
     assert_eq!(

@@ -1,15 +1,15 @@
-//! Sets of XIDs, and what an XID says by the set that it is in.
+//! Sets of XIDs, and the classes that they put an XID into.
 
 use std::{collections::BTreeSet, fmt, num::ParseIntError, str::FromStr};
 
-/// What an XID says.
+/// The meaning of a critical XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XidClass {
-    /// Nothing.
+    /// It has no effect.
     Ignored,
-    /// An application has made a mistake; the device is in order.
+    /// An application caused it; the device is in order.
     Application,
-    /// The device is not in order.
+    /// The device is unhealthy.
     Device,
 }
 
@@ -34,19 +34,19 @@ pub struct InvalidXidList {
 }
 
 impl Xids {
-    /// Not a single one.
+    /// An empty list.
     pub const fn none() -> Self {
         Self::List(BTreeSet::new())
     }
 
-    /// Those that an application causes by its own fault, and that leave the device in order: graphics engine exception
+    /// The XIDs that an application causes by its own fault, and that leave the device in order: graphics engine exception
     /// (13), memory page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and
     /// compute preemption timeout (109).
     pub fn of_applications() -> Self {
         Self::List(BTreeSet::from([13, 31, 43, 45, 68, 109]))
     }
 
-    /// Those whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave
+    /// The XIDs whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave
     /// it to a diagnosis that ends so: double bit ECC error (48), micro-controller halt (62), failed row remapping (64), `NVLink`
     /// error (74), fallen off the bus (79), uncontained memory error (95), timeouts of the GSP (119, 120), unrecovered ECC error
     /// (140), GPU initialisation error (143) and a changed recovery action (154).
@@ -54,7 +54,7 @@ impl Xids {
         Self::List(BTreeSet::from([48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154]))
     }
 
-    /// Whether this XID is one of them.
+    /// Returns true if the set includes this XID.
     pub fn contains(&self, xid: u64) -> bool {
         match self {
             Self::All => true,

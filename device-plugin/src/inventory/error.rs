@@ -1,4 +1,4 @@
-//! Why the devices cannot be listed or watched.
+//! Errors of listing and watching devices.
 
 use std::{io, path::PathBuf};
 
@@ -12,13 +12,13 @@ pub enum InventoryError {
         library.display()
     )]
     LibraryMissing {
-        /// The library that was asked for.
+        /// The library.
         library: PathBuf,
-        /// What the dynamic loader said.
+        /// The error of the dynamic loader.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No directory of drivers has the library.
+    /// No driver directory has the library.
     #[error(
         "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
         library.display(),
@@ -27,19 +27,19 @@ pub enum InventoryError {
     NoDriverRoot {
         /// The directories.
         roots: Vec<PathBuf>,
-        /// The file's name.
+        /// The file name of the library.
         library: PathBuf,
     },
-    /// The container was made for another driver, or for none, and only a container that is made now gets its library.
-    #[error("the NVIDIA driver of this node is not the one that this container was made with: {how}")]
+    /// The container was created with another driver, or with none; only a new container gets the library of the present one.
+    #[error("the NVIDIA driver of this node is not the one that this container was created with: {how}")]
     DriverReplaced {
-        /// The evidence of it.
+        /// The evidence.
         how: String,
     },
     /// The library of a driver root is of another version than the kernel driver.
     #[error("{} is of another version than the loaded NVIDIA kernel driver: load the driver's modules again, or reboot this node", library.display())]
     DriverMismatch {
-        /// The library that was loaded.
+        /// The library.
         library: PathBuf,
     },
     /// NVML is there, the kernel driver is not.
@@ -49,7 +49,7 @@ pub enum InventoryError {
         library.display()
     )]
     DriverNotLoaded {
-        /// The library that was loaded.
+        /// The library.
         library: PathBuf,
     },
     /// The source works and lists no GPU.
@@ -61,10 +61,10 @@ pub enum InventoryError {
         /// The library or the file.
         path: PathBuf,
     },
-    /// The machine has nothing of what is looked for.
-    #[error("{} tells of no device of the types that --look-for names", path.display())]
+    /// The machine has no device of the wanted types.
+    #[error("{} shows no device of the types that --look-for names", path.display())]
     NoDevice {
-        /// Where sysfs is.
+        /// The mount point of sysfs.
         path: PathBuf,
     },
     /// There are GPUs and none of them can be shared.
@@ -72,15 +72,15 @@ pub enum InventoryError {
     NothingToShare {
         /// The library or the file.
         path: PathBuf,
-        /// Each GPU and why it is left out.
+        /// Each GPU with the reason that it is left out.
         reasons: String,
     },
     /// An NVML call failed.
     #[error("NVML: cannot {operation}")]
     Nvml {
-        /// What was asked of it.
+        /// The attempted operation.
         operation: String,
-        /// What it answered.
+        /// NVML's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -89,7 +89,7 @@ pub enum InventoryError {
     ReadFile {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -98,42 +98,42 @@ pub enum InventoryError {
     FileForm {
         /// The file.
         path: PathBuf,
-        /// What the parser said, with the place or the field.
+        /// The parser's error, with the position or the field.
         #[source]
         source: serde_json::Error,
     },
-    /// A field of the file of simulated devices cannot be accepted.
+    /// A field of the file of simulated devices is invalid.
     #[error("the device file {}, {device}, field {field}: {value}: {problem}", path.display())]
     Field {
         /// The file.
         path: PathBuf,
-        /// The device, by its place in the list and its UUID, or `top level`.
+        /// The device, by its position in the list and its UUID, or `top level`.
         device: String,
         /// The field.
         field: String,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What is wrong with that.
+        /// The rule that the value breaks.
         problem: String,
     },
-    /// The watching thread cannot be started.
+    /// The watch thread cannot be started.
     #[error("cannot start the thread that watches the devices")]
     Thread {
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
 impl InventoryError {
-    /// Returns true if there are GPUs, each of which is left out for a reason of its own, such as MIG mode. Only an operator
-    /// changes that, so the daemon waits: kubelet would restart it again and again.
+    /// Returns true if there are GPUs and each is left out for a reason of its own, such as MIG mode. Only an operator changes that,
+    /// so the daemon waits instead of ending, which would make kubelet restart it again and again.
     pub fn is_by_choice(&self) -> bool {
         matches!(self, Self::NothingToShare { .. })
     }
 
-    /// Whether the machine simply has no devices (yet): no library, driver, file or GPU. Waiting
-    /// can help, and a node without GPUs is no fault; every other error wants a person.
+    /// Returns true if the machine has no devices (yet): no library, driver, file or GPU. Waiting may help, and a node without GPUs
+    /// is no fault; every other error needs an operator.
     pub fn is_absence(&self) -> bool {
         match self {
             Self::LibraryMissing { .. }

@@ -1,7 +1,7 @@
-//! The threads behind a device watch, and the bounded channel it reports on.
+//! Observations of devices, the threads that make them, and the bounded channel on which they report.
 //!
-//! NVML waits for events by blocking, so a watch cannot be a task. What is watched is the business
-//! of the source; here is only how it starts, reports and stops.
+//! A watch cannot be an async task because NVML waits for events by blocking. The source decides which calls a thread makes; this
+//! file starts, reports and stops.
 
 use std::{
     io,
@@ -15,26 +15,55 @@ use std::{
 
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use crate::health::{Observation, ObservationKind};
-
 use super::{InventoryError, PhysicalId};
 
-/// How many observations may wait to be read.
+/// The number of observations that may wait in the channel.
 const CAPACITY: usize = 64;
 
-/// How soon a full channel is tried again.
+/// Delay before another attempt to send on a full channel.
 const FULL_RETRY: Duration = Duration::from_millis(20);
 
-/// A running watch. Dropping it tells its threads to end, which they do within a second;
-/// [`Feed::stop`] waits for that.
+/// An observation that a watch made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// The device; `None` if it is unknown, or if the observation concerns all of them.
+    pub device: Option<PhysicalId>,
+    /// The observation itself.
+    pub kind: ObservationKind,
+}
+
+/// The observations that a watch can make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ObservationKind {
+    /// The driver reported a critical error with this number; 999 stands for one that it cannot name.
+    Xid(u64),
+    /// The device answered a probe; it is unknown whether it needs a reset.
+    Answered,
+    /// The device answered a probe and needs no reset: its driver says so, or a reset has been observed.
+    AnsweredWithoutFault,
+    /// The device answered a probe, and its driver says that it must be reset; the text names the recovery action.
+    NeedsReset(String),
+    /// The device is gone: it fell off the bus, or the driver no longer lists it.
+    Lost,
+    /// The device is there and a probe of it failed; the text gives the error.
+    Failed(String),
+    /// No port of the adapter is active; the text gives their states.
+    PortDown(String),
+    /// The source now lists other devices, or the same ones with other properties. The reader must discover them again.
+    InventoryChanged,
+    /// The node's driver no longer matches the library in this process; the text gives the evidence.
+    DriverReplaced(String),
+}
+
+/// A running watch. Dropping it asks its threads to end, which takes them up to a second; [`Feed::stop`] waits for them.
 #[derive(Debug)]
 pub struct Feed {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What a thread of a watch does. It must return soon after a send or a pause answers that it is over.
-pub(super) type Watcher = Box<dyn FnOnce(&Outbox) -> Over + Send>;
+/// The body of a watch thread. It must return soon after [`Reporter`] returns [`Stopped`].
+pub(super) type Watcher = Box<dyn FnOnce(&Reporter) -> Stopped + Send>;
 
 impl Feed {
     /// Starts each of `watchers` on a thread of its own; all report on one channel.
@@ -47,14 +76,14 @@ impl Feed {
             threads: Vec::new(),
         };
         for watch in watchers {
-            let outbox = Outbox {
+            let reporter = Reporter {
                 stop: Arc::clone(&feed.stop),
                 sender: sender.clone(),
             };
             let thread = thread::Builder::new()
                 .name("device-watch".to_owned())
                 .spawn(move || {
-                    let Over = watch(&outbox);
+                    let Stopped = watch(&reporter);
                 });
             feed.threads
                 .push(thread.map_err(|source| InventoryError::Thread { source })?);
@@ -62,15 +91,14 @@ impl Feed {
         Ok((feed, receiver))
     }
 
-    /// Ends the watch and waits for its threads, at most about a second. Blocks: call it off the
-    /// async threads.
+    /// Ends the watch and waits for its threads, at most about a second. Blocks: not for async threads.
     pub fn stop(mut self) -> io::Result<()> {
         self.signal();
-        let ended: Vec<_> = std::mem::take(&mut self.threads)
-            .into_iter()
-            .map(JoinHandle::join)
-            .collect();
-        if ended.iter().any(Result::is_err) {
+        let mut has_panicked = false;
+        for thread in std::mem::take(&mut self.threads) {
+            has_panicked |= thread.join().is_err();
+        }
+        if has_panicked {
             return Err(io::Error::other("a thread that watches the devices has panicked"));
         }
         Ok(())
@@ -90,29 +118,29 @@ impl Drop for Feed {
     }
 }
 
-/// The watch is to end: it was stopped, or nobody reads it any more.
+/// The watch must end: its feed was stopped, or the reader of its channel is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Over;
+pub(super) struct Stopped;
 
-/// A thread's end of a feed.
+/// A watch thread's end of the feed.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct Reporter {
     stop: Arc<AtomicBool>,
     sender: mpsc::Sender<Observation>,
 }
 
-impl Outbox {
-    /// Whether to go on.
-    pub(super) fn check(&self) -> Result<(), Over> {
+impl Reporter {
+    /// Returns an error once the watch must end.
+    pub(super) fn check(&self) -> Result<(), Stopped> {
         if self.stop.load(Ordering::Acquire) || self.sender.is_closed() {
-            Err(Over)
+            Err(Stopped)
         } else {
             Ok(())
         }
     }
 
-    /// Reports one observation, waiting for room as long as the watch is wanted.
-    pub(super) fn send(&self, device: Option<&PhysicalId>, kind: ObservationKind) -> Result<(), Over> {
+    /// Reports one observation; waits while the channel is full.
+    pub(super) fn send(&self, device: Option<&PhysicalId>, kind: ObservationKind) -> Result<(), Stopped> {
         let mut observation = Observation {
             device: device.cloned(),
             kind,
@@ -121,17 +149,17 @@ impl Outbox {
             self.check()?;
             match self.sender.try_send(observation) {
                 Ok(()) => return Ok(()),
-                Err(TrySendError::Closed(_)) => return Err(Over),
-                Err(TrySendError::Full(back)) => observation = back,
+                Err(TrySendError::Closed(_)) => return Err(Stopped),
+                Err(TrySendError::Full(returned)) => observation = returned,
             }
             thread::park_timeout(FULL_RETRY);
         }
     }
 
-    /// Waits for `duration`, or less when the watch ends.
-    pub(super) fn pause(&self, duration: Duration) -> Result<(), Over> {
-        /// Nothing wakes the thread when the reader goes away, so it looks now and then.
-        const LOOK: Duration = Duration::from_secs(1);
+    /// Waits for `duration`, or less when the watch must end.
+    pub(super) fn pause(&self, duration: Duration) -> Result<(), Stopped> {
+        /// Nothing wakes the thread when the reader goes away, so it checks at this interval.
+        const CHECK: Duration = Duration::from_secs(1);
         let until = Instant::now() + duration;
         loop {
             self.check()?;
@@ -139,7 +167,7 @@ impl Outbox {
             if left.is_zero() {
                 return Ok(());
             }
-            thread::park_timeout(left.min(LOOK));
+            thread::park_timeout(left.min(CHECK));
         }
     }
 }

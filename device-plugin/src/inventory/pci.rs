@@ -1,30 +1,29 @@
-//! The PCI functions of a machine as sysfs tells of them: what they are and where they sit.
+//! The PCI functions of a machine according to sysfs: their class and their location.
 //!
-//! Knows nothing of GPUs or adapters. What cannot be read is absent.
+//! Knows nothing of GPUs or adapters. A property that cannot be read is absent.
 //!
-//! A function's path in the tree of devices is its root complex, then a root port, then for each switch on the way its
-//! upstream port and one of its downstream ports. A switch is called by the address of its upstream port, and a function's
-//! switch is the nearest one above it: of two switches, one below the other, the lower. A switch that is part of a card is
-//! not counted, or an adapter that brings its own (`BlueField` does) would never share one with a GPU: it is part of a card if
-//! all network, display and accelerator functions below it are of the vendor that made it.
+//! The path of a function in the tree of devices is its root complex, then a root port, then for each switch on the way its
+//! upstream port and one of its downstream ports. The address of its upstream port names a switch. A function's switch is the
+//! nearest one above it. A switch that is part of a card does not count, or an adapter with a switch of its own (`BlueField`) would
+//! never share one with a GPU: a switch is part of a card if all network, display and accelerator functions below it have the
+//! vendor of the switch.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Base classes of functions that work for somebody: network, display, processing accelerators.
+/// Base classes of functions that do work for a pod: network, display, processing accelerators.
 const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 
 /// The base class of bridges.
 pub(super) const BRIDGE: u32 = 0x06;
 
-/// Base classes of functions that are never given to pods: bridges, and what processors and boards are made of.
+/// Base classes of functions that pods never get: bridges, and the components of processors and boards.
 const BACKGROUND: [u32; 4] = [BRIDGE, 0x08, 0x0c, 0x11];
 
-/// A PCI address in the form of sysfs (`0000:3b:00.0`) from the one NVML gives
-/// (`00000000:3B:00.0`).
+/// Converts a PCI address of NVML (`00000000:3B:00.0`) to the form of sysfs (`0000:3b:00.0`).
 ///
-/// `None` if it has not the form of an address, so that it can safely become part of a path.
+/// `None` if the text is no address, so that the result can safely become part of a path.
 pub(crate) fn address(bus_id: &str) -> Option<String> {
     let (domain, rest) = bus_id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -39,10 +38,10 @@ pub(crate) fn address(bus_id: &str) -> Option<String> {
     ))
 }
 
-/// Where a PCI device sits.
+/// The location of a PCI device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciLocation {
-    /// The NUMA node, if the machine has NUMA nodes and tells.
+    /// The NUMA node, if the machine has NUMA nodes and reports it.
     pub numa_node: Option<i32>,
     /// The root complex, such as `pci0000:3a`.
     pub root: Option<String>,
@@ -51,18 +50,18 @@ pub struct PciLocation {
 }
 
 impl PciLocation {
-    /// What devices on the same PCIe have in common: the switch, or the root complex where there is none.
+    /// The ID that devices on the same PCIe share: the switch, or the root complex where there is none.
     pub fn pcie_id(&self) -> Option<&str> {
         self.switch.as_deref().or(self.root.as_deref())
     }
 
-    /// Whether nothing is known.
+    /// Returns true if no part of it is known.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Where sysfs says that the function at this address sits.
+/// The location of the function at this address.
 pub fn location(sysfs: &Path, address: &str) -> PciLocation {
     Bus::read(sysfs).location(address)
 }
@@ -73,32 +72,17 @@ pub(super) struct Bus {
     functions: BTreeMap<String, Function>,
 }
 
-/// One PCI function.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Function {
-    /// The six digits of its class, subclass and interface.
-    pub(super) class: u32,
-    /// Who made it.
-    pub(super) vendor: u32,
-    /// Whether it is a virtual function.
-    pub(super) is_virtual: bool,
-    /// Its virtual functions: their number and address.
-    pub(super) virtual_functions: Vec<(u32, String)>,
-    numa_node: Option<i32>,
-    root: Option<String>,
-    /// The bridges above it, the topmost first.
-    bridges: Vec<String>,
-}
-
 impl Bus {
-    /// Looks at every function.
+    /// Reads every function.
     pub(super) fn read(sysfs: &Path) -> Self {
-        let entries = fs::read_dir(folder(sysfs)).into_iter().flatten().flatten();
-        let addresses = entries.filter_map(|entry| address(entry.file_name().to_str()?));
-        let functions = addresses.map(|address| (address.clone(), Function::read(sysfs, &address)));
-        Self {
-            functions: functions.collect(),
+        let mut functions = BTreeMap::new();
+        for entry in fs::read_dir(folder(sysfs)).into_iter().flatten().flatten() {
+            if let Some(address) = entry.file_name().to_str().and_then(address) {
+                let function = Function::read(sysfs, &address);
+                functions.insert(address, function);
+            }
         }
+        Self { functions }
     }
 
     /// Every function with its address, in the order of addresses.
@@ -113,7 +97,7 @@ impl Bus {
         self.functions.get(address)
     }
 
-    /// Where the function at this address sits.
+    /// The location of the function at this address.
     pub(super) fn location(&self, address: &str) -> PciLocation {
         let Some(function) = self.functions.get(address) else {
             return PciLocation::default();
@@ -128,61 +112,71 @@ impl Bus {
         }
     }
 
-    /// Whether a switch is part of the only card below it.
+    /// Returns true if the switch with this upstream port is part of a card.
     fn is_on_card(&self, upstream_port: &str) -> bool {
-        let Some(vendor) = self
-            .get(upstream_port)
-            .map(|port| port.vendor)
-            .filter(|vendor| *vendor != 0)
-        else {
+        let vendor = self.get(upstream_port).map_or(0, |port| port.vendor);
+        if vendor == 0 {
             return false;
-        };
-        let is_below = |function: &&Function| function.bridges.iter().any(|bridge| bridge == upstream_port);
-        let is_working =
-            |function: &&Function| WORKING.contains(&(function.class >> 16)) && !function.is_virtual;
-        let mut below = self
-            .functions
-            .values()
-            .filter(is_below)
-            .filter(is_working)
-            .peekable();
-        below.peek().is_some() && below.all(|function| function.vendor == vendor)
+        }
+        let mut has_working = false;
+        for function in self.functions.values() {
+            let is_below = function.bridges.iter().any(|bridge| bridge == upstream_port);
+            if !is_below || function.is_virtual || !WORKING.contains(&(function.class >> 16)) {
+                continue;
+            }
+            if function.vendor != vendor {
+                return false;
+            }
+            has_working = true;
+        }
+        has_working
     }
+}
+
+/// One PCI function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Function {
+    /// The six hexadecimal digits of class, subclass and interface.
+    pub(super) class: u32,
+    /// The number of its vendor in the PCI registry; 0 if unknown.
+    pub(super) vendor: u32,
+    /// True for a virtual function.
+    pub(super) is_virtual: bool,
+    /// Number and address of each of its virtual functions.
+    pub(super) virtual_functions: Vec<(u32, String)>,
+    numa_node: Option<i32>,
+    root: Option<String>,
+    /// The bridges above it, the topmost first.
+    bridges: Vec<String>,
 }
 
 impl Function {
     fn read(sysfs: &Path, own: &str) -> Self {
         let entry = folder(sysfs).join(own);
-        let hex = |name: &str| {
-            let text = fs::read_to_string(entry.join(name)).ok();
-            text.and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok())
-                .unwrap_or(0)
-        };
-        let class = hex("class");
+        let (class, vendor) = (hex_file(&entry.join("class")), hex_file(&entry.join("vendor")));
         if BACKGROUND.contains(&(class >> 16)) {
-            // There may be thousands, and nobody asks where they are.
+            // There may be thousands, and their locations are not used.
             return Self {
                 class,
-                vendor: hex("vendor"),
+                vendor,
                 ..Self::default()
             };
         }
-        let numa_node = fs::read_to_string(entry.join("numa_node"))
-            .ok()
-            .and_then(|text| text.trim().parse::<i32>().ok());
+        let numa_node = fs::read_to_string(entry.join("numa_node")).unwrap_or_default();
+        let numa_node = numa_node.trim().parse::<i32>().ok();
         let mut function = Self {
             class,
-            vendor: hex("vendor"),
+            vendor,
             is_virtual: entry.join("physfn").exists(),
             virtual_functions: virtual_functions(&entry),
             numa_node: numa_node.filter(|node| *node >= 0),
             ..Self::default()
         };
         // The entry is a link into the tree of devices. A controller may have a root complex of its own below it, whose ports
-        // are all that counts for what is there.
+        // are all that counts for the functions there.
         let path = fs::canonicalize(&entry).unwrap_or_default();
         for part in path.iter().filter_map(|part| part.to_str()) {
-            if is_root(part) {
+            if is_root_complex(part) {
                 function.root.get_or_insert_with(|| part.to_owned());
                 function.bridges.clear();
             } else if function.root.is_some() && part != own && address(part).as_deref() == Some(part) {
@@ -193,14 +187,21 @@ impl Function {
     }
 }
 
-fn folder(sysfs: &Path) -> PathBuf {
+/// The folder with an entry for each function.
+pub(super) fn folder(sysfs: &Path) -> PathBuf {
     sysfs.join("bus/pci/devices")
+}
+
+/// The number in a file that holds one in hexadecimal digits; 0 if there is none.
+fn hex_file(path: &Path) -> u32 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).unwrap_or(0)
 }
 
 /// The links `virtfn<n>` of a function, by number.
 fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
-    let names = fs::read_dir(entry).into_iter().flatten().flatten();
-    let mut found: Vec<(u32, String)> = names
+    let links = fs::read_dir(entry).into_iter().flatten().flatten();
+    let mut found: Vec<(u32, String)> = links
         .filter_map(|link| {
             let number = link.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
             let target = fs::read_link(link.path()).ok()?;
@@ -211,11 +212,13 @@ fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
     found
 }
 
-/// Whether this is what sysfs calls a root complex.
-pub(super) fn is_root(part: &str) -> bool {
-    let numbers = part.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
+/// Returns true if this is the name of a root complex in sysfs, such as `pci0000:3a`.
+pub(super) fn is_root_complex(part: &str) -> bool {
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    numbers.is_some_and(|(domain, bus)| is_hex(domain) && is_hex(bus))
+    match part.strip_prefix("pci").and_then(|rest| rest.split_once(':')) {
+        Some((domain, bus)) => is_hex(domain) && is_hex(bus),
+        None => false,
+    }
 }
 
 #[cfg(test)]

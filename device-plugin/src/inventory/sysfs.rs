@@ -1,48 +1,64 @@
-//! RDMA adapters and FPGAs of this machine, as sysfs tells of them.
+//! RDMA adapters and FPGAs of this machine according to sysfs.
 //!
-//! Looks at links and small files below one root and drives no hardware. What a function has to be to count as an adapter or
-//! an FPGA is in `sysfs/rdma.rs` and `sysfs/fpga.rs`.
+//! Reads links and small files below one root and drives no hardware.
+//!
+//! RDMA adapters are the PCI functions, other than virtual ones, that have a device in `/sys/class/infiniband`. An adapter works if
+//! one of its ports is active. Its minor number is its position in the order of PCI addresses. A container needs `rdma_cm`, which
+//! makes connections, and for each function that it gets the files of the function's `uverbs` device, and `umad` and `issm` where
+//! the kernel has created them.
+//!
+//! FPGAs are the PCI functions, other than virtual ones, that the kernel's own FPGA drivers manage, and processing accelerators
+//! (class 12) of vendors that make FPGAs: the class alone would include other accelerators. A container needs the device files of
+//! everything that drivers have created below the function.
 
-mod fpga;
-mod rdma;
-#[cfg(test)]
-pub(crate) mod recorded;
-#[cfg(test)]
-mod tests;
-
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
-use proto::device::{VirtualFunction, VirtualFunctionGroup};
+use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunction, VirtualFunctionGroup};
 use proto::quantity::Quantity;
-use proto::resource::WHOLE_PERCENT;
+use proto::resource::{FPGA, RDMA, WHOLE_PERCENT};
 use tracing::info;
 
-use super::feed::{Outbox, Over, Watcher};
-use super::pci::{self, Bus};
-use super::{Inventory, OtherDevice, PhysicalId};
-use crate::health::ObservationKind;
+use super::feed::{Reporter, Stopped, Watcher};
+use super::pci::{self, Bus, Function};
+use super::{Inventory, ObservationKind, OtherDevice, PhysicalId};
 
-pub use fpga::{InvalidVendor, PciVendor};
+/// The folder of the device files of RDMA adapters.
+const RDMA_FOLDER: &str = "/dev/infiniband";
 
-/// The devices of this machine that sysfs tells of.
+/// The device file with which all RDMA adapters make connections.
+const RDMA_CONNECTIONS: &str = "rdma_cm";
+
+/// The base class of processing accelerators.
+const ACCELERATOR: u32 = 0x12;
+
+/// Levels below an FPGA's function that are searched for device files.
+const FPGA_DEPTH: usize = 4;
+
+/// The devices of this machine that sysfs shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SysfsSource {
-    /// Where sysfs is mounted.
+    /// The mount point of sysfs.
     pub root: PathBuf,
-    /// How often a watch looks at it.
+    /// The interval at which a watch reads it.
     pub interval: Duration,
-    /// Whether RDMA adapters are looked for.
+    /// True if RDMA adapters are wanted.
     pub has_rdma: bool,
-    /// Whether FPGAs are looked for.
+    /// True if FPGAs are wanted.
     pub has_fpga: bool,
-    /// Whose processing accelerators are FPGAs.
+    /// The vendors whose processing accelerators are FPGAs.
     pub fpga_vendors: Vec<PciVendor>,
 }
 
+/// A device, and the reason that it cannot be used now, if there is one.
+type Found = (OtherDevice, Option<String>);
+
 impl SysfsSource {
-    /// Looks for nothing.
+    /// A source that lists no device.
     pub fn nothing(root: PathBuf) -> Self {
         Self {
             root,
@@ -53,111 +69,281 @@ impl SysfsSource {
         }
     }
 
-    /// Whether it looks for anything at all.
+    /// Returns true if devices of any type are wanted.
     pub(super) fn is_wanted(&self) -> bool {
         self.has_rdma || self.has_fpga
     }
 
     /// The devices that are there, sorted by type and minor number.
     pub(super) fn list(&self) -> Vec<OtherDevice> {
-        self.look().into_iter().map(|(device, _)| device).collect()
+        self.read().into_iter().map(|(device, _)| device).collect()
     }
 
-    /// Every device that is there, and what is wrong with it now.
-    fn look(&self) -> Vec<(OtherDevice, Option<String>)> {
-        let bus = if self.is_wanted() {
-            Bus::read(&self.root)
-        } else {
-            Bus::default()
+    fn read(&self) -> Vec<Found> {
+        let mut found = Vec::new();
+        if !self.is_wanted() {
+            return found;
+        }
+        let bus = Bus::read(&self.root);
+        if self.has_fpga {
+            found.extend(self.fpgas(&bus));
+        }
+        if self.has_rdma {
+            found.extend(self.adapters(&bus));
+        }
+        found
+    }
+
+    /// Every FPGA. sysfs shows nothing of their health.
+    fn fpgas(&self, bus: &Bus) -> Vec<Found> {
+        let mut managed = BTreeSet::new();
+        for class in ["class/fpga_region", "class/fpga_manager"] {
+            managed.extend(
+                entries(&self.root.join(class))
+                    .iter()
+                    .filter_map(|link| function_of(link)),
+            );
+        }
+        let is_fpga = |address: &str, function: &Function| {
+            let is_by_vendor = self
+                .fpga_vendors
+                .iter()
+                .any(|vendor| u32::from(vendor.0) == function.vendor);
+            !function.is_virtual
+                && (managed.contains(address) || function.class >> 16 == ACCELERATOR && is_by_vendor)
         };
-        let fpgas = self
-            .has_fpga
-            .then(|| fpga::list(&self.root, &bus, &self.fpga_vendors));
-        let adapters = self.has_rdma.then(|| rdma::list(&self.root, &bus));
-        fpgas.into_iter().chain(adapters).flatten().collect()
+        let mut found = Vec::new();
+        let fpgas = bus
+            .iter()
+            .filter(|(address, function)| is_fpga(address, function));
+        for (minor, (address, _)) in (0..).zip(fpgas) {
+            let device = device((TYPE_FPGA, FPGA), bus, address, minor, |function| {
+                self.fpga_nodes(function)
+            });
+            found.extend(device.map(|device| (device, None)));
+        }
+        found
     }
 
-    /// What watches the devices of `inventory`; it announces others once.
+    /// Every RDMA adapter.
+    fn adapters(&self, bus: &Bus) -> Vec<Found> {
+        let mut by_address = BTreeMap::<String, Vec<PathBuf>>::new();
+        for path in entries(&self.root.join("class/infiniband")) {
+            // A device that is no PCI function, such as one over an ordinary network adapter, cannot be given to a pod.
+            let Ok(target) = fs::canonicalize(path.join("device")) else {
+                continue;
+            };
+            let name = target.file_name().and_then(|name| name.to_str());
+            let Some(address) = name.and_then(pci::address) else {
+                continue;
+            };
+            if bus.get(&address).is_some_and(|function| !function.is_virtual) {
+                by_address.entry(address).or_default().push(path);
+            }
+        }
+        let mut found = Vec::new();
+        for (minor, (address, paths)) in (0..).zip(&by_address) {
+            let device = device((TYPE_RDMA, RDMA), bus, address, minor, |function| {
+                self.rdma_nodes(function)
+            });
+            found.extend(device.map(|device| (device, port_problem(paths))));
+        }
+        found
+    }
+
+    /// The device files of one function of an RDMA adapter; none if no driver has created any.
+    fn rdma_nodes(&self, address: &str) -> Vec<PathBuf> {
+        let function = pci::folder(&self.root).join(address);
+        let mut names = BTreeSet::new();
+        for class in ["infiniband_verbs", "infiniband_mad"] {
+            names.extend(
+                entries(&function.join(class))
+                    .iter()
+                    .filter_map(|path| path.file_name().map(PathBuf::from)),
+            );
+        }
+        if names.is_empty() {
+            return Vec::new();
+        }
+        let connections = PathBuf::from(RDMA_CONNECTIONS);
+        std::iter::once(connections)
+            .chain(names)
+            .map(|name| Path::new(RDMA_FOLDER).join(name))
+            .collect()
+    }
+
+    /// The device files of one function of an FPGA.
+    fn fpga_nodes(&self, address: &str) -> Vec<PathBuf> {
+        let mut names = BTreeSet::new();
+        if let Ok(function) = fs::canonicalize(pci::folder(&self.root).join(address)) {
+            collect_device_names(&function, FPGA_DEPTH, &mut names);
+        }
+        names
+            .into_iter()
+            .map(|name| Path::new("/dev").join(name))
+            .collect()
+    }
+
+    /// A watcher of the devices of `inventory`. It reports once that the devices have changed.
     pub(super) fn watcher(&self, inventory: &Inventory) -> Watcher {
         let (source, known) = (self.clone(), inventory.clone());
-        let mut announced = false;
-        Box::new(move |outbox| {
+        let mut is_announced = false;
+        Box::new(move |reporter| {
             loop {
-                if let Err(over) = source.report(&known, &mut announced, outbox) {
-                    return over;
+                if let Err(stopped) = source.report(&known, &mut is_announced, reporter) {
+                    return stopped;
                 }
             }
         })
     }
 
-    fn report(&self, known: &Inventory, announced: &mut bool, outbox: &Outbox) -> Result<(), Over> {
-        let found = self.look();
-        let is_news = |(device, _): &(OtherDevice, Option<String>)| !known.others.contains(device);
-        if !*announced && found.iter().any(is_news) {
-            *announced = true;
-            outbox.send(None, ObservationKind::InventoryChanged)?;
+    fn report(&self, known: &Inventory, is_announced: &mut bool, reporter: &Reporter) -> Result<(), Stopped> {
+        let found = self.read();
+        let has_new = found.iter().any(|(device, _)| !known.others.contains(device));
+        if has_new && !*is_announced {
+            *is_announced = true;
+            reporter.send(None, ObservationKind::InventoryChanged)?;
         }
         for device in &known.others {
-            let seen = found.iter().find(|(other, _)| other.id == device.id);
-            let kind = match seen {
+            let kind = match found.iter().find(|(other, _)| other.id == device.id) {
                 None => ObservationKind::Lost,
                 Some((_, None)) => ObservationKind::Answered,
                 Some((_, Some(problem))) => ObservationKind::PortDown(problem.clone()),
             };
-            outbox.send(Some(&device.id), kind)?;
+            reporter.send(Some(&device.id), kind)?;
         }
-        outbox.pause(self.interval)
+        reporter.pause(self.interval)
     }
 }
 
-/// What devices of a type have in common.
-struct Kind<'a> {
-    device_type: &'a str,
-    /// What it has 100 of.
-    resource: &'a str,
-    bus: &'a Bus,
+/// A PCI vendor's number in the registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciVendor(pub u16);
+
+/// The text is no PCI vendor's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write the four hexadecimal digits of a PCI vendor, such as 10ee")]
+pub struct InvalidVendor;
+
+impl FromStr for PciVendor {
+    type Err = InvalidVendor;
+
+    fn from_str(text: &str) -> Result<Self, InvalidVendor> {
+        // The parser alone would accept a sign, and fewer digits.
+        let is_hex = text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match u16::from_str_radix(text, 16) {
+            Ok(number) if is_hex => Ok(Self(number)),
+            _ => Err(InvalidVendor),
+        }
+    }
 }
 
-impl Kind<'_> {
-    /// The device that is the function at this address; `nodes` tells the device files of a function.
-    fn device(&self, address: &str, minor: u32, nodes: impl Fn(&str) -> Vec<PathBuf>) -> Option<OtherDevice> {
-        let id: PhysicalId = address
-            .parse()
-            .inspect_err(|error| info!(address, %error, "passing over a PCI function"))
-            .ok()?;
-        let functions = &self.bus.get(address)?.virtual_functions;
-        let vf = |(number, bus_id): &(u32, String)| VirtualFunction {
+impl fmt::Display for PciVendor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}", self.0)
+    }
+}
+
+/// The device of a type that is the function at this address, with 100 of the type's resource. `nodes` lists the device files of a
+/// function.
+fn device(
+    (device_type, resource): (&str, &str),
+    bus: &Bus,
+    address: &str,
+    minor: u32,
+    nodes: impl Fn(&str) -> Vec<PathBuf>,
+) -> Option<OtherDevice> {
+    let id: PhysicalId = address
+        .parse()
+        .inspect_err(|error| info!(address, %error, "ignoring a PCI function"))
+        .ok()?;
+    let mut vfs = Vec::new();
+    let mut function_nodes = BTreeMap::new();
+    for (number, bus_id) in &bus.get(address)?.virtual_functions {
+        vfs.push(VirtualFunction {
             minor: i32::try_from(*number).unwrap_or(-1),
             bus_id: bus_id.clone(),
-        };
-        let vfs: Vec<_> = functions.iter().map(vf).collect();
-        let group = (!vfs.is_empty()).then(|| VirtualFunctionGroup {
-            labels: BTreeMap::new(),
-            vfs,
         });
-        let function_nodes = functions
-            .iter()
-            .map(|(_, address)| (address.clone(), nodes(address)));
-        Some(OtherDevice {
-            device_type: self.device_type.to_owned(),
-            id,
-            minor,
-            resources: [(self.resource.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
-            labels: BTreeMap::new(),
-            bus_id: Some(address.to_owned()),
-            location: self.bus.location(address),
-            vf_groups: group.into_iter().collect(),
-            device_nodes: nodes(address),
-            function_nodes: function_nodes.filter(|(_, nodes)| !nodes.is_empty()).collect(),
-        })
+        let nodes = nodes(bus_id);
+        if !nodes.is_empty() {
+            function_nodes.insert(bus_id.clone(), nodes);
+        }
     }
+    let mut vf_groups = Vec::new();
+    if !vfs.is_empty() {
+        let labels = BTreeMap::new();
+        vf_groups.push(VirtualFunctionGroup { labels, vfs });
+    }
+    Some(OtherDevice {
+        device_type: device_type.to_owned(),
+        id,
+        minor,
+        resources: [(resource.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
+        labels: BTreeMap::new(),
+        bus_id: Some(address.to_owned()),
+        location: bus.location(address),
+        vf_groups,
+        device_nodes: nodes(address),
+        function_nodes,
+    })
 }
 
 /// The PCI address of the function that a link leads to, or to something below it.
-fn function_of(link: &std::path::Path) -> Option<String> {
-    let path = std::fs::canonicalize(link).ok()?;
+fn function_of(link: &Path) -> Option<String> {
+    let path = fs::canonicalize(link).ok()?;
     let mut parts = path.iter().rev().filter_map(|part| part.to_str());
     parts
         .find(|part| pci::address(part).as_deref() == Some(part))
         .map(str::to_owned)
 }
+
+/// The reason that no port of these devices can be used, if none can.
+fn port_problem(devices: &[PathBuf]) -> Option<String> {
+    let mut problems = Vec::new();
+    for port in devices.iter().flat_map(|device| entries(&device.join("ports"))) {
+        let text = fs::read_to_string(port.join("state")).unwrap_or_default();
+        // Such as `4: ACTIVE`.
+        let state = text.split_once(':').map_or("unknown", |(_, state)| state.trim());
+        if state == "ACTIVE" {
+            return None;
+        }
+        let port = port.file_name().unwrap_or_default().to_string_lossy();
+        problems.push(format!("port {port} is {state}"));
+    }
+    if problems.is_empty() {
+        problems.push("it has no port".to_owned());
+    }
+    Some(problems.join(", "))
+}
+
+/// Adds the kernel's names for the device files of a folder of sysfs, and of the folders below it, to `names`.
+fn collect_device_names(folder: &Path, depth: usize, names: &mut BTreeSet<String>) {
+    let uevent = fs::read_to_string(folder.join("uevent")).unwrap_or_default();
+    for name in uevent.lines().filter_map(|line| line.strip_prefix("DEVNAME=")) {
+        if !name.is_empty() && !name.starts_with('/') && !name.split('/').any(|part| part == "..") {
+            names.insert(name.to_owned());
+        }
+    }
+    if depth == 0 {
+        return;
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        // Links lead out of the device.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_device_names(&entry.path(), depth - 1, names);
+        }
+    }
+}
+
+/// The entries of a folder, by name; none if it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort_unstable();
+    paths
+}
+
+#[cfg(test)]
+pub(crate) mod recorded;
+#[cfg(test)]
+mod tests;

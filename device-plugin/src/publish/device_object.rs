@@ -22,7 +22,7 @@ use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};
-use crate::health::Reason;
+use crate::health::HealthReason;
 use crate::injection::{Certainty, Exposure, Injection};
 use crate::inventory::{PciLocation, PhysicalId};
 use crate::pods::WHOLE_DEVICE_PERCENT;
@@ -120,7 +120,7 @@ pub fn sick_by_xid(spec: &DeviceSpec) -> impl Iterator<Item = (PhysicalId, u64, 
     conditions.filter_map(|(id, condition)| {
         Some((
             id.parse().ok()?,
-            Reason::xid(&condition.reason)?,
+            HealthReason::xid(&condition.reason)?,
             condition.last_transition_time.as_str(),
         ))
     })
@@ -299,7 +299,7 @@ impl History<'_> {
         &self,
         id: &str,
         is_healthy: bool,
-        reason: Option<Reason>,
+        reason: Option<HealthReason>,
         message: &str,
     ) -> Option<DeviceCondition> {
         let before = self.before(id, CONDITION_HEALTHY);

@@ -18,7 +18,7 @@ use proto::device::{DEVICES_REVISION, DeviceSpec, RawDevice};
 use super::*;
 use crate::builders::{fleet, pod, pods, units};
 use crate::fleet::FleetDevice;
-use crate::health::Reason;
+use crate::health::HealthReason;
 use crate::inventory::{OtherDevice, PciLocation};
 
 fn node(status: &Value) -> Node {
@@ -31,7 +31,7 @@ fn sick(minor: usize) -> Fleet {
     let entry = &mut fleet.gpus[minor];
     (entry.is_healthy, entry.reason, entry.message) = (
         false,
-        Some(Reason::Xid(79)),
+        Some(HealthReason::Xid(79)),
         "the driver reported critical error XID 79".to_owned(),
     );
     fleet
@@ -86,7 +86,7 @@ fn nic(is_healthy: bool) -> FleetDevice {
     FleetDevice {
         device,
         is_healthy,
-        reason: (!is_healthy).then_some(Reason::Lost),
+        reason: (!is_healthy).then_some(HealthReason::Lost),
         message: "gone".to_owned(),
     }
 }

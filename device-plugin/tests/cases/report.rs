@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use chrono::DateTime;
 use device_plugin::fleet::Fleet;
-use device_plugin::health::Reason;
+use device_plugin::health::HealthReason;
 use device_plugin::inventory::{Gpu, Inventory, PciLocation, pci};
 use device_plugin::plugin::ids::IdScheme;
 use device_plugin::publish::device_object::{self, Remarks};
@@ -71,7 +71,7 @@ pub(super) fn report_device(case: &Value) -> Outcome {
     let illness = |bus_id: &str| {
         let entry = input["unhealthy"].get(bus_id)?;
         let xid = entry["errCode"].as_str()?.strip_prefix("Xid")?.parse().ok()?;
-        Some((Reason::Xid(xid), entry["errMessage"].as_str()?.to_owned()))
+        Some((HealthReason::Xid(xid), entry["errMessage"].as_str()?.to_owned()))
     };
     let devices = published(gpus.collect(), illness);
     let is_right = devices.iter().all(|device| {
@@ -126,7 +126,7 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
 }
 
 /// The devices that are published of these GPUs, of which some have an illness.
-fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(Reason, String)>) -> Vec<DeviceInfo> {
+fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(HealthReason, String)>) -> Vec<DeviceInfo> {
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
     let inventory = Inventory {
         gpus,

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::builders;
-use crate::health::{Policy, Reason};
+use crate::health::{HealthPolicy, HealthReason};
 use crate::inventory::FileSource;
 use proto::memory_unit::MemoryUnit;
 use serde_json::{Value, json};
@@ -30,7 +30,10 @@ fn channels(fleet: watch::Sender<Arc<Fleet>>) -> Channels {
 async fn changes_that_come_together_are_one_change() {
     let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
     let channels = channels(fleet);
-    let mut health = Health::new(Policy::default(), (0..3).map(|minor| builders::gpu(minor).uuid));
+    let mut health = Health::new(
+        HealthPolicy::default(),
+        (0..3).map(|minor| builders::gpu(minor).uuid),
+    );
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     for minor in 0..3 {
@@ -53,7 +56,7 @@ async fn changes_that_come_together_are_one_change() {
     assert!(
         now.gpus
             .iter()
-            .all(|entry| !entry.is_healthy && entry.reason == Some(Reason::Lost))
+            .all(|entry| !entry.is_healthy && entry.reason == Some(HealthReason::Lost))
     );
 }
 
@@ -61,7 +64,7 @@ async fn changes_that_come_together_are_one_change() {
 async fn no_change_wakes_nobody() {
     let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
     let channels = channels(fleet);
-    let mut health = Health::new(Policy::default(), [builders::gpu(0).uuid]);
+    let mut health = Health::new(HealthPolicy::default(), [builders::gpu(0).uuid]);
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
@@ -113,7 +116,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
     let health = Health::new(
-        Policy::default(),
+        HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
@@ -152,7 +155,7 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
     let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
     let health = Health::new(
-        Policy::default(),
+        HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
@@ -178,7 +181,7 @@ fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
     };
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(
-        Policy::default(),
+        HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (fleet, seen) = watch::channel(Arc::new(Fleet::new(
@@ -235,7 +238,7 @@ async fn silence_fails_all_devices_until_they_answer_again() {
     let message = "the device does not answer: the driver has not answered for 70 s";
     assert_eq!(
         told.collect::<Vec<_>>(),
-        [(false, Some(Reason::ProbeFailed), message); 2]
+        [(false, Some(HealthReason::ProbeFailed), message); 2]
     );
     for _ in 0..7 {
         sleep(Duration::from_secs(10)).await;
@@ -296,7 +299,7 @@ async fn feed_that_is_late_is_noticed() {
     let inventory = source.discover().unwrap();
     let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
     let health = Health::new(
-        Policy::default(),
+        HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(
@@ -348,7 +351,7 @@ fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
         memory_bytes: 1 << 40,
         ..builders::gpu(1)
     };
-    let mut health = Health::new(Policy::default(), []);
+    let mut health = Health::new(HealthPolicy::default(), []);
     assert!(!adopt(
         of(vec![huge]),
         &mut inventory,
@@ -406,7 +409,7 @@ async fn a_cleared_device_is_healthy() {
         .await
         .unwrap();
     let well = fleet.wait_for(|fleet| fleet.gpus[0].is_healthy).await.unwrap();
-    assert_eq!(well.gpus[0].reason, Some(Reason::Cleared));
+    assert_eq!(well.gpus[0].reason, Some(HealthReason::Cleared));
 }
 
 /// Until the errors that an earlier process saw are known, neither is the Device object written nor does a container start.
@@ -433,6 +436,6 @@ async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
     let sick = fleet.wait_for(|fleet| fleet.is_health_loaded).await.unwrap();
     assert_eq!(
         (sick.gpus[0].is_healthy, sick.gpus[0].reason),
-        (false, Some(Reason::Xid(48)))
+        (false, Some(HealthReason::Xid(48)))
     );
 }

@@ -1,12 +1,18 @@
-//! What the file may say, what it may not, and what a watch of it sees.
+//! Parsing the file, and watching it.
 
-use std::{collections::BTreeMap, fmt::Write as _, io::ErrorKind};
+use std::{collections::BTreeMap, fmt::Write as _, io::ErrorKind, path::Path};
 
 use proptest::prelude::*;
 use rstest::rstest;
 use tempfile::TempDir;
 
+use proto::topology::GpuPartitionPolicy;
+
+use super::parse::on_node;
 use super::*;
+use crate::inventory::{Gpu, PciLocation};
+
+mod others;
 
 /// How long a test waits for what must happen.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -17,7 +23,7 @@ fn document(gpus: &[&str]) -> String {
     format!(r#"{{"gpus": [{}]}}"#, gpus.join(", "))
 }
 
-fn read(text: &str) -> Result<Reading, InventoryError> {
+fn read(text: &str) -> Result<SimulatedDevices, InventoryError> {
     parse(Path::new("gpus.json"), "node-1", text.as_bytes())
 }
 
@@ -58,11 +64,11 @@ fn reads_every_field_and_sorts_by_minor() {
         labels: BTreeMap::new(),
         device_node: PathBuf::from("/tmp/gpu"),
     };
-    let ailments = [
-        (gpu_a.uuid.clone(), Ailment::Healthy),
-        (gpu_b.uuid.clone(), Ailment::Xid(79)),
+    let health = [
+        (gpu_b.uuid.clone(), SimulatedHealth::Xid(79)),
+        (gpu_a.uuid.clone(), SimulatedHealth::Healthy),
     ];
-    assert_eq!(reading.ailments, ailments);
+    assert_eq!(reading.health, health);
     let driver_version = Some("550".to_owned());
     let expected = Inventory {
         gpus: vec![gpu_a, gpu_b],
@@ -135,12 +141,12 @@ fn refusals() {
         document(&[&device("Sick")]),
         document(&[&device("Xid seven")]),
     ];
-    let mut told = String::new();
+    let mut text_of_all = String::new();
     for text in bad {
         let error = read(&text).expect_err(&text);
-        writeln!(told, "{text}\n  {}", with_sources(&error)).unwrap();
+        writeln!(text_of_all, "{text}\n  {}", one_line(&error)).unwrap();
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(text_of_all);
 }
 
 #[rstest]
@@ -189,7 +195,7 @@ proptest! {
     }
 }
 
-/// A file, and a watch of it that looks all the time.
+/// A file, and a watch of it with a short interval.
 struct Watched {
     folder: TempDir,
     feed: Feed,
@@ -220,7 +226,7 @@ impl Watched {
         fs::rename(draft, self.folder.path().join("gpus.json")).unwrap();
     }
 
-    /// Reads on until `kind` is seen of `device`.
+    /// Reads until the feed reports `kind` for `device`.
     async fn until(&mut self, device: Option<&str>, kind: ObservationKind) {
         let expected = Observation {
             device: device.map(|uuid| uuid.parse().unwrap()),
@@ -238,7 +244,9 @@ async fn health_follows_the_file() {
     let mut watched = Watched::start(&document(&[&device("Lost")]));
     watched.until(Some("GPU-a"), ObservationKind::Lost).await;
     watched.write(&document(&[&device("Healthy")]));
-    watched.until(Some("GPU-a"), ObservationKind::Sound).await;
+    watched
+        .until(Some("GPU-a"), ObservationKind::AnsweredWithoutFault)
+        .await;
     watched.write(&document(&[&device("Xid 79")]));
     watched.until(Some("GPU-a"), ObservationKind::Xid(79)).await;
     watched.write(&document(&[
@@ -251,7 +259,7 @@ async fn health_follows_the_file() {
     watched.feed.stop().unwrap();
 }
 
-/// Another length or time is not needed to notice a change, and a broken file changes nothing.
+/// The watch notices a change that keeps length and time of the file; an invalid file changes nothing.
 #[tokio::test]
 async fn a_broken_file_keeps_the_last_state() {
     let mut watched = Watched::start(&document(&[&device("Xid 79")]));
@@ -261,7 +269,10 @@ async fn a_broken_file_keeps_the_last_state() {
         for _ in 0..200 {
             let seen = watched.observations.recv().await.unwrap().kind;
             assert!(
-                matches!(seen, ObservationKind::Xid(79) | ObservationKind::Sound),
+                matches!(
+                    seen,
+                    ObservationKind::Xid(79) | ObservationKind::AnsweredWithoutFault
+                ),
                 "{seen:?}"
             );
         }
@@ -273,7 +284,7 @@ async fn a_broken_file_keeps_the_last_state() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_when_nobody_reads_it() {
+async fn a_watch_ends_with_its_reader() {
     let Watched {
         feed,
         observations,

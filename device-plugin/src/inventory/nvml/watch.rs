@@ -1,7 +1,7 @@
-//! Watches NVIDIA GPUs: critical errors by NVML's events, all else by probes.
+//! Watches NVIDIA GPUs: critical errors by NVML's events, everything else by probes.
 //!
-//! A session (library loaded, initialised) sees the devices that were there when it began, and a device that was lost stays
-//! lost in it, so a watch begins a new session now and then while it misses a device.
+//! A session (library loaded, initialised) sees the devices that were there when it was opened, and a device that was lost stays
+//! lost in it, so a watch opens another session now and then while it misses a device.
 
 use std::{
     collections::BTreeSet,
@@ -22,10 +22,9 @@ use nvml_wrapper::{
 use tracing::{info, warn};
 
 use super::{MIG, NvmlSource, is_mig};
-use crate::health::ObservationKind;
 use crate::inventory::{
-    ExcludedGpu, Exclusion, Inventory, InventoryError, PhysicalId,
-    feed::{Outbox, Over},
+    ExcludedGpu, Exclusion, Inventory, InventoryError, ObservationKind, PhysicalId,
+    feed::{Reporter, Stopped},
 };
 
 /// `NVML_ERROR_GPU_NOT_FOUND`, which the wrapper has no name for.
@@ -34,150 +33,134 @@ const GPU_NOT_FOUND: u32 = 28;
 /// The XID that NVML reports when it does not know which.
 const UNKNOWN_XID: u64 = 999;
 
-/// Highest factor by which new sessions become rarer while they find nothing.
-const MAX_PATIENCE: u32 = 16;
+/// The highest factor by which the interval between sessions grows while they find nothing.
+const MAX_REOPEN_FACTOR: u32 = 16;
 
-/// Longest wait inside NVML, and so the longest a stopped watch goes on.
-const WAIT: Duration = Duration::from_millis(500);
+/// Longest wait inside NVML, and so the longest time for which a stopped watch goes on.
+const EVENT_WAIT: Duration = Duration::from_millis(500);
 
 /// The state of a watch across its sessions.
-pub(super) struct Watch {
+pub(super) struct NvmlWatch {
     source: NvmlSource,
     /// The devices that are watched.
     known: Inventory,
     /// True once the watch has reported that the devices have changed.
-    announced: bool,
+    is_announced: bool,
     /// The number of the source's intervals that a session lasts in which a device is missing.
-    patience: u32,
-    /// The last failure that was logged.
+    reopen_factor: u32,
+    /// The last error that was logged.
     complaint: Option<String>,
-    /// Devices that needed a reset or were lost when they were last probed: one that answers again has been reset.
-    awaiting: BTreeSet<PhysicalId>,
+    /// Devices that needed a reset or were lost at the last probe: one that answers again has been reset.
+    awaiting_reset: BTreeSet<PhysicalId>,
 }
 
-impl Watch {
+impl NvmlWatch {
     /// A watch of the GPUs of `known`.
     pub(super) fn new(source: NvmlSource, known: Inventory) -> Self {
         Self {
             source,
             known,
-            announced: false,
-            patience: 1,
+            is_announced: false,
+            reopen_factor: 1,
             complaint: None,
-            awaiting: BTreeSet::new(),
+            awaiting_reset: BTreeSet::new(),
         }
     }
 
-    pub(super) fn run(&mut self, outbox: &Outbox) -> Over {
+    pub(super) fn run(&mut self, reporter: &Reporter) -> Stopped {
         loop {
-            let over = match self.source.open() {
-                Ok(nvml) => self.session(&nvml, outbox),
-                Err(error) => self.without_session(&error, outbox),
+            let result = match self.source.open() {
+                Ok(nvml) => self.run_session(&nvml, reporter),
+                Err(error) => self.report_no_session(&error, reporter),
             };
-            if let Err(over) = over {
-                return over;
+            if let Err(stopped) = result {
+                return stopped;
             }
         }
     }
 
-    /// The driver itself is away, so no device can be used; tries again later.
-    fn without_session(&mut self, error: &InventoryError, outbox: &Outbox) -> Result<(), Over> {
+    /// Reports every device as failed because the driver itself is away.
+    fn report_no_session(&mut self, error: &InventoryError, reporter: &Reporter) -> Result<(), Stopped> {
         let problem = error.to_string();
         if self.complaint.as_ref() != Some(&problem) {
             warn!(error = %problem, "NVML does not work, its devices count as unhealthy");
             self.complaint = Some(problem.clone());
         }
         for gpu in &self.known.gpus {
-            outbox.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
+            reporter.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
         }
         if matches!(error, InventoryError::DriverReplaced { .. }) {
-            outbox.send(None, ObservationKind::DriverReplaced(problem))?;
+            reporter.send(None, ObservationKind::DriverReplaced(problem))?;
         }
-        outbox.pause(self.source.probe_interval)
+        reporter.pause(self.source.probe_interval)
     }
 
-    /// Watches until a new session is wanted because this one misses a device.
+    /// Watches until it is time for another session because this one misses a device.
     ///
-    /// The watch misses an XID that is reported between two sessions; its probes see the effect on
-    /// the device.
-    fn session(&mut self, nvml: &Nvml, outbox: &Outbox) -> Result<(), Over> {
+    /// The watch misses an XID that is reported between two sessions; its probes see the effect on the device.
+    fn run_session(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         self.complaint = None;
-        self.compare(nvml, outbox)?;
-        let events = self.register(nvml);
-        let mut is_missing = self.probe(nvml, outbox)?;
+        self.compare(nvml, reporter)?;
+        let events = self.register_events(nvml);
+        let mut is_missing = self.probe_all(nvml, reporter)?;
         let opened = Instant::now();
         let (mut probed, mut compared) = (opened, opened);
         loop {
             let until_probe = self.source.probe_interval.saturating_sub(probed.elapsed());
             let until_compare = self.source.reopen_interval.saturating_sub(compared.elapsed());
-            let wait = WAIT.min(until_probe).min(until_compare);
-            let is_suspicious = self.wait(events.as_ref(), wait, outbox)?;
-            if is_suspicious || probed.elapsed() >= self.source.probe_interval {
-                is_missing = self.probe(nvml, outbox)?;
+            let wait = EVENT_WAIT.min(until_probe).min(until_compare);
+            let needs_probe = self.wait(events.as_ref(), wait, reporter)?;
+            if needs_probe || probed.elapsed() >= self.source.probe_interval {
+                is_missing = self.probe_all(nvml, reporter)?;
                 probed = Instant::now();
             }
             if compared.elapsed() >= self.source.reopen_interval {
-                if self.wants_other_session(is_missing, opened.elapsed()) {
+                if self.needs_other_session(is_missing, opened.elapsed()) {
                     return Ok(());
                 }
-                self.compare(nvml, outbox)?;
+                self.compare(nvml, reporter)?;
                 compared = Instant::now();
             }
         }
     }
 
-    /// Returns true if it is time to look for a missing device in a new session. As events can be
-    /// missed meanwhile and a dead device makes it slow, it becomes rarer while that does not help.
-    fn wants_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
-        let unreadable = |excluded: &ExcludedGpu| matches!(excluded.exclusion, Exclusion::Unreadable(_));
-        if !is_missing && !self.known.excluded.iter().any(unreadable) {
-            self.patience = 1;
+    /// Returns true if it is time to look for a missing device in another session. The interval grows while that does not help: the
+    /// watch can miss events meanwhile, and a dead device makes opening a session slow.
+    fn needs_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
+        let is_unreadable = |excluded: &ExcludedGpu| matches!(excluded.exclusion, Exclusion::Unreadable(_));
+        if !is_missing && !self.known.excluded.iter().any(is_unreadable) {
+            self.reopen_factor = 1;
             return false;
         }
-        let is_time = age >= self.source.reopen_interval.saturating_mul(self.patience);
+        let is_time = age >= self.source.reopen_interval.saturating_mul(self.reopen_factor);
         if is_time {
-            self.patience = (self.patience * 2).min(MAX_PATIENCE);
+            self.reopen_factor = (self.reopen_factor * 2).min(MAX_REOPEN_FACTOR);
         }
         is_time
     }
 
-    /// Says once when the devices are not the known ones any more. One that is merely missing is
-    /// left to the probes.
-    fn compare(&mut self, nvml: &Nvml, outbox: &Outbox) -> Result<(), Over> {
+    /// Reports once that the devices have changed. The probes report one that is merely missing.
+    fn compare(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         let Ok(now) = self.source.list(nvml) else {
             return Ok(());
         };
-        if self.announced || !self.known.is_outdated_by(&now) {
+        if self.is_announced || !self.known.is_outdated_by(&now) {
             return Ok(());
         }
-        self.announced = true;
-        outbox.send(None, ObservationKind::InventoryChanged)
+        self.is_announced = true;
+        reporter.send(None, ObservationKind::InventoryChanged)
     }
 
-    /// Asks for critical XIDs of every physical device, once; `None` if no device can report them.
-    ///
-    /// NVML frees the set with a failed registration, so it begins again without that device.
-    fn register<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
-        let mut able: Vec<_> = self
-            .known
-            .gpus
-            .iter()
-            .filter_map(|gpu| with_events(nvml, &gpu.uuid))
-            .collect();
+    /// Registers for the critical XIDs of every device that can report them; `None` if no device can.
+    fn register_events<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
+        let gpus = self.known.gpus.iter();
+        let mut able: Vec<_> = gpus.filter_map(|gpu| with_events(nvml, &gpu.uuid)).collect();
+        // NVML frees the set with a failed registration, so each round starts without the device that failed.
         while !able.is_empty() {
-            let set = nvml
-                .create_event_set()
-                .inspect_err(|error| warn!(%error, "NVML gives no events, devices are only probed"))
-                .ok()?;
-            let all = able.iter().enumerate().try_fold(set, |set, (at, (_, device))| {
-                device
-                    .register_events(EventTypes::CRITICAL_XID_ERROR, set)
-                    .map_err(|error| (at, error))
-            });
-            match all {
-                Ok(set) => return Some(set),
-                Err((at, error)) => {
-                    let (uuid, _) = able.remove(at);
+            match register(nvml, &able) {
+                Ok(events) => return events,
+                Err((position, error)) => {
+                    let (uuid, _) = able.remove(position);
                     info!(gpu = %uuid, %error, "GPU gives no events, it is only probed");
                 }
             }
@@ -185,16 +168,17 @@ impl Watch {
         None
     }
 
-    /// Waits for an event and passes it on; true if every device is to be probed now.
+    /// Waits for an event and reports it. Returns true if every device must be probed now.
     fn wait(
         &mut self,
         events: Option<&EventSet<'_>>,
         timeout: Duration,
-        outbox: &Outbox,
-    ) -> Result<bool, Over> {
-        outbox.check()?;
+        reporter: &Reporter,
+    ) -> Result<bool, Stopped> {
+        reporter.check()?;
         let Some(events) = events else {
-            return outbox.pause(timeout).map(|()| false);
+            reporter.pause(timeout)?;
+            return Ok(false);
         };
         match events.wait(u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1)) {
             Ok(event) if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) => {
@@ -203,9 +187,9 @@ impl Watch {
                     Some(XidError::Unknown) | None => UNKNOWN_XID,
                 };
                 let uuid = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
-                let ours = uuid.filter(|uuid| self.known.gpu(uuid).is_some());
-                outbox.send(ours.as_ref(), ObservationKind::Xid(xid))?;
-                Ok(ours.is_none())
+                let known = uuid.filter(|uuid| self.known.gpu(uuid).is_some());
+                reporter.send(known.as_ref(), ObservationKind::Xid(xid))?;
+                Ok(known.is_none())
             }
             Ok(_) | Err(NvmlError::Timeout) => Ok(false),
             Err(error) => {
@@ -215,35 +199,35 @@ impl Watch {
                     self.complaint = Some(problem);
                 }
                 // A wait that fails at once must not become a busy loop.
-                outbox.pause(timeout).map(|()| true)
+                reporter.pause(timeout)?;
+                Ok(true)
             }
         }
     }
 
-    /// Probes every device; true if one is missing.
-    fn probe(&mut self, nvml: &Nvml, outbox: &Outbox) -> Result<bool, Over> {
+    /// Probes every device; returns true if one is missing.
+    fn probe_all(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<bool, Stopped> {
         let mut is_missing = false;
         for gpu in &self.known.gpus {
-            let Checkup {
-                kind,
+            let ProbeResult {
+                mut kind,
                 has_pending_rows,
             } = probe(nvml, &gpu.uuid);
-            let kind = match kind {
-                ObservationKind::Answered if !has_pending_rows && self.awaiting.remove(&gpu.uuid) => {
-                    ObservationKind::Sound
-                }
-                kind => kind,
-            };
+            if kind == ObservationKind::Answered && !has_pending_rows && self.awaiting_reset.remove(&gpu.uuid)
+            {
+                kind = ObservationKind::AnsweredWithoutFault;
+            }
             if has_pending_rows || matches!(kind, ObservationKind::Lost | ObservationKind::NeedsReset(_)) {
-                self.awaiting.insert(gpu.uuid.clone());
+                self.awaiting_reset.insert(gpu.uuid.clone());
             }
             is_missing |= matches!(kind, ObservationKind::Lost | ObservationKind::Failed(_));
-            outbox.send(Some(&gpu.uuid), kind)?;
+            reporter.send(Some(&gpu.uuid), kind)?;
         }
         Ok(is_missing)
     }
 }
 
+/// The device, if it can report XIDs.
 fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &PhysicalId) -> Option<(PhysicalId, Device<'nvml>)> {
     let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
     match device.supported_event_types() {
@@ -259,14 +243,37 @@ fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &PhysicalId) -> Option<(PhysicalI
     }
 }
 
-/// A device's answer to a probe.
-struct Checkup {
+/// Registers for the critical XIDs of all these devices; `None` if NVML gives no events at all.
+///
+/// # Errors
+/// The position of the first device that NVML refuses, and NVML's error.
+fn register<'nvml>(
+    nvml: &'nvml Nvml,
+    devices: &[(PhysicalId, Device<'nvml>)],
+) -> Result<Option<EventSet<'nvml>>, (usize, NvmlError)> {
+    let mut events = match nvml.create_event_set() {
+        Ok(events) => events,
+        Err(error) => {
+            warn!(%error, "NVML gives no events, devices are only probed");
+            return Ok(None);
+        }
+    };
+    for (position, (_, device)) in devices.iter().enumerate() {
+        events = device
+            .register_events(EventTypes::CRITICAL_XID_ERROR, events)
+            .map_err(|error| (position, error.error))?;
+    }
+    Ok(Some(events))
+}
+
+/// The result of a probe.
+struct ProbeResult {
     kind: ObservationKind,
-    /// True if rows of its memory wait for a reset to be remapped. It can be used meanwhile.
+    /// True if rows of its memory wait for a reset to be remapped. The device works meanwhile.
     has_pending_rows: bool,
 }
 
-impl From<ObservationKind> for Checkup {
+impl From<ObservationKind> for ProbeResult {
     fn from(kind: ObservationKind) -> Self {
         Self {
             kind,
@@ -275,22 +282,22 @@ impl From<ObservationKind> for Checkup {
     }
 }
 
-fn probe(nvml: &Nvml, uuid: &PhysicalId) -> Checkup {
+fn probe(nvml: &Nvml, uuid: &PhysicalId) -> ProbeResult {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,
-        Err(error) => return trouble(&error).into(),
+        Err(error) => return failure(&error).into(),
     };
     match device.memory_info() {
         Err(NvmlError::NotSupported) | Ok(_) => {}
-        Err(error) => return trouble(&error).into(),
+        Err(error) => return failure(&error).into(),
     }
     if is_mig(&device) {
         return ObservationKind::Failed(MIG.to_owned()).into();
     }
-    recovery(&device)
+    reset_state(&device)
 }
 
-fn trouble(error: &NvmlError) -> ObservationKind {
+fn failure(error: &NvmlError) -> ObservationKind {
     match error {
         NvmlError::GpuLost | NvmlError::NotFound | NvmlError::UnexpectedVariant(GPU_NOT_FOUND) => {
             ObservationKind::Lost
@@ -300,31 +307,33 @@ fn trouble(error: &NvmlError) -> ObservationKind {
     }
 }
 
-/// Asks the driver if the device must be reset. Drivers before 565 name no recovery action; with those, only rows of memory
+/// Asks the driver whether the device must be reset. Drivers before 565 name no recovery action; with those, only rows of memory
 /// that could not be remapped show it.
-fn recovery(device: &Device<'_>) -> Checkup {
+fn reset_state(device: &Device<'_>) -> ProbeResult {
     let fields = [
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
         NVML_FI_DEV_REMAPPED_FAILURE,
         NVML_FI_DEV_REMAPPED_PENDING,
     ];
     let samples = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
-    let value = |at: usize| whole(samples.get(at)?.as_ref().ok()?.value.as_ref().ok()?);
+    let value = |position: usize| whole_number(samples.get(position)?.as_ref().ok()?.value.as_ref().ok()?);
     let kind = match (value(0), value(1)) {
-        (Some(action), _) if action > 0 => ObservationKind::NeedsReset(action_name(action).to_owned()),
+        (Some(action), _) if action > 0 => {
+            ObservationKind::NeedsReset(recovery_action_name(action).to_owned())
+        }
         (_, Some(failed)) if failed > 0 => {
             ObservationKind::NeedsReset("a row of its memory could not be remapped".to_owned())
         }
-        (Some(_), _) => ObservationKind::Sound,
+        (Some(_), _) => ObservationKind::AnsweredWithoutFault,
         (None, _) => ObservationKind::Answered,
     };
-    Checkup {
+    ProbeResult {
         kind,
         has_pending_rows: value(2).is_some_and(|pending| pending > 0),
     }
 }
 
-fn whole(value: &SampleValue) -> Option<u64> {
+fn whole_number(value: &SampleValue) -> Option<u64> {
     match value {
         SampleValue::U32(value) => Some(u64::from(*value)),
         SampleValue::U64(value) => Some(*value),
@@ -334,7 +343,7 @@ fn whole(value: &SampleValue) -> Option<u64> {
 }
 
 /// The names of `nvmlDeviceGpuRecoveryAction_t`.
-fn action_name(action: u64) -> &'static str {
+fn recovery_action_name(action: u64) -> &'static str {
     match action {
         1 => "its driver asks for a reset of the GPU",
         2 => "its driver asks for a reboot of the node",

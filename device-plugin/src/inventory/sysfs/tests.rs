@@ -73,30 +73,30 @@ fn line(device: &DeviceInfo) -> String {
     } else {
         format!(" vfs {}", functions.join(" "))
     };
-    let (kind, minor, place) = (
+    let (kind, minor, topology) = (
         &device.device_type,
         device.minor.unwrap(),
         (topology.bus_id, topology.node_id, topology.pcie_id),
     );
     format!(
         "{kind} {minor}: {} numa {} pcie {} {}{functions}",
-        place.0,
-        place.1,
-        place.2,
+        topology.0,
+        topology.1,
+        topology.2,
         labels.join(" ")
     )
 }
 
 #[test]
 fn what_is_published_of_recorded_machines() {
-    let mut told = String::new();
+    let mut text = String::new();
     for (name, _) in MACHINES {
-        writeln!(told, "{name}").unwrap();
+        writeln!(text, "{name}").unwrap();
         for device in &published(&inventory(&Machine::recorded(name))).spec.devices {
-            writeln!(told, "  {}", line(device)).unwrap();
+            writeln!(text, "  {}", line(device)).unwrap();
         }
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(text);
 }
 
 #[test]
@@ -107,16 +107,16 @@ fn a_device_object_in_full() {
 /// The functions that a pod may be given, and the files that each needs.
 #[test]
 fn device_nodes_of_functions() {
-    let mut told = String::new();
+    let mut text = String::new();
     for name in ["sr-iov", "fpgas"] {
         for device in source(&Machine::recorded(name)).list() {
-            writeln!(told, "{}: {:?}", device.id, device.device_nodes).unwrap();
+            writeln!(text, "{}: {:?}", device.id, device.device_nodes).unwrap();
             for (function, nodes) in &device.function_nodes {
-                writeln!(told, "  {function}: {nodes:?}").unwrap();
+                writeln!(text, "  {function}: {nodes:?}").unwrap();
             }
         }
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(text);
 }
 
 #[rstest]
@@ -127,14 +127,14 @@ fn device_nodes_of_functions() {
 #[case::nonsense(&[""], Some("port 1 is unknown"))]
 fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>) {
     let machine = Machine::of("pci0000:00\n 0000:00:00.0 nic=mlx5_0:ACTIVE");
-    std::fs::remove_dir_all(
+    fs::remove_dir_all(
         machine
             .root()
             .join("devices/pci0000:00/0000:00:00.0/infiniband/mlx5_0/ports"),
     )
     .unwrap();
     machine.set_ports("mlx5_0", states);
-    assert_eq!(source(&machine).look()[0].1.as_deref(), expected);
+    assert_eq!(source(&machine).read()[0].1.as_deref(), expected);
 }
 
 /// Only what is looked for is found, and a machine with nothing of it is one without devices.
@@ -165,7 +165,7 @@ fn types_are_looked_for_on_request() {
         fpga_vendors: Vec::new(),
         ..source(&machine)
     };
-    assert_eq!(none.list().len(), 1, "the kernel's own drivers tell of it");
+    assert_eq!(none.list().len(), 1, "the kernel's own driver manages it");
 }
 
 #[rstest]
@@ -179,7 +179,7 @@ fn vendors(#[case] text: &str, #[case] expected: Option<u16>) {
 
 /// What is observed of the adapters next, until there is something of each.
 async fn observed(
-    seen: &mut tokio::sync::mpsc::Receiver<crate::health::Observation>,
+    seen: &mut tokio::sync::mpsc::Receiver<crate::inventory::Observation>,
     n: usize,
 ) -> BTreeMap<String, ObservationKind> {
     let mut last = BTreeMap::new();

@@ -43,10 +43,10 @@ fn conditions_say_why_and_since_when() {
     let mut fleet = sick(0);
     let first = after(&fleet, &healthy, 10);
     assert_eq!(condition(&first), Some(("False", "Xid79", 10)));
-    fleet.gpus[0].reason = Some(Reason::Lost);
+    fleet.gpus[0].reason = Some(HealthReason::Lost);
     let second = after(&fleet, &first, 20);
     assert_eq!(condition(&second), Some(("False", "Lost", 10)));
-    (fleet.gpus[0].is_healthy, fleet.gpus[0].reason) = (true, Some(Reason::Recovered));
+    (fleet.gpus[0].is_healthy, fleet.gpus[0].reason) = (true, Some(HealthReason::Recovered));
     let third = after(&fleet, &second, 30);
     assert_eq!(condition(&third), Some(("True", "Recovered", 30)));
     assert_eq!(after(&self::fleet(2), &third, 40), third);

@@ -16,7 +16,7 @@ use crate::events::{Recorder, Weight};
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet, type_name};
-use crate::health::Fault;
+use crate::health::ApplicationFault;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::watching::one_line;
 
@@ -178,11 +178,11 @@ impl Ward {
     }
 
     /// What pods are told of a fault that leaves the device in order.
-    pub fn fault(fault: &Fault, pods: &Pods, fleet: &Fleet) -> Vec<Deed> {
+    pub fn fault(fault: &ApplicationFault, pods: &Pods, fleet: &Fleet) -> Vec<Deed> {
         let Some(entry) = fleet.gpus.iter().find(|entry| entry.gpu.uuid == fault.uuid) else {
             return Vec::new();
         };
-        let (key, Fault { uuid, xid }) = (DeviceKey::from(&entry.gpu), fault);
+        let (key, ApplicationFault { uuid, xid }) = (DeviceKey::from(&entry.gpu), fault);
         let affected = pods
             .iter()
             .filter(|pod| pod.stage == Stage::Running && holds(pod, TYPE_GPU, &key));
@@ -246,7 +246,7 @@ pub struct Sources {
     /// The pods of this node.
     pub pods: watch::Receiver<Pods>,
     /// Faults of applications.
-    pub faults: mpsc::Receiver<Fault>,
+    pub faults: mpsc::Receiver<ApplicationFault>,
     /// Who writes events.
     pub recorder: Recorder,
 }

@@ -140,7 +140,7 @@ fn faults_of_applications_are_told_to_whoever_runs_there() {
         ..pod("b", 1, [units(2)]).on([1])
     };
     let here = pods([running, elsewhere, pod("waiting", 2, [units(2)])]);
-    let fault = Fault {
+    let fault = ApplicationFault {
         uuid: FIRST.parse().unwrap(),
         xid: 31,
     };

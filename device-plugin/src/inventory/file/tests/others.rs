@@ -1,16 +1,15 @@
-//! What may be said of other devices, and in which words the rest is refused.
+//! Devices of other types than GPUs.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use proptest::prelude::*;
-use serde_json::json;
+use proto::quantity::Quantity;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::inventory::InventoryError;
-use crate::inventory::file::{Reading, parse, with_sources};
 
-fn read(devices: &Value) -> Result<Reading, InventoryError> {
+fn read(devices: &Value) -> Result<SimulatedDevices, InventoryError> {
     let text =
         json!({"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "1Gi"}], "devices": devices}).to_string();
     parse(Path::new("gpus.json"), "node-1", text.as_bytes())
@@ -36,14 +35,14 @@ fn reads_every_field_and_sorts() {
     let reading =
         read(&json!([nic, rdma_of("0000:20:00.0", 0), {"type": "npu", "id": "NPU-{node}", "minor": 0, "resources": {"a.b/c": 4}}]))
             .unwrap();
-    let told: Vec<_> = reading
+    let listed: Vec<_> = reading
         .inventory
         .others
         .iter()
         .map(|other| (other.device_type.as_str(), other.minor, other.id.as_str()))
         .collect();
     assert_eq!(
-        told,
+        listed,
         [
             ("npu", 0, "NPU-node-1"),
             ("rdma", 0, "0000:20:00.0"),
@@ -71,15 +70,15 @@ fn reads_every_field_and_sorts() {
         reading.inventory.others[1].resources,
         [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(100))].into()
     );
-    let ailments: Vec<_> = reading
-        .ailments
+    let health: Vec<_> = reading
+        .health
         .iter()
-        .map(|(id, ailment)| (id.as_str(), *ailment))
+        .map(|(id, health)| (id.as_str(), *health))
         .collect();
     assert!(
-        ailments.contains(&("0000:1f:00.0", Ailment::Lost))
-            && ailments.contains(&("GPU-a", Ailment::Healthy)),
-        "{ailments:?}"
+        health.contains(&("0000:1f:00.0", SimulatedHealth::Lost))
+            && health.contains(&("GPU-a", SimulatedHealth::Healthy)),
+        "{health:?}"
     );
 }
 
@@ -110,12 +109,12 @@ fn refusals() {
         json!([rdma(), rdma_of("0000:1f:00.0", 1)]),
         json!([rdma(), rdma_of("0000:20:00.0", 0)]),
     ];
-    let mut told = String::new();
+    let mut text_of_all = String::new();
     for devices in bad {
         let error = read(&devices).expect_err(&devices.to_string());
-        writeln!(told, "{devices}\n  {}", with_sources(&error)).unwrap();
+        writeln!(text_of_all, "{devices}\n  {}", one_line(&error)).unwrap();
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(text_of_all);
 }
 
 proptest! {
