@@ -4,7 +4,7 @@
 //	cdi-injector SOCKET DIRECTORY[,DIRECTORY..]
 //
 // Later directories override earlier ones. Each line of a connection is a question, {"devices": ["gpushare.dev/gpu=x"]},
-// and is answered by one line: what the container gets, or "error". `testbed load injection` asks it in place of the
+// and is answered by one line: what the container gets, or "error". `laboratory load injection` asks it in place of the
 // testbed's model of a runtime. It is built for that measurement alone, inside a checkout of containerd 2.0 or later, whose
 // vendored packages it uses:
 //

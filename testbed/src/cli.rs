@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use futures::FutureExt;
 use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
 use crate::kube_scheduler::process as kube_scheduler;
-use crate::{chaos, demo, e2e, families, load, replay, waves};
+use crate::{chaos, demo, e2e, waves};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -31,52 +32,54 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Kill the parts of a cluster in turn while waves of pods start, and count the pods that this costs.
     Waves(waves::WavesArgs),
-    /// Measure the real scheduler; use a release build.
-    Load(load::LoadArgs),
-    /// Replay a trace of pods, or your own cluster's, and compare policies by what they get out of the GPUs.
-    Replay(Box<replay::ReplayArgs>),
-    /// Compare policies on clusters and workloads of many kinds, made up from numbers.
-    Families(Box<families::FamiliesArgs>),
     /// Run the testbed's model of kube-scheduler alone, against any API server.
     KubeScheduler(kube_scheduler::KubeSchedulerArgs),
 }
 
-/// Parses the arguments and does what they say.
+/// Parses the arguments and runs the command that they name.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    block_on(cli.log, async {
+        let running = match cli.command {
+            Command::Demo(args) => demo::run(args).boxed_local(),
+            Command::E2e(args) => e2e::run(args).boxed_local(),
+            Command::Chaos(args) => chaos::run(args).boxed_local(),
+            Command::Waves(args) => waves::run(args).boxed_local(),
+            // It releases its Lease when it is interrupted.
+            Command::KubeScheduler(args) => {
+                return kube_scheduler::run(args, interrupted()).await.map(exit_code);
+            }
+        };
+        or_interrupted(running).await
+    })
+}
+
+/// Runs a command of the testbed or the laboratory to its end, with logs that pass `log` on standard error.
+pub fn block_on(log: EnvFilter, command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
     tracing_subscriber::fmt()
-        .with_env_filter(cli.log)
+        .with_env_filter(log)
         .with_writer(std::io::stderr)
         .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
-    runtime.block_on(async {
-        let running = match cli.command {
-            Command::Demo(args) => demo::run(args).boxed_local(),
-            Command::E2e(args) => e2e::run(args).boxed_local(),
-            Command::Chaos(args) => chaos::run(args).boxed_local(),
-            Command::Waves(args) => waves::run(args).boxed_local(),
-            Command::Load(args) => load::run(args).boxed_local(),
-            Command::Replay(args) => replay::run(*args).boxed_local(),
-            Command::Families(args) => families::run(*args).boxed_local(),
-            // It has something to do once it is asked to end.
-            Command::KubeScheduler(args) => return exit_code(kube_scheduler::run(args, interrupted()).await),
-        };
-        // Dropping the command ends every process that it started.
-        tokio::select! {
-            result = running => exit_code(result),
-            () = interrupted() => ExitCode::from(130),
-        }
-    })
+    runtime.block_on(command).unwrap_or_else(|error| fail(&error))
 }
 
-fn exit_code(result: anyhow::Result<bool>) -> ExitCode {
-    match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => fail(&error),
+/// Runs `command` until it ends or the program is interrupted. Dropping the command ends every process that it started.
+pub async fn or_interrupted(command: impl Future<Output = Result<bool>>) -> Result<ExitCode> {
+    tokio::select! {
+        succeeded = command => succeeded.map(exit_code),
+        () = interrupted() => Ok(ExitCode::from(130)),
+    }
+}
+
+fn exit_code(succeeded: bool) -> ExitCode {
+    if succeeded {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 

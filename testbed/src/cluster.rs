@@ -482,7 +482,7 @@ fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {
 }
 
 /// Makes a user with a token of its own and writes its kubeconfig.
-pub(crate) fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<PathBuf> {
+pub fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<PathBuf> {
     let groups = groups.iter().map(|group| (*group).to_owned()).collect();
     api.add_token(
         &format!("token-of-{}", user.replace(':', "-")),
@@ -499,7 +499,7 @@ pub(crate) fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &
 }
 
 /// A client that speaks as a user.
-pub(crate) async fn user_client(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<Client> {
+pub async fn user_client(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<Client> {
     client_of(&user_kubeconfig(api, dir, user, groups)?).await
 }
 

@@ -7,7 +7,7 @@ const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
 /// A generator for one decision, named by `parts`.
-pub(crate) fn dice(seed: u64, parts: &[&str]) -> StdRng {
+pub fn dice(seed: u64, parts: &[&str]) -> StdRng {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
     let hash = seed
         .to_le_bytes()

@@ -35,8 +35,8 @@ use waits::Claims;
 
 pub use amounts::{AmountError, Amounts};
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
-pub(crate) use diagnosis::sentence;
-pub use diagnosis::{Diagnosis, Refusal};
+
+pub use diagnosis::{Diagnosis, Refusal, sentence};
 pub use extender::{Extender, ExtenderError, Filtered};
 pub use fit::repels;
 pub use waits::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};

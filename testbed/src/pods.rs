@@ -158,7 +158,7 @@ impl PodSpec {
 }
 
 /// Sets a field of an object.
-pub(crate) fn set(object: &mut Value, field: &str, value: Value) {
+pub fn set(object: &mut Value, field: &str, value: Value) {
     if let Value::Object(map) = object {
         map.insert(field.to_owned(), value);
     }

@@ -32,7 +32,7 @@ struct Own {
 ///
 /// # Errors
 /// All ports are taken.
-pub(crate) fn free_address() -> Result<SocketAddr> {
+pub fn free_address() -> Result<SocketAddr> {
     let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         for port in own.left.by_ref() {

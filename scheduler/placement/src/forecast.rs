@@ -32,7 +32,7 @@ const LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
 
 /// Thousandths that whole idle GPUs count for, where CPU and memory suffice. With 200 one mix of sizes in 500 comes to lie on
 /// up to three times the nodes that it needs, with 300 none of 1,000 (`tests/engine/nodes_used.rs`); with 400 openb's default
-/// list loses another quarter of a point (`testbed replay`).
+/// list loses another quarter of a point (`laboratory replay`).
 const CAUTION: u64 = 300;
 
 /// Thousandths of a GPU.

@@ -1,7 +1,7 @@
-//! `testbed families`: what policies get out of clusters and workloads of many kinds, and how far each is from the best.
+//! `laboratory families`: what policies get out of clusters and workloads of many kinds, and how far each is from the best.
 //!
 //! A trace shows one cluster; these are made up, so that there can be as many as one likes, and others to judge by than those
-//! that a policy was made with. Pods are placed as `testbed replay` does it.
+//! that a policy was made with. Pods are placed as `laboratory replay` does it.
 
 pub mod cluster;
 pub mod mix;
@@ -16,7 +16,6 @@ use scheduler::config::AnswerNodes;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
-use crate::console::{Bars, Console, table};
 use crate::replay::conditions::{Conditions, Named, Overrides};
 use crate::replay::fragment::typical_pods;
 use crate::replay::parallel::in_parallel;
@@ -24,11 +23,12 @@ use crate::replay::policy::Policy;
 use crate::replay::run::{self, Job, Outcome};
 use crate::replay::{Seeds, seeds};
 use cluster::{Kind, Measure};
+use testbed::console::{Bars, Console, table};
 
 /// Policies that are compared unless told otherwise.
 const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
 
-/// `testbed families`.
+/// `laboratory families`.
 #[derive(Clone, Debug, Args)]
 pub struct FamiliesArgs {
     /// Kinds of clusters and workloads; all, if not given.

@@ -1,4 +1,4 @@
-//! `testbed load`: drives the real scheduler over HTTP, or the real plugin through a kubelet, and measures it.
+//! `laboratory load`: drives the real scheduler over HTTP, or the real plugin through a kubelet, and measures it.
 //!
 //! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured. One load needs a
 //! cluster of somebody else's: a control plane whose own kube-schedulers are measured.
@@ -11,12 +11,12 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::apiserver::{ApiServer, Config};
-use crate::cluster::{SCHEDULER_USER, user_kubeconfig};
-use crate::console::Console;
-use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
-use crate::http_client::{HttpClient, is_ok};
-use crate::ports::free_address;
+use testbed::apiserver::{ApiServer, Config};
+use testbed::cluster::{SCHEDULER_USER, user_kubeconfig};
+use testbed::console::Console;
+use testbed::daemons::{Binaries, Crashes, Daemon, Invocation};
+use testbed::http_client::{HttpClient, is_ok};
+use testbed::ports::free_address;
 
 mod admission;
 mod bind;
@@ -40,7 +40,7 @@ use histogram::Histogram;
 pub use injection::{Injected, InjectionArgs, injection};
 pub use schedule::ScheduleArgs;
 
-/// `testbed load`.
+/// `laboratory load`.
 #[derive(Clone, Debug, Args)]
 pub struct LoadArgs {
     #[command(subcommand)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::console::Console;
+use testbed::console::Console;
 
 /// Colours that people with any sight can tell apart; they begin again after the last.
 const COLOURS: [&str; 8] = [

@@ -1,4 +1,4 @@
-//! `testbed replay`: places the pods of a trace one by one, by policies that are to be compared, and measures the GPUs.
+//! `laboratory replay`: places the pods of a trace one by one, by policies that are to be compared, and measures the GPUs.
 //!
 //! The engine's policies run the code of the scheduler's own filter and bind; kube-scheduler's part is a model of it.
 
@@ -11,7 +11,6 @@ use clap::Args;
 use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
-use crate::console::{Bars, Console};
 use conditions::{Conditions, Named, Overrides, PlainPods, TieBreak};
 use fragment::{Typical, typical_pods};
 use kube::Sampling;
@@ -20,6 +19,7 @@ use plot::Measure;
 use policy::{Policy, Reference};
 use run::{Job, Outcome};
 use summary::Summary;
+use testbed::console::{Bars, Console};
 use world::World;
 
 pub mod affinity;
@@ -47,17 +47,17 @@ pub mod world;
 const EXAMPLES: &str = "\
 Examples:
   Compare the default policy with others on a trace, ten runs each, and draw plots:
-    testbed replay --nodes nodes.csv --pods pods.csv --policy fill,binpack,fgd,kube-default --plots plots
+    laboratory replay --nodes nodes.csv --pods pods.csv --policy fill,binpack,fgd,kube-default --plots plots
   What would another policy have made of my cluster?
-    testbed replay --kubeconfig ~/.kube/config --policy fill,spread --condition S
+    laboratory replay --kubeconfig ~/.kube/config --policy fill,spread --condition S
   How many of these pods would my cluster take besides those it has?
-    testbed replay --kubeconfig ~/.kube/config --arrivals pods.csv --tune 0
+    laboratory replay --kubeconfig ~/.kube/config --arrivals pods.csv --tune 0
 
 The table: OFFERED, ALLOC and FRAG are percents of all GPUs at the end: asked for, allocated, and idle where typical pods
 cannot use them; ALLOC@100 and the like are on the way there. UNPLACED pods fitted nowhere. BY SAMPLE are refusals of a sample
 while another node had room; MISSED pods stayed unplaced so. docs/replay.md explains it.";
 
-/// `testbed replay`.
+/// `laboratory replay`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReplayArgs {

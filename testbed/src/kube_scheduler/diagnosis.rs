@@ -58,7 +58,7 @@ impl Diagnosis {
 
 /// The message for the number of nodes in the cluster, the number of nodes by reason, and that of nodes on which preemption
 /// looked for victims.
-pub(crate) fn sentence<'a>(
+pub fn sentence<'a>(
     n_nodes: usize,
     counts: impl IntoIterator<Item = (&'a str, usize)>,
     n_candidates: usize,

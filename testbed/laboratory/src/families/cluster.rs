@@ -10,11 +10,11 @@ use rand::seq::IndexedRandom;
 use serde_json::json;
 
 use super::mix::{Habits, Mix};
-use crate::dice::dice;
 use crate::replay::objects;
 use crate::replay::portion::{floor, real};
 use crate::replay::trace::{NodeRow, PodRow, WHOLE};
 use crate::replay::world::{Present, World};
+use testbed::dice::dice;
 
 /// The kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,4 +1,4 @@
-//! `testbed load admission`: how fast one node's kubelet takes pods in, with the real plugin proving every start.
+//! `laboratory load admission`: how fast one node's kubelet takes pods in, with the real plugin proving every start.
 //!
 //! Pods are bound first and held back, so that the scheduler is not what is measured.
 
@@ -12,13 +12,13 @@ use futures::stream::{StreamExt, TryStreamExt};
 use proto::resource::GPU_MEM;
 use serde::Serialize;
 
-use crate::chaos::Mode;
-use crate::cluster::{Cluster, NodeSpec, Spec};
-use crate::console::{Console, table};
-use crate::invariants;
-use crate::kubelet::{Kubelet, OrderRule, StartHook};
-use crate::observer::{Snapshot, is_running, node_of, phase};
-use crate::pods::{PodSpec, Pods};
+use testbed::chaos::Mode;
+use testbed::cluster::{Cluster, NodeSpec, Spec};
+use testbed::console::{Console, table};
+use testbed::invariants;
+use testbed::kubelet::{Kubelet, OrderRule, StartHook};
+use testbed::observer::{Snapshot, is_running, node_of, phase};
+use testbed::pods::{PodSpec, Pods};
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -27,7 +27,7 @@ const GPUS: [u64; 2] = [8, 80];
 /// Requests to the API server at one time.
 const CONCURRENCY: usize = 32;
 
-/// `testbed load admission`.
+/// `laboratory load admission`.
 #[derive(Clone, Debug, Args)]
 pub struct AdmissionArgs {
     /// Pods of one round, each of one memory unit.

@@ -1,4 +1,4 @@
-//! `testbed load bind`: how many pods a second the scheduler binds, whether that lasts, and what it costs; beside what the
+//! `laboratory load bind`: how many pods a second the scheduler binds, whether that lasts, and what it costs; beside what the
 //! testbed's API server takes of the same bindings when nobody else wants anything of it.
 
 use std::future::Future;
@@ -15,13 +15,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Rig, fleet, float, quantiles, until_it_binds};
-use crate::console::{Console, table};
-use crate::http_client::HttpClient;
+use testbed::console::{Console, table};
+use testbed::http_client::HttpClient;
 
 /// Linux counts the time of processes in hundredths of a second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// `testbed load bind`.
+/// `laboratory load bind`.
 #[derive(Clone, Debug, Args)]
 pub struct BindArgs {
     /// Nodes of eight GPUs.

@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::fleet;
-use crate::apiserver::Cluster;
-use crate::http_client::HttpClient;
+use testbed::apiserver::Cluster;
+use testbed::http_client::HttpClient;
 
 /// Binds under way at most.
 const CONCURRENCY: usize = 64;

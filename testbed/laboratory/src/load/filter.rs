@@ -1,4 +1,4 @@
-//! `testbed load filter`: how long the scheduler takes to say where a pod fits, by size of cluster and of request, beside a
+//! `laboratory load filter`: how long the scheduler takes to say where a pod fits, by size of cluster and of request, beside a
 //! server that does nothing.
 
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use super::order::Order;
 use super::questions::{MOST_SHAPES, Questions};
 use super::viewers::Viewers;
 use super::{Rig, fleet, float, growth, quantiles};
-use crate::console::{Console, table};
-use crate::http_client::HttpClient;
+use testbed::console::{Console, table};
+use testbed::http_client::HttpClient;
 
 /// Questions before the first that counts.
 const WARM_UP: u32 = 50;
@@ -24,7 +24,7 @@ const WARM_UP: u32 = 50;
 /// How long room is kept for a pod: about as long as kube-scheduler takes to bind one. These pods are never bound.
 const HINT: &str = "20ms";
 
-/// `testbed load filter`.
+/// `laboratory load filter`.
 #[derive(Clone, Debug, Args)]
 pub struct FilterArgs {
     /// Nodes of eight GPUs; of several sizes one cluster after the other is measured.

@@ -9,7 +9,7 @@ use proto::record::{
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use crate::apiserver::Cluster;
+use testbed::apiserver::Cluster;
 
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;
@@ -40,7 +40,7 @@ pub(super) fn fill(cluster: &Cluster, n_nodes: u32, n_pods: u32, pod_bytes: usiz
 
 /// The definition of Device objects, as it is shipped.
 pub(super) fn crd() -> Result<Value> {
-    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base/crd.yaml"));
+    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/base/crd.yaml"));
     serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")
 }
 

@@ -1,4 +1,4 @@
-//! `testbed load injection`: whether containerd injects what the plugin wrote for a start, and how long a start waits for it.
+//! `laboratory load injection`: whether containerd injects what the plugin wrote for a start, and how long a start waits for it.
 //!
 //! Pods come in bursts to nodes that are full of others, and take their places. The plugins are the real ones, also one of an
 //! earlier version beside them; the CDI devices are injected by containerd's own code (`cdi-injector`), one process per node,
@@ -16,12 +16,12 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, DriverSpecs, NodeSpec, Spec};
-use crate::console::{Console, table};
-use crate::invariants;
-use crate::kubelet::{Container, OrderRule, RuntimeConfig, Start, StartHook};
-use crate::observer::{Snapshot, is_running, node_of, phase};
-use crate::pods::{PodSpec, Pods};
+use testbed::cluster::{Cluster, DriverSpecs, NodeSpec, Spec};
+use testbed::console::{Console, table};
+use testbed::invariants;
+use testbed::kubelet::{Container, OrderRule, RuntimeConfig, Start, StartHook};
+use testbed::observer::{Snapshot, is_running, node_of, phase};
+use testbed::pods::{PodSpec, Pods};
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -32,7 +32,7 @@ const CONCURRENCY: usize = 16;
 /// The kind of the devices whose specs a plugin writes for a start.
 const KIND: &str = "gpushare.dev/gpu";
 
-/// `testbed load injection`.
+/// `laboratory load injection`.
 #[derive(Clone, Debug, Args)]
 pub struct InjectionArgs {
     /// The program of `testbed/cdi-injector`, built in a checkout of containerd.
@@ -491,7 +491,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::kubelet::{ContainerKind, RunState};
+    use testbed::kubelet::{ContainerKind, RunState};
 
     fn container(env: &[(&str, &str)], nodes: &[&str]) -> Container {
         Container {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::line::wire;
 use super::order::{Order, Orders};
-use crate::pods::{Limits, PodSpec};
+use testbed::pods::{Limits, PodSpec};
 
 /// What pods ask for; all of it fits a node of whose GPUs half are half full, and one has some small pods more.
 pub(super) const SHAPES: [&Limits<'_>; 8] = [

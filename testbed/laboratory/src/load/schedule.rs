@@ -1,4 +1,4 @@
-//! `testbed load schedule`: pods per second from creation to binding, by the kube-schedulers of a real control plane.
+//! `laboratory load schedule`: pods per second from creation to binding, by the kube-schedulers of a real control plane.
 //!
 //! Fills the cluster with nodes that are nothing but objects, then lets one scheduler after the other place the same pods, round
 //! after round. Starts no process: which scheduler asks an extender is the control plane's configuration. Halts those that it is
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 
 use super::fleet;
 use super::questions::{MOST_SHAPES, SHAPES};
-use crate::cluster::client_of;
-use crate::console::{Console, table};
-use crate::pods::{PodSpec, set};
 use bindings::{Bindings, Rates};
 use fill::{LABEL, Size, WAITING, path};
 use halt::Process;
 use objects::{Objects, each};
+use testbed::cluster::client_of;
+use testbed::console::{Console, table};
+use testbed::pods::{PodSpec, set};
 
 mod bindings;
 mod fill;
@@ -31,7 +31,7 @@ mod objects;
 /// Pods that each scheduler places before the first that count.
 const WARM_UP: u32 = 100;
 
-/// `testbed load schedule`.
+/// `laboratory load schedule`.
 #[derive(Clone, Debug, Args)]
 pub struct ScheduleArgs {
     /// A control plane without nodes, and leave to do anything there. Nothing may taint nodes that send no heartbeat: its

@@ -9,7 +9,7 @@ use http::StatusCode;
 use kube::Client;
 use serde_json::Value;
 
-use crate::cluster::client_of;
+use testbed::cluster::client_of;
 
 pub use seen::world;
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use super::trace::{NodeRow, PERCENT, PodRow};
 use super::world::{Node, Numbers, Pod, Stay, World};
-use crate::vendor_plugin::NVIDIA_GPU;
+use testbed::vendor_plugin::NVIDIA_GPU;
 
 const MIB: i64 = 1 << 20;
 /// Memory of every GPU: pods of a trace ask for parts, so that it makes no difference.

@@ -13,7 +13,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use super::kube::Found;
 use super::occupancy::{Occupancy, Use};
 use super::world::{Pod, World};
-use crate::kube_scheduler::sentence;
+use testbed::kube_scheduler::sentence;
 
 const NOT_ELIGIBLE: &str = "node(s) didn't match Pod's node affinity/selector";
 

@@ -24,7 +24,7 @@ use super::portion::{floor, percent, real};
 use super::reference::Chooser;
 use super::refusal;
 use super::world::{Pod, World};
-use crate::console::Bar;
+use testbed::console::Bar;
 
 /// What an extender's point is worth to kube-scheduler, whose plugins give up to 100, with the weight that we ship.
 const PER_POINT: i64 = 10;

@@ -8,7 +8,7 @@ use super::occupancy::Occupancy;
 use super::portion::{floor, percent, real};
 use super::run::Outcome;
 use super::world::{Pod, World};
-use crate::console::table;
+use testbed::console::table;
 
 /// The percentage of offered demand at which allocation is told besides the end.
 const ALLOCATED_AT: usize = 100;

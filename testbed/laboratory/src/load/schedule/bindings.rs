@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::fill::{LABEL, NAMESPACE, WAITING};
-use crate::observer::{node_of, unscheduled_because};
+use testbed::observer::{node_of, unscheduled_because};
 
 /// How long nothing may happen.
 const PATIENCE: Duration = Duration::from_secs(60);

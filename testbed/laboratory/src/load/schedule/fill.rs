@@ -9,9 +9,9 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::objects::{Objects, each};
-use crate::console::Console;
 use crate::load::fleet;
-use crate::pods::set;
+use testbed::console::Console;
+use testbed::pods::set;
 
 /// Where the pods are.
 pub(super) const NAMESPACE: &str = "gpushare-load";

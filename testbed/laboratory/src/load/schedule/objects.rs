@@ -8,7 +8,7 @@ use http::{Request, StatusCode, header};
 use kube::Client;
 use serde_json::Value;
 
-use crate::console::Console;
+use testbed::console::Console;
 
 /// Requests at one time.
 const CONCURRENCY: usize = 64;

@@ -1,9 +1,9 @@
 use rstest::rstest;
 
 use super::*;
-use crate::cluster::{default_deploy, user_client};
-use crate::kube_scheduler::{Configuration, KubeScheduler, Options};
 use crate::load::Rig;
+use testbed::cluster::{default_deploy, user_client};
+use testbed::kube_scheduler::{Configuration, KubeScheduler, Options};
 
 fn args(schedulers: &[&str]) -> ScheduleArgs {
     ScheduleArgs {

@@ -17,13 +17,13 @@ use scheduler::offline;
 use serde_json::{Map, Value, json};
 
 use super::Seen;
-use crate::kube_scheduler::{Amounts, repels};
 use crate::replay::affinity::allows;
 use crate::replay::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use crate::replay::objects;
 use crate::replay::occupancy::Part;
 use crate::replay::trace::{PERCENT, PodRow, WHOLE};
 use crate::replay::world::{Node, Numbers, Pod, Present, Stay, World};
+use testbed::kube_scheduler::{Amounts, repels};
 
 /// What a scheduler, or a node, has written into a pod and a pod that is placed anew does not have.
 const WRITTEN: [&str; 9] = [

@@ -5,10 +5,10 @@ use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHA
 use serde_json::json;
 
 use super::*;
-use crate::apiserver::{ApiServer, Cluster, Config};
-use crate::cluster::user_kubeconfig;
 use crate::replay::occupancy::Part;
 use crate::replay::{trace, world::World};
+use testbed::apiserver::{ApiServer, Cluster, Config};
+use testbed::cluster::user_kubeconfig;
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
 
@@ -53,7 +53,7 @@ fn owned(mut pod: Value) -> Value {
 
 /// Two nodes that three pods use badly, a daemon's pod on one, and a pod that waits for a whole GPU.
 fn fill(cluster: &Cluster) -> Result<()> {
-    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base/crd.yaml"));
+    let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/base/crd.yaml"));
     cluster.create(
         "customresourcedefinitions.apiextensions.k8s.io",
         serde_yaml_ng::from_str(crd)?,
