@@ -1,64 +1,61 @@
-//! A simulated kubelet: the device manager over its real gRPC sockets, admission, and containers that "run" by
-//! recording their environment.
+//! A model of kubelet 1.36 and of the container runtime under it.
 //!
-//! Speaks to the API server through the client it is given and to nothing else of the testbed, so it works
-//! against any API server. It runs no processes, pulls no images, probes nothing and evicts nobody; NUMA
-//! alignment (topology manager) is off, as in kubelet's default policy.
+//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers, status, and how
+//! containerd and NVIDIA's runtime inject devices; `testbed/tests/recorded` holds what NVIDIA's container runtime does to
+//! containers, and a test compares the model with it. Containers "run" by having their environment recorded.
+//!
+//! It uses the API server through the client it is given and nothing else of the testbed, so it works against any API server.
+//! It leaves out processes, images, probes, eviction and alignment of devices by NUMA node (the topology manager's policy is
+//! `none`, kubelet's default).
 
-mod active;
-mod admission;
-mod allocation;
 mod cdi;
 mod checkpoint;
 mod claims;
 mod config;
+mod container_start;
+mod device_manager;
 mod devices;
 mod endpoint;
 mod fit;
 mod held;
 mod injector;
-mod node;
+mod machine;
+mod node_status;
 mod nri;
 pub mod nvidia_runtime;
 mod pod;
 mod pod_resources;
+mod pod_table;
 mod pod_worker;
 mod process;
 mod rate_limit;
-mod registration;
 mod runtime;
 mod socket;
-mod start;
-mod status;
-mod status_writer;
+mod status_manager;
 mod sync_loop;
+mod tasks;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, atomic};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
 
-pub use admission::Admission;
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
 pub use config::{
     CdiSupport, Delays, Faults, KubeletConfig, LogSink, MachineGpus, OrderRule, Ordering, RuntimeConfig,
     Start, StartHook,
 };
+pub use machine::{Admission, StartupError};
 pub use pod::{ContainerKind, EXIT_AFTER};
-pub use process::StartupError;
+
 pub use runtime::{Container, DEVICE_NODES, RunState};
 
-use admission::AdmissionLog;
-use claims::Claims;
 use config::Hold;
-use injector::Injector;
-use nri::Nri;
-use pod_worker::Command;
-use process::{Lasting, Process};
-use runtime::Runtime;
+use machine::{Counts, Machine};
+use pod_table::Command;
+use process::Process;
 
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,29 +83,8 @@ pub struct UnknownContainer {
 /// Dropping it leaves its tasks running; [`Kubelet::stop`] ends them.
 #[derive(Debug)]
 pub struct Kubelet {
-    lasting: Lasting,
-    process: Arc<Process>,
-}
-
-/// Opens the runtime's socket for plugins, if there is to be one.
-fn listen(config: &KubeletConfig, runtime: &Arc<Runtime>) -> Result<Option<Arc<Nri>>, StartupError> {
-    let open = |path: PathBuf| {
-        Nri::listen(&path, Arc::clone(runtime), config.needs_nri)
-            .map_err(|source| StartupError::Prepare { path, source })
-    };
-    config
-        .has_nri
-        .then(|| open(config.nri_socket()).map(Arc::new))
-        .transpose()
-}
-
-/// Starts the runtime's side of CDI, if it has one.
-fn injector(config: &KubeletConfig) -> Result<Option<Arc<Injector>>, StartupError> {
-    let start = || Injector::start(config).map(Arc::new);
-    (config.runtime.cdi == CdiSupport::On)
-        .then(start)
-        .transpose()
-        .map_err(StartupError::Watch)
+    machine: Arc<Machine>,
+    process: Process,
 }
 
 impl Kubelet {
@@ -118,21 +94,9 @@ impl Kubelet {
     }
 
     fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
-        let changed = watch::Sender::new(());
-        let runtime = Arc::new(Runtime::new(changed.clone()));
-        let lasting = Lasting {
-            nri: listen(&config, &runtime)?,
-            injector: injector(&config)?,
-            config: Arc::new(config),
-            runtime,
-            admissions: Arc::new(AdmissionLog::empty()),
-            changed,
-            hold,
-            counts: Arc::default(),
-            claims: Arc::new(Claims::default()),
-        };
-        let process = Process::start(lasting.clone())?;
-        Ok(Self { lasting, process })
+        let machine = Arc::new(Machine::start(config, hold)?);
+        let process = Process::start(&machine)?;
+        Ok(Self { machine, process })
     }
 
     /// Kills the kubelet process and starts it again; containers go on running meanwhile.
@@ -143,8 +107,8 @@ impl Kubelet {
     /// Restarts with something done while the process is down, e.g. the checkpoint removed.
     pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<(), StartupError> {
         self.process.stop().await;
-        meanwhile(&self.lasting.config);
-        self.process = Process::start(self.lasting.clone())?;
+        meanwhile(&self.machine.config);
+        self.process = Process::start(&self.machine)?;
         Ok(())
     }
 
@@ -152,14 +116,11 @@ impl Kubelet {
     /// [`Kubelet::hold`] keeps waiting go on waiting.
     pub async fn reboot(&mut self) -> Result<(), StartupError> {
         self.process.stop().await;
-        if let Some(dir) = self.lasting.config.cdi_dirs.last() {
+        if let Some(dir) = self.machine.config.cdi_dirs.last() {
             // /var/run is in memory; it may not have been there.
             let _ = std::fs::remove_dir_all(dir);
         }
-        *self = Self::start_held(
-            KubeletConfig::clone(&self.lasting.config),
-            self.lasting.hold.clone(),
-        )?;
+        *self = Self::start_held(self.machine.config.clone(), self.machine.hold.clone())?;
         Ok(())
     }
 
@@ -168,14 +129,14 @@ impl Kubelet {
         self.process.stop().await;
     }
 
-    /// What the kubelet was given.
+    /// The configuration of this node.
     pub fn config(&self) -> &KubeletConfig {
-        &self.lasting.config
+        &self.machine.config
     }
 
     /// The containers that were started, or tried to, of pods that still exist.
     pub fn containers(&self) -> Vec<Container> {
-        self.lasting.runtime.all()
+        self.machine.runtime.all()
     }
 
     /// One container by its pod's namespace and name.
@@ -187,60 +148,60 @@ impl Kubelet {
 
     /// The devices that containers hold, those of ended pods included until kubelet takes them back.
     pub fn allocations(&self) -> Vec<Allocation> {
-        let devices = self.process.devices();
+        let devices = self.process.devices.lock();
         let allocations = devices.held().iter().map(|(holder, resource, grant)| Allocation {
             pod_uid: holder.pod.clone(),
             container: holder.container.clone(),
             resource: resource.clone(),
-            device_ids: grant.devices().iter().map(|id| id.as_ref().to_owned()).collect(),
+            device_ids: grant.device_ids(),
         });
         allocations.collect()
     }
 
     /// By plugin resource: all devices and healthy devices.
     pub fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
-        self.process.devices().capacity(Duration::MAX).counts
+        self.process.devices.lock().capacity(Duration::MAX).counts
     }
 
-    /// Whether the pods that were there at the last start have been worked through.
+    /// True once the pods that were there at the last start have been admitted or refused.
     pub fn has_synced(&self) -> bool {
-        self.process.sources_ready()
+        self.process.pods.sources_ready()
     }
 
     /// Has DRA drivers prepare these devices for a claim, in place of those before.
     pub fn prepare_claim(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
-        self.lasting.claims.prepare(namespace, name, devices);
+        self.machine.claims.prepare(namespace, name, devices);
     }
 
     /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet and of the machine too.
     pub fn hold(&self) {
-        self.lasting.hold.send_replace(Hold {
+        self.machine.hold.send_replace(Hold {
             is_held: true,
             order: None,
         });
     }
 
-    /// How many pods wait because of [`Kubelet::hold`].
+    /// The number of pods that wait because of [`Kubelet::hold`].
     pub fn n_held(&self) -> usize {
-        self.lasting.counts.held.load(atomic::Ordering::Acquire)
+        Counts::get(&self.machine.counts.held)
     }
 
     /// Admits the pods that wait, as one batch in this order; `seed` decides what is random in it.
     pub fn release(&self, rule: OrderRule, seed: u64) {
-        self.lasting.hold.send_replace(Hold {
+        self.machine.hold.send_replace(Hold {
             is_held: false,
             order: Some((rule, seed)),
         });
     }
 
-    /// How many calls of Allocate have begun.
+    /// The number of calls of Allocate that have begun.
     pub fn n_allocate_calls(&self) -> usize {
-        self.lasting.counts.allocate_calls.load(atomic::Ordering::Acquire)
+        Counts::get(&self.machine.counts.allocate_calls)
     }
 
-    /// How long each answered call of Allocate took, the way there and back included.
+    /// The duration of each answered call of Allocate, as kubelet sees it.
     pub fn allocate_took(&self) -> Vec<Duration> {
-        self.lasting
+        self.machine
             .counts
             .allocate_took
             .lock()
@@ -248,34 +209,34 @@ impl Kubelet {
             .clone()
     }
 
-    /// How often the pod-resources API was asked to list.
+    /// The number of List calls of the pod-resources API.
     pub fn n_lists(&self) -> usize {
-        self.lasting.counts.lists.load(atomic::Ordering::Acquire)
+        Counts::get(&self.machine.counts.lists)
     }
 
-    /// How often plugins have registered, each resource on its own.
+    /// The number of registrations of plugins, each resource counted.
     pub fn n_registrations(&self) -> usize {
-        self.lasting.counts.registrations.load(atomic::Ordering::Acquire)
+        Counts::get(&self.machine.counts.registrations)
     }
 
     /// All admissions so far, in order.
     pub fn admissions(&self) -> Vec<Admission> {
-        self.lasting.admissions.past()
+        self.machine.admissions.since(0)
     }
 
-    /// Those admissions that came after the first so many.
+    /// The admissions after the first `n_known`.
     pub fn admissions_since(&self, n_known: usize) -> Vec<Admission> {
-        self.lasting.admissions.since(n_known)
+        self.machine.admissions.since(n_known)
     }
 
-    /// How many admissions there were.
+    /// The number of admissions.
     pub fn n_admissions(&self) -> usize {
-        self.lasting.admissions.n_past()
+        self.machine.admissions.len()
     }
 
     /// Admissions from now on.
     pub fn watch_admissions(&self) -> broadcast::Receiver<Admission> {
-        self.lasting.admissions.subscribe()
+        self.machine.admissions.subscribe()
     }
 
     /// Makes a container crash; kubelet starts it again with what Allocate once answered.
@@ -290,29 +251,23 @@ impl Kubelet {
             container: container.to_owned(),
         };
         let found = self.container(namespace, pod, container).ok_or_else(unknown)?;
-        let pods = self.process.pods();
-        let worker = pods
-            .0
-            .get(&found.pod_uid)
-            .and_then(|record| record.worker.as_ref())
-            .ok_or_else(unknown)?;
-        worker
-            .send(Command::Restart(container.to_owned()))
-            .map_err(|_| unknown())
+        let pods = self.process.pods.lock();
+        let record = pods.0.get(&found.pod_uid).ok_or_else(unknown)?;
+        if record.send(Command::Restart(container.to_owned())) {
+            Ok(())
+        } else {
+            Err(unknown())
+        }
     }
 
-    /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; whether there was one.
+    /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; false if there is none.
     pub fn drop_stream(&self, resource: &str) -> bool {
-        let plugins = self.process.plugins();
-        plugins
-            .get(resource)
-            .map(|plugin| plugin.closed.cancel())
-            .is_some()
+        self.process.devices.drop_stream(resource)
     }
 
-    /// Waits until plugins of the container runtime have registered so many times; whether they did before `deadline`.
+    /// Waits until plugins of the container runtime have registered `times` times; false if `deadline` comes first.
     pub async fn until_asked(&self, times: usize, deadline: Duration) -> bool {
-        let Some(nri) = &self.lasting.nri else {
+        let Some(nri) = &self.machine.nri else {
             return false;
         };
         tokio::time::timeout(deadline, nri.until_registered(times))
@@ -322,7 +277,7 @@ impl Kubelet {
 
     /// Waits until `condition` holds, looking again at every change; whether it did before `deadline`.
     pub async fn until(&self, deadline: Duration, mut condition: impl FnMut(&Self) -> bool) -> bool {
-        let mut changes = self.lasting.changed.subscribe();
+        let mut changes = self.machine.subscribe();
         let held = async {
             while !condition(self) {
                 if changes.changed().await.is_err() {

@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 
-use super::devices::Devices;
-
-/// Why a checkpoint cannot be written or is not believed.
+/// Why a checkpoint cannot be written or used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckpointError {
     #[error("cannot read or write the checkpoint {}", path.display())]
@@ -59,14 +57,8 @@ struct File {
     checksum: u32,
 }
 
-/// The file's content for this state.
-pub(crate) fn render(devices: &Devices) -> String {
-    let entries: Vec<&str> = devices
-        .held()
-        .iter()
-        .map(|(_, _, grant)| grant.rendered.as_str())
-        .collect();
-    let registered = devices.registered_json();
+/// The file's content: entries of containers, and the healthy devices by resource, all in JSON.
+pub(crate) fn render(entries: &[&str], registered: &str) -> String {
     let data = format!(
         r#"{{"PodDeviceEntries":[{}],"RegisteredDevices":{registered}}}"#,
         entries.join(",")
@@ -85,7 +77,7 @@ pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointError> {
     std::fs::rename(&temporary, path).map_err(failed)
 }
 
-/// What the file says, or nothing if there is none.
+/// Reads the file; `None` if there is none.
 pub(crate) fn read(path: &Path) -> Result<Option<Data>, CheckpointError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,

@@ -1,6 +1,4 @@
-//! What a simulated kubelet is told at its start: its node, its delays, its faults, its order of admission.
-//!
-//! Reads nothing from the environment; whoever starts a kubelet fills this in.
+//! The configuration of a simulated node: its kubelet, delays, faults, order of admission, and container runtime.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +13,7 @@ use super::cdi::RefreshDelay;
 use super::nvidia_runtime::NvidiaRuntime;
 use super::runtime::Container;
 
-/// Where a container's output goes: namespace, pod, container, text.
+/// Receives a container's output: namespace, pod, container, text.
 pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
 
 /// Everything that a [`Kubelet`](super::Kubelet) is given.
@@ -31,7 +29,7 @@ pub struct KubeletConfig {
     pub cdi_injector: Option<PathBuf>,
     /// The API server; the only way the kubelet speaks to it.
     pub client: Client,
-    /// Told of every start of a container, at that moment.
+    /// Called at every start of a container.
     pub started: StartHook,
     /// Receives each container's environment when it starts, as sorted `NAME=value` lines.
     pub log: LogSink,
@@ -49,11 +47,11 @@ pub struct KubeletConfig {
     pub faults: Faults,
     /// Deadlines and pauses.
     pub delays: Delays,
-    /// Whether pod status lists every device ID (`allocatedResourcesStatus`), as kubelet 1.36 does.
+    /// True if pod status lists every device ID (`allocatedResourcesStatus`), as kubelet 1.36 does.
     ///
     /// Thousands of memory units per pod make the status huge; turn it off to leave that out of a measurement.
     pub allocated_resources_status: bool,
-    /// Whether the container runtime has plugins of its own, which are asked before it makes a container.
+    /// True if the container runtime has an NRI socket, whose plugins may adjust a container before it is made.
     pub has_nri: bool,
     /// True if the container runtime makes no container while none of its plugins is there.
     pub needs_nri: bool,
@@ -149,7 +147,7 @@ impl KubeletConfig {
         }
     }
 
-    /// Where plugins put their sockets; holds `kubelet.sock` and the checkpoint.
+    /// The directory of plugins' sockets, of `kubelet.sock` and of the checkpoint.
     pub fn plugin_dir(&self) -> PathBuf {
         self.dir.join("device-plugins")
     }
@@ -186,7 +184,7 @@ impl fmt::Debug for KubeletConfig {
 
 type OnStart = dyn Fn(&Start) + Send + Sync;
 
-/// Somebody who is told of every start of a container.
+/// A function that is called at every start of a container.
 #[derive(Clone, Default)]
 pub struct StartHook(Option<Arc<OnStart>>);
 
@@ -214,7 +212,7 @@ impl fmt::Debug for StartHook {
 pub struct Start {
     /// The container.
     pub container: Container,
-    /// Why this start was refused before, each time: by a plugin, or for a CDI device that nobody defines.
+    /// The reasons of refused attempts before: by a plugin, or for a CDI device that no spec defines.
     pub refusals: Vec<String>,
     /// Time in calls to plugins and in the making of the container, all attempts together, without the pauses between.
     pub spent: Duration,
@@ -224,7 +222,7 @@ pub struct Start {
     pub injection: Duration,
 }
 
-/// How pods that wait for admission are ordered.
+/// The order of pods that wait for admission.
 ///
 /// A list (at start, after a broken watch) is one batch; watched pods are batches of [`Ordering::batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,7 +231,7 @@ pub struct Ordering {
     pub rule: OrderRule,
     /// Most pods of one batch; 1 is a kubelet that keeps up with its watch.
     pub batch: usize,
-    /// How long a batch waits for its next pod.
+    /// The pause in which a batch waits for its next pod.
     pub linger: Duration,
 }
 
@@ -247,7 +245,7 @@ impl Default for Ordering {
     }
 }
 
-/// How pods that [`Kubelet::hold`](super::Kubelet::hold) has kept waiting go on.
+/// The treatment of pods that [`Kubelet::hold`](super::Kubelet::hold) has kept waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) is_held: bool,

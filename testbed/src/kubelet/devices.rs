@@ -10,7 +10,7 @@ use proto::kubelet::deviceplugin::{Device, TopologyInfo};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, EndpointError};
 use super::held::{DeviceId, Held, Holder, NO_NUMA};
 
 /// Why a container gets no devices.
@@ -42,26 +42,13 @@ pub(crate) enum AllocationError {
     },
     #[error("unknown Device Plugin {0}")]
     UnknownPlugin(String),
-    #[error("no containers return in allocation response")]
-    EmptyAnswer,
-    #[error("endpoint of {0} has been stopped")]
-    Stopped(String),
-    #[error("rpc error: code = {} desc = {}", code_name(.0.code()), .0.message())]
-    Rpc(tonic::Status),
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
 }
 
-/// The name that grpc-go gives a code.
-pub(crate) fn code_name(code: tonic::Code) -> String {
-    if code == tonic::Code::Cancelled {
-        "Canceled".to_owned()
-    } else {
-        format!("{code:?}")
-    }
-}
-
-/// A container's wish for one resource.
+/// A container's request for devices of one resource.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct DeviceRequest<'a> {
     pub(crate) holder: &'a Holder,
     pub(crate) resource: &'a str,
     pub(crate) required: usize,
@@ -80,7 +67,7 @@ pub(crate) enum Choice {
     Open(OpenChoice),
 }
 
-/// What is known when the plugin is asked for its preference.
+/// The devices among which the plugin states a preference.
 #[derive(Debug)]
 pub(crate) struct OpenChoice {
     pub(crate) taken: BTreeSet<DeviceId>,
@@ -113,7 +100,7 @@ pub(crate) struct Capacity {
     pub(crate) removed: Vec<String>,
 }
 
-/// What kubelet's device manager keeps in memory.
+/// The state of kubelet's device manager.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     offers: BTreeMap<String, Offer>,
@@ -177,7 +164,7 @@ impl Devices {
     }
 
     /// A plugin's new list replaces the one before.
-    pub(crate) fn offer(&mut self, resource: &str, list: Vec<Device>) {
+    pub(crate) fn update(&mut self, resource: &str, list: Vec<Device>) {
         let mut offer = Offer::default();
         for device in list {
             let id: DeviceId = Arc::from(device.id);
@@ -232,7 +219,7 @@ impl Devices {
         }
     }
 
-    /// When the next endpoint's grace ends.
+    /// The time at which the next endpoint's grace ends.
     pub(crate) fn next_expiry(&self, grace: std::time::Duration) -> Option<tokio::time::Instant> {
         self.endpoints
             .values()
@@ -241,7 +228,7 @@ impl Devices {
             .min()
     }
 
-    /// Whether plugins serve this resource, or did when something was allocated.
+    /// True if plugins serve this resource, or did when something was allocated.
     pub(crate) fn serves(&self, resource: &str) -> bool {
         self.offers.contains_key(resource) || self.allocated.contains_key(resource)
     }
@@ -260,31 +247,31 @@ impl Devices {
         self.allocated = self.held.devices();
     }
 
-    /// Checks the wish and takes reusable devices; what remains open waits for the plugin's preference.
+    /// Checks the request and takes reusable devices; the remaining choice waits for the plugin's preference.
     pub(crate) fn begin(
         &mut self,
-        wish: &Wish<'_>,
+        request: &DeviceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
         rng: &mut StdRng,
     ) -> Result<Choice, AllocationError> {
-        let resource = wish.resource;
+        let resource = request.resource;
         let held = self
             .held
-            .grant(wish.holder, resource)
+            .grant(request.holder, resource)
             .map(super::held::Grant::devices)
             .unwrap_or_default();
-        if !held.is_empty() && held.len() != wish.required {
-            let Holder { pod, container } = wish.holder.clone();
+        if !held.is_empty() && held.len() != request.required {
+            let Holder { pod, container } = request.holder.clone();
             let resource = resource.to_owned();
             return Err(AllocationError::RequestChanged {
                 pod,
                 container,
                 resource,
                 before: held.len(),
-                now: wish.required,
+                now: request.required,
             });
         }
-        if wish.untouchable {
+        if request.untouchable {
             return Ok(Choice::Nothing);
         }
         let offer = self
@@ -298,14 +285,14 @@ impl Devices {
             return Err(AllocationError::HeldUnhealthy(resource.to_owned()));
         }
         let mut taken = BTreeSet::new();
-        if !held.is_empty() || wish.required == 0 {
+        if !held.is_empty() || request.required == 0 {
             return Ok(Choice::Nothing);
         }
-        self.take(resource, reusable, wish.required, &mut taken, rng);
-        if taken.len() == wish.required {
+        self.take(resource, reusable, request.required, &mut taken, rng);
+        if taken.len() == request.required {
             return Ok(Choice::Done(taken));
         }
-        let missing = wish.required - taken.len();
+        let missing = request.required - taken.len();
         let available = self.available(resource);
         if available.len() < missing {
             let resource = resource.to_owned();
@@ -318,7 +305,7 @@ impl Devices {
         Ok(Choice::Open(OpenChoice {
             taken,
             available,
-            required: wish.required,
+            required: request.required,
         }))
     }
 
@@ -347,28 +334,29 @@ impl Devices {
     /// Records what the plugin answered for devices that were chosen.
     pub(crate) fn grant(
         &mut self,
-        wish: &Wish<'_>,
+        request: &DeviceRequest<'_>,
         chosen: &BTreeSet<DeviceId>,
         response: proto::kubelet::deviceplugin::ContainerAllocateResponse,
     ) {
         let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in chosen {
             let nodes = self
-                .topology(wish.resource, id)
+                .topology(request.resource, id)
                 .map(|topology| topology.nodes.iter().map(|node| node.id).collect());
             for numa in nodes.unwrap_or_else(|| vec![NO_NUMA]) {
                 by_numa.entry(numa).or_default().push(Arc::clone(id));
             }
         }
-        self.held.insert(wish.holder, wish.resource, by_numa, response);
+        self.held
+            .insert(request.holder, request.resource, by_numa, response);
     }
 
-    /// Where a device sits, if its plugin said so.
+    /// The NUMA nodes of a device, if its plugin named them.
     pub(crate) fn topology(&self, resource: &str, id: &str) -> Option<&TopologyInfo> {
         self.offers.get(resource)?.topology.get(id)
     }
 
-    /// Whether a device is healthy now.
+    /// True if a device is healthy now.
     pub(crate) fn is_healthy(&self, resource: &str, id: &str) -> bool {
         self.offers
             .get(resource)

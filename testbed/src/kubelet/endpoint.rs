@@ -19,8 +19,6 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::devices::AllocationError;
-
 /// Why a plugin that registered could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
@@ -30,7 +28,26 @@ pub(crate) enum ConnectError {
     Options(Status),
 }
 
-/// One plugin, or what is left of it.
+/// Why a call to a plugin fails.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EndpointError {
+    #[error("no containers return in allocation response")]
+    EmptyAnswer,
+    #[error("endpoint of {0} has been stopped")]
+    Stopped(String),
+    #[error("rpc error: code = {} desc = {}", code_name(.0.code()), .0.message())]
+    Rpc(Status),
+}
+
+/// The name that grpc-go gives a code.
+fn code_name(code: tonic::Code) -> String {
+    match code {
+        tonic::Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
+    }
+}
+
+/// The connection to one plugin; without a client once the plugin is gone.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     resource: String,
@@ -91,19 +108,19 @@ impl Endpoint {
         self.stopped_at().is_some_and(|at| at.elapsed() >= grace)
     }
 
-    pub(crate) async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, AllocationError> {
+    pub(crate) async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, EndpointError> {
         let mut client = self.live()?;
         Ok(client
             .list_and_watch(Empty {})
             .await
-            .map_err(AllocationError::Rpc)?
+            .map_err(EndpointError::Rpc)?
             .into_inner())
     }
 
     pub(crate) async fn allocate(
         &self,
         device_ids: Vec<String>,
-    ) -> Result<ContainerAllocateResponse, AllocationError> {
+    ) -> Result<ContainerAllocateResponse, EndpointError> {
         let mut client = self.live()?;
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest { device_ids }],
@@ -111,20 +128,20 @@ impl Endpoint {
         let response = client
             .allocate(request)
             .await
-            .map_err(AllocationError::Rpc)?
+            .map_err(EndpointError::Rpc)?
             .into_inner();
         response
             .container_responses
             .into_iter()
             .next()
-            .ok_or(AllocationError::EmptyAnswer)
+            .ok_or(EndpointError::EmptyAnswer)
     }
 
-    /// What the plugin prefers; nothing if it did not say that it has a preference.
+    /// Calls `GetPreferredAllocation`; empty if the plugin does not offer it.
     pub(crate) async fn preferred(
         &self,
         request: ContainerPreferredAllocationRequest,
-    ) -> Result<Vec<String>, AllocationError> {
+    ) -> Result<Vec<String>, EndpointError> {
         if !self.options.get_preferred_allocation_available {
             return Ok(Vec::new());
         }
@@ -135,7 +152,7 @@ impl Endpoint {
         let response = client
             .get_preferred_allocation(request)
             .await
-            .map_err(AllocationError::Rpc)?
+            .map_err(EndpointError::Rpc)?
             .into_inner();
         Ok(response
             .container_responses
@@ -149,19 +166,19 @@ impl Endpoint {
         &self,
         device_ids: Vec<String>,
         deadline: Duration,
-    ) -> Result<(), AllocationError> {
+    ) -> Result<(), EndpointError> {
         let mut client = self.live()?;
         let call = client.pre_start_container(PreStartContainerRequest { device_ids });
-        let late = || AllocationError::Rpc(Status::deadline_exceeded("context deadline exceeded"));
+        let late = || EndpointError::Rpc(Status::deadline_exceeded("context deadline exceeded"));
         tokio::time::timeout(deadline, call)
             .await
             .map_err(|_| late())?
-            .map_err(AllocationError::Rpc)?;
+            .map_err(EndpointError::Rpc)?;
         Ok(())
     }
 
-    fn live(&self) -> Result<DevicePluginClient<Channel>, AllocationError> {
-        let stopped = || AllocationError::Stopped(self.resource.clone());
+    fn live(&self) -> Result<DevicePluginClient<Channel>, EndpointError> {
+        let stopped = || EndpointError::Stopped(self.resource.clone());
         if self.stopped_at().is_some() {
             Err(stopped())
         } else {

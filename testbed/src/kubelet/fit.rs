@@ -6,8 +6,6 @@ use std::collections::BTreeMap;
 
 use proto::quantity::Quantity;
 
-use super::pod::{ContainerKind, ContainerSpec};
-
 /// Amounts by resource name: cpu in thousandths, everything else in whole units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amounts(BTreeMap<String, i64>);
@@ -28,13 +26,20 @@ impl Amounts {
         self.0.extend(other.0);
     }
 
+    /// Makes every amount at least that of `other`.
+    pub(crate) fn raise_all(&mut self, other: &Self) {
+        for (name, floor) in &other.0 {
+            self.raise(name, *floor);
+        }
+    }
+
     /// Makes the amount at least `floor`.
     pub(crate) fn raise(&mut self, name: &str, floor: i64) {
         let held = self.0.entry(name.to_owned()).or_default();
         *held = (*held).max(floor);
     }
 
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             let sum = self.0.entry(name.clone()).or_default();
             *sum = sum.saturating_add(*amount);
@@ -58,33 +63,7 @@ pub(crate) struct Shortage {
     capacity: i64,
 }
 
-/// What a pod asks for as a whole: its containers together, or its largest init step where that is more.
-pub(crate) fn pod_requests(containers: &[ContainerSpec], overhead: &Amounts) -> Amounts {
-    let mut running = Amounts::default();
-    let mut sidecars = Amounts::default();
-    let mut peak = Amounts::default();
-    for container in containers {
-        match container.kind {
-            ContainerKind::App => running.add(&container.requests),
-            ContainerKind::Sidecar => sidecars.add(&container.requests),
-            ContainerKind::Init => {
-                let mut step = sidecars.clone();
-                step.add(&container.requests);
-                for (name, amount) in &step.0 {
-                    peak.raise(name, *amount);
-                }
-            }
-        }
-    }
-    running.add(&sidecars);
-    for (name, amount) in &peak.0 {
-        running.raise(name, *amount);
-    }
-    running.add(overhead);
-    running
-}
-
-/// Whether a pod that asks for `requests` fits `allocatable` beside pods that ask for `others`.
+/// Checks that a pod with `requests` fits `allocatable` beside pods with the requests `others`.
 pub(crate) fn fit<'a>(
     requests: &Amounts,
     others: impl IntoIterator<Item = &'a Amounts>,
@@ -120,7 +99,7 @@ pub(crate) fn fit<'a>(
     Ok(())
 }
 
-/// Whether a name is an extended resource: qualified, and not one of Kubernetes' own.
+/// True if a name is an extended resource: qualified, and not one of Kubernetes' own.
 pub(crate) fn is_extended(name: &str) -> bool {
     let own = name
         .split('/')

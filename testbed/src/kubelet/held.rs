@@ -1,6 +1,4 @@
-//! Which container holds which devices, with the plugin's answer that goes with them.
-//!
-//! What a checkpoint keeps; who is active and what is free is decided elsewhere.
+//! The devices that containers hold, with the plugin's answer to Allocate; the checkpoint stores them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,6 +7,7 @@ use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::checkpoint::Entry;
+use super::pod::{ContainerSpec, PodSpec};
 
 /// A device's name, unique within its resource.
 pub(crate) type DeviceId = Arc<str>;
@@ -23,6 +22,15 @@ pub(crate) struct Holder {
     pub(crate) container: String,
 }
 
+impl Holder {
+    pub(crate) fn new(pod: &PodSpec, container: &ContainerSpec) -> Self {
+        Self {
+            pod: pod.uid.clone(),
+            container: container.name.clone(),
+        }
+    }
+}
+
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
@@ -35,6 +43,11 @@ pub(crate) struct Grant {
 impl Grant {
     pub(crate) fn devices(&self) -> BTreeSet<DeviceId> {
         self.by_numa.values().flatten().cloned().collect()
+    }
+
+    /// The device IDs, sorted.
+    pub(crate) fn device_ids(&self) -> Vec<String> {
+        self.devices().iter().map(ToString::to_string).collect()
     }
 }
 
@@ -111,7 +124,12 @@ impl Held {
         })
     }
 
-    /// Forgets every pod that `keep` refuses; whether there was one.
+    /// Every grant as it stands in the checkpoint.
+    pub(crate) fn rendered(&self) -> Vec<&str> {
+        self.iter().map(|(_, _, grant)| grant.rendered.as_str()).collect()
+    }
+
+    /// Removes the pods that `keep` refuses; true if there was one.
     pub(crate) fn retain_pods(&mut self, keep: impl Fn(&str) -> bool) -> bool {
         let before = self.0.len();
         self.0.retain(|holder, _| keep(&holder.pod));

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_containerd_makes_is_taken_over() {
+    async fn containerds_edits_are_used() {
         let (_dir, injector, asked) = answering(
             "{\"env\":[\"A=1\"],\"deviceNodes\":[\"/dev/nvidia0\"],\"mounts\":null,\"hooks\":[[\"nvidia-cdi-hook\",\"update-ldcache\"]]}\n",
         );

@@ -1,8 +1,8 @@
-//! The container runtime's socket for plugins (Node Resource Interface): each plugin is told what runs, and asked before a
-//! container is made.
+//! The container runtime's NRI socket (Node Resource Interface): a plugin receives the running containers, and may adjust
+//! each container before it is made.
 //!
-//! As containerd does it: one question at a time for the whole node, 2 s for an answer, and a plugin that takes longer is
-//! closed. Knows of adjustments only what a recorded container shows.
+//! As in containerd, one call runs at a time for the whole node, a plugin has 2 s for an answer, and one that takes longer is
+//! closed. Of adjustments it models only the parts that a recorded container shows.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,10 +29,10 @@ use super::pod::PodSpec;
 use super::runtime::{Container, RunState, Runtime};
 use super::socket;
 
-/// How long a plugin may take for an answer.
+/// The deadline of a plugin's answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// Most containers that one message tells of, so that plugins see what comes in parts.
+/// Most containers of one Synchronize message, so that plugins meet a list in several messages.
 const PART: usize = 2;
 
 /// Why a container is not made.
@@ -68,7 +68,7 @@ impl Nri {
                 let (taking, runtime, count) =
                     (Arc::clone(&taking), Arc::clone(&runtime), Arc::clone(&count));
                 tokio::spawn(async move {
-                    // Nothing is made while a plugin is told what runs, or it would miss a container.
+                    // No container is made during Synchronize, or the plugin would miss it.
                     let mut plugins = taking.lock().await;
                     if let Some(plugin) = Plugin::register(stream, &runtime).await {
                         plugins.push(plugin);
@@ -85,7 +85,7 @@ impl Nri {
         })
     }
 
-    /// Waits until plugins have registered so many times.
+    /// Waits until plugins have registered `times` times.
     pub(crate) async fn until_registered(&self, times: usize) {
         // The sender lives as long as plugins are accepted.
         let _ = self.n_registered.clone().wait_for(|count| *count >= times).await;
@@ -101,7 +101,7 @@ impl Nri {
         {
             let request = CreateContainerRequest {
                 pod: Some(sandbox_of(pod)),
-                container: Some(told(&container)),
+                container: Some(as_message(&container)),
             };
             made = match plugin
                 .call::<CreateContainerResponse>("CreateContainer", &request)
@@ -138,7 +138,7 @@ struct Plugin {
 }
 
 impl Plugin {
-    /// Waits for a plugin to register, configures it, and tells it what runs; none if that fails.
+    /// Waits for a plugin to register, configures and synchronizes it; `None` if that fails.
     async fn register(stream: UnixStream, runtime: &Runtime) -> Option<Self> {
         let (calls, inbox) = mpsc::channel(1);
         let (registered, is_registered) = oneshot::channel();
@@ -171,13 +171,13 @@ impl Plugin {
             is_last = parts.peek().is_none();
             // In the second part, so that containers come before their sandboxes.
             let pods = if is_last {
-                running.iter().map(sandbox_told).collect()
+                running.iter().map(sandbox_message).collect()
             } else {
                 Vec::new()
             };
             let request = SynchronizeRequest {
                 pods,
-                containers: part.iter().map(told).collect(),
+                containers: part.iter().map(as_message).collect(),
                 more: !is_last,
             };
             let answer: SynchronizeResponse = plugin.call("Synchronize", &request).await.ok()?.ok()?;
@@ -267,7 +267,7 @@ impl Link {
                 })
                 .await?;
                 if let Some(registered) = self.registered.take() {
-                    // Whoever waited may have given up.
+                    // The receiver is gone if the registration has timed out.
                     let _ = registered.send(());
                 }
             }
@@ -299,7 +299,7 @@ fn sandbox_of(pod: &PodSpec) -> PodSandbox {
     }
 }
 
-fn sandbox_told(container: &Container) -> PodSandbox {
+fn sandbox_message(container: &Container) -> PodSandbox {
     let Container {
         pod,
         pod_uid,
@@ -315,7 +315,7 @@ fn sandbox_told(container: &Container) -> PodSandbox {
     }
 }
 
-fn told(container: &Container) -> api::Container {
+fn as_message(container: &Container) -> api::Container {
     let state = match container.state {
         RunState::Waiting { .. } => ContainerState::Created,
         RunState::Running { .. } => ContainerState::Running,

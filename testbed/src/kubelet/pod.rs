@@ -8,14 +8,14 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
 use proto::quantity::Quantity;
 
-use super::fit::{Amounts, pod_requests};
+use super::fit::Amounts;
 
-/// The annotation by which a pod says that its app containers finish, at once whatever its value.
+/// The annotation that makes a pod's app containers finish at once, with any value.
 ///
 /// Only for pods whose restart policy is not Always; a container whose command is `["true"]` finishes too.
 pub const EXIT_AFTER: &str = "testbed/exit-after";
 
-/// When a container of a pod runs.
+/// The time of a pod's life in which a container runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerKind {
     /// To completion, before the containers after it.
@@ -39,7 +39,7 @@ pub(crate) struct ContainerSpec {
     /// Claims of the pod that it uses.
     pub(crate) claims: Vec<String>,
     pub(crate) is_privileged: bool,
-    /// Whether the process ends by itself.
+    /// True if the process ends by itself.
     pub(crate) finishes: bool,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct PodSpec {
     pub(crate) runtime_class: Option<String>,
     /// Names of `ResourceClaim`s, by the names under which containers use them.
     pub(crate) claims: BTreeMap<String, String>,
-    /// What the pod asks for as a whole.
+    /// The requests of the whole pod.
     pub(crate) requests: Amounts,
     /// `restartPolicy: Always`, the default.
     pub(crate) restarts: bool,
@@ -164,4 +164,26 @@ fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
 
 fn whole(text: &str) -> Option<i64> {
     text.parse::<Quantity>().ok()?.integer()
+}
+
+/// The requests of a whole pod: those of its containers together, or of its largest init step where that is more.
+fn pod_requests(containers: &[ContainerSpec], overhead: &Amounts) -> Amounts {
+    let mut running = Amounts::default();
+    let mut sidecars = Amounts::default();
+    let mut peak = Amounts::default();
+    for container in containers {
+        match container.kind {
+            ContainerKind::App => running.add(&container.requests),
+            ContainerKind::Sidecar => sidecars.add(&container.requests),
+            ContainerKind::Init => {
+                let mut step = sidecars.clone();
+                step.add(&container.requests);
+                peak.raise_all(&step);
+            }
+        }
+    }
+    running.add(&sidecars);
+    running.raise_all(&peak);
+    running.add(overhead);
+    running
 }

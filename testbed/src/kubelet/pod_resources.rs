@@ -1,9 +1,8 @@
-//! The pod-resources v1 service: which container holds which devices, by device plugins and by claims.
+//! The pod-resources v1 service: the devices of each container, from device plugins and from claims.
 //!
 //! Lists active pods and no ordinary init containers; has one entry per device, and no UID.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesLister;
 use proto::kubelet::podresources::{
@@ -14,20 +13,33 @@ use proto::kubelet::podresources::{
 use tonic::{Request, Response, Status};
 
 use super::claims::Claims;
+use super::device_manager::DeviceManager;
 use super::devices::Devices;
 use super::held::Holder;
+use super::machine::{Counts, Machine};
 use super::pod::{ContainerKind, PodSpec};
-use super::process::Process;
+use super::pod_table::PodTable;
 use super::rate_limit::RateLimit;
 
-/// pod-resources/kubelet.sock.
+/// The service of `pod-resources/kubelet.sock`.
 #[derive(Debug)]
 pub(crate) struct PodResourcesService {
-    pub(crate) process: Arc<Process>,
-    pub(crate) limit: RateLimit,
+    machine: Arc<Machine>,
+    devices: Arc<DeviceManager>,
+    pods: Arc<PodTable>,
+    limit: RateLimit,
 }
 
 impl PodResourcesService {
+    pub(crate) fn new(machine: &Arc<Machine>, devices: &Arc<DeviceManager>, pods: &Arc<PodTable>) -> Self {
+        Self {
+            machine: Arc::clone(machine),
+            devices: Arc::clone(devices),
+            pods: Arc::clone(pods),
+            limit: RateLimit::full(),
+        }
+    }
+
     fn admit_call(&self) -> Result<(), Status> {
         if self.limit.allow() {
             Ok(())
@@ -43,14 +55,14 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        self.process.counts.lists.fetch_add(1, Ordering::AcqRel);
+        Counts::add(&self.machine.counts.lists);
         self.admit_call()?;
-        let active: Vec<Arc<PodSpec>> = self.process.pods().active().cloned().collect();
-        self.process.free_ended();
-        let devices = self.process.devices();
+        let active: Vec<Arc<PodSpec>> = self.pods.lock().active().cloned().collect();
+        self.devices.free_ended();
+        let devices = self.devices.lock();
         let pod_resources = active
             .iter()
-            .map(|pod| of_pod(&devices, &self.process.claims, pod))
+            .map(|pod| of_pod(&devices, &self.machine.claims, pod))
             .collect();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
@@ -60,7 +72,7 @@ impl PodResourcesLister for PodResourcesService {
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
         self.admit_call()?;
-        let devices = self.process.devices();
+        let devices = self.devices.lock();
         let entry = |resource: &String, id: &String| one_device(&devices, resource, id);
         let registered = devices.registered();
         let devices = registered
@@ -82,14 +94,10 @@ impl PodResourcesLister for PodResourcesService {
             pod_name,
             pod_namespace,
         } = request.into_inner();
-        let pod = self
-            .process
-            .pods()
-            .find_active(&pod_namespace, &pod_name)
-            .cloned();
+        let pod = self.pods.lock().find_active(&pod_namespace, &pod_name).cloned();
         let missing = || Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found"));
         let pod = pod.ok_or_else(missing)?;
-        let pod_resources = Some(of_pod(&self.process.devices(), &self.process.claims, &pod));
+        let pod_resources = Some(of_pod(&self.devices.lock(), &self.machine.claims, &pod));
         Ok(Response::new(GetPodResourcesResponse { pod_resources }))
     }
 }
@@ -100,20 +108,18 @@ fn of_pod(devices: &Devices, claims: &Claims, pod: &PodSpec) -> PodResources {
         .iter()
         .filter(|container| container.kind != ContainerKind::Init);
     let containers = listed.map(|container| {
-        let holder = Holder {
-            pod: pod.uid.clone(),
-            container: container.name.clone(),
-        };
-        let grants = devices.held().of(&holder).flat_map(|(resource, grant)| {
-            grant
-                .devices()
-                .into_iter()
-                .map(|id| one_device(devices, resource, &id))
-                .collect::<Vec<_>>()
-        });
+        let mut listed = Vec::new();
+        for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
+            listed.extend(
+                grant
+                    .device_ids()
+                    .iter()
+                    .map(|id| one_device(devices, resource, id)),
+            );
+        }
         ContainerResources {
             name: container.name.clone(),
-            devices: grants.collect(),
+            devices: listed,
             dynamic_resources: claims.of(pod, container),
             ..ContainerResources::default()
         }

@@ -1,290 +1,116 @@
 //! One life of the kubelet process: its state, its sockets, its tasks.
 //!
-//! Containers and what was recorded about them live on when it ends; everything else is read anew from the
-//! checkpoint and from the API server.
+//! The [`Machine`] outlives it; everything else is read again from the checkpoint and from the API server.
 
-use std::collections::BTreeMap;
-use std::future::Future;
 use std::io;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use proto::kubelet::deviceplugin::registration_server::RegistrationServer;
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesListerServer;
-use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 
-use super::active::Pods;
-use super::admission::AdmissionLog;
-use super::checkpoint;
-use super::claims::Claims;
-use super::config::{Hold, KubeletConfig};
-use super::devices::Devices;
-use super::fit::Amounts;
-use super::held::Held;
-use super::injector::Injector;
-use super::node;
-use super::nri::Nri;
+use super::container_start::ContainerStarter;
+use super::device_manager::{DeviceManager, RegistrationService};
+use super::machine::{Machine, StartupError};
+use super::node_status::NodeStatus;
 use super::pod_resources::PodResourcesService;
-use super::rate_limit::RateLimit;
-use super::registration::{Plugin, RegistrationService};
-use super::runtime::Runtime;
+use super::pod_table::PodTable;
+use super::pod_worker::PodWorkers;
 use super::socket;
-use super::status_writer::StatusWriter;
-use super::sync_loop;
-
-/// Why a kubelet cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartupError {
-    /// A directory or socket of kubelet cannot be made.
-    #[error("cannot prepare {}", path.display())]
-    Prepare {
-        /// Which one.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The container runtime cannot watch its CDI specs.
-    #[error("cannot watch CDI specs")]
-    Watch(#[source] io::Error),
-}
-
-/// What outlives the process.
-#[derive(Clone, Debug)]
-pub(crate) struct Lasting {
-    pub(crate) config: Arc<KubeletConfig>,
-    pub(crate) runtime: Arc<Runtime>,
-    pub(crate) admissions: Arc<AdmissionLog>,
-    pub(crate) changed: watch::Sender<()>,
-    pub(crate) hold: watch::Sender<Hold>,
-    pub(crate) counts: Arc<Counts>,
-    /// The container runtime's plugins.
-    pub(crate) nri: Option<Arc<Nri>>,
-    /// The container runtime's side of CDI; a runtime whose CDI is off reads no spec.
-    pub(crate) injector: Option<Arc<Injector>>,
-    pub(crate) claims: Arc<Claims>,
-}
-
-/// How many there are or were of something, across restarts of the process.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    /// Pods that wait for [`Hold`] to end.
-    pub(crate) held: AtomicUsize,
-    /// Calls of Allocate that have begun.
-    pub(crate) allocate_calls: AtomicUsize,
-    /// How long those took that were answered.
-    pub(crate) allocate_took: Mutex<Vec<Duration>>,
-    /// Calls of List of the pod-resources API, refused ones included.
-    pub(crate) lists: AtomicUsize,
-    /// Plugins that have registered and could be reached.
-    pub(crate) registrations: AtomicUsize,
-}
+use super::status_manager::StatusManager;
+use super::sync_loop::SyncLoop;
+use super::tasks::Tasks;
 
 /// A running kubelet process.
 #[derive(Debug)]
 pub(crate) struct Process {
-    pub(crate) config: Arc<KubeletConfig>,
-    pub(crate) runtime: Arc<Runtime>,
-    pub(crate) admissions: Arc<AdmissionLog>,
-    pub(crate) writer: Arc<StatusWriter>,
-    /// Wakes the task that keeps node status.
-    pub(crate) node_stale: Notify,
-    /// There was no checkpoint at the start, so the node counts as new.
-    pub(crate) fresh: bool,
-    pub(crate) hold: watch::Sender<Hold>,
-    pub(crate) counts: Arc<Counts>,
-    pub(crate) nri: Option<Arc<Nri>>,
-    /// The container runtime's side of CDI, if its CDI is on.
-    pub(crate) injector: Option<Arc<Injector>>,
-    pub(crate) claims: Arc<Claims>,
-    changed: watch::Sender<()>,
-    devices: Mutex<Devices>,
-    pods: Mutex<Pods>,
-    plugins: Mutex<BTreeMap<String, Arc<Plugin>>>,
-    allocatable: Mutex<Amounts>,
-    sources_ready: AtomicBool,
-    cancel: CancellationToken,
-    tasks: TaskTracker,
+    pub(crate) devices: Arc<DeviceManager>,
+    pub(crate) pods: Arc<PodTable>,
+    tasks: Tasks,
 }
 
 impl Process {
-    /// Clears the plugin directory of sockets, loads the checkpoint, opens the sockets, starts the tasks.
-    pub(crate) fn start(lasting: Lasting) -> Result<Arc<Self>, StartupError> {
-        let Lasting {
-            config,
-            runtime,
-            admissions,
-            changed,
-            hold,
-            counts,
-            nri,
-            injector,
-            claims,
-        } = lasting;
+    /// Removes old sockets, loads the checkpoint, opens the sockets, starts the tasks.
+    pub(crate) fn start(machine: &Arc<Machine>) -> Result<Self, StartupError> {
+        let config = &machine.config;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare {
             path: plugin_dir,
             source,
         })?;
-        let fresh = !config.checkpoint().exists();
-        let data = checkpoint::read(&config.checkpoint()).unwrap_or_else(|error| {
-            tracing::error!(%error, "continues without the checkpoint");
-            None
+        let is_new_node = !config.checkpoint().exists();
+        let tasks = Tasks::default();
+        let pods = Arc::new(PodTable::default());
+        let devices = Arc::new(DeviceManager::start(machine, &pods, &tasks));
+        let status = Arc::new(StatusManager::new(machine, &pods, &devices, &tasks));
+        let node = Arc::new(NodeStatus::new(machine, &devices));
+        let workers = Arc::new(PodWorkers {
+            starter: ContainerStarter {
+                machine: Arc::clone(machine),
+                devices: Arc::clone(&devices),
+            },
+            pods: Arc::clone(&pods),
+            status: Arc::clone(&status),
+            tasks: tasks.clone(),
         });
-        let (entries, registered) = data
-            .map(|data| (data.pod_device_entries, data.registered_devices))
-            .unwrap_or_default();
-        let cancel = CancellationToken::new();
-        let tasks = TaskTracker::new();
-        let process = Arc::new(Self {
-            writer: Arc::new(StatusWriter::new(&config, cancel.clone(), tasks.clone())),
-            allocatable: Mutex::new(Amounts::read(&config.capacity)),
-            devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
-            injector,
-            claims,
-            config,
-            runtime,
-            admissions,
-            node_stale: Notify::new(),
-            fresh,
-            hold,
-            counts,
-            nri,
-            changed,
-            pods: Mutex::default(),
-            plugins: Mutex::default(),
-            sources_ready: AtomicBool::new(false),
-            cancel,
-            tasks,
+        let process = Self { devices, pods, tasks };
+        process.serve(machine)?;
+        let sync_loop = Arc::new(SyncLoop {
+            machine: Arc::clone(machine),
+            pods: Arc::clone(&process.pods),
+            devices: Arc::clone(&process.devices),
+            status,
+            node: Arc::clone(&node),
+            workers,
+            tasks: process.tasks.clone(),
         });
-        process.serve()?;
-        let registered = Arc::clone(&process);
-        process.spawn(async move {
-            node::register(&registered).await;
-            let syncing = Arc::clone(&registered);
-            registered.spawn(async move { node::keep(&syncing).await });
-            sync_loop::run(registered).await;
+        let tasks = process.tasks.clone();
+        process.tasks.spawn(async move {
+            node.register(is_new_node).await;
+            tasks.spawn(async move { node.keep().await });
+            sync_loop.run().await;
         });
         Ok(process)
     }
 
-    /// Ends every task and connection, as a kill would.
+    /// Ends every task and connection, as SIGKILL would.
     pub(crate) async fn stop(&self) {
-        self.cancel.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
+        self.tasks.stop().await;
     }
 
-    /// Runs a task until it is done or the process ends.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let cancel = self.cancel.clone();
+    fn serve(&self, machine: &Arc<Machine>) -> Result<(), StartupError> {
+        let registration = RegistrationServer::new(RegistrationService(Arc::clone(&self.devices)));
+        let lister =
+            PodResourcesListerServer::new(PodResourcesService::new(machine, &self.devices, &self.pods));
+        let plugins = self.listen(machine.config.plugin_socket())?;
+        let clients = self.listen(machine.config.pod_resources_socket())?;
         self.tasks.spawn(async move {
-            cancel.run_until_cancelled(task).await;
-        });
-    }
-
-    fn serve(self: &Arc<Self>) -> Result<(), StartupError> {
-        let open = |path: PathBuf| {
-            socket::listen(&path, &self.cancel).map_err(|source| StartupError::Prepare { path, source })
-        };
-        let registration = RegistrationServer::new(RegistrationService(Arc::clone(self)));
-        let incoming = open(self.config.plugin_socket())?;
-        self.spawn(async move {
-            if let Err(error) = Server::builder()
-                .add_service(registration)
-                .serve_with_incoming(incoming)
-                .await
-            {
+            let router = Server::builder().add_service(registration);
+            if let Err(error) = router.serve_with_incoming(plugins).await {
                 tracing::error!(%error, "the registration socket failed");
             }
         });
-        let lister = PodResourcesListerServer::new(PodResourcesService {
-            process: Arc::clone(self),
-            limit: RateLimit::full(),
-        });
-        let incoming = open(self.config.pod_resources_socket())?;
-        self.spawn(async move {
-            if let Err(error) = Server::builder()
-                .add_service(lister)
-                .serve_with_incoming(incoming)
-                .await
-            {
+        self.tasks.spawn(async move {
+            let router = Server::builder().add_service(lister);
+            if let Err(error) = router.serve_with_incoming(clients).await {
                 tracing::error!(%error, "the pod-resources socket failed");
             }
         });
         Ok(())
     }
 
-    pub(crate) fn devices(&self) -> MutexGuard<'_, Devices> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn pods(&self) -> MutexGuard<'_, Pods> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn plugins(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Plugin>>> {
-        self.plugins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The node's allocatable as the API server shows it.
-    pub(crate) fn allocatable(&self) -> Amounts {
-        self.allocatable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    pub(crate) fn set_allocatable(&self, amounts: Amounts) {
-        *self.allocatable.lock().unwrap_or_else(PoisonError::into_inner) = amounts;
-    }
-
-    /// Whether the first list of pods has been worked through.
-    pub(crate) fn sources_ready(&self) -> bool {
-        self.sources_ready.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_sources_ready(&self) {
-        self.sources_ready.store(true, Ordering::Release);
-        self.changed();
-    }
-
-    /// Forgets what pods hold that are not active any more, once all pods are known.
-    pub(crate) fn free_ended(&self) {
-        if self.sources_ready() {
-            let mut devices = self.devices();
-            // Under the lock: devices of a pod that was admitted after the others were counted would be freed.
-            let active = self.pods().active_uids();
-            devices.free_ended(&active);
-        }
-    }
-
-    pub(crate) fn write_checkpoint(&self) {
-        let devices = self.devices();
-        let content = checkpoint::render(&devices);
-        // Written under the lock, so that an older state cannot replace a newer one.
-        if let Err(error) = checkpoint::write(&self.config.checkpoint(), &content) {
-            tracing::error!(%error, "the checkpoint was not written");
-        }
-    }
-
-    pub(crate) fn devices_changed(&self) {
-        self.node_stale.notify_one();
-        self.changed();
-    }
-
-    /// Wakes whoever waits for a condition on this kubelet.
-    pub(crate) fn changed(&self) {
-        self.changed.send_replace(());
+    fn listen(
+        &self,
+        path: PathBuf,
+    ) -> Result<impl futures::Stream<Item = io::Result<socket::Severable>> + use<>, StartupError> {
+        socket::listen(&path, self.tasks.cancellation())
+            .map_err(|source| StartupError::Prepare { path, source })
     }
 }
 
-/// Removes every socket of a directory and nothing else.
-fn clear_sockets(dir: &std::path::Path) -> io::Result<()> {
+/// Removes every socket of a directory and nothing else, as kubelet does when it starts.
+fn clear_sockets(dir: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileTypeExt as _;
     std::fs::create_dir_all(dir)?;
     for entry in std::fs::read_dir(dir)? {

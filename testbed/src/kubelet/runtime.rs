@@ -11,10 +11,13 @@ use tokio::sync::watch;
 
 use super::pod::{ContainerKind, ContainerSpec, PodSpec};
 
-/// Where a container on a machine with GPUs prints its device nodes, separated by commas.
+/// The variable in which a container on a machine with GPUs prints its device nodes, separated by commas.
 pub const DEVICE_NODES: &str = "DEVICE_NODES";
 
-/// What a container is doing.
+/// Exit code of a container that is killed.
+pub(crate) const KILLED: i32 = 137;
+
+/// The state of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunState {
     /// It has not been created, or could not be.
@@ -26,16 +29,16 @@ pub enum RunState {
     },
     /// It runs.
     Running {
-        /// When it started.
+        /// Time of the start.
         since: Timestamp,
     },
     /// It ended.
     Exited {
         /// Its exit code.
         code: i32,
-        /// When it started.
+        /// Time of the start.
         started: Timestamp,
-        /// When it ended.
+        /// Time of the end.
         finished: Timestamp,
     },
 }
@@ -51,11 +54,11 @@ pub struct Container {
     pub pod_uid: String,
     /// Its own name.
     pub name: String,
-    /// When in the pod's life it runs.
+    /// The time of the pod's life in which it runs.
     pub kind: ContainerKind,
-    /// What it is doing.
+    /// Its state.
     pub state: RunState,
-    /// How often it was started.
+    /// The number of its starts.
     pub starts: u32,
     /// Its final environment.
     pub env: BTreeMap<String, String>,
@@ -98,7 +101,7 @@ impl Container {
     }
 }
 
-/// What has been tried to start a container.
+/// The attempts to start a container.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attempts {
     /// Why it did not start, each time.

@@ -42,7 +42,7 @@ pub(crate) fn listen(
     }))
 }
 
-/// Removes the socket at `path`; whoever listened there may have done so already.
+/// Removes the socket at `path`, which its listener may have removed already.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,10 +1,12 @@
-//! The one loop that takes pods in: additions are admitted one at a time, in batches that are put in order.
+//! kubelet's sync loop: takes pods in and admits them one at a time, in batches that are put in order.
 //!
-//! The watch is read by another task, so that pods queue up here while a plugin thinks.
+//! Another task reads the watch, so that pods queue up here while a plugin answers. Admission gives every container its
+//! devices, then checks kubelet's own resources; a refusal is final and makes the pod Failed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -15,11 +17,20 @@ use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::config::{Hold, OrderRule};
+use super::device_manager::DeviceManager;
+use super::devices::AllocationError;
+use super::fit::{Shortage, fit};
+use super::machine::{Admission, Machine};
+use super::node_status::NodeStatus;
 use super::pod::PodSpec;
-use super::pod_worker::Command;
-use super::process::Process;
+use super::pod_table::{Command, PodTable};
+use super::pod_worker::PodWorkers;
+use super::runtime::KILLED;
+use super::status_manager::StatusManager;
+use super::tasks::Tasks;
 use crate::dice::dice;
 
+/// A change of this node's pods in the API.
 #[derive(Debug)]
 enum Arrival {
     /// The complete list, at start and after a broken watch.
@@ -28,109 +39,127 @@ enum Arrival {
     Gone(String),
 }
 
-/// Watches this node's pods until the process ends.
-pub(crate) async fn run(process: Arc<Process>) {
-    let (queue, arrivals) = unbounded_channel();
-    let watching = Arc::clone(&process);
-    process.spawn(async move { watch(&watching, &queue).await });
-    take_in(&process, arrivals).await;
+/// Why admission refuses a pod; displays as kubelet's message.
+#[derive(Debug, thiserror::Error)]
+enum Rejection {
+    #[error("Allocate failed due to {0}, which is unexpected")]
+    Allocation(AllocationError),
+    #[error(transparent)]
+    Shortage(Shortage),
 }
 
-async fn watch(process: &Process, queue: &UnboundedSender<Arrival>) {
-    let api: Api<Pod> = Api::all(process.config.client.clone());
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={}", process.config.node));
-    let mut events = watcher(api, config).default_backoff().boxed();
-    let mut listed = Vec::new();
-    loop {
-        let arrival = match events.try_next().await {
-            Ok(Some(watcher::Event::Init)) => {
-                listed.clear();
-                continue;
-            }
-            Ok(Some(watcher::Event::InitApply(pod))) => {
-                listed.extend(PodSpec::read(&pod).map(Arc::new));
-                continue;
-            }
-            Ok(Some(watcher::Event::InitDone)) => Some(Arrival::List(std::mem::take(&mut listed))),
-            Ok(Some(watcher::Event::Apply(pod))) => {
-                PodSpec::read(&pod).map(|pod| Arrival::Applied(Arc::new(pod)))
-            }
-            Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(Arrival::Gone),
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(%error, "the watch of this node's pods failed");
-                continue;
-            }
-        };
-        // The loop may have ended before its queue.
-        let _ = arrival.map(|arrival| queue.send(arrival));
+impl Rejection {
+    /// The reason in pod status.
+    fn reason(&self) -> String {
+        match self {
+            Self::Allocation(_) => "UnexpectedAdmissionError".to_owned(),
+            Self::Shortage(shortage) => format!("OutOf{}", shortage.resource),
+        }
     }
 }
 
-async fn take_in(process: &Arc<Process>, mut arrivals: UnboundedReceiver<Arrival>) {
-    let mut n_batches = 0_u64;
-    while let Some(arrival) = arrivals.recv().await {
-        let mut batch = Vec::new();
-        let is_list = matches!(arrival, Arrival::List(_));
-        process.collect(arrival, &mut batch);
-        if !is_list {
-            process.fill(&mut batch, &mut arrivals).await;
-        }
-        let order = process.while_held(&mut batch, &mut arrivals).await;
-        let (rule, mut rng) = match order {
-            Some((rule, seed)) => {
-                // The shuffle of a release is the seed's alone, whatever order the pods arrived in.
-                if rule == OrderRule::Shuffled {
-                    batch.sort_by_cached_key(|pod| pod.full_name());
+#[derive(Debug)]
+pub(crate) struct SyncLoop {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) pods: Arc<PodTable>,
+    pub(crate) devices: Arc<DeviceManager>,
+    pub(crate) status: Arc<StatusManager>,
+    pub(crate) node: Arc<NodeStatus>,
+    pub(crate) workers: Arc<PodWorkers>,
+    pub(crate) tasks: Tasks,
+}
+
+impl SyncLoop {
+    /// Watches this node's pods and takes them in until the process ends.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let (queue, arrivals) = unbounded_channel();
+        let watching = Arc::clone(&self);
+        self.tasks.spawn(async move { watching.watch(&queue).await });
+        self.take_in(arrivals).await;
+    }
+
+    async fn watch(&self, queue: &UnboundedSender<Arrival>) {
+        let api: Api<Pod> = Api::all(self.machine.config.client.clone());
+        let config =
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.machine.config.node));
+        let mut events = watcher(api, config).default_backoff().boxed();
+        let mut listed = Vec::new();
+        loop {
+            let arrival = match events.try_next().await {
+                Ok(Some(watcher::Event::Init)) => {
+                    listed.clear();
+                    continue;
                 }
-                (rule, dice(seed, &["release"]))
+                Ok(Some(watcher::Event::InitApply(pod))) => {
+                    listed.extend(PodSpec::read(&pod).map(Arc::new));
+                    continue;
+                }
+                Ok(Some(watcher::Event::InitDone)) => Some(Arrival::List(std::mem::take(&mut listed))),
+                Ok(Some(watcher::Event::Apply(pod))) => {
+                    PodSpec::read(&pod).map(|pod| Arrival::Applied(Arc::new(pod)))
+                }
+                Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(Arrival::Gone),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the watch of this node's pods failed");
+                    continue;
+                }
+            };
+            // The loop may have ended before its queue.
+            let _ = arrival.map(|arrival| queue.send(arrival));
+        }
+    }
+
+    async fn take_in(&self, mut arrivals: UnboundedReceiver<Arrival>) {
+        let mut n_batches = 0_u64;
+        while let Some(arrival) = arrivals.recv().await {
+            let mut batch = Vec::new();
+            let is_list = matches!(arrival, Arrival::List(_));
+            self.collect(arrival, &mut batch);
+            if !is_list {
+                self.fill(&mut batch, &mut arrivals).await;
             }
-            None => (
-                process.config.ordering.rule,
-                dice(process.config.seed, &["batch", &n_batches.to_string()]),
-            ),
-        };
-        process.admit_all(in_order(batch, rule, &mut rng)).await;
-        if is_list {
-            process.set_sources_ready();
-        }
-        n_batches += 1;
-    }
-}
-
-/// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
-fn in_order(mut batch: Vec<Arc<PodSpec>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<PodSpec>> {
-    batch.sort_by_key(|pod| pod.created);
-    match rule {
-        OrderRule::Creation => {}
-        OrderRule::Reversed => batch.reverse(),
-        OrderRule::Shuffled => batch.shuffle(rng),
-    }
-    batch
-}
-
-impl Process {
-    async fn admit_all(self: &Arc<Self>, batch: Vec<Arc<PodSpec>>) {
-        for pod in batch {
-            self.admit(pod).await;
+            let order = self.while_held(&mut batch, &mut arrivals).await;
+            let (rule, mut rng) = match order {
+                Some((rule, seed)) => {
+                    // The shuffle of a release depends on the seed alone, not on the order in which the pods arrived.
+                    if rule == OrderRule::Shuffled {
+                        batch.sort_by_cached_key(|pod| pod.full_name());
+                    }
+                    (rule, dice(seed, &["release"]))
+                }
+                None => (
+                    self.machine.config.ordering.rule,
+                    dice(self.machine.config.seed, &["batch", &n_batches.to_string()]),
+                ),
+            };
+            for pod in in_order(batch, rule, &mut rng) {
+                self.admit(pod).await;
+            }
+            if is_list {
+                self.pods.set_sources_ready();
+                self.machine.notify();
+            }
+            n_batches += 1;
         }
     }
 
-    /// Collects pods until nobody holds them back; the order that they are then to be admitted in.
+    /// Collects pods until [`Hold`] ends; returns the order in which they are then admitted, if it names one.
     async fn while_held(
-        self: &Arc<Self>,
+        &self,
         batch: &mut Vec<Arc<PodSpec>>,
         arrivals: &mut UnboundedReceiver<Arrival>,
     ) -> Option<(OrderRule, u64)> {
-        let mut hold = self.hold.subscribe();
+        let mut hold = self.machine.hold.subscribe();
         let mut was_held = false;
         loop {
             let Hold { is_held, order } = *hold.borrow_and_update();
             was_held |= is_held;
-            self.counts
+            self.machine
+                .counts
                 .held
                 .store(if is_held { batch.len() } else { 0 }, Ordering::Release);
-            self.changed();
+            self.machine.notify();
             if !is_held {
                 return order.filter(|_| was_held);
             }
@@ -142,12 +171,8 @@ impl Process {
     }
 
     /// Waits for further pods of a batch that has begun.
-    async fn fill(
-        self: &Arc<Self>,
-        batch: &mut Vec<Arc<PodSpec>>,
-        arrivals: &mut UnboundedReceiver<Arrival>,
-    ) {
-        let ordering = self.config.ordering;
+    async fn fill(&self, batch: &mut Vec<Arc<PodSpec>>, arrivals: &mut UnboundedReceiver<Arrival>) {
+        let ordering = self.machine.config.ordering;
         while !batch.is_empty() && batch.len() < ordering.batch {
             let Ok(Some(next)) = tokio::time::timeout(ordering.linger, arrivals.recv()).await else {
                 return;
@@ -156,7 +181,7 @@ impl Process {
         }
     }
 
-    fn collect(self: &Arc<Self>, arrival: Arrival, batch: &mut Vec<Arc<PodSpec>>) {
+    fn collect(&self, arrival: Arrival, batch: &mut Vec<Arc<PodSpec>>) {
         match arrival {
             Arrival::Applied(pod) => {
                 // A pod that changed while it waits in the batch is admitted as it is now.
@@ -177,17 +202,16 @@ impl Process {
     }
 
     /// Acts on a pod that is known, or returns one that waits for admission.
-    fn update(self: &Arc<Self>, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
-        let mut pods = self.pods();
+    fn update(&self, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
+        let mut pods = self.pods.lock();
         let Some(record) = pods.0.get_mut(&pod.uid) else {
             drop(pods);
             return self.take_over(pod);
         };
         if pod.deleting && !record.spec.deleting {
-            match &record.worker {
-                // A worker that has ended has nothing left to stop.
-                Some(worker) if worker.send(Command::Delete).is_ok() => {}
-                _ => self.publish_deletion(&pod),
+            // A worker that has ended has nothing left to stop.
+            if !record.send(Command::Delete) {
+                self.status.publish_deletion(&pod);
             }
             record.spec = pod;
         }
@@ -195,22 +219,17 @@ impl Process {
     }
 
     /// A pod seen for the first time: most need admission, but not those that have ended or are on their way out.
-    fn take_over(self: &Arc<Self>, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
+    fn take_over(&self, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
         if !pod.deleting && !pod.terminal {
             return Some(pod);
         }
-        self.pods().arrive(&pod, pod.terminal);
+        self.pods.lock().arrive(&pod, pod.terminal);
         if pod.deleting && pod.terminal {
-            self.publish_deletion(&pod);
+            self.status.publish_deletion(&pod);
         } else if pod.deleting {
-            self.start_worker(&pod);
-            if let Some(worker) = self
-                .pods()
-                .0
-                .get(&pod.uid)
-                .and_then(|record| record.worker.as_ref())
-            {
-                let _ = worker.send(Command::Delete);
+            self.workers.start(&pod);
+            if let Some(record) = self.pods.lock().0.get(&pod.uid) {
+                record.send(Command::Delete);
             }
         }
         None
@@ -219,7 +238,8 @@ impl Process {
     fn forget_missing(&self, listed: &[Arc<PodSpec>]) {
         let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
         let gone: Vec<String> = self
-            .pods()
+            .pods
+            .lock()
             .0
             .keys()
             .filter(|uid| !listed.contains(uid.as_str()))
@@ -229,23 +249,81 @@ impl Process {
             self.forget(&uid);
         }
         // Containers of pods that went away while kubelet was down.
-        for container in self.runtime.all() {
+        for container in self.machine.runtime.all() {
             if !listed.contains(container.pod_uid.as_str()) {
-                self.runtime.remove(&container.pod_uid);
+                self.machine.runtime.remove(&container.pod_uid);
             }
         }
     }
 
     fn forget(&self, uid: &str) {
-        let record = self.pods().0.remove(uid);
-        let told = record
-            .and_then(|record| record.worker)
-            .is_some_and(|worker| worker.send(Command::Remove).is_ok());
-        if !told {
-            self.runtime.remove(uid);
+        let record = self.pods.lock().0.remove(uid);
+        if !record.is_some_and(|record| record.send(Command::Remove)) {
+            self.machine.runtime.remove(uid);
         }
-        self.changed();
+        self.machine.notify();
     }
+
+    /// Admits one pod and starts the task that runs it, or makes it Failed.
+    async fn admit(&self, pod: Arc<PodSpec>) {
+        let began = Instant::now();
+        self.pods.lock().arrive(&pod, false);
+        let refusal = match self.check(&pod).await {
+            Ok(()) => {
+                self.workers.start(&pod);
+                None
+            }
+            Err(rejection) => {
+                let (reason, message) = (rejection.reason(), rejection.to_string());
+                self.reject(&pod, &reason, &message);
+                Some((reason, message))
+            }
+        };
+        self.machine.admissions.add(Admission {
+            pod: pod.full_name(),
+            uid: pod.uid.clone(),
+            began,
+            took: began.elapsed(),
+            refusal,
+        });
+        self.machine.notify();
+    }
+
+    async fn check(&self, pod: &PodSpec) -> Result<(), Rejection> {
+        self.devices
+            .allocate_pod(pod)
+            .await
+            .map_err(Rejection::Allocation)?;
+        let mut allocatable = self.node.allocatable();
+        // Devices that are already held count as there, even if their plugin is away.
+        for (resource, held) in self.devices.lock().held().devices() {
+            allocatable.raise(&resource, i64::try_from(held.len()).unwrap_or(i64::MAX));
+        }
+        let pods = self.pods.lock();
+        let others = pods.active().filter(|other| other.uid != pod.uid);
+        let others = others.map(|other| &other.requests);
+        fit(&pod.requests, others, &allocatable).map_err(Rejection::Shortage)
+    }
+
+    fn reject(&self, pod: &PodSpec, reason: &str, message: &str) {
+        tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
+        self.pods.lock().end(&pod.uid);
+        // After a restart of kubelet its containers may be running.
+        self.machine.runtime.kill(&pod.uid, KILLED);
+        self.status.publish_rejection(pod, reason, message);
+        self.status.publish_event(pod, reason, message);
+    }
+}
+
+/// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
+fn in_order(mut batch: Vec<Arc<PodSpec>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<PodSpec>> {
+    batch.sort_by_key(|pod| pod.created);
+    match rule {
+        OrderRule::Creation => {}
+        OrderRule::Reversed => batch.reverse(),
+        OrderRule::Shuffled => batch.shuffle(rng),
+    }
+    batch
 }
 
 #[cfg(test)]
@@ -280,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn each_batch_is_shuffled_anew_by_the_seed() {
+    fn each_batch_has_its_own_shuffle_by_the_seed() {
         let pods = || (0..20).map(|i| pod(&i.to_string(), i)).collect::<Vec<_>>();
         let names = |seed, batch| {
             in_order(pods(), OrderRule::Shuffled, &mut dice(seed, &[batch]))

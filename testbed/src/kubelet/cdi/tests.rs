@@ -148,7 +148,7 @@ async fn a_file_moved_in_from_another_directory_counts_after_the_next_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_reading_leaves_what_was_known() {
+async fn a_slow_reading_keeps_the_last_view() {
     let dir = TempDir::new().unwrap();
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
     let delay = RefreshDelay {

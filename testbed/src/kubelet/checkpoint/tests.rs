@@ -6,22 +6,23 @@ use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 use tempfile::TempDir;
 
 use super::{CheckpointError, read, render, write};
-use crate::kubelet::devices::{Devices, Wish};
+use crate::kubelet::devices::{DeviceRequest, Devices};
 use crate::kubelet::held::{Held, Holder};
 
-fn state() -> Devices {
+/// The content for a container that holds one of two devices.
+fn content() -> String {
     let mut devices = Devices::default();
     let list = ["a", "b"].map(|id| Device {
         id: id.to_owned(),
         health: "Healthy".to_owned(),
         topology: None,
     });
-    devices.offer("x.io/y", list.to_vec());
+    devices.update("x.io/y", list.to_vec());
     let holder = Holder {
         pod: "uid".to_owned(),
         container: "main".to_owned(),
     };
-    let wish = Wish {
+    let request = DeviceRequest {
         holder: &holder,
         resource: "x.io/y",
         required: 1,
@@ -29,22 +30,22 @@ fn state() -> Devices {
     };
     let envs = [("NAME".to_owned(), "value".to_owned())].into_iter().collect();
     devices.grant(
-        &wish,
+        &request,
         &["a".into()].into(),
         ContainerAllocateResponse {
             envs,
             ..Default::default()
         },
     );
-    devices
+    render(&devices.held().rendered(), &devices.registered_json())
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_checkpoint_is_read_back() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("checkpoint");
     assert!(read(&path).unwrap().is_none());
-    let content = render(&state());
+    let content = content();
     insta::assert_snapshot!(content, @r#"{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"x.io/y","DeviceIDs":{"-1":["a"]},"AllocResp":"Cg0KBE5BTUUSBXZhbHVl"}],"RegisteredDevices":{"x.io/y":["a","b"]}},"Checksum":1076089798}"#);
     write(&path, &content).unwrap();
     let data = read(&path).unwrap().unwrap();
@@ -70,7 +71,7 @@ fn what_is_written_is_read_back() {
 fn a_changed_or_malformed_file_is_refused() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("checkpoint");
-    write(&path, &render(&state()).replace("\"a\"", "\"c\"")).unwrap();
+    write(&path, &content().replace("\"a\"", "\"c\"")).unwrap();
     assert!(matches!(read(&path), Err(CheckpointError::Checksum { .. })));
     write(&path, "{}").unwrap();
     assert!(matches!(read(&path), Err(CheckpointError::Shape { .. })));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 
-use super::{AllocationError, Choice, Devices, Wish};
+use super::{AllocationError, Choice, DeviceRequest, Devices};
 use crate::dice::dice;
 use crate::kubelet::held::{DeviceId, Holder};
 
@@ -39,19 +39,19 @@ fn allocate(
     reusable: &BTreeSet<DeviceId>,
 ) -> Result<BTreeSet<DeviceId>, AllocationError> {
     let holder = holder(pod);
-    let wish = Wish {
+    let request = DeviceRequest {
         holder: &holder,
         resource: RESOURCE,
         required,
         untouchable: false,
     };
     let mut rng = dice(1, &["test"]);
-    let chosen = match devices.begin(&wish, reusable, &mut rng)? {
+    let chosen = match devices.begin(&request, reusable, &mut rng)? {
         Choice::Nothing => return Ok(BTreeSet::new()),
         Choice::Done(chosen) => chosen,
         Choice::Open(open) => devices.finish(RESOURCE, open, &[], &mut rng),
     };
-    devices.grant(&wish, &chosen, ContainerAllocateResponse::default());
+    devices.grant(&request, &chosen, ContainerAllocateResponse::default());
     Ok(chosen)
 }
 
@@ -59,17 +59,17 @@ fn allocate(
 fn a_list_call_in_the_middle_of_an_allocation_forgets_the_devices_in_flight() {
     // This is kubelet's race, kept on purpose: see devices.rs.
     let mut devices = Devices::default();
-    devices.offer(RESOURCE, list(&[0, 1], &[]));
+    devices.update(RESOURCE, list(&[0, 1], &[]));
     allocate(&mut devices, 1, 1, &BTreeSet::new()).unwrap();
     let holder = holder(2);
-    let wish = Wish {
+    let request = DeviceRequest {
         holder: &holder,
         resource: RESOURCE,
         required: 1,
         untouchable: false,
     };
     let mut rng = dice(1, &["test"]);
-    let Choice::Open(open) = devices.begin(&wish, &BTreeSet::new(), &mut rng).unwrap() else {
+    let Choice::Open(open) = devices.begin(&request, &BTreeSet::new(), &mut rng).unwrap() else {
         panic!("one is free")
     };
     let in_flight = devices.finish(RESOURCE, open, &[], &mut rng);
@@ -84,7 +84,7 @@ fn a_changed_request_and_unhealthy_held_devices_are_refused() {
         allocate(&mut devices, 1, 1, &BTreeSet::new()),
         Err(AllocationError::Unregistered(_))
     ));
-    devices.offer(RESOURCE, list(&[0, 1, 2], &[]));
+    devices.update(RESOURCE, list(&[0, 1, 2], &[]));
     let held = allocate(&mut devices, 1, 2, &BTreeSet::new()).unwrap();
     let changed = allocate(&mut devices, 1, 3, &BTreeSet::new())
         .unwrap_err()
@@ -95,7 +95,7 @@ fn a_changed_request_and_unhealthy_held_devices_are_refused() {
     );
     let broken: Vec<usize> = held.iter().map(|id| id.parse().unwrap()).collect();
     let rest: Vec<usize> = (0..3).filter(|id| !broken.contains(id)).collect();
-    devices.offer(RESOURCE, list(&rest, &broken));
+    devices.update(RESOURCE, list(&rest, &broken));
     assert!(matches!(
         allocate(&mut devices, 1, 2, &BTreeSet::new()),
         Err(AllocationError::HeldUnhealthy(_))
@@ -117,7 +117,7 @@ proptest! {
     #[test]
     fn no_device_is_held_twice_and_refusals_are_exact(steps in steps()) {
         let mut devices = Devices::default();
-        devices.offer(RESOURCE, list(&(0..10).collect::<Vec<_>>(), &[10, 11]));
+        devices.update(RESOURCE, list(&(0..10).collect::<Vec<_>>(), &[10, 11]));
         let mut model: BTreeMap<usize, BTreeSet<DeviceId>> = BTreeMap::new();
         for (pod, step) in steps.into_iter().enumerate() {
             match step {

@@ -1,15 +1,26 @@
-//! The pods of this node that one kubelet process knows, and which of them still count.
+//! The pods of this node that one kubelet process knows.
 //!
 //! A pod is active from its arrival to its end; devices of pods that are not active are free to take.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::pod::PodSpec;
-use super::pod_worker::Command;
+
+/// A message to the task that runs one pod.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// The pod has a deletionTimestamp.
+    Delete,
+    /// The pod is gone from the API.
+    Remove,
+    /// This container has crashed.
+    Restart(String),
+}
 
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -23,17 +34,46 @@ pub(crate) struct Record {
     pub(crate) conditions: BTreeMap<&'static str, (bool, Timestamp)>,
 }
 
-/// By UID.
+impl Record {
+    /// Sends a command to the pod's task; false if there is none or it has ended.
+    pub(crate) fn send(&self, command: Command) -> bool {
+        self.worker
+            .as_ref()
+            .is_some_and(|worker| worker.send(command).is_ok())
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct PodTable {
+    pods: Mutex<Pods>,
+    sources_ready: AtomicBool,
+}
+
+impl PodTable {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pods> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True once every pod of the first list has been admitted or refused.
+    pub(crate) fn sources_ready(&self) -> bool {
+        self.sources_ready.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_sources_ready(&self) {
+        self.sources_ready.store(true, Ordering::Release);
+    }
+}
+
+/// Records by UID.
 #[derive(Debug, Default)]
 pub(crate) struct Pods(pub(crate) BTreeMap<String, Record>);
 
 impl Pods {
     pub(crate) fn arrive(&mut self, spec: &Arc<PodSpec>, ended: bool) {
-        let started = Timestamp::now();
         let record = Record {
             spec: Arc::clone(spec),
             ended,
-            started,
+            started: Timestamp::now(),
             worker: None,
             conditions: BTreeMap::new(),
         };

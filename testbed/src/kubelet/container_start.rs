@@ -7,19 +7,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use k8s_openapi::jiff::Timestamp;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
-use super::allocation::Reusable;
 use super::cdi::{Edits, resolve_now};
-use super::config::{CdiSupport, RuntimeConfig};
+use super::config::{CdiSupport, RuntimeConfig, Start};
+use super::device_manager::{DeviceManager, PreStartError, Reusable};
 use super::devices::AllocationError;
 use super::held::Holder;
 use super::injector::InjectError;
+use super::machine::Machine;
 use super::nri::Unmade;
 use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
-use super::pod::{ContainerSpec, PodSpec};
-use super::process::Process;
-use super::runtime::{Container, RunState, Spent};
+use super::pod::{ContainerKind, ContainerSpec, PodSpec};
+use super::runtime::{Attempts, Container, DEVICE_NODES, RunState, Spent};
 
 /// The library that every CUDA program needs, as far as a recorded container shows it.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
@@ -46,18 +47,8 @@ fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
 /// Why a container does not start this time.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    #[error("device plugin PreStartContainer rpc failed with err: {0}")]
-    PreStart(AllocationError),
-    #[error(
-        "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
-    )]
-    NothingHeld {
-        pod: String,
-        container: String,
-        resource: String,
-    },
-    #[error("endpoint not found in cache for a registered resource: {0}")]
-    NoEndpoint(String),
+    #[error(transparent)]
+    PreStart(#[from] PreStartError),
     #[error(transparent)]
     Allocation(AllocationError),
     #[error("failed to create containerd container: {0}")]
@@ -81,25 +72,31 @@ impl StartError {
     }
 }
 
-impl Process {
-    /// Starts a container, or says why not.
-    pub(crate) async fn start_container(
-        &self,
-        pod: &PodSpec,
-        container: &ContainerSpec,
-    ) -> Result<(), StartError> {
+/// Starts containers: prepares their devices and makes them in the container runtime.
+#[derive(Debug)]
+pub(crate) struct ContainerStarter {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) devices: Arc<DeviceManager>,
+}
+
+impl ContainerStarter {
+    pub(crate) async fn start(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<(), StartError> {
         let began = Instant::now();
         let mut spent = Spent::default();
-        let prepared = self.prepare_container(pod, container, &mut spent).await;
+        let prepared = self.prepare(pod, container, &mut spent).await;
         spent.total = began.elapsed();
         match prepared {
             Ok(started) => {
-                let attempts = self.runtime.attempt(&pod.uid, &container.name, spent, None);
-                self.record_start(pod, container, started, attempts);
+                let attempts = self
+                    .machine
+                    .runtime
+                    .attempt(&pod.uid, &container.name, spent, None);
+                self.record(pod, container, started, attempts);
                 Ok(())
             }
             Err(error) => {
-                self.runtime
+                self.machine
+                    .runtime
                     .attempt(&pod.uid, &container.name, spent, Some(error.to_string()));
                 Err(error)
             }
@@ -107,40 +104,39 @@ impl Process {
     }
 
     /// Notes in `spent` what the steps take, also the one that fails.
-    async fn prepare_container(
+    async fn prepare(
         &self,
         pod: &PodSpec,
         container: &ContainerSpec,
         spent: &mut Spent,
     ) -> Result<Container, StartError> {
-        let holder = Holder {
-            pod: pod.uid.clone(),
-            container: container.name.clone(),
-        };
-        let order = self.in_random_order(pod, container, self.turn(pod, container));
+        let holder = Holder::new(pod, container);
+        let limits = self
+            .devices
+            .in_random_order(pod, container, self.next_start(pod, container));
         let mut unallocated = false;
-        for (resource, amount) in &order {
-            if *amount == 0 || !self.devices().serves(resource) {
+        for (resource, amount) in &limits {
+            if *amount == 0 || !self.devices.lock().serves(resource) {
                 continue;
             }
             let began = Instant::now();
-            let done = self.pre_start(&holder, resource).await;
+            let done = self.devices.pre_start(&holder, resource).await;
             spent.pre_start += began.elapsed();
             done?;
-            unallocated |= self.devices().held().grant(&holder, resource).is_none();
+            unallocated |= self.devices.lock().held().grant(&holder, resource).is_none();
         }
         if unallocated {
-            self.allocate_container(pod, container, &Reusable::new())
-                .await
-                .map_err(StartError::Allocation)?;
+            let reusable = Reusable::new();
+            let allocated = self.devices.allocate_container(pod, container, &reusable);
+            allocated.await.map_err(StartError::Allocation)?;
         }
-        let (responses, held) = self.granted(&holder, &order);
+        let (responses, held) = self.devices.granted(&holder, &limits);
         let cdi_devices = named_devices(&responses);
         let began = Instant::now();
         let edits = self.inject(&cdi_devices).await;
         spent.injection += began.elapsed();
         let composed = compose(pod, container, &responses, held, (cdi_devices, edits?));
-        let made = match &self.nri {
+        let made = match &self.machine.nri {
             Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
             None => composed,
         };
@@ -148,7 +144,7 @@ impl Process {
         let mut gpus: Vec<String> = made
             .device_nodes
             .iter()
-            .filter_map(|path| self.config.gpus.of_node(path))
+            .filter_map(|path| self.machine.config.gpus.of_node(path))
             .collect();
         gpus.sort();
         gpus.dedup();
@@ -166,7 +162,7 @@ impl Process {
     ) -> Result<Container, StartError> {
         let RuntimeConfig {
             nvidia, nvidia_class, ..
-        } = &self.config.runtime;
+        } = &self.machine.config.runtime;
         let Some(nvidia) = nvidia
             .as_ref()
             .filter(|_| nvidia_class.is_none() || pod.runtime_class.as_deref() == *nvidia_class)
@@ -182,7 +178,7 @@ impl Process {
             annotations: &annotations,
             is_privileged: container.is_privileged,
         };
-        let all = self.config.gpus.all();
+        let all = self.machine.config.gpus.all();
         let uuids: Vec<String> = all.iter().map(|(uuid, _)| uuid.clone()).collect();
         let driver = |places: &[usize]| {
             let own = places
@@ -213,8 +209,8 @@ impl Process {
                 )
             }
             Modification::Specs(names) => {
-                let edits =
-                    resolve_now(&self.config.cdi_dirs, &names).map_err(|error| fail(error.to_string()))?;
+                let edits = resolve_now(&self.machine.config.cdi_dirs, &names)
+                    .map_err(|error| fail(error.to_string()))?;
                 let nodes = edits.device_nodes.into_iter().map(|node| node.path).collect();
                 (
                     nodes,
@@ -239,66 +235,63 @@ impl Process {
         Ok(made)
     }
 
-    /// What plugins have answered for a container, and which devices it holds.
-    fn granted(
-        &self,
-        holder: &Holder,
-        order: &[(&str, i64)],
-    ) -> (Vec<Arc<ContainerAllocateResponse>>, BTreeMap<String, Vec<String>>) {
-        let devices = self.devices();
-        let grants: BTreeMap<&str, _> = devices
-            .held()
-            .of(holder)
-            .map(|(resource, grant)| (resource.as_str(), grant))
-            .collect();
-        let responses = order
-            .iter()
-            .filter_map(|(resource, _)| grants.get(resource))
-            .map(|grant| Arc::clone(&grant.response));
-        let responses = responses.collect();
-        let ids =
-            |grant: &super::held::Grant| grant.devices().iter().map(|id| id.as_ref().to_owned()).collect();
-        let held = grants
-            .iter()
-            .map(|(resource, grant)| ((*resource).to_owned(), ids(grant)))
-            .collect();
-        (responses, held)
+    /// Records a container as started; those that end by themselves have ended at once.
+    fn record(&self, pod: &PodSpec, container: &ContainerSpec, started: Container, attempts: Attempts) {
+        let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| {
+            text + name + "=" + value + "\n"
+        });
+        if !self.machine.config.gpus.all().is_empty() {
+            lines = format!("{DEVICE_NODES}={}\n{lines}", started.device_nodes.join(","));
+        }
+        (self.machine.config.log)(&pod.namespace, &pod.name, &container.name, lines);
+        let now = Timestamp::now();
+        let ends = container.kind == ContainerKind::Init
+            || (container.kind == ContainerKind::App && container.finishes);
+        let state = if ends {
+            RunState::Exited {
+                code: 0,
+                started: now,
+                finished: now,
+            }
+        } else {
+            RunState::Running { since: now }
+        };
+        let starts = self.next_start(pod, container);
+        let container = Container {
+            state,
+            starts,
+            ..started
+        };
+        let Attempts { refusals, spent } = attempts;
+        let Spent {
+            total,
+            pre_start,
+            injection,
+        } = spent;
+        self.machine.config.started.call(&Start {
+            container: container.clone(),
+            refusals,
+            spent: total,
+            pre_start,
+            injection,
+        });
+        self.machine.runtime.put(container);
     }
 
-    async fn pre_start(&self, holder: &Holder, resource: &str) -> Result<(), StartError> {
-        let (endpoint, ids) = {
-            let devices = self.devices();
-            let endpoint = devices
-                .endpoint(resource)
-                .cloned()
-                .ok_or_else(|| StartError::NoEndpoint(resource.to_owned()))?;
-            if !endpoint.wants_pre_start() {
-                return Ok(());
-            }
-            let Some(grant) = devices.held().grant(holder, resource) else {
-                let Holder { pod, container } = holder.clone();
-                return Err(StartError::NothingHeld {
-                    pod,
-                    container,
-                    resource: resource.to_owned(),
-                });
-            };
-            (
-                endpoint,
-                grant.devices().iter().map(|id| id.as_ref().to_owned()).collect(),
-            )
-        };
-        endpoint
-            .pre_start(ids, self.config.delays.pre_start)
-            .await
-            .map_err(StartError::PreStart)
+    /// The number that the next start of this container will have, from 1 on.
+    fn next_start(&self, pod: &PodSpec, container: &ContainerSpec) -> u32 {
+        let containers = self.machine.runtime.of_pod(&pod.uid);
+        containers
+            .get(&container.name)
+            .map_or(0, |container| container.starts)
+            + 1
     }
 
     /// The runtime's edits of these CDI devices, and the names of those that are stale.
     async fn inject(&self, devices: &[String]) -> Result<(Edits, Vec<String>), StartError> {
-        match &self.injector {
+        match &self.machine.injector {
             Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),
-            None if self.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => {
+            None if self.machine.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => {
                 Err(StartError::CdiDisabled)
             }
             None => Ok((Edits::default(), Vec::new())),

@@ -1,0 +1,446 @@
+//! kubelet's device manager: plugins register with it, and containers get their devices from it.
+//!
+//! A plugin is found by its resource name only, also when a stream ends: the late end of a replaced stream therefore
+//! disconnects its successor, as in kubelet 1.36, unless that fault is turned off. Topology hints are ignored, as under
+//! kubelet's default policy of the topology manager.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use proto::kubelet::DEVICE_PLUGIN_VERSION;
+use proto::kubelet::deviceplugin::registration_server::Registration;
+use proto::kubelet::deviceplugin::{
+    ContainerAllocateResponse, ContainerPreferredAllocationRequest, Empty, RegisterRequest,
+};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::checkpoint;
+use super::devices::{AllocationError, Capacity, Choice, DeviceRequest, Devices};
+use super::endpoint::{ConnectError, Endpoint, EndpointError};
+use super::fit::is_extended;
+use super::held::{DeviceId, Held, Holder};
+use super::machine::{Counts, Machine};
+use super::pod::{ContainerKind, ContainerSpec, PodSpec};
+use super::pod_table::PodTable;
+use super::runtime::RunState;
+use super::tasks::Tasks;
+use crate::dice::dice;
+
+/// Devices of ordinary init containers by resource, offered first to the containers after them.
+pub(crate) type Reusable = BTreeMap<String, BTreeSet<DeviceId>>;
+
+/// The answers of plugins to Allocate for one container, and its device IDs by resource.
+pub(crate) type Granted = (Vec<Arc<ContainerAllocateResponse>>, BTreeMap<String, Vec<String>>);
+
+/// A plugin whose `ListAndWatch` stream is read.
+#[derive(Debug)]
+struct Plugin {
+    endpoint: Arc<Endpoint>,
+    /// Ends the stream from kubelet's side.
+    closed: CancellationToken,
+}
+
+/// Why a plugin does not make a container ready to start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PreStartError {
+    #[error("device plugin PreStartContainer rpc failed with err: {0}")]
+    Rpc(EndpointError),
+    #[error(
+        "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
+    )]
+    NothingHeld {
+        pod: String,
+        container: String,
+        resource: String,
+    },
+    #[error("endpoint not found in cache for a registered resource: {0}")]
+    NoEndpoint(String),
+}
+
+#[derive(Debug)]
+pub(crate) struct DeviceManager {
+    machine: Arc<Machine>,
+    pods: Arc<PodTable>,
+    tasks: Tasks,
+    devices: Mutex<Devices>,
+    plugins: Mutex<BTreeMap<String, Arc<Plugin>>>,
+    /// Wakes the task that keeps node status.
+    pub(crate) capacity_changed: Notify,
+}
+
+impl DeviceManager {
+    /// Loads the checkpoint; a broken one counts as none, as in kubelet.
+    pub(crate) fn start(machine: &Arc<Machine>, pods: &Arc<PodTable>, tasks: &Tasks) -> Self {
+        let data = checkpoint::read(&machine.config.checkpoint()).unwrap_or_else(|error| {
+            tracing::error!(%error, "continues without the checkpoint");
+            None
+        });
+        let (entries, registered) = data
+            .map(|data| (data.pod_device_entries, data.registered_devices))
+            .unwrap_or_default();
+        Self {
+            machine: Arc::clone(machine),
+            pods: Arc::clone(pods),
+            tasks: tasks.clone(),
+            devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
+            plugins: Mutex::default(),
+            capacity_changed: Notify::new(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Devices> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plugins(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Plugin>>> {
+        self.plugins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the devices of each resource, without those whose plugin has been gone for `endpoint_grace`.
+    pub(crate) fn capacity(&self) -> Capacity {
+        let counted = self.lock().capacity(self.machine.config.delays.endpoint_grace);
+        if !counted.removed.is_empty() {
+            self.write_checkpoint();
+        }
+        counted
+    }
+
+    /// Frees the devices of pods that are not active any more, once all pods are known.
+    pub(crate) fn free_ended(&self) {
+        if self.pods.sources_ready() {
+            let mut devices = self.lock();
+            // Under the lock: devices of a pod that was admitted after the others were counted would be freed.
+            let active = self.pods.lock().active_uids();
+            devices.free_ended(&active);
+        }
+    }
+
+    fn write_checkpoint(&self) {
+        let devices = self.lock();
+        let content = checkpoint::render(&devices.held().rendered(), &devices.registered_json());
+        // Written under the lock, so that an older state cannot replace a newer one.
+        if let Err(error) = checkpoint::write(&self.machine.config.checkpoint(), &content) {
+            tracing::error!(%error, "the checkpoint was not written");
+        }
+    }
+
+    fn devices_changed(&self) {
+        self.capacity_changed.notify_one();
+        self.machine.notify();
+    }
+}
+
+/// Registration of plugins.
+impl DeviceManager {
+    async fn connect(self: &Arc<Self>, resource: &str, socket: &str) -> Result<(), ConnectError> {
+        let config = &self.machine.config;
+        let path = config.plugin_dir().join(socket);
+        let endpoint = Arc::new(Endpoint::connect(resource, &path, config.delays.dial).await?);
+        let plugin = Arc::new(Plugin {
+            endpoint: Arc::clone(&endpoint),
+            closed: CancellationToken::new(),
+        });
+        self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
+        self.lock().connect(resource, endpoint);
+        tracing::info!(resource, socket, "device plugin connected");
+        Counts::add(&self.machine.counts.registrations);
+        self.machine.notify();
+        let manager = Arc::clone(self);
+        let resource = resource.to_owned();
+        self.tasks
+            .spawn(async move { manager.run_plugin(&resource, plugin).await });
+        Ok(())
+    }
+
+    /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; false if there is none.
+    pub(crate) fn drop_stream(&self, resource: &str) -> bool {
+        let plugins = self.plugins();
+        plugins
+            .get(resource)
+            .map(|plugin| plugin.closed.cancel())
+            .is_some()
+    }
+
+    async fn run_plugin(&self, resource: &str, plugin: Arc<Plugin>) {
+        let reading = self.read_stream(resource, &plugin.endpoint);
+        plugin.closed.run_until_cancelled(reading).await;
+        let mut plugins = self.plugins();
+        let is_replaced = plugins
+            .get(resource)
+            .is_none_or(|current| !Arc::ptr_eq(current, &plugin));
+        if is_replaced && !self.machine.config.faults.late_end_disconnects_successor {
+            return;
+        }
+        let Some(current) = plugins.remove(resource) else {
+            return;
+        };
+        drop(plugins);
+        current.closed.cancel();
+        self.lock().disconnect(resource);
+        tracing::info!(resource, "device plugin disconnected");
+        self.devices_changed();
+    }
+
+    async fn read_stream(&self, resource: &str, endpoint: &Endpoint) {
+        let mut stream = match endpoint.list_and_watch().await {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(resource, %error, "ListAndWatch ended unexpectedly"),
+        };
+        loop {
+            match stream.message().await {
+                Ok(Some(response)) => {
+                    self.lock().update(resource, response.devices);
+                    self.write_checkpoint();
+                    self.devices_changed();
+                }
+                Ok(None) => return tracing::warn!(resource, "ListAndWatch ended: EOF"),
+                Err(error) => return tracing::warn!(resource, %error, "ListAndWatch ended unexpectedly"),
+            }
+        }
+    }
+}
+
+/// Allocation and preparation of containers.
+impl DeviceManager {
+    /// Gives every container of a pod its devices, in order.
+    pub(crate) async fn allocate_pod(&self, pod: &PodSpec) -> Result<(), AllocationError> {
+        let mut reusable = Reusable::new();
+        for container in &pod.containers {
+            self.allocate_container(pod, container, &reusable).await?;
+            let devices = self.lock();
+            for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
+                let ids = grant.devices();
+                let offered = reusable.entry(resource.clone()).or_default();
+                if container.kind == ContainerKind::Init {
+                    offered.extend(ids);
+                } else {
+                    offered.retain(|id| !ids.contains(id));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives one container its devices of every resource that plugins serve.
+    pub(crate) async fn allocate_container(
+        &self,
+        pod: &PodSpec,
+        container: &ContainerSpec,
+        reusable: &Reusable,
+    ) -> Result<(), AllocationError> {
+        let holder = Holder::new(pod, container);
+        let nothing = BTreeSet::new();
+        let mut has_freed_ended = false;
+        let mut has_granted = false;
+        for (resource, amount) in self.in_random_order(pod, container, 0) {
+            if !self.lock().serves(resource) {
+                continue;
+            }
+            if !std::mem::replace(&mut has_freed_ended, true) {
+                self.free_ended();
+            }
+            let request = DeviceRequest {
+                holder: &holder,
+                resource,
+                required: usize::try_from(amount).unwrap_or_default(),
+                untouchable: self.is_untouchable(pod, container),
+            };
+            let offered = reusable.get(resource).unwrap_or(&nothing);
+            has_granted |= self.allocate_resource(pod, &request, offered).await?;
+        }
+        if has_granted {
+            self.write_checkpoint();
+        }
+        Ok(())
+    }
+
+    /// A container's limits in the random order in which a Go map is walked. `start` is 0 at admission and then counts
+    /// the starts of the container.
+    pub(crate) fn in_random_order<'a>(
+        &self,
+        pod: &PodSpec,
+        container: &'a ContainerSpec,
+        start: u32,
+    ) -> Vec<(&'a str, i64)> {
+        let mut limits: Vec<_> = container
+            .limits
+            .iter()
+            .map(|(name, amount)| (name.as_str(), *amount))
+            .collect();
+        let mut rng = dice(
+            self.machine.config.seed,
+            &["resources", &pod.full_name(), &container.name, &start.to_string()],
+        );
+        limits.shuffle(&mut rng);
+        limits
+    }
+
+    /// While pods are still being listed kubelet skips running containers, but not exited init containers.
+    fn is_untouchable(&self, pod: &PodSpec, container: &ContainerSpec) -> bool {
+        if self.pods.sources_ready() {
+            return false;
+        }
+        match self.machine.runtime.state(&pod.uid, &container.name) {
+            Some(RunState::Running { .. }) => true,
+            Some(RunState::Exited { .. }) => !self.machine.config.faults.exited_init_fails,
+            _ => false,
+        }
+    }
+
+    /// Calls the plugin's Allocate; returns false if the container already has its devices.
+    async fn allocate_resource(
+        &self,
+        pod: &PodSpec,
+        request: &DeviceRequest<'_>,
+        reusable: &BTreeSet<DeviceId>,
+    ) -> Result<bool, AllocationError> {
+        let mut rng = dice(
+            self.machine.config.seed,
+            &[
+                "devices",
+                &pod.full_name(),
+                &request.holder.container,
+                request.resource,
+            ],
+        );
+        let Some(chosen) = self.choose(request, reusable, &mut rng).await? else {
+            return Ok(false);
+        };
+        let mut ids: Vec<String> = chosen.iter().map(ToString::to_string).collect();
+        ids.shuffle(&mut rng);
+        let endpoint = self.lock().endpoint(request.resource).cloned();
+        let Some(endpoint) = endpoint else {
+            self.lock().roll_back();
+            return Err(AllocationError::UnknownPlugin(request.resource.to_owned()));
+        };
+        Counts::add(&self.machine.counts.allocate_calls);
+        self.machine.notify();
+        let began = Instant::now();
+        match endpoint.allocate(ids).await {
+            Ok(response) => {
+                self.note_allocate(began.elapsed());
+                self.lock().grant(request, &chosen, response);
+                Ok(true)
+            }
+            // kubelet rolls back after a failed call only, not after an answer without containers.
+            Err(EndpointError::EmptyAnswer) => Err(EndpointError::EmptyAnswer.into()),
+            Err(error) => {
+                self.lock().roll_back();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Chooses devices, after `GetPreferredAllocation` where the choice is open; `None` if the container has its devices.
+    async fn choose(
+        &self,
+        request: &DeviceRequest<'_>,
+        reusable: &BTreeSet<DeviceId>,
+        rng: &mut StdRng,
+    ) -> Result<Option<BTreeSet<DeviceId>>, AllocationError> {
+        let choice = self.lock().begin(request, reusable, rng)?;
+        let open = match choice {
+            Choice::Nothing => return Ok(None),
+            Choice::Done(chosen) => return Ok(Some(chosen)),
+            Choice::Open(open) => open,
+        };
+        let mut available: Vec<String> = open
+            .available
+            .union(&open.taken)
+            .map(ToString::to_string)
+            .collect();
+        available.shuffle(rng);
+        let call = ContainerPreferredAllocationRequest {
+            available_device_ids: available,
+            must_include_device_ids: open.taken.iter().map(ToString::to_string).collect(),
+            allocation_size: i32::try_from(open.required).unwrap_or(i32::MAX),
+        };
+        let endpoint = self.lock().endpoint(request.resource).cloned();
+        let endpoint = endpoint.ok_or_else(|| AllocationError::UnknownPlugin(request.resource.to_owned()))?;
+        let preferred = endpoint.preferred(call).await?;
+        Ok(Some(self.lock().finish(request.resource, open, &preferred, rng)))
+    }
+
+    fn note_allocate(&self, took: Duration) {
+        let times = &self.machine.counts.allocate_took;
+        times.lock().unwrap_or_else(PoisonError::into_inner).push(took);
+    }
+
+    /// Calls `PreStartContainer` of the resource's plugin if it wants that.
+    pub(crate) async fn pre_start(&self, holder: &Holder, resource: &str) -> Result<(), PreStartError> {
+        let (endpoint, ids) = {
+            let devices = self.lock();
+            let endpoint = devices
+                .endpoint(resource)
+                .cloned()
+                .ok_or_else(|| PreStartError::NoEndpoint(resource.to_owned()))?;
+            if !endpoint.wants_pre_start() {
+                return Ok(());
+            }
+            let Some(grant) = devices.held().grant(holder, resource) else {
+                let Holder { pod, container } = holder.clone();
+                return Err(PreStartError::NothingHeld {
+                    pod,
+                    container,
+                    resource: resource.to_owned(),
+                });
+            };
+            (endpoint, grant.device_ids())
+        };
+        let deadline = self.machine.config.delays.pre_start;
+        endpoint
+            .pre_start(ids, deadline)
+            .await
+            .map_err(PreStartError::Rpc)
+    }
+
+    /// The answers and devices of a container; answers in the order of `limits`.
+    pub(crate) fn granted(&self, holder: &Holder, limits: &[(&str, i64)]) -> Granted {
+        let devices = self.lock();
+        let (mut responses, mut ids) = (Vec::new(), BTreeMap::new());
+        for (resource, _) in limits {
+            if let Some(grant) = devices.held().grant(holder, resource) {
+                responses.push(Arc::clone(&grant.response));
+            }
+        }
+        for (resource, grant) in devices.held().of(holder) {
+            ids.insert(resource.clone(), grant.device_ids());
+        }
+        (responses, ids)
+    }
+}
+
+/// The Registration service of `device-plugins/kubelet.sock`.
+#[derive(Debug)]
+pub(crate) struct RegistrationService(pub(crate) Arc<DeviceManager>);
+
+#[tonic::async_trait]
+impl Registration for RegistrationService {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let RegisterRequest {
+            version,
+            endpoint,
+            resource_name,
+            ..
+        } = request.into_inner();
+        if version != DEVICE_PLUGIN_VERSION {
+            let supported = format!("[{DEVICE_PLUGIN_VERSION}]");
+            return Err(Status::unknown(format!(
+                "requested API version \"{version}\" is not supported by kubelet. Supported version is {supported}"
+            )));
+        }
+        if !is_extended(&resource_name) {
+            return Err(Status::unknown(format!(
+                "the ResourceName \"{resource_name}\" is invalid"
+            )));
+        }
+        let connected = self.0.connect(&resource_name, &endpoint).await;
+        connected.map_err(|error| Status::unknown(error.to_string()))?;
+        Ok(Response::new(Empty {}))
+    }
+}

@@ -1,0 +1,163 @@
+//! The machine under a kubelet: its container runtime, and records that survive restarts of the kubelet process.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{broadcast, watch};
+
+use super::claims::Claims;
+use super::config::{CdiSupport, Hold, KubeletConfig};
+use super::injector::Injector;
+use super::nri::Nri;
+use super::runtime::Runtime;
+
+/// Admissions that a slow subscriber may fall behind.
+const ADMISSION_BACKLOG: usize = 4096;
+
+/// Why a kubelet cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartupError {
+    /// A directory or socket of kubelet cannot be made.
+    #[error("cannot prepare {}", path.display())]
+    Prepare {
+        /// The directory or socket.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The container runtime cannot watch its CDI specs.
+    #[error("cannot watch CDI specs")]
+    Watch(#[source] io::Error),
+}
+
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) config: KubeletConfig,
+    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) admissions: AdmissionLog,
+    pub(crate) hold: watch::Sender<Hold>,
+    pub(crate) counts: Counts,
+    /// The container runtime's socket for plugins, if it has one.
+    pub(crate) nri: Option<Nri>,
+    /// The container runtime's side of CDI; `None` where CDI is off, and no spec is read.
+    pub(crate) injector: Option<Injector>,
+    pub(crate) claims: Claims,
+    changes: watch::Sender<()>,
+}
+
+impl Machine {
+    /// Starts the container runtime. `hold` outlives a reboot.
+    pub(crate) fn start(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
+        let changes = watch::Sender::new(());
+        let runtime = Arc::new(Runtime::new(changes.clone()));
+        let mut nri = None;
+        if config.has_nri {
+            let path = config.nri_socket();
+            let listening = Nri::listen(&path, Arc::clone(&runtime), config.needs_nri);
+            nri = Some(listening.map_err(|source| StartupError::Prepare { path, source })?);
+        }
+        let mut injector = None;
+        if config.runtime.cdi == CdiSupport::On {
+            injector = Some(Injector::start(&config).map_err(StartupError::Watch)?);
+        }
+        Ok(Self {
+            config,
+            runtime,
+            admissions: AdmissionLog::empty(),
+            hold,
+            counts: Counts::default(),
+            nri,
+            injector,
+            claims: Claims::default(),
+            changes,
+        })
+    }
+
+    /// Wakes every task that waits for a condition on this kubelet.
+    pub(crate) fn notify(&self) {
+        self.changes.send_replace(());
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Pods that wait for [`Hold`] to end.
+    pub(crate) held: AtomicUsize,
+    /// Calls of Allocate that have begun.
+    pub(crate) allocate_calls: AtomicUsize,
+    /// Duration of each call of Allocate that was answered.
+    pub(crate) allocate_took: Mutex<Vec<Duration>>,
+    /// Calls of List of the pod-resources API, refused ones included.
+    pub(crate) lists: AtomicUsize,
+    /// Registrations of plugins that could be reached.
+    pub(crate) registrations: AtomicUsize,
+}
+
+impl Counts {
+    pub(crate) fn add(counter: &AtomicUsize) {
+        counter.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn get(counter: &AtomicUsize) -> usize {
+        counter.load(Ordering::Acquire)
+    }
+}
+
+/// The course of one admission.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// `namespace/name`.
+    pub pod: String,
+    /// UID of the pod.
+    pub uid: String,
+    /// Time of its begin.
+    pub began: Instant,
+    /// Its duration, plugins' answers included.
+    pub took: Duration,
+    /// Reason and message of a refusal.
+    pub refusal: Option<(String, String)>,
+}
+
+/// All admissions since the machine was started, across restarts of kubelet.
+#[derive(Debug)]
+pub(crate) struct AdmissionLog {
+    past: Mutex<Vec<Admission>>,
+    live: broadcast::Sender<Admission>,
+}
+
+impl AdmissionLog {
+    fn empty() -> Self {
+        Self {
+            past: Mutex::default(),
+            live: broadcast::Sender::new(ADMISSION_BACKLOG),
+        }
+    }
+
+    /// The admissions after the first `n_known`.
+    pub(crate) fn since(&self, n_known: usize) -> Vec<Admission> {
+        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.get(n_known..).unwrap_or_default().to_vec()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Admission> {
+        self.live.subscribe()
+    }
+
+    pub(crate) fn add(&self, admission: Admission) {
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.push(admission.clone());
+        // It fails while there are no subscribers, which is the usual case.
+        let _ = self.live.send(admission);
+    }
+}

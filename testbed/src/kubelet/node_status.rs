@@ -1,0 +1,242 @@
+//! The Node object: created or taken over at the start, then its resources follow the device manager.
+//!
+//! Values that others patched into node status stay, with one exception: a kubelet without a checkpoint sets every
+//! extended resource to zero. Leases and heartbeats are left out: the node is Ready as long as it exists.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use proto::quantity::Quantity;
+use serde_json::{Map, Value, json};
+
+use super::config::KubeletConfig;
+use super::device_manager::DeviceManager;
+use super::devices::Capacity;
+use super::fit::{Amounts, is_extended};
+use super::machine::Machine;
+use super::status_manager::text;
+
+/// Quantities by resource name, as in node status.
+type List = BTreeMap<String, String>;
+
+#[derive(Debug)]
+pub(crate) struct NodeStatus {
+    machine: Arc<Machine>,
+    devices: Arc<DeviceManager>,
+    /// The node's allocatable as the API server shows it.
+    allocatable: Mutex<Amounts>,
+}
+
+impl NodeStatus {
+    pub(crate) fn new(machine: &Arc<Machine>, devices: &Arc<DeviceManager>) -> Self {
+        Self {
+            machine: Arc::clone(machine),
+            devices: Arc::clone(devices),
+            allocatable: Mutex::new(Amounts::read(&machine.config.capacity)),
+        }
+    }
+
+    pub(crate) fn allocatable(&self) -> Amounts {
+        self.allocatable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn api(&self) -> Api<Node> {
+        Api::all(self.machine.config.client.clone())
+    }
+
+    /// Creates the Node, or takes over the one that is there, until the API server agrees.
+    pub(crate) async fn register(&self, is_new_node: bool) {
+        let config = &self.machine.config;
+        while let Err(error) = self.try_register(is_new_node).await {
+            tracing::warn!(%error, "the node is not registered yet");
+            tokio::time::sleep(config.delays.api_retry).await;
+        }
+        tracing::info!(node = config.node, "node registered");
+    }
+
+    async fn try_register(&self, is_new_node: bool) -> kube::Result<()> {
+        let (config, api) = (&self.machine.config, self.api());
+        let name = config.node.as_str();
+        let existing = if let Some(node) = api.get_opt(name).await? {
+            node
+        } else {
+            let node = json!({"metadata": {"name": name, "labels": labels(config)}, "status": status(config, &config.capacity)});
+            let node = serde_json::from_value(node).map_err(kube::Error::SerdeError)?;
+            api.create(&PostParams::default(), &node).await?
+        };
+        let params = PatchParams::default();
+        let labelled = Patch::Merge(json!({"metadata": {"labels": labels(config)}}));
+        api.patch(name, &params, &labelled).await?;
+        let mut wanted = config.capacity.clone();
+        if is_new_node {
+            let (capacity, allocatable) = resources(&existing);
+            let extended = capacity.into_keys().chain(allocatable.into_keys());
+            wanted.extend(
+                extended
+                    .filter(|name| is_extended(name))
+                    .map(|name| (name, "0".to_owned())),
+            );
+        }
+        let reported = Patch::Merge(json!({"status": status(config, &wanted)}));
+        api.patch_status(name, &params, &reported).await.map(drop)
+    }
+
+    /// Follows the Node and the plugins, and writes the differences.
+    pub(crate) async fn keep(&self) {
+        let (config, api) = (&self.machine.config, self.api());
+        let only = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
+        let mut nodes = watcher(api.clone(), only)
+            .default_backoff()
+            .applied_objects()
+            .boxed();
+        let mut current: Option<(List, List)> = None;
+        let mut removed: Vec<String> = Vec::new();
+        loop {
+            let expiry = self.devices.lock().next_expiry(config.delays.endpoint_grace);
+            tokio::select! {
+                node = nodes.try_next() => match node {
+                    Ok(Some(node)) => {
+                        let (capacity, allocatable) = resources(&node);
+                        *self.allocatable.lock().unwrap_or_else(PoisonError::into_inner) = Amounts::read(&allocatable);
+                        current = Some((capacity, allocatable));
+                        self.machine.notify();
+                    }
+                    Ok(None) => return,
+                    Err(error) => tracing::warn!(%error, "the watch of this node failed"),
+                },
+                () = self.devices.capacity_changed.notified() => {}
+                () = sleep_until(expiry) => {}
+            }
+            let mut counted = self.devices.capacity();
+            removed.append(&mut counted.removed);
+            let Some((capacity, allocatable)) = &current else {
+                continue;
+            };
+            counted.removed.clone_from(&removed);
+            let Some(patch) = difference(capacity, allocatable, &config.capacity, &counted) else {
+                removed.clear();
+                continue;
+            };
+            let patch = Patch::Merge(patch);
+            if let Err(error) = api
+                .patch_status(&config.node, &PatchParams::default(), &patch)
+                .await
+            {
+                tracing::warn!(%error, "node status is written again later");
+                tokio::time::sleep(config.delays.api_retry).await;
+                self.devices.capacity_changed.notify_one();
+            }
+        }
+    }
+}
+
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The merge patch that corrects node status, or `None` if it is correct.
+fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacity) -> Option<Value> {
+    let mut wanted: List = capacity.clone();
+    wanted.extend(own.iter().map(|(name, amount)| (name.clone(), amount.clone())));
+    wanted.extend(
+        plugins
+            .counts
+            .iter()
+            .map(|(name, (all, _))| (name.clone(), all.to_string())),
+    );
+    // A resource whose plugin left for good is still known to be a plugin's: zero, not absent.
+    let left = plugins
+        .removed
+        .iter()
+        .filter(|name| !plugins.counts.contains_key(*name));
+    wanted.extend(left.map(|name| (name.clone(), "0".to_owned())));
+    let mut free = wanted.clone();
+    free.extend(
+        plugins
+            .counts
+            .iter()
+            .map(|(name, (_, healthy))| (name.clone(), healthy.to_string())),
+    );
+    let mut changed_free = changes(allocatable, &free);
+    let stale = allocatable
+        .keys()
+        .filter(|name| is_extended(name) && !wanted.contains_key(*name));
+    changed_free.extend(stale.map(|name| (name.clone(), Value::Null)));
+    let changed = changes(capacity, &wanted);
+    if changed.is_empty() && changed_free.is_empty() {
+        return None;
+    }
+    Some(json!({"status": {"capacity": changed, "allocatable": changed_free}}))
+}
+
+fn changes(from: &List, to: &List) -> Map<String, Value> {
+    let equal = |a: &str, b: &str| {
+        a == b || matches!((a.parse::<Quantity>(), b.parse::<Quantity>()), (Ok(a), Ok(b)) if a == b)
+    };
+    let differs =
+        |(name, amount): &(&String, &String)| from.get(*name).is_none_or(|before| !equal(before, amount));
+    to.iter()
+        .filter(differs)
+        .map(|(name, amount)| (name.clone(), amount.as_str().into()))
+        .collect()
+}
+
+fn resources(node: &Node) -> (List, List) {
+    let texts = |list: Option<&BTreeMap<String, Text>>| {
+        list.into_iter()
+            .flatten()
+            .map(|(name, q)| (name.clone(), q.0.clone()))
+            .collect()
+    };
+    let status = node.status.as_ref();
+    (
+        texts(status.and_then(|status| status.capacity.as_ref())),
+        texts(status.and_then(|status| status.allocatable.as_ref())),
+    )
+}
+
+fn labels(config: &KubeletConfig) -> List {
+    let usual = [
+        ("kubernetes.io/hostname", config.node.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", "amd64"),
+    ];
+    let usual = usual
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    usual.chain(config.labels.clone()).collect()
+}
+
+fn status(config: &KubeletConfig, resources: &List) -> Value {
+    let now = text(Timestamp::now());
+    json!({
+        "addresses": [{"type": "InternalIP", "address": config.address.to_string()}, {"type": "Hostname", "address": config.node}],
+        "capacity": resources,
+        "allocatable": resources,
+        "conditions": [{
+            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the simulated kubelet is ready",
+            "lastHeartbeatTime": now, "lastTransitionTime": now,
+        }],
+        "nodeInfo": {
+            "machineID": config.node, "systemUUID": config.node, "bootID": config.node, "kernelVersion": "testbed",
+            "osImage": "testbed", "containerRuntimeVersion": "testbed://1", "kubeletVersion": "v1.36.2", "kubeProxyVersion": "",
+            "operatingSystem": "linux", "architecture": "amd64",
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests;

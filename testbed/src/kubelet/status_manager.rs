@@ -1,0 +1,368 @@
+//! kubelet's status manager: renders pod status, and writes status, deletions and events to the API server.
+//!
+//! Admission never waits for a write. Writes of one pod are in order, and a status that was not written yet is replaced by a
+//! newer one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::device_manager::DeviceManager;
+use super::held::Holder;
+use super::machine::Machine;
+use super::pod::{ContainerKind, ContainerSpec, PodSpec};
+use super::pod_table::PodTable;
+use super::runtime::{Container, RunState};
+use super::tasks::Tasks;
+
+/// Most requests to the API server at one time.
+const IN_FLIGHT: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct StatusManager {
+    machine: Arc<Machine>,
+    pods: Arc<PodTable>,
+    devices: Arc<DeviceManager>,
+    tasks: Tasks,
+    /// Pods with a task that writes, by UID.
+    pending: Mutex<BTreeMap<String, Pending>>,
+    permits: Semaphore,
+    n_events: AtomicU64,
+}
+
+/// The writes that one pod waits for.
+#[derive(Debug)]
+struct Pending {
+    namespace: String,
+    name: String,
+    status: Option<Value>,
+    delete: bool,
+}
+
+impl StatusManager {
+    pub(crate) fn new(
+        machine: &Arc<Machine>,
+        pods: &Arc<PodTable>,
+        devices: &Arc<DeviceManager>,
+        tasks: &Tasks,
+    ) -> Self {
+        Self {
+            machine: Arc::clone(machine),
+            pods: Arc::clone(pods),
+            devices: Arc::clone(devices),
+            tasks: tasks.clone(),
+            pending: Mutex::default(),
+            permits: Semaphore::new(IN_FLIGHT),
+            n_events: AtomicU64::new(0),
+        }
+    }
+
+    /// Reports a pod as its containers are now.
+    pub(crate) fn publish_status(self: &Arc<Self>, pod: &PodSpec) {
+        let containers = self.machine.runtime.of_pod(&pod.uid);
+        let mut pods = self.pods.lock();
+        let Some(record) = pods.0.get_mut(&pod.uid) else {
+            return;
+        };
+        let phase = phase(pod, &containers, record.ended);
+        let now = Timestamp::now();
+        let truths = conditions(pod, &containers);
+        let conditions: Vec<Value> = truths
+            .iter()
+            .map(|(name, holds)| {
+                let last = record.conditions.entry(name).or_insert((*holds, now));
+                if last.0 != *holds {
+                    *last = (*holds, now);
+                }
+                condition(name, *holds, last.1, phase)
+            })
+            .collect();
+        let started = record.started;
+        drop(pods);
+        let statuses = |wanted: fn(ContainerKind) -> bool| -> Vec<Value> {
+            let listed = pod.containers.iter().filter(|container| wanted(container.kind));
+            listed
+                .map(|container| self.container_status(pod, container, containers.get(&container.name)))
+                .collect()
+        };
+        let ip = self.machine.config.address.to_string();
+        let init = statuses(|kind| kind != ContainerKind::App);
+        let status = json!({
+            "phase": phase,
+            "conditions": conditions,
+            "hostIP": ip, "hostIPs": [{"ip": ip}],
+            "podIP": ip, "podIPs": [{"ip": ip}],
+            "startTime": text(started),
+            "containerStatuses": statuses(|kind| kind == ContainerKind::App),
+            "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
+        });
+        self.submit(pod, |pending| pending.status = Some(status));
+        self.machine.notify();
+    }
+
+    /// Reports a pod as refused, for good.
+    pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &PodSpec, reason: &str, message: &str) {
+        let started = text(Timestamp::now());
+        let message = format!("Pod was rejected: {message}");
+        let status = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": started});
+        self.submit(pod, |pending| pending.status = Some(status));
+    }
+
+    /// Deletes a pod whose containers have ended, after its last status is written.
+    pub(crate) fn publish_deletion(self: &Arc<Self>, pod: &PodSpec) {
+        self.submit(pod, |pending| pending.delete = true);
+    }
+
+    /// Creates a warning event about the pod.
+    pub(crate) fn publish_event(&self, pod: &PodSpec, reason: &str, message: &str) {
+        let now = text(Timestamp::now());
+        let serial = self.n_events.fetch_add(1, Ordering::Relaxed);
+        let event = json!({
+            "metadata": {"name": format!("{}.{:x}.{serial:x}", pod.name, Timestamp::now().as_nanosecond()), "namespace": pod.namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
+            "reason": reason, "message": message, "type": "Warning", "count": 1,
+            "firstTimestamp": now, "lastTimestamp": now,
+            "source": {"component": "kubelet", "host": self.machine.config.node},
+            "reportingComponent": "kubelet", "reportingInstance": self.machine.config.node,
+        });
+        let api: Api<Event> = Api::namespaced(self.machine.config.client.clone(), &pod.namespace);
+        self.tasks.spawn(async move {
+            let event = serde_json::from_value(event).map_err(kube::Error::SerdeError);
+            let written = async { api.create(&PostParams::default(), &event?).await };
+            if let Err(error) = written.await {
+                tracing::warn!(%error, "event not written");
+            }
+        });
+    }
+
+    fn container_status(&self, pod: &PodSpec, container: &ContainerSpec, runs: Option<&Container>) -> Value {
+        let running = matches!(runs.map(|runs| &runs.state), Some(RunState::Running { .. }));
+        let completed = matches!(
+            runs.map(|runs| &runs.state),
+            Some(RunState::Exited { code: 0, .. })
+        );
+        let starts = runs.map_or(0, |runs| runs.starts);
+        let allocated = if self.machine.config.allocated_resources_status {
+            self.allocated(pod, container)
+        } else {
+            Vec::new()
+        };
+        json!({
+            "name": container.name,
+            "image": container.image,
+            "imageID": format!("testbed://{}", container.image),
+            "ready": running || (completed && container.kind == ContainerKind::Init),
+            "started": running,
+            "restartCount": starts.saturating_sub(1),
+            "state": state(pod, container, runs),
+            "containerID": (starts > 0).then(|| format!("testbed://{}/{}/{starts}", pod.uid, container.name)),
+            "allocatedResourcesStatus": if allocated.is_empty() { Value::Null } else { Value::Array(allocated) },
+        })
+    }
+
+    /// `allocatedResourcesStatus` of a container.
+    fn allocated(&self, pod: &PodSpec, container: &ContainerSpec) -> Vec<Value> {
+        let devices = self.devices.lock();
+        let mut resources = Vec::new();
+        for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
+            let mut entries = Vec::new();
+            for id in grant.device_ids() {
+                let health = if devices.is_healthy(resource, &id) {
+                    "Healthy"
+                } else {
+                    "Unhealthy"
+                };
+                entries.push(json!({"resourceID": id, "health": health}));
+            }
+            resources.push(json!({"name": resource, "resources": entries}));
+        }
+        resources
+    }
+
+    /// Notes a write, and starts the task that writes if there is none.
+    fn submit(self: &Arc<Self>, pod: &PodSpec, change: impl FnOnce(&mut Pending)) {
+        let mut all = self.lock();
+        if let Some(pending) = all.get_mut(&pod.uid) {
+            return change(pending);
+        }
+        let mut pending = Pending {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            status: None,
+            delete: false,
+        };
+        change(&mut pending);
+        all.insert(pod.uid.clone(), pending);
+        drop(all);
+        let manager = Arc::clone(self);
+        let uid = pod.uid.clone();
+        self.tasks.spawn(async move { manager.write_all(&uid).await });
+    }
+
+    /// Writes until nothing is pending for this pod.
+    async fn write_all(&self, uid: &str) {
+        while let Some((namespace, name, status)) = self.next(uid) {
+            let api: Api<Pod> = Api::namespaced(self.machine.config.client.clone(), &namespace);
+            let Ok(permit) = self.permits.acquire().await else {
+                return;
+            };
+            let outcome = match &status {
+                Some(status) => write_status(&api, &name, uid, status).await,
+                None => delete(&api, &name, uid).await,
+            };
+            drop(permit);
+            let Err(error) = outcome else { continue };
+            if is_final(&error) {
+                tracing::debug!(namespace, name, %error, "the API server refuses a write");
+                continue;
+            }
+            tracing::warn!(namespace, name, %error, "a write to the API server is tried again");
+            self.put_back(uid, status);
+            tokio::time::sleep(self.machine.config.delays.api_retry).await;
+        }
+    }
+
+    /// The next write: the status, or the deletion if there is no status.
+    fn next(&self, uid: &str) -> Option<(String, String, Option<Value>)> {
+        let mut all = self.lock();
+        let pending = all.get_mut(uid)?;
+        let status = pending.status.take();
+        if status.is_none() && !std::mem::take(&mut pending.delete) {
+            all.remove(uid);
+            return None;
+        }
+        Some((pending.namespace.clone(), pending.name.clone(), status))
+    }
+
+    fn put_back(&self, uid: &str, status: Option<Value>) {
+        if let Some(pending) = self.lock().get_mut(uid) {
+            match status {
+                // A newer status may have come meanwhile.
+                Some(status) => pending.status = Some(pending.status.take().unwrap_or(status)),
+                None => pending.delete = true,
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Pending>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn write_status(api: &Api<Pod>, name: &str, uid: &str, status: &Value) -> kube::Result<()> {
+    // The UID makes the write fail for another pod of this name.
+    let patch = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": status}));
+    api.patch_status(name, &PatchParams::default(), &patch)
+        .await
+        .map(drop)
+}
+
+async fn delete(api: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
+    let preconditions = Some(Preconditions {
+        uid: Some(uid.to_owned()),
+        resource_version: None,
+    });
+    let params = DeleteParams {
+        grace_period_seconds: Some(0),
+        preconditions,
+        ..DeleteParams::default()
+    };
+    api.delete(name, &params).await.map(drop)
+}
+
+/// True if another try cannot help: the pod is gone, is another one, or the request is wrong.
+fn is_final(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
+}
+
+fn state(pod: &PodSpec, container: &ContainerSpec, runs: Option<&Container>) -> Value {
+    match runs.map(|runs| &runs.state) {
+        None => {
+            let initializing = container.kind == ContainerKind::App
+                && pod
+                    .containers
+                    .iter()
+                    .any(|other| other.kind == ContainerKind::Init);
+            json!({"waiting": {"reason": if initializing { "PodInitializing" } else { "ContainerCreating" }}})
+        }
+        Some(RunState::Waiting { reason, message }) => {
+            json!({"waiting": {"reason": reason, "message": message}})
+        }
+        Some(RunState::Running { since }) => json!({"running": {"startedAt": text(*since)}}),
+        Some(RunState::Exited {
+            code,
+            started,
+            finished,
+        }) => {
+            let reason = if *code == 0 { "Completed" } else { "Error" };
+            json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": text(*started), "finishedAt": text(*finished)}})
+        }
+    }
+}
+
+fn phase(pod: &PodSpec, containers: &BTreeMap<String, Container>, ended: bool) -> &'static str {
+    let app = || {
+        pod.containers
+            .iter()
+            .filter(|container| container.kind == ContainerKind::App)
+            .map(|spec| containers.get(&spec.name))
+    };
+    if ended {
+        let clean = |container: Option<&Container>| {
+            matches!(
+                container.map(|it| &it.state),
+                Some(RunState::Exited { code: 0, .. })
+            )
+        };
+        return if app().all(clean) { "Succeeded" } else { "Failed" };
+    }
+    if app().all(|container| container.is_some_and(|container| container.starts > 0)) {
+        "Running"
+    } else {
+        "Pending"
+    }
+}
+
+fn conditions(pod: &PodSpec, containers: &BTreeMap<String, Container>) -> [(&'static str, bool); 4] {
+    let state = |spec: &ContainerSpec| containers.get(&spec.name).map(|container| &container.state);
+    let of = |kind| {
+        pod.containers
+            .iter()
+            .filter(move |container| container.kind == kind)
+    };
+    let running = |spec| matches!(state(spec), Some(RunState::Running { .. }));
+    let sidecars = of(ContainerKind::Sidecar).all(running);
+    let initialized = sidecars
+        && of(ContainerKind::Init).all(|spec| matches!(state(spec), Some(RunState::Exited { code: 0, .. })));
+    let ready = sidecars && of(ContainerKind::App).all(running);
+    [
+        ("PodScheduled", true),
+        ("Initialized", initialized),
+        ("ContainersReady", ready),
+        ("Ready", ready),
+    ]
+}
+
+fn condition(name: &str, holds: bool, since: Timestamp, phase: &str) -> Value {
+    let reason = match (phase, name) {
+        _ if holds => None,
+        ("Succeeded", _) => Some("PodCompleted"),
+        ("Failed", _) => Some("PodFailed"),
+        (_, "Initialized") => Some("ContainersNotInitialized"),
+        _ => Some("ContainersNotReady"),
+    };
+    let status = if holds { "True" } else { "False" };
+    json!({"type": name, "status": status, "lastTransitionTime": text(since), "reason": reason})
+}
+
+/// A time in whole seconds, as Kubernetes writes it.
+pub(crate) fn text(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
