@@ -55,14 +55,14 @@ pub use self::watch::{Watch, WatchEvent};
 use self::access::{Audit, Tokens};
 use self::http::Server;
 
-/// How to run a server.
+/// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen; port 0 takes a free one.
+    /// Listens here; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// How many changes per resource lists and watches can look back.
+    /// Changes per resource that lists and watches can look back on.
     pub event_window: usize,
-    /// How often watches get bookmarks.
+    /// Pause between the bookmarks of a watch.
     pub bookmark_interval: Duration,
     /// Bearer tokens and whom they stand for; with none, no token is asked for.
     pub tokens: HashMap<String, User>,
@@ -123,7 +123,7 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// Where the server listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -133,7 +133,7 @@ impl ApiServer {
         &self.server.cluster
     }
 
-    /// What to break.
+    /// Faults that the server injects.
     pub fn faults(&self) -> &Faults {
         &self.server.faults
     }
@@ -143,7 +143,7 @@ impl ApiServer {
         self.server.tokens.of(user)
     }
 
-    /// Which kinds of access have been used over HTTP so far.
+    /// The kinds of access that have been used over HTTP so far.
     pub fn accesses(&self) -> BTreeSet<Access> {
         self.server.audit.snapshot()
     }

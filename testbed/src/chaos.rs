@@ -1,6 +1,6 @@
 //! `testbed chaos`: the real daemons under adversarial orders, deletions, restarts and faults, decided by a seed.
 //!
-//! Every container that starts is compared with the record of its pod at that moment. What is random is in the schedule; how
+//! Every container that starts is compared with the record of its pod at that moment. The schedule holds everything random; how
 //! the processes interleave is not controlled, and no outcome may depend on it.
 
 mod book;
@@ -34,7 +34,7 @@ const KINDS: [(NodeKind, RuntimeSpec); 4] = [
     (NodeKind::Hardened, RuntimeSpec::Plain),
 ];
 
-/// How the plugin is run.
+/// The plugin's mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -58,7 +58,7 @@ impl fmt::Display for Mode {
 
 impl Mode {
     /// `--inject` of the plugin.
-    pub(crate) fn inject(self) -> &'static str {
+    pub fn inject(self) -> &'static str {
         match self {
             Self::Cdi => "cdi",
             Self::Envvar => "envvar",
@@ -86,7 +86,7 @@ impl Mode {
     }
 
     /// Further flags of the plugin.
-    pub(crate) fn plugin_args(self) -> Vec<String> {
+    pub fn plugin_args(self) -> Vec<String> {
         let more: &[&str] = match self {
             Self::Cdi | Self::Kinds => &[],
             // A pod whose environment is fixed and wrong would be held for ever.
@@ -102,10 +102,10 @@ pub struct ChaosArgs {
     /// Decides every step.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many steps.
+    /// The number of steps.
     #[arg(long, default_value_t = 120)]
     steps: usize,
-    /// How the plugin is run.
+    /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
     mode: Mode,
     /// Run the modes cdi and envvar one after the other on the same steps.

@@ -53,7 +53,7 @@ const BASE: [&str; 4] = [
 /// kube-scheduler's configuration as it is shipped.
 const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
 
-/// What to start.
+/// The parts to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The nodes.
@@ -110,7 +110,7 @@ pub struct Cluster {
     open_door: Option<ApiServer>,
     binaries: Binaries,
     scheduler_address: SocketAddr,
-    /// Where the scheduler answers probes.
+    /// The URL of the scheduler's probes.
     health_address: SocketAddr,
     webhooks: Option<Webhooks>,
     seed: u64,
@@ -318,7 +318,7 @@ impl Cluster {
         &self.client
     }
 
-    /// What the API server shows.
+    /// The view of the API server.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
@@ -339,12 +339,12 @@ impl Cluster {
         &self.deploy
     }
 
-    /// Whether the directory with all logs is left behind when the cluster ends.
+    /// True if the directory with all logs is left behind when the cluster ends.
     pub fn keep_files(&mut self, keep: bool) {
         self.dir.disable_cleanup(keep);
     }
 
-    /// Where everything lies.
+    /// The directory of all files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -386,7 +386,7 @@ impl Cluster {
         self.attempts.recv().await
     }
 
-    /// The attempts that nobody has asked for yet.
+    /// The attempts since the last call.
     pub fn past_attempts(&mut self) -> Vec<Attempt> {
         std::iter::from_fn(|| self.attempts.try_recv().ok()).collect()
     }
@@ -396,12 +396,12 @@ impl Cluster {
         &self.binaries
     }
 
-    /// Ends the scheduling loop with whatever it has in flight.
+    /// Ends the scheduling loop, with everything it has in flight.
     pub fn stop_kube_scheduler(&mut self) {
         self.kube_scheduler = None;
     }
 
-    /// Starts the scheduling loop, anew if it runs.
+    /// Starts the scheduling loop, in place of one that runs.
     pub async fn start_kube_scheduler(&mut self) -> Result<()> {
         let client = user_client(&self.api, self.dir.path(), KUBE_SCHEDULER_USER, &[]).await?;
         let options = Options {
@@ -421,7 +421,7 @@ impl Cluster {
         started
     }
 
-    /// Starts the scheduling loop with the stock sampling of nodes, whatever the configuration says, in place of the one that runs.
+    /// Starts the scheduling loop with the stock sampling of nodes in place of the configured one.
     pub async fn start_sampling_kube_scheduler(&mut self) -> Result<()> {
         let configured = std::mem::replace(&mut self.configuration.percentage_of_nodes_to_score, 0);
         let started = self.start_kube_scheduler().await;

@@ -1,4 +1,4 @@
-//! What the commands print: progress while they work, tables and checks at the end.
+//! Output of the commands: progress while they work, tables and checks at the end.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ pub struct Console {
 /// Something that was checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was checked.
+    /// The name of the check.
     pub name: String,
-    /// What is wrong, a sentence each; empty if all is well.
+    /// Problems, a sentence each; empty if there are none.
     pub problems: Vec<String>,
 }
 
@@ -43,7 +43,7 @@ impl Check {
         Self::new(name, problems)
     }
 
-    /// Whether nothing is wrong.
+    /// True if there are no problems.
     pub fn is_ok(&self) -> bool {
         self.problems.is_empty()
     }
@@ -212,7 +212,7 @@ pub fn table(heads: impl Into<Row>) -> Table {
 }
 
 fn print(text: &str) {
-    // Whoever closed standard output does not want to hear more.
+    // It fails when the reader has closed standard output, which is no error.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

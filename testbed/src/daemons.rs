@@ -19,19 +19,19 @@ use tokio_util::task::AbortOnDropHandle;
 /// Interval at which the threads of a process are looked at until they have stopped.
 const STOP_POLL: Duration = Duration::from_millis(1);
 
-/// How many lines of a log an error quotes.
+/// The number of lines of a log that an error quotes.
 const TAIL_LINES: usize = 15;
 
 /// Why a daemon is not there.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The own executable has no path.
-    #[error("cannot tell where this program lies")]
+    #[error("cannot find out where this program lies")]
     OwnPath(#[source] io::Error),
     /// A binary is not beside the own executable.
     #[error("{path} is not there; build it with `cargo build -p scheduler -p device-plugin`")]
     Missing {
-        /// Where it should be.
+        /// The path at which it should be.
         path: PathBuf,
     },
     /// cargo failed to build it.
@@ -102,7 +102,7 @@ impl Crashes {
     }
 }
 
-/// Where the daemons' binaries lie.
+/// The paths of the daemons' binaries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
     /// `gpushare-scheduler`.
@@ -211,7 +211,7 @@ async fn build(
     }
 }
 
-/// Whether cargo has set this variable for the program that it runs. Build scripts depend on some of them (that of ring on
+/// True for variables that cargo sets for the program it runs. Build scripts depend on some of them (that of ring on
 /// `CARGO_PKG_NAME`), and would be run again.
 fn is_of_this_package(variable: &str) -> bool {
     [
@@ -225,16 +225,16 @@ fn is_of_this_package(variable: &str) -> bool {
     .any(|prefix| variable.starts_with(prefix))
 }
 
-/// How a daemon is started.
+/// The start of a daemon.
 #[derive(Clone, Debug)]
 pub struct Invocation {
-    /// What to call it in messages.
+    /// Its name in messages.
     pub name: String,
     /// The binary.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Where its output is appended.
+    /// Its output is appended to this file.
     pub log: PathBuf,
 }
 
@@ -298,17 +298,17 @@ impl Daemon {
         self.pid
     }
 
-    /// Where its output goes.
+    /// The file of its output.
     pub fn log(&self) -> &Path {
         &self.invocation.log
     }
 
-    /// How it was started.
+    /// Its start.
     pub fn invocation(&self) -> &Invocation {
         &self.invocation
     }
 
-    /// Whether it has ended.
+    /// True if it has ended.
     pub fn is_down(&self) -> bool {
         self.ended.borrow().is_some()
     }
@@ -331,7 +331,7 @@ impl Daemon {
             .is_ok_and(|ended| ended.is_ok())
     }
 
-    /// Kills it and starts it anew with the same arguments.
+    /// Kills it and starts it again with the same arguments.
     pub async fn restart(&mut self) -> Result<(), DaemonError> {
         self.restart_as(self.invocation.clone()).await
     }
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_testbed_ends_has_not_crashed() {
+    async fn a_daemon_that_the_testbed_ends_has_not_crashed() {
         let dir = tempfile::tempdir().unwrap();
         let crashes = Crashes::default();
         let killed = Daemon::start(shell(dir.path(), "exec sleep 1000"), &crashes).unwrap();

@@ -25,7 +25,7 @@ use crate::pods::{PodSpec, Pods};
 const DEADLINE: Duration = Duration::from_secs(60);
 /// MiB of the proposal's GPU.
 const GPU: u64 = 16276;
-/// Where the demo's own pods live.
+/// The namespace of the demo's own pods.
 const NAMESPACE: &str = "default";
 
 /// `testbed demo`.
@@ -42,7 +42,7 @@ pub struct DemoArgs {
     deploy: PathBuf,
 }
 
-/// What the demo found.
+/// The findings of the demo.
 #[derive(Debug, Serialize)]
 struct Outcomes {
     seconds: f64,
@@ -177,7 +177,7 @@ impl Demo {
 
     /// 12207, 8138, 4069 and 16276 MiB left on the GPUs of n1: a pod of 8138 goes to GPU 1.
     async fn bind_figure(&mut self) -> Result<()> {
-        self.console.step("bind figure: clearing n1 and filling it anew");
+        self.console.step("bind figure: clearing n1 and filling it again");
         self.clear().await?;
         for (name, size) in [
             ("bind-0", 4069),

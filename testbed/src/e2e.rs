@@ -1,4 +1,4 @@
-//! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and tells how they ended.
+//! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and prints their results.
 //!
 //! Scenarios that break something run on a real cluster where a file says by which commands.
 
@@ -21,7 +21,7 @@ pub struct E2eArgs {
     /// A real cluster on which gpushare is deployed with simulated GPUs; the testbed's own without it.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// How to kill, stop and start the parts of that cluster (docs/real-cluster.md); without it nothing of it is broken.
+    /// Commands that kill, stop and start the parts of that cluster (docs/real-cluster.md); without them no scenario breaks any of it.
     #[arg(long, value_name = "FILE", requires = "kubeconfig")]
     break_with: Option<PathBuf>,
     /// Only these scenarios.
@@ -41,7 +41,7 @@ pub struct E2eArgs {
     deploy: PathBuf,
 }
 
-/// How a scenario ended.
+/// The result of a scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ending {
     /// Its name.
@@ -50,7 +50,7 @@ pub struct Ending {
     pub stage: &'static str,
     /// Why it failed, if it did.
     pub failure: Option<String>,
-    /// How long it took.
+    /// The duration of the scenario.
     pub seconds: f64,
 }
 

@@ -102,7 +102,7 @@ impl Default for HttpClient {
     }
 }
 
-/// Whether a page can be read with success.
+/// True if a page can be read with success.
 pub async fn is_ok(url: &str) -> bool {
     HttpClient::new()
         .get(url)

@@ -1,4 +1,4 @@
-//! What must hold in any cluster with gpushare, worked out from API objects and container logs alone.
+//! The invariants of any cluster with gpushare, checked on API objects and container logs alone.
 //!
 //! Deliberately shares no arithmetic with the scheduler or the plugin: their mistakes must not be repeated here.
 
@@ -39,7 +39,7 @@ pub struct GpuUse {
     pub minor: i32,
     /// Its UUID.
     pub uuid: String,
-    /// Whether new pods may come to it.
+    /// True if new pods may come to it.
     pub healthy: bool,
     /// Memory in bytes.
     pub total: u64,
@@ -58,18 +58,18 @@ impl GpuUse {
     }
 }
 
-/// What is known after all pods have been added up.
+/// The sums over all pods.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
     /// Every GPU, by node and minor.
     pub gpus: BTreeMap<(String, i32), GpuUse>,
     /// Devices of other types.
     others: Others,
-    /// What is wrong, a sentence each.
+    /// Violations, a sentence each.
     pub violations: Vec<String>,
 }
 
-/// How a pod uses the GPUs that it asks for.
+/// A pod's use of the GPUs that it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     /// Amounts of some.
@@ -80,7 +80,7 @@ enum Manner {
     All,
 }
 
-/// What a pod asks of each of its devices.
+/// A pod's request of each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     manner: Manner,
@@ -228,7 +228,7 @@ fn is_gpu(info: &DeviceInfo) -> bool {
     info.device_type == TYPE_GPU
 }
 
-/// Whether kubelet takes whole GPUs of a node from the vendor's plugin, which nobody can steer.
+/// True if kubelet takes whole GPUs of a node from the vendor's plugin, whose choice gpushare cannot steer.
 fn is_served_by_vendor(device: &Device) -> bool {
     device
         .labels()
@@ -326,7 +326,7 @@ impl Accounts {
         if share.manner == Manner::Whole
             && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
         {
-            // What the pod has, only its containers tell: see `clashes`.
+            // Only its containers show which devices the pod has: see `clashes`.
             return Ok(());
         }
         let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
@@ -464,14 +464,14 @@ pub fn memory_unit(snapshot: &Snapshot, node: &str) -> u64 {
         .bytes()
 }
 
-/// What one container sees.
+/// The view of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sight {
     /// `namespace/name`.
     pub pod: String,
     /// Name of the container.
     pub container: String,
-    /// UUIDs in its environment, sorted; empty if it is told of none.
+    /// UUIDs in its environment, sorted; empty if it names none.
     pub sees: Vec<String>,
     /// UUIDs that its pod's record names, sorted; empty if it asks for none.
     pub should_see: Vec<String>,
@@ -529,9 +529,9 @@ pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
         .filter(|_| !container.cdi_devices.is_empty())?
         .len()
         .to_string();
-    let told = container.env.get(MEM_CONTAINER);
-    (told != Some(&held))
-        .then(|| format!("its spec says {MEM_CONTAINER} {told:?}, and it holds {held} units"))
+    let shown = container.env.get(MEM_CONTAINER);
+    (shown != Some(&held))
+        .then(|| format!("its spec says {MEM_CONTAINER} {shown:?}, and it holds {held} units"))
 }
 
 /// A sentence for each container that sees other devices than it should.

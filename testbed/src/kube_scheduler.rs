@@ -58,7 +58,7 @@ mod report;
 mod sampling;
 mod waits;
 
-/// How an attempt to schedule a pod ended.
+/// The result of an attempt to schedule a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The pod is on this node.
@@ -74,22 +74,22 @@ pub enum Outcome {
 pub struct Attempt {
     /// `namespace/name`.
     pub pod: String,
-    /// Which nodes were refused, and why.
+    /// The refused nodes, and the reasons.
     pub diagnosis: Diagnosis,
-    /// How it ended.
+    /// The result.
     pub outcome: Outcome,
 }
 
-/// What is not in the configuration.
+/// Settings beside the configuration.
 #[derive(Debug, Default)]
 pub struct Options {
     /// Seed of the choice among nodes of equal score; the first name wins without one.
     pub seed: Option<u64>,
-    /// Where to tell every attempt.
+    /// Receives every attempt.
     pub journal: Option<mpsc::UnboundedSender<Attempt>>,
 }
 
-/// A running loop; dropped, it stops at once, with whatever it had in flight.
+/// A running loop. Dropping it stops it at once, with everything it has in flight.
 #[derive(Debug)]
 pub struct KubeScheduler {
     _loop: AbortOnDropHandle<()>,
@@ -109,7 +109,7 @@ impl KubeScheduler {
     }
 }
 
-/// What happens to the loop.
+/// An input of the loop.
 #[derive(Debug)]
 enum Input {
     Node(Box<watcher::Event<Node>>),
@@ -432,7 +432,7 @@ impl Loop {
                 let nomination = self.preempt(uid, &pod, &diagnosis).await;
                 self.queue.park(uid, diagnosis.is_by_extender(), Instant::now());
                 self.report(uid, &pod, News::Unschedulable(diagnosis.message(), nomination));
-                self.tell(&pod, diagnosis, Outcome::NoFit);
+                self.record(&pod, diagnosis, Outcome::NoFit);
             }
             Err(Failure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
         }
@@ -492,7 +492,7 @@ impl Loop {
                 binder.wait(&pod, &node, &waits).await;
             }
             let result = binder.bind(&pod, &uid, &node).await;
-            // The loop is gone if nobody listens; there is nothing left to tell.
+            // The loop is gone if the channel is closed; there is nothing left to do.
             let _ = inbox.send(Input::BindingEnded(Box::new(Binding {
                 uid,
                 pod,
@@ -517,7 +517,7 @@ impl Loop {
         match result {
             Ok(()) => {
                 self.report(&uid, &pod, News::Scheduled(node.clone()));
-                self.tell(&pod, diagnosis, Outcome::Bound(node));
+                self.record(&pod, diagnosis, Outcome::Bound(node));
             }
             Err(message) if self.cache.is_assumed(&uid) => {
                 self.cache.release(&uid);
@@ -535,7 +535,7 @@ impl Loop {
         self.queue.retry(uid, Instant::now());
         self.nominated.remove(uid);
         self.report(uid, pod, News::Failed(message.clone()));
-        self.tell(pod, diagnosis, Outcome::Error(message));
+        self.record(pod, diagnosis, Outcome::Error(message));
     }
 
     fn report(&self, uid: &str, pod: &Arc<Pod>, news: News) {
@@ -546,14 +546,14 @@ impl Loop {
         }
     }
 
-    fn tell(&self, pod: &Pod, diagnosis: Diagnosis, outcome: Outcome) {
+    fn record(&self, pod: &Pod, diagnosis: Diagnosis, outcome: Outcome) {
         if let Some(journal) = &self.journal {
             let attempt = Attempt {
                 pod: format!("{}/{}", report::namespace(pod), pod.name_any()),
                 diagnosis,
                 outcome,
             };
-            // Whoever kept the journal may have stopped reading it.
+            // The reader of the journal may have stopped.
             let _ = journal.send(attempt);
         }
     }

@@ -1,4 +1,4 @@
-//! What the API server shows, kept up to date by watches, and waiting for it to show something.
+//! A view of the API server, kept up to date by watches, and waits for conditions on it.
 //!
 //! Works against any API server and knows nothing of the testbed's insides.
 
@@ -37,11 +37,11 @@ pub struct Snapshot {
 pub struct TimedOut {
     what: String,
     waited: Duration,
-    /// What was still missing at the end.
+    /// The missing part at the end of the wait.
     missing: String,
 }
 
-/// How long a wait may take before the testbed says what is still missing; it says so again after each such time.
+/// After each such time without success the testbed logs the missing part.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The answer of a condition that is waited for.
@@ -49,10 +49,10 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// A condition that knows what is still missing returns a `Result` with that text as its error; one that does not returns
 /// an `Option`, and the snapshot's pods that do not run stand for the text.
 pub trait Condition {
-    /// What the wait returns.
+    /// The result of the wait.
     type Found;
 
-    /// What was found, or what is missing.
+    /// The result, or the missing part.
     fn found(self) -> Result<Self::Found, Option<String>>;
 }
 
@@ -109,7 +109,7 @@ impl Observer {
         }
     }
 
-    /// What is known now.
+    /// The current view.
     pub fn now(&self) -> Snapshot {
         self.snapshot.borrow().clone()
     }
@@ -160,7 +160,7 @@ impl Observer {
 }
 
 impl Snapshot {
-    /// What an API server of this process holds now.
+    /// The objects of an API server of this process.
     pub fn of(api: &Cluster) -> Self {
         Self {
             nodes: objects(api, "nodes"),
@@ -201,7 +201,7 @@ pub fn phase(pod: &Pod) -> &str {
         .unwrap_or("Unknown")
 }
 
-/// Whether all containers of a pod have started.
+/// True if all containers of a pod have started.
 pub fn is_running(pod: &Pod) -> bool {
     let started = pod
         .status

@@ -1,7 +1,7 @@
 //! The parts of a real cluster that scenarios may break, and the commands that do it.
 //!
-//! A file names the commands, as only its author knows how to reach a node and what starts a part again there. Which parts
-//! there are is fixed; a file may leave out any of them.
+//! A file names the commands, as only its author knows how to reach a node and what starts a part again there. The parts
+//! are fixed; a file may leave out any of them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ pub struct Commands {
     /// The commands that remove files.
     #[serde(default)]
     pub remove: BTreeMap<NodeFile, String>,
-    /// Whether more important pods may take the place of any pods that hold GPUs.
+    /// True if more important pods may take the place of any pods that hold GPUs.
     #[serde(default)]
     pub evict: bool,
     /// The kubeconfig of the cluster; not in the file.
@@ -153,7 +153,7 @@ impl Commands {
         })
     }
 
-    /// Whether the file has what a scenario needs.
+    /// True if the file has the commands that a scenario needs.
     pub fn allow(&self, need: Need) -> bool {
         match need {
             Need::Kill(part) => self.parts.contains_key(&part),

@@ -1,8 +1,8 @@
-//! Ports for daemons that keep theirs when they are restarted: nobody else's, though they are free in between.
+//! Ports for daemons that keep theirs when they are restarted: reserved for them, though they are free in between.
 //!
 //! Ports come from below the kernel's range of ephemeral ports: a port of that range may become the local port of any outgoing
-//! connection before the daemon listens on it. Programs that run side by side share them out in blocks. Who has a block listens
-//! on an abstract Unix socket of its name, which ends with the process, whatever its directory of temporary files is.
+//! connection before the daemon listens on it. Programs that run side by side share them out in blocks. The owner of a block
+//! listens on an abstract Unix socket of its name, which ends with the process and does not depend on temporary directories.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
@@ -16,7 +16,7 @@ const PORTS: Range<u16> = 15_000..32_000;
 /// Ports of one block.
 const BLOCK: u16 = 100;
 
-/// What this process has, as long as it lives.
+/// The ports of this process, reserved as long as it lives.
 static OWN: Mutex<Own> = Mutex::new(Own {
     sockets: Vec::new(),
     left: 0..0,
@@ -24,7 +24,7 @@ static OWN: Mutex<Own> = Mutex::new(Own {
 
 struct Own {
     sockets: Vec<UnixListener>,
-    /// What has not been given away of the last block.
+    /// The ports of the last block that are still free.
     left: Range<u16>,
 }
 
@@ -36,7 +36,7 @@ pub fn free_address() -> Result<SocketAddr> {
     let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         for port in own.left.by_ref() {
-            // Somebody may listen who knows of no blocks.
+            // A program that knows of no blocks may listen there.
             if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
                 return Ok(listener.local_addr()?);
             }

@@ -1,4 +1,4 @@
-//! What a container has printed, once it has printed its whole environment.
+//! The output of a container that has printed its whole environment.
 //!
 //! A container runs before it prints, and the runtime hands its lines on one by one: on a real cluster a log that is read
 //! too early is empty or ends in the middle. Waits; does not judge what is printed.
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 /// A variable that sorts behind all others: a log that has it has everything.
 pub const LAST_VARIABLE: &str = "zz_last";
 
-/// How long a container may take to print.
+/// The longest time that a container may take to print.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 ///
-/// What the API server answers, 404 if the pod has gone. A container that prints too little in half a minute is no error.
+/// The API server's error, 404 if the pod has gone. A container that prints too little in half a minute is no error.
 pub async fn whole(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
     let params = LogParams {
         container: Some(container.name.clone()),

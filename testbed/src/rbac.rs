@@ -1,4 +1,4 @@
-//! What the RBAC objects of a deployment allow, and which requests the daemons need.
+//! The requests that the RBAC objects of a deployment allow, and those that the daemons need.
 //!
 //! Knows resource rules and the bindings of users, groups and service accounts; aggregated roles, wildcards inside a
 //! group's name and non-resource URLs are not read. The two tables are what a deployment has to allow, and a record
@@ -29,7 +29,7 @@ pub struct Access<'a> {
     pub verb: &'a str,
 }
 
-/// Which object a request is about.
+/// The objects that a request is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Target<'a> {
     /// Its namespace; empty for cluster-wide requests.
@@ -68,7 +68,7 @@ pub const SCHEDULER: &[Access<'static>] = &[
     access("policy", "poddisruptionbudgets", "", "watch"),
 ];
 
-/// What the scheduler may do besides in its own namespace, where its replicas elect a leader.
+/// The scheduler's further requests in its own namespace, where its replicas elect a leader.
 pub const SCHEDULER_LEADER: &[Access<'static>] = &[
     access("coordination.k8s.io", "leases", "", "create"),
     access("coordination.k8s.io", "leases", "", "get"),
@@ -86,7 +86,7 @@ pub const SCHEDULER_ROOM: &[Access<'static>] = &[
     access("storage.k8s.io", "csistoragecapacities", "", "patch"),
 ];
 
-/// What the scheduler may do besides where it makes the certificates of its webhooks itself.
+/// The scheduler's further requests where it makes the certificates of its webhooks itself.
 pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
     access("", "secrets", "", "create"),
     access("", "secrets", "", "get"),
@@ -218,7 +218,7 @@ impl Rbac {
         Ok(())
     }
 
-    /// Whether a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may do this to that.
+    /// True if a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may send this request.
     pub fn allows(&self, user: &str, access: Access<'_>, target: Target<'_>) -> bool {
         self.rules_of(user).any(|(namespace, rule)| {
             let here = namespace.is_empty() || namespace == target.namespace;

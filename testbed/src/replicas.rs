@@ -53,7 +53,7 @@ const SERVICES: [Service; 2] = [
         name: "gpushare-webhook",
     },
 ];
-/// Short times, so that nobody waits long for a leader; what they have to be to each other is as by default.
+/// Short times, so that a new leader comes soon; in the same order as the defaults.
 const FLAGS: [&str; 10] = [
     "--leader-elect",
     "--fence-bindings",
@@ -76,7 +76,7 @@ const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
 const KUBECONFIG: &str = "--kubeconfig";
 /// Pause between two looks at `/readyz`, and how long one may take.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How long a replica has to end when it is told to.
+/// The time in which a replica must end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(40);
 /// Longest wait for a replica to be ready, or to lead.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -85,7 +85,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Replicas {
     api: apiserver::Cluster,
-    /// How the only scheduler was started.
+    /// The command line of the only scheduler.
     model: Invocation,
     dir: PathBuf,
     crashes: Crashes,
@@ -202,14 +202,14 @@ impl Replicas {
             .with_context(|| format!("there is no replica {name}"))
     }
 
-    /// Where a replica itself serves the extender.
+    /// The URL at which a replica itself serves the extender.
     pub fn address(&self, name: &str) -> Result<SocketAddr> {
         self.addresses
             .of(name, EXTENDER)
             .with_context(|| format!("there is no replica {name}"))
     }
 
-    /// Who can be reached through the extender's Service.
+    /// The replicas behind the extender's Service.
     pub fn leaders(&self) -> Vec<String> {
         let pods = self.api.list("pods", Some(NAMESPACE)).unwrap_or_default();
         let leading = pods
@@ -220,7 +220,7 @@ impl Replicas {
             .collect()
     }
 
-    /// Waits until somebody else leads than the one named; its name.
+    /// Waits for a leader other than the one named; returns its name.
     pub async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
         let found = async {
             loop {
@@ -232,7 +232,7 @@ impl Replicas {
         };
         tokio::time::timeout(DEADLINE, found)
             .await
-            .with_context(|| format!("nobody but {name:?} leads in time"))
+            .with_context(|| format!("no replica but {name:?} leads in time"))
     }
 
     /// Returns true if a replica says that it is ready.
@@ -260,7 +260,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Starts a replica's process anew in the same pod.
+    /// Starts a replica's process again in the same pod.
     pub async fn restart(&mut self, name: &str) -> Result<()> {
         Ok(self.replica(name)?.daemon.restart().await?)
     }
@@ -275,7 +275,7 @@ impl Replicas {
         Ok(self.replica(name)?.daemon.resume().await?)
     }
 
-    /// Deletes a replica's pod: no new connections go there, and its process is told to end.
+    /// Deletes a replica's pod: no new connections go there, and its process gets SIGTERM.
     pub async fn delete(&mut self, name: &str) -> Result<()> {
         self.api.delete("pods", NAMESPACE, name, Some(30))?;
         let Replica { daemon, _probe } = self
@@ -384,7 +384,7 @@ fn value(args: &[String], flag: &str) -> Option<SocketAddr> {
     args.get(idx + 1)?.parse().ok()
 }
 
-/// What a Service selects.
+/// The selector of a Service.
 fn selector(manifest: &Path, name: &str) -> Result<Selector> {
     let objects = manifests::read(manifest)?;
     let is_it = |object: &&kube::api::DynamicObject| {
@@ -405,17 +405,17 @@ fn selector(manifest: &Path, name: &str) -> Result<Selector> {
 
 /// Keeps a pod's condition `Ready` as kubelet would.
 async fn probe(api: apiserver::Cluster, name: String, url: String) {
-    let mut told = None;
+    let mut reported = None;
     loop {
         let is_ready = tokio::time::timeout(PROBE.1, http_client::is_ok(&url))
             .await
             .unwrap_or(false);
-        if told != Some(is_ready) {
+        if reported != Some(is_ready) {
             let status = if is_ready { "True" } else { "False" };
             let patch = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": status}]});
             // A pod that is gone needs none.
             let _ = api.patch_status("pods", NAMESPACE, &name, &patch);
-            told = Some(is_ready);
+            reported = Some(is_ready);
         }
         tokio::time::sleep(PROBE.0).await;
     }

@@ -1,4 +1,4 @@
-//! What users do and what may go wrong, as scenarios against a cluster that runs gpushare.
+//! Actions of users, and faults, as scenarios against a cluster that runs gpushare.
 //!
 //! A scenario speaks to the Kubernetes API and reads pod logs. Those that break something break it on the testbed's own
 //! cluster, or on a real one by the commands of a file; a few need the testbed's cluster for something that no real one has.
@@ -70,11 +70,11 @@ type Body = for<'a> fn(&'a mut World) -> BoxFuture<'a, Result<()>>;
 pub struct Scenario {
     /// Name for `--scenario`.
     pub name: &'static str,
-    /// What must come out.
+    /// The expected result.
     pub about: &'static str,
-    /// What it needs beside the API of its cluster.
+    /// Its needs beside the API of its cluster.
     pub needs: Needs,
-    /// Where it runs on the testbed.
+    /// The testbed that it runs on.
     pub stages: &'static [Stage],
     body: Body,
 }
@@ -113,12 +113,12 @@ pub fn all() -> Vec<Scenario> {
         ),
         group(
             &[node_faults::SCENARIOS, kubelet_books::SCENARIOS],
-            Needs::Testbed("GPUs that fall sick when told to"),
+            Needs::Testbed("GPUs that fall sick on command"),
             &[Stage::Faults],
         ),
         group(
             &[network_faults::SCENARIOS],
-            Needs::Testbed("an API server that fails when told to"),
+            Needs::Testbed("an API server that fails on command"),
             &[Stage::Faults],
         ),
         group(
@@ -133,7 +133,7 @@ pub fn all() -> Vec<Scenario> {
         ),
         group(
             &[waits::SCENARIOS],
-            Needs::Testbed("a kube-scheduler that waits when told to"),
+            Needs::Testbed("a kube-scheduler that waits on command"),
             &[Stage::Waiting],
         ),
         group(
@@ -148,7 +148,7 @@ pub fn all() -> Vec<Scenario> {
         ),
         group(
             &[preemption::SCENARIOS],
-            Needs::Testbed("a watch that is late when told to"),
+            Needs::Testbed("a watch that is late on command"),
             &[Stage::Waiting],
         ),
         group(
@@ -163,7 +163,7 @@ pub fn all() -> Vec<Scenario> {
         ),
         group(
             &[plugin_alone::SCENARIOS],
-            Needs::Testbed("an API server that fails when told to"),
+            Needs::Testbed("an API server that fails on command"),
             &[Stage::Plugins],
         ),
         group(
@@ -219,11 +219,11 @@ pub struct World {
     client: Reach,
     /// The testbed's cluster, if it is one.
     cluster: Option<Cluster>,
-    /// How parts of a real cluster are broken, if that is allowed.
+    /// The commands that break parts of a real cluster, if that is allowed.
     commands: Option<Commands>,
     /// The parts of a real cluster that were killed and are to be waited for.
     killed: Vec<breaking::Killed>,
-    /// Whether pods pass our webhooks.
+    /// True if pods pass gpushare's webhooks.
     has_webhooks: bool,
     /// Pods whose records are broken on purpose.
     excused: BTreeSet<String>,
@@ -252,7 +252,7 @@ impl World {
             .create(&PostParams::default(), &object)
             .await
             .with_context(|| format!("cannot create namespace {namespace}"))?;
-        // One view only: what a wait has seen, whoever looks next sees as well.
+        // One view only: the next reader sees everything that a wait has seen.
         let observer = cluster
             .as_ref()
             .map_or_else(|| Observer::start(&client), |cluster| cluster.observer().clone());
@@ -503,7 +503,7 @@ impl World {
             .with_context(|| format!("there is no pod {name}"))
     }
 
-    /// What a container has printed.
+    /// The output of a container.
     async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let spec = self.pod(pod)?.spec.unwrap_or_default();
         let mut containers = spec
@@ -583,7 +583,7 @@ impl World {
             .with_context(|| format!("no node has {n_gpus} healthy GPUs"))
     }
 
-    /// How many of these pods are bound.
+    /// The number of these pods that are bound.
     fn n_bound(snapshot: &Snapshot, keys: &[String]) -> usize {
         keys.iter()
             .filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some()))

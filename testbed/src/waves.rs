@@ -25,7 +25,7 @@ pub struct WavesArgs {
     /// A real cluster on which gpushare is deployed with simulated GPUs; the testbed's own without it.
     #[arg(long, value_name = "FILE", requires = "break_with")]
     kubeconfig: Option<PathBuf>,
-    /// How to kill and start the parts of that cluster (docs/real-cluster.md).
+    /// Commands that kill and start the parts of that cluster (docs/real-cluster.md).
     #[arg(long, value_name = "FILE", requires = "kubeconfig")]
     break_with: Option<PathBuf>,
     /// Scheduler of the pods, where gpushare is attached to a second one.

@@ -31,7 +31,7 @@ async fn every_scenario() {
 }
 
 /// Its container is held, and held again when kubelet tries once more: an event, and the same event counted again.
-async fn hold_a_pod_that_nobody_placed(cluster: &Cluster) -> Result<(), Box<dyn Error>> {
+async fn hold_a_pod_bound_without_the_scheduler(cluster: &Cluster) -> Result<(), Box<dyn Error>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
     let container = json!({"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}});
     let pod = json!({"metadata": {"name": "stray"}, "spec": {"nodeName": "n1", "containers": [container]}});
@@ -120,7 +120,7 @@ async fn the_daemons_do_only_what_their_roles_allow() {
             .unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
     let mut cluster = world.end().await.unwrap().unwrap();
-    hold_a_pod_that_nobody_placed(&cluster).await.unwrap();
+    hold_a_pod_bound_without_the_scheduler(&cluster).await.unwrap();
     use_a_claim(&mut cluster).await.unwrap();
     let mut used = cluster.api().accesses();
     used.extend(

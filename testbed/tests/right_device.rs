@@ -38,7 +38,7 @@ async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
     Ok((cluster, pods))
 }
 
-/// The annotations with which somebody places a pod on a GPU of the node.
+/// The annotations of a pod that was placed on a GPU of the node by hand.
 fn record(minor: u32, units: u64, nanos: u64) -> BTreeMap<String, String> {
     let device = json!({"minor": minor, "id": format!("GPU-n1-{minor}"), "resources": {"koordinator.sh/gpu-memory": format!("{units}Gi")}});
     let text = |key: &str, text: String| (key.to_owned(), text);
@@ -100,7 +100,7 @@ async fn until_recorded(cluster: &Cluster, name: &str, minors: &[i32]) -> Result
 }
 
 /// Waits for an event of this reason on an object.
-async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<String> {
+async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<String> {
     let events: Api<Event> = Api::namespaced(cluster.client().clone(), "default");
     let found = async {
         loop {
@@ -143,7 +143,7 @@ fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
     Ok(container.is_some_and(|container| matches!(container.state, RunState::Running { .. })))
 }
 
-/// Somebody edits the record of a pod that runs: the scheduler would free a GPU in use.
+/// The record of a running pod is edited: the scheduler would free a GPU in use.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_changed_under_a_running_pod_says_the_truth_again() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
@@ -165,14 +165,14 @@ async fn a_record_changed_under_a_running_pod_says_the_truth_again() -> Result<(
     until_recorded(&cluster, "a", &[1 - minor]).await?;
     cluster.node("n1")?.restart_kubelet().await?;
     until_recorded(&cluster, "a", &[minor]).await?;
-    let said = until_told(&cluster, "a", "GPUMismatch").await?;
+    let said = until_event(&cluster, "a", "GPUMismatch").await?;
     ensure!(said.contains("its record now says what it has"), "{said}");
     verify(&cluster).await
 }
 
-/// Pods placed by nobody: adopted where they fit, held with the reason where they do not, and started once they do.
+/// Pods bound without the scheduler: adopted where they fit, held with the reason where they do not, and started once they do.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_nobody_placed_are_adopted_where_they_fit() -> Result<()> {
+async fn pods_bound_without_the_scheduler_are_adopted_where_they_fit() -> Result<()> {
     let (mut cluster, pods) = cluster(&["--unplaced", "adopt"]).await?;
     for name in ["one", "two", "three"] {
         create(&pods, &stray(name, 10, &BTreeMap::new())?).await?;
@@ -180,7 +180,7 @@ async fn pods_that_nobody_placed_are_adopted_where_they_fit() -> Result<()> {
             until_running(&cluster, name).await?;
         }
     }
-    until_told(&cluster, "three", "GPUNotPlaced").await?;
+    until_event(&cluster, "three", "GPUNotPlaced").await?;
     ensure!(
         !is_started(&mut cluster, "three")?,
         "it has started on GPUs that are full"
@@ -199,7 +199,7 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
     create(&pods, &stray("first", 10, &record(0, 10, 1))?).await?;
     until_running(&cluster, "first").await?;
     create(&pods, &stray("second", 10, &record(0, 10, 2))?).await?;
-    let said = until_told(&cluster, "second", "GPUOvercommitted").await?;
+    let said = until_event(&cluster, "second", "GPUOvercommitted").await?;
     ensure!(said.contains("has no room for it"), "{said}");
     ensure!(!is_started(&mut cluster, "second")?, "both run on one GPU");
     pods.delete_now("first").await?;
@@ -209,7 +209,7 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
 
 /// A manifest that was copied from a running pod brings its flag along.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copied_flag_keeps_nobody_from_its_devices() -> Result<()> {
+async fn a_copied_flag_keeps_no_pod_from_its_devices() -> Result<()> {
     let (cluster, pods) = cluster(&[]).await?;
     let copied = PodSpec::new("a", &[(GPU_MEM, "4")])
         .annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
@@ -218,9 +218,9 @@ async fn a_copied_flag_keeps_nobody_from_its_devices() -> Result<()> {
     verify(&cluster).await
 }
 
-/// Whoever looks at a node or at a pod is told of a GPU that falls sick, and of its return.
+/// Node and pod show a GPU that falls sick, and its return.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sick_gpu_is_told_of() -> Result<()> {
+async fn a_sick_gpu_is_reported() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
     pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
@@ -233,17 +233,17 @@ async fn a_sick_gpu_is_told_of() -> Result<()> {
     )?;
     cluster.node("n1")?.set_health(minor, Health::Xid(79))?;
     ensure!(
-        until_told(&cluster, "n1", "GPUUnhealthy")
+        until_event(&cluster, "n1", "GPUUnhealthy")
             .await?
             .contains("XID 79")
     );
     ensure!(
-        until_told(&cluster, "a", "GPUUnhealthy")
+        until_event(&cluster, "a", "GPUUnhealthy")
             .await?
             .contains("which this pod holds")
     );
     cluster.node("n1")?.set_health(minor, Health::Healthy)?;
-    until_told(&cluster, "n1", "GPUHealthy").await?;
+    until_event(&cluster, "n1", "GPUHealthy").await?;
     until_running(&cluster, "a").await.map(drop)
 }
 
@@ -276,7 +276,7 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
 }
 
 /// By variable a pod's own value would win over what was counted for it; by CDI it does not.
-/// Whoever may make a pod may write the mark for all GPUs, and a record beside it, and bind the pod past the scheduler.
+/// A user who may create pods may write the mark for all GPUs, and a record beside it, and bind the pod past the scheduler.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
     let forged = |name: &str, minors: &[u32]| -> Result<Pod> {
@@ -306,7 +306,7 @@ async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
     ] {
         let (mut cluster, pods) = cluster(args).await?;
         create(&pods, &forged("forged", minors)?).await?;
-        let said = until_told(&cluster, "forged", reason).await?;
+        let said = until_event(&cluster, "forged", reason).await?;
         ensure!(said.contains(words), "{said}");
         ensure!(!is_started(&mut cluster, "forged")?, "it has started");
         // The pod's own watch and the plugin's report arrive in any order.
@@ -354,7 +354,7 @@ async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
         };
         create(&pods, &with("same", "GPU-n1-0")?).await?;
         if inject == "cdi" {
-            let said = until_told(&cluster, "same", "GPUMismatch").await?;
+            let said = until_event(&cluster, "same", "GPUMismatch").await?;
             ensure!(
                 said.contains("this node's runtime has not been seen reading CDI specs yet"),
                 "{said}"
@@ -370,7 +370,7 @@ async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
                 until_running(&cluster, name).await?;
                 continue;
             }
-            let said = until_told(&cluster, name, "GPUMismatch").await?;
+            let said = until_event(&cluster, name, "GPUMismatch").await?;
             ensure!(
                 said.contains("container \"c\" sets NVIDIA_VISIBLE_DEVICES, which is not allowed in a pod that shares devices"),
                 "{said}"

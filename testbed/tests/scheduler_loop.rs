@@ -1,5 +1,5 @@
-//! The scheduling loop against the API server and an extender that answers as told: what it asks, and what it makes
-//! of every kind of answer.
+//! The scheduling loop against the API server and a scripted extender: its calls, and its reaction
+//! to every kind of answer.
 
 #![expect(
     clippy::unwrap_used,
@@ -286,7 +286,7 @@ async fn scores_are_weighted_against_the_loop_s_own() {
     assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
 }
 
-/// The extender is told the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
+/// The extender gets the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
 #[tokio::test]
 async fn binding_goes_on_beside_the_next_pod() {
     let rig = Rig::start(
@@ -363,7 +363,7 @@ async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
     rig.create("p", "1");
     rig.until("p", |pod| pod["spec"]["nodeName"] == "b").await;
     rig.create("next", "1");
-    // Whether or not the first attempt is told as an error, the pod stays where it is and the next one is placed.
+    // With or without a reported error, the pod stays where it is and the next one is placed.
     while rig.attempt().await.pod != "default/next" {}
     assert_eq!((rig.node_of("p"), lost.hits()), (json!("b"), 1));
 }

@@ -25,7 +25,7 @@ use crate::replay::{Seeds, seeds};
 use cluster::{Kind, Measure};
 use testbed::console::{Bars, Console, table};
 
-/// Policies that are compared unless told otherwise.
+/// Policies that are compared by default.
 const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
 
 /// `laboratory families`.
@@ -54,7 +54,7 @@ pub struct FamiliesArgs {
     json: bool,
 }
 
-/// What policies got out of one kind and number.
+/// The results of policies on one kind and number.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
     /// The kind's name.
@@ -145,7 +145,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
 }
 
 impl Task {
-    /// What each policy gets out of it; `None` if it was stopped.
+    /// The allocated share of each policy; `None` if it was stopped.
     fn run(
         self,
         policies: &[Policy],
@@ -215,7 +215,7 @@ impl Line {
             .fold(0.0, f64::max)
     }
 
-    /// How far each policy is from the best.
+    /// The distance of each policy from the best.
     fn losses(&self) -> impl Iterator<Item = f64> {
         let best = self.best();
         self.allocated.iter().map(move |spread| best - spread.mean)

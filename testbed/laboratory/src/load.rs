@@ -1,7 +1,7 @@
 //! `laboratory load`: drives the real scheduler over HTTP, or the real plugin through a kubelet, and measures it.
 //!
 //! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured. One load needs a
-//! cluster of somebody else's: a control plane whose own kube-schedulers are measured.
+//! cluster from outside: a control plane whose own kube-schedulers are measured.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -33,11 +33,11 @@ mod questions;
 mod schedule;
 mod viewers;
 
-pub use admission::{AdmissionArgs, admission};
+pub use admission::AdmissionArgs;
 pub use bind::BindArgs;
 pub use filter::FilterArgs;
 use histogram::Histogram;
-pub use injection::{Injected, InjectionArgs, injection};
+pub use injection::InjectionArgs;
 pub use schedule::ScheduleArgs;
 
 /// `laboratory load`.
@@ -159,7 +159,7 @@ impl Rig {
                 .parse::<f64>()
                 .ok()
         });
-        Ok(kib.context("/proc does not tell the resident memory")? / 1024.0)
+        Ok(kib.context("/proc shows no resident memory")? / 1024.0)
     }
 
     /// Times of requests of one verb, as the scheduler has counted them.
@@ -178,7 +178,7 @@ impl Rig {
 /// A scheduler that has started first waits out what its predecessor may be writing. A pod that does not exist asks when that is over.
 async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     let question =
-        json!({"PodName": "nobody", "PodNamespace": "default", "PodUID": "nobody", "Node": "nowhere"})
+        json!({"PodName": "missing", "PodNamespace": "default", "PodUID": "missing", "Node": "missing"})
             .to_string();
     let asking = async {
         loop {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use testbed::console::Console;
 
-/// Colours that people with any sight can tell apart; they begin again after the last.
+/// Colours that are distinct for colour-blind readers too; they begin again after the last.
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#4d4d4d",
 ];
@@ -75,7 +75,7 @@ impl Axis {
         }
     }
 
-    /// Which part of the axis is before a value.
+    /// The part of the axis before a value, from 0 to 1.
     fn part(&self, value: f64) -> f64 {
         let place = |value: f64| if self.step.is_some() { value } else { value.ln() };
         let (from, to) = (place(self.range.0), place(self.range.1));
@@ -174,7 +174,7 @@ pub(crate) fn left_of(nth: u32, first: f64) -> f64 {
     first + f64::from(nth) * (PANEL.0 + GAP)
 }
 
-/// The height of so many bars.
+/// The height of `n` bars.
 pub(crate) fn height_of_bars(n_bars: usize) -> f64 {
     number(n_bars) * BAR * 1.5
 }
@@ -233,7 +233,7 @@ impl Drawing {
         self.0.push('\n');
     }
 
-    /// What the colours stand for, from the first on.
+    /// The legend of the colours, from the first on.
     pub(crate) fn legend(&mut self, names: &[&str]) {
         let mut x = LEFT;
         for (nth, name) in names.iter().enumerate() {
@@ -251,7 +251,7 @@ impl Drawing {
         }
     }
 
-    /// What the first panel shows upwards.
+    /// The label of the first panel's vertical axis.
     pub(crate) fn y_label(&mut self, label: &str) {
         let y = TOP + PANEL.1 / 2.0;
         self.put(&format!(

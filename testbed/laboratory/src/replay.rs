@@ -43,7 +43,7 @@ pub mod summary;
 pub mod trace;
 pub mod world;
 
-/// What the end of `--help` says.
+/// The end of `--help`.
 const EXAMPLES: &str = "\
 Examples:
   Compare the default policy with others on a trace, ten runs each, and draw plots:
@@ -95,25 +95,25 @@ pub struct ReplayArgs {
     /// Copy random pods, or leave some out, until they ask for this part of all GPUs; 0 takes the list as it is.
     #[arg(long, default_value_t = 1.3, value_parser = factor)]
     tune: f64,
-    /// Nodes that kube-scheduler looks at, whatever the condition says: stock, all, or a percentage.
+    /// Nodes that kube-scheduler looks at, in place of the condition's: stock, all, or a percentage.
     #[arg(long, value_name = "NODES")]
     sampling: Option<Sampling>,
-    /// Who wins among equal nodes, whatever the condition says.
+    /// Choice among equal nodes, in place of the condition's.
     #[arg(long, value_enum)]
     ties: Option<TieBreak>,
-    /// Who places pods without GPUs, whatever the condition says.
+    /// Placement of pods without GPUs, in place of the condition's.
     #[arg(long, value_enum)]
     cpu_pods: Option<PlainPods>,
-    /// How many of the nodes that fit the extender answers with, 1 to 11 or all, as for the scheduler's flag.
+    /// The number of fitting nodes in the extender's answer, 1 to 11 or all, as for the scheduler's flag.
     #[arg(long, default_value = "1")]
     answer_nodes: AnswerNodes,
     /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then what would be there at the time.
     #[arg(long)]
     departures: bool,
-    /// With --departures, let pods stay so many times as long, so that more of them are there together.
+    /// With --departures, multiply the life of pods by this factor, so that more of them are there together.
     #[arg(long, default_value_t = 1.0, value_parser = factor, requires = "departures")]
     stretch: f64,
-    /// Check every invariant of the engine after so many placements, and at the end.
+    /// Check every invariant of the engine after this number of placements, and at the end.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     check_every: u32,
     /// Runs at one time; as many as there are processors, if not given.
@@ -141,7 +141,7 @@ impl Seeds {
 /// Reads seeds such as 42-51 or 1,2,3.
 ///
 /// # Errors
-/// What is not a number.
+/// A part that is not a number.
 pub fn seeds(text: &str) -> Result<Seeds, String> {
     let number = |text: &str| {
         text.trim()
@@ -293,7 +293,7 @@ struct Line<'p> {
 }
 
 impl Plan {
-    /// Whether a cluster's own pods are placed again.
+    /// True if a cluster's own pods are placed again.
     fn is_again(&self) -> bool {
         self.args.kubeconfig.is_some() && self.args.pods.is_empty()
     }
@@ -346,7 +346,7 @@ impl Plan {
     }
 }
 
-/// Ends the runs of threads that nobody waits for any more.
+/// Stops the threads of the runs when the replay is dropped.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {

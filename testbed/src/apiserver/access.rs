@@ -1,4 +1,4 @@
-//! Who calls, and what callers have used: bearer tokens, and the audit record.
+//! Callers and their access: bearer tokens, and the audit record.
 //!
 //! Nothing is authorised here. The record exists so that a test can hold the RBAC rules of a deployment against
 //! what its programs really do.
@@ -45,10 +45,10 @@ impl User {
     }
 }
 
-/// Who calls where no token is asked for.
+/// The user of requests without a token, where none is required.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// One kind of access that somebody has used.
+/// One kind of access that was used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Access {
     /// Name of the user; `system:anonymous` where tokens are off.
@@ -123,7 +123,7 @@ impl Tokens {
     }
 }
 
-/// What has been used so far.
+/// The access that has been used so far.
 #[derive(Debug)]
 pub(crate) struct Audit(Mutex<BTreeSet<Access>>);
 

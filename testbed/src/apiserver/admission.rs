@@ -27,7 +27,7 @@ use super::verbs::{State, Target};
 pub(crate) use self::hook::check_configuration;
 pub(crate) use self::policy::Params;
 
-/// Where the Services that webhooks name are served here.
+/// The addresses that serve the Services of webhooks.
 #[derive(Debug, Default)]
 pub(crate) struct Services(RwLock<HashMap<(String, String, u16), SocketAddr>>);
 
@@ -50,7 +50,7 @@ impl Services {
     }
 }
 
-/// What a request wants to do with an object.
+/// The operation of a request on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Create,
@@ -68,7 +68,7 @@ impl Operation {
     }
 }
 
-/// A write as webhooks are told of it, but for the object.
+/// A write as webhooks see it, without the object.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) operation: Operation,
@@ -97,7 +97,7 @@ pub(crate) struct Gate {
     /// The namespace of the request as an object; null for cluster-scoped ones.
     namespace: Arc<Value>,
     services: Arc<Services>,
-    /// What webhooks want the client to be told.
+    /// Warnings and audit annotations of webhooks.
     warnings: Mutex<Vec<String>>,
 }
 
@@ -137,12 +137,12 @@ impl Gate {
         }
     }
 
-    /// Whether nobody has to be asked.
+    /// True if no webhook and no policy applies.
     pub(crate) fn is_open(&self) -> bool {
         self.mutating.is_empty() && self.validating.is_empty() && self.policies.is_empty()
     }
 
-    /// What the client is to be told.
+    /// The warnings for the client.
     pub(crate) fn warnings(&self) -> Vec<String> {
         self.warnings
             .lock()

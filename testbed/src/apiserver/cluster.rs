@@ -254,7 +254,7 @@ impl Cluster {
         self.state_mut().store.compact();
     }
 
-    /// Adds text to a container's log. The log goes when a pod of that name is created anew or removed.
+    /// Adds text to a container's log. The log goes when a pod of that name is created again or removed.
     pub fn append_log(&self, namespace: &str, pod: &str, container: &str, text: &str) {
         let key = Key::new(namespace, pod);
         let uid = self

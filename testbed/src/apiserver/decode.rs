@@ -1,4 +1,4 @@
-//! Whether an untyped object decodes as the built-in type it claims to be.
+//! Checks that an untyped object decodes as the built-in type it claims to be.
 //!
 //! Only kinds whose writers this testbed exists for are held to their types; the others are stored as they come.
 

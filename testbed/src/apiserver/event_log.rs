@@ -1,6 +1,6 @@
 //! The window of past changes of one collection, which watches and consistent paging read.
 //!
-//! It keeps a bounded number of changes; whoever asks for older ones is told that they are compacted.
+//! It keeps a bounded number of changes; a request for older ones is answered "compacted".
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::object;
 use super::store::{Key, Version};
 
-/// What happened to an object.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// It came into being.

@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::status::ApiError;
 
-/// What a fault does to a request.
+/// The effect of a fault on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The request is handled after a delay.
@@ -28,7 +28,7 @@ pub enum Fault {
 
 type NamePredicate = dyn Fn(&str) -> bool + Send + Sync;
 
-/// Which requests a fault meets.
+/// The requests that a fault meets.
 #[derive(Clone, Default)]
 pub struct Matching {
     verb: Option<String>,
@@ -91,7 +91,7 @@ impl Matching {
         }
     }
 
-    /// Only the first so many requests.
+    /// Meets only the first `n` requests.
     #[must_use]
     pub fn times(self, times: u64) -> Self {
         Self {
@@ -134,7 +134,7 @@ pub struct Injected {
 }
 
 impl Injected {
-    /// How many requests the fault has met.
+    /// The number of requests that the fault has met.
     pub fn hits(&self) -> u64 {
         self.n_hits.load(Ordering::Acquire)
     }
@@ -157,7 +157,7 @@ pub struct HeldWatches {
     faults: Faults,
 }
 
-/// Which watches a fault meets.
+/// The watches that a fault meets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Watches {
     /// Plural; empty for all.
@@ -242,7 +242,7 @@ impl Faults {
 
     /// Cuts the connections of one user's watches on a resource.
     pub fn drop_watches_of(&self, user: &str, resource: &str) {
-        // Without a running watch there is nobody to tell.
+        // Without a running watch there is no receiver.
         let _ = self.0.cut.send(Watches {
             resource: resource.to_owned(),
             user: user.to_owned(),

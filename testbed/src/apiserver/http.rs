@@ -1,6 +1,6 @@
 //! The HTTP layer: connections, authentication, faults, and the dispatch of requests to the rules.
 //!
-//! It decides nothing about objects. Whatever goes wrong is answered as a `Status`.
+//! It decides nothing about objects. Every error is answered as a `Status`.
 
 mod admitted;
 mod answer;
@@ -36,7 +36,7 @@ pub(crate) use self::connection::serve;
 /// The largest body that is read, as in etcd-backed servers.
 const MAX_BODY: usize = 3 * 1024 * 1024;
 
-/// What every request may need.
+/// The state that all requests share.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) cluster: Cluster,
@@ -154,7 +154,7 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
             () = server.stopping.cancelled() => return Err(refusal(503, None)),
         },
         Some(Fault::DropReply) => {
-            // The reply is lost, whatever it was.
+            // The reply is lost, success or error.
             let _ = dispatch(&server, &request).await;
             return Ok(hang_up());
         }

@@ -17,7 +17,7 @@ const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alpha
     start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 
-/// Whether text is a DNS-1123 label.
+/// True if text is a DNS-1123 label.
 pub(crate) fn is_label(text: &str) -> bool {
     let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
@@ -25,7 +25,7 @@ pub(crate) fn is_label(text: &str) -> bool {
     text.len() <= 63 && edge(bytes.first().copied()) && edge(bytes.last().copied()) && text.bytes().all(inner)
 }
 
-/// Whether text is a DNS-1123 subdomain.
+/// True if text is a DNS-1123 subdomain.
 pub(crate) fn is_subdomain(text: &str) -> bool {
     let part = |p: &str| {
         let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -53,7 +53,7 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<FieldError> 
     if is_subdomain(name) { None } else { bad(SUBDOMAIN) }
 }
 
-/// What is wrong with labels and annotations.
+/// The problems of labels and annotations.
 pub(crate) fn check_metadata(object: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     for (key, value) in object::object(object, "/metadata/labels").into_iter().flatten() {

@@ -98,14 +98,14 @@ pub(crate) fn parse_time(text: &str) -> Option<DateTime<Utc>> {
         .map(|t| t.with_timezone(&Utc))
 }
 
-/// Whether the object waits to be removed.
+/// True if the object waits to be removed.
 pub(crate) fn is_deleting(value: &Value) -> bool {
     value
         .pointer("/metadata/deletionTimestamp")
         .is_some_and(|t| !t.is_null())
 }
 
-/// Whether the object carries finalizers.
+/// True if the object carries finalizers.
 pub(crate) fn has_finalizers(value: &Value) -> bool {
     !array(value, "/metadata/finalizers").is_empty()
 }

@@ -1,4 +1,4 @@
-//! What the API server does to pods on their way in: defaults, validation, immutability.
+//! Pods on their way in: defaults, validation, immutability.
 //!
 //! Pure functions over untyped pods.
 
@@ -115,12 +115,12 @@ pub(crate) fn set_condition(pod: &mut Value, condition: Value) {
     }
 }
 
-/// Whether the pod's containers have all ended for good.
+/// True if the pod's containers have all ended for good.
 pub(crate) fn is_terminal(pod: &Value) -> bool {
     matches!(object::text(pod, "/status/phase"), "Succeeded" | "Failed")
 }
 
-/// How long a deletion lets the pod live: zero for pods that run nowhere.
+/// The grace period of a deletion: zero for pods that run nowhere.
 pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
     if object::text(pod, "/spec/nodeName").is_empty() || is_terminal(pod) {
         return 0;

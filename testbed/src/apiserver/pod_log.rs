@@ -1,4 +1,4 @@
-//! What containers have printed, for the log subresource.
+//! The output of containers, for the log subresource.
 //!
 //! A pod's log belongs to its uid: a later pod of the same name starts with an empty one.
 

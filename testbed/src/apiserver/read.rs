@@ -7,7 +7,7 @@ use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Key, Slice, Store, Version};
 
-/// What to list.
+/// The parameters of a list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ListQuery {
     pub(crate) namespace: Option<String>,
@@ -16,7 +16,7 @@ pub(crate) struct ListQuery {
     pub(crate) token: Option<String>,
     /// The `resourceVersion` parameter.
     pub(crate) revision: Option<u64>,
-    /// Whether exactly that revision is wanted, not it or a newer one.
+    /// True if exactly that revision is wanted, not it or a newer one.
     pub(crate) exact: bool,
 }
 

@@ -9,7 +9,7 @@ use super::resource::{Conversion, Resource};
 use super::store::Version;
 use super::{event_form, object, table};
 
-/// How much of an object a table row carries.
+/// The part of an object that a table row carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowObject {
     None,
@@ -50,7 +50,7 @@ impl View {
         })
     }
 
-    /// Whether a single object in this view is its stored bytes.
+    /// True if a single object in this view is its stored bytes.
     pub(crate) fn is_raw(self, resource: &Resource) -> bool {
         self == Self::Object && resource.conversion == Conversion::None
     }
@@ -106,7 +106,7 @@ pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -
     meta
 }
 
-/// What stands before and after the items of a list.
+/// The JSON before and after the items of a list.
 pub(crate) fn envelope(view: View, resource: &Resource, meta: &Value) -> (String, &'static str) {
     let (kind, version) = match view {
         View::Object => (resource.list_kind.clone(), resource.api_version()),

@@ -18,7 +18,7 @@ pub(crate) struct Column {
     pub(crate) priority: i64,
 }
 
-/// How stored objects differ from what this resource shows.
+/// The differences between stored objects and the ones this resource shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Conversion {
     /// They do not: stored bytes are served as they are.
@@ -44,15 +44,15 @@ pub struct Resource {
     pub kind: String,
     /// Kind of its lists.
     pub list_kind: String,
-    /// Whether its objects live in namespaces.
+    /// True if its objects live in namespaces.
     pub namespaced: bool,
     /// Short names for command lines.
     pub short_names: Vec<String>,
     /// Categories such as `all`.
     pub categories: Vec<String>,
-    /// Whether it has a status subresource.
+    /// True if it has a status subresource.
     pub status: bool,
-    /// Whether a `CustomResourceDefinition` made it.
+    /// True if a `CustomResourceDefinition` made it.
     pub custom: bool,
     pub(crate) storage: String,
     pub(crate) storage_version: String,
@@ -100,7 +100,7 @@ impl Resource {
         [AUTHENTICATION, AUTHORIZATION].contains(&self.group.as_str())
     }
 
-    /// Whether writes to the object count generations.
+    /// True if writes to the object count generations.
     pub(crate) fn counts_generations(&self) -> bool {
         self.custom || self.is_pod() || matches!(self.group.as_str(), "apps" | "batch" | "policy")
     }
@@ -382,7 +382,7 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 pub(crate) const CRD_GROUP: &str = "apiextensions.k8s.io";
 /// Plural of custom resource definitions.
 pub(crate) const CRD_PLURAL: &str = "customresourcedefinitions";
-/// Where namespaces are stored.
+/// The place where namespaces are stored.
 pub(crate) const NAMESPACES: &str = "/namespaces";
 
 fn words(list: &str) -> Vec<String> {

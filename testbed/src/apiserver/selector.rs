@@ -45,7 +45,7 @@ impl Selectors {
         })
     }
 
-    /// Whether every object matches.
+    /// True if every object matches.
     pub(crate) fn is_everything(&self) -> bool {
         self.labels.0.is_empty() && self.fields.0.is_empty()
     }

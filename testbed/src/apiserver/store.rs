@@ -38,7 +38,7 @@ pub(crate) struct Version {
     pub(crate) bytes: Bytes,
 }
 
-/// Which part of a collection to read.
+/// The part of a collection to read.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Slice<'a> {
     /// Only this namespace.

@@ -219,7 +219,7 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
     })
 }
 
-/// How long ago a time was, as people read it.
+/// The age of an object, as `kubectl get` prints it.
 fn since(time: &str) -> String {
     parse_time(time).map_or_else(|| "<unknown>".to_owned(), |t| age((Utc::now() - t).num_seconds()))
 }

@@ -34,11 +34,11 @@ pub(crate) struct Target {
     /// Empty for cluster-scoped resources.
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// Whether the request goes to the status subresource.
+    /// True if the request goes to the status subresource.
     pub(crate) status: bool,
 }
 
-/// How to write.
+/// The options of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
@@ -47,7 +47,7 @@ pub(crate) struct WriteOptions {
     pub(crate) now: DateTime<Utc>,
 }
 
-/// What a write left behind.
+/// The result of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct Written {
     pub(crate) version: Arc<Version>,

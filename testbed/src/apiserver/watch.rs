@@ -19,7 +19,7 @@ use super::store::{Slice, Version};
 /// Changes read from the log at a time, to keep the lock short.
 const BATCH: usize = 1000;
 
-/// Where a watch starts.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     /// Every present object first, as added.
@@ -31,7 +31,7 @@ pub(crate) enum Start {
 /// A change as a watcher sees it.
 #[derive(Debug, Clone)]
 pub struct WatchEvent {
-    /// What happened, from the point of view of the watch's selectors.
+    /// The kind of an event, as the watch's selectors see it.
     pub change: Change,
     /// The object after the change; for a deletion its last state.
     pub object: Arc<Value>,
@@ -122,7 +122,7 @@ impl Watch {
         self.cursor
     }
 
-    /// What there is to report now, without waiting.
+    /// The events that can be reported now, without waiting.
     pub(crate) fn read(&mut self) -> Result<Vec<Delta>, ApiError> {
         if !self.pending.is_empty() {
             return Ok(std::mem::take(&mut self.pending).into());
@@ -155,7 +155,7 @@ impl Watch {
         }
     }
 
-    /// How an event looks through the selectors: an object that leaves them is deleted, one that enters is added.
+    /// Maps an event through the selectors: an object that leaves them is deleted, one that enters is added.
     fn view(&self, event: &Event) -> Option<Delta> {
         if self
             .namespace

@@ -1,4 +1,4 @@
-//! What has happened in a run: every start against the record of its pod at that moment, refusals, deaths, delays.
+//! The events of a run: every start against the record of its pod at that moment, refusals, deaths, delays.
 //!
 //! The record is looked up at the instant of the start, in the API server itself.
 
@@ -14,7 +14,7 @@ use crate::apiserver::Cluster as Api;
 use crate::invariants::{self, Sight};
 use crate::kubelet::{Admission, Container, Start};
 
-/// What kubelet waits before it tries to start a container again.
+/// kubelet's pause before it tries to start a container again.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
 /// Wrong starts and killed pods that are quoted.
 const QUOTED: usize = 10;
@@ -28,7 +28,7 @@ pub struct Book {
     known: Mutex<BTreeMap<String, Pod>>,
 }
 
-/// What stands in a book.
+/// The counts of a book.
 #[derive(Clone, Debug, Default)]
 pub struct Pages {
     /// The step that is under way.
@@ -37,7 +37,7 @@ pub struct Pages {
     pub admitted: BTreeSet<String>,
     /// Starts of containers.
     pub n_starts: usize,
-    /// Starts of containers whose record nobody has seen.
+    /// Starts of containers whose record the book has not seen.
     pub n_unknown: usize,
     /// Starts with other devices than the record named, by pod UID, container and turn.
     pub wrong: BTreeSet<(String, String, u32)>,
@@ -49,15 +49,15 @@ pub struct Pages {
     pub wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because of an answer of the plugin.
     pub killed: Vec<String>,
-    /// Pods that the plugin evicted: they are gone, and nobody else had them deleted.
+    /// Pods that the plugin evicted: they are gone, and no step deleted them.
     pub evicted: BTreeSet<String>,
     /// Pods that kubelet failed by itself.
     pub died: Vec<String>,
     /// Starts that were refused and tried again, by the first words of the reason.
     pub refusals: BTreeMap<String, usize>,
-    /// What each start had to wait for the plugin, as it would be with kubelet's own pause between two tries.
+    /// The delay of each start through the plugin, as it would be with kubelet's own pause between two tries.
     pub delays: Vec<Duration>,
-    /// How long kubelet took to admit each pod.
+    /// The duration of kubelet's admission of each pod.
     pub admissions: Vec<Duration>,
     /// Violations of other invariants, with the step after which they were found.
     pub violations: Vec<String>,
@@ -70,7 +70,7 @@ impl Book {
         let _ = self.api.set(api);
     }
 
-    /// What stands in it.
+    /// The counts so far.
     pub fn pages(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,7 +212,7 @@ fn typed<T: DeserializeOwned>(api: &Api, resource: &str, namespace: &str, name: 
     serde_json::from_value(serde_json::Value::clone(&object)).ok()
 }
 
-/// Whether kubelet failed the pod without a plugin having said so.
+/// True if kubelet failed the pod without a plugin's error.
 fn is_kubelets_own(reason: &str, message: &str) -> bool {
     let own = [
         "endpoint of",

@@ -1,4 +1,4 @@
-//! What the scheduler itself says is held, against what the pods' records add up to.
+//! Compares the scheduler's own sums of held amounts with the sums of the pods' records.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
     };
     match answer {
         Ok(inspected) => compare(inspected.nodes, accounts),
-        Err(error) => vec![format!("the scheduler does not tell what is held: {error}")],
+        Err(error) => vec![format!("cannot read the scheduler's amounts: {error}")],
     }
 }
 

@@ -12,7 +12,7 @@ use super::book::Pages;
 /// The figures of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// How it ran.
+    /// The plugin's mode.
     pub mode: Mode,
     /// Its seed.
     pub seed: u64,
@@ -22,7 +22,7 @@ pub struct Figures {
     pub admissions: usize,
     /// Starts of containers.
     pub starts: usize,
-    /// Starts of containers whose record nobody has seen.
+    /// Starts of containers whose record the book has not seen.
     pub unknown: usize,
     /// Starts with other devices than recorded.
     pub wrong: usize,
@@ -38,9 +38,9 @@ pub struct Figures {
     pub died: usize,
     /// Starts refused for now, by reason.
     pub refusals: BTreeMap<String, usize>,
-    /// What the plugin did about differences, by outcome.
+    /// The plugin's reactions to differences, by outcome.
     pub heals: BTreeMap<String, u64>,
-    /// How long kubelet took to admit a pod, in milliseconds: median and worst.
+    /// The duration of kubelet's admission of a pod, in milliseconds: median and worst.
     pub admission_ms: [f64; 2],
     /// By how much a start was delayed, in milliseconds: median and worst.
     pub delay_ms: [f64; 2],
@@ -48,7 +48,7 @@ pub struct Figures {
     pub violations: Vec<String>,
     /// Examples of wrong starts and of killed pods.
     pub quotes: Vec<String>,
-    /// How long it took.
+    /// The duration of the run.
     pub seconds: f64,
 }
 
@@ -90,13 +90,13 @@ impl Figures {
         }
     }
 
-    /// Whether the run kept what its mode promises.
+    /// True if the run kept the promises of its mode.
     pub fn is_ok(&self) -> bool {
         let is_right = self.wrong == 0 && self.sees_more == 0 && self.stale == 0 && self.unknown == 0;
         self.violations.is_empty() && is_right && (self.mode == Mode::Envvar || self.killed == 0)
     }
 
-    /// What a count would be in 100,000 admissions, and the count.
+    /// A count scaled to 100,000 admissions, and the count itself.
     fn scaled(&self, count: usize) -> String {
         let scaled = count.saturating_mul(100_000) / self.admissions.max(1);
         if count == 0 {

@@ -40,7 +40,7 @@ pub(super) struct Runner {
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
     n_admissions_seen: Vec<usize>,
-    /// Pods that nobody here has deleted.
+    /// Pods that no step has deleted.
     wanted: BTreeSet<String>,
     mode: Mode,
 }
@@ -109,7 +109,7 @@ impl Runner {
         })
     }
 
-    /// Where all files are.
+    /// The directory of all files.
     pub(super) fn dir(&self) -> &std::path::Path {
         self.cluster.dir()
     }
@@ -304,7 +304,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The scheduler's own sums must be those of the records, as soon as its watches have told it.
+    /// The scheduler's own sums must be those of the records, as soon as its watches have delivered them.
     async fn look_at_scheduler(&self) {
         let (client, url) = (HttpClient::new(), self.cluster.scheduler_url());
         let until = Instant::now() + SETTLING;

@@ -1,7 +1,7 @@
-//! What happens in a run, worked out from the seed alone: batches of equal pods, deletions, restarts, faults.
+//! The schedule of a run, worked out from the seed alone: batches of equal pods, deletions, restarts, faults.
 //!
 //! Pure. Pods are named by their number; the schedule keeps its own books of how full each node is, so that every pod
-//! has room whatever the daemons do.
+//! has room with any behaviour of the daemons.
 
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -28,7 +28,7 @@ const MOST_PODS: usize = 48;
 /// Pods of one node, of which kubelet takes 250.
 const MOST_PODS_OF_NODE: usize = 200;
 
-/// What every pod of a batch asks for.
+/// The request of every pod of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Shape {
     /// Memory units of one GPU.
@@ -57,7 +57,7 @@ impl Shape {
     }
 }
 
-/// What happens between the binding of a batch and its admission, or during that.
+/// An event between the binding of a batch and its admission, or during that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Meanwhile {
     /// Nothing.
@@ -105,7 +105,7 @@ pub struct Batch {
     pub node: usize,
     /// Their numbers.
     pub pods: Vec<usize>,
-    /// What each asks for.
+    /// The request of each.
     pub shape: Shape,
     /// The order of their admission.
     #[serde(skip)]
@@ -114,9 +114,9 @@ pub struct Batch {
     pub order_seed: u64,
     /// Those that are deleted after they are bound and before they are admitted.
     pub deleted: Vec<usize>,
-    /// Whether they are removed at once, without waiting for kubelet.
+    /// True if they are removed at once, without waiting for kubelet.
     pub by_force: bool,
-    /// What else happens.
+    /// The other events of the step.
     pub meanwhile: Meanwhile,
 }
 
@@ -155,7 +155,7 @@ struct Books {
     placed: Vec<Placed>,
 }
 
-/// The steps of a run on so many nodes.
+/// The steps of a run on `n_nodes` nodes.
 pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
     let mut books = Books {
         n_nodes,
@@ -238,7 +238,7 @@ impl Books {
             meanwhile,
             Meanwhile::PluginMissesDeletions | Meanwhile::KubeletMissesDeletions
         );
-        // In two batches of three nobody is deleted early, unless that is the point.
+        // In two batches of three no pod is deleted early, unless that is the point.
         let has_deletions = misses_deletions || self.dice.random_range(0..3) == 0;
         let n_deleted = if has_deletions {
             self.dice.random_range(usize::from(misses_deletions)..=n_pods / 2)
@@ -314,7 +314,7 @@ impl Books {
     }
 }
 
-/// How many admissions a schedule asks for at least: a pod that is deleted before need not be one.
+/// The least number of admissions that a schedule asks for: a pod that is deleted before need not be one.
 pub fn n_admissions(steps: &[Step]) -> usize {
     let of = |step: &Step| match step {
         Step::Batch(batch) => batch.pods.len() - batch.deleted.len(),

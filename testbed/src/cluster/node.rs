@@ -40,11 +40,11 @@ pub struct GpuSpec {
     pub mib: u64,
     /// Its health, as the inventory file says it.
     pub health: Health,
-    /// What else the inventory file says of it, such as where it sits.
+    /// Further fields of the inventory file, such as the NUMA node.
     pub details: Map<String, Value>,
 }
 
-/// What a simulated GPU suffers from.
+/// The fault of a simulated GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
     /// Nothing.
@@ -75,7 +75,7 @@ pub enum DriverSpecs {
 /// Whom a node's container runtime asks before it makes a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuntimeSpec {
-    /// Nobody.
+    /// No runtime spec.
     #[default]
     Plain,
     /// Its plugins (NRI), of which our device plugin is one.
@@ -96,15 +96,15 @@ pub struct NodeSpec {
     pub memory_unit: String,
     /// Labels of the Node object.
     pub labels: BTreeMap<String, String>,
-    /// Whether a plugin runs there.
+    /// True if a plugin runs there.
     pub has_plugin: bool,
-    /// Whether the kubelet writes every device ID into pod status, as 1.36 does.
+    /// True if the kubelet writes every device ID into pod status, as 1.36 does.
     pub allocated_resources_status: bool,
     /// Pauses of the kubelet.
     pub delays: Delays,
     /// Most pods that the kubelet takes.
     pub max_pods: u32,
-    /// Told of every start of a container there.
+    /// Called at every start of a container there.
     pub started: StartHook,
     /// `--inject` of its plugin.
     pub inject: &'static str,
@@ -125,9 +125,9 @@ pub struct NodeSpec {
     pub plugin_variable: Option<String>,
     /// Devices of other types than GPUs, as the inventory file has them.
     pub others: Vec<Value>,
-    /// What else the inventory file says of the machine, such as how its GPUs are linked.
+    /// Further fields of the inventory file for the machine, such as the links of its GPUs.
     pub machine: Map<String, Value>,
-    /// Whether its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
+    /// True if its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
     pub disk_may_be_full: bool,
 }
 
@@ -148,7 +148,7 @@ impl NodeSpec {
             labels: BTreeMap::new(),
             has_plugin: true,
             allocated_resources_status: true,
-            // A real kubelet tries to start a container again after 10 s; nobody wants to watch that.
+            // A real kubelet tries to start a container again after 10 s, which would only make runs longer.
             delays: Delays {
                 start_retry: Duration::from_millis(500),
                 api_retry: Duration::from_millis(200),
@@ -207,7 +207,7 @@ impl NodeSpec {
 pub struct SimulatedNode {
     spec: NodeSpec,
     machine: Machine,
-    /// How its plugin is started.
+    /// The command line of its plugin.
     invocation: Invocation,
     crashes: Crashes,
     plugin: Option<Daemon>,
@@ -332,7 +332,7 @@ impl SimulatedNode {
         Ok(())
     }
 
-    /// Starts the stand-in for the vendor's plugin, which offers the GPUs of these minors whole; anew if it runs.
+    /// Starts the stand-in for the vendor's plugin, in place of one that runs; it offers the GPUs of these minors whole.
     pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
         self.vendor_minors = minors.to_vec();
         self.vendor = None;
@@ -414,7 +414,7 @@ impl SimulatedNode {
         Ok(self.kill_plugin().await?.restart_as(invocation).await?)
     }
 
-    /// Tells its plugin to end, and then starts another one, as a `DaemonSet` does; whether the old one ended cleanly.
+    /// Ends its plugin by SIGTERM, and then starts another one, as a `DaemonSet` does; true if the old one ended cleanly.
     pub async fn replace_plugin(&mut self, grace: Duration) -> Result<bool> {
         let is_clean = self
             .plugin
@@ -479,7 +479,7 @@ impl SimulatedNode {
         self.machine.set(&self.spec)
     }
 
-    /// What the API server does not show yet of this node: its Device object, devices, or resources; none if all is there.
+    /// The Device object, devices or resources of this node that the API server does not show yet; `None` if all are there.
     pub fn missing(&self, snapshot: &Snapshot) -> Option<String> {
         let name = &self.spec.name;
         let Some(device) = snapshot.devices.get(name) else {
@@ -540,7 +540,7 @@ fn plugin_invocation(
         ("--host-root", node_dir.join("root").display().to_string()),
         ("--kubeconfig", kubeconfig.display().to_string()),
         ("--health-listen", metrics.to_string()),
-        // A simulated GPU should fall sick and recover while somebody watches.
+        // A simulated GPU should fall sick and recover within a run.
         ("--probe-interval", "200ms".to_owned()),
         ("--recovery-quiet", "1s".to_owned()),
     ];

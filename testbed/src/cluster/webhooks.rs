@@ -20,13 +20,13 @@ use crate::ports::free_address;
 const NAMESPACE: &str = "gpushare-system";
 /// The Service that webhooks are called by.
 const SERVICE: &str = "gpushare-webhook";
-/// Where the scheduler keeps its certificates.
+/// The directory of the scheduler's certificates.
 pub(crate) const SECRET: &str = "gpushare-scheduler-certificates";
 /// Name of both webhook configurations.
 pub(crate) const CONFIGURATION: &str = "gpushare-scheduler";
 /// The name that the extender's certificate is for.
 const EXTENDER: &str = "gpushare-scheduler.gpushare-system.svc";
-/// What of `deploy/` is needed beside the base.
+/// The parts of `deploy/` that are needed beside the base.
 const FILES: [&str; 2] = [
     "components/webhooks/rbac.yaml",
     "components/webhook-configurations/webhook-configurations.yaml",
@@ -108,7 +108,7 @@ impl Webhooks {
         Ok(&self.folder)
     }
 
-    /// How the extender is connected to.
+    /// The connection to the extender.
     pub(super) fn connector(&self, extender: SocketAddr) -> Result<Connector> {
         let [authorities, certificate, key] =
             ["ca.crt", "client.crt", "client.key"].map(|file| self.folder.join(file));
@@ -122,7 +122,7 @@ impl Webhooks {
 }
 
 impl Cluster {
-    /// Where the scheduler serves; over TLS by the name that its certificate is for.
+    /// The scheduler's URL; over TLS by the name that its certificate is for.
     pub fn scheduler_url(&self) -> String {
         match &self.webhooks {
             Some(_) => format!("https://{EXTENDER}:{}", self.scheduler_address.port()),
@@ -164,7 +164,7 @@ impl Cluster {
         Ok((connector, format!("https://{SERVICE}.{NAMESPACE}.svc:443")))
     }
 
-    /// Whether webhooks are installed.
+    /// True if webhooks are installed.
     pub fn has_webhooks(&self) -> bool {
         self.webhooks.is_some()
     }

@@ -14,7 +14,7 @@ use crate::kube_scheduler::Amounts;
 /// Node, type, minor, resource.
 type Place = (String, String, i32, String);
 
-/// What there is, what is held, and by whom.
+/// Totals and held amounts of devices other than GPUs, with their holders.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Others {
     amounts: BTreeMap<Place, (u64, u64, Vec<String>)>,
@@ -99,9 +99,9 @@ impl Others {
 
     pub(super) fn overfull(&self) -> Vec<String> {
         let over = self.amounts.iter().filter(|(_, (total, used, _))| used > total);
-        let told = over.map(|((node, kind, minor, resource), (total, used, pods))| {
+        let sentences = over.map(|((node, kind, minor, resource), (total, used, pods))| {
             format!("{kind} {minor} of {node}: {used} of {total} {resource} are held by {pods:?}")
         });
-        told.collect()
+        sentences.collect()
     }
 }

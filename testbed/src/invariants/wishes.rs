@@ -1,4 +1,4 @@
-//! Whether pods have got their devices in the way that their annotations demand: worked out again from the objects alone.
+//! Checks that pods have got their devices as their annotations demand, worked out from the objects alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,14 +28,14 @@ struct Hint {
     required_topology_scope: String,
 }
 
-/// What a pod's annotations demand.
+/// The demands of a pod's annotations.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
     joint: Joint,
     hints: BTreeMap<String, Hint>,
 }
 
-/// What a pod holds, and the Device object of its node.
+/// The devices of a pod, and the Device object of its node.
 struct Case<'a> {
     device: &'a Device,
     record: DeviceAllocations,
@@ -51,12 +51,12 @@ impl Wishes {
         }
     }
 
-    /// Whether they change how many devices of a type there should be, or what of each.
+    /// True if they change the number of devices of a type, or the share of each.
     pub(super) fn speak_of(&self, kind: &str) -> bool {
         self.hints.contains_key(kind) || self.joint.device_types.iter().any(|joined| joined == kind)
     }
 
-    /// What a pod that asks for so much of a type's resource should hold of each device, and whether as many devices will do.
+    /// The share of each device for a pod's request of a type's resource, and true if that fixes the number of devices.
     pub(super) fn should_hold(&self, kind: &str, asked: u64, held: &[u64]) -> bool {
         let hint = self.hints.get(kind);
         let (n_devices, n_least) = (held.len() as u64, (asked / 100).max(1));
@@ -133,7 +133,7 @@ impl Case<'_> {
             .find(|info| info.device_type == kind && info.minor == Some(minor))
     }
 
-    /// Where the devices of a type sit, each place once.
+    /// The places of the devices of a type, each once.
     fn places(&self, kind: &str) -> BTreeSet<(i32, String)> {
         let infos = self
             .record
@@ -223,7 +223,7 @@ impl Case<'_> {
     }
 }
 
-/// A sentence for each function that two pods of a node hold, and for each device that somebody else holds although a pod keeps it.
+/// A sentence for each function that two pods of a node hold, and for each device that one pod keeps and another one holds.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
     let record =
         |pod: &Pod| serde_json::from_str::<DeviceAllocations>(pod.annotations().get(DEVICE_ALLOCATED)?).ok();

@@ -1,4 +1,4 @@
-//! What pods request and nodes offer, as the aggregate fit counts it.
+//! Amounts of pods' requests and of nodes, as the aggregate fit counts them.
 //!
 //! Thousandths of every resource's unit, so that `cpu: 100m` is exact. Knows no device.
 
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 const THOUSAND: i128 = 1000;
 const PODS: &str = "pods";
-/// What a pod without requests counts as when nodes are scored, but not when its fit is checked.
+/// Requests of a pod without any, when nodes are scored, but not when its fit is checked.
 const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 * 1024 * THOUSAND)];
 
 /// Thousandths by resource name.
@@ -25,7 +25,7 @@ pub struct AmountError {
 }
 
 impl Amounts {
-    /// What a pod requests: the sum of its containers and sidecars, or the largest init container, plus its overhead.
+    /// A pod's requests: the sum of its containers and sidecars, or the largest init container, plus its overhead.
     pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
         let mut total = match &pod.spec {
             Some(spec) => of_spec(spec)?,
@@ -43,7 +43,7 @@ impl Amounts {
             .map(|(name, amount)| (name.as_str(), *amount))
     }
 
-    /// What a node offers to pods; what does not parse is not offered.
+    /// A node's allocatable; amounts that do not parse count as none.
     pub fn allocatable(node: &Node) -> Self {
         let offered = node
             .status

@@ -1,4 +1,4 @@
-//! What the loop knows of nodes and of the pods on them, assumed ones included.
+//! The loop's view of nodes and of the pods on them, assumed ones included.
 //!
 //! Pure. A pod counts on its node from the moment it is assumed until it is terminal, gone or forgotten.
 
@@ -34,7 +34,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// Takes note of a node; tells whether anything that scheduling looks at is new.
+    /// Updates a node; true if a part that scheduling looks at has changed.
     pub(super) fn put_node(&mut self, name: &str, node: Node) -> bool {
         let changed = self.nodes.get(name).is_none_or(|(old, _)| is_changed(old, &node));
         let allocatable = Amounts::allocatable(&node);
@@ -80,7 +80,7 @@ impl Cache {
         );
     }
 
-    /// Counts a bound pod; tells whether that was not known.
+    /// Counts a bound pod; true if it was not counted before.
     pub(super) fn bind(&mut self, uid: &str, node: &str, pod: &Arc<Pod>) -> bool {
         if let Some(held) = self
             .holdings
@@ -119,7 +119,7 @@ impl Cache {
         self.holdings.get(uid).is_some_and(|held| held.assumed)
     }
 
-    /// Stops counting a pod; tells whether it was counted.
+    /// Stops counting a pod; true if it was counted.
     pub(super) fn release(&mut self, uid: &str) -> bool {
         let Some(held) = self.holdings.remove(uid) else {
             return false;

@@ -18,7 +18,7 @@ use crate::connector::{Connector, TlsFiles};
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
-/// What kube-scheduler waits for an extender that names no timeout.
+/// The timeout of calls to an extender that names none.
 const DEFAULT_HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The part of the configuration that the loop acts on.
@@ -42,7 +42,7 @@ pub struct Configuration {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExtenderConfiguration {
-    /// Where it is, without the verbs.
+    /// Its URL, without the verbs.
     pub url_prefix: String,
     /// Path of `filter`; empty if it does not filter.
     #[serde(default)]
@@ -59,25 +59,25 @@ pub struct ExtenderConfiguration {
     /// Path of `bind`; empty if it does not bind.
     #[serde(default)]
     pub bind_verb: String,
-    /// Whether it is reached over TLS.
+    /// True if it is reached over TLS.
     #[serde(default, rename = "enableHTTPS")]
     pub enable_https: bool,
     /// Certificates for TLS.
     #[serde(default, rename = "tlsConfig")]
     tls_config: Option<TlsConfiguration>,
-    /// Where it is, if its name says nothing to this machine.
+    /// Its address, if its name does not resolve on this machine.
     #[serde(skip)]
     address: Option<SocketAddr>,
-    /// How long one call may take.
+    /// The timeout of one call.
     #[serde(default = "default_http_timeout", deserialize_with = "http_timeout")]
     pub http_timeout: Duration,
-    /// Whether it is sent names of nodes instead of nodes.
+    /// True if it receives names of nodes instead of nodes.
     #[serde(default)]
     pub node_cache_capable: bool,
     /// It is asked about pods that name one of these; about all pods if empty.
     #[serde(default)]
     pub managed_resources: Vec<ManagedResource>,
-    /// Whether scheduling goes on when it fails.
+    /// True if scheduling goes on when it fails.
     #[serde(default)]
     pub ignorable: bool,
 }
@@ -99,7 +99,7 @@ struct TlsConfiguration {
 pub struct ManagedResource {
     /// Its name.
     pub name: String,
-    /// Whether the loop itself leaves it out when it checks the fit.
+    /// True if the loop's own fit check leaves the resource out.
     #[serde(default)]
     pub ignored_by_scheduler: bool,
 }
@@ -124,7 +124,7 @@ pub enum ConfigurationError {
     Certificates {
         /// The field.
         field: String,
-        /// What is wrong with them.
+        /// The error of the extenders.
         problem: String,
     },
     /// A rule that kube-scheduler applies at its start.
@@ -132,7 +132,7 @@ pub enum ConfigurationError {
     Rule {
         /// The field.
         field: String,
-        /// What is wrong with it.
+        /// The error of the extender.
         rule: String,
     },
 }
@@ -212,7 +212,7 @@ impl Configuration {
         }
     }
 
-    /// The same configuration without extenders: a cluster in which nobody has heard of gpushare.
+    /// The same configuration without extenders: a cluster without gpushare.
     #[must_use]
     pub fn without_extenders(self) -> Self {
         Self {
@@ -292,7 +292,7 @@ impl Document {
 }
 
 impl ExtenderConfiguration {
-    /// How it is connected to.
+    /// The extender's connection.
     pub(super) fn connector(&self) -> Result<Connector, ConfigurationError> {
         let connector = match &self.tls_config {
             Some(tls) if self.enable_https => {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct Refusal {
     /// In the filters' or the extender's words.
     pub reasons: Vec<String>,
-    /// Whether evicting pods cannot help.
+    /// True if evicting pods cannot help.
     pub unresolvable: bool,
     /// True if an extender has refused it.
     pub by_extender: bool,
@@ -38,7 +38,7 @@ impl Diagnosis {
         self.refusals.values().any(|refusal| refusal.by_extender)
     }
 
-    /// Adds a reason of an extender; a node that anybody calls unresolvable stays so.
+    /// Adds a reason of an extender; a node that one extender calls unresolvable stays so.
     pub(super) fn refuse(&mut self, node: &str, reason: &str, unresolvable: bool) {
         let refusal = self.refusals.entry(node.to_owned()).or_default();
         refusal.reasons.push(reason.to_owned());

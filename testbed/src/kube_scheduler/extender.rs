@@ -36,7 +36,7 @@ pub enum ExtenderError {
     /// The call took longer than `httpTimeout`.
     #[error("post {url}: no answer within {timeout:?}")]
     Timeout {
-        /// What was called.
+        /// The URL of the call.
         url: String,
         /// The limit.
         timeout: Duration,
@@ -44,7 +44,7 @@ pub enum ExtenderError {
     /// No connection, or it broke.
     #[error("post {url}: {cause}")]
     Transport {
-        /// What was called.
+        /// The URL of the call.
         url: String,
         /// Why.
         cause: String,
@@ -54,7 +54,7 @@ pub enum ExtenderError {
     Status {
         /// The verb.
         verb: String,
-        /// What was called.
+        /// The URL of the call.
         url: String,
         /// HTTP status.
         code: u16,
@@ -62,7 +62,7 @@ pub enum ExtenderError {
     /// The answer is not the JSON that the verb calls for.
     #[error("answer of {url}: {cause}")]
     Answer {
-        /// What was called.
+        /// The URL of the call.
         url: String,
         /// Why.
         cause: String,
@@ -80,7 +80,7 @@ pub enum ExtenderError {
     },
 }
 
-/// What `filter` answered.
+/// The answer of `filter`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filtered {
     /// Nodes that fit.
@@ -178,7 +178,7 @@ impl Extender {
         !self.configuration.bind_verb.is_empty()
     }
 
-    /// Whether the extender wants to be asked about a pod.
+    /// True if the extender manages a resource of the pod.
     pub fn is_interested(&self, pod: &Pod) -> bool {
         let managed = &self.configuration.managed_resources;
         let names = |container: &Container| {

@@ -34,7 +34,7 @@ pub(super) fn refusal(
     })
 }
 
-/// Whether a pod cannot go to a node, whatever is free there.
+/// True if a pod cannot go to a node, with any amount of free resources.
 pub fn repels(pod: &Pod, node: &Node) -> bool {
     repulsion(pod, node).is_some()
 }

@@ -3,7 +3,7 @@
 //! As kube-scheduler 1.36 has it (`schedule_one_podgroup.go`, `gangscheduling.go`), as far as an extender can see: every member
 //! that is not bound is asked about in each cycle, in the same order, the placed ones of the cycle counted; no other pod is
 //! asked about meanwhile. A cycle that comes to nothing gives all room back, and all members are tried again after a back-off,
-//! whatever happens in the cluster. Left out: placements (`TopologyAwareWorkloadScheduling`), preemption for whole groups
+//! with any event in the cluster. Left out: placements (`TopologyAwareWorkloadScheduling`), preemption for whole groups
 //! (`WorkloadAwarePreemption`), and that an idle kube-scheduler does not wait out the back-off of a member that was refused.
 
 use std::collections::BTreeMap;
@@ -249,7 +249,7 @@ impl Loop {
         }
         self.queue.retry(&uid, Instant::now());
         self.report(&uid, &pod, News::Unschedulable(text, nomination));
-        self.tell(&pod, diagnosis, Outcome::NoFit);
+        self.record(&pod, diagnosis, Outcome::NoFit);
     }
 }
 

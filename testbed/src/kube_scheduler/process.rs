@@ -1,6 +1,6 @@
 //! `testbed kube-scheduler`: the scheduling loop as a process of its own, so that it can be killed and stopped as the real one.
 //!
-//! With `leaderElection` in its configuration the loop runs while the process holds the Lease. When that is lost, it begins
+//! With `leaderElection` in its configuration the loop runs while the process holds the Lease. After losing it, the loop begins
 //! again from nothing, as the real process exits and is started again.
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! The scheduling queue: which pod is next, and when a pod that failed is tried again.
+//! The scheduling queue: the order of pods, and the times at which pods that failed are tried again.
 //!
-//! Pure: the caller tells the time. As in kube-scheduler, a pod that found no node waits for any event and then out
+//! Pure: the caller passes the time. As in kube-scheduler, a pod that found no node waits for any event and then out
 //! its back-off, the latter only while other pods can be tried (1.33 and later); one that met an error only waits out its
 //! back-off. Any change of a pod that an extender refused is an
 //! event too, even one of its condition.
@@ -12,7 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
-/// How long a pod waits for an event at most.
+/// The longest time that a pod waits for an event.
 const FLUSH_AFTER: Duration = Duration::from_secs(5 * 60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Queue {
         Some((uid.clone(), Arc::clone(&entry.pod)))
     }
 
-    /// Takes out the pods of this list, whatever they wait for, that no attempt is under way for: the most important first, then
+    /// Takes out the pods of this list that no attempt is under way for: the most important first, then
     /// in the order of their arrival.
     pub(super) fn take(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
         let mut taken = Vec::new();
@@ -187,7 +187,7 @@ impl Queue {
         }
     }
 
-    /// When the next pod becomes ready without an event.
+    /// The time at which the next pod becomes ready without an event.
     pub(super) fn next_change(&self) -> Option<Instant> {
         let times = self.entries.values().filter_map(|entry| match entry.place {
             Place::Backoff { until, .. } => Some(until),
@@ -379,7 +379,7 @@ mod tests {
 
     /// The pseudo-plugin of extenders is registered for every kind of event.
     #[test]
-    fn what_only_extenders_wait_for_wakes_what_they_refused() {
+    fn events_of_extenders_wake_pods_that_extenders_refused() {
         for (is_by_extender, expected) in [(true, Some("p".to_owned())), (false, None)] {
             let (mut queue, now) = queue_of(&["p"]);
             popped(&mut queue, now);

@@ -1,4 +1,4 @@
-//! What the loop tells users: a pod's `PodScheduled` condition and its Events.
+//! The loop's reports to users: a pod's `PodScheduled` condition and its Events.
 //!
 //! One task writes them in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt says it again.
 
@@ -18,7 +18,7 @@ use super::preemption::{Nomination, nominated_node};
 /// Longest message of an Event.
 const MAX_MESSAGE: usize = 1024;
 
-/// What happened to a pod.
+/// The content of a report.
 #[derive(Clone, Debug)]
 pub(super) enum News {
     /// It is bound to this node.

@@ -1,4 +1,4 @@
-//! What kube-proxy does for a Service: a connection goes to one of the ready pods that the Service selects, and stays there.
+//! A model of kube-proxy for a Service: a connection goes to one of the ready pods that the Service selects, and stays there.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ use tokio_util::task::AbortOnDropHandle;
 use super::NAMESPACE;
 use crate::apiserver;
 
-/// Where one replica serves, by the flag that says so.
+/// The flag that names the address of one replica.
 pub(super) type Ports = BTreeMap<&'static str, SocketAddr>;
 
 /// Labels that a Service selects.
 pub(super) type Selector = BTreeMap<String, String>;
 
-/// Where each replica serves, by the name of its pod.
+/// The address of each replica, by the name of its pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Addresses(Arc<Mutex<BTreeMap<String, Ports>>>);
 
@@ -69,7 +69,7 @@ pub(super) async fn serve(
                 continue;
             };
             connections.spawn(async move {
-                // Whoever talks through it notices when it breaks.
+                // The two ends of the connection notice when it breaks.
                 if let Ok(mut server) = TcpStream::connect(backend).await {
                     let _ = copy_bidirectional(&mut client, &mut server).await;
                 }
@@ -98,7 +98,7 @@ fn backends(
         .collect()
 }
 
-/// Whether a pod's condition says so.
+/// The status of a pod's condition.
 pub(super) fn is_ready(pod: &Value) -> bool {
     let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
     let mut conditions = conditions.into_iter().flatten();

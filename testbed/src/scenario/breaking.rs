@@ -1,6 +1,6 @@
 //! Kills, stops and starts the parts of a scenario's cluster: processes of the testbed, or those of a real cluster by commands.
 //!
-//! On a real cluster the API server tells when a part serves again, and the plugin's log when kubelet has taken it on.
+//! On a real cluster the API server shows when a part serves again, and the plugin's log when kubelet has accepted it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::{DEADLINE, World};
 use crate::observer::{Snapshot, node_of};
 use crate::parts::{Commands, NodeFile, Part};
 
-/// The label by which `deploy/` tells the pods of both daemons.
+/// The label of the pods of both daemons in `deploy/`.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 const PLUGIN: &str = "gpushare-device-plugin";
 const SCHEDULER: &str = "gpushare-scheduler";
@@ -23,10 +23,10 @@ const SCHEDULER: &str = "gpushare-scheduler";
 /// The pause between two looks at something that no watch shows.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the plugin logs when kubelet has taken it on.
+/// The line that the plugin logs when kubelet has accepted its registration.
 const REGISTERED: &str = "registered with kubelet";
 
-/// What the API server showed of a part when it was killed.
+/// The API server's view of a part when it was killed.
 #[derive(Debug)]
 pub(super) struct Killed {
     part: Part,
@@ -46,7 +46,7 @@ impl Killed {
         self.containers.is_empty() || containers(snapshot, self.part, &self.node).all(begun)
     }
 
-    /// What is still missing of the part.
+    /// The conditions of the part that do not hold yet.
     fn missing(&self, snapshot: &Snapshot) -> Option<String> {
         let is_ready = self.has_begun(snapshot)
             && containers(snapshot, self.part, &self.node).all(|status| status.ready);
@@ -93,7 +93,7 @@ fn is_ready(node: &Node) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// What the API server does not show of the nodes that have devices: that they are ready, and that they offer some.
+/// The conditions that nodes with devices do not show yet: that they are ready, and that they offer some.
 fn unready_nodes(snapshot: &Snapshot) -> Option<String> {
     let is_ready = |node: &&String| snapshot.nodes.get(*node).is_some_and(is_ready);
     let offers = |node: &&String| {
@@ -298,7 +298,7 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
 }
 
 /// Waits until the plugin of a node whose kubelet was killed has registered with the next one. kubelet may write the node's
-/// status a minute later, so that only the plugin tells; one that runs in no pod is not waited for.
+/// status a minute later, so only the plugin's log is sure; a plugin that runs in no pod is not waited for.
 async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -> Result<()> {
     let snapshot = world.observer.now();
     let plugin = snapshot

@@ -12,7 +12,7 @@ use crate::parts::Part;
 
 /// Pods that are on their way while something is killed.
 const N_PODS: usize = 24;
-/// How often.
+/// The number of repetitions.
 const N_KILLS: usize = 4;
 
 /// Name, promise, body.

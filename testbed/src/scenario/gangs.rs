@@ -36,7 +36,7 @@ const SOME_CYCLES: Duration = Duration::from_millis(5500);
 /// The longest time that a pod may wait beside a group that does not fit, from its creation until it runs.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// So much memory, in GiB, that a pod gets a GPU of 16 GiB, or of 24, for itself.
+/// Memory in GiB with which a pod gets a GPU of 16 GiB, or of 24, for itself.
 const LARGE: &str = "14";
 
 fn asking(name: &str, gib: &str) -> PodSpec {
@@ -48,7 +48,7 @@ impl World {
         Api::namespaced(self.client.0.clone(), &self.namespace)
     }
 
-    /// Makes a group whose pods are bound when all of them can be, and pods `<group>-0`, `<group>-1` that ask for so many GiB;
+    /// Makes a group whose pods are bound when all of them can be, and pods `<group>-0`, `<group>-1` that ask for `gib`;
     /// returns their names.
     async fn create_gang(&self, group: &str, gib: [&str; 2]) -> Result<Vec<String>> {
         let policy = json!({"gang": {"minCount": gib.len()}});

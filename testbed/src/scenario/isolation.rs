@@ -1,4 +1,4 @@
-//! What a container is told of its limits, for an isolation provider that enforces them.
+//! The limits in a container's environment, for an isolation provider that enforces them.
 
 use std::collections::BTreeMap;
 
@@ -156,7 +156,7 @@ async fn says(
         .collect();
     ensure!(
         limits == wanted,
-        "{pod} is told {limits:?} and should be told {wanted:?}"
+        "{pod} has the limits {limits:?} and should have {wanted:?}"
     );
     Ok(())
 }

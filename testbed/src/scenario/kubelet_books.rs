@@ -1,4 +1,4 @@
-//! What kubelet holds against a node's resources when it starts again: a sick GPU, devices that go, and a checkpoint that is lost.
+//! A node's resources as kubelet counts them after a restart: a sick GPU, devices that go, and a checkpoint that is lost.
 
 use std::cmp::Reverse;
 
@@ -43,7 +43,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 /// Resources that are written into node status.
 const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
-/// What a node offers of a resource.
+/// A node's amount of a resource.
 fn offered(snapshot: &Snapshot, node: &str, resource: &str) -> Option<String> {
     snapshot
         .nodes
@@ -111,7 +111,7 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// Waits until a node offers so many GPUs' worth of what is written into node status; nothing at all of none.
+/// Waits until a node offers the resources in node status of `n` GPUs; for 0, until it offers none.
 async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     let percent = (n_gpus * 100).to_string();
     let wanted = (n_gpus > 0).then_some(percent);
@@ -125,7 +125,7 @@ async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
         .await
 }
 
-/// Waits until kubelet counts so many shares of a node's GPUs as healthy.
+/// Waits until kubelet counts `n` shares of a node's GPUs as healthy.
 async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<()> {
     let kubelet = world.cluster()?.node(node)?.kubelet();
     let counts = |kubelet: &crate::kubelet::Kubelet| {

@@ -47,23 +47,20 @@ fn checkpointed(snapshot: &Snapshot, node: &str) -> Option<String> {
         .cloned()
 }
 
-async fn until_told(world: &World, told: &[&Pod], untold: &[&Pod]) -> Result<()> {
+async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Result<()> {
     let uids = |pods: &[&Pod]| -> Vec<String> { pods.iter().filter_map(|pod| pod.uid()).collect() };
-    let (told, untold) = (uids(told), uids(untold));
+    let (listed, unlisted) = (uids(listed), uids(unlisted));
     let agrees = |snapshot: &Snapshot| {
         let text = checkpointed(snapshot, MOVING).unwrap_or_default();
         let is_there = |uid: &String| text.contains(uid.as_str());
-        (told.iter().all(is_there) && !untold.iter().any(is_there)).then_some(())
+        (listed.iter().all(is_there) && !unlisted.iter().any(is_there)).then_some(())
     };
     world
-        .until(
-            "the Device object to tell which GPUs the vendor's pods hold",
-            agrees,
-        )
+        .until("the Device object to list the GPUs of the vendor's pods", agrees)
         .await
 }
 
-/// What a container sees, by its environment.
+/// The devices in a container's environment.
 async fn seen(world: &World, pod: &str) -> Result<Vec<String>> {
     let log = world.log(pod, "main").await?;
     let pod = world.pod(pod)?;
@@ -91,7 +88,7 @@ fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
         cluster.start_kube_scheduler().await?;
         cluster.node(MOVING)?.start_plugin(&[])?;
         cluster.until_ready(DEADLINE).await?;
-        until_told(world, &[&pods[0], &pods[1]], &[]).await?;
+        until_listed(world, &[&pods[0], &pods[1]], &[]).await?;
         world.start(share("ours-0", "60", MOVING)).await?;
         world.verify().await?;
         world.create(share("ours-1", "60", MOVING)).await?;
@@ -99,7 +96,7 @@ fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.create(whole("theirs-2", 1, MOVING)).await?;
         world.until_refused("theirs-2", "nodes are available").await?;
         world.delete("theirs-0").await?;
-        until_told(world, &[&pods[1]], &[&pods[0]]).await?;
+        until_listed(world, &[&pods[1]], &[&pods[0]]).await?;
         world.until_running(&["ours-1"]).await?;
         world.verify().await?;
         in_its_place(world).await
@@ -152,7 +149,7 @@ fn record(minor: i32, ratio: u64) -> BTreeMap<String, String> {
     BTreeMap::from([(DEVICE_ALLOCATED.to_owned(), record.to_string())])
 }
 
-/// What Koordinator's agent publishes of a node.
+/// The objects that Koordinator's agent publishes for a node.
 fn publish(world: &mut World) -> Result<()> {
     let device = |minor: i32| {
         let resources = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
@@ -184,7 +181,7 @@ fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let pod = world.pods.create(&spec).await?;
             let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
             world.cluster()?.api().cluster().bind(&namespace, name, binding)?;
-            // Koordinator's runtime hook tells the container, not the environment that kubelet knows of.
+            // Koordinator's runtime hook sets the container's environment, not the one that kubelet knows of.
             world.excused.insert(world.key(name));
         }
         world.until_running(&["koord-0", "koord-1"]).await?;
@@ -193,7 +190,7 @@ fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.until_running(&["koord-0", "koord-1"]).await.context("after the plugin has come")?;
         world.cluster()?.node(KOORDINATOR)?.restart_kubelet().await?;
         super::breaking::until_registered(world, KOORDINATOR).await?;
-        world.until_running(&["koord-0", "koord-1"]).await.context("after kubelet has admitted them anew")?;
+        world.until_running(&["koord-0", "koord-1"]).await.context("after kubelet has admitted them again")?;
         let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;
         let minors: Vec<i32> = invariants::record(&pod).unwrap_or_default().iter().map(|(minor, _)| *minor).collect();
         ensure!(minors == [0], "half of a GPU is free on GPU 0 only, it got {minors:?}");

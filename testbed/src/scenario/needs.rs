@@ -1,4 +1,4 @@
-//! What scenarios need beside the API of their cluster: nothing, commands that break a part of it, or the testbed itself.
+//! Needs of scenarios beside the API of their cluster: nothing, commands that break a part of it, or the testbed itself.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::parts::{Commands, Need, NodeFile, Part};
 
 use Need::{Evict, Kill, Pause, Remove};
 
-/// What a scenario needs beside the API.
+/// A scenario's needs beside the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// These commands of a real cluster's file; it may be none.
@@ -74,7 +74,7 @@ const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
     ("preemption-in-vain", &[Evict]),
 ];
 
-/// What a scenario of a file needs whose scenarios need `usually`.
+/// The needs of a scenario, in a file whose scenarios need `usually`.
 pub(super) fn of(scenario: &str, usually: Needs) -> Needs {
     let found = ON_REAL_CLUSTERS.iter().find(|(name, _)| *name == scenario);
     found.map_or(usually, |(_, needs)| Needs::Commands(needs))

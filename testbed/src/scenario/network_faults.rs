@@ -102,7 +102,7 @@ fn watches_dropped(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let first = world.create_many("first", 6, &[(GPU_MEM, "1")]).await?;
         faults.drop_watches("");
         let second = world.create_many("second", 6, &[(GPU_MEM, "1")]).await?;
-        // Whoever starts a watch from before this gets 410 and has to list again.
+        // A watch that starts from before this gets 410 and has to list again.
         world.cluster()?.api().cluster().compact();
         let gone = faults.inject(Matching::anything().verb("watch").times(4), Fault::Refuse(410));
         faults.drop_watches("");
@@ -115,7 +115,7 @@ fn watches_dropped(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// What is made while watches are late is deleted nevertheless, so that no scenario leaves pods to the next.
+/// Pods that are made while watches are late are deleted in any case, so that no scenario leaves pods to the next.
 async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     let late = world.cluster()?.api().faults().hold_watches("pods");
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;

@@ -1,4 +1,4 @@
-//! A Device object that somebody edits by hand.
+//! A Device object that is edited by hand.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::pods::PodSpec;
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
     "device-nonsense",
-    "whatever is written into a Device object, nothing crashes or is given twice, and the plugin repairs it",
+    "with any nonsense in a Device object nothing crashes or is given twice, and the plugin repairs it",
     nonsense,
 )];
 
@@ -42,7 +42,7 @@ fn sound_gpu(minor: i32) -> Value {
     gpu(&json!(minor), &id(minor), &amounts("16Gi"))
 }
 
-/// What is written in place of `spec.devices`; nothing of it says that more is free than is.
+/// Replacements of `spec.devices`; none of them says that more is free than is.
 fn edits() -> Vec<(&'static str, Value)> {
     let sound = sound_gpu;
     let with = |field: &str, value: Value| {
@@ -56,7 +56,7 @@ fn edits() -> Vec<(&'static str, Value)> {
         ("nothing", Value::Null),
         ("an empty list", json!([])),
         ("a list of lists", json!([[], 7, "GPU"])),
-        ("a type nobody knows", json!([sound(0), toaster])),
+        ("an unknown type", json!([sound(0), toaster])),
         (
             "no types",
             json!([{"id": "GPU-x", "minor": 0, "health": true}, {}]),
@@ -123,7 +123,7 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         until_repaired(world, &sound).await?;
         world.until_running(&["patient"]).await?;
         world.verify().await?;
-        // And as soon as somebody says that there is more than there is, the plugin knows better.
+        // The plugin corrects an object that claims more than there is.
         let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
         write(world, &json!([more(0), more(1)]))?;
         until_repaired(world, &sound).await?;
@@ -169,7 +169,7 @@ fn device(world: &mut World) -> Result<Value> {
     Ok(devices)
 }
 
-/// Past the schema, which may be older or somebody else's.
+/// Past the schema, which may be older or another project's.
 fn write(world: &mut World, devices: &Value) -> Result<()> {
     let api = world.cluster()?.api().cluster().clone();
     let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);

@@ -74,7 +74,7 @@ pub(super) async fn until_extender_shows(
         .await
 }
 
-/// Units that pods hold on the node, as `inspect` tells.
+/// Units that pods hold on the node, as `inspect` shows.
 fn used(node: &Value) -> u64 {
     node.get("usedGPU").and_then(Value::as_u64).unwrap_or(0)
 }

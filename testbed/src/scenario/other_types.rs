@@ -1,4 +1,4 @@
-//! Devices of other types than GPUs: one that nobody compiled in, and those that the plugin serves.
+//! Devices of other types than GPUs: one that is not compiled in, and those that the plugin serves.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
 ];
 
-/// What the made-up type is asked for by; kube-scheduler's configuration has to name it.
+/// The resource of the made-up type; kube-scheduler's configuration has to name it.
 pub(super) const NPU: &str = "example.com/npu";
 /// Node without our plugin.
 pub(super) const NPU_NODE: &str = "npu";
@@ -94,8 +94,8 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// The container must be told of the devices that its pod's record names, and of no others.
-async fn ensure_told(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
+/// The container must see the devices that its pod's record names, and no others.
+async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
     let pod = world.pod(name)?;
     let text = pod
         .annotations()
@@ -109,13 +109,13 @@ async fn ensure_told(world: &World, name: &str, kind: &str, variable: &str) -> R
         .map(|one| one.id.as_str())
         .collect();
     let log = world.log(name, "main").await?;
-    let told = log
+    let shown = log
         .lines()
         .rev()
         .find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
     ensure!(
-        told == Some(recorded.join(",").as_str()) && !recorded.is_empty(),
-        "{name} is told {told:?}, its record names {recorded:?}"
+        shown == Some(recorded.join(",").as_str()) && !recorded.is_empty(),
+        "{name} sees {shown:?}, its record names {recorded:?}"
     );
     Ok(())
 }
@@ -165,9 +165,9 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 world.cluster()?.node(MANIFOLD)?.restart_plugin().await?;
                 world.restart_container(MANIFOLD, "beside").await?;
             }
-            ensure_told(world, "beside", "rdma", RDMA_DEVICES).await?;
-            ensure_told(world, "beside", "fpga", FPGA_DEVICES).await?;
-            ensure_told(world, "adapter", "rdma", RDMA_DEVICES).await?;
+            ensure_shown(world, "beside", "rdma", RDMA_DEVICES).await?;
+            ensure_shown(world, "beside", "fpga", FPGA_DEVICES).await?;
+            ensure_shown(world, "adapter", "rdma", RDMA_DEVICES).await?;
         }
         world
             .create(PodSpec::new("card", &[(FPGA, "1")]).on(MANIFOLD))

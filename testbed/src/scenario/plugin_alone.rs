@@ -237,7 +237,7 @@ fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// Puts a pipe without a writer in the place of a file: whoever reads it waits for ever, as on a disk that does not answer.
+/// Puts a pipe without a writer in the place of a file: a reader waits for ever, as on a disk that does not answer.
 async fn replace_by_pipe(file: &Path) -> Result<()> {
     let aside = file.with_extension("aside");
     std::fs::rename(file, &aside).with_context(|| format!("cannot rename {}", file.display()))?;

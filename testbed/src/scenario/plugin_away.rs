@@ -126,7 +126,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Makes pods until so many run, another for each that fails.
+    /// Makes pods until `n` run, another for each that fails.
     async fn until_running(&mut self, world: &World, n_wanted: usize) -> Result<()> {
         loop {
             self.look(world);
@@ -166,7 +166,7 @@ impl Kept {
         self.n_failed += n_before - self.names.len();
     }
 
-    /// Deletes so many, as a controller that is scaled down.
+    /// Deletes `n`, as a controller that is scaled down.
     async fn delete_some(&mut self, world: &World, n_pods: usize) -> Result<()> {
         for _ in 0..n_pods.min(self.names.len()) {
             let name = self.names.pop().context("no pod is kept")?;

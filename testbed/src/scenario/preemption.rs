@@ -242,6 +242,9 @@ async fn try_nothing_helps(world: &mut World) -> Result<()> {
             .get(&world.key(name))
             .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none())
     };
-    ensure!(low.iter().all(stays), "a pod went although that helps nobody");
+    ensure!(
+        low.iter().all(stays),
+        "a pod was evicted although that helps no other pod"
+    );
     Ok(())
 }

@@ -27,12 +27,12 @@ use crate::pods::PodSpec;
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     (
         "records-forged",
-        "records of pods that ask for nothing, and pods that nobody placed, take no GPU from anybody else",
+        "records of pods that ask for nothing, and pods bound without the scheduler, take no GPU from others",
         forged,
     ),
     (
         "records-removed",
-        "the record of a running pod is written again when somebody removes it, also by a plugin that has started since",
+        "the removed record of a running pod is written again, also by a plugin that has started since",
         removed,
     ),
     (
@@ -47,7 +47,7 @@ const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
 /// Longest time until a record that was removed is there again, on a busy machine.
 const AGAIN: Duration = Duration::from_secs(20);
 /// The `schedulerName` of pods that no scheduler places.
-const NOBODY: &str = "nobody";
+const NO_SCHEDULER: &str = "no-scheduler";
 
 fn record(minors: &[u32]) -> BTreeMap<String, String> {
     let gpu = |minor: &u32| json!({"minor": minor, "resources": {"koordinator.sh/gpu-memory": "80Gi", "koordinator.sh/gpu-core": 100}});
@@ -57,7 +57,7 @@ fn record(minors: &[u32]) -> BTreeMap<String, String> {
 
 /// Puts a pod on a node as its author can with `nodeName`.
 async fn put(world: &mut World, spec: PodSpec, node: &str) -> Result<String> {
-    let pod = world.pods.create(&spec.scheduler(NOBODY)).await?;
+    let pod = world.pods.create(&spec.scheduler(NO_SCHEDULER)).await?;
     let (name, namespace) = (pod.name_any(), world.namespace.clone());
     world.excused.insert(world.key(&name));
     let binding =
@@ -168,7 +168,7 @@ async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Resul
         .await
 }
 
-/// What a pod's annotations say of its devices.
+/// The devices in a pod's annotations.
 fn recorded(pod: &Pod) -> BTreeMap<String, String> {
     let keys = [
         DEVICE_ALLOCATED,
@@ -262,20 +262,20 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let version = remove(world, "held", "").await?;
         world.cluster()?.node(&node)?.start_plugin(&[])?;
         until_whole(world, "held", &before, version).await?;
-        put(world, PodSpec::new("placed-by-nobody", &[(GPU_MEM, "1")]), &node).await?;
+        put(world, PodSpec::new("bound-by-hand", &[(GPU_MEM, "1")]), &node).await?;
         until_held(
             world,
-            "placed-by-nobody",
+            "bound-by-hand",
             "GPUNotPlaced",
             "was not placed by gpushare-scheduler",
         )
         .await?;
         world.verify().await?;
         ensure!(
-            recorded(&world.pod("placed-by-nobody")?).is_empty(),
-            "a pod that nobody placed has a record"
+            recorded(&world.pod("bound-by-hand")?).is_empty(),
+            "a pod that was bound by hand has a record"
         );
-        world.delete("placed-by-nobody").await?;
+        world.delete("bound-by-hand").await?;
         world.excused.clear();
         Ok(())
     }

@@ -23,9 +23,9 @@ use crate::replicas::{NAMESPACE, Replicas};
 
 /// Pods that are on their way while a leader is killed.
 const N_PODS: usize = 12;
-/// How many of their bindings that happens to.
+/// The number of bindings that this happens to.
 const N_LATE: u64 = 3;
-/// What becomes of bindings that the leader has sent when it dies: not written yet, or written and not answered.
+/// Faults of bindings that the leader has sent when it dies: not written yet, or written and not answered.
 const LATE: [Fault; 2] = [Fault::Delay(Duration::from_millis(500)), Fault::DropReply];
 /// A policy that refuses every binding.
 const REFUSAL: &str = "test-refuses-bindings";
@@ -33,8 +33,8 @@ const REFUSAL: &str = "test-refuses-bindings";
 const ARRIVAL: Duration = Duration::from_millis(250);
 /// Pause between two looks at something.
 const LOOK: Duration = Duration::from_millis(20);
-/// The scheduler of pods that nobody schedules.
-const NOBODY: &str = "nobody";
+/// The scheduler name of pods that no scheduler takes.
+const NO_SCHEDULER: &str = "no-scheduler";
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -65,7 +65,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
 ];
 
-/// What is done with replicas.
+/// An action on replicas.
 type Deed = for<'a> fn(&'a mut World, &'a mut Replicas) -> BoxFuture<'a, Result<()>>;
 
 /// Puts replicas in the place of the cluster's only scheduler for a while.
@@ -133,7 +133,7 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
             // All GPUs but one are taken.
             world.start(PodSpec::new(&format!("holder-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
         }
-        let late = world.pods.create(&PodSpec::new("late", &[(GPU_MEM, &room.to_string())]).scheduler(NOBODY)).await?;
+        let late = world.pods.create(&PodSpec::new("late", &[(GPU_MEM, &room.to_string())]).scheduler(NO_SCHEDULER)).await?;
         let leader = replicas.until_led_by_another_than("").await?;
         let (url, client) = {
             let cluster = world.cluster()?;
@@ -159,7 +159,7 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
         }
         ensure!(node_of(&world.pods.api().get("late").await?).is_none(), "the late bind was written");
         world.verify().await?;
-        // Whoever led before does not come back: the label is taken off.
+        // The previous leader does not come back: its label is removed.
         until("the former leader's label to be taken off", || !replicas.leaders().contains(&leader)).await
     }
     .boxed()

@@ -16,7 +16,7 @@ use crate::vendor_plugin::NVIDIA_GPU;
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     (
         "request-forms",
-        "every form of request, with webhooks and without: it runs on so many devices, or is refused with its rule",
+        "every form of request, with webhooks and without: it runs on the right number of devices, or is refused with its rule",
         forms,
     ),
     (
@@ -26,15 +26,15 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
     (
         "whole-by-ratio",
-        "more than 100 percent is so many whole devices",
+        "more than 100 percent is a number of whole devices",
         whole_by_ratio,
     ),
 ];
 
-/// What becomes of a pod.
+/// The result for a pod.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
-    /// It runs on so many devices.
+    /// It runs on this number of devices.
     Runs(usize),
     /// It is refused with these words: when it is made where there are webhooks, else by the filter.
     Refused(&'static str),
@@ -141,7 +141,7 @@ const FORMS: &[Form] = &[
         Waits(NO_ROOM),
         Refused(MIXED),
     ),
-    // What the mutating webhook fills in.
+    // The fields that the mutating webhook fills in.
     ("bare-memory", &[(GPU_MEMORY, "1Gi")], Refused(UNSERVED), Runs(1)),
     (
         "bare-ratio-core",
@@ -176,7 +176,7 @@ const FORMS: &[Form] = &[
 
 fn forms(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        // What is refused by a filter is told by nodes that have room, so the two kinds come one after the other.
+        // A filter refuses only where nodes have room, so the two kinds come one after the other.
         for runs in [true, false] {
             let meant = |form: &&Form| matches!(fate(world, form), Runs(_)) == runs;
             let tried = FORMS.iter().filter(meant).map(|form| try_form(world, form));

@@ -1,4 +1,4 @@
-//! The container runtime asks our plugin before it makes a container: the record decides, whatever the vendor's plugin chose.
+//! The container runtime asks our plugin before it makes a container: the record decides, with any choice of the vendor's plugin.
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
@@ -53,7 +53,7 @@ fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// A pod that nobody placed and that chose its GPU itself: the Device object tells what it sees, not what kubelet thinks.
+/// A pod that was bound by hand and chose its GPU itself: the Device object shows what it sees, not what kubelet thinks.
 async fn pinned(world: &mut World) -> Result<()> {
     world.excused.insert(world.key("pinned"));
     let pin = world
@@ -83,23 +83,24 @@ async fn pinned(world: &mut World) -> Result<()> {
         "kubelet cannot have given a GPU that the vendor's plugin does not offer"
     );
     let uid = pod.uid().unwrap_or_default();
-    let tells = |snapshot: &crate::observer::Snapshot| {
+    let shows = |snapshot: &crate::observer::Snapshot| {
         let device = snapshot.devices.get(HOOKED)?;
-        let told = DevicesCheckpoints::read(device.annotations()).ok()??;
-        told.entries
+        let checkpoints = DevicesCheckpoints::read(device.annotations()).ok()??;
+        checkpoints
+            .entries
             .iter()
             .any(|entry| entry.pod_uid == uid && entry.device_ids == [pin.clone()])
             .then_some(())
     };
     world
-        .until("the Device object to tell what the pinned pod sees", tells)
+        .until("the Device object to show what the pinned pod sees", shows)
         .await?;
     world.delete("pinned").await?;
     world.excused.clear();
     Ok(())
 }
 
-/// Waits until our plugin has come to the runtime so many times.
+/// Waits until our plugin has registered with the runtime `n` times.
 async fn until_registered(world: &mut World, times: usize) -> Result<()> {
     let kubelet = world.cluster()?.node(HOOKED)?.kubelet();
     ensure!(

@@ -23,7 +23,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
 )];
 
 /// Nodes without room: kube-scheduler looks for 230 of 502 that fit, so the pod's node, the last but one by name, is in the
-/// third sample. The change of the condition by the first refusal causes the second attempt, whatever its text is.
+/// third sample. The change of the condition by the first refusal causes the second attempt, with any text.
 const N_FULL: u32 = 500;
 const N_REFUSALS: usize = 2;
 

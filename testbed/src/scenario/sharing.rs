@@ -1,4 +1,4 @@
-//! What users do: every form of request, refusals, waiting, coming and going.
+//! Actions of users: every form of request, refusals, waiting, coming and going.
 
 use anyhow::{Result, ensure};
 use futures::FutureExt;
@@ -181,7 +181,7 @@ fn many_at_once(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-/// Equal amounts on different GPUs: only the order of admission tells kubelet's calls apart.
+/// Equal amounts on different GPUs: only the order of admission distinguishes kubelet's calls.
 fn many_gpus_at_once(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?;

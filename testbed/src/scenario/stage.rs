@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{claims, migration, nonsense, other_types, runtime_hook, topology, vendors};
 use crate::cluster::{NodeSpec, RuntimeSpec, Spec, WebhookSpec};
 
-/// The longest wait of the scheduling loop between two attempts: nobody wants to watch ten seconds.
+/// The longest wait of the scheduling loop between two attempts, shorter than the default of ten seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// The shortest that the scheduler accepts.
 const LIFETIME: &str = "10s";

@@ -36,7 +36,7 @@ fn annotated(spec: PodSpec, annotations: &[(&str, Value)]) -> PodSpec {
     spec.annotated(&annotations)
 }
 
-/// What a pod's record names of one type.
+/// The devices of one type in a pod's record.
 fn recorded(pod: &Pod, kind: &str) -> Result<Vec<DeviceAllocation>> {
     let text = pod
         .annotations()
@@ -64,11 +64,11 @@ fn functions(pod: &Pod) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The container must be told of the adapters, and of their functions, that its pod's record names, and of no others.
-async fn ensure_told(world: &World, name: &str) -> Result<()> {
+/// The container must see the adapters, and their functions, that its pod's record names, and no others.
+async fn ensure_shown(world: &World, name: &str) -> Result<()> {
     let pod = world.pod(name)?;
     let log = world.log(name, "main").await?;
-    let told = |variable: &str| {
+    let shown = |variable: &str| {
         let value = log
             .lines()
             .rev()
@@ -80,15 +80,15 @@ async fn ensure_told(world: &World, name: &str) -> Result<()> {
         .map(|device| device.id)
         .collect();
     ensure!(
-        told(RDMA_DEVICES) == ids,
-        "{name} is told of the adapters {:?}, its record names {ids:?}",
-        told(RDMA_DEVICES)
+        shown(RDMA_DEVICES) == ids,
+        "{name} sees the adapters {:?}, its record names {ids:?}",
+        shown(RDMA_DEVICES)
     );
     let functions = functions(&pod)?;
     ensure!(
-        told(RDMA_FUNCTIONS) == functions,
-        "{name} is told of the functions {:?}, its record names {functions:?}",
-        told(RDMA_FUNCTIONS)
+        shown(RDMA_FUNCTIONS) == functions,
+        "{name} sees the functions {:?}, its record names {functions:?}",
+        shown(RDMA_FUNCTIONS)
     );
     Ok(())
 }

@@ -21,7 +21,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
     (
         "vendor-theirs",
-        "the vendor's plugin serves it: no GPU is handed out twice, whoever comes first",
+        "the vendor's plugin serves it: no GPU is handed out twice, in any order of arrival",
         theirs,
     ),
     (
@@ -46,7 +46,7 @@ pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodSpec {
     PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(node)
 }
 
-/// Waits until kubelet's node offers so many of the vendor's resource.
+/// Waits until kubelet's node offers `n` of the vendor's resource.
 pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) -> Result<()> {
     let kubelet = world.cluster()?.node(node)?.kubelet();
     let offered = |kubelet: &crate::kubelet::Kubelet| {

@@ -29,7 +29,7 @@ pub struct Plan {
     pub n_bound: usize,
 }
 
-/// What became of a wave.
+/// The result of a wave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Wave {
     /// The part that was killed.
@@ -83,7 +83,7 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
                 .all(|key| snapshot.pods.get(key).is_some_and(is_settled))
                 .then_some(())
         };
-        // What has not settled by then is counted below.
+        // Pods that have not settled by then are counted below.
         let _ = world
             .until_within(LIMIT, "the pods to run or to fail", is_settled)
             .await;
@@ -105,7 +105,7 @@ fn is_settled(pod: &Pod) -> bool {
     is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
 }
 
-/// What can be said of the pods once they have settled.
+/// The counts of pods once they have settled.
 async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
     // Watches run ahead of each other: what another watch explains in a moment is not wrong.
     let violations = |snapshot: &Snapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;

@@ -28,14 +28,14 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
     (
         "certificates-renewed",
-        "certificates that last seconds are renewed under load; nobody notices, and the authority stays",
+        "certificates that last seconds are renewed under load without an error, and the authority stays",
         renewed,
     ),
 ];
 
-/// Longest that making a pod may take while nobody answers webhooks.
+/// Longest that making a pod may take while no webhook answers.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// How many certificates are seen to come.
+/// The number of certificates to wait for.
 const N_RENEWALS: usize = 2;
 /// Both kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
@@ -150,7 +150,7 @@ fn bundles(world: &mut World) -> Result<Vec<Value>> {
     Ok(bundles)
 }
 
-/// Whether a webhook that cannot be reached is an error.
+/// True if a webhook that cannot be reached is an error.
 fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     for kind in KINDS {
         let api = world.cluster()?.api().cluster().clone();
@@ -224,7 +224,7 @@ async fn load(world: &mut World) -> Result<()> {
     ensure!(secret(world, "ca.crt")? == authority, "the authority has changed");
     ensure!(
         bundles(world)? == trusted,
-        "the API server was told of other authorities"
+        "the API server trusts other authorities"
     );
     Ok(())
 }

@@ -269,7 +269,7 @@ async fn bindings_updates_and_deletions_pass_too() {
             .code,
         200
     );
-    let told = |asked: &Value| {
+    let summary = |asked: &Value| {
         [
             &asked["operation"],
             &asked["kind"]["kind"],
@@ -281,7 +281,7 @@ async fn bindings_updates_and_deletions_pass_too() {
     };
     let asked = webhook.asked();
     assert_eq!(
-        asked.iter().map(told).collect::<Vec<_>>(),
+        asked.iter().map(summary).collect::<Vec<_>>(),
         [
             "CREATE Pod - CreateOptions",
             "CREATE Binding binding CreateOptions",

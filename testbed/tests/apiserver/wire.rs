@@ -1,4 +1,4 @@
-//! What goes over the wire: statuses of bad requests, tables, discovery, tokens, the audit record.
+//! The API server on the wire: statuses of bad requests, tables, discovery, tokens, the audit record.
 
 use http::Method;
 use rstest::rstest;

@@ -1,4 +1,4 @@
-//! What the service accounts may do, against the tables of what the daemons do.
+//! The rights of the service accounts, against the tables of the daemons' requests.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! Every object that a node's plugin may write by RBAC is confined to the node by a policy.
 //!
-//! Whether the expressions are right only an API server can say.
+//! Only an API server can evaluate the expressions.
 
 use proto::device::NODE_LABELS;
 use serde_json::Value;

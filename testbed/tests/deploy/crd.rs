@@ -13,7 +13,7 @@ const PATH: &str = "base/crd.yaml";
 #[test]
 fn is_what_the_type_says() {
     let mut crd = Device::crd();
-    // By it deploy/uninstall.sh tells the definition from the one that Koordinator brings.
+    // deploy/uninstall.sh distinguishes the definition from Koordinator's by this label.
     crd.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into());
     let yaml = serde_yaml_ng::to_string(&crd).unwrap();
     let head = "# Generated from proto::device::Device: UPDATE_CRD=1 cargo test --package testbed --test deploy crd\n";
@@ -23,7 +23,7 @@ fn is_what_the_type_says() {
     }
     assert!(
         read(PATH) == generated,
-        "deploy/{PATH} is not what proto::device says; its first line tells how to write it anew"
+        "deploy/{PATH} differs from proto::device; its first line has the command that writes it"
     );
 }
 

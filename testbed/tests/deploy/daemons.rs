@@ -27,14 +27,14 @@ pub(crate) const DEVICE_PLUGIN: Daemon = Daemon {
 static BINARIES: LazyLock<Binaries> = LazyLock::new(build);
 
 impl Daemon {
-    /// What `--help` prints.
+    /// The output of `--help`.
     pub(crate) fn help(self) -> String {
         let output = self.command().arg("--help").output().unwrap();
         assert!(output.status.success(), "{} --help: {}", self.name, output.status);
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Whether it takes these arguments, names and values; it looks at them before it comes to `--help`.
+    /// True if it takes these arguments, names and values; it checks them before `--help`.
     pub(crate) fn accepts(self, args: &[&str]) -> Result<(), String> {
         let output = self.command().args(args).arg("--help").output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();

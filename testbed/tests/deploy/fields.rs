@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::render::{render, render_base_with, render_with};
 
-/// What is left of an object once everything that its type does not know is gone.
+/// An object without the fields that its type does not know.
 type Known = fn(&Value) -> Value;
 
 fn known<T: Metadata + Serialize + DeserializeOwned>(object: &Value) -> Value {

@@ -1,4 +1,4 @@
-//! What the scheduler asks for is served as what kube-scheduler asks for, and not behind every other service account.
+//! The scheduler's requests have the priority of kube-scheduler's, and do not queue behind every other service account.
 
 use rstest::rstest;
 use serde_json::json;

@@ -71,7 +71,11 @@ fn two_replicas_elect_one_and_a_rollout_leaves_two() {
         );
     }
     let labels = &pod(&objects)["metadata"]["labels"];
-    assert_eq!(labels[LEADER_LABEL], Value::Null, "nobody leads from birth");
+    assert_eq!(
+        labels[LEADER_LABEL],
+        Value::Null,
+        "no replica leads from its start"
+    );
     let budget = find(&objects, "PodDisruptionBudget", SCHEDULER.name);
     assert_eq!(budget["spec"]["maxUnavailable"], 1);
     let spread = &pod(&objects)["spec"]["topologySpreadConstraints"][0];
@@ -87,7 +91,7 @@ fn two_replicas_elect_one_and_a_rollout_leaves_two() {
     }
 }
 
-/// Every replica is ready and serves probes; who decides is told by the label alone.
+/// Every replica is ready and serves probes; only the label marks the leader.
 #[test]
 fn the_service_selects_the_leader() {
     let objects = render("base");
@@ -178,7 +182,7 @@ fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
 /// A write that an earlier leader has sent may come in at any time: the API server refuses it once another is named. The kind is
 /// our own: of a built-in one kube-apiserver's watch does not survive the policy.
 #[test]
-fn only_who_is_named_binds() {
+fn only_the_named_scheduler_binds() {
     let objects = render("base");
     let spec = &find(
         &objects,
@@ -202,7 +206,7 @@ fn only_who_is_named_binds() {
     );
     assert!(
         texts(&container(&objects)["args"]).contains(&"--fence-bindings"),
-        "nobody would be named"
+        "no object would be named"
     );
     let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
     // The API server answers a review and stores nothing.

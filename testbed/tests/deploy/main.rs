@@ -1,4 +1,4 @@
-//! What lies under `deploy/` against the code: it renders, and names nothing that the code does not know.
+//! `deploy/` against the code: it renders, and names nothing that the code does not know.
 //!
 //! Needs no cluster, no kubectl and no network. Starts the daemons' own binaries to ask them about their flags.
 

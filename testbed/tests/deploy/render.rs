@@ -78,12 +78,12 @@ pub(crate) fn render(folder: &str) -> Vec<Value> {
     objects
 }
 
-/// What a folder under `deploy/` makes of the base when it is named as a component.
+/// The result of a folder under `deploy/` as a component on top of the base.
 pub(crate) fn render_base_with(component: &str) -> Vec<Value> {
     render_with("base", &[component])
 }
 
-/// What folders under `deploy/` make of another, one after the other, when they are named as components.
+/// The result of folders under `deploy/` as components on top of another one, in order.
 pub(crate) fn render_with(folder: &str, components: &[&str]) -> Vec<Value> {
     let mut objects = render(folder);
     for component in components {

@@ -1,4 +1,4 @@
-//! The sample pods: gpushare understands them, and they fit the simulated GPUs whatever the node's memory unit is.
+//! The sample pods: gpushare understands them, and they fit the simulated GPUs with any memory unit of the node.
 
 use std::fs;
 

@@ -188,7 +188,7 @@ fn second_scheduler_talks_over_loopback_and_has_its_own_lease() {
     );
 }
 
-/// What the testbed's own loop makes of the files.
+/// The files as the testbed's own loop reads them.
 #[rstest]
 #[case::own(OWN, "default-scheduler")]
 #[case::second(SECOND, "gpushare-scheduler")]
@@ -264,7 +264,7 @@ impl Running {
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = folder.path().join("kubeconfig");
         std::fs::write(&kubeconfig, KUBECONFIG).unwrap();
-        // Free now; whoever takes one in between fails this test, not another one.
+        // It is free now; a program that takes it in between fails this test, not another one.
         let [address, health] = [(); 2]
             .map(|()| TcpListener::bind("127.0.0.1:0").unwrap())
             .map(|free| free.local_addr().unwrap());

@@ -99,7 +99,7 @@ fn the_api_server_finds_what_the_scheduler_serves(#[case] folder: &str, #[case] 
 }
 
 #[test]
-fn nobody_is_in_the_way() {
+fn no_pod_is_in_the_way() {
     for webhook in webhooks(&render_with("base", &[OWN_CERTIFICATES, GUARD])) {
         let name = webhook["name"].as_str().unwrap();
         assert!(
@@ -162,7 +162,7 @@ fn the_api_server_asks_about_every_pod_that_asks_for_devices() {
     }
 }
 
-/// Where pods may see every GPU the API server does not ask, and both daemons say the same of themselves.
+/// Where pods may see every GPU the API server does not ask, and both daemons report the same setting.
 #[test]
 fn unrestricted_namespaces_are_the_same_everywhere() {
     let webhooks = webhooks(&render_base_with(OWN_CERTIFICATES));

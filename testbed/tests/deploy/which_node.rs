@@ -123,7 +123,7 @@ fn node(files: &[(&str, &str)]) -> tempfile::TempDir {
 
 #[test]
 fn names_the_components_of_each_kind() {
-    let told = KINDS.map(|(kind, runtime, files)| {
+    let advices = KINDS.map(|(kind, runtime, files)| {
         let answer = ask(
             node(files).path(),
             runtime,
@@ -132,7 +132,11 @@ fn names_the_components_of_each_kind() {
         let (_, advice) = answer.split_once("\n\n").unwrap();
         format!("{kind}\n{}", advice.trim_end())
     });
-    insta::assert_snapshot!(told.join("\n\n"));
+    insta::assert_snapshot!(advices.join(
+        "
+    
+    "
+    ));
 }
 
 /// The mount of the node's files into a pod is read-only in any case; only the file system itself counts.

@@ -1,4 +1,4 @@
-//! How the daemons run: securely, reachable for nobody who has no need, and found where the code is.
+//! The daemons' workloads: secure, reachable only where needed, and found where the code is.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fol
     }
 }
 
-/// An unauthenticated `/bind` on every node's address let anybody bind any pod anywhere (E15).
+/// An unauthenticated `/bind` on every node's address let every client bind any pod anywhere (E15).
 #[rstest]
 fn nothing_is_open_on_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
     let objects = render(folder);
@@ -276,7 +276,11 @@ fn device_plugin_is_probed_where_it_answers() {
         DEVICE_PLUGIN.name,
     );
     assert_probed_in_the_clear(container, &container["ports"][0]);
-    assert!(admits_nobody(find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name)));
+    assert!(admits_no_request(find(
+        &objects,
+        "NetworkPolicy",
+        DEVICE_PLUGIN.name
+    )));
 }
 
 /// A new plugin beside the old one would lose the resource when the old one ends (kubelet looks plugins up by resource).
@@ -397,7 +401,7 @@ fn driver_root_is_a_component() {
     assert!(crate::read("components/driver-root/kustomization.yaml").contains("PRIVILEGED"));
 }
 
-/// The socket that the plugin is told of lies in the directory that is mounted.
+/// The plugin's argument for the socket lies in the directory that is mounted.
 #[test]
 fn runtime_hook_is_a_component() {
     let objects = render_base_with("components/nri");
@@ -445,7 +449,7 @@ fn all_devices_are_a_component(#[case] folder: &str) {
     );
 }
 
-/// The file that the plugin is told of is one of the mounted map, in the form that it asks for.
+/// The plugin's argument for the file is in the mounted map, in the expected form.
 #[test]
 fn device_labels_are_a_component() {
     let objects = render_base_with("components/device-labels");
@@ -527,7 +531,7 @@ fn policy_covers_the_resources_that_the_plugin_publishes() {
 }
 
 /// Says so by leaving the list out, as the API server does: an empty one would differ from what is stored at every `apply`.
-fn admits_nobody(policy: &Value) -> bool {
+fn admits_no_request(policy: &Value) -> bool {
     policy["spec"]["policyTypes"] == json!(["Ingress"]) && policy["spec"].get("ingress").is_none()
 }
 

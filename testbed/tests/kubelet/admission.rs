@@ -10,7 +10,7 @@ use crate::node::{Node, container, pod, refusal, slot_pod};
 use crate::plugin::slots;
 
 #[tokio::test]
-async fn what_does_not_fit_the_node_is_failed_as_out_of_it() {
+async fn a_pod_that_does_not_fit_the_node_fails_as_out_of_the_resource() {
     let node = Node::start_with(|config| {
         config.capacity.insert("cpu".to_owned(), "2".to_owned());
         config.capacity.insert("pods".to_owned(), "3".to_owned());

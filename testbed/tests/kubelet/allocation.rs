@@ -1,4 +1,4 @@
-//! Which devices a container gets, and what the plugin is asked for it.
+//! A container's devices, and the calls to the plugin for them.
 
 use std::collections::BTreeSet;
 
@@ -177,12 +177,12 @@ async fn a_failing_allocate_fails_the_pod_for_good_and_frees_its_devices() {
     node.run(slot_pod("also", 1)).await;
     assert_eq!(plugin.allocated().len(), 3, "the failed pod is not tried again");
     let events = node.events().await;
-    let told = events.iter().any(|event| {
+    let is_reported = events.iter().any(|event| {
         event.reason.as_deref() == Some("UnexpectedAdmissionError")
             && event.message.as_deref() == Some(message)
             && event.involved_object.name.as_deref() == Some("bad")
     });
-    assert!(told, "{events:#?}");
+    assert!(is_reported, "{events:#?}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Pods that are kept waiting and let go in an order, and what is told of a start.
+//! Pods that are kept waiting and released in an order, and the start hook.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -40,11 +40,11 @@ async fn held_pods_are_admitted_as_one_batch_in_the_order_asked_for() {
 }
 
 #[tokio::test]
-async fn a_start_is_told_with_the_refusals_before_it() {
+async fn the_start_hook_gets_the_earlier_refusals() {
     let starts = Arc::<Mutex<Vec<_>>>::default();
-    let told = Arc::clone(&starts);
+    let noted = Arc::clone(&starts);
     let hook = StartHook::new(move |start| {
-        told.lock().unwrap().push((
+        noted.lock().unwrap().push((
             start.container.pod.clone(),
             start.refusals.len(),
             start.container.starts,

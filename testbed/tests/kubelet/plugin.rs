@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// What kubelet asked.
+/// The calls of kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Preferred {
@@ -38,7 +38,7 @@ pub(crate) enum Call {
 
 type Answer<Q, A> = Arc<dyn Fn(Q) -> Result<A, Status> + Send + Sync>;
 
-/// How the plugin answers.
+/// The plugin's answers.
 #[derive(Clone)]
 pub(crate) struct Script {
     pub(crate) resource: &'static str,

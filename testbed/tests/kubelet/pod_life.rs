@@ -7,7 +7,7 @@ use crate::node::{Node, container, pod, slot_pod};
 use crate::plugin::{SLOTS, slots};
 
 #[tokio::test]
-async fn a_running_pod_reports_what_it_has() {
+async fn a_running_pod_reports_its_devices() {
     let node = Node::start().await;
     let _plugin = node.plugin(slots(4).prefers(&["d3", "d1"])).await;
     node.create(pod(

@@ -199,9 +199,9 @@ async fn a_crashed_container_gets_the_old_answer_and_a_new_pre_start() {
     );
     assert_eq!(
         node.kubelet
-            .restart_container("default", "p", "nobody")
+            .restart_container("default", "p", "missing")
             .unwrap_err()
             .to_string(),
-        "pod default/p has no container nobody on this node"
+        "pod default/p has no container missing on this node"
     );
 }

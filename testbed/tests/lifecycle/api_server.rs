@@ -11,7 +11,7 @@ use testbed::kubelet::Kubelet;
 use testbed::observer::Snapshot;
 use testbed::pods::{PodSpec, Pods};
 
-use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_run, until_told, verify};
+use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
 /// A short time without the API server: longer than a request of the plugin may take.
 const A_WHILE: Duration = Duration::from_secs(12);
@@ -29,8 +29,8 @@ async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
     Ok((cluster, pods))
 }
 
-/// Nobody reaches the API server for so long. Containers start again and see what they saw; a GPU that falls sick is taken from
-/// kubelet at once, and told of when that is possible; a plugin that starts meanwhile knows no pods, and what it is asked for
+/// The API server cannot be reached for `period`. Containers start again and see the same devices; a GPU that falls sick is taken
+/// from kubelet at once, and its event follows when that is possible; a plugin that starts meanwhile knows no pods, and its work
 /// waits, as does everything that is to be written.
 async fn away(inject: &'static str, period: Duration) -> Result<()> {
     let (mut cluster, pods) = cluster(inject).await?;
@@ -59,7 +59,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
             .kubelet()
             .until(DEADLINE, |kubelet| healthy(kubelet) == 16)
             .await,
-        "kubelet is not told of a sick GPU"
+        "kubelet does not see the sick GPU"
     );
     let mut n_restarts = 0;
     while began.elapsed() < period * 2 / 3 {
@@ -70,7 +70,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         n_restarts += 1;
         tokio::time::sleep(BEAT.max(period / 60)).await;
     }
-    // From here on nobody knows the pods of n2 but their containers.
+    // From here on only the containers of n2 show its pods.
     let node = cluster.node("n2")?;
     node.restart_plugin().await?;
     let before = starts(node.kubelet(), "b");
@@ -79,7 +79,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     tokio::time::sleep(period.saturating_sub(began.elapsed()).max(LOOK)).await;
     ensure!(
         starts(cluster.node("n2")?.kubelet(), "b") == before,
-        "b starts though nobody can know what it may see"
+        "b starts although its devices are unknown"
     );
     ensure!(gone.hits() > 0 && n_restarts > 0, "nothing was tried meanwhile");
     gone.remove();
@@ -114,7 +114,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     cluster
         .until("the sick GPU to be published", DEADLINE, is_sick)
         .await?;
-    until_told(&cluster, "n1", "GPUUnhealthy").await?;
+    until_event(&cluster, "n1", "GPUUnhealthy").await?;
     pods.create(&PodSpec::new("new", &[(GPU_MEM, "12")]).on("n2"))
         .await?;
     until_run(&cluster, &["a", "b", "new"]).await?;

@@ -1,4 +1,4 @@
-//! What nodes go through in their lives, on a cluster of the real daemons.
+//! The life of nodes, on a cluster of the real daemons.
 
 mod api_server;
 mod node;
@@ -13,7 +13,7 @@ use testbed::kubelet::Kubelet;
 use testbed::observer::{Snapshot, is_running};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// How long a container that must not start is watched.
+/// The time for which a container that must not start is watched.
 const LOOK: Duration = Duration::from_secs(3);
 
 async fn until_run(cluster: &Cluster, names: &[&str]) -> Result<()> {
@@ -63,7 +63,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
 }
 
 /// Waits for an event of this reason on an object.
-async fn until_told(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
+async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
     let is_told = || {
         let events = cluster.api().cluster().list("events", None).unwrap_or_default();
         events.iter().any(|event| {

@@ -1,4 +1,4 @@
-//! A node's plugin replaced or told otherwise, its GPUs changed, its disk unusable, the machine rebooted.
+//! A node's plugin replaced or reconfigured, its GPUs changed, its disk unusable, the machine rebooted.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use testbed::kubelet::{Kubelet, RunState};
 use testbed::observer::{Snapshot, phase, unscheduled_because};
 use testbed::pods::{PodSpec, Pods};
 
-use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_run, until_told, verify};
+use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
-/// How long a plugin may take to end.
+/// The time in which a plugin has to end.
 const GRACE: Duration = Duration::from_secs(10);
 
 async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
@@ -33,17 +33,17 @@ async fn run(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<(
     until_run(cluster, &[name]).await
 }
 
-/// Creates a pod that finds no room, and waits until it has been told so.
+/// Creates a pod that finds no room, and waits until its condition says so.
 async fn waits(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
     pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())]))
         .await?;
-    let is_told = |snapshot: &Snapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
+    let is_refused = |snapshot: &Snapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
     cluster
-        .until(&format!("{name} to be refused"), DEADLINE, is_told)
+        .until(&format!("{name} to be refused"), DEADLINE, is_refused)
         .await
 }
 
-/// Waits until the scheduler counts so many GPUs of the node as healthy: an event may be there before.
+/// Waits until the scheduler counts the given number of GPUs of the node as healthy: an event may be there before.
 async fn until_healthy(cluster: &Cluster, n_healthy: usize) -> Result<()> {
     let shows = |node: &Value| {
         let gpus = node.get("devs").and_then(Value::as_array);
@@ -66,7 +66,7 @@ async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the plugin has told kubelet of both its resources, which it had done so often before; node status follows.
+/// Waits until the plugin has sent kubelet both its resources, after `n_before` earlier registrations; node status follows.
 async fn until_registered(cluster: &mut Cluster, n_before: usize) -> Result<()> {
     let is_known = |kubelet: &Kubelet| {
         kubelet.n_registrations() >= n_before + 2
@@ -89,7 +89,7 @@ async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String
     seen(kubelet, name)
 }
 
-/// What has been recorded in bytes stays so, kubelet's IDs of before mean what they meant, and new pods ask in the new unit.
+/// Amounts recorded in bytes stay, kubelet's earlier IDs keep their meaning, and new pods ask in the new unit.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(2)).await?;
@@ -108,8 +108,11 @@ async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
         starts_again(node.kubelet(), "old").await? == of_old,
         "it sees another GPU"
     );
-    let is_told = |snapshot: &Snapshot| (invariants::memory_unit(snapshot, "n1") == 1 << 20).then_some(());
-    cluster.until("the unit to be told", DEADLINE, is_told).await?;
+    let is_published =
+        |snapshot: &Snapshot| (invariants::memory_unit(snapshot, "n1") == 1 << 20).then_some(());
+    cluster
+        .until("the unit to be published", DEADLINE, is_published)
+        .await?;
     cluster.until_ready(DEADLINE).await?;
     run(&cluster, &pods, "whole", 16384).await?;
     run(&cluster, &pods, "rest", 12288).await?;
@@ -151,7 +154,7 @@ async fn gpus_come_and_go() -> Result<()> {
     };
     run(&cluster, &pods, "first", 12).await?;
     cluster.node("n1")?.set_gpus(these(&[0, 1]))?;
-    until_told(&cluster, "n1", "GPUAdded").await?;
+    until_event(&cluster, "n1", "GPUAdded").await?;
     run(&cluster, &pods, "second", 12).await?;
     let node = cluster.node("n1")?;
     ensure!(
@@ -160,8 +163,8 @@ async fn gpus_come_and_go() -> Result<()> {
     );
 
     node.set_gpus(these(&[1]))?;
-    until_told(&cluster, "n1", "GPUUnhealthy").await?;
-    until_told(&cluster, "first", "GPUUnhealthy").await?;
+    until_event(&cluster, "n1", "GPUUnhealthy").await?;
+    until_event(&cluster, "first", "GPUUnhealthy").await?;
     until_healthy(&cluster, 1).await?;
     // kube-scheduler counts what the first pod asks for as taken from the units that are left.
     waits(&cluster, &pods, "third", 4).await?;
@@ -171,7 +174,7 @@ async fn gpus_come_and_go() -> Result<()> {
     stays(node.kubelet(), "first", before).await?;
 
     node.set_gpus(these(&[1, 2]))?;
-    until_told(&cluster, "n1", "GPUGone").await?;
+    until_event(&cluster, "n1", "GPUGone").await?;
     until_run(&cluster, &["third"]).await?;
     let node = cluster.node("n1")?;
     ensure!(
@@ -206,7 +209,7 @@ async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
     .await?;
     run(&cluster, &pods, "before", 4).await?;
     let blocked = block(cluster.node("n1")?.kubelet())?;
-    until_told(&cluster, "n1", "GPUInjectionImpossible").await?;
+    until_event(&cluster, "n1", "GPUInjectionImpossible").await?;
     until_healthy(&cluster, 0).await?;
     waits(&cluster, &pods, "meanwhile", 4).await?;
     blocked.unblock()?;
@@ -270,7 +273,7 @@ async fn the_disk_is_full() -> Result<()> {
     run(&cluster, &pods, "before", 4).await?;
     fill_disk(&mut cluster, true).await?;
     pods.create(&PodSpec::new("meanwhile", &[(GPU_MEM, "4")])).await?;
-    until_told(&cluster, "meanwhile", "GPUNotReady").await?;
+    until_event(&cluster, "meanwhile", "GPUNotReady").await?;
     let kubelet = cluster.node("n1")?.kubelet();
     stays(kubelet, "meanwhile", 0).await?;
     ensure!(
@@ -321,7 +324,7 @@ async fn an_upgrade_loses_no_resource() -> Result<()> {
     verify(&cluster).await
 }
 
-/// kubelet turns away what ran before, as nobody answers for its devices; those are free at once.
+/// kubelet refuses the earlier pods, as no plugin serves their devices; those are free at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reboot_with_the_plugin_late() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(1)).await?;

@@ -77,7 +77,7 @@ impl Scene {
                 "{name} sees {:?}, its record is {recorded:?}",
                 container.gpus
             );
-            ensure!(named == Some(recorded), "{name} is told {named:?}");
+            ensure!(named == Some(recorded), "{name} sees {named:?}");
             ensure!(
                 container.stale_devices.is_empty(),
                 "{name} has stale {:?}",
@@ -230,7 +230,7 @@ impl Scene {
         }
         ensure!(
             self.kubelet()?.n_allocate_calls() == 0,
-            "kubelet has asked anew, and nothing was tried"
+            "kubelet has asked again, and nothing was tried"
         );
         until_run(&self.cluster, names).await
     }

@@ -63,12 +63,12 @@ pub enum Kind {
     DayAndNight,
 }
 
-/// What a policy is measured by.
+/// The measure of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// What is allocated in the end.
+    /// The allocated share at the end.
     End,
-    /// What is allocated on average while the second half of the pods come.
+    /// The mean allocated share while the second half of the pods arrives.
     SecondHalf,
 }
 
@@ -77,7 +77,7 @@ pub enum Measure {
 pub struct Made {
     /// Both.
     pub world: World,
-    /// What a policy is measured by there.
+    /// The measure of a policy on this cluster.
     pub measure: Measure,
 }
 
@@ -340,7 +340,7 @@ fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
     -mean * (1.0 - dice.random_range(0.0..1.0_f64)).ln()
 }
 
-/// Every node has so many pods of `DaemonSets` that ask for some CPU.
+/// Every node has this number of pods of `DaemonSets` that ask for some CPU.
 fn add_daemons(world: &mut World, n: usize, cpu_milli: i64) {
     let rows: Vec<PodRow> = (0..n)
         .map(|at| PodRow {

@@ -14,10 +14,10 @@ const WHOLES: [(usize, u32); 4] = [(1, 60), (2, 20), (4, 12), (8, 8)];
 /// Host memory of a GPU's part, in MiB.
 const MEMORY_OF_GPU: i64 = 64 << 10;
 
-/// What one pod asks for.
+/// The request of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// How many GPUs.
+    /// The number of GPUs.
     pub gpus: usize,
     /// Thousandths of each.
     pub milli: i64,
@@ -25,7 +25,7 @@ pub struct Size {
     pub cpu_milli: i64,
     /// Memory of the host.
     pub memory_mib: i64,
-    /// Whether it asks for its whole GPUs in a vendor's name.
+    /// True if it asks for its whole GPUs in a vendor's name.
     pub is_vendor: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct Size {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mix(Vec<(Size, u32)>);
 
-/// What mixes are drawn by.
+/// The distributions that a mix is drawn from.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
     /// Thousandths of a CPU that a node has for each of its GPUs.
@@ -127,7 +127,7 @@ impl Mix {
         Self((0..3).map(plain).collect())
     }
 
-    /// This mix and another, of whose pods so many in a hundred are the other's.
+    /// This mix with a percentage of pods of another.
     #[must_use]
     pub fn with(self, other: Self, percent: u32) -> Self {
         let (own, others) = (self.n(), other.n());

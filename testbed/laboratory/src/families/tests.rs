@@ -1,4 +1,4 @@
-//! What is made up is the same every time, and the table says how far each policy is from the best.
+//! Tests: made-up clusters are the same every time, and the table shows the distance of each policy from the best.
 
 use clap::ValueEnum;
 

@@ -33,21 +33,21 @@ pub struct AdmissionArgs {
     /// Pods of one round, each of one memory unit.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=640))]
     pub pods: u32,
-    /// How often the node is filled and emptied.
+    /// The number of times that the node is filled and emptied.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// How the plugin is run.
+    /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
     pub mode: Mode,
-    /// Whether an init container alone asks for devices, of which kubelet's list says nothing.
+    /// True if an init container alone asks for devices, which kubelet's pod-resources list leaves out.
     #[arg(long)]
     pub init_only: bool,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Admitted {
-    /// How the plugin ran.
+    /// The plugin's mode.
     pub mode: Mode,
     /// Pods in all.
     pub pods: usize,
@@ -55,7 +55,7 @@ pub struct Admitted {
     pub per_second: f64,
     /// One Allocate as kubelet sees it, in milliseconds: median, 99th percentile, longest.
     pub allocate_ms: [f64; 3],
-    /// What a start waits for the plugin, in milliseconds: median, 99th percentile, longest.
+    /// The plugin's part of a start, in milliseconds: median, 99th percentile, longest.
     pub start_ms: [f64; 3],
     /// Starts that were refused for now.
     pub refused: usize,
@@ -224,7 +224,7 @@ async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result
     Ok(f64::from(args.pods) / took.as_secs_f64())
 }
 
-/// What is wrong now: refused pods, wrong devices, sums.
+/// The problems now: refused pods, wrong devices, sums.
 fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
     let snapshot = Snapshot::of(cluster.api().cluster());
     let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;
@@ -312,7 +312,7 @@ mod tests {
         );
     }
 
-    /// Such pods are not in kubelet's list: its checkpoint tells whose the devices are.
+    /// Such pods are not in the list of pod-resources: kubelet's checkpoint names the holders of their devices.
     #[tokio::test(flavor = "multi_thread")]
     async fn pods_whose_init_containers_alone_have_devices() {
         for mode in [Mode::Cdi, Mode::Envvar] {

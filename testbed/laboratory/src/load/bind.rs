@@ -1,5 +1,5 @@
 //! `laboratory load bind`: how many pods a second the scheduler binds, whether that lasts, and what it costs; beside what the
-//! testbed's API server takes of the same bindings when nobody else wants anything of it.
+//! testbed's API server takes of the same bindings without any other load.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub struct BindArgs {
     concurrency: u16,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Debug, Serialize)]
 struct Bound {
     nodes: u32,
@@ -53,7 +53,7 @@ struct Bound {
     each_second: Vec<u32>,
     /// Processor time for each bind in microseconds: of the scheduler, and of the testbed, which is its API server and asks.
     cpu_micros: [f64; 2],
-    /// What the API server takes per second of a client that posts bindings itself, with nobody watching.
+    /// Bindings per second that the API server takes from a client that posts them itself, without watches.
     floor_per_second: f64,
 }
 
@@ -158,7 +158,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
     Ok(bound)
 }
 
-/// How many bindings per second an API server takes that has nothing else to do.
+/// Measures the bindings per second of an API server without any other load.
 async fn floor(args: &BindArgs) -> Result<f64> {
     let (api, _dir) = Rig::start().await?;
     fleet::fill(api.cluster(), args.nodes, 0, 0)?;
@@ -211,13 +211,13 @@ fn binding(bind: &Value) -> Value {
 #[derive(Debug)]
 struct Done {
     latencies: Vec<Duration>,
-    /// When each was answered, from the beginning.
+    /// The time of each answer, from the beginning.
     at: Vec<Duration>,
     took: Duration,
 }
 
 impl Done {
-    /// Makes requests, so many at one time; all must succeed.
+    /// Sends requests, `n` at one time; all must succeed.
     async fn of<F: Future<Output = Result<()>>>(
         concurrency: u16,
         requests: impl Iterator<Item = F>,
@@ -243,7 +243,7 @@ impl Done {
         float(self.at.len()) / self.took.as_secs_f64()
     }
 
-    /// How many were answered in each second; what is left of the last one is not told.
+    /// The number of answers in each full second.
     fn each_second(&self) -> Vec<u32> {
         let count = |second: u64| self.at.iter().filter(|at| at.as_secs() == second).count();
         (0..self.took.as_secs())
@@ -264,12 +264,10 @@ fn own_cpu_seconds() -> Result<f64> {
     cpu_seconds_of(&std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?)
 }
 
-/// The time in user and kernel mode that a line of `/proc/PID/stat` tells.
+/// The time in user and kernel mode on a line of `/proc/PID/stat`.
 fn cpu_seconds_of(stat: &str) -> Result<f64> {
     // The name of the program is in parentheses, and may have any in it.
-    let (_, fields) = stat
-        .rsplit_once(')')
-        .context("/proc does not tell the processor time")?;
+    let (_, fields) = stat.rsplit_once(')').context("/proc shows no processor time")?;
     let ticks = fields
         .split_whitespace()
         .skip(11)

@@ -19,7 +19,7 @@ use testbed::http_client::HttpClient;
 /// Binds under way at most.
 const CONCURRENCY: usize = 64;
 
-/// How often binds are begun; as many as the rate asks for by then.
+/// The pause between two bursts of binds; each makes up for the rate so far.
 const BEAT: Duration = Duration::from_millis(5);
 
 /// Binds in the background; end when dropped.
@@ -37,7 +37,7 @@ struct Counts {
 }
 
 impl Churn {
-    /// Binds so many pods a second, to one node after the other; at most four of these pods stay on each.
+    /// Binds `per_second` pods, to one node after the other; at most four of these pods stay on each.
     pub(super) fn start(cluster: Cluster, scheduler: &str, n_nodes: u32, per_second: u32) -> Self {
         let counts = Arc::new(Counts::default());
         let url = format!("{scheduler}/gpushare-scheduler/bind");
@@ -79,7 +79,7 @@ async fn run(
 ) -> Result<()> {
     let (client, permits) = (HttpClient::new(), Arc::new(Semaphore::new(CONCURRENCY)));
     let mut there: VecDeque<String> = VecDeque::new();
-    let (tell, mut told) = unbounded_channel();
+    let (report, mut reported) = unbounded_channel();
     let mut beats = interval(BEAT);
     beats.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let began = Instant::now();
@@ -92,7 +92,7 @@ async fn run(
             let name = format!("churn-{n_begun:07}");
             let bind = fleet::pending_pod(&cluster, &name, n_begun % n_nodes)?;
             n_begun += 1;
-            while let Ok(bound) = told.try_recv() {
+            while let Ok(bound) = reported.try_recv() {
                 there.push_back(bound);
             }
             while there.len() > 4 * n_nodes as usize
@@ -100,13 +100,13 @@ async fn run(
             {
                 cluster.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
             }
-            let (client, url, counts, tell) =
-                (client.clone(), url.clone(), Arc::clone(&counts), tell.clone());
+            let (client, url, counts, report) =
+                (client.clone(), url.clone(), Arc::clone(&counts), report.clone());
             tokio::spawn(async move {
                 if is_bound(&client, &url, &bind).await {
                     counts.bound.fetch_add(1, Ordering::Relaxed);
-                    // Nobody listens any more once the measurement is over.
-                    tell.send(name).ok();
+                    // The receiver is gone once the measurement is over.
+                    report.send(name).ok();
                 } else {
                     counts.failed.fetch_add(1, Ordering::Relaxed);
                 }

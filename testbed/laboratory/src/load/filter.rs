@@ -21,7 +21,7 @@ use testbed::http_client::HttpClient;
 /// Questions before the first that counts.
 const WARM_UP: u32 = 50;
 
-/// How long room is kept for a pod: about as long as kube-scheduler takes to bind one. These pods are never bound.
+/// The time for which room is kept for a pod: about that of a bind by kube-scheduler. These pods are never bound.
 const HINT: &str = "20ms";
 
 /// `laboratory load filter`.
@@ -42,7 +42,7 @@ pub struct FilterArgs {
     /// Order of the names.
     #[arg(long, value_enum, default_value = "interleaved")]
     order: Order,
-    /// How many shapes of request come in turn.
+    /// The number of shapes of request, which come in turn.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
     shapes: u8,
     /// Binds that go on meanwhile.
@@ -51,7 +51,7 @@ pub struct FilterArgs {
     /// Clients that view all nodes meanwhile (`inspect`), one answer after the other.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     views: u32,
-    /// How many questions of each number of names.
+    /// The number of requests for each number of names.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: u32,
     /// Draw into this directory how latency, memory and start grow, an SVG file each: over the names in a request to the
@@ -60,7 +60,7 @@ pub struct FilterArgs {
     plots: Option<PathBuf>,
 }
 
-/// What was measured with one size of request.
+/// The measurements with one size of request.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Filtered {
     pub(super) nodes: u32,
@@ -74,11 +74,11 @@ pub(super) struct Filtered {
     pub(super) ready_seconds: f64,
     /// Resident memory of the scheduler when it was ready, at the end, and the most in between.
     pub(super) rss_mib: [f64; 3],
-    /// What the client sees, in milliseconds: median, 90th and 99th percentile, longest.
+    /// Latency at the client, in milliseconds: median, 90th and 99th percentile, longest.
     pub(super) millis: [f64; 4],
     /// The same of a server that reads the request and answers at once.
     pub(super) floor_millis: [f64; 4],
-    /// What the daemon's own histogram says from the whole request to its answer: median and 99th percentile.
+    /// Latency in the daemon's own histogram, from the whole request to its answer: median and 99th percentile.
     pub(super) daemon_millis: [f64; 2],
     /// Binds that went on meanwhile, and how many of them failed.
     pub(super) binds_per_second: f64,
@@ -195,7 +195,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         scheduler: Line::to(rig.address)?,
         floor: Line::to(floor.address)?,
     };
-    // What has never been asked of a node is worked out once; a cluster that is up has seen its kinds of pods.
+    // The scheduler works out a verdict once for each node and kind of pod; in a running cluster it has seen its kinds.
     (client, _) = client.ask(n_nodes, WARM_UP).await?;
     for n_names in sizes {
         console.step(&format!("{} questions of {n_names} names", args.requests));

@@ -95,7 +95,7 @@ fn pod(name: &str, units: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
 }
 
-/// A pod that holds half of a GPU; pods go to one node after the other. Of about so many bytes.
+/// A pod of about `bytes` that holds half of a GPU; pods go to one node after the other.
 pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
     let units = GIB_OF_GPU / 2;

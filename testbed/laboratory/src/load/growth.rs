@@ -3,7 +3,7 @@
 use super::filter::Filtered;
 use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped, step_of};
 
-/// How many names are compared over clusters of several sizes, where so many were asked about: what kube-scheduler samples
+/// The number of names that is compared over clusters of several sizes, where it was measured: what kube-scheduler samples
 /// of 5,000 nodes.
 const SAMPLED: u32 = 500;
 /// Whose latencies are shown.
@@ -16,7 +16,7 @@ const MEASURED_BY: [&str; 3] = [
 /// A curve.
 type Points = Vec<(f64, f64)>;
 
-/// What one panel shows.
+/// The content of one panel.
 struct Shown<'a> {
     heading: &'a str,
     y: Axis,
@@ -38,7 +38,7 @@ pub(super) fn plots(measured: &[Filtered]) -> Vec<(String, String)> {
     };
     let alike: Vec<&Filtered> = measured.iter().filter(|one| one.names == n_names).collect();
     let mut clusters: Vec<&Filtered> = measured.iter().collect();
-    // The last of a cluster's measurements tells what its memory came to.
+    // The last measurement of a cluster has its final memory.
     clusters.reverse();
     clusters.dedup_by_key(|one| one.nodes);
     let mut plots = Vec::new();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_one_size_of_is_not_drawn() {
+    fn a_single_size_is_not_drawn() {
         let names = |measured: &[Filtered]| {
             plots(measured)
                 .into_iter()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// How many requests took at most so many nanoseconds, by bucket.
+/// The number of requests that took at most a bucket's nanoseconds, by bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Histogram(BTreeMap<u64, u64>);
 
@@ -36,7 +36,7 @@ impl Histogram {
         Self(lines.filter_map(bucket).collect())
     }
 
-    /// What has come in since an earlier look.
+    /// The requests since an earlier state.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let count = |bound| earlier.0.get(bound).copied().unwrap_or(0);
         Self(
@@ -47,7 +47,7 @@ impl Histogram {
         )
     }
 
-    /// The time in milliseconds that so many percent of the requests took at most, as far as the buckets tell.
+    /// A percentile in milliseconds, as precise as the buckets are.
     pub(super) fn millis(&self, percent: f64) -> f64 {
         let float = |n: u64| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
         let millis = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64() * 1000.0;

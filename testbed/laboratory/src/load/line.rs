@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// How long an answer may take.
+/// The deadline of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A kept connection.

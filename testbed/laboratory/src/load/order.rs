@@ -3,7 +3,7 @@
 //! kube-scheduler has its nodes in a list that it goes through round and round. Since 1.35 a watch fills it by way of a hash map
 //! (client-go's `WatchListClient`), so it is in no order of the API server's, and stays as it is until kube-scheduler ends.
 //!
-//! Which nodes are named is the same in every order but one: where kube-scheduler looks at nodes on several processors at
+//! All orders name the same nodes but one: where kube-scheduler looks at nodes on several processors at
 //! once, it stops as soon as it has enough, in the middle of several pieces of its list.
 
 use std::ops::Range;
@@ -13,7 +13,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-/// How many nodes kube-scheduler looks at together, unless its configuration says otherwise.
+/// The number of nodes that kube-scheduler looks at together by default.
 const WORKERS: usize = 16;
 
 /// The order of names in a request.
@@ -25,9 +25,9 @@ pub(super) enum Order {
     /// As kube-scheduler's sixteen workers find them on sixteen processors.
     ///
     /// The list, from where the last request ended, is cut into pieces: as many nodes as the square root of their number,
-    /// but no more than a sixteenth of it and one. Each worker goes through one piece and then takes the next that nobody
-    /// has; who passes a node enters it behind those that others have passed. Which of the workers is next is drawn anew
-    /// for each node, from a fixed seed.
+    /// but no more than a sixteenth of it and one. Each worker goes through one piece and then takes the next free
+    /// one; a node that passes is entered behind those that others have passed. A fixed seed decides which worker goes on
+    /// after each node.
     Interleaved,
     /// Those of `listed` in no order at all, which kube-scheduler never does.
     Shuffled,
@@ -40,12 +40,12 @@ pub(super) struct Orders {
     /// Every node once.
     list: Vec<usize>,
     random: StdRng,
-    /// Where in its list kube-scheduler begins to look next.
+    /// The place in its list at which kube-scheduler looks next.
     start: usize,
 }
 
 impl Orders {
-    /// Orders of requests about so many nodes; the same each time that it is asked for them.
+    /// Orders of requests about `n` nodes; the same for equal arguments.
     pub(super) fn new(order: Order, n_nodes: usize) -> Self {
         let (mut random, mut list) = (StdRng::seed_from_u64(42), (0..n_nodes).collect::<Vec<_>>());
         list.shuffle(&mut random);
@@ -65,7 +65,7 @@ impl Orders {
             .collect()
     }
 
-    /// Where in the list they are.
+    /// Their places in the list.
     fn places(&mut self, n_names: usize) -> Vec<usize> {
         let n_nodes = self.list.len();
         let n_names = n_names.min(n_nodes);

@@ -1,4 +1,4 @@
-//! What kube-scheduler asks an extender: pods of several shapes, and names in the order in which it may sample nodes.
+//! The requests of kube-scheduler to an extender: pods of several shapes, and names in the order in which it may sample nodes.
 
 use anyhow::{Context, Result};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
@@ -8,7 +8,7 @@ use super::line::wire;
 use super::order::{Order, Orders};
 use testbed::pods::{Limits, PodSpec};
 
-/// What pods ask for; all of it fits a node of whose GPUs half are half full, and one has some small pods more.
+/// Requests of pods; all of them fit a node of whose GPUs half are half full and one has some small pods more.
 pub(super) const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_MEM, "8")],
     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25")],
@@ -35,7 +35,7 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    /// Questions about these nodes, by pods of so many shapes and bytes.
+    /// Requests about these nodes, by pods of `n_shapes` shapes and of about `bytes`.
     pub(super) fn new(
         names: impl Iterator<Item = String>,
         order: Order,
@@ -55,7 +55,7 @@ impl Questions {
         })
     }
 
-    /// The next question, by a pod that has not asked before, about so many nodes from where the last question ended.
+    /// The next request, by a new pod, about `n` nodes from the end of the last request on.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
         let (before, after) = self
             .pods

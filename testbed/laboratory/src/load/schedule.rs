@@ -2,7 +2,7 @@
 //!
 //! Fills the cluster with nodes that are nothing but objects, then lets one scheduler after the other place the same pods, round
 //! after round. Starts no process: which scheduler asks an extender is the control plane's configuration. Halts those that it is
-//! told to while it creates their pods.
+//! named on the command line while it creates their pods.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -60,10 +60,10 @@ pub struct ScheduleArgs {
     /// Pods that each scheduler places in a round.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     waiting: u32,
-    /// How many shapes of request these pods have in turn.
+    /// The number of shapes of request of these pods, in turn.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
     shapes: u8,
-    /// How often each scheduler has its turn; every other time in reverse order.
+    /// The number of turns of each scheduler; every other round is in reverse order.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Seconds to let everybody come to rest before a turn.
@@ -150,7 +150,7 @@ impl Turn {
 }
 
 impl ScheduleArgs {
-    /// How many pods are bound before anything is measured.
+    /// The number of pods that are bound before the measurement.
     fn n_pods(&self) -> u32 {
         self.pods.min(self.nodes * fleet::MOST_PODS)
     }
@@ -195,7 +195,7 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
     Ok(turns)
 }
 
-/// What a turn needs.
+/// The parameters of a turn.
 struct Stage<'a> {
     console: &'a Console,
     args: &'a ScheduleArgs,

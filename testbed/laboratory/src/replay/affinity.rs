@@ -1,11 +1,11 @@
-//! Whether a node is one that a pod's required node affinity names. Pure.
+//! Required node affinity of pods. Pure.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod};
 
 /// The only field of nodes that terms may speak of.
 const NAME: &str = "metadata.name";
 
-/// Whether a pod may go to a node, by its required node affinity: one of its terms has to hold, if there are any.
+/// True if a pod's required node affinity allows a node: one of its terms has to hold, if there are any.
 pub fn allows(pod: &Pod, node: &Node) -> bool {
     let affinity = pod
         .spec

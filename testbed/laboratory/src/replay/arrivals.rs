@@ -1,4 +1,4 @@
-//! Which pods come, and in which order: a list, shuffled and brought to a demand, or as it was recorded.
+//! The arrivals of pods: a list, shuffled and scaled to a demand, or in recorded order.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -9,7 +9,7 @@ use super::world::{Pod, World};
 /// A pod that comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Which of the world's pods it is, or is a copy of.
+    /// The world's pod that it is, or is a copy of.
     pub pod: usize,
     /// Its own name.
     pub name: Box<str>,

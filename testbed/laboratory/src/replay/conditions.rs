@@ -21,7 +21,7 @@ pub enum Named {
     S,
 }
 
-/// Who places pods that ask for no device.
+/// The placement of pods that ask for no device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlainPods {
     /// The extender sees them too.
@@ -42,24 +42,24 @@ pub enum TieBreak {
 /// Everything that one run depends on besides pods, policy and seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conditions {
-    /// What the results call them.
+    /// The name in the results.
     pub label: String,
-    /// How many nodes are looked at.
+    /// The number of nodes that are looked at.
     pub sampling: Sampling,
-    /// Who wins among equals.
+    /// The choice among equal nodes.
     pub ties: Ties,
-    /// Who places pods that ask for no device.
+    /// The placement of pods that ask for no device.
     pub plain_pods: PlainPods,
 }
 
-/// What is to be other than its name says.
+/// Settings that replace those of a named condition.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overrides {
-    /// How many nodes are looked at.
+    /// The number of nodes that are looked at.
     pub sampling: Option<Sampling>,
-    /// Who wins among equals.
+    /// The choice among equal nodes.
     pub ties: Option<TieBreak>,
-    /// Who places pods that ask for no device.
+    /// The placement of pods that ask for no device.
     pub plain_pods: Option<PlainPods>,
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_overridden_is_in_the_label() {
+    fn overrides_are_in_the_label() {
         let overrides = Overrides {
             sampling: "5%".parse().ok(),
             ties: Some(TieBreak::Fixed),

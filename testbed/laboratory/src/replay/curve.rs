@@ -1,4 +1,4 @@
-//! How allocation and fragmentation grow with the demand that has come: averages by whole percent of the cluster's GPUs.
+//! Allocation and fragmentation as demand grows: averages by whole percent of the cluster's GPUs.
 
 use serde::Serialize;
 

@@ -189,7 +189,7 @@ impl<'w> Engine<'w> {
         ))
     }
 
-    /// What the extender gives these nodes, from 0 to 10.
+    /// The extender's scores of these nodes, from 0 to 10.
     pub fn prioritize(&mut self, nodes: &[usize]) -> Result<HashMap<usize, i64>> {
         self.ask_about(nodes);
         let answer = prioritize::answer(&self.extender, &self.body)?;
@@ -236,7 +236,7 @@ impl<'w> Engine<'w> {
         self.write(node, order.annotations)
     }
 
-    /// Somebody else binds the pod to a node, with these parts of its GPUs.
+    /// Binds the pod to a node, with these parts of its GPUs, on behalf of another scheduler.
     pub fn bind_elsewhere(&mut self, node: usize, parts: &[Part]) -> Result<()> {
         let mut annotations = BTreeMap::new();
         if !parts.is_empty() {
@@ -363,7 +363,7 @@ fn uid(pod: &Pod, arrival: &Arrival) -> String {
     format!("{}_{}", pod.namespace, arrival.name)
 }
 
-/// What a record would say of a part of a GPU.
+/// The record of a part of a GPU.
 fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
     let percent = Quantity::from_integer(milli / PERCENT);
     let resources = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| (resource.to_owned(), percent));

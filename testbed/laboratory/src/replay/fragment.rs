@@ -11,7 +11,7 @@ use super::world::World;
 /// The part of all pods that typical ones make up.
 const COVER_PERCENT: usize = 95;
 
-/// What a typical pod asks for, and how often.
+/// The request of a typical pod, and its frequency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Typical {
     cpu: i64,

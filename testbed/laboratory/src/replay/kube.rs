@@ -1,4 +1,4 @@
-//! How a stock kube-scheduler (1.36) looks for nodes and scores them, besides what extenders say.
+//! The node search and scores of a stock kube-scheduler (1.36), without extenders.
 //!
 //! Pure but for its dice. Models the fit of resources, which nodes are looked at, the two scores that a plain pod gets by
 //! default, and ties. Preferences of pods, spreading, images and volumes are not modelled.
@@ -17,12 +17,12 @@ pub const DEFAULT_CPU: i64 = 100;
 pub const DEFAULT_MEMORY: i64 = 200 << 20;
 /// The best score of a plugin.
 const BEST: i64 = 100;
-/// Below so many nodes all are looked at.
+/// All nodes are looked at in clusters below this size.
 const MIN_NODES: usize = 100;
 /// The least percentage of nodes that the stock setting comes to.
 const MIN_PERCENT: usize = 5;
 
-/// How many fitting nodes are looked for.
+/// The number of fitting nodes that the search wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
     /// As many as a stock kube-scheduler does: from half of a small cluster to a twentieth of a huge one.
@@ -31,10 +31,10 @@ pub enum Sampling {
     Percent(u8),
 }
 
-/// Who wins among nodes that score alike.
+/// The choice among nodes with equal scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ties {
-    /// Anybody, for every pod anew.
+    /// A random node for every pod.
     Random,
     /// The first in an order that is drawn once per run.
     Fixed,
@@ -44,25 +44,25 @@ pub enum Ties {
 #[derive(Debug)]
 pub struct KubeScheduler {
     n_to_find: usize,
-    /// Where the next search begins.
+    /// The place at which the next search begins.
     start: usize,
     dice: StdRng,
     /// By node, its place among equals; empty if that is drawn every time.
     ranks: Vec<usize>,
 }
 
-/// What one search came to.
+/// The result of one search.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Nodes that fit, in the order in which they were found.
     pub nodes: Vec<usize>,
     /// The node that was looked at first.
     pub first: usize,
-    /// How many were looked at.
+    /// The number of nodes that were looked at.
     pub n_seen: usize,
 }
 
-/// How many fitting nodes are looked for among so many.
+/// The number of fitting nodes to look for among `n`.
 pub fn n_to_find(n_nodes: usize, sampling: Sampling) -> usize {
     if n_nodes < MIN_NODES {
         return n_nodes;
@@ -75,7 +75,7 @@ pub fn n_to_find(n_nodes: usize, sampling: Sampling) -> usize {
 }
 
 impl KubeScheduler {
-    /// One that has just started, for so many nodes.
+    /// A kube-scheduler that has just started, for `n` nodes.
     pub fn new(n_nodes: usize, sampling: Sampling, ties: Ties, seed: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut ranks: Vec<usize> = if ties == Ties::Fixed {
@@ -138,7 +138,7 @@ impl KubeScheduler {
     }
 }
 
-/// What `NodeResourcesFit` and `NodeResourcesBalancedAllocation` give a node, each with its default weight of 1.
+/// The scores of `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight of 1.
 pub fn default_score(node: &Node, used: &Use, pod: &Pod) -> i64 {
     least_allocated(node, used, pod) + balanced(node, used, pod)
 }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(n_to_find(n_nodes, sampling), n);
     }
 
-    /// What is free before, what is asked for, and the two scores that kube-scheduler 1.36 gives.
+    /// Cases: free before, requested, and the two scores of kube-scheduler 1.36.
     #[rstest]
     #[case::empty((0, 0), (1000, GIB), 90 + 75)]
     #[case::half_full((5000, 5 * GIB), (1000, GIB), 40 + 75)]

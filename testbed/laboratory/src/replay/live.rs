@@ -30,7 +30,7 @@ pub struct Seen {
 /// Reads a cluster. Needs leave to list nodes, Device objects and pods.
 ///
 /// # Errors
-/// What cannot be listed, and why.
+/// A kind of object that cannot be listed, and the cause.
 pub async fn read(kubeconfig: &Path) -> Result<Seen> {
     let client = client_of(kubeconfig).await?;
     let nodes = list(&client, "/api/v1/nodes")

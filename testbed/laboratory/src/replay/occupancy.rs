@@ -1,4 +1,4 @@
-//! What is free on every node: counted from what has been bound, and from nothing that the engine believes.
+//! The free amounts of every node, counted from bindings alone and independently of the engine.
 
 use super::trace::WHOLE;
 use super::world::{Node, Pod, Present, World};
@@ -30,9 +30,9 @@ pub struct Use {
 /// Thousandths of one of a node's GPUs, by its place among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which.
+    /// The GPU's index.
     pub gpu: usize,
-    /// How much.
+    /// The amount, in thousandths of the GPU.
     pub milli: i64,
 }
 
@@ -64,12 +64,12 @@ impl Use {
         pod.memory == 0 || self.memory_free >= pod.memory
     }
 
-    /// Returns true if the node has so much of a column.
+    /// Returns true if the node has this amount of a column.
     pub fn has_extended(&self, (column, amount): (usize, i64)) -> bool {
         self.extended_free.get(column).is_some_and(|free| *free >= amount)
     }
 
-    /// How many GPUs have so much free.
+    /// The number of GPUs with at least this amount free.
     pub fn n_with(&self, milli: i64) -> usize {
         self.gpus.iter().filter(|free| **free >= milli).count()
     }
@@ -113,7 +113,7 @@ impl Occupancy {
         occupancy
     }
 
-    /// The cluster as it is: nothing has been placed anew.
+    /// The cluster as it is, with its own bindings.
     pub fn as_it_is(world: &World) -> Self {
         let mut occupancy = Self::at_start(world);
         for (pod, node, parts) in &world.as_it_is {
@@ -139,7 +139,7 @@ impl Occupancy {
         self.n_allocated
     }
 
-    /// Whether kube-scheduler finds room for a pod: it knows sums only, and no device.
+    /// True if kube-scheduler finds room for a pod: it knows sums only, and no device.
     pub fn has_room(&self, node: usize, pod: &Pod) -> bool {
         let Some(free) = self.nodes.get(node) else {
             return false;

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 use tokio::runtime::Handle;
 
-/// What comes of each job, with its place among the jobs; as many at a time as told, or as there are processors. The first
-/// error stops all; a job that comes to nothing was stopped.
+/// The results of jobs, with their places among the jobs; runs `threads` at a time, by default one per processor. The first
+/// error stops all; a job that returns `None` was stopped.
 ///
 /// # Errors
 /// The error of the first job that has one.

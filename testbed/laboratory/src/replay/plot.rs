@@ -7,10 +7,10 @@ use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, height_of_bars, lef
 const BARS_LEFT: f64 = 120.0;
 /// Curves begin where this part of the greatest demand is offered: before that all policies place everything.
 const FROM: f64 = 0.6;
-/// What curves show sidewards.
+/// The horizontal axis of curves.
 const OFFERED: &str = "GPUs asked for, % of all";
 
-/// What a curve shows.
+/// The vertical axis of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// GPUs that are allocated.

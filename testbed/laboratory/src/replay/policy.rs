@@ -1,11 +1,11 @@
-//! What is compared: the engine's own policies by their names, and reference policies from elsewhere.
+//! The policies to compare: the engine's own by their names, and reference policies from elsewhere.
 
 use std::fmt;
 use std::str::FromStr;
 
 use placement::{DevicePolicy, NodePolicy, Policies};
 
-/// Who chooses nodes and devices.
+/// The chooser of nodes and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The engine.
@@ -15,7 +15,7 @@ pub enum Policy {
 }
 
 impl Default for Policy {
-    /// What the scheduler does unless told otherwise.
+    /// The scheduler's default.
     fn default() -> Self {
         Self::Engine(Policies::default())
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_told_of_with_all_that_there_are() {
+    fn an_unknown_name_is_an_error_that_lists_all_names() {
         let error = "nonsense".parse::<Policy>().unwrap_err();
         assert!(
             error.contains("binpack") && error.contains("kube-default"),

@@ -1,6 +1,6 @@
 //! Policies from elsewhere, to compare the engine's with. They know every node and device, and ask the engine nothing.
 //!
-//! What they choose is written into pods as anybody's record would be, so that the engine counts it and can check it.
+//! Their choices are written into pods as records, so that the engine counts and checks them.
 
 use super::fragment::{Typical, fragment};
 use super::kube::{KubeScheduler, default_score};

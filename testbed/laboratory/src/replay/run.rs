@@ -26,17 +26,17 @@ use super::refusal;
 use super::world::{Pod, World};
 use testbed::console::Bar;
 
-/// What an extender's point is worth to kube-scheduler, whose plugins give up to 100, with the weight that we ship.
+/// The weight of one point of the extender, as `deploy/` configures it, beside kube-scheduler's plugins, which give up to 100.
 const PER_POINT: i64 = 10;
 
-/// What one run is made of.
+/// The parameters of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'w> {
     /// Nodes and pods.
     pub world: &'w World,
-    /// What fragmentation is measured by.
+    /// The pods that fragmentation is measured with.
     pub typical: &'w [Typical],
-    /// Who chooses.
+    /// The policy.
     pub policy: &'w Policy,
     /// Under which circumstances.
     pub conditions: &'w Conditions,
@@ -44,19 +44,19 @@ pub struct Job<'w> {
     pub seed: u64,
     /// Demand to bring the pods to, as a part of the cluster's GPUs; as they are without it.
     pub tune: Option<f64>,
-    /// How many nodes the extender answers with.
+    /// The number of nodes in the extender's answer.
     pub answer_nodes: AnswerNodes,
-    /// Whether pods come and go at their times.
+    /// True if pods come and go at their times.
     pub departures: bool,
-    /// How many times as long as recorded pods stay.
+    /// The factor on the life of recorded pods.
     pub stretch: f64,
-    /// Whether pods come once each, in the order in which they were made.
+    /// True if pods come once each, in the order in which they were made.
     pub in_order: bool,
-    /// How many placements there are between two checks of every invariant.
+    /// The number of placements between two checks of every invariant.
     pub check_every: u32,
 }
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The run's seed.
@@ -71,14 +71,14 @@ pub struct Outcome {
     pub missed: usize,
     /// Placements that were checked.
     pub checks: u32,
-    /// What became of the GPUs.
+    /// The use of the GPUs.
     pub curve: Vec<Point>,
     /// GPUs that are allocated after each pod that came, in percent of all.
     #[serde(skip)]
     pub allocated: Vec<f64>,
     /// Microseconds of one filter.
     pub filter_micros: f64,
-    /// How long it took.
+    /// The duration of the run.
     pub seconds: f64,
 }
 
@@ -162,7 +162,7 @@ struct Run<'w> {
     fragment: f64,
     /// GPU thousandths that have been asked for, and are still.
     offered: i64,
-    /// When pods go, which arrivals they are, and where they are.
+    /// The departures of pods: time, arrival, and node.
     stays: BinaryHeap<Reverse<(i64, usize)>>,
     places: Vec<Option<(usize, Vec<Part>)>>,
     curve: Curve,

@@ -1,4 +1,4 @@
-//! What several runs that differ by their seed come to together, as a table and for machines.
+//! Results of runs that differ by their seed only, together, as a table and as JSON.
 
 use serde::Serialize;
 
@@ -10,19 +10,19 @@ use super::run::Outcome;
 use super::world::{Pod, World};
 use testbed::console::table;
 
-/// The percentage of offered demand at which allocation is told besides the end.
+/// The percentage of offered demand at which allocation is shown, besides the end.
 const ALLOCATED_AT: usize = 100;
-/// Percentages of offered demand at which fragmentation is told.
+/// Percentages of offered demand at which fragmentation is shown.
 const FRAGMENT_AT: [usize; 2] = [80, 100];
-/// What is told of a cluster that nothing was placed anew in.
+/// The label of a cluster without any new placement.
 const AS_IT_IS: &str = "as it is";
 
 /// A policy under some conditions, over all seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Where the pods came from.
+    /// The source of the pods.
     pub list: String,
-    /// Who chose.
+    /// The policy.
     pub policy: String,
     /// Under which conditions.
     pub conditions: String,

@@ -143,12 +143,12 @@ async fn pods_that_leave_make_room() {
     assert_eq!(
         last(&stretched[0]),
         last(&staying[0]),
-        "nobody goes before the last one comes"
+        "no pod goes before the last one comes"
     );
 }
 
 /// All nodes but the last have one GPU, which kube-scheduler's sums take for two halves of different ones. It looks for 144 of
-/// 300 nodes: the last one is in the third sample, and the first refusal alone changes the pod's condition whatever it says.
+/// 300 nodes: the last one is in the third sample, and the first refusal changes the pod's condition with any text.
 #[tokio::test]
 async fn a_pod_that_a_sample_misses_is_tried_again() {
     let nodes = (0..300)

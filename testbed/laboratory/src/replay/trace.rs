@@ -26,7 +26,7 @@ pub struct NodeRow {
     pub memory_mib: i64,
     /// Number of GPUs.
     pub gpus: usize,
-    /// What they are.
+    /// Their model.
     pub model: String,
 }
 
@@ -45,11 +45,11 @@ pub struct PodRow {
     pub gpu_milli: i64,
     /// The models that it can do with, as the trace writes them; empty if any will do.
     pub models: String,
-    /// Whether it asks for whole GPUs in a vendor's name.
+    /// True if it asks for whole GPUs in a vendor's name.
     pub is_vendor: bool,
-    /// When it came, in seconds, if the trace says so.
+    /// Time of its arrival, in seconds, if the trace has it.
     pub created: Option<i64>,
-    /// When it went, in seconds, if the trace says so.
+    /// Time of its end, in seconds, if the trace has it.
     pub deleted: Option<i64>,
 }
 
@@ -225,7 +225,7 @@ mod tests {
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,5,1,1,455,",
         "line 2: gpu_milli is 455: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10"
     )]
-    fn what_cannot_be_read_is_named(#[case] text: &str, #[case] message: &str) {
+    fn an_unreadable_object_is_named(#[case] text: &str, #[case] message: &str) {
         assert_eq!(format!("{:#}", pods_of(text).unwrap_err()), message);
     }
 }

@@ -17,13 +17,13 @@ pub struct World {
     pub pods: Vec<Pod>,
     /// Extended resources that nodes offer and pods ask for.
     pub columns: Vec<String>,
-    /// By number, a set of nodes that pods of some kind may go to, whatever is free there.
+    /// By number, a set of nodes that pods of some kind may go to, with any amount of room.
     pub eligible: Vec<Box<[bool]>>,
     /// Pods that are on their nodes from the start, and stay.
     pub present: Vec<Present>,
-    /// Where those of `pods` are that are on nodes today, by their place in it.
+    /// The pods of `pods` that are on nodes today, by their indices.
     pub as_it_is: Vec<(usize, usize, Vec<Part>)>,
-    /// Whether records say of every GPU exactly what the engine counts: pods ask for percents, alike of memory and of
+    /// True if records say of every GPU exactly what the engine counts: pods ask for percents, alike of memory and of
     /// computing power.
     pub is_exact: bool,
 }
@@ -33,11 +33,11 @@ pub struct World {
 pub struct Present {
     /// As the API server shows it.
     pub object: Value,
-    /// What it asks for.
+    /// Its request.
     pub pod: Pod,
     /// Its node.
     pub node: usize,
-    /// What it holds there.
+    /// The devices it holds there.
     pub parts: Vec<Part>,
 }
 
@@ -50,7 +50,7 @@ pub struct Node {
     pub cpu: i64,
     /// Bytes that pods may have.
     pub memory: i64,
-    /// What pods may have of each column.
+    /// The room for pods in each column.
     pub extended: Box<[i64]>,
     /// The minors of its GPUs.
     pub minors: Box<[i32]>,
@@ -79,29 +79,29 @@ pub struct Pod {
     pub scored: [i64; 2],
     /// Column and amount of each extended resource.
     pub extended: Box<[(usize, i64)]>,
-    /// Whether it asks for a resource that the extender manages.
+    /// True if it asks for a resource that the extender manages.
     pub is_managed: bool,
-    /// How many GPUs.
+    /// The number of GPUs.
     pub gpus: usize,
     /// Thousandths of each of them.
     pub milli: i64,
     /// The set of nodes that it may go to; every node, if there is none.
     pub eligible: Option<usize>,
-    /// When it comes and goes, in seconds.
+    /// The times at which it comes and goes, in seconds.
     pub stay: Stay,
 }
 
-/// When a pod comes and goes, in seconds.
+/// The times at which a pod comes and goes, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stay {
-    /// When it comes.
+    /// Its arrival.
     pub from: Option<i64>,
-    /// When it goes.
+    /// Its end.
     pub to: Option<i64>,
 }
 
 impl Stay {
-    /// When a pod goes that stays so many times as long.
+    /// The end of a pod whose life is multiplied by `stretch`.
     pub fn end(self, stretch: f64) -> Option<i64> {
         let (from, to) = (self.from.unwrap_or(0), self.to?);
         Some(from + floor(real(to - from) * stretch))
@@ -129,7 +129,7 @@ impl World {
         self.present.iter().map(|present| present.pod.demand()).sum()
     }
 
-    /// Whether a node is in a set of nodes.
+    /// True if a node is in a set of nodes.
     pub fn is_eligible(&self, set: Option<usize>, node: usize) -> bool {
         let Some(set) = set else { return true };
         self.eligible
@@ -140,7 +140,7 @@ impl World {
     }
 }
 
-/// Gives numbers to texts, and tells which are new.
+/// Gives numbers to texts, and marks the new ones.
 #[derive(Debug, Default)]
 pub struct Numbers(HashMap<Box<str>, usize>);
 

@@ -38,7 +38,7 @@ pub(super) enum CallError {
     Response(String),
 }
 
-/// Where a webhook is.
+/// The address of a webhook.
 struct Place {
     url: String,
     server_name: String,
@@ -60,7 +60,7 @@ pub(super) async fn post(services: &Services, hook: &Hook, review: &Value) -> Re
     let exchanged = tokio::time::timeout(hook.timeout, exchange(hook, &place, review)).await;
     let (status, body) = exchanged
         .map_err(|_| failed("context deadline exceeded".to_owned()))?
-        .map_err(|error| failed(told(&*error)))?;
+        .map_err(|error| failed(with_sources(&*error)))?;
     if status != StatusCode::OK {
         return Err(CallError::Status(
             String::from_utf8_lossy(&body).trim().to_owned(),
@@ -70,7 +70,7 @@ pub(super) async fn post(services: &Services, hook: &Hook, review: &Value) -> Re
 }
 
 /// An error with its causes.
-fn told(error: &(dyn std::error::Error + 'static)) -> String {
+fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -16,7 +16,7 @@ use crate::apiserver::status::FieldError;
 use crate::apiserver::store::Slice;
 use crate::apiserver::verbs::State;
 
-/// Which of the two kinds of configuration.
+/// The two kinds of webhook configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Mutating,
@@ -30,9 +30,9 @@ pub(crate) struct Hook {
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
     pub(crate) ignores_failure: bool,
-    /// Whether it may not be called for a dry run.
+    /// True if a dry run must not call it.
     pub(crate) has_side_effects: bool,
-    /// Whether it wants to see what later webhooks made of the object.
+    /// True if it is called again after later webhooks changed the object.
     pub(crate) reinvoke: bool,
     /// Expressions that must all be true.
     pub(crate) conditions: Vec<MatchCondition>,
@@ -64,12 +64,12 @@ impl Hook {
         })
     }
 
-    /// Whether a rule names what the request does.
+    /// True if a rule names the request's operation and resource.
     pub(crate) fn matches(&self, request: &Request<'_>) -> bool {
         self.rules.iter().any(|rule| rule_matches(rule, request))
     }
 
-    /// Whether the selectors accept the namespace, and the object before or after.
+    /// True if the selectors accept the namespace, and the object before or after the write.
     pub(crate) fn selects(&self, request: &Request<'_>, objects: &Objects, namespace: &Value) -> bool {
         let resource = &request.target.resource;
         let labelled = |of: &Value| !of.is_null() && self.objects.matches(of);
@@ -136,7 +136,7 @@ pub(crate) fn all(state: &State, phase: Phase) -> Vec<Hook> {
     hooks
 }
 
-/// What is wrong with a configuration object.
+/// The problems of a configuration object.
 pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<FieldError> {
     if !resource.is(ADMISSION, "mutatingwebhookconfigurations")
         && !resource.is(ADMISSION, "validatingwebhookconfigurations")

@@ -10,7 +10,7 @@ use super::{Objects, Operation, Request, kind_of};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
-/// What a webhook says.
+/// The answer of a webhook.
 #[derive(Debug)]
 pub(super) struct Verdict {
     allowed: bool,

@@ -20,10 +20,10 @@ use crate::apiserver::verbs::delete::{DeleteOptions, Deleted};
 use crate::apiserver::verbs::patch::Draft;
 use crate::apiserver::verbs::{State, Target, WriteOptions, Written};
 
-/// How often a write is begun again because another one came between.
+/// Attempts of a write that other writes come in between of.
 const ATTEMPTS: usize = 5;
 
-/// What a write left behind, and what webhooks want the client to be told.
+/// The result of a write, and the warnings of webhooks.
 #[derive(Debug)]
 pub(super) struct Passed<T> {
     pub(super) done: T,
@@ -268,7 +268,7 @@ impl Server {
                     passed.done.push(one.done.version);
                     passed.warnings.extend(one.warnings);
                 }
-                // Somebody else was quicker.
+                // Another write came first.
                 Err(error) if error.code == 404 => {}
                 Err(error) => return Err(error),
             }

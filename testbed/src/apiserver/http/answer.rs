@@ -28,7 +28,7 @@ pub(super) fn body_answer(code: u16, content_type: HeaderValue, body: Body) -> R
     response
 }
 
-/// An answer with what webhooks want the client to be told.
+/// An answer with the warnings of webhooks.
 pub(super) fn warned(mut response: Response, warnings: &[String]) -> Response {
     for warning in warnings {
         let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");

@@ -1,4 +1,4 @@
-//! Accepting connections and speaking HTTP/1.1 on them until told to stop.
+//! Accepts connections and speaks HTTP/1.1 on them until the server stops.
 
 use std::io;
 use std::net::SocketAddr;

@@ -65,7 +65,7 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What a request is about.
+/// The target of a request.
 #[derive(Debug)]
 pub(super) struct Route {
     /// RBAC verb.

@@ -18,15 +18,15 @@ use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::watch::{Delta, Watch};
 
-/// How long a watch lives whose client sets no limit.
+/// The life of a watch whose client sets no limit.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// What the client of a watch wants.
+/// The parameters of a watch.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) view: View,
     pub(super) resource: Arc<Resource>,
-    /// Who watches.
+    /// The user of the watch.
     pub(super) user: String,
     pub(super) bookmarks: bool,
     pub(super) ends_initial_events: bool,
@@ -46,7 +46,7 @@ pub(super) struct WatchStream {
     ended: bool,
 }
 
-/// What made a waiting watch go on.
+/// The event that wakes a waiting watch.
 enum Woken {
     Changed,
     Bookmark,

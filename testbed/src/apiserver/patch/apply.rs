@@ -160,7 +160,7 @@ fn merge_items<'a>(
     }
 }
 
-/// Removes the members of `dropped` that nobody in `kept` owns, and containers that this leaves empty.
+/// Removes the members of `dropped` that `kept` does not own, and containers that this leaves empty.
 fn prune(value: &mut Value, dropped: &FieldSet, kept: &FieldSet, schema: &Schema) {
     let mut pruning = Pruning {
         kept,

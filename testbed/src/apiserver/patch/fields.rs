@@ -11,7 +11,7 @@ use super::schema::{ListRule, Schema, item_key};
 /// A set of field paths.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FieldSet {
-    /// Whether the path that ends here belongs to the set.
+    /// True if the path that ends here belongs to the set.
     pub(crate) member: bool,
     /// Longer paths.
     pub(crate) children: BTreeMap<String, FieldSet>,
@@ -70,7 +70,7 @@ impl FieldSet {
         both
     }
 
-    /// Whether the set has this path or a longer one.
+    /// True if the set has this path or a longer one.
     pub(crate) fn touches(&self, path: &[String]) -> bool {
         match path.split_first() {
             None => !self.is_empty(),

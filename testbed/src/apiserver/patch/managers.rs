@@ -1,6 +1,6 @@
-//! `managedFields`: who owns which fields of an object.
+//! `managedFields`: the owners of an object's fields.
 //!
-//! Ownership is recorded from an object's first server-side apply on; whatever was there before then belongs to
+//! Ownership is recorded from an object's first server-side apply on. Earlier fields belong to
 //! the manager `before-first-apply`, the name Kubernetes uses for objects older than the feature.
 
 use chrono::{DateTime, Utc};
@@ -10,7 +10,7 @@ use super::fields::{FieldSet, differing};
 use super::schema::Schema;
 use crate::apiserver::object;
 
-/// How a manager came to own fields.
+/// The operation by which a manager came to own fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Apply,
@@ -28,7 +28,7 @@ pub(crate) struct Manager {
     pub(crate) fields: FieldSet,
 }
 
-/// Who writes, and when.
+/// The manager of a write, and its time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writer<'a> {
     pub(crate) manager: &'a str,

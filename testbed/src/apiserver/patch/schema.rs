@@ -1,4 +1,4 @@
-//! How lists and maps merge: by key, as sets, or as a whole.
+//! The merge rules of lists and maps: by key, as sets, or as a whole.
 //!
 //! For built-in kinds a short table by field name; for custom resources what their schema says. Unknown lists
 //! are atomic and unknown maps merge, as in Kubernetes.
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::apiserver::resource::Resource;
 
-/// How a list merges.
+/// The merge rule of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListRule {
     /// Replaced as a whole.
@@ -84,7 +84,7 @@ impl Schema {
         }
     }
 
-    /// How the list at a path merges.
+    /// The merge rule of the list at a path.
     pub(crate) fn list(&self, path: &[&str]) -> ListRule {
         match self {
             Self::Custom(schema) if path.first() != Some(&"metadata") => schema
@@ -95,7 +95,7 @@ impl Schema {
         }
     }
 
-    /// Whether the map at a path is replaced as a whole.
+    /// True if the map at a path is replaced as a whole.
     pub(crate) fn is_atomic_map(&self, path: &[&str]) -> bool {
         match self {
             Self::Custom(schema) => schema

@@ -185,7 +185,7 @@ fn follow_list_directive<'a>(
     }
 }
 
-/// Where an item stands in a `$setElementOrder` list; items not named there keep their order after the others.
+/// The place of an item in a `$setElementOrder` list; items that it does not name keep their order after the others.
 fn place(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
     let same = |wanted: &Value| match rule {
         ListRule::Map(keys) => keys.first().is_some_and(|k| wanted.get(k) == item.get(k)),

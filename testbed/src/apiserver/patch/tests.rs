@@ -146,7 +146,7 @@ fn bare(mut object: Value) -> Value {
 }
 
 #[test]
-fn a_field_dropped_from_the_next_apply_is_removed_unless_somebody_else_owns_it() {
+fn a_field_dropped_from_the_next_apply_is_removed_unless_another_manager_owns_it() {
     let one = applied(None, &json!({"data": {"mine": "1", "shared": "2"}}), "a", false).unwrap();
     let two = applied(
         Some(&one),
@@ -200,7 +200,7 @@ fn lists_merge_by_key_and_lose_only_own_items() {
 }
 
 #[test]
-fn an_item_that_somebody_else_extended_stays() {
+fn an_item_that_another_manager_extended_stays() {
     let one = applied(
         None,
         &json!({"spec": {"containers": [{"name": "a", "image": "i"}]}}),

@@ -1,4 +1,4 @@
-//! What of a pod's spec may change after creation: images, the active deadline, added tolerations, removed
+//! The parts of a pod's spec that may change after creation: images, the active deadline, added tolerations, removed
 //! scheduling gates. Everything else is refused.
 
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::apiserver::object;
 use crate::apiserver::status::FieldError;
 
-/// What an update changes although it may not.
+/// The forbidden changes of an update.
 pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
     let (before, after) = (old.get("spec"), new.get("spec"));
     if before == after {

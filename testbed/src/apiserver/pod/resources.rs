@@ -52,7 +52,7 @@ pub(crate) fn normalize_node(node: &mut Value) {
     normalize(node.pointer_mut("/status/allocatable"));
 }
 
-/// Whether a resource is neither native nor of the `kubernetes.io` domain.
+/// True if a resource is neither native nor of the `kubernetes.io` domain.
 pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

@@ -1,4 +1,4 @@
-//! Whether a decoded pod can be one: required fields, names, resources.
+//! Validation of a decoded pod: required fields, names, resources.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::apiserver::name;
 use crate::apiserver::object;
 use crate::apiserver::status::FieldError;
 
-/// What is wrong with a defaulted pod.
+/// The problems of a defaulted pod.
 pub(crate) fn check(pod: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let mut names = HashSet::new();

@@ -1,4 +1,4 @@
-//! What selectors accept and match.
+//! Tests of selectors: accepted texts, and matches.
 
 use rstest::rstest;
 use serde_json::json;

@@ -24,11 +24,11 @@ pub(crate) struct DeleteOptions {
     pub(crate) now: DateTime<Utc>,
 }
 
-/// What a deletion left behind.
+/// The result of a deletion.
 #[derive(Debug, Clone)]
 pub(crate) struct Deleted {
     pub(crate) version: Arc<Version>,
-    /// Whether the object is gone, not merely marked.
+    /// True if the object is gone, not merely marked.
     pub(crate) removed: bool,
 }
 

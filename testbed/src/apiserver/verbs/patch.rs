@@ -10,7 +10,7 @@ use crate::apiserver::patch::{self, Format};
 use crate::apiserver::render;
 use crate::apiserver::status::ApiError;
 
-/// What a patch comes to.
+/// The result of a patch.
 #[derive(Debug)]
 pub(crate) enum Draft {
     /// A creation, with the options for it.
@@ -18,7 +18,7 @@ pub(crate) enum Draft {
     /// A change of what is there.
     Changed {
         new: Value,
-        /// Whether `new` already says who owns which field.
+        /// True if `new` already carries the ownership of its fields.
         applied: bool,
     },
 }
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// What a patch would make of the target, before any rule is applied.
+    /// Applies a patch to the target, before any rule is checked.
     pub(crate) fn draft_patch(
         &self,
         target: &Target,
@@ -105,7 +105,7 @@ impl State {
         if live.is_some() {
             return Ok(Draft::Changed { new, applied: true });
         }
-        // Creation keeps the ownership record only when told that it was made here.
+        // Creation keeps the ownership record only when it was made here.
         let made_here = WriteOptions {
             force: true,
             ..options.clone()

@@ -38,7 +38,7 @@ impl State {
         self.commit(target, new, options, false)
     }
 
-    /// What an update would make of the target, before any rule is applied.
+    /// Applies an update to the target, before any rule is checked.
     pub(crate) fn draft_update(&self, target: &Target, mut body: Value) -> Result<Value, ApiError> {
         check_kind(target, &mut body)?;
         to_stored(&target.resource, &mut body);
@@ -152,7 +152,7 @@ impl Settled {
     }
 }
 
-/// Whether an object waiting for removal waits for nothing any more.
+/// True if an object that waits for removal may be removed.
 fn finished(object: &Value) -> bool {
     let grace = object
         .pointer("/metadata/deletionGracePeriodSeconds")

@@ -21,7 +21,7 @@ const TRIED: Duration = Duration::from_secs(5);
 /// Requests that a fault of the API server meets.
 const N_FAULTS: u64 = 3;
 
-/// What is held up or broken until the pods have been admitted.
+/// Faults that last until the pods have been admitted.
 #[derive(Debug, Default)]
 struct Disturbance {
     watches: Option<HeldWatches>,
@@ -86,7 +86,7 @@ impl Runner {
         Ok(())
     }
 
-    /// What is wrong from the beginning.
+    /// Starts the faults that hold from the beginning.
     fn disturb(&self, batch: &Batch) -> Disturbance {
         let faults = self.cluster.api().faults();
         let patches = |resource: &str| {
@@ -164,7 +164,7 @@ impl Runner {
         Ok(n_left)
     }
 
-    /// What happens once the pods are bound and kubelet knows of them.
+    /// Runs the events that come once the pods are bound and kubelet knows of them.
     async fn before_release(&mut self, batch: &Batch) -> Result<()> {
         let faults = self.cluster.api().faults().clone();
         match batch.meanwhile {
@@ -191,7 +191,7 @@ impl Runner {
         Ok(())
     }
 
-    /// What happens while kubelet admits.
+    /// Runs the events that come while kubelet admits.
     async fn while_admitted(&mut self, batch: &Batch, n_calls: usize, n_expected: usize) -> Result<()> {
         let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
         match batch.meanwhile {
@@ -238,7 +238,7 @@ impl Runner {
                 .collect();
             tried.len() >= n_expected
         };
-        // Whether all of them were does not matter.
+        // It does not matter if all of them were.
         let _ = self.node(batch.node)?.kubelet().until(TRIED, tried).await;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Which adapters a pod gets, how many, and which of their virtual functions; and how far apart GPUs may be.
+//! A pod's adapters, their number and their virtual functions; and the distance between its GPUs.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
-use super::{APART, Body, HINT, NO_DEVICE, annotated, ensure_told, functions, minors};
+use super::{APART, Body, HINT, NO_DEVICE, annotated, ensure_shown, functions, minors};
 use crate::pods::PodSpec;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
@@ -34,7 +34,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
     (
         "hint-refusals",
-        "what no device of a node meets, what others keep, and words that nobody knows are refused",
+        "hints that no device meets, devices that others keep, and unknown words are refused",
         refusals,
     ),
     (
@@ -72,7 +72,7 @@ fn all_adapters(world: &mut World) -> BoxFuture<'_, Result<()>> {
             all == (0..8).collect::<Vec<i32>>(),
             "{all:?}; {used:?} were in use"
         );
-        ensure_told(world, "all").await?;
+        ensure_shown(world, "all").await?;
         world.verify().await?;
         world.delete("all").await?;
         let selector = json!({"matchLabels": {"fabric": "b"}});
@@ -88,7 +88,7 @@ fn all_adapters(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "{:?}",
             minors(&half, "rdma")?
         );
-        ensure_told(world, "half").await
+        ensure_shown(world, "half").await
     }
     .boxed()
 }
@@ -108,7 +108,7 @@ fn virtual_functions(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let pair = world.start(adapters(&name, "2", &hint)).await?;
             let (of, functions) = (minors(&pair, "rdma")?, functions(&pair)?);
             ensure!(of.len() == 2 && of.first() != of.last() && functions.len() == 2, "functions {functions:?} of adapters {of:?}");
-            ensure_told(world, &name).await?;
+            ensure_shown(world, &name).await?;
             given.extend(functions);
         }
         ensure!(given.len() == (8 * FUNCTIONS_PER_ADAPTER) as usize, "{given:?}");
@@ -179,7 +179,7 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
             ))
             .await?;
         world.until_refused("too-many", NO_DEVICE).await?;
-        // Nobody joins a pod that has its adapters to itself, and it joins nobody.
+        // No pod joins one that has its adapters to itself, and that one joins no other.
         let alone = json!({"exclusivePolicy": "DeviceLevel", "allocateStrategy": "RequestsAsCount"});
         let first = world.start(adapters("alone", "7", &alone)).await?;
         let second = world

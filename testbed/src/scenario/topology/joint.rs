@@ -7,7 +7,7 @@ use proto::resource::RDMA;
 use serde_json::{Value, json};
 
 use super::machines::{LONE, PAIRED};
-use super::{APART, Body, HINT, JOINT, NO_DEVICE, annotated, ensure_told, functions, minors};
+use super::{APART, Body, HINT, JOINT, NO_DEVICE, annotated, ensure_shown, functions, minors};
 use crate::pods::PodSpec;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
@@ -26,7 +26,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
     (
         "joint-exclusive",
-        "an exclusive pod keeps others off its switches, whoever comes first",
+        "an exclusive pod keeps others off its switches, in any order of arrival",
         exclusive,
     ),
 ];
@@ -60,14 +60,14 @@ fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
             gpus == [0, 1, 2, 3] || gpus == [4, 5, 6, 7],
             "GPUs {gpus:?} are not of one NUMA node"
         );
-        ensure_told(world, "four").await?;
+        ensure_shown(world, "four").await?;
         let lone = world.start(pod("one-adapter", LONE, None, None)).await?;
         let (gpus, adapters) = (minors(&lone, "gpu")?, minors(&lone, "rdma")?);
         ensure!(
             gpus == [4, 5, 6, 7] && adapters == [0],
             "GPUs {gpus:?} and adapters {adapters:?}"
         );
-        ensure_told(world, "one-adapter").await?;
+        ensure_shown(world, "one-adapter").await?;
         // The rest of the machine has no adapter near, and the pod takes what there is.
         let far = world.start(pod("far-adapter", LONE, None, None)).await?;
         let (gpus, adapters) = (minors(&far, "gpu")?, minors(&far, "rdma")?);
@@ -78,7 +78,7 @@ fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for (node, name) in [(PAIRED, "four"), (LONE, "far-adapter")] {
             world.cluster()?.node(node)?.restart_plugin().await?;
             world.restart_container(node, name).await?;
-            ensure_told(world, name).await?;
+            ensure_shown(world, name).await?;
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ fn same_switch(world: &mut World) -> BoxFuture<'_, Result<()>> {
             gpus.len() == 4 && gpus == adapters,
             "GPUs {gpus:?} and adapters {adapters:?}"
         );
-        ensure_told(world, "together").await
+        ensure_shown(world, "together").await
     }
     .boxed()
 }
@@ -133,7 +133,7 @@ fn exclusive(world: &mut World) -> BoxFuture<'_, Result<()>> {
             gpus.len() == 4 && gpus == adapters && functions(&first)?.len() == 4,
             "GPUs {gpus:?} and adapters {adapters:?}"
         );
-        ensure_told(world, "alone-0").await?;
+        ensure_shown(world, "alone-0").await?;
         // One that came first keeps an exclusive one away, too.
         let other = world.start(sharing()).await?;
         ensure!(
@@ -143,14 +143,14 @@ fn exclusive(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "{:?} and {adapters:?}",
             minors(&other, "rdma")?
         );
-        ensure_told(world, "sharing").await?;
+        ensure_shown(world, "sharing").await?;
         world
             .create(pod("alone-1", PAIRED, Some("SamePCIe"), Some(alone())))
             .await?;
         world.until_refused("alone-1", APART).await?;
         world.delete("sharing").await?;
         world.until_running(&["alone-1"]).await?;
-        ensure_told(world, "alone-1").await?;
+        ensure_shown(world, "alone-1").await?;
         world.create(sharing()).await?;
         world.until_refused("sharing", NO_DEVICE).await?;
         world.verify().await?;

@@ -41,7 +41,7 @@ pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
     ]
 }
 
-/// Eight GPUs on two NUMA nodes, so many on each PCIe switch; whole ones can be had in the vendor's name.
+/// Eight GPUs on two NUMA nodes, `per_switch` on each PCIe switch; whole ones can be had in the vendor's name.
 fn eight(name: &str, per_switch: u32) -> NodeSpec {
     let spec = NodeSpec::new(name, &[16384; 8]);
     let place = |gpu: GpuSpec| {

@@ -75,7 +75,7 @@ fn spec(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world
             .start(insisting("best", "2", json!({"allocatePolicy": "Restricted"})))
             .await?;
-        // What is left of two has the lower score, and half of the bandwidth.
+        // The remaining pair has the lower score, and half of the bandwidth.
         world
             .create(insisting(
                 "restricted",

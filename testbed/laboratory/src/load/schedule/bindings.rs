@@ -1,4 +1,4 @@
-//! When pods are bound, as a watch shows it, and what that is in pods per second.
+//! Times of bindings, as a watch shows them, and pods per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use tokio_util::task::AbortOnDropHandle;
 use super::fill::{LABEL, NAMESPACE, WAITING};
 use testbed::observer::{node_of, unscheduled_because};
 
-/// How long nothing may happen.
+/// The longest time without any event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the watch has shown so far.
+/// The events so far.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
-    /// Whether the watch has begun.
+    /// True once the watch has begun.
     is_watching: bool,
     there: BTreeSet<String>,
     bound: BTreeMap<String, Instant>,
-    /// What a scheduler last said of a pod that it cannot place.
+    /// The last message of a scheduler about a pod that it cannot place.
     refusal: Option<String>,
 }
 
 impl Shown {
-    /// When pods were bound, those that are gone again included.
+    /// The times of bindings, also of pods that are gone.
     pub(super) fn bound(&self) -> Vec<Instant> {
         self.bound.values().copied().collect()
     }
@@ -79,12 +79,12 @@ impl Bindings {
         });
     }
 
-    /// What has been shown so far.
+    /// The events so far.
     pub(super) fn shown(&self) -> watch::Ref<'_, Shown> {
         self.shown.borrow()
     }
 
-    /// Waits until so many pods have been bound.
+    /// Waits until `n` pods have been bound.
     pub(super) async fn until_bound(&mut self, n_pods: usize) -> Result<()> {
         self.until("pods to be bound", |shown| shown.bound.len() >= n_pods)
             .await
@@ -136,7 +136,7 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<Shown>) {
     }
 }
 
-/// How fast pods were bound.
+/// The rate of bindings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
     /// From the beginning to the last binding.

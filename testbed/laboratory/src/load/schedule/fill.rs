@@ -1,6 +1,6 @@
 //! Fills a real API server with nodes, Device objects and bound pods that are nothing but objects, and empties it again.
 //!
-//! Everything has a label, so that a second run makes only what is missing, and nobody else's objects are deleted.
+//! Everything has a label, so that a second run makes only what is missing, and deletes no other objects.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use crate::load::fleet;
 use testbed::console::Console;
 use testbed::pods::set;
 
-/// Where the pods are.
+/// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "gpushare-load";
 /// On all objects: what they are there for.
 pub(super) const LABEL: &str = "gpushare/load";
 /// Pods that a scheduler is to place.
 pub(super) const WAITING: &str = "waiting";
-/// What the cluster consists of.
+/// The objects of the cluster.
 const FLEET: &str = "fleet";
 /// A node whose taints are still there.
 const BEGUN: &str = "begun";
 
-/// How long a new definition may take to be served.
+/// The longest time until a new definition is served.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
@@ -37,7 +37,7 @@ pub(super) fn path(kind: &str) -> String {
     format!("{NAMESPACES}/{NAMESPACE}/{kind}")
 }
 
-/// How large the cluster is.
+/// The size of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) n_nodes: u32,

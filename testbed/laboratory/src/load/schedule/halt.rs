@@ -21,7 +21,7 @@ impl Process {
     /// Reads `NAME=PID`.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The problem with the process, in words.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (scheduler, pid) = text
             .split_once('=')
@@ -75,7 +75,7 @@ impl Halted {
 
 impl Drop for Halted {
     fn drop(&mut self) {
-        // It may have ended, and then nobody waits for it.
+        // The process may have ended.
         let _ = self.0.signal("CONT");
     }
 }
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// The letter by which the system tells what a process does; `T` if it stands still.
+    /// The state letter of a process in `/proc`; `T` if it is stopped.
     fn state(pid: u32) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()

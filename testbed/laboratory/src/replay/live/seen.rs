@@ -1,4 +1,4 @@
-//! What a cluster's API server shows, as a world: which pods are placed anew, which stay, and what all of them hold. Pure.
+//! A cluster's API objects as a world: pods to place again, pods that stay, and the devices they hold. Pure.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -25,7 +25,7 @@ use crate::replay::trace::{PERCENT, PodRow, WHOLE};
 use crate::replay::world::{Node, Numbers, Pod, Present, Stay, World};
 use testbed::kube_scheduler::{Amounts, repels};
 
-/// What a scheduler, or a node, has written into a pod and a pod that is placed anew does not have.
+/// Labels and annotations of a scheduler or node, which a pod that is placed again does not have.
 const WRITTEN: [&str; 9] = [
     DEVICE_ALLOCATED,
     BIND_TIMESTAMP,
@@ -106,7 +106,7 @@ pub fn world(seen: &Seen, arrivals: Option<&[PodRow]>) -> Result<World> {
     Ok(world)
 }
 
-/// Whether a pod is where it is because of the node, and would not be placed elsewhere.
+/// True if a pod belongs to its node and would not be placed elsewhere.
 fn is_tied(pod: &PodObject) -> bool {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let is_mirror = pod
@@ -129,7 +129,7 @@ struct Live<'s> {
     columns: Vec<String>,
     /// The minors of every node's healthy GPUs.
     minors: Vec<Box<[i32]>>,
-    /// What pods hold, by UID.
+    /// The devices that pods hold, by UID.
     held: HashMap<String, Vec<Part>>,
     /// Bytes, and memory units, of a GPU on average.
     per_gpu: [i64; 2],
@@ -176,7 +176,7 @@ impl<'s> Live<'s> {
         Ok(live)
     }
 
-    /// The engine reads devices and records, whoever wrote them.
+    /// The engine reads devices and records of any writer.
     fn look_into_devices(&mut self) {
         let Seen { nodes, devices, pods } = self.seen;
         let index = offline::index(
@@ -316,7 +316,7 @@ impl<'s> Live<'s> {
         })
     }
 
-    /// How many GPUs a pod asks for, and how much of each: as it holds them; else of an average GPU.
+    /// The number of a pod's GPUs, and its share of each: as it holds them, else of an average GPU.
     fn gpus(&self, value: &Value, object: &PodObject) -> Result<(usize, i64)> {
         if let Some(parts) = object.metadata.uid.as_deref().and_then(|uid| self.held.get(uid)) {
             let milli = parts.iter().map(|part| part.milli).max().unwrap_or(0);
@@ -346,7 +346,7 @@ impl<'s> Live<'s> {
     }
 }
 
-/// Whether kube-scheduler, as we configure it, asks the extender about a pod.
+/// True if kube-scheduler, as `deploy/` configures it, calls the extender for a pod.
 fn asks_for_devices(value: &Value) -> Result<bool> {
     let pod: proto::pod::Pod = read(value)?;
     let managed = [

@@ -124,7 +124,7 @@ async fn a_cluster_s_own_pods_are_placed_again() {
 }
 
 #[tokio::test]
-async fn a_trace_comes_on_top_of_what_is_there() {
+async fn a_trace_comes_on_top_of_present_pods() {
     let (_api, _dir, seen) = shown().await;
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,1000,64,1,500,V100\n";
     let world = world(&seen, Some(&trace::pods_of(pods).unwrap())).unwrap();
