@@ -1,7 +1,13 @@
-//! Supervision for both daemons: tasks whose end ends the process, a log line for every panic, and a watchdog for hangs.
+//! The parts that both gpushare daemons share: how a process logs, ends, watches itself, and talks to the API server.
 //!
-//! Knows nothing of Kubernetes, of devices, or of either daemon.
+//! Knows nothing of devices and of placement, and of neither daemon.
 
+pub mod api_server;
+pub mod events;
+pub mod health;
+pub mod logging;
 pub mod panics;
+pub mod signals;
 pub mod supervise;
+pub mod watch;
 pub mod watchdog;

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::{Connection, one_line};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use proto::pod::Pod;
@@ -16,11 +17,9 @@ use serde_json::json;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::connection::Connection;
 use crate::identity::Ledger;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::watching::one_line;
 
 /// How long one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);

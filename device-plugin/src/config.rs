@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use daemon::logging::{LogFilter, LogFormat};
 use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, ResourceNames};
@@ -34,7 +35,7 @@ use values::{
 };
 
 pub use dra_drivers::DraDrivers;
-pub use values::{InvalidValue, LogFormat, LogLevel, NoGpu, NodeName};
+pub use values::{InvalidValue, NoGpu, NodeName};
 pub use vendor_resource::{VendorResource, VendorServer};
 
 /// Shares the GPUs of this node among pods.
@@ -333,7 +334,7 @@ pub struct Args {
         default_value = "info",
         value_name = "LEVEL"
     )]
-    log_level: LogLevel,
+    log_level: LogFilter,
 }
 
 /// The checked choices.
@@ -396,7 +397,7 @@ pub struct Config {
     /// Form of the log.
     pub log_format: LogFormat,
     /// What is logged.
-    pub log_level: LogLevel,
+    pub log_filter: LogFilter,
 }
 
 impl Config {
@@ -538,7 +539,7 @@ impl From<Args> for Config {
             health_listen: args.health_listen,
             hang_timeout: args.hang_timeout,
             log_format: args.log_format,
-            log_level: args.log_level,
+            log_filter: args.log_level,
         }
     }
 }

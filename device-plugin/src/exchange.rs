@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::{Connection, one_line};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use proto::device::Device;
@@ -20,10 +21,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use crate::connection::Connection;
 use crate::plugin::NodeState;
 use crate::pods::{NodePod, PodUid, Pods};
-use crate::watching::one_line;
 
 /// Who writes, as the API server records it.
 const FIELD_MANAGER: &str = "gpushare-exchange";

@@ -15,6 +15,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use daemon::api_server::one_line;
+use daemon::events::Recorder;
 use kube::Client;
 use proto::device::TYPE_GPU;
 use proto::request::ContainerRequest;
@@ -23,7 +25,6 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use crate::cdi::SpecError;
-use crate::events::Recorder;
 use crate::eviction::evict;
 use crate::exchange::{Exchange, ExchangeFailed};
 use crate::extended_resource::ExtendedResource;
@@ -38,7 +39,6 @@ use crate::proof::owner::{self, Look, Unproven};
 use crate::proof::podresources::Lister;
 use crate::proof::sight::{self, Sight};
 use crate::proof::verdict::{self, Evidence, Refusal, Verdict};
-use crate::watching::one_line;
 
 use specs::{Files, prepare, until_resolved};
 

@@ -7,18 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
+use daemon::events::{EventType, Recorder};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use crate::events::{Recorder, Weight};
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet, type_name};
 use crate::health::ApplicationFault;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::watching::one_line;
 
 use proto::device::TYPE_GPU;
 
@@ -45,7 +45,7 @@ struct Bed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// An event on the node.
-    TellNode(Weight, &'static str, String),
+    TellNode(EventType, &'static str, String),
     /// An event on a pod.
     TellPod(PodUid, &'static str, String),
     /// The pod is to go.
@@ -114,9 +114,9 @@ impl Ward {
             let before = beds.get(&id).map(|bed| bed.sick.clone());
             let news = match (&before, &sick) {
                 (None, None) if is_first => None,
-                (None, None) => Some((Weight::Normal, "GPUAdded", format!("{device} has come"))),
+                (None, None) => Some((EventType::Normal, "GPUAdded", format!("{device} has come"))),
                 (Some(Some(_)), None) => Some((
-                    Weight::Normal,
+                    EventType::Normal,
                     "GPUHealthy",
                     format!("{device} is healthy again: {message}"),
                 )),
@@ -128,7 +128,7 @@ impl Ward {
                         != Some(problem) =>
                 {
                     Some((
-                        Weight::Warning,
+                        EventType::Warning,
                         "GPUUnhealthy",
                         format!("{device} is unhealthy: {problem}"),
                     ))
@@ -160,7 +160,7 @@ impl Ward {
                 continue;
             };
             deeds.push(Deed::TellNode(
-                Weight::Warning,
+                EventType::Warning,
                 "GPUGone",
                 format!("{} {} {GONE}", type_name(&id.0), id.1),
             ));

@@ -1,4 +1,4 @@
-//! The binary: reads the flags, runs the daemon, tells how it ended.
+//! The binary: reads the flags, runs the daemon, logs how it ended.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use tracing::error;
 
 fn main() -> ExitCode {
     let config = Config::from(Args::parse());
-    serve::init_logging(config.log_format, &config.log_level);
+    daemon::logging::start(config.log_format, &config.log_filter);
     match serve::start(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {

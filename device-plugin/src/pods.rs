@@ -15,6 +15,7 @@ use std::{
     sync::Arc,
 };
 
+use daemon::events::Subject;
 use proto::pod::{ALL_DEVICES, Container, Pod, PodSpec, PodStatus, Variable};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
@@ -120,6 +121,17 @@ pub struct OwnVariable {
     pub name: String,
     /// Its value, if that stands in the pod itself.
     pub value: Option<String>,
+}
+
+impl From<&NodePod> for Subject {
+    fn from(pod: &NodePod) -> Self {
+        Self {
+            kind: "Pod",
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.as_str().to_owned(),
+        }
+    }
 }
 
 impl NodePod {

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
+use daemon::api_server::{Backoff, Connection, one_line};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
@@ -35,11 +36,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::connection::{Backoff, Connection};
 use crate::fleet::Fleet;
 use crate::injection::Injection;
 use crate::pods::{Pods, Requests};
-use crate::watching::one_line;
 
 use additions::Additions;
 use device_object::Remarks;

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use proto::nri::api::{Container, ContainerAdjustment, PodSandbox};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -27,7 +28,6 @@ use tracing::{debug, info, warn};
 use crate::metrics::{Hooked, Metrics};
 use crate::plugin::NodeState;
 use crate::pods::PodUid;
-use crate::watching::one_line;
 
 use adjust::{Change, Decision, View};
 use seen::Seen;

@@ -3,16 +3,20 @@
 //! The only place that knows all parts; each `serve_*` and `watch_*` starts one.
 
 mod ending;
-mod health_http;
-mod logging;
+
 mod offer;
+mod readiness;
 mod uninstall;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
+use daemon::api_server::Connection;
+use daemon::events::{self, EventType, Recorder};
+use daemon::health;
 use daemon::panics::{log_panics, named};
+use daemon::signals::cancel_on_signal;
 use daemon::supervise::Tasks;
 use daemon::watchdog::{self, Probe};
 use kube::Api;
@@ -20,17 +24,15 @@ use prometheus_client::registry::Registry;
 use proto::checkpoints::DevicesCheckpoints;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
-use crate::connection::Connection;
-use crate::events::{self, Recorder, Weight};
 use crate::exchange::{self, Exchange};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
@@ -60,14 +62,11 @@ use crate::publish::without_devices::watch_without_devices;
 use crate::publish::{Facts, Publisher, Sources};
 use crate::runtime_hook::seen::Seen;
 use crate::runtime_hook::{Hook, serve_runtime};
-use crate::stop::{Stop, Stopper};
 use crate::vendor::{self, AdminAccess, watch_vendor};
 
 use ending::Ending;
-use health_http::{Readiness, ReadinessCheck};
 use offer::{Published, keeps_memory_units};
-
-pub use logging::init as init_logging;
+use readiness::Readiness;
 
 /// How often a node without devices is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -104,16 +103,13 @@ pub fn start(config: Config) -> anyhow::Result<()> {
 /// Calls of the driver run on threads of their own, which may hang. The one thread of the runtime reads and writes small files
 /// of kubelet and of the CDI directory, and waits for nothing else.
 fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
-    if limit.is_zero() {
-        return Ok(());
-    }
     watchdog::watch(limit, vec![Probe::of_runtime(runtime)])
         .context("cannot start the thread that watches for hangs")
 }
 
 /// Lists to kubelet the devices that it remembers, until the plugin's pod serves.
 async fn list_after_boot(config: Config) -> anyhow::Result<()> {
-    let stop = end_on_signal()?;
+    let stop = cancel_on_signal().context("cannot wait for signals")?;
     boot::run(&config.device_plugin_dir, &config.settings.names, stop)
         .await
         .context("--at-boot: pods that hold devices may fail")
@@ -136,8 +132,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     check(&config)?;
     let additions =
         Arc::new(Additions::read(&config.additions).context("--device-labels, --gpu-partitions")?);
-    let mut signal = end_on_signal()?;
-    let (stopper, stop) = Stopper::new();
+    let signal = cancel_on_signal().context("cannot wait for signals")?;
+    let stop = CancellationToken::new();
     let (pods, pods_seen) = watch::channel(Pods::default());
     let served = ExtendedResource::ALL
         .into_iter()
@@ -155,16 +151,16 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
     parts
-        .serve_health(&config, move || readiness.answer(), Arc::new(registry))
+        .serve_health(&config, move || readiness.check(), Arc::new(registry))
         .await?;
     let inventory = tokio::select! {
-        () = signal.requested() => return Ok(()),
+        () = signal.cancelled() => return Ok(()),
         ended = parts.watches.ended() => return Err(ended.into()),
         found = find_devices(&config) => found?,
     };
     // From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet has the
     // resources first, then come the pods, and containers start once the Device object and the pods are known.
-    let connection = Connection::new(&config).await?;
+    let connection = Connection::new(config.kubeconfig.as_deref()).await?;
     let excluded = inventory.excluded.clone();
     let Devices {
         fleet,
@@ -191,7 +187,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     );
     let recorder = parts.write_events(&config, &connection);
     for gpu in &excluded {
-        recorder.node(Weight::Warning, "GPUNotShared", gpu.to_string());
+        recorder.node(EventType::Warning, "GPUNotShared", gpu.to_string());
     }
     let listeners = Listeners {
         injection: tell_injection,
@@ -253,7 +249,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         &connection,
         all_registered,
         node.pods.clone(),
-        (signal, stopper),
+        (signal, stop.clone()),
     );
     parts.serve_kubelet(&config, &node, &published, &stop, registered);
     parts.run(stop).await?;
@@ -400,14 +396,14 @@ impl Parts {
         published
     }
 
-    /// Shows the scheduler whether this plugin serves kubelet, and ends everything by `stopper` some time after the signal.
+    /// Shows the scheduler whether this plugin serves kubelet, and cancels `stop` some time after the signal.
     fn publish_state(
         &mut self,
         config: &Config,
         connection: &Connection,
         registered: Vec<watch::Receiver<bool>>,
         pods: watch::Receiver<Pods>,
-        (signal, stopper): (Stop, Stopper),
+        (signal, stop): (CancellationToken, CancellationToken),
     ) {
         let (sender, is_written) = watch::channel(false);
         let writer = StateWriter::new(connection, config.node_name.to_string(), config.pod_uid.clone());
@@ -422,7 +418,7 @@ impl Parts {
                 is_written,
                 pods,
             }
-            .run(signal, stopper),
+            .run(signal, stop),
         );
     }
 
@@ -491,7 +487,7 @@ impl Parts {
         config: &Config,
         node: &Arc<NodeState>,
         published: &Published,
-        stop: &Stop,
+        stop: &CancellationToken,
         registered: Vec<(ExtendedResource, watch::Sender<bool>)>,
     ) {
         for (resource, is_registered) in registered {
@@ -546,7 +542,11 @@ impl Parts {
     }
 
     fn write_events(&mut self, config: &Config, connection: &Connection) -> Recorder {
-        let (recorder, writer) = events::recorder(connection, config.node_name.to_string());
+        let (recorder, writer) = events::recorder(
+            connection,
+            "gpushare-device-plugin",
+            Some(config.node_name.to_string()),
+        );
         self.watches.spawn("events", writer.run());
         recorder
     }
@@ -594,7 +594,7 @@ impl Parts {
     async fn serve_health(
         &mut self,
         config: &Config,
-        readiness: impl ReadinessCheck,
+        readiness: impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static,
         registry: Arc<Registry>,
     ) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else {
@@ -605,7 +605,7 @@ impl Parts {
             .with_context(|| format!("--health-listen: cannot listen on {address}"))?;
         self.watches.spawn(
             "probes and metrics",
-            health_http::serve(listener, readiness, registry),
+            serve_health(listener, health::router(readiness, registry)),
         );
         Ok(())
     }
@@ -614,10 +614,10 @@ impl Parts {
     ///
     /// # Errors
     /// Something ended that goes on as long as the process; the rest is closed all the same.
-    async fn run(mut self, mut stop: Stop) -> anyhow::Result<()> {
+    async fn run(mut self, stop: CancellationToken) -> anyhow::Result<()> {
         let ended = tokio::select! {
             biased;
-            () = stop.requested() => {
+            () = stop.cancelled() => {
                 info!("asked to end");
                 Ok(())
             }
@@ -633,6 +633,13 @@ impl Parts {
             warn!("not everything could be closed in time");
         }
         ended
+    }
+}
+
+/// Answers until the task is dropped.
+async fn serve_health(listener: TcpListener, routes: axum::Router) {
+    if let Err(error) = axum::serve(listener, routes).await {
+        warn!(%error, "health requests are no longer answered");
     }
 }
 
@@ -655,21 +662,6 @@ async fn correct_health(
 
 fn devices_failed(error: JoinError) -> anyhow::Error {
     anyhow!(error).context("task \"watch of devices\" has failed, and the process with it")
-}
-
-/// Asks for the end when a signal does.
-fn end_on_signal() -> anyhow::Result<Stop> {
-    let (stopper, stop) = Stopper::new();
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    tokio::spawn(named("signals", async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        stopper.stop();
-    }));
-    Ok(stop)
 }
 
 /// The devices of this node; waits for some if the operator wishes so.
@@ -698,11 +690,11 @@ async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
         let parts = if let Some(parts) = &mut meanwhile {
             parts
         } else {
-            let connection = Connection::new(config).await?;
+            let connection = Connection::new(config.kubeconfig.as_deref()).await?;
             let mut parts = Parts::without_devices(config, &connection)?;
             if is_by_choice {
                 parts.write_events(config, &connection).node(
-                    Weight::Warning,
+                    EventType::Warning,
                     "GPUNotShared",
                     format!("{error:#}"),
                 );

@@ -10,6 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::device::NODE_LABELS;
@@ -25,7 +26,6 @@ use crate::cdi::SpecDir;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{IN_NODE_STATUS, Pods, Stage};
-use crate::watching::one_line;
 
 /// Pause between looks at the node.
 const PAUSE: Duration = Duration::from_secs(2);

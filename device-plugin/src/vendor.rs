@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
+use daemon::events::Recorder;
 use prost::Message;
 use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
@@ -21,7 +23,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::events::Recorder;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, PhysicalId};
@@ -29,7 +30,6 @@ use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{Claimant, NodePod, PodUid, Pods, Stage};
 use crate::proof::sight::{self, Sight};
 use crate::runtime_hook::seen::Seen;
-use crate::watching::one_line;
 
 use pod_resources::Listed;
 use warnings::Warnings;

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use device_plugin::extended_resource::ExtendedResourceNames;
 use device_plugin::plugin::registration::boot;
-use device_plugin::stop::Stopper;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
 use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
@@ -23,6 +22,7 @@ use proto::kubelet::deviceplugin::{
 use proto::memory_unit::MemoryUnit;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test]
 async fn lists_every_virtual_device() {
@@ -184,7 +184,7 @@ async fn registers_again_when_kubelet_drops_the_stream() {
 async fn stopping_ends_streams_and_removes_sockets() {
     let mut node = Node::new(1);
     let mut kubelet = node.kubelet().await;
-    node.stopper.stop();
+    node.stop.cancel();
     timeout(SOON, async { while node.tasks.join_next().await.is_some() {} })
         .await
         .unwrap();
@@ -207,7 +207,7 @@ async fn devices_are_listed_after_a_boot_until_the_plugin_serves() {
         json!([{"PodUID": "u", "ContainerName": "c", "ResourceName": SHARES, "DeviceIDs": {"-1": ["g::7"]}}]);
     let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {UNITS: ["a-0", "a-1"]}}, "Checksum": 1});
     fs::write(dir.path().join("kubelet_internal_checkpoint"), text.to_string()).unwrap();
-    let (path, (_stopper, stop)) = (dir.path().to_owned(), Stopper::new());
+    let (path, stop) = (dir.path().to_owned(), CancellationToken::new());
     let service =
         tokio::spawn(async move { boot::run(&path, &ExtendedResourceNames::default(), stop).await });
     let mut kubelet = FakeKubelet::start(dir.path());

@@ -12,8 +12,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use clap::{Parser, ValueEnum};
+use anyhow::bail;
+use clap::Parser;
+use daemon::logging::{LogFilter, LogFormat};
 use placement::{Policies, Weights};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
@@ -136,18 +137,9 @@ pub struct Args {
     log_format: LogFormat,
     /// What is logged: error, warn, info, debug, trace or directives such as `info,scheduler=debug`.
     #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info")]
-    log_level: String,
+    log_level: LogFilter,
     #[command(subcommand)]
     command: Option<Command>,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// Everything the daemon was told, checked.
@@ -259,8 +251,8 @@ pub struct TlsFiles {
 pub struct Log {
     /// Form of the lines.
     pub format: LogFormat,
-    /// Filter directives.
-    pub level: String,
+    /// Selects the lines.
+    pub filter: LogFilter,
 }
 
 impl TryFrom<Args> for Config {
@@ -270,7 +262,6 @@ impl TryFrom<Args> for Config {
         if args.bind_timeout.is_zero() || args.read_timeout.is_zero() {
             bail!("--bind-timeout and --read-timeout must be longer than 0s");
         }
-        check_log_level(&args.log_level)?;
         let tls = match (args.tls_cert_file, args.tls_key_file) {
             (Some(cert), Some(key)) => Some(TlsFiles {
                 cert,
@@ -321,23 +312,11 @@ impl TryFrom<Args> for Config {
             hang_timeout: args.hang_timeout,
             log: Log {
                 format: args.log_format,
-                level: args.log_level,
+                filter: args.log_level,
             },
             command: args.command,
         })
     }
-}
-
-/// Refuses what the log filter would take for a target name, such as `--log-level inof`.
-fn check_log_level(level: &str) -> anyhow::Result<()> {
-    for directive in level.split(',').filter(|directive| !directive.contains('=')) {
-        let known: Result<tracing_subscriber::filter::LevelFilter, _> = directive.trim().parse();
-        known.with_context(|| {
-            format!("--log-level: {directive:?} is none of off, error, warn, info, debug, trace")
-        })?;
-    }
-    tracing_subscriber::EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
-    Ok(())
 }
 
 /// Durations such as `500ms`, `4s`, `2m`.

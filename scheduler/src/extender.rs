@@ -30,6 +30,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
+use daemon::health;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::Client;
@@ -337,55 +338,16 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
         .route(&format!("{prefix}/bind"), post(bind));
     let mut views = views::routes(&extender, prefix);
     if !prefix.is_empty() {
-        views = views.route(&format!("{prefix}/version"), get(version));
+        views = views.route(&format!("{prefix}/version"), get(health::version));
     }
-    verbs
-        .merge(views)
-        .merge(health_routes(registry))
-        .with_state(extender)
+    let health = health_router(Arc::clone(&extender), registry);
+    verbs.merge(views).with_state(extender).merge(health)
 }
 
 /// The routes for probes and metrics alone.
 pub fn health_router(extender: Arc<Extender>, registry: Arc<Registry>) -> Router {
-    health_routes(registry).with_state(extender)
-}
-
-fn health_routes(registry: Arc<Registry>) -> Router<Arc<Extender>> {
-    Router::new()
-        .route("/version", get(version))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(move || metrics(registry.clone())))
-}
-
-async fn version() -> String {
-    format!("{}\n", env!("CARGO_PKG_VERSION"))
-}
-
-async fn readyz(State(extender): State<Arc<Extender>>) -> Response {
-    match extender.ready() {
-        Ok(()) => "ok\n".into_response(),
-        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
-    }
-}
-
-#[expect(
-    clippy::unused_async,
-    reason = "a handler is a function that returns a future"
-)]
-async fn metrics(registry: Arc<Registry>) -> Response {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => (
-            [(
-                header::CONTENT_TYPE,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            )],
-            text,
-        )
-            .into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-    }
+    let readiness = move || extender.ready();
+    health::router(readiness, registry)
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {

@@ -1,6 +1,6 @@
 //! The state that every request is answered from: what watches have shown and what binds have decided.
 //!
-//! Changes only through [`Follow`] (watches), and through assume, confirm and forget (binds). Does no I/O, reads no clock:
+//! Changes only through [`ObjectStore`] (watches), and through assume, confirm and forget (binds). Does no I/O, reads no clock:
 //! whoever calls brings the time.
 
 mod ask;
@@ -38,7 +38,7 @@ pub use stamp::Stamps;
 
 use crate::accounting::PodFacts;
 use crate::kinds::Kinds;
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 use budgets::Budgets;
 use failing::FailingNodes;
 use hints::HintQueue;
@@ -228,9 +228,9 @@ impl Index {
     /// Each kind of object and whether all of it has been seen.
     pub fn synced(&self) -> [(&'static str, bool); 3] {
         [
-            (<Self as Follow<Node>>::KIND, self.node_list.synced),
-            (<Self as Follow<RawDevice>>::KIND, self.device_list.synced),
-            (<Self as Follow<Pod>>::KIND, self.pod_list.synced),
+            (<Self as ObjectStore<Node>>::KIND, self.node_list.synced),
+            (<Self as ObjectStore<RawDevice>>::KIND, self.device_list.synced),
+            (<Self as ObjectStore<Pod>>::KIND, self.pod_list.synced),
         ]
     }
 

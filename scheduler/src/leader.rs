@@ -5,18 +5,18 @@
 
 pub mod campaign;
 pub mod election;
-mod event;
 mod fence;
 pub mod kube_scheduler;
 mod label;
 mod lease;
 pub mod neighbour;
-pub mod sight;
 mod term_source;
+pub mod watch_barrier;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use daemon::events::Subject;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -49,6 +49,17 @@ pub struct PodName {
     pub namespace: String,
     /// Name.
     pub name: String,
+}
+
+impl From<&PodName> for Subject {
+    fn from(pod: &PodName) -> Self {
+        Self {
+            kind: "Pod",
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: String::new(),
+        }
+    }
 }
 
 /// Why a replica decides nothing.

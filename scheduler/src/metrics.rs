@@ -5,6 +5,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use daemon::watch::WatchLag;
 use placement::Reason;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -16,7 +17,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::index::{Census, Shared};
-use crate::watch::heard::Heard;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
 const BUCKETS: [f64; 24] = [
@@ -282,23 +282,23 @@ impl Drop for Timer<'_> {
     }
 }
 
-/// Registers how long ago something was heard of each kind.
-pub fn register_watches(registry: &mut Registry, watches: Vec<Heard>) {
+/// Registers the watch lag of each kind.
+pub fn register_watches(registry: &mut Registry, watches: Vec<WatchLag>) {
     registry.register_collector(Box::new(Watches(watches)));
 }
 
-/// Reads when something was last heard.
+/// Reads the lags.
 #[derive(Debug)]
-struct Watches(Vec<Heard>);
+struct Watches(Vec<WatchLag>);
 
 impl Collector for Watches {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let help = "Time since the API server last sent an object, an event or a bookmark of a kind";
         let mut family =
             encoder.encode_descriptor("watch_age", help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        for heard in &self.0 {
-            let gauge = ConstGauge::new(heard.age().as_secs_f64());
-            gauge.encode(family.encode_family(&KindLabels { kind: heard.kind() })?)?;
+        for lag in &self.0 {
+            let gauge = ConstGauge::new(lag.age().as_secs_f64());
+            gauge.encode(family.encode_family(&KindLabels { kind: lag.kind() })?)?;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use crate::extender::binding::BindFailure;
 use crate::index::{Assumed, Index, RawDevice, Shared};
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 /// An index that has seen these objects, and nothing else, whole. Objects that cannot be read are left out.
 pub fn index(
@@ -49,13 +49,13 @@ pub fn index_with(
 
 fn list<K: DeserializeOwned>(index: &mut Index, objects: impl Iterator<Item = Value>)
 where
-    Index: Follow<K>,
+    Index: ObjectStore<K>,
 {
-    Follow::<K>::begin_list(index);
+    ObjectStore::<K>::begin_list(index);
     for object in objects.filter_map(|object| serde_json::from_value(object).ok()) {
         index.apply(object);
     }
-    Follow::<K>::end_list(index);
+    ObjectStore::<K>::end_list(index);
 }
 
 /// How an extender serves unless told otherwise.

@@ -77,6 +77,7 @@ pub const SCHEDULER_LEADER: &[Access<'static>] = &[
     access("gpushare.io", "schedulerleaders", "", "get"),
     access("gpushare.io", "schedulerleaders", "", "update"),
     access("", "events", "", "create"),
+    access("", "events", "", "patch"),
     access("", "pods", "", "patch"),
 ];
 

@@ -223,47 +223,6 @@ impl NoGpu {
     }
 }
 
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-/// What is logged; directives that are known to be readable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogLevel(String);
-
-impl LogLevel {
-    /// The directives as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for LogLevel {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let directives = tracing_subscriber::EnvFilter::builder().parse(text);
-        // A lone word that is no level would be taken for the name of a module, and silence everything.
-        let lone = text.split(',').filter(|part| !part.contains(['=', '[', ':']));
-        let levels = ["error", "warn", "info", "debug", "trace", "off"];
-        let is_level = lone
-            .into_iter()
-            .all(|word| levels.contains(&word.trim().to_lowercase().as_str()));
-        match directives {
-            Ok(_) if is_level => Ok(Self(text.to_owned())),
-            Ok(_) => Err(InvalidValue(
-                "write error, warn, info, debug, trace, or directives such as info,kube=debug".to_owned(),
-            )),
-            Err(error) => Err(InvalidValue(error.to_string())),
-        }
-    }
-}
-
 impl fmt::Display for NodeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use daemon::api_server::one_line;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::device::{CLEAR_UNHEALTHY, RawDevice};
@@ -14,7 +15,6 @@ use tracing::{info, warn};
 
 use crate::inventory::PhysicalId;
 use crate::publish::device_watch::Held;
-use crate::watching::one_line;
 
 use super::Fleet;
 use super::watch::Correction;

@@ -5,15 +5,14 @@
 
 use std::time::Duration;
 
+use daemon::api_server::{Backoff, one_line};
 use kube::Api;
 use proto::device::{BOOT_ID, DeviceSpec, RawDevice};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::connection::Backoff;
 use crate::inventory::PhysicalId;
 use crate::publish::device_object;
-use crate::watching::one_line;
 
 /// Longest time that one request may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -104,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
-    use crate::connection::Contact;
+    use daemon::api_server::Contact;
 
     fn device(minor: u32, kind: &str, status: &str, reason: &str) -> Value {
         let condition = json!({"type": "Healthy", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z", "reason": reason, "message": ""});

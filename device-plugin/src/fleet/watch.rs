@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use daemon::api_server::one_line;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -20,7 +21,6 @@ use tracing::{error, info, warn};
 use crate::health::{ApplicationFault, Health, HealthChange};
 use crate::inventory::{Inventory, InventoryError, Observation, ObservationKind, PhysicalId, Source};
 use crate::plugin::ids::IdScheme;
-use crate::watching::one_line;
 
 use super::recall::Recalled;
 use super::{Fleet, FleetDevice, FleetGpu};

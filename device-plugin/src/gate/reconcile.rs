@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::record::{DeviceAllocations, MEM_ASSIGNED, Record};
@@ -27,7 +28,6 @@ use crate::plugin::NodeState;
 use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
 use crate::proof::sight::{self, Sight, Sights};
 use crate::proof::verdict::{Evidence, Refusal, Verdict};
-use crate::watching::one_line;
 
 use super::specs::{device_of, note_admitted_before, rebuild};
 use super::{Gate, OnMismatch, Start, Unplaced, refusal_reason, restore};

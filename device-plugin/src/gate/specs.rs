@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, SystemTime};
 
+use daemon::api_server::one_line;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
@@ -19,7 +20,6 @@ use crate::inject::{self, Given, Known};
 use crate::metrics::Metrics;
 use crate::plugin::{NodeState, Settings};
 use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::watching::one_line;
 
 use super::{Held, Start, containers_of};
 

@@ -162,7 +162,7 @@ async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
         pod("well", 2, [units(2)]).on([1]),
     ]));
     let (_faults, faults) = mpsc::channel(1);
-    let (recorder, _writer) = crate::events::recorder(&client.clone().into(), "n1".to_owned());
+    let (recorder, _writer) = daemon::events::recorder(&client.clone().into(), "test", Some("n1".to_owned()));
     let began = Instant::now();
     let task = tokio::spawn(look_after(
         client,

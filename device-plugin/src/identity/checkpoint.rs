@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use daemon::api_server::one_line;
 use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::warn;
@@ -14,7 +15,6 @@ use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::file_version::FileVersion;
 use crate::kubelet_checkpoint::{self, CheckpointError, FILE};
 use crate::pods::{NodePod, PodUid};
-use crate::watching::one_line;
 
 use super::Step;
 

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::events::{EventType, Recorder};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
@@ -12,7 +13,6 @@ use tracing::{info, warn};
 use crate::cdi::dir::DRIVER_FILE;
 use crate::cdi::vendor::VendorKind;
 use crate::cdi::{Edits, SpecDir, name_of};
-use crate::events::{Recorder, Weight};
 use crate::identity::checkpoint::Checkpoint;
 use crate::inject;
 use crate::metrics::Metrics;
@@ -117,8 +117,11 @@ impl Listeners {
                 "no container can get a device: {}",
                 decided.message
             );
-            self.recorder
-                .node(Weight::Warning, "GPUInjectionImpossible", decided.message.clone());
+            self.recorder.node(
+                EventType::Warning,
+                "GPUInjectionImpossible",
+                decided.message.clone(),
+            );
         } else if is_news {
             info!(
                 mode = decided.mode.as_str(),
@@ -128,7 +131,7 @@ impl Listeners {
             );
             if before.is_some_and(|before| !before.is_possible()) {
                 self.recorder
-                    .node(Weight::Normal, "GPUInjectionPossible", decided.message.clone());
+                    .node(EventType::Normal, "GPUInjectionPossible", decided.message.clone());
             }
         }
         self.injection.send_replace(Some(decided));

@@ -35,6 +35,7 @@ mod parse;
 
 use std::{fs, path::PathBuf, time::Duration};
 
+use daemon::api_server::one_line;
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -42,7 +43,6 @@ use super::{
     Feed, Inventory, InventoryError, Observation, ObservationKind, PhysicalId,
     feed::{Reporter, Stopped},
 };
-use crate::watching::one_line;
 use parse::{SimulatedDevices, SimulatedHealth, parse};
 
 /// A file of simulated devices.

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::debug;
@@ -16,7 +17,6 @@ use super::NodeState;
 use crate::identity::checkpoint::{Allocated, Checkpoint};
 use crate::pods::{Pods, Stage};
 use crate::proof::podresources::Lister;
-use crate::watching::one_line;
 
 /// Pods that end together are one change, and kubelet learns of a deletion as late as this plugin.
 const SETTLE: Duration = Duration::from_millis(100);

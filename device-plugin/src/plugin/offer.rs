@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
-use crate::stop::{Stop, Stopper};
 
 use super::NodeState;
 use super::registration::{KubeletDir, keep_registered};
@@ -18,7 +18,7 @@ pub async fn keep_offered(
     dir: KubeletDir,
     resource: ExtendedResource,
     node: Arc<NodeState>,
-    mut stop: Stop,
+    stop: CancellationToken,
     is_registered: watch::Sender<bool>,
 ) {
     let mut fleet = node.fleet.clone();
@@ -26,28 +26,28 @@ pub async fn keep_offered(
     loop {
         is_registered.send_replace(!is_there(&fleet.borrow()));
         let found = tokio::select! {
-            () = stop.requested() => return,
+            () = stop.cancelled() => return,
             found = fleet.wait_for(|fleet| is_there(fleet)) => found.is_ok(),
         };
         if !found {
             return;
         }
-        let (stopper, ending) = Stopper::new();
+        let serving_stop = stop.child_token();
         let mut serving = std::pin::pin!(keep_registered(
             dir.clone(),
             resource,
             Arc::clone(&node),
-            ending,
+            serving_stop.clone(),
             is_registered.clone()
         ));
         tokio::select! {
             () = &mut serving => return,
-            () = stop.requested() => {}
+            () = stop.cancelled() => {}
             _ = fleet.wait_for(|fleet| !is_there(fleet)) => {}
         }
-        stopper.stop();
+        serving_stop.cancel();
         serving.await;
-        if stop.is_requested() {
+        if stop.is_cancelled() {
             return;
         }
         info!(?resource, "no device has anything of this resource any more");

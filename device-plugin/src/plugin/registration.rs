@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use hyper_util::rt::TokioIo;
 use proto::kubelet::DEVICE_PLUGIN_VERSION;
 use proto::kubelet::deviceplugin::RegisterRequest;
@@ -25,12 +26,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Endpoint, Server};
 use tracing::{info, warn};
 
 use crate::extended_resource::ExtendedResource;
-use crate::stop::{Stop, Stopper};
-use crate::watching::one_line;
 
 use super::NodeState;
 use super::server::{DeviceService, OPTIONS, Streams};
@@ -130,7 +130,7 @@ pub async fn keep_registered(
     dir: KubeletDir,
     resource: ExtendedResource,
     node: Arc<NodeState>,
-    mut stop: Stop,
+    stop: CancellationToken,
     is_registered: watch::Sender<bool>,
 ) {
     /// How long a registration must have lasted for the next one to come without a pause.
@@ -141,11 +141,11 @@ pub async fn keep_registered(
         return;
     };
     let mut pause = shortest;
-    while !stop.is_requested() {
+    while !stop.is_cancelled() {
         let began = Instant::now();
         let kubelet = dir.path.join(KUBELET_SOCKET);
         let kubelet_id = FileId::of(&kubelet);
-        let end = register_once(&dir, (resource, &name), &node, &mut stop, &is_registered).await;
+        let end = register_once(&dir, (resource, &name), &node, &stop, &is_registered).await;
         is_registered.send_replace(false);
         let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
         let longest = match &end {
@@ -169,7 +169,7 @@ pub async fn keep_registered(
             (pause * 2).min(longest)
         };
         tokio::select! {
-            () = stop.requested() => return,
+            () = stop.cancelled() => return,
             () = sleep(pause) => {}
             // Another kubelet is there, which knows nothing of the trouble with the one before.
             () = until_replaced(&kubelet, kubelet_id, dir.interval) => pause = shortest,
@@ -182,7 +182,7 @@ async fn register_once(
     dir: &KubeletDir,
     (resource, name): (ExtendedResource, &str),
     node: &Arc<NodeState>,
-    stop: &mut Stop,
+    stop: &CancellationToken,
     is_registered: &watch::Sender<bool>,
 ) -> Result<End, RegistrationError> {
     let path = dir.path.join(resource.socket());
@@ -194,7 +194,7 @@ async fn register_once(
     let serving = Serving::start(resource, Arc::clone(node), UnixListenerStream::new(listener));
     let kubelet = dir.path.join(KUBELET_SOCKET);
     let ended = tokio::select! {
-        () = stop.requested() => Ok(End::Stopped),
+        () = stop.cancelled() => Ok(End::Stopped),
         ended = follow(dir, &kubelet, &socket, (resource, name), &serving, is_registered) => ended,
     };
     serving.close().await;
@@ -332,21 +332,22 @@ async fn register(kubelet: &Path, request: RegisterRequest) -> Result<(), Regist
 
 /// A running server and its streams.
 struct Serving {
-    stopper: Stopper,
+    stop: DropGuard,
     streams: watch::Sender<Streams>,
     task: JoinHandle<()>,
 }
 
 impl Serving {
     fn start(resource: ExtendedResource, node: Arc<NodeState>, incoming: UnixListenerStream) -> Self {
-        let (stopper, mut stop) = Stopper::new();
+        let stop = CancellationToken::new();
         let streams = watch::Sender::new(Streams::default());
         let service = DeviceService::new(resource, node, streams.clone(), stop.clone());
         let service = DevicePluginServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
         let server = Server::builder().add_service(service);
+        let guard = stop.clone().drop_guard();
         let task = tokio::spawn(async move {
-            let end = async move { stop.requested().await };
-            if let Err(error) = server.serve_with_incoming_shutdown(incoming, end).await {
+            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
+            if let Err(error) = ended.await {
                 warn!(
                     error = one_line(&error),
                     ?resource,
@@ -355,7 +356,7 @@ impl Serving {
             }
         });
         Self {
-            stopper,
+            stop: guard,
             streams,
             task,
         }
@@ -363,7 +364,7 @@ impl Serving {
 
     /// Ends the streams, then the connections.
     async fn close(mut self) {
-        self.stopper.stop();
+        drop(self.stop);
         if timeout(CLOSING, &mut self.task).await.is_err() {
             self.task.abort();
         }

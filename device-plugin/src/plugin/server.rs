@@ -16,6 +16,7 @@ use proto::kubelet::deviceplugin::{
 use proto::kubelet::{HEALTHY, UNHEALTHY};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::debug;
 
@@ -23,7 +24,6 @@ use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::injection::Injection;
 use crate::inventory::PhysicalId;
-use crate::stop::Stop;
 
 use super::NodeState;
 use super::ids::{NUMA_NODES, Numbered, NumberedIds};
@@ -40,7 +40,7 @@ pub struct DeviceService {
     resource: ExtendedResource,
     node: Arc<NodeState>,
     streams: watch::Sender<Streams>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
 impl DeviceService {
@@ -49,7 +49,7 @@ impl DeviceService {
         resource: ExtendedResource,
         node: Arc<NodeState>,
         streams: watch::Sender<Streams>,
-        stop: Stop,
+        stop: CancellationToken,
     ) -> Self {
         Self {
             resource,
@@ -108,7 +108,7 @@ struct Listing {
     injection: watch::Receiver<Option<Injection>>,
     /// None for a resource of which the same list is never sent again: one of them is enough for kubelet to write its checkpoint.
     list_again: Option<watch::Receiver<()>>,
-    stop: Stop,
+    stop: CancellationToken,
     /// What the list that was sent last was made of.
     sent: Option<Contents>,
     _open: OpenStream,
@@ -137,7 +137,7 @@ impl Listing {
                 // Where nothing decides any more, the last decision stands.
                 Ok(()) = self.injection.changed() => {}
                 () = asked_again(&mut self.list_again) => self.sent = None,
-                () = self.stop.requested() => return None,
+                () = self.stop.cancelled() => return None,
             }
         };
         debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
@@ -256,7 +256,7 @@ impl DevicePlugin for DeviceService {
             let opened = gate
                 .open(&self.node, self.resource, request.into_inner().device_ids)
                 .await;
-            opened.map_err(|held| Status::failed_precondition(crate::watching::one_line(&held)))?;
+            opened.map_err(|held| Status::failed_precondition(daemon::api_server::one_line(&held)))?;
         }
         Ok(Response::new(PreStartContainerResponse {}))
     }

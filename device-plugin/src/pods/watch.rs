@@ -2,6 +2,8 @@
 //!
 //! Writes nothing. While the watch is interrupted the last known set stays.
 
+use daemon::api_server::Connection;
+use daemon::watch::{ObjectWatch, Update};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::time::Duration;
 
@@ -11,9 +13,6 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use tokio::sync::watch;
 use tracing::{debug, info};
-
-use crate::connection::Connection;
-use crate::watching::{News, follow};
 
 use super::{Claimant, NodePod, PodUid, Pods, Stage};
 
@@ -29,20 +28,22 @@ pub async fn watch_pods(
 ) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut listing = Listing::default();
-    let take_in = |news| match news {
-        News::Event(event) => take_in(event, &node, &names, &mut listing, &pods),
-        News::Interrupted => pods.send_modify(|pods| pods.set_interrupted(true)),
-        News::Restored => pods.send_modify(|pods| pods.set_interrupted(false)),
-    };
     let Connection { client, contact } = connection;
-    follow(
+    let mut watch = ObjectWatch::new(
         "pods of this node",
         (Api::<Pod>::all(client), &contact),
         config,
         LONGEST_PAUSE,
-        take_in,
-    )
-    .await;
+    );
+    loop {
+        match watch.next().await {
+            Update::Event(event) => take_in(event, &node, &names, &mut listing, &pods),
+            Update::Interrupted | Update::UnknownKind => {
+                pods.send_modify(|pods| pods.set_interrupted(true));
+            }
+            Update::Restored => pods.send_modify(|pods| pods.set_interrupted(false)),
+        }
+    }
 }
 
 /// Pods of a list that is not complete yet.

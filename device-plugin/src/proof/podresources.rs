@@ -129,7 +129,7 @@ async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, Sta
     let channel = Endpoint::from_static("http://localhost")
         .connect_with_connector(connect)
         .await;
-    let channel = channel.map_err(|error| Status::unavailable(crate::watching::one_line(&error)))?;
+    let channel = channel.map_err(|error| Status::unavailable(daemon::api_server::one_line(&error)))?;
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES))
 }
 

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use proto::device::VirtualFunctionGroup;
 use proto::topology::{GpuPartitionTable, TopologyError, read_partitions};
 use serde::Deserialize;
@@ -30,7 +31,6 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::inventory::pci;
-use crate::watching::one_line;
 
 /// The prefix of labels that only this plugin writes.
 const OWN: &str = "gpushare/";

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use daemon::api_server::Connection;
+use daemon::watch::{ObjectWatch, Update};
 use kube::Api;
 use kube::runtime::watcher;
 use proto::device::RawDevice;
 use tokio::sync::watch;
-
-use crate::connection::Connection;
-use crate::watching::{News, follow};
 
 /// Nobody waits for this watch.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -29,19 +28,18 @@ pub enum Held {
 pub async fn watch_device(connection: Connection, node_name: String, held: watch::Sender<Held>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
     let mut listed = Held::Nothing;
-    let take_in = |news| match news {
-        News::Interrupted | News::Restored => {}
-        News::Event(event) => take_in(event, &mut listed, &held),
-    };
     let Connection { client, contact } = connection;
-    follow(
+    let mut watch = ObjectWatch::new(
         "this node's Device object",
         (Api::<RawDevice>::all(client), &contact),
         config,
         LONGEST_PAUSE,
-        take_in,
-    )
-    .await;
+    );
+    loop {
+        if let Update::Event(event) = watch.next().await {
+            take_in(event, &mut listed, &held);
+        }
+    }
 }
 
 fn take_in(event: watcher::Event<RawDevice>, listed: &mut Held, held: &watch::Sender<Held>) {

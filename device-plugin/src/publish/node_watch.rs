@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use daemon::api_server::Connection;
+use daemon::watch::{ObjectWatch, Update};
 use kube::Api;
 use kube::runtime::watcher;
 use proto::node::Node;
 use tokio::sync::watch;
 use tracing::warn;
-
-use crate::connection::Connection;
-use crate::watching::{News, follow};
 
 /// Nobody waits for this watch.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -18,19 +17,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
     let mut is_listed = false;
-    let take_in = |news| match news {
-        News::Interrupted | News::Restored => {}
-        News::Event(event) => take_in(event, &node_name, &mut is_listed, &node),
-    };
     let Connection { client, contact } = connection;
-    follow(
+    let mut watch = ObjectWatch::new(
         "this node",
         (Api::<Node>::all(client), &contact),
         config,
         LONGEST_PAUSE,
-        take_in,
-    )
-    .await;
+    );
+    loop {
+        if let Update::Event(event) = watch.next().await {
+            take_in(event, &node_name, &mut is_listed, &node);
+        }
+    }
 }
 
 fn take_in(

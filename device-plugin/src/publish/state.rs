@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use daemon::api_server::{Backoff, Connection, one_line};
 use futures::future::{pending, select_all};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -12,12 +13,10 @@ use kube::api::{Patch, PatchParams};
 use proto::node::Node;
 use proto::plugin_state::PluginState;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{PublishError, within};
-use crate::connection::{Backoff, Connection};
-use crate::stop::Stop;
-use crate::watching::one_line;
 
 /// Pauses after failures, doubled each time: the scheduler sends no pods before it knows.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
@@ -47,12 +46,12 @@ impl StateWriter {
     pub async fn run(
         mut self,
         mut registered: Vec<watch::Receiver<bool>>,
-        mut leaving: Stop,
+        leaving: CancellationToken,
         is_written: watch::Sender<bool>,
     ) {
         let mut written = None;
         loop {
-            let is_leaving = leaving.is_requested();
+            let is_leaving = leaving.is_cancelled();
             let serving = registered
                 .iter_mut()
                 .all(|is_registered| *is_registered.borrow_and_update())
@@ -79,7 +78,7 @@ impl StateWriter {
                 return pending().await;
             }
             tokio::select! {
-                () = leaving.requested() => {}
+                () = leaving.cancelled() => {}
                 () = any_changed(&mut registered) => {}
             }
         }
@@ -128,11 +127,16 @@ mod tests {
     use tower_test::mock::{Handle, SendResponse};
 
     use super::*;
-    use crate::stop::Stopper;
+    use tokio_util::sync::CancellationToken;
 
     type Requests = Handle<Request<Body>, Response<Body>>;
 
-    fn start() -> (Requests, watch::Sender<bool>, Stopper, watch::Receiver<bool>) {
+    fn start() -> (
+        Requests,
+        watch::Sender<bool>,
+        CancellationToken,
+        watch::Receiver<bool>,
+    ) {
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let writer = StateWriter::new(
             &Client::new(service, "default").into(),
@@ -140,10 +144,14 @@ mod tests {
             Some("u".to_owned()),
         );
         let (registered, receiver) = watch::channel(false);
-        let (stopper, leaving) = Stopper::new();
+        let leaving = CancellationToken::new();
         let (is_written, written) = watch::channel(false);
-        tokio::spawn(writer.run(vec![receiver, watch::channel(true).1], leaving, is_written));
-        (requests, registered, stopper, written)
+        tokio::spawn(writer.run(
+            vec![receiver, watch::channel(true).1],
+            leaving.clone(),
+            is_written,
+        ));
+        (requests, registered, leaving, written)
     }
 
     /// The next state that is written.
@@ -171,7 +179,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_changes_is_written_until_it_is_taken() {
-        let (mut requests, registered, stopper, mut written) = start();
+        let (mut requests, registered, leaving, mut written) = start();
         registered.send_replace(true);
         let (state, answer) = next(&mut requests).await;
         assert!(state.serving && state.pod.as_deref() == Some("u"));
@@ -185,7 +193,7 @@ mod tests {
         answer.send_response(node());
         registered.send_replace(true);
         next(&mut requests).await.1.send_response(node());
-        stopper.stop();
+        leaving.cancel();
         let (leaving, answer) = next(&mut requests).await;
         assert!(!leaving.serving && !*written.borrow());
         answer.send_response(node());
@@ -194,8 +202,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_plugin_that_never_served_writes_nothing() {
-        let (_requests, _registered, stopper, mut written) = start();
-        stopper.stop();
+        let (_requests, _registered, leaving, mut written) = start();
+        leaving.cancel();
         written.wait_for(|is_written| *is_written).await.unwrap();
     }
 }

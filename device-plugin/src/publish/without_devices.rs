@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use proto::without_devices;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -17,7 +18,6 @@ use tracing::{info, warn};
 use crate::kubelet_checkpoint;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 use crate::runtime_hook::seen::Seen;
-use crate::watching::one_line;
 
 /// Events that come together are one.
 const SETTLE: Duration = Duration::from_millis(200);

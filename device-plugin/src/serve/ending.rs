@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::pods::{NodePod, Pods, Stage};
-use crate::stop::{Stop, Stopper};
 
 /// Longest wait for the Node to say that the plugin ends.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(2);
@@ -33,9 +33,9 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Ends everything by `stopper` when the end is asked for and no pod needs the plugin. Goes on until the task is dropped.
-    pub(super) async fn run(mut self, mut signal: Stop, stopper: Stopper) {
-        signal.requested().await;
+    /// Cancels `stop` some time after `signal`, when no pod needs the plugin any more. Never returns.
+    pub(super) async fn run(mut self, signal: CancellationToken, stop: CancellationToken) {
+        signal.cancelled().await;
         if self
             .registered
             .iter()
@@ -44,7 +44,7 @@ impl Ending {
             info!("asked to end: serving kubelet until pods that are bound to this node are admitted");
             self.serve_on().await;
         }
-        stopper.stop();
+        stop.cancel();
         std::future::pending::<()>().await;
     }
 
@@ -105,11 +105,11 @@ mod tests {
             is_written,
             pods,
         };
-        let ((sender, signal), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
-        tokio::spawn(ending.run(signal, stopper));
+        let (signal, stop) = (CancellationToken::new(), CancellationToken::new());
+        tokio::spawn(ending.run(signal.clone(), stop.clone()));
         let began = Instant::now();
-        sender.stop();
-        stop.requested().await;
+        signal.cancel();
+        stop.cancelled().await;
         let took = began.elapsed();
         assert!(
             took >= expected && took < expected + Duration::from_millis(10),
@@ -127,12 +127,12 @@ mod tests {
             is_written,
             pods,
         };
-        let ((sender, signal), (stopper, mut stop)) = (Stopper::new(), Stopper::new());
-        tokio::spawn(ending.run(signal, stopper));
-        sender.stop();
+        let (signal, stop) = (CancellationToken::new(), CancellationToken::new());
+        tokio::spawn(ending.run(signal.clone(), stop.clone()));
+        signal.cancel();
         sleep(SHORTEST + LONGEST / 2).await;
-        assert!(!stop.is_requested());
+        assert!(!stop.is_cancelled());
         pods_sender.send_replace(bound(Stage::Admitted));
-        stop.requested().await;
+        stop.cancelled().await;
     }
 }

@@ -9,6 +9,7 @@ use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
 use proto::device::SERVES_VENDOR_LABEL;
 use proto::node::Node;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::extended_resource::ExtendedResource;
@@ -19,7 +20,6 @@ use crate::plugin::registration::KubeletDir;
 use crate::plugin::{NodeState, Settings};
 use crate::publish::device_watch::Held;
 use crate::publish::unit;
-use crate::stop::Stop;
 
 /// What the API server holds of this node, and which devices of others it is to be told of.
 #[derive(Clone, Debug)]
@@ -44,11 +44,11 @@ pub(super) async fn serve(
     resource: ExtendedResource,
     node: Arc<NodeState>,
     published: Published,
-    mut stop: Stop,
+    stop: CancellationToken,
     is_registered: watch::Sender<bool>,
 ) {
     tokio::select! {
-        () = stop.requested() => return,
+        () = stop.cancelled() => return,
         () = prepare(resource, &node, published) => {}
     }
     keep_offered(dir, resource, node, stop, is_registered).await;

@@ -185,7 +185,7 @@ async fn what_was_published_goes_away_with_the_devices() {
 
 #[tokio::test]
 async fn a_task_that_ends_is_an_error() {
-    let (stopper, stop) = Stopper::new();
+    let stop = CancellationToken::new();
     let mut parts = Parts::default();
     parts.servers.spawn("server", std::future::pending());
     parts.watches.spawn("watch", async {});
@@ -194,9 +194,8 @@ async fn a_task_that_ends_is_an_error() {
         error.to_string(),
         "task \"watch\" has ended, and the process with it"
     );
-    stopper.stop();
-    let (stopper, stop) = Stopper::new();
-    stopper.stop();
+    let stop = CancellationToken::new();
+    stop.cancel();
     let mut parts = Parts::default();
     parts.watches.spawn("watch", async {});
     assert!(parts.run(stop).await.is_ok());

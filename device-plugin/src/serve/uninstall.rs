@@ -2,33 +2,34 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
+use anyhow::Context;
+use daemon::api_server::Connection;
+use daemon::signals::cancel_on_signal;
 use kube::Api;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tracing::info;
 
 use crate::config::Config;
-use crate::connection::Connection;
 use crate::pods::Pods;
 use crate::publish::node_watch::watch_node;
 use crate::uninstall::{Removal, When};
 
-use super::{Parts, end_on_signal};
+use super::Parts;
 
 /// Removes what is there, is ready once nothing is left, and ends with a signal.
 ///
 /// # Errors
 /// What keeps it from starting, or the end of a task.
 pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
-    let stop = end_on_signal()?;
+    let stop = cancel_on_signal().context("cannot wait for signals")?;
     let (removed, is_removed) = watch::channel(false);
     let mut parts = Parts::default();
-    let readiness = move || answer(*is_removed.borrow());
+    let readiness = move || check(*is_removed.borrow());
     parts
         .serve_health(&config, readiness, Arc::new(Registry::default()))
         .await?;
-    let connection = Connection::new(&config).await?;
+    let connection = Connection::new(config.kubeconfig.as_deref()).await?;
     let (pods, pods_seen) = watch::channel(Pods::default());
     parts.watch_pods(&config, &connection, pods);
     let (sender, node) = watch::channel(None);
@@ -52,13 +53,9 @@ pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn answer(is_removed: bool) -> (StatusCode, &'static str) {
+fn check(is_removed: bool) -> Result<(), String> {
     if is_removed {
-        (StatusCode::OK, "ok\n")
-    } else {
-        (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "something of the plugin is left on this node\n",
-        )
+        return Ok(());
     }
+    Err("something of the plugin is left on this node".to_owned())
 }

@@ -6,13 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tracing::warn;
-
-use crate::watching::one_line;
 
 use super::claims::{ClaimName, ClaimedDevice, DraDevice};
 

@@ -284,7 +284,12 @@ fn no_claims() -> AdminAccess {
 fn recorder() -> Recorder {
     let (service, _requests) =
         tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
-    crate::events::recorder(&kube::Client::new(service, "default").into(), "n1".to_owned()).0
+    daemon::events::recorder(
+        &kube::Client::new(service, "default").into(),
+        "test",
+        Some("n1".to_owned()),
+    )
+    .0
 }
 
 fn sinks(checkpoints: watch::Sender<Option<DevicesCheckpoints>>) -> Sinks {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::events::{Recorder, Weight};
+use daemon::events::{EventType, Recorder};
+
 use crate::fleet::Fleet;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 
@@ -34,7 +35,7 @@ impl Warnings {
         for (uid, message) in now.difference(&self.0) {
             match uid.as_ref().and_then(|uid| pods.get(uid)) {
                 Some(pod) => recorder.warn(pod, RECORDED_GPU, message.clone()),
-                None => recorder.node(Weight::Warning, UNKNOWN_DEVICE, message.clone()),
+                None => recorder.node(EventType::Warning, UNKNOWN_DEVICE, message.clone()),
             }
         }
         self.0 = now;

@@ -14,7 +14,6 @@ use device_plugin::plugin::offer::keep_offered;
 use device_plugin::plugin::registration::KubeletDir;
 use device_plugin::plugin::{NodeState, Settings};
 use device_plugin::pods::{NodePod, Pods};
-use device_plugin::stop::Stopper;
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
@@ -22,6 +21,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::FakeKubelet;
 
@@ -78,7 +78,7 @@ pub(crate) struct Node {
     pub(crate) fleet: watch::Sender<Arc<Fleet>>,
     pub(crate) pods: watch::Sender<Pods>,
     pub(crate) state: Arc<NodeState>,
-    pub(crate) stopper: Stopper,
+    pub(crate) stop: CancellationToken,
     pub(crate) tasks: JoinSet<()>,
     dir: TempDir,
 }
@@ -128,7 +128,7 @@ impl Node {
             dir.path(),
         ));
         state.inherit(&pods.borrow());
-        let (stopper, stop) = Stopper::new();
+        let stop = CancellationToken::new();
         let kubelet_dir = KubeletDir {
             path: dir.path().to_owned(),
             interval: Duration::from_millis(10),
@@ -151,7 +151,7 @@ impl Node {
             fleet,
             pods,
             state,
-            stopper,
+            stop,
             tasks,
             dir,
         }

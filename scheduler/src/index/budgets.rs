@@ -9,7 +9,7 @@ use kube::core::{Selector, SelectorExt};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Index;
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 /// Budgets by namespace and name.
 pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
@@ -58,7 +58,7 @@ fn key(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
     (text(&budget.metadata.namespace), text(&budget.metadata.name))
 }
 
-impl Follow<PodDisruptionBudget> for Index {
+impl ObjectStore<PodDisruptionBudget> for Index {
     const KIND: &'static str = "poddisruptionbudgets";
     const MAY_BE_ABSENT: bool = true;
 

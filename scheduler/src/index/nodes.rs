@@ -16,7 +16,7 @@ use super::Index;
 use crate::accounting::Recorded;
 use crate::given::GivenByPod;
 use crate::inventory::{self, DeviceReport, NodeReport};
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 /// What is known of a node.
 #[derive(Debug, Default)]
@@ -91,7 +91,7 @@ impl NodeState {
     }
 }
 
-impl Follow<Node> for Index {
+impl ObjectStore<Node> for Index {
     const KIND: &'static str = "nodes";
 
     fn apply(&mut self, node: Node) {
@@ -146,7 +146,7 @@ impl Follow<Node> for Index {
     }
 }
 
-impl Follow<RawDevice> for Index {
+impl ObjectStore<RawDevice> for Index {
     const KIND: &'static str = "devices";
     const MAY_BE_ABSENT: bool = true;
 

@@ -12,7 +12,7 @@ use super::eviction::Eviction;
 use super::failing::is_refused_by_kubelet;
 use super::hints::Shown;
 use crate::accounting::{Bound, PodFacts, Surroundings};
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 /// What is known of a pod that asks for our resources.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct PodEntry {
     pub(super) list: u32,
 }
 
-impl Follow<Pod> for Index {
+impl ObjectStore<Pod> for Index {
     const KIND: &'static str = "pods";
 
     fn apply(&mut self, pod: Pod) {

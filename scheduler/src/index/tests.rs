@@ -12,7 +12,7 @@ use super::{Assumed, Decision, Index, Phase};
 use crate::accounting::PodFacts;
 use crate::bind::{Found, PodId};
 use crate::offline;
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 /// A hundred nodes of the old plugin: n0, n1 and so on.
 fn index() -> Index {

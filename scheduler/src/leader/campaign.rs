@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
+use daemon::events::Recorder;
 use daemon::panics::named;
 use kube::Client;
 use tokio::task::JoinHandle;
@@ -14,8 +15,8 @@ use super::fence::{self, Fence};
 use super::label::{LabelKeeper, Wanted};
 use super::lease::LeaseObject;
 use super::neighbour::{self, Neighbour};
-use super::sight::Sight;
 use super::term_source::TermSource;
+use super::watch_barrier::WatchBarrier;
 use super::{Leadership, PodName, now, patience};
 use crate::index::{Index, Shared};
 
@@ -48,7 +49,7 @@ pub struct Campaign {
     settings: Settings,
     leadership: Leadership,
     index: Shared<Index>,
-    sight: Sight,
+    barrier: WatchBarrier,
     lease: LeaseObject,
     label: LabelKeeper,
     fence: Option<Fence>,
@@ -75,13 +76,13 @@ impl std::fmt::Debug for Campaign {
 pub async fn succeed_alone(
     leadership: Leadership,
     index: Shared<Index>,
-    sight: Sight,
+    barrier: WatchBarrier,
     bind_timeout: Duration,
 ) {
     until_ready(&index).await;
     if index.read().began_with_pending() {
         tokio::time::sleep(patience(bind_timeout)).await;
-        sight.look_again().await;
+        barrier.wait_for_new_list().await;
     }
     leadership.clear();
 }
@@ -93,13 +94,13 @@ async fn until_ready(index: &Shared<Index>) {
 }
 
 impl Campaign {
-    /// A replica that reads and writes through `client`.
+    /// A replica that has not read the Lease yet.
     pub fn new(
-        client: Client,
+        (client, recorder): (Client, Recorder),
         settings: Settings,
         leadership: Leadership,
         index: Shared<Index>,
-        sight: Sight,
+        barrier: WatchBarrier,
     ) -> Self {
         // A process that comes after this one in the same pod is another replica.
         let identity = format!(
@@ -129,13 +130,13 @@ impl Campaign {
                 lease: lease_name.clone(),
                 lease_holder,
             };
-            Fence::new(client, fence, leadership.clone())
+            Fence::new((client, recorder), fence, leadership.clone())
         });
         Self {
             settings,
             leadership,
             index,
-            sight,
+            barrier,
             lease,
             label,
             fence,
@@ -262,7 +263,8 @@ impl Campaign {
     /// waits until the watch has shown that, and so all that was written before. Then sees to it that bindings are taken.
     fn succeed(&self, reign: Reign) -> JoinHandle<()> {
         let since = jiff::Timestamp::now().to_string();
-        let (leadership, sight, wanted) = (self.leadership.clone(), self.sight.clone(), self.label.sender());
+        let (leadership, barrier, wanted) =
+            (self.leadership.clone(), self.barrier.clone(), self.label.sender());
         let patience = patience(self.settings.bind_timeout);
         let fence = self.fence.clone();
         tokio::spawn(named("takeover", async move {
@@ -277,7 +279,7 @@ impl Campaign {
                 tokio::time::sleep(patience).await;
             }
             wanted.send_replace(Wanted::Leader(since.clone()));
-            sight.has_shown(&since).await;
+            barrier.wait_for_annotation(&since).await;
             if let Some(fence) = &fence {
                 fence.until_taken().await;
             }

@@ -7,13 +7,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use daemon::events::Recorder;
 use http::{Method, StatusCode};
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{Leadership, PodName, event, now};
+use super::{Leadership, PodName, now};
 use crate::api_server::{self, Answer};
 
 /// Group and version of the object.
@@ -50,6 +51,7 @@ pub(super) struct Settings {
 #[derive(Clone)]
 pub(super) struct Fence {
     client: Client,
+    recorder: Recorder,
     settings: Settings,
     leadership: Leadership,
 }
@@ -65,9 +67,14 @@ enum Probe {
 }
 
 impl Fence {
-    pub(super) fn new(client: Client, settings: Settings, leadership: Leadership) -> Self {
+    pub(super) fn new(
+        (client, recorder): (Client, Recorder),
+        settings: Settings,
+        leadership: Leadership,
+    ) -> Self {
         Self {
             client,
+            recorder,
             settings,
             leadership,
         }
@@ -79,7 +86,7 @@ impl Fence {
     pub(super) async fn take(&self) {
         let mut report = Report::new(self);
         while let Err(error) = self.write().await {
-            report.refused(format!("{error:#}")).await;
+            report.refused(&format!("{error:#}"));
             sleep(PAUSES.1).await;
         }
     }
@@ -93,9 +100,7 @@ impl Fence {
                 Probe::Refused(message) | Probe::Unknown(message) => message,
             };
             let written = self.write().await;
-            report
-                .refused(written.map_or_else(|error| format!("{error:#}"), |()| problem))
-                .await;
+            report.refused(&written.map_or_else(|error| format!("{error:#}"), |()| problem));
             sleep(PAUSES.1).await;
         }
     }
@@ -231,12 +236,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    async fn refused(&mut self, problem: String) {
+    fn refused(&mut self, problem: &str) {
         let since = *self.since.get_or_insert_with(now);
         if now().duration_since(since) < TOLERATED {
             return;
         }
-        self.fence.leadership.set_refused(Some(problem.clone()));
+        self.fence.leadership.set_refused(Some(problem.to_owned()));
         if !self.is_reported {
             self.is_reported = true;
             warn!(
@@ -247,13 +252,8 @@ impl<'a> Report<'a> {
                 "this replica holds the Lease, and the API server does not take its bindings: {problem}. If the object SchedulerLeader \
                  names this pod, restart kube-apiserver; else see that the CRD, the Role and the policy of this version are installed"
             );
-            event::write_warning(
-                &self.fence.client,
-                &self.fence.settings.pod,
-                "BindingsRefused",
-                &text,
-            )
-            .await;
+            let pod = &self.fence.settings.pod;
+            self.fence.recorder.warn(pod, "BindingsRefused", text);
         }
     }
 

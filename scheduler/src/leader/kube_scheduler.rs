@@ -6,13 +6,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use daemon::events::Recorder;
 use http::Method;
 use kube::Client;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
-use super::{PodName, event};
+use super::PodName;
 use crate::api_server;
 
 /// The container of the second kube-scheduler.
@@ -85,7 +86,7 @@ fn advice(image: &str, server: &str) -> Option<String> {
 }
 
 /// Compares the versions now and every hour, until it is dropped.
-pub async fn watch_version(client: Client, pod: PodName) {
+pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
     let mut told = None;
     loop {
         let pause = match look(&client, &pod).await {
@@ -96,7 +97,7 @@ pub async fn watch_version(client: Client, pod: PodName) {
                 }
                 if let Some(text) = advice.as_ref().filter(|_| advice != told) {
                     error!("{text}");
-                    event::write_warning(&client, &pod, "KubeSchedulerVersion", text).await;
+                    recorder.warn(&pod, "KubeSchedulerVersion", text.clone());
                 }
                 told = advice;
                 PAUSES.0

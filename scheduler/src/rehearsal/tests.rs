@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::rehearse;
 use crate::index::{Index, Shared};
 use crate::offline;
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 fn pod(at: usize, node: Option<&str>, owner: &str) -> Pod {
     let containers = json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": at.to_string()}}}]);

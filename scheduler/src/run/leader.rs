@@ -2,33 +2,31 @@
 
 use std::time::Duration;
 
+use daemon::api_server::Connection;
+use daemon::events;
 use daemon::panics::named;
 use daemon::supervise::Tasks;
-use futures::future::{BoxFuture, FutureExt, Shared as SharedFuture};
-use kube::{Api, Client};
+use daemon::watch::WatchLag;
+use kube::Api;
 use proto::pod::Pod;
-use tokio::sync::oneshot;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::index::{Index, Shared};
 use crate::leader::campaign::{Campaign, Settings, succeed_alone};
 use crate::leader::kube_scheduler::watch_version;
-use crate::leader::sight::Sight;
+use crate::leader::watch_barrier::WatchBarrier;
 use crate::leader::{Leadership, PodName};
-use crate::watch::events;
-use crate::watch::heard::Heard;
+use crate::watch::{ObjectStore, watch};
 
 /// How long requests are still taken after the signal to stop, where other replicas are: until nobody is sent here any more.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// Something that completes once, for many.
-pub(super) type Stop = SharedFuture<BoxFuture<'static, ()>>;
-
 /// This replica's part.
 pub(super) struct Part {
     pub(super) leadership: Leadership,
-    sight: Sight,
+    barrier: WatchBarrier,
     settings: Option<Settings>,
     bind_timeout: Duration,
 }
@@ -58,10 +56,10 @@ impl Part {
         } else {
             Leadership::alone_after_another()
         };
-        let sight = Sight::new(settings.as_ref().map(|settings| settings.pod.clone()));
+        let barrier = WatchBarrier::new(settings.as_ref().map(|settings| settings.pod.clone()));
         Self {
             leadership,
-            sight,
+            barrier,
             settings,
             bind_timeout,
         }
@@ -72,44 +70,63 @@ impl Part {
         self.settings.as_ref().map(|settings| settings.namespace.as_str())
     }
 
-    /// Follows pods.
-    pub(super) fn watch_pods(&self, client: &Client, index: &Shared<Index>, tasks: &mut Tasks) -> Heard {
-        let heard = Heard::new(<Index as crate::watch::Follow<Pod>>::KIND);
-        let api: Api<Pod> = Api::all(heard.listen(client));
-        let (sight, index) = (self.sight.clone(), index.clone());
-        tasks.spawn("watch of pods", async move {
-            sight.follow(index, || events(api.clone())).await;
-        });
-        heard
+    /// Watches pods.
+    pub(super) fn watch_pods(
+        &self,
+        connection: &Connection,
+        index: &Shared<Index>,
+        tasks: &mut Tasks,
+    ) -> WatchLag {
+        let lag = WatchLag::new(<Index as ObjectStore<Pod>>::KIND);
+        let api: Api<Pod> = Api::all(lag.observe(&connection.client));
+        let pods = watch("pods", api, &connection.contact);
+        let (barrier, index) = (self.barrier.clone(), index.clone());
+        tasks.spawn("watch of pods", async move { barrier.follow(pods, index).await });
+        lag
     }
 
-    /// Begins; what comes back completes when nothing need be served any more.
-    pub(super) fn begin(self, client: Client, index: Shared<Index>, stop: Stop, tasks: &mut Tasks) -> Stop {
+    /// Begins; returns the token that is cancelled when requests need not be served any more.
+    pub(super) fn begin(
+        self,
+        connection: &Connection,
+        index: Shared<Index>,
+        stop: CancellationToken,
+        tasks: &mut Tasks,
+    ) -> CancellationToken {
         let Some(settings) = self.settings else {
             tokio::spawn(named(
                 "beginning",
-                succeed_alone(self.leadership, index, self.sight, self.bind_timeout),
+                succeed_alone(self.leadership, index, self.barrier, self.bind_timeout),
             ));
             return stop;
         };
+        let (recorder, writer) = events::recorder(connection, "gpushare-scheduler", None);
+        tasks.spawn("events", writer.run());
+        let client = connection.client.clone();
         if settings.kube_scheduler_lease.is_some() {
             tasks.spawn(
                 "version of kube-scheduler",
-                watch_version(client.clone(), settings.pod.clone()),
+                watch_version(client.clone(), recorder.clone(), settings.pod.clone()),
             );
         }
-        let campaign = Campaign::new(client, settings, self.leadership, index, self.sight);
-        let (end, has_ended) = oneshot::channel();
-        let asked = stop.clone();
+        let campaign = Campaign::new((client, recorder), settings, self.leadership, index, self.barrier);
+        let end_of_service = CancellationToken::new();
+        let served = end_of_service.clone();
         tasks.spawn("election of a leader", async move {
-            campaign.run(asked.clone()).await;
-            // Its end is right once the process is asked to end, and no reason to hurry then.
-            if asked.peek().is_some() {
-                let _ = end.send(());
+            let lingering = tokio::spawn(named("linger", linger(stop.clone())));
+            campaign.run(stop.cancelled()).await;
+            // An end without a signal is a fault: as that of any task it ends the process.
+            if stop.is_cancelled() {
+                let _ = lingering.await;
+                served.cancel();
                 std::future::pending::<()>().await;
             }
         });
-        let ended = async move { drop(tokio::join!(has_ended, stop.then(|()| sleep(LINGER)))) };
-        ended.boxed().shared()
+        end_of_service
     }
+}
+
+async fn linger(stop: CancellationToken) {
+    stop.cancelled().await;
+    sleep(LINGER).await;
 }

@@ -1,38 +1,16 @@
-//! Events in, state out: lists replace, errors change nothing, an unknown kind that may be absent is an empty one.
+//! Updates in, objects out: lists replace, failures change nothing, an unknown kind that may be absent is an empty one.
 
-use std::time::Duration;
+use daemon::watch::Update;
+use kube::runtime::watcher::Event;
 
-use futures::stream;
-use kube::core::Status;
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::{Error, Event};
-
-use super::{FIRST_PAUSE, Follow, Pauses, follow};
+use super::{ObjectStore, apply};
 use crate::index::Shared;
 
-/// After an outage of any length a watch comes back within seconds.
-#[test]
-fn pauses_stay_short() {
-    let mut pauses = Pauses(FIRST_PAUSE);
-    for (longest, pause) in [1, 2, 4, 4, 4, 4]
-        .map(Duration::from_secs)
-        .into_iter()
-        .zip(&mut pauses)
-    {
-        assert!(
-            pause >= longest / 2 && pause <= longest,
-            "{pause:?} is not {longest:?} or up to half less"
-        );
-    }
-    pauses.reset();
-    assert!(pauses.next().unwrap() <= 2 * FIRST_PAUSE);
-}
-
-/// Remembers what it is told; objects are plain texts, of a kind that a cluster may do without or not.
+/// Records its calls; objects are plain texts, of a kind that a cluster may do without or not.
 #[derive(Debug, Default)]
-struct Told<const OPTIONAL: bool>(Vec<String>);
+struct Calls<const OPTIONAL: bool>(Vec<String>);
 
-impl<const OPTIONAL: bool> Follow<&'static str> for Told<OPTIONAL> {
+impl<const OPTIONAL: bool> ObjectStore<&'static str> for Calls<OPTIONAL> {
     const KIND: &'static str = "texts";
     const MAY_BE_ABSENT: bool = OPTIONAL;
 
@@ -53,25 +31,17 @@ impl<const OPTIONAL: bool> Follow<&'static str> for Told<OPTIONAL> {
     }
 }
 
-async fn told<const OPTIONAL: bool>(events: Vec<Result<Event<&'static str>, Error>>) -> String {
-    let state = Shared::new(Told::<OPTIONAL>::default());
-    follow(stream::iter(events), state.clone()).await;
-    let told = &state.read().0;
-    told.concat()
+fn calls<const OPTIONAL: bool>(updates: impl IntoIterator<Item = Update<&'static str>>) -> String {
+    let store = Shared::new(Calls::<OPTIONAL>::default());
+    for update in updates {
+        apply(update, &store);
+    }
+    let calls = &store.read().0;
+    calls.concat()
 }
 
-fn failed(code: u16) -> Error {
-    Error::InitialListFailed(kube::Error::Api(
-        Status {
-            code,
-            ..Status::default()
-        }
-        .boxed(),
-    ))
-}
-
-#[tokio::test]
-async fn events_in_order() {
+#[test]
+fn events_in_order() {
     let events = [
         Event::Init,
         Event::InitApply("a"),
@@ -81,31 +51,23 @@ async fn events_in_order() {
         Event::Init,
         Event::InitDone,
     ];
-    assert_eq!(told::<false>(events.map(Ok).into()).await, "[+a]+b-a[]");
+    assert_eq!(calls::<false>(events.map(Update::Event)), "[+a]+b-a[]");
 }
 
-#[tokio::test]
-async fn errors_change_nothing() {
-    let events = vec![
-        Ok(Event::Apply("a")),
-        Err(failed(500)),
-        Err(failed(403)),
-        Err(Error::NoResourceVersion),
-        Ok(Event::Apply("b")),
+#[test]
+fn interruptions_change_nothing() {
+    let updates = [
+        Update::Event(Event::Apply("a")),
+        Update::Interrupted,
+        Update::Restored,
+        Update::Event(Event::Apply("b")),
     ];
-    assert_eq!(told::<true>(events).await, "+a+b");
+    assert_eq!(calls::<true>(updates), "+a+b");
 }
 
-#[tokio::test]
-async fn only_a_kind_that_may_be_absent_is_emptied_by_not_found() {
-    assert_eq!(told::<true>(vec![Err(failed(404))]).await, "[]");
-    assert_eq!(
-        told::<false>(vec![
-            Ok(Event::Apply("a")),
-            Err(failed(404)),
-            Ok(Event::Apply("b"))
-        ])
-        .await,
-        "+a+b"
-    );
+#[test]
+fn only_a_kind_that_may_be_absent_is_emptied_if_it_is_unknown() {
+    assert_eq!(calls::<true>([Update::UnknownKind]), "[]");
+    let updates = [Update::Event(Event::Apply("a")), Update::UnknownKind];
+    assert_eq!(calls::<false>(updates), "+a");
 }

@@ -42,7 +42,7 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
     world.set_device(&device(case));
     let victims = fill(&mut world, &case.input["used"], &case.input["preemptible"]);
     for victim in victims {
-        scheduler::watch::Follow::delete(&mut world.index, &victim);
+        scheduler::watch::ObjectStore::delete(&mut world.index, &victim);
     }
     let asked = if case.input["gpu_shared"].is_null() {
         requests(&case.input["pod"])

@@ -4,7 +4,7 @@ use placement::{Amounts as EngineAmounts, NamedAmounts};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 use super::case::{Case, Outcome};
@@ -32,7 +32,7 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
         "pod_add" => apply(&mut world, &case.input["pod"]),
         "pod_delete" => {
             apply(&mut world, &case.input["pod"]);
-            Follow::<Pod>::delete(&mut world.index, &pod(&case.input["pod"]));
+            ObjectStore::<Pod>::delete(&mut world.index, &pod(&case.input["pod"]));
         }
         "pod_update" => return update(case),
         kind => return Outcome::skipped(format!("kind {kind:?} is not understood")),

@@ -12,7 +12,7 @@ use proto::resource::{ResourceNames, SERVES_VENDOR};
 use scheduler::accounting::PodFacts;
 use scheduler::bind::PodId;
 use scheduler::index::{AssumeError, Assumed, Index, RawDevice};
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde_json::{Map, Value, json};
 
 use super::requests::Amounts;
@@ -93,7 +93,7 @@ impl World {
 
     /// The node's Device object is gone.
     pub(crate) fn delete_device(&mut self) {
-        Follow::<RawDevice>::delete(
+        ObjectStore::<RawDevice>::delete(
             &mut self.index,
             &read(json!({"metadata": {"name": NODE}, "spec": {}})),
         );
@@ -231,11 +231,11 @@ pub(crate) fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 
 fn list<K: serde::de::DeserializeOwned>(index: &mut Index, object: Value)
 where
-    Index: Follow<K>,
+    Index: ObjectStore<K>,
 {
-    Follow::<K>::begin_list(index);
+    ObjectStore::<K>::begin_list(index);
     if !object.is_null() {
         index.apply(read(object));
     }
-    Follow::<K>::end_list(index);
+    ObjectStore::<K>::end_list(index);
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{StreamExt, stream};
-use kube::runtime::watcher::Event;
+use daemon::api_server::Contact;
+use http::{Request, Response};
+use kube::client::Body;
+use kube::{Api, Client};
 use rstest::rstest;
 use scheduler::leader::Leadership;
 use scheduler::leader::campaign::succeed_alone;
-use scheduler::leader::sight::Sight;
-use serde_json::Value;
+use scheduler::leader::watch_barrier::WatchBarrier;
+use scheduler::watch::watch;
+use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::api::Fault;
@@ -317,6 +320,24 @@ async fn record_of_another_scheduler_on_the_same_node_is_believed() {
     assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 8138]));
 }
 
+/// An API server that lists one pod, and sends no event.
+fn lister(pod: Value) -> Client {
+    let server = move |request: Request<Body>| {
+        let is_watch = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.contains("watch=true"));
+        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [pod]});
+        async move {
+            if is_watch {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, std::convert::Infallible>(Response::new(Body::from(list.to_string().into_bytes())))
+        }
+    };
+    Client::new(tower::service_fn(server), "default")
+}
+
 /// Writes of the scheduler before this one may be under way for the pods that were pending when this one began.
 #[rstest]
 #[case::pending(units("old", 1), true)]
@@ -330,18 +351,14 @@ async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
     let world = world.with_pod(&pod);
-    let (sight, index) = (Sight::new(None), world.index.clone());
-    let lists = move || {
-        let pods = [&listed].map(|pod| Event::InitApply(serde_json::from_value(pod.clone()).unwrap()));
-        let list = [Event::Init].into_iter().chain(pods).chain([Event::InitDone]);
-        stream::iter(list.map(Ok)).chain(stream::pending())
-    };
-    let following = sight.clone();
-    tokio::spawn(async move { following.follow(index, lists).await });
+    let barrier = WatchBarrier::new(None);
+    let (following, index) = (barrier.clone(), world.index.clone());
+    let pods = watch("pods", Api::all(lister(listed)), &Contact::default());
+    tokio::spawn(async move { following.follow(pods, index).await });
     tokio::spawn(succeed_alone(
         leadership,
         world.index.clone(),
-        sight,
+        barrier,
         Duration::from_secs(4),
     ));
     sleep(Duration::from_millis(4900)).await;

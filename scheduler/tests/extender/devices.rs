@@ -4,7 +4,7 @@
 use proto::pod::Pod;
 use scheduler::index::{Index, RawDevice};
 use scheduler::offline;
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 use crate::objects::{annotated, device, gpu, node, on, phase, pod, shared, uuid};

@@ -11,7 +11,7 @@ use proto::pod::Pod;
 use scheduler::bind::{Order, PodId};
 use scheduler::index::{Assumed, Index, RawDevice};
 use scheduler::offline;
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 use crate::objects::{
@@ -309,13 +309,13 @@ fn write_to(pod: &mut Value, order: &Order) {
 
 fn relist<K: serde::de::DeserializeOwned>(index: &mut Index, objects: &BTreeMap<usize, Value>)
 where
-    Index: Follow<K>,
+    Index: ObjectStore<K>,
 {
-    Follow::<K>::begin_list(index);
+    ObjectStore::<K>::begin_list(index);
     for value in objects.values() {
         index.apply(object::<K>(value));
     }
-    Follow::<K>::end_list(index);
+    ObjectStore::<K>::end_list(index);
 }
 
 /// Everything that an index shows of its state.

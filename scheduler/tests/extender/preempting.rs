@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use rstest::rstest;
 use scheduler::config::MisfitNodes;
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 use crate::objects::{annotated, node, on, phase, placed_by_old_extender, pod, units};

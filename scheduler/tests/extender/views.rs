@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use daemon::watch::WatchLag;
 use http::StatusCode;
 use insta::{assert_json_snapshot, assert_snapshot};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use scheduler::metrics::register_watches;
 use scheduler::offline;
-use scheduler::watch::heard::Heard;
 use serde_json::{Value, json};
 
 use crate::objects::{annotated, device, node, on, pod, units};
@@ -286,9 +286,9 @@ async fn health_routes_are_probes_and_metrics_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn metrics_say_when_each_kind_was_last_heard_of() {
+async fn metrics_show_the_watch_lag_of_each_kind() {
     let mut registry = Registry::with_prefix("gpushare_scheduler");
-    register_watches(&mut registry, vec![Heard::new("nodes"), Heard::new("pods")]);
+    register_watches(&mut registry, vec![WatchLag::new("nodes"), WatchLag::new("pods")]);
     tokio::time::sleep(Duration::from_millis(12_500)).await;
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -19,7 +19,7 @@ use scheduler::index::{HintTimes, Index, RawDevice, Shared};
 use scheduler::leader::Leadership;
 use scheduler::metrics::Metrics;
 use scheduler::offline;
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -180,14 +180,14 @@ impl World {
     /// A complete list of one kind.
     pub(crate) fn list<K: serde::de::DeserializeOwned>(&self, objects: &[Value])
     where
-        Index: Follow<K>,
+        Index: ObjectStore<K>,
     {
         let mut index = self.index.write();
-        Follow::<K>::begin_list(&mut *index);
+        ObjectStore::<K>::begin_list(&mut *index);
         for object in objects {
             index.apply(serde_json::from_value::<K>(object.clone()).unwrap());
         }
-        Follow::<K>::end_list(&mut *index);
+        ObjectStore::<K>::end_list(&mut *index);
         drop(index);
         self.check();
     }

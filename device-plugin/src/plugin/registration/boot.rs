@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use futures::{Stream, StreamExt, stream};
 use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use proto::kubelet::deviceplugin::{
@@ -22,6 +23,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
@@ -29,8 +31,6 @@ use tracing::{info, warn};
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::plugin::server::OPTIONS;
-use crate::stop::{Stop, Stopper};
-use crate::watching::one_line;
 
 use super::socket::OwnSocket;
 use super::{CLOSING, KUBELET_SOCKET, RegistrationError, register, wait_for_kubelet};
@@ -100,7 +100,11 @@ fn socket_name(resource: ExtendedResource) -> String {
 ///
 /// # Errors
 /// kubelet's checkpoint cannot be read, or kubelet does not take a registration.
-pub async fn run(dir: &Path, names: &ExtendedResourceNames, mut stop: Stop) -> Result<(), BootError> {
+pub async fn run(
+    dir: &Path,
+    names: &ExtendedResourceNames,
+    stop: CancellationToken,
+) -> Result<(), BootError> {
     // Before kubelet starts: it may forget what was listed when it writes the checkpoint again.
     let remembered = remembered(dir, names)?;
     if remembered.is_empty() {
@@ -109,7 +113,7 @@ pub async fn run(dir: &Path, names: &ExtendedResourceNames, mut stop: Stop) -> R
     }
     let kubelet = dir.join(KUBELET_SOCKET);
     tokio::select! {
-        () = stop.requested() => return Ok(()),
+        () = stop.cancelled() => return Ok(()),
         _ = wait_for_kubelet(&kubelet, LOOK) => {}
     }
     let mut listings = Vec::new();
@@ -129,7 +133,7 @@ pub async fn run(dir: &Path, names: &ExtendedResourceNames, mut stop: Stop) -> R
         );
     }
     tokio::select! {
-        () = stop.requested() => {}
+        () = stop.cancelled() => {}
         served = timeout(LONGEST, until_served(dir)) => {
             if served.is_ok() {
                 info!("the plugin serves");
@@ -178,7 +182,7 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
 
 /// One listed resource.
 struct Listing {
-    stopper: Stopper,
+    stop: DropGuard,
     task: JoinHandle<()>,
     _socket: OwnSocket,
 }
@@ -191,22 +195,22 @@ impl Listing {
                 path: path.clone(),
                 source,
             })?;
-        let (stopper, mut stop) = Stopper::new();
+        let stop = CancellationToken::new();
         let service = DevicePluginServer::new(Devices {
             ids: found.ids.clone(),
             stop: stop.clone(),
         });
+        let guard = stop.clone().drop_guard();
         let task = tokio::spawn(async move {
             let server = Server::builder().add_service(service);
-            let ended = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
-                stop.requested().await;
-            });
+            let incoming = UnixListenerStream::new(listener);
+            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
             if let Err(error) = ended.await {
                 warn!(error = one_line(&error), "the server of a resource has failed");
             }
         });
         Ok(Self {
-            stopper,
+            stop: guard,
             task,
             _socket: socket,
         })
@@ -214,7 +218,7 @@ impl Listing {
 
     /// Ends the stream, then the connection.
     async fn close(mut self) {
-        self.stopper.stop();
+        drop(self.stop);
         if timeout(CLOSING, &mut self.task).await.is_err() {
             self.task.abort();
         }
@@ -224,7 +228,7 @@ impl Listing {
 /// The devices of one resource.
 struct Devices {
     ids: BTreeSet<String>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
 fn not_yet<T>() -> Result<Response<T>, Status> {
@@ -253,9 +257,7 @@ impl DevicePlugin for Devices {
         let list = ListAndWatchResponse {
             devices: self.ids.iter().map(device).collect(),
         };
-        let mut stop = self.stop.clone();
-        let end =
-            stream::once(async move { stop.requested().await }).filter_map(|()| std::future::ready(None));
+        let end = stream::once(self.stop.clone().cancelled_owned()).filter_map(|()| std::future::ready(None));
         Ok(Response::new(Box::pin(
             stream::once(std::future::ready(Ok(list))).chain(end),
         )))
@@ -338,9 +340,13 @@ mod tests {
     async fn a_node_without_devices_needs_nothing() {
         let dir = tempfile::tempdir().unwrap();
         checkpoint(dir.path(), &json!({}), &json!(null));
-        run(dir.path(), &ExtendedResourceNames::default(), Stopper::new().1)
-            .await
-            .unwrap();
+        run(
+            dir.path(),
+            &ExtendedResourceNames::default(),
+            CancellationToken::new(),
+        )
+        .await
+        .unwrap();
     }
 
     #[tokio::test]

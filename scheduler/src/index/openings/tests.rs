@@ -11,7 +11,7 @@ use super::super::{Assumed, Decision, Index, RawDevice};
 use super::Openings;
 use crate::accounting::PodFacts;
 use crate::bind::{Found, PodId};
-use crate::watch::Follow;
+use crate::watch::ObjectStore;
 
 const HINT: Duration = Duration::from_secs(30);
 
@@ -96,13 +96,13 @@ impl World {
 
 fn list<K>(index: &mut Index, objects: Vec<K>)
 where
-    Index: Follow<K>,
+    Index: ObjectStore<K>,
 {
-    Follow::<K>::begin_list(index);
+    ObjectStore::<K>::begin_list(index);
     for object in objects {
         index.apply(object);
     }
-    Follow::<K>::end_list(index);
+    ObjectStore::<K>::end_list(index);
 }
 
 type Act = fn(&mut World);

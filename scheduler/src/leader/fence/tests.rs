@@ -112,7 +112,9 @@ fn fence(server: Server) -> (Fence, Shared) {
         retry: Duration::from_secs(2),
     };
     leadership.lead(terms, now(), true);
-    (Fence::new(client, settings, leadership), shared)
+    let (recorder, writer) = daemon::events::recorder(&client.clone().into(), "test", None);
+    tokio::spawn(writer.run());
+    (Fence::new((client, recorder), settings, leadership), shared)
 }
 
 fn holding() -> Server {

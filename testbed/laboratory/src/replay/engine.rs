@@ -17,7 +17,7 @@ use scheduler::bind::PodId;
 use scheduler::config::AnswerNodes;
 use scheduler::extender::{Extender, filter, prioritize};
 use scheduler::offline;
-use scheduler::watch::Follow;
+use scheduler::watch::ObjectStore;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -304,7 +304,7 @@ impl<'w> Engine<'w> {
             metadata,
             ..proto::pod::Pod::default()
         };
-        Follow::<proto::pod::Pod>::delete(&mut *self.extender.index().write(), &gone);
+        ObjectStore::<proto::pod::Pod>::delete(&mut *self.extender.index().write(), &gone);
     }
 
     /// Finds every invariant of the engine that does not hold, and every GPU that it counts otherwise than the records say.

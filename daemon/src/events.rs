@@ -1,7 +1,10 @@
-//! Events on pods and on this node: what happened, for whoever describes it. Nobody waits for them; while the API server is
-//! away they are kept for an hour, each once however often it happened.
+//! Kubernetes events: a recorder for all tasks of a daemon, and the one task that writes them.
+//!
+//! No task waits for an event. While the API server is away events are kept for an hour, equal ones as one.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, Utc};
@@ -12,46 +15,59 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use crate::cdi::fnv1a;
-use crate::connection::{Backoff, Connection};
-use crate::pods::NodePod;
-use crate::watching::one_line;
+use crate::api_server::{Backoff, Connection, one_line};
 
-/// How long one request may take.
+/// Longest time of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// How many events may wait to be taken in, and how many different ones to be written; more are dropped.
+/// Most events that wait for the writer, and most different ones that wait to be written; more are dropped.
 const CAPACITY: usize = 64;
 
-/// How long an event is tried to be written: the API server keeps one no longer either.
+/// Time after which an unwritten event is dropped: the API server keeps events no longer either.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// Pauses after failures, doubled each time.
+/// Shortest and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// Where events on nodes are kept.
+/// The namespace of events about nodes.
 const NAMESPACE_OF_NODES: &str = "default";
 
-/// Whether a person should look at it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
-    /// All is well.
+/// The type of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventType {
+    /// For information.
     Normal,
-    /// Something is wrong.
+    /// For a person to look at.
     Warning,
 }
 
-/// Something that happened to a pod or to the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The object that an event is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// `Pod` or `Node`.
+    pub kind: &'static str,
+    /// Empty for a node.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Empty if it is not known.
+    pub uid: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Event {
-    kind: &'static str,
-    /// None of a node.
-    namespace: Option<String>,
-    name: String,
-    uid: String,
-    weight: Weight,
+    subject: Subject,
+    severity: EventType,
     reason: &'static str,
     message: String,
+}
+
+/// The component that writes events.
+#[derive(Debug)]
+struct Source {
+    component: &'static str,
+    /// The node that the component runs on and writes about.
+    host: Option<String>,
 }
 
 /// An event that is to be written.
@@ -63,71 +79,73 @@ struct Waiting {
     last_at: DateTime<Utc>,
 }
 
-/// Takes in what happened. Cheap to clone.
+/// Hands events to the [`Writer`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    node: String,
+    source: Arc<Source>,
     events: mpsc::Sender<Event>,
 }
 
-/// Writes what is taken in.
+/// Writes the events of its [`Recorder`].
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Writer {
     client: Client,
-    node: String,
+    source: Arc<Source>,
     events: mpsc::Receiver<Event>,
     waiting: VecDeque<Waiting>,
     backoff: Backoff,
 }
 
-/// Both ends.
-pub fn recorder(connection: &Connection, node: String) -> (Recorder, Writer) {
+/// A recorder and its writer. `component` and `host` are the source in each event; `host` is the node of a daemon that runs
+/// on each node.
+pub fn recorder(
+    connection: &Connection,
+    component: &'static str,
+    host: Option<String>,
+) -> (Recorder, Writer) {
     let (sender, events) = mpsc::channel(CAPACITY);
-    let (client, backoff) = (connection.client.clone(), connection.contact.backoff(PAUSES));
-    (
-        Recorder {
-            node: node.clone(),
-            events: sender,
-        },
-        Writer {
-            client,
-            node,
-            events,
-            waiting: VecDeque::new(),
-            backoff,
-        },
-    )
+    let source = Arc::new(Source { component, host });
+    let recorder = Recorder {
+        source: Arc::clone(&source),
+        events: sender,
+    };
+    let writer = Writer {
+        client: connection.client.clone(),
+        source,
+        events,
+        waiting: VecDeque::new(),
+        backoff: connection.contact.backoff(PAUSES),
+    };
+    (recorder, writer)
 }
 
 impl Recorder {
-    /// The node of the events.
+    /// The node that this daemon runs on; empty for a daemon that does not run on each node.
     pub fn node_name(&self) -> &str {
-        &self.node
+        self.source.host.as_deref().unwrap_or_default()
     }
 
-    /// Something about a pod that a person should look at.
-    pub fn warn(&self, pod: &NodePod, reason: &'static str, message: String) {
-        let (name, uid) = (pod.name.clone(), pod.uid.as_str().to_owned());
+    /// Records a warning about a pod.
+    pub fn warn(&self, pod: impl Into<Subject>, reason: &'static str, message: String) {
         self.send(Event {
-            kind: "Pod",
-            namespace: Some(pod.namespace.clone()),
-            name,
-            uid,
-            weight: Weight::Warning,
+            subject: pod.into(),
+            severity: EventType::Warning,
             reason,
             message,
         });
     }
 
-    /// Something about this node. Its name stands for its UID, as in kubelet's own events.
-    pub fn node(&self, weight: Weight, reason: &'static str, message: String) {
-        let (name, uid) = (self.node.clone(), self.node.clone());
-        self.send(Event {
+    /// Records an event about the node that this daemon runs on. Its name stands for its UID, as in kubelet's own events.
+    pub fn node(&self, severity: EventType, reason: &'static str, message: String) {
+        let subject = Subject {
             kind: "Node",
-            namespace: None,
-            name,
-            uid,
-            weight,
+            namespace: String::new(),
+            name: self.node_name().to_owned(),
+            uid: self.node_name().to_owned(),
+        };
+        self.send(Event {
+            subject,
+            severity,
             reason,
             message,
         });
@@ -163,7 +181,7 @@ impl Writer {
                 Err(_) => (format!("no answer within {REQUEST_LIMIT:?}"), true),
             };
             let (error, may_pass) = problem;
-            let (object, reason) = (&waiting.event.name, waiting.event.reason);
+            let (object, reason) = (&waiting.event.subject.name, waiting.event.reason);
             if !may_pass || waiting.since.elapsed() >= KEPT {
                 warn!(object, reason, error, "an event is lost");
                 continue;
@@ -185,19 +203,18 @@ impl Writer {
         }
     }
 
-    /// One event per object and message: what happens again is counted in the one that is there.
+    /// Writes one object per subject, reason and message: a repeated event changes the time of the one that is there.
     async fn write(&self, waiting: &Waiting) -> kube::Result<()> {
-        let event = &waiting.event;
-        let api: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(
-            self.client.clone(),
-            event.namespace.as_deref().unwrap_or(NAMESPACE_OF_NODES),
-        );
-        let name = format!(
-            "{}.{:016x}",
-            event.name,
-            fnv1a(&format!("{}\n{}\n{}", event.uid, event.reason, event.message))
-        );
-        let object = serde_json::from_value(self.object(waiting, &name)).map_err(kube::Error::SerdeError)?;
+        let subject = &waiting.event.subject;
+        let namespace = if subject.namespace.is_empty() {
+            NAMESPACE_OF_NODES
+        } else {
+            &subject.namespace
+        };
+        let api: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.client.clone(), namespace);
+        let name = format!("{}.{:016x}", subject.name, hash(&waiting.event));
+        let object = self.object(waiting, namespace, &name);
+        let object = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
         match api.create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 // The source again, by which the admission policy knows whose event this is.
@@ -211,24 +228,31 @@ impl Writer {
     }
 
     fn source(&self) -> Value {
-        json!({"component": "gpushare-device-plugin", "host": self.node})
+        match &self.source.host {
+            Some(host) => json!({"component": self.source.component, "host": host}),
+            None => json!({"component": self.source.component}),
+        }
     }
 
-    fn object(&self, waiting: &Waiting, name: &str) -> Value {
-        let event = &waiting.event;
+    fn object(&self, waiting: &Waiting, namespace: &str, name: &str) -> Value {
+        let Event {
+            subject,
+            severity,
+            reason,
+            message,
+        } = &waiting.event;
         json!({
-            "metadata": {"name": name, "namespace": event.namespace.as_deref().unwrap_or(NAMESPACE_OF_NODES)},
-            // A node's has no namespace, which is the same as an empty one.
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
                 "apiVersion": "v1",
-                "kind": event.kind,
-                "namespace": event.namespace.as_deref().unwrap_or_default(),
-                "name": event.name,
-                "uid": event.uid,
+                "kind": subject.kind,
+                "namespace": subject.namespace,
+                "name": subject.name,
+                "uid": subject.uid,
             },
-            "type": format!("{:?}", event.weight),
-            "reason": event.reason,
-            "message": event.message,
+            "type": format!("{severity:?}"),
+            "reason": reason,
+            "message": message,
             "source": self.source(),
             "firstTimestamp": text(waiting.first_at),
             "lastTimestamp": text(waiting.last_at),
@@ -237,7 +261,14 @@ impl Writer {
     }
 }
 
-/// Adds an event to those that are to be written; one that is there already happens again.
+/// The same for equal events, also after a restart of the same build.
+fn hash(event: &Event) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    event.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Adds an event to the waiting ones; of one that waits already, only the time changes.
 fn take_in(waiting: &mut VecDeque<Waiting>, event: Event) {
     let now = Utc::now();
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
@@ -250,7 +281,11 @@ fn take_in(waiting: &mut VecDeque<Waiting>, event: Event) {
             last_at: now,
         });
     } else {
-        debug!(object = event.name, reason = event.reason, "an event is dropped");
+        debug!(
+            object = event.subject.name,
+            reason = event.reason,
+            "an event is dropped"
+        );
     }
 }
 
@@ -258,7 +293,7 @@ fn text(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Whether the same request may succeed later.
+/// Returns true if the same request may succeed later.
 fn may_pass(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,
@@ -277,12 +312,16 @@ mod tests {
 
     fn start() -> (Recorder, Handle<Request<Body>, Response<Body>>) {
         let (service, requests) = pair::<Request<Body>, Response<Body>>();
-        let (recorder, writer) = recorder(&Client::new(service, "default").into(), "n1".to_owned());
+        let (recorder, writer) = recorder(
+            &Client::new(service, "default").into(),
+            "test",
+            Some("n1".to_owned()),
+        );
         tokio::spawn(writer.run());
         (recorder, requests)
     }
 
-    /// The reason and message of the next event, which is answered so.
+    /// Answers the next event with this status code, and returns its reason and message.
     async fn next(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16) -> String {
         let (request, response) = requests.next_request().await.unwrap();
         let body: Value =
@@ -304,18 +343,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_outlive_an_absence_of_the_api_server() {
+    async fn events_outlast_an_outage_of_the_api_server() {
         let (recorder, mut requests) = start();
         let began = Instant::now();
-        recorder.node(Weight::Warning, "GPUUnhealthy", "first".to_owned());
+        recorder.node(EventType::Warning, "GPUUnhealthy", "first".to_owned());
         while began.elapsed() < Duration::from_secs(600) {
             assert_eq!(next(&mut requests, 503).await, "GPUUnhealthy first");
             // What happens again and again takes no room from others.
             for _ in 0..CAPACITY / 2 {
-                recorder.node(Weight::Warning, "GPUNotReady", "again".to_owned());
+                recorder.node(EventType::Warning, "GPUNotReady", "again".to_owned());
             }
         }
-        recorder.node(Weight::Normal, "GPUHealthy", "last".to_owned());
+        recorder.node(EventType::Normal, "GPUHealthy", "last".to_owned());
         let mut written = Vec::new();
         for _ in 0..3 {
             written.push(next(&mut requests, 201).await);
@@ -327,23 +366,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_refused_for_good_keeps_nothing_back() {
+    async fn a_refused_event_holds_up_no_other() {
         let (recorder, mut requests) = start();
-        recorder.node(Weight::Normal, "One", String::new());
-        recorder.node(Weight::Normal, "Two", String::new());
+        recorder.node(EventType::Normal, "One", String::new());
+        recorder.node(EventType::Normal, "Two", String::new());
         assert_eq!(next(&mut requests, 403).await, "One ");
         assert_eq!(next(&mut requests, 201).await, "Two ");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_of_yesterday_is_given_up() {
+    async fn an_old_event_is_dropped() {
         let (recorder, mut requests) = start();
-        recorder.node(Weight::Normal, "Old", String::new());
+        recorder.node(EventType::Normal, "Old", String::new());
         let began = Instant::now();
         while began.elapsed() < KEPT {
             assert_eq!(next(&mut requests, 500).await, "Old ");
         }
-        recorder.node(Weight::Normal, "New", String::new());
+        recorder.node(EventType::Normal, "New", String::new());
         assert_eq!(next(&mut requests, 201).await, "New ");
     }
 }

@@ -1,10 +1,13 @@
-//! The connection to the API server: its client, and the pauses after requests that failed.
+//! The connection to the API server: its client, the pauses after requests that failed, and errors for the log.
 //!
-//! Each task has requests of its own, and pauses of its own that grow while the API server is away. The first answer after an
-//! absence ends the pauses of all tasks, whichever of them got it.
+//! Each task has requests and pauses of its own; pauses grow while the API server is away. The first answer to any task ends
+//! the pauses of all.
 
+use std::error::Error;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::iter;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,17 +17,21 @@ use http::{Response, StatusCode};
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Status;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower::util::MapResultLayer;
 
-use crate::config::Config;
-use crate::watching::ANSWER_LIMIT;
+/// Longest time to the beginning of an answer.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Longest time that opening a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// Longest silence of a connection: longer than any watch lasts (295 s).
+const SILENCE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Longest time between the first answer after an absence and the end of the pauses. Each pause draws its own part of it, so
 /// that the plugins of a cluster do not send all their requests in the same moment.
@@ -61,25 +68,24 @@ impl From<Client> for Connection {
 }
 
 impl Connection {
-    /// Reads the kubeconfig, or the pod's service account. Sends no request.
+    /// Reads `kubeconfig`; without one the file that KUBECONFIG names, `~/.kube/config`, or the pod's service account. Sends no
+    /// request.
     ///
     /// # Errors
-    /// If neither can be read.
-    pub async fn new(config: &Config) -> anyhow::Result<Self> {
-        let mut found = match &config.kubeconfig {
-            Some(path) => {
-                let unreadable = || format!("cannot use the kubeconfig {}", path.display());
-                let kubeconfig = Kubeconfig::read_from(path).with_context(unreadable)?;
-                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-                    .await
-                    .with_context(unreadable)?
-            }
-            None => kube::Config::incluster()
-                .context("this does not run in a pod with a service account; name a --kubeconfig")?,
+    /// None of them can be used.
+    pub async fn new(kubeconfig: Option<&Path>) -> anyhow::Result<Self> {
+        let mut found = match kubeconfig {
+            Some(path) => read(path)
+                .await
+                .with_context(|| format!("cannot use the kubeconfig {}", path.display()))?,
+            None => kube::Config::infer()
+                .await
+                .context("no kubeconfig and no service account to reach the API server with")?,
         };
-        // Each request has a limit and a retry of its own; watches must be allowed to stay silent.
+        // Each writer has a limit and a retry of its own, and binds must know how often a request was sent.
         found.default_retry = false;
         found.connect_timeout = Some(CONNECT_LIMIT);
+        found.read_timeout = Some(SILENCE_LIMIT);
         let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
         let contact = Contact::default();
         let noted = contact.clone();
@@ -93,6 +99,11 @@ impl Connection {
             contact,
         })
     }
+}
+
+async fn read(path: &Path) -> anyhow::Result<kube::Config> {
+    let file = Kubeconfig::read_from(path)?;
+    Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
 /// Whether the API server answers. Clones share it.
@@ -200,13 +211,85 @@ fn chance() -> f64 {
     f64::from(drawn) / f64::from(u32::MAX)
 }
 
+/// An error and its causes in one line, without those that it names already.
+///
+/// Of an answer of the API server only its code, reason and message: an error that carries one would print all of it.
+pub fn one_line(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in iter::successors(Some(error), |&error| error.source()) {
+        if let Some(status) = status(cause) {
+            let found = text.find(&cause.to_string()).unwrap_or(text.len());
+            text.truncate(found);
+            let before = text
+                .trim_end_matches([':', ' '])
+                .trim_end_matches("ApiError")
+                .trim_end_matches([':', ' ']);
+            let separator = if before.is_empty() { "" } else { ": " };
+            text = format!(
+                "{before}{separator}{} {}: {}",
+                status.code, status.reason, status.message
+            );
+            break;
+        }
+        let words = cause.to_string();
+        if text.is_empty() {
+            text = words;
+        } else if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The answer of the API server, if this is one.
+fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
+    error
+        .downcast_ref::<Status>()
+        .or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
+}
+
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use kube::runtime::watcher;
     use rstest::rstest;
     use tokio::time::Instant;
 
     use super::*;
+
+    fn forbidden() -> kube::Error {
+        let details = serde_json::json!({"name": "n1", "kind": "nodes", "causes": [{"message": "long"}]});
+        let status = serde_json::json!({
+            "status": "Failure", "code": 403, "reason": "Forbidden", "message": "nodes \"n1\" is\nforbidden", "details": details,
+        });
+        kube::Error::Api(serde_json::from_value(status).unwrap())
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot write node status")]
+    struct WriteError(#[source] kube::Error);
+
+    #[rstest]
+    #[case::alone(Box::new(forbidden()), "403 Forbidden: nodes \"n1\" is forbidden")]
+    #[case::of_a_list(
+        Box::new(watcher::Error::InitialListFailed(forbidden())),
+        "failed to perform initial object list: 403 Forbidden: nodes \"n1\" is forbidden"
+    )]
+    #[case::of_a_write(
+        Box::new(WriteError(forbidden())),
+        "cannot write node status: 403 Forbidden: nodes \"n1\" is forbidden"
+    )]
+    #[case::with_context(
+        anyhow::Error::new(forbidden()).context("cannot mark").into(),
+        "cannot mark: 403 Forbidden: nodes \"n1\" is forbidden"
+    )]
+    #[case::no_answer_of_the_api_server(
+        Box::new(kube::Error::ReadEvents(std::io::Error::other("cut off"))),
+        "Error reading events stream: cut off"
+    )]
+    fn errors_in_one_line(#[case] error: Box<dyn Error + Send + Sync>, #[case] expected: &str) {
+        assert_eq!(one_line(&*error), expected);
+    }
 
     const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 

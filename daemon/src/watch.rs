@@ -1,0 +1,403 @@
+//! Watches of the API server: objects of one kind, as updates that never end.
+//!
+//! A watch that breaks or hangs begins again after a pause, with a list. [`WatchLag`] measures how old the last message of a
+//! watch is.
+
+use std::fmt::{Debug, Formatter, Result as FmtResult};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Body as HttpBody;
+use kube::client::Body;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout};
+use tower::service_fn;
+use tracing::{debug, warn};
+
+use crate::api_server::{ANSWER_LIMIT, Backoff, Contact, one_line};
+
+/// The pause after the first failure, doubled after each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A failure counts as the first one if none came for as long.
+const STABLE: Duration = Duration::from_secs(20);
+
+/// A watch counts as restored after as long without a failure: longer than a request can hang.
+const RESTORED: Duration = Duration::from_secs(35);
+
+/// News of a watch.
+#[derive(Debug)]
+pub enum Update<K> {
+    /// An object, or the progress of a list.
+    Event(Event<K>),
+    /// The API server does not know the kind: there is no such object.
+    UnknownKind,
+    /// The known objects may be out of date from now on.
+    Interrupted,
+    /// The known objects are up to date again.
+    Restored,
+}
+
+/// A watch of one kind.
+pub struct ObjectWatch<K: 'static> {
+    name: &'static str,
+    api: Api<K>,
+    config: watcher::Config,
+    events: BoxStream<'static, watcher::Result<Event<K>>>,
+    backoff: Backoff,
+    failed_at: Option<Instant>,
+    /// Between its beginning and its end a list must make progress; a watch may be silent for long.
+    is_listing: bool,
+    is_interrupted: bool,
+    /// The update that follows the last one, if it is known already.
+    next: Option<Next>,
+}
+
+enum Next {
+    Restored,
+    Pause,
+}
+
+impl<K> Debug for ObjectWatch<K> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        f.debug_struct("ObjectWatch")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K> ObjectWatch<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    /// A watch that begins with a list of all objects, read from the API server itself and not from its cache. Pauses after
+    /// failures are at most `longest_pause`, and end when `contact` is regained.
+    pub fn new(
+        name: &'static str,
+        (api, contact): (Api<K>, &Contact),
+        config: watcher::Config,
+        longest_pause: Duration,
+    ) -> Self {
+        Self {
+            name,
+            events: watcher::watcher(api.clone(), config.clone()).boxed(),
+            api,
+            config,
+            backoff: contact.backoff((FIRST_PAUSE, longest_pause)),
+            failed_at: None,
+            is_listing: true,
+            is_interrupted: false,
+            next: None,
+        }
+    }
+
+    /// Begins again with a list.
+    pub fn restart(&mut self) {
+        self.events = watcher::watcher(self.api.clone(), self.config.clone()).boxed();
+        self.is_listing = true;
+    }
+
+    /// Waits for the next update. Dropping the future loses no update.
+    pub async fn next(&mut self) -> Update<K> {
+        match self.next.take() {
+            Some(Next::Restored) => return Update::Restored,
+            Some(Next::Pause) => {
+                self.backoff.pause().await;
+                self.failed_at = Some(Instant::now());
+            }
+            None => {}
+        }
+        loop {
+            let limit = if self.is_listing { ANSWER_LIMIT } else { RESTORED };
+            match timeout(limit, self.events.next()).await {
+                Ok(Some(Ok(event))) => {
+                    self.is_listing = matches!(event, Event::Init | Event::InitApply(_));
+                    // The beginning of a list is no sign of life: it comes before the request.
+                    if !self.is_listing && std::mem::take(&mut self.is_interrupted) {
+                        self.next = Some(Next::Restored);
+                    }
+                    return Update::Event(event);
+                }
+                Ok(Some(Err(error))) => return self.fail(&error),
+                Err(_) if !self.is_listing => {
+                    if std::mem::take(&mut self.is_interrupted) {
+                        return Update::Restored;
+                    }
+                }
+                Err(_) | Ok(None) => {
+                    self.restart();
+                    self.interrupt("no answer");
+                    return Update::Interrupted;
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &watcher::Error) -> Update<K> {
+        if is_unknown_kind(error) {
+            debug!(watch = self.name, "the API server does not know this kind");
+            self.lengthen_pause();
+            self.is_interrupted = true;
+            return Update::UnknownKind;
+        }
+        self.interrupt(&one_line(error));
+        Update::Interrupted
+    }
+
+    fn interrupt(&mut self, problem: &str) {
+        self.lengthen_pause();
+        self.is_interrupted = true;
+        warn!(watch = self.name, error = problem, pause = ?self.backoff.next(), "a watch is interrupted, trying again");
+    }
+
+    fn lengthen_pause(&mut self) {
+        if self.failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
+            self.backoff.reset();
+        }
+        self.next = Some(Next::Pause);
+    }
+}
+
+/// Returns true if the custom resource is not installed.
+fn is_unknown_kind(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+/// The age of the last message of a watch; clones share it.
+///
+/// A watch hands on no bookmarks, and while nothing changes the API server sends nothing else. So a [`WatchLag`] sees the
+/// answers on their way in, and does not read them.
+#[derive(Clone, Debug)]
+pub struct WatchLag {
+    kind: &'static str,
+    last_message: Arc<Mutex<Instant>>,
+}
+
+impl WatchLag {
+    /// Begins with an age of zero.
+    pub fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            last_message: Arc::new(Mutex::new(Instant::now())),
+        }
+    }
+
+    /// The kind of the objects.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// The time since the last message.
+    pub fn age(&self) -> Duration {
+        self.last_message
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .elapsed()
+    }
+
+    fn reset(&self) {
+        *self.last_message.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// A client whose answers reset the age. "There is no such kind" does too, other refusals do not.
+    pub fn observe(&self, client: &Client) -> Client {
+        let namespace = client.default_namespace().to_owned();
+        let (client, lag) = (client.clone(), self.clone());
+        let service = service_fn(move |request: Request<Body>| {
+            let (client, lag) = (client.clone(), lag.clone());
+            async move { Ok::<_, kube::Error>(lag.observe_body(client.send(request).await?)) }
+        });
+        Client::new(service, namespace)
+    }
+
+    fn observe_body(
+        self,
+        response: Response<Body>,
+    ) -> Response<impl HttpBody<Data = Bytes, Error = kube::Error>> {
+        let status = response.status();
+        let counts = status.is_success() || status == StatusCode::NOT_FOUND;
+        response.map(|body| {
+            body.map_frame(move |frame| {
+                if counts {
+                    self.reset();
+                }
+                frame
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::TryStreamExt;
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::api::WatchParams;
+    use rstest::rstest;
+    use tokio::sync::mpsc;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// The updates of a watch of pods whose requests the returned handle answers.
+    fn start() -> (
+        tower_test::mock::Handle<Request<Body>, Response<Body>>,
+        mpsc::UnboundedReceiver<String>,
+    ) {
+        let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let (sender, news) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let api = Api::<Pod>::all(Client::new(service, "default"));
+            let connection = (api, &Contact::default());
+            let mut watch = ObjectWatch::new(
+                "pods",
+                connection,
+                watcher::Config::default(),
+                Duration::from_secs(2),
+            );
+            loop {
+                let word = match watch.next().await {
+                    Update::Event(Event::InitDone) => "listed",
+                    Update::Event(_) => continue,
+                    Update::UnknownKind => "unknown kind",
+                    Update::Interrupted => "interrupted",
+                    Update::Restored => "restored",
+                };
+                let _ = sender.send(word.to_owned());
+            }
+        });
+        (requests, news)
+    }
+
+    fn list() -> Response<Body> {
+        let list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
+        Response::builder()
+            .body(Body::from(list.as_bytes().to_vec()))
+            .unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_without_answer_is_asked_for_again() {
+        let (mut requests, mut news) = start();
+        let (_, _never_answered) = requests.next_request().await.unwrap();
+        let began = Instant::now();
+        let (_, answer) = requests.next_request().await.unwrap();
+        assert!(
+            began.elapsed() < ANSWER_LIMIT + Duration::from_secs(1),
+            "{:?}",
+            began.elapsed()
+        );
+        answer.send_response(list());
+        let told = [news.recv().await, news.recv().await, news.recv().await].map(Option::unwrap);
+        assert_eq!(told, ["interrupted", "listed", "restored"]);
+    }
+
+    /// Pauses grow to their limit and no further, whatever little succeeds in between.
+    #[tokio::test(start_paused = true)]
+    async fn pauses_are_bounded_and_forgotten_only_in_time() {
+        let (mut requests, _news) = start();
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            let (_, answer) = requests.next_request().await.unwrap();
+            let began = Instant::now();
+            answer.send_response(list());
+            let (_, watch) = requests.next_request().await.unwrap();
+            let gone = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}}"#;
+            watch.send_response(
+                Response::builder()
+                    .body(Body::from(gone.as_bytes().to_vec()))
+                    .unwrap(),
+            );
+            let (_, next) = requests.next_request().await.unwrap();
+            pauses.push(began.elapsed().as_millis());
+            // The next list fails too, so that every second request is a list again.
+            next.send_response(Response::builder().status(500).body(Body::empty()).unwrap());
+        }
+        // Doubled after each failure, of which there are two in a round, and up to a quarter more.
+        let expected = [250, 1000, 2000, 2000, 2000, 2000];
+        assert!(
+            pauses
+                .iter()
+                .zip(expected)
+                .all(|(pause, least)| (least..=least * 5 / 4 + 10).contains(pause)),
+            "{pauses:?}"
+        );
+    }
+
+    /// A server that answers every request so, with a line a minute.
+    fn server(status: u16, lines: &'static [&'static str]) -> Client {
+        let answer = service_fn(move |_: Request<Body>| async move {
+            let lines = futures::stream::iter(lines).then(async |line| {
+                sleep(Duration::from_secs(60)).await;
+                Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(line.as_bytes())))
+            });
+            Ok::<_, std::io::Error>(
+                Response::builder()
+                    .status(status)
+                    .body(StreamBody::new(Box::pin(lines)))
+                    .unwrap(),
+            )
+        });
+        Client::new(answer, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bookmarks_and_events_reset_the_lag() {
+        let lag = WatchLag::new("pods");
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(lag.age(), Duration::from_secs(5), "from the beginning on");
+        let client = lag.observe(&server(
+            200,
+            &[
+                "{\"type\":\"BOOKMARK\",\"object\":{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"resourceVersion\":\"7\"}}}\n",
+                "{\"type\":\"DELETED\",\"object\":{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\"}}}\n",
+            ],
+        ));
+        let api: Api<Pod> = Api::all(client);
+        let mut events = api.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+        for _ in 0..2 {
+            assert!(events.try_next().await.unwrap().is_some());
+            assert_eq!(lag.age(), Duration::ZERO);
+        }
+        assert!(events.try_next().await.unwrap().is_none());
+        sleep(Duration::from_secs(7)).await;
+        assert_eq!(lag.age(), Duration::from_secs(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_that_is_not_installed_is_no_interruption() {
+        let (mut requests, mut news) = start();
+        for _ in 0..3 {
+            let (_, answer) = requests.next_request().await.unwrap();
+            let status =
+                r#"{"kind":"Status","status":"Failure","reason":"NotFound","message":"no","code":404}"#;
+            let body = Body::from(status.as_bytes().to_vec());
+            answer.send_response(Response::builder().status(404).body(body).unwrap());
+            assert_eq!(news.recv().await.unwrap(), "unknown kind");
+        }
+    }
+
+    #[rstest]
+    #[case::list(200, true)]
+    #[case::unknown_kind(404, true)]
+    #[case::forbidden(403, false)]
+    #[case::broken(500, false)]
+    #[tokio::test(start_paused = true)]
+    async fn answers_reset_the_lag_and_refusals_do_not(#[case] status: u16, #[case] expected: bool) {
+        let lag = WatchLag::new("devices");
+        let client = lag.observe(&server(status, &["{}"]));
+        let answer = client
+            .request_text(Request::get("/apis").body(Vec::new()).unwrap())
+            .await;
+        assert_eq!(answer.is_ok(), status == 200);
+        assert_eq!(lag.age().is_zero(), expected);
+    }
+}

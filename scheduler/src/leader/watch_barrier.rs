@@ -1,0 +1,128 @@
+//! Waits until the watch of pods has shown everything that was written up to a certain moment.
+//!
+//! There are two ways. A leader annotates its own pod: once the watch shows that write it has shown every earlier one, since
+//! it shows writes in their order. A replica without a pod of its own lists all pods again.
+
+use std::sync::Arc;
+
+use daemon::watch::{ObjectWatch, Update};
+use kube::runtime::watcher::Event;
+use proto::pod::Pod;
+use tokio::sync::watch;
+
+use super::{PodName, label};
+use crate::index::Shared;
+use crate::watch::{ObjectStore, apply};
+
+/// The progress of the watch of pods; clones share it.
+#[derive(Clone, Debug)]
+pub struct WatchBarrier {
+    /// This replica's pod.
+    own: Option<PodName>,
+    /// The annotation of that pod as the watch showed it last; empty if it is not there.
+    shown: Arc<watch::Sender<String>>,
+    /// The number of lists that were requested.
+    requested: Arc<watch::Sender<u64>>,
+    /// The value of `requested` when the last complete list began.
+    listed: Arc<watch::Sender<u64>>,
+}
+
+/// A list that is not complete: its objects come in no order, so it shows nothing before its end.
+#[derive(Debug, Default)]
+struct Listing {
+    is_open: bool,
+    own: Option<String>,
+}
+
+impl WatchBarrier {
+    /// The barrier of a watch that has shown nothing yet; `own` is this replica's pod.
+    pub fn new(own: Option<PodName>) -> Self {
+        Self {
+            own,
+            shown: Arc::default(),
+            requested: Arc::default(),
+            listed: Arc::default(),
+        }
+    }
+
+    /// Waits until the watch has shown this replica's pod with this annotation, and so every earlier write.
+    pub async fn wait_for_annotation(&self, since: &str) {
+        let mut shown = self.shown.subscribe();
+        // An error is impossible: the sender lives as long as `self`.
+        let _ = shown.wait_for(|shown| shown == since).await;
+    }
+
+    /// Lists all pods again, and waits for the end of the list.
+    pub async fn wait_for_new_list(&self) {
+        self.requested.send_modify(|n| *n += 1);
+        let requested = *self.requested.borrow();
+        let mut listed = self.listed.subscribe();
+        let _ = listed.wait_for(|listed| *listed >= requested).await;
+    }
+
+    /// Carries the updates of a watch into a store until the task is dropped.
+    pub async fn follow<S: ObjectStore<Pod>>(&self, mut watch: ObjectWatch<Pod>, store: Shared<S>) {
+        let mut requested = self.requested.subscribe();
+        let mut number = *requested.borrow_and_update();
+        let mut listing = Listing::default();
+        loop {
+            tokio::select! {
+                update = watch.next() => self.apply(update, (&mut listing, number), &store),
+                // Never an error, as `self` has the sender.
+                _ = requested.changed() => {
+                    number = *requested.borrow_and_update();
+                    watch.restart();
+                }
+            }
+        }
+    }
+
+    /// Carries an update into the store, then ends the waits for it.
+    fn apply<S: ObjectStore<Pod>>(
+        &self,
+        update: Update<Pod>,
+        (listing, number): (&mut Listing, u64),
+        store: &Shared<S>,
+    ) {
+        let is_begin = matches!(update, Update::Event(Event::Init));
+        let is_end = matches!(update, Update::Event(Event::InitDone));
+        let own = match &update {
+            Update::Event(Event::Apply(pod) | Event::InitApply(pod)) => self.annotation_of_own(pod),
+            _ => None,
+        };
+        apply(update, store);
+        if is_begin {
+            *listing = Listing {
+                is_open: true,
+                own: None,
+            };
+        }
+        if own.is_some() {
+            listing.own = own;
+        }
+        if is_end {
+            listing.is_open = false;
+            self.listed.send_replace(number);
+        }
+        if let Some(annotation) = listing.own.take_if(|_| !listing.is_open) {
+            self.shown.send_replace(annotation);
+        }
+    }
+
+    /// The annotation if this is this replica's pod; empty if the pod has none.
+    fn annotation_of_own(&self, pod: &Pod) -> Option<String> {
+        let own = self.own.as_ref()?;
+        let meta = &pod.metadata;
+        let is_own = meta.name.as_deref() == Some(own.name.as_str())
+            && meta.namespace.as_deref() == Some(own.namespace.as_str());
+        if !is_own {
+            return None;
+        }
+        let annotations = meta.annotations.as_ref();
+        let since = annotations.and_then(|annotations| annotations.get(label::SINCE));
+        Some(since.cloned().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests;
