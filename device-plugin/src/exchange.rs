@@ -12,8 +12,8 @@ use daemon::api_server::{Connection, one_line};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use proto::device::Device;
-use proto::exchange::{self, EXCHANGED_RECORDS, ExchangeError, Exchanged};
 use proto::memory_unit::MemoryUnit;
+use proto::plugin_reports::{self, EXCHANGED_RECORDS, ReportError, SwappedRecords};
 use proto::pod::Pod;
 use proto::record::{DeviceAllocations, GpushareRecord, MEM_ASSIGNED, Record};
 use serde_json::json;
@@ -72,7 +72,7 @@ pub enum ExchangeFailed {
     Contended(String),
     /// There is no room for more.
     #[error(transparent)]
-    Unwritable(#[from] ExchangeError),
+    Unwritable(#[from] ReportError),
 }
 
 /// The annotation of this node's Device object. Only one task uses it at a time.
@@ -128,14 +128,14 @@ impl Exchange {
         }
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
         let found = self.limited("read", devices.get_opt(&name)).await?;
-        let read = exchange::read(
+        let read = plugin_reports::read_swapped_records(
             found
                 .as_ref()
                 .and_then(|device| device.metadata.annotations.as_ref()),
         );
         let exchanged = read.unwrap_or_else(|error| {
             warn!(node = self.node_name, %error, "no pod of this node is taken to have exchanged its record");
-            Exchanged::new()
+            SwappedRecords::new()
         });
         let exchanged: BTreeMap<PodUid, DeviceAllocations> = exchanged
             .into_iter()
@@ -224,7 +224,7 @@ impl Exchange {
             let Some(device) = self.limited("read", devices.get_opt(&name)).await? else {
                 return Ok(false);
             };
-            let read = exchange::read(device.metadata.annotations.as_ref());
+            let read = plugin_reports::read_swapped_records(device.metadata.annotations.as_ref());
             if read.is_ok_and(|there| known.keys().all(|uid| there.contains_key(uid.as_str()))) {
                 return Ok(false);
             }
@@ -359,8 +359,8 @@ fn exchanged(
 }
 
 /// The annotation that says this.
-fn text_of(exchanged: &BTreeMap<PodUid, DeviceAllocations>) -> Result<String, ExchangeError> {
-    exchange::write(
+fn text_of(exchanged: &BTreeMap<PodUid, DeviceAllocations>) -> Result<String, ReportError> {
+    plugin_reports::write_swapped_records(
         &exchanged
             .iter()
             .map(|(uid, record)| (uid.as_str().to_owned(), record.clone()))

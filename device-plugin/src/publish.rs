@@ -24,13 +24,13 @@ use chrono::Utc;
 use daemon::api_server::{Backoff, Connection, one_line};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
 use proto::device::Device;
+use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
+use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::resource::ResourceNames;
 use proto::topology::GpuPartitionPolicy;
-use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -109,7 +109,7 @@ pub struct Sources {
     /// The Device object as the API server holds it.
     pub device: watch::Receiver<Held>,
     /// The devices of pods that somebody else placed; none as long as that is not known.
-    pub checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+    pub checkpoints: watch::Receiver<Option<KubeletAllocations>>,
     /// What the operator says of the devices.
     pub additions: watch::Receiver<Arc<Additions>>,
     /// The way in which containers get their devices; none until that is decided.

@@ -21,7 +21,7 @@ use daemon::supervise::Tasks;
 use daemon::watchdog::{self, Probe};
 use kube::Api;
 use prometheus_client::registry::Registry;
-use proto::checkpoints::DevicesCheckpoints;
+use proto::kubelet_allocations::KubeletAllocations;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, watch};
@@ -451,7 +451,7 @@ impl Parts {
         connection: &Connection,
         sources: vendor::Sources,
         recorder: Recorder,
-    ) -> watch::Receiver<Option<DevicesCheckpoints>> {
+    ) -> watch::Receiver<Option<KubeletAllocations>> {
         let settings = vendor::Settings {
             resources: config
                 .served_by(VendorServer::Vendor)

@@ -17,8 +17,8 @@ use std::time::Duration;
 use daemon::api_server::one_line;
 use daemon::events::Recorder;
 use prost::Message;
-use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
@@ -125,7 +125,7 @@ pub enum VendorError {
 ///
 /// A pod that has ended holds nothing. Of the checkpoint's entries only those of pods that are there count, because kubelet
 /// clears away what ended pods held only when it allocates again; what the API tells is of pods that are there.
-pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> DevicesCheckpoints {
+pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> KubeletAllocations {
     let entries = allocations.iter().filter_map(|allocation| {
         let uid = uid_of(pods, &allocation.pod);
         let pod = uid.and_then(|uid| pods.get(uid));
@@ -140,7 +140,7 @@ pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Device
         if has_ended(allocation, pods) || device_ids.is_empty() || pod.is_some_and(is_counted) {
             return None;
         }
-        Some(ContainerDevices {
+        Some(KubeletAllocation {
             pod_uid: uid.map(|uid| uid.as_str().to_owned()).unwrap_or_default(),
             container_name: allocation.container.clone(),
             resource_name: allocation.resource.clone(),
@@ -148,10 +148,10 @@ pub fn foreign(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Device
             alloc_resp: None,
         })
     });
-    let mut entries: Vec<ContainerDevices> = entries.collect();
+    let mut entries: Vec<KubeletAllocation> = entries.collect();
     entries.sort();
     entries.dedup();
-    DevicesCheckpoints { entries }
+    KubeletAllocations { entries }
 }
 
 /// The UID of the pod that kubelet means, if the pod is known: it asks for something of ours, or uses claims.
@@ -231,7 +231,7 @@ pub struct Sources {
 #[derive(Debug)]
 pub struct Sinks {
     /// The devices that the scheduler is to count.
-    pub checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
+    pub checkpoints: watch::Sender<Option<KubeletAllocations>>,
     /// Events on claims.
     pub recorder: Recorder,
 }
@@ -248,7 +248,7 @@ pub async fn watch_vendor(settings: Settings, sources: Sources, mut admin_access
         recorder,
     } = sinks;
     if settings.is_idle() {
-        checkpoints.send_replace(Some(DevicesCheckpoints::default()));
+        checkpoints.send_replace(Some(KubeletAllocations::default()));
         return std::future::pending().await;
     }
     if pods.wait_for(Pods::is_synced).await.is_err() {
@@ -294,7 +294,7 @@ pub async fn watch_vendor(settings: Settings, sources: Sources, mut admin_access
     }
 }
 
-fn publish(now: DevicesCheckpoints, checkpoints: &watch::Sender<Option<DevicesCheckpoints>>) {
+fn publish(now: KubeletAllocations, checkpoints: &watch::Sender<Option<KubeletAllocations>>) {
     checkpoints.send_if_modified(|held| {
         let is_news = held.as_ref() != Some(&now);
         if is_news {

@@ -1,64 +1,64 @@
-//! `AdmissionReview` v1, the question of the API server to a webhook and its answer; and the namespaces that are exempt.
+//! `AdmissionReview` v1, the API server's request to a webhook and the response; and the default of unrestricted namespaces.
 //!
-//! Objects stay JSON, as a patch has to name places in them. Decides nothing.
+//! Objects stay JSON, since a patch names places in them. `kube`'s own types refuse reviews with unknown or missing fields.
 
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// `apiVersion` of question and answer.
+/// `apiVersion` of request and response.
 pub const API_VERSION: &str = "admission.k8s.io/v1";
-/// `kind` of question and answer.
+/// `kind` of request and response.
 pub const KIND: &str = "AdmissionReview";
 
-/// Default namespaces, separated by commas, whose pods may choose themselves which GPUs they see. The scheduler's webhook and
-/// the plugin's runtime hook must agree on them.
+/// Default namespaces, separated by commas, whose pods may choose the GPUs that they see. The scheduler's webhook and the
+/// plugin's runtime hook must agree on them.
 pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpu-operator,gpushare-system";
 
-/// A question.
+/// A review with a request.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AdmissionQuestion {
+pub struct AdmissionReview {
     /// [`API_VERSION`].
     pub api_version: String,
     /// [`KIND`].
     pub kind: String,
-    /// The request that waits for the answer.
+    /// The request.
     pub request: AdmissionRequest,
 }
 
-/// A request to the API server that is being admitted.
+/// A request to the API server that waits for the webhook.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionRequest {
-    /// Repeated in the answer.
+    /// Repeated in the response.
     pub uid: String,
-    /// What kind of object it is about, by plural name.
+    /// The resource of the object.
     #[serde(default)]
     pub resource: GroupVersionResource,
-    /// Empty for the object itself.
+    /// The subresource; empty for the object itself.
     #[serde(default, deserialize_with = "crate::pod::null_as_default")]
     pub sub_resource: String,
-    /// The object's name; empty while the API server has not made one up.
+    /// The object's name; empty until the API server has generated one.
     #[serde(default, deserialize_with = "crate::pod::null_as_default")]
     pub name: String,
     /// The object's namespace.
     #[serde(default, deserialize_with = "crate::pod::null_as_default")]
     pub namespace: String,
-    /// What is done to the object.
+    /// The operation on the object.
     pub operation: Operation,
-    /// Who does it.
+    /// The user of the request.
     #[serde(default)]
     pub user_info: UserInfo,
-    /// The object as it will be.
+    /// The object after the operation.
     #[serde(default)]
     pub object: Option<Value>,
-    /// The object as it is.
+    /// The object before the operation.
     #[serde(default)]
     pub old_object: Option<Value>,
 }
 
-/// A kind of object by its place in the API.
+/// A resource of the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct GroupVersionResource {
     /// Empty for the core group.
@@ -72,23 +72,23 @@ pub struct GroupVersionResource {
     pub resource: String,
 }
 
-/// What is done to an object.
+/// An operation on an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
-    /// It is made.
+    /// Creation.
     Create,
-    /// It is changed.
+    /// Change.
     Update,
-    /// It is deleted.
+    /// Deletion.
     Delete,
-    /// Anything else.
+    /// Connection, or any other operation.
     #[default]
     #[serde(other)]
     Connect,
 }
 
-/// Who makes a request.
+/// A user of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct UserInfo {
     /// Such as `system:serviceaccount:kube-system:replicaset-controller`.
@@ -96,27 +96,27 @@ pub struct UserInfo {
     pub username: String,
 }
 
-/// An answer.
+/// A review with a response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AdmissionAnswer {
+pub struct AdmissionReviewReply {
     /// [`API_VERSION`].
     pub api_version: &'static str,
     /// [`KIND`].
     pub kind: &'static str,
-    /// The verdict.
+    /// The response.
     pub response: AdmissionResponse,
 }
 
-/// A verdict on a request.
+/// A response to a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionResponse {
-    /// That of the request.
+    /// The UID of the request.
     pub uid: String,
-    /// Whether the request may go on.
+    /// True to admit the request.
     pub allowed: bool,
-    /// Why not.
+    /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<AdmissionStatus>,
     /// A list of [`PatchOperation`]s in JSON.
@@ -125,12 +125,12 @@ pub struct AdmissionResponse {
     /// `JSONPatch` where there is a patch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patch_type: Option<&'static str>,
-    /// Shown to the user beside the outcome.
+    /// Warnings for the user.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// Why a request is refused.
+/// The reason of a refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AdmissionStatus {
     /// For the user.
@@ -145,22 +145,22 @@ pub struct AdmissionStatus {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum PatchOperation {
-    /// Sets a field, whether it is there or not.
+    /// Adds a field, or replaces it.
     Add {
         /// JSON pointer.
         path: String,
         /// The field's value.
         value: Value,
     },
-    /// Removes a field that is there.
+    /// Removes a field, which must exist.
     Remove {
         /// JSON pointer.
         path: String,
     },
 }
 
-impl AdmissionAnswer {
-    /// The answer that holds this verdict.
+impl AdmissionReviewReply {
+    /// The review with this response.
     pub fn new(response: AdmissionResponse) -> Self {
         Self {
             api_version: API_VERSION,

@@ -1,13 +1,11 @@
-//! Koordinator's Device custom resource: what a node's plugin found, read by the scheduler whoever wrote it.
+//! Koordinator's Device custom resource, in which a node's plugin publishes its devices; koordlet writes the same resource.
 //!
 //! The types are the schema that Koordinator ships, field by field; the `CustomResourceDefinition` is generated from them. They
 //! read more than the schema allows, since a cluster may have another definition, or had one when an object was written.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::ClusterResourceScope;
 use kube::{CustomResource, Resource};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
@@ -18,14 +16,14 @@ use crate::quantity::Quantity;
 
 /// The device type of GPUs.
 pub const TYPE_GPU: &str = "gpu";
-/// The device type of network adapters that reach memory of other machines.
+/// The device type of RDMA network adapters.
 pub const TYPE_RDMA: &str = "rdma";
-/// The device type of programmable cards.
+/// The device type of FPGA cards.
 pub const TYPE_FPGA: &str = "fpga";
 
-/// Who makes the GPUs; a label of the Device object and of the node, as the two that follow.
+/// Vendor of the GPUs; a label of the Device object and of the node, like the next two.
 pub const GPU_VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
-/// What the GPUs are; absent if they differ.
+/// Model of the GPUs; absent if they differ.
 pub const GPU_MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
 /// Version of the GPU driver.
 pub const GPU_DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
@@ -34,29 +32,29 @@ pub const NODE_LABELS: [&str; 3] = [GPU_VENDOR_LABEL, GPU_MODEL_LABEL, GPU_DRIVE
 
 /// Label of the Device object of a node whose plugin serves the vendor's resource (`nvidia.com/gpu`) too: `true`.
 pub const SERVES_VENDOR_LABEL: &str = "gpushare/serves-vendor";
-/// Label of a device that takes no pods that share it: [`SHARING_DISABLED`].
+/// Label of a device that is left to the vendor's plugin: [`SHARING_DISABLED`].
 pub const SHARING_LABEL: &str = "gpushare/sharing";
 /// The value of [`SHARING_LABEL`].
 pub const SHARING_DISABLED: &str = "disabled";
 
-/// Annotation of the node that changes with its Device object, so that kube-scheduler looks again at pods that wait for devices.
+/// Annotation of the node that changes with its Device object: kube-scheduler watches nodes, and retries pending pods then.
 pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
-/// Annotation of the Device object with the boot of the node in which the plugin wrote it, as the kernel names it.
+/// Annotation of the Device object with the kernel's boot ID of the node when the plugin wrote the object.
 pub const BOOT_ID: &str = "gpushare/boot-id";
 
-/// Annotation of the Device object by which an operator says that unhealthy devices are well again: their IDs, separated by
-/// commas, or `all`.
+/// Annotation of the Device object with which an operator declares unhealthy devices healthy: their IDs, separated by commas,
+/// or `all`.
 pub const CLEAR_UNHEALTHY: &str = "gpushare/clear-unhealthy";
 
-/// The condition that says whether a device works.
+/// The condition that is true if a device works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
-/// The condition that says whether the node can give the device to a container, and in which way.
+/// The condition that is true if containers of the node can get the device; its message names the injection mode.
 pub const CONDITION_INJECTABLE: &str = "Injectable";
-/// The condition of a GPU that says whether only containers that ask for GPUs see it.
+/// The condition of a GPU that is true if only containers that request GPUs see it.
 pub const CONDITION_ISOLATED: &str = "Isolated";
 
-/// The devices of the node whose name this object bears, as the node's plugin reports them.
+/// The devices of the node of the same name, as its plugin reports them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema, CustomResource)]
 #[kube(
     group = "scheduling.koordinator.sh",
@@ -65,75 +63,47 @@ pub const CONDITION_ISOLATED: &str = "Isolated";
     plural = "devices",
     status = "DeviceStatus",
     derive = "PartialEq",
-    doc = "The devices of one node: what each has, where it sits and whether it works. Bears the name of the node, whose plugin writes it; schedulers read it.",
-    printcolumn = r#"{"name": "Vendor", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-vendor", "description": "Who makes the GPUs"}"#,
-    printcolumn = r#"{"name": "Model", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-model", "description": "What the GPUs are, if all are the same"}"#,
+    doc = "The devices of the node of the same name: their amounts, places and health. The node's plugin writes it, and schedulers read it.",
+    printcolumn = r#"{"name": "Vendor", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-vendor", "description": "Vendor of the GPUs"}"#,
+    printcolumn = r#"{"name": "Model", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-model", "description": "Model of the GPUs, if all are equal"}"#,
     printcolumn = r#"{"name": "Driver", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-driver-version", "description": "Version of the GPU driver"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = as_others_wrote_it)]
+#[schemars(transform = without_defaults)]
 pub struct DeviceSpec {
     /// Every device of every type, healthy or not.
     #[serde(default, deserialize_with = "null_as_default")]
     pub devices: Vec<DeviceInfo>,
 }
 
-/// A Device object whose spec is not decoded: one that cannot be decoded must hide neither itself nor others.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// A Device object with its spec as JSON: one that does not decode must not fail a list of objects.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
+#[resource(inherit = Device)]
 pub struct RawDevice {
     /// The node's name, labels and annotations.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// As it came.
+    /// JSON of [`DeviceSpec`], if it is valid.
     #[serde(default)]
     pub spec: Value,
 }
 
 impl RawDevice {
-    /// The devices, if they can be read.
+    /// Decodes the spec.
     ///
     /// # Errors
-    /// The spec is not of the form that the schema demands.
+    /// The spec has another form than the schema demands.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
         Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)
     }
 }
 
-impl Resource for RawDevice {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Device::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        Device::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        Device::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        Device::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
-/// What Koordinator declares and nothing writes.
+/// The status that Koordinator's schema declares; no program writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(transform = as_others_wrote_it)]
+#[schemars(transform = without_defaults)]
 pub struct DeviceStatus {
-    /// Which pods hold which devices.
+    /// The holders of devices, by device type.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -144,7 +114,7 @@ pub struct DeviceStatus {
 
 /// The holders of one type of device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(transform = as_others_wrote_it)]
+#[schemars(transform = without_defaults)]
 pub struct StatusAllocation {
     /// Device type.
     #[serde(rename = "type", default)]
@@ -160,7 +130,7 @@ pub struct StatusAllocation {
 
 /// One holder.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(transform = as_others_wrote_it)]
+#[schemars(transform = without_defaults)]
 pub struct StatusEntry {
     /// Pod name.
     #[serde(default)]
@@ -179,12 +149,12 @@ pub struct StatusEntry {
 /// One physical device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = as_others_wrote_it, extend("required" = ["health"]))]
+#[schemars(transform = without_defaults, extend("required" = ["health"]))]
 pub struct DeviceInfo {
-    /// `gpu`, `rdma`, `fpga`, or a type nobody compiled in.
+    /// `gpu`, `rdma`, `fpga`, or any other type.
     #[serde(rename = "type", default)]
     pub device_type: String,
-    /// Labels that hints select by.
+    /// Labels, which hints of pods select.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -205,14 +175,14 @@ pub struct DeviceInfo {
     /// An unhealthy device takes no new pods.
     #[serde(default)]
     pub health: bool,
-    /// Everything the device has, by resource name.
+    /// Amounts of the device, by resource name.
     #[serde(
         default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub resources: BTreeMap<String, Quantity>,
-    /// Where it sits.
+    /// Its place in the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "DeviceTopology")]
     pub topology: Option<DeviceTopology>,
@@ -223,7 +193,7 @@ pub struct DeviceInfo {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub vf_groups: Vec<VirtualFunctionGroup>,
-    /// Why the device is healthy or not, and since when.
+    /// Conditions, such as the reason and time of a failure.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -232,10 +202,10 @@ pub struct DeviceInfo {
     pub conditions: Vec<DeviceCondition>,
 }
 
-/// Where a device sits in the machine.
+/// The place of a device in the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = as_others_wrote_it, extend("required" = ["nodeID", "pcieID", "socketID"]))]
+#[schemars(transform = without_defaults, extend("required" = ["nodeID", "pcieID", "socketID"]))]
 pub struct DeviceTopology {
     /// CPU socket, -1 if unknown.
     #[serde(rename = "socketID", default)]
@@ -251,11 +221,11 @@ pub struct DeviceTopology {
     pub bus_id: String,
 }
 
-/// Virtual functions that share their labels.
+/// Virtual functions with equal labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(transform = as_others_wrote_it)]
+#[schemars(transform = without_defaults)]
 pub struct VirtualFunctionGroup {
-    /// Labels that a `vfSelector` selects by.
+    /// Labels, which the `vfSelector` of a hint selects.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -273,7 +243,7 @@ pub struct VirtualFunctionGroup {
 
 /// One virtual function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(transform = as_others_wrote_it, extend("required" = ["minor"]))]
+#[schemars(transform = without_defaults, extend("required" = ["minor"]))]
 pub struct VirtualFunction {
     /// Its number, -1 if unknown.
     #[serde(default)]
@@ -286,9 +256,9 @@ pub struct VirtualFunction {
 /// A condition in the form of `metav1.Condition`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = as_others_wrote_it)]
+#[schemars(transform = without_defaults)]
 pub struct DeviceCondition {
-    /// `Healthy`; `Injectable`: whether containers of this node can be given the device; `Isolated`: whether only containers that ask for GPUs see it.
+    /// `Healthy`; `Injectable`, true if containers of the node can get the device; `Isolated`, true if only containers that request GPUs see it.
     #[serde(rename = "type")]
     #[schemars(
         length(max = 316),
@@ -300,26 +270,26 @@ pub struct DeviceCondition {
     /// `True`, `False` or `Unknown`.
     #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
-    /// The generation of the object that this was said of; not set for what is seen of devices.
+    /// The generation of the object that the condition is about; not set for observations of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i64", range(min = 0))]
     pub observed_generation: Option<i64>,
     /// RFC 3339, whole seconds.
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
-    /// One word, e.g. `Xid79`.
+    /// CamelCase reason, such as `Xid79`.
     #[schemars(
         length(min = 1, max = 1024),
         regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
     )]
     pub reason: String,
-    /// One sentence for people.
+    /// Sentence for people.
     #[schemars(length(max = 32768))]
     pub message: String,
 }
 
-/// Takes the defaults of reading out of the schema, but for `health`: the API server would write them into objects.
-fn as_others_wrote_it(schema: &mut Schema) {
+/// Removes the defaults of decoding from the schema, except that of `health`: the API server would write them into objects.
+fn without_defaults(schema: &mut Schema) {
     let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
     for field in properties
         .into_iter()

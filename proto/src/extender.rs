@@ -1,9 +1,10 @@
-//! kube-scheduler's extender JSON, v1. Its Go types have no JSON names, so keys are capitalised;
+//! kube-scheduler's extender JSON, v1. Its Go types have no JSON names, so keys are capitalised and an absent map is `null`;
 //! pods and nodes inside keep their usual spelling.
 //!
 //! Names are borrowed from the request's bytes: a request may carry thousands of them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{self, Visitor};
@@ -11,12 +12,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::node::Node;
 use crate::pod::{Pod, null_as_default};
-
-mod preemption;
-
-pub use preemption::{
-    ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims, Victims, minds_neighbours,
-};
 
 /// The request of `filter` and `prioritize`: a pod, and nodes in one of two forms.
 #[derive(Debug, Deserialize)]
@@ -32,20 +27,20 @@ pub struct ExtenderArgs<'a> {
     pub node_names: Option<Vec<Name<'a>>>,
 }
 
-/// A list of whole nodes; each is kept as it came, to be handed back unchanged.
+/// A list of whole nodes, which the answer repeats unchanged.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct NodeList {
-    /// The nodes, with every field that the sender knew.
+    /// The nodes, with all fields of the request.
     #[serde(default, deserialize_with = "null_as_default")]
     pub items: Vec<WholeNode>,
 }
 
-/// A node both as it came and as gpushare reads it.
+/// A whole node of a request.
 #[derive(Debug)]
 pub struct WholeNode {
-    /// As it came.
+    /// All fields of the request.
     pub raw: serde_json::Value,
-    /// As gpushare reads it.
+    /// The fields that gpushare reads.
     pub node: Node,
 }
 
@@ -70,7 +65,7 @@ impl Serialize for WholeNode {
     }
 }
 
-/// A name, borrowed from the request unless it has an escape in it.
+/// A node name, borrowed from the request unless it contains a JSON escape.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name<'a>(pub Cow<'a, str>);
 
@@ -102,22 +97,22 @@ impl<'de> Visitor<'de> for NameVisitor {
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderFilterResult<'a> {
-    /// Fitting nodes, when whole nodes were sent.
+    /// Fitting nodes, if the request has whole nodes.
     pub nodes: Option<NodeList>,
-    /// Fitting nodes, when names were sent.
+    /// Fitting nodes, if the request has names.
     pub node_names: Option<Vec<&'a str>>,
-    /// Nodes that do not fit, where preemption may help, with the reason.
+    /// Reasons of nodes that do not fit, where preemption may help.
     #[serde(serialize_with = "as_map")]
     pub failed_nodes: Vec<(&'a str, Cow<'a, str>)>,
-    /// Nodes that do not fit, where preemption cannot help, with the reason.
+    /// Reasons of nodes that do not fit, where preemption cannot help.
     #[serde(serialize_with = "as_map")]
     pub failed_and_unresolvable_nodes: Vec<(&'a str, Cow<'a, str>)>,
-    /// Fails the whole scheduling cycle; empty if all is well.
+    /// Fails the whole scheduling cycle; empty without an error.
     pub error: String,
 }
 
 fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(entries.iter().map(|(name, text)| (name, text)))
+    serializer.collect_map(entries.iter().map(|(name, reason)| (name, reason)))
 }
 
 /// One entry of the answer of `prioritize`, which is a bare array.
@@ -151,6 +146,161 @@ pub struct ExtenderBindingArgs {
 pub struct ExtenderBindingResult {
     /// Why the pod was not bound.
     pub error: String,
+}
+
+/// The request of `preempt`.
+///
+/// kube-scheduler sends UIDs to an extender that is `nodeCacheCapable`, and whole pods to any other.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ExtenderPreemptionArgs {
+    /// The pod that no node fits.
+    pub pod: Pod,
+    /// The proposed victims of each node, as whole pods.
+    #[serde(default)]
+    pub node_name_to_victims: Option<BTreeMap<String, Victims>>,
+    /// The proposed victims of each node, by UID.
+    #[serde(default)]
+    pub node_name_to_meta_victims: Option<BTreeMap<String, MetaVictims>>,
+}
+
+/// Victims on one node, as whole pods.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Victims {
+    /// The pods, in order of falling priority.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub pods: Vec<Pod>,
+    /// The number of these pods whose eviction violates a `PodDisruptionBudget`.
+    #[serde(default, rename = "NumPDBViolations")]
+    pub n_pdb_violations: i64,
+}
+
+/// Victims on one node, by UID.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct MetaVictims {
+    /// The pods, in order of falling priority.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub pods: Vec<MetaPod>,
+    /// The number of these pods whose eviction violates a `PodDisruptionBudget`.
+    #[serde(default, rename = "NumPDBViolations")]
+    pub n_pdb_violations: i64,
+}
+
+/// One victim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaPod {
+    /// Its UID.
+    #[serde(rename = "UID")]
+    pub uid: String,
+}
+
+/// The answer of `preempt`. A node without an entry is no candidate; an entry has at least one victim.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ExtenderPreemptionResult {
+    /// The victims of each candidate.
+    pub node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
+}
+
+impl ExtenderPreemptionArgs {
+    /// The pod, and the proposed victims of each node by UID, from either form of the request.
+    pub fn into_proposals(self) -> (Pod, BTreeMap<String, MetaVictims>) {
+        let proposals = match (self.node_name_to_meta_victims, self.node_name_to_victims) {
+            (Some(by_uid), _) => by_uid,
+            (None, whole) => whole
+                .into_iter()
+                .flatten()
+                .map(|(node, victims)| (node, victims.into()))
+                .collect(),
+        };
+        (self.pod, proposals)
+    }
+}
+
+impl MetaVictims {
+    /// Returns true if both name the same pods, in any order.
+    pub fn are_same_pods(&self, other: &Self) -> bool {
+        self.pods.len() == other.pods.len() && self.pods.iter().all(|pod| other.pods.contains(pod))
+    }
+}
+
+impl From<Victims> for MetaVictims {
+    fn from(victims: Victims) -> Self {
+        let pods = victims.pods.into_iter().map(|pod| MetaPod {
+            uid: pod.metadata.uid.unwrap_or_default(),
+        });
+        Self {
+            pods: pods.collect(),
+            n_pdb_violations: victims.n_pdb_violations,
+        }
+    }
+}
+
+/// The fields of a pod's spec for which it competes with other pods of its node: host ports, and volumes that one pod or one
+/// node may use at a time.
+#[derive(Debug, Default, Deserialize)]
+struct SharedResources {
+    #[serde(default, deserialize_with = "null_as_default")]
+    containers: Vec<ContainerPorts>,
+    #[serde(default, rename = "initContainers", deserialize_with = "null_as_default")]
+    init_containers: Vec<ContainerPorts>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    volumes: Vec<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ContainerPorts {
+    #[serde(default, deserialize_with = "null_as_default")]
+    ports: Vec<Port>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Port {
+    #[serde(default, rename = "hostPort")]
+    host_port: Option<i32>,
+}
+
+impl Port {
+    fn is_of_host(&self) -> bool {
+        self.host_port.is_some_and(|port| port > 0)
+    }
+}
+
+/// Fields of volumes that no other pod can use, so that evicting a pod does not free them.
+const OWN_VOLUMES: [&str; 6] = [
+    "name",
+    "configMap",
+    "downwardAPI",
+    "emptyDir",
+    "projected",
+    "secret",
+];
+
+/// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, volumes, or
+/// rules about pods near by. Every victim that kube-scheduler proposes may then be needed.
+///
+/// # Errors
+/// The request cannot be read.
+pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_json::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Request {
+        pod: Spec,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        #[serde(default)]
+        spec: SharedResources,
+    }
+    // A second pass over the request: pods in memory do without these fields, which no other code reads.
+    let Request { pod: Spec { spec } } = serde_json::from_slice(request)?;
+    let mut containers = spec.containers.iter().chain(&spec.init_containers);
+    let has_host_port = containers.any(|container| container.ports.iter().any(Port::is_of_host));
+    let mut volume_fields = spec.volumes.iter().flat_map(serde_json::Map::keys);
+    let has_shared_volume = volume_fields.any(|field| !OWN_VOLUMES.contains(&field.as_str()));
+    Ok(has_host_port || has_shared_volume || pod.spec.has_required_pod_rules())
 }
 
 #[cfg(test)]

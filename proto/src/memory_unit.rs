@@ -1,4 +1,4 @@
-//! How many bytes one unit of `aliyun.com/gpu-mem` is; chosen per node and published on it.
+//! The size of one unit of `aliyun.com/gpu-mem`; each node publishes its own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub struct MemoryUnit {
     bytes: u64,
 }
 
-/// Why a text is no memory unit.
+/// A text that is not a memory unit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no memory unit: write MiB, GiB or a quantity such as 256Mi (a whole number of MiB, at most 1Ti)"
@@ -26,10 +26,10 @@ pub struct MemoryUnitError {
 impl MemoryUnit {
     /// One mebibyte.
     pub const MIB: Self = Self { bytes: MIB };
-    /// One gibibyte, what the old gpushare plugin counts in by default.
+    /// One gibibyte, the default of the old gpushare plugin.
     pub const GIB: Self = Self { bytes: GIB };
 
-    /// The unit of so many bytes, if it is a legal one.
+    /// The unit of this size, if it is valid.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
         (bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= 1024 * GIB).then_some(Self { bytes })
     }
@@ -39,12 +39,12 @@ impl MemoryUnit {
         self.bytes
     }
 
-    /// Whole units in so many bytes; the rest cannot be asked for in this unit.
+    /// Whole units in an amount of bytes; the rest cannot be requested in this unit.
     pub fn units_in(self, bytes: u64) -> u64 {
         bytes / self.bytes
     }
 
-    /// Bytes of so many units, unless that overflows.
+    /// Bytes of a number of units; `None` if that overflows.
     pub fn bytes_of(self, units: u64) -> Option<u64> {
         self.bytes.checked_mul(units)
     }

@@ -1,23 +1,23 @@
-//! The Node Resource Interface: how a container runtime lets plugins change the containers that it makes.
+//! The Node Resource Interface (NRI), by which plugins change containers that a container runtime creates.
 //!
-//! Messages are generated from `proto/nri/*.proto`; how they lie on the runtime's socket is in [`wire`]. Holds no behaviour:
-//! who calls and who answers is decided by their users.
+//! The messages are generated from `proto/nri/*.proto`; [`wire`] has their framing on the runtime's socket. The device plugin
+//! and the testbed implement the two sides.
 
 pub mod wire;
 
-/// The messages.
+/// The messages of the interface.
 pub mod api {
     #![expect(missing_docs, clippy::pedantic, reason = "generated code")]
     include!(concat!(env!("OUT_DIR"), "/nri.v1alpha1.rs"));
 }
 
-/// The envelopes of calls and answers.
+/// The messages of ttrpc, which wrap those of the interface.
 pub mod ttrpc {
     #![expect(missing_docs, reason = "generated code")]
     include!(concat!(env!("OUT_DIR"), "/ttrpc.rs"));
 }
 
-/// Where runtimes listen for plugins.
+/// Default path of the runtime's socket.
 pub const SOCKET: &str = "/var/run/nri/nri.sock";
 
 /// The service that the runtime serves.
@@ -26,17 +26,17 @@ pub const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The service that a plugin serves.
 pub const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// The bit of [`api::ConfigureResponse::events`] for the making of a container.
+/// The bit of [`api::ConfigureResponse::events`] for the creation of a container.
 pub const CREATE_CONTAINER_EVENT: i32 = 1 << 3;
 
-/// gRPC's codes, as far as they are used.
+/// Status codes of gRPC that the plugin or the testbed uses.
 pub mod code {
-    /// What was sent makes no sense.
+    /// The message is invalid.
     pub const INVALID_ARGUMENT: i32 = 3;
-    /// Trying again does not help until somebody has changed something.
+    /// The call cannot succeed before the system's state changes.
     pub const FAILED_PRECONDITION: i32 = 9;
-    /// There is no such service or method.
+    /// The service or the method does not exist.
     pub const UNIMPLEMENTED: i32 = 12;
-    /// Trying again may help.
+    /// The call may succeed if it is retried.
     pub const UNAVAILABLE: i32 = 14;
 }

@@ -1,165 +1,153 @@
 //! The parts of a Pod that gpushare reads, decoded from watches and from the extender's requests.
 //!
-//! Everything else of the pod is skipped while decoding, so that 40,000 pods cost little.
+//! Decoding skips everything else of the pod, so that 40,000 pods take little time and memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
-mod placing;
 mod scheduling;
 
-pub use placing::{Affinity, Preferred, SpreadConstraint, Taint, Toleration};
-pub use scheduling::{PodCondition, SchedulingGroup, Volume};
+pub use scheduling::{
+    Affinity, AffinityTerms, PodCondition, SchedulingGroup, SpreadConstraint, Taint, Toleration, Volume,
+};
 
-/// Annotation by which a pod that declares no amounts asks to share and see all GPUs of its node: `"true"`.
+/// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 
+/// The type of the condition that kube-scheduler writes.
+const POD_SCHEDULED: &str = "PodScheduled";
+
+/// Reason of that condition if no node fits.
+const UNSCHEDULABLE: &str = "Unschedulable";
+
+/// Labels of the pods of a group that a coscheduling plugin places together, newest first.
+const GROUP_LABELS: [&str; 2] = [
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+];
+
+/// Annotation of the pods of a gang that Koordinator's coscheduling plugin places together.
+const GANG_ANNOTATION: &str = "gang.scheduling.koordinator.sh/name";
+
 /// A pod as gpushare sees it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
+#[resource(inherit = k8s_openapi::api::core::v1::Pod)]
+#[serde(default)]
 pub struct Pod {
-    /// Name, namespace, UID, annotations and the deletion mark.
-    #[serde(default)]
+    /// Name, namespace, UID, labels, annotations and deletion timestamp.
     pub metadata: ObjectMeta,
-    /// What it asks for and where it is bound.
-    #[serde(default)]
+    /// Its containers, its demands on nodes, and the node it is bound to.
     pub spec: PodSpec,
-    /// Its phase, and whether kubelet has taken it on.
-    #[serde(default)]
+    /// Its phase and conditions.
     pub status: PodStatus,
 }
 
-/// What a pod asks for.
+/// The desired state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// Empty until the pod is bound.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// `None` until the pod is bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
     /// Ordinary init containers and sidecars, in order.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub init_containers: Vec<Container>,
     /// App containers, in order.
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
-    /// What it would rather be near, or far from.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    /// Node and pod affinity.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub affinity: Affinity,
-    /// How it is spread beside others like it.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    /// How the pod is spread over nodes and zones.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub topology_spread_constraints: Vec<SpreadConstraint>,
-    /// The taints that it does not mind.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    /// Taints that the pod tolerates.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub tolerations: Vec<Toleration>,
-    /// Its rank among pods: one of a higher priority may have it evicted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Pods of higher priority may preempt this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// What the pod as a whole asks for, in place of what its containers ask for together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Pod-level resources, which replace the sum over the containers.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
-    /// What running it takes besides.
+    /// Amounts of the pod's runtime class, on top of the containers'.
     #[serde(
-        default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub overhead: BTreeMap<String, QuantityText>,
-    /// The claims by which its containers get devices of DRA drivers.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    /// Claims of devices of DRA drivers.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub resource_claims: Vec<PodResourceClaim>,
-    /// Its volumes, of which only their kind is read.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    /// Volumes, of which only the kind is read.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub volumes: Vec<Volume>,
-    /// The `PodGroup` that kube-scheduler places as a whole, with the gate `GenericWorkload`.
-    #[serde(default, skip_serializing)]
+    /// The `PodGroup` that kube-scheduler places as a whole, with the feature gate `GenericWorkload`.
+    #[serde(skip_serializing)]
     pub scheduling_group: Option<SchedulingGroup>,
 }
 
-/// A claim that a pod uses, by the name that its containers know it by.
+/// A claim that a pod uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct PodResourceClaim {
-    /// Unique in the pod.
-    #[serde(default)]
+    /// The name that the pod's containers use for the claim; unique in the pod.
     pub name: String,
 }
 
 /// One container of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct Container {
     /// Unique in the pod.
-    #[serde(default)]
     pub name: String,
     /// `Always` on an init container makes it a sidecar.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
-    /// Variables that its author sets, which win over those of device plugins.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    /// Variables of the manifest, which win over those of device plugins.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<Variable>,
     /// Limits and requests.
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default")]
     pub resources: ResourceRequirements,
 }
 
-/// A variable of a container.
+/// An environment variable of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Variable {
     /// Its name.
-    #[serde(default)]
     pub name: String,
-    /// Its value, if that stands in the pod itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// `None` if the value comes from a field, a `ConfigMap` or a `Secret`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
-impl Container {
-    /// Whether this init container keeps running beside the app containers.
-    pub fn is_sidecar(&self) -> bool {
-        self.restart_policy.as_deref() == Some("Always")
-    }
-
-    /// Whether it names a resource, and not with a zero.
-    pub fn asks_for(&self, resource: &str) -> bool {
-        let ResourceRequirements { limits, requests } = &self.resources;
-        let amount = limits.get(resource).or_else(|| requests.get(resource));
-        amount.is_some_and(|amount| !amount.is_zero())
-    }
-}
-
-/// Limits and requests of a container, as texts: a quantity that does not parse must not hide the pod.
+/// Limits and requests, as texts: a quantity that does not parse must not hide the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ResourceRequirements {
     /// Upper bounds; kubelet asks device plugins for these.
     #[serde(
-        default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub limits: BTreeMap<String, QuantityText>,
-    /// What the scheduler counts; for extended resources the API server keeps them equal to the limits.
+    /// Amounts that kube-scheduler counts; for extended resources the API server keeps them equal to the limits.
     #[serde(
-        default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub requests: BTreeMap<String, QuantityText>,
 }
 
-/// A quantity as the pod's author wrote it.
+/// A quantity as the manifest has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum QuantityText {
@@ -167,120 +155,85 @@ pub enum QuantityText {
     Text(String),
     /// A bare number.
     Number(i64),
-    /// Anything else, which is an error of whoever asks for its value.
+    /// Any other JSON, which has no value.
     Other(serde_json::Value),
 }
 
-impl QuantityText {
-    /// Returns true if the quantity is zero.
-    pub fn is_zero(&self) -> bool {
-        self.quantity().ok() == Some(Quantity::default())
-    }
-
-    /// Whole units, rounded up; 0 of a quantity that does not parse or is negative.
-    pub fn units(&self) -> u64 {
-        self.thousandths().div_ceil(1000)
-    }
-
-    /// Thousandths; 0 of a quantity that does not parse or is negative.
-    pub(crate) fn thousandths(&self) -> u64 {
-        self.quantity()
-            .ok()
-            .and_then(|quantity| u64::try_from(quantity.thousandths()).ok())
-            .unwrap_or(0)
-    }
-
-    /// The value, or the text that is none.
-    pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
-        match self {
-            Self::Text(text) => text.parse().map_err(|_| Cow::Borrowed(text.as_str())),
-            Self::Number(units) => Ok(Quantity::from_integer(*units)),
-            Self::Other(value) => Err(Cow::Owned(value.to_string())),
-        }
-    }
-}
-
-/// How far a pod has come.
+/// The observed state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     /// Pending, Running, Succeeded, Failed or Unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// When kubelet took the pod on; it writes no status of a pod that it has neither admitted nor refused.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The time at which kubelet first saw the pod; kubelet writes no status of a pod that it has neither admitted nor refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<String>,
-    /// The node that kube-scheduler keeps for the pod, while the pods that it evicted there end or a binding is prepared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The node that kube-scheduler reserves for the pod while preempted pods end there or a binding is prepared.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub nominated_node_name: Option<String>,
-    /// The claim that kube-scheduler made for extended resources of the pod which a DRA driver serves.
-    #[serde(default, skip_serializing)]
+    /// The claim that kube-scheduler created for extended resources which a DRA driver serves.
+    #[serde(skip_serializing)]
     pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
-    /// A word for why the pod is in its phase; kubelet's, where it refused the pod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// CamelCase reason of the phase; kubelet's, where kubelet refused the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// A sentence for why; kubelet's, where it refused the pod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Sentence for the phase; kubelet's, where kubelet refused the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// The conditions that components have written.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<PodCondition>,
-    /// The state of its app containers, by kubelet.
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing)]
+    /// The states of its app containers, written by kubelet.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub container_statuses: Vec<ContainerStatus>,
 }
 
-/// The state of one container.
+/// The status of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct ContainerStatus {
     /// True if it runs and its readiness probe succeeds.
-    #[serde(default)]
     pub ready: bool,
-    /// Its state; empty until kubelet has reported one.
-    #[serde(default, deserialize_with = "null_as_default")]
+    /// Empty until kubelet has reported a state.
+    #[serde(deserialize_with = "null_as_default")]
     pub state: ContainerState,
 }
 
-/// What a container does.
+/// The state of a container, of which only `running` is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct ContainerState {
     /// Set while its process runs.
-    #[serde(default)]
     pub running: Option<ContainerRunning>,
 }
 
 /// A container whose process runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct ContainerRunning {
-    /// The time of the start, in whole seconds by the clock of the node.
-    #[serde(default)]
+    /// The time of the start, in whole seconds of the node's clock.
     pub started_at: Option<String>,
 }
 
 /// A claim for extended resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct ExtendedResourceClaim {
     /// Its name, in the namespace of the pod.
-    #[serde(default)]
     pub resource_claim_name: String,
 }
 
 impl Pod {
-    /// Whether its processes have ended for good, so that its devices are free.
+    /// Returns true if its processes have ended for good, so that its devices are free.
     ///
-    /// A deletion timestamp alone does not say so: the process may still run.
+    /// A deletion timestamp does not mean that: the processes may still run.
     pub fn is_terminal(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// Returns true if it is on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or the
-    /// image of a static pod.
+    /// Returns true if it runs on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or
+    /// the mirror of a static pod.
     pub fn is_tied_to_node(&self) -> bool {
         let mut owners = self.metadata.owner_references.iter().flatten();
         owners.any(|owner| {
@@ -293,22 +246,57 @@ impl Pod {
         !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
     }
 
-    /// Whether somebody has asked for its deletion.
+    /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes, or for the devices of its claims.
+    ///
+    /// The pod alone does not show which of its claims are bound already.
+    pub fn may_wait_for_claims(&self) -> bool {
+        let mut volumes = self.spec.volumes.iter();
+        self.uses_claims() || volumes.any(|volume| volume.is_claimed || volume.is_ephemeral)
+    }
+
+    /// Returns true if it has a deletion timestamp.
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Its rank among pods; 0 unless said otherwise.
+    /// Its priority; 0 if it has none.
     pub fn priority(&self) -> i32 {
         self.spec.priority.unwrap_or(0)
     }
 
-    /// The node that kube-scheduler keeps for it.
+    /// The node that kube-scheduler reserves for it.
     pub fn nominated_node(&self) -> Option<&str> {
-        self.status
-            .nominated_node_name
-            .as_deref()
-            .filter(|node| !node.is_empty())
+        let node = self.status.nominated_node_name.as_deref();
+        node.filter(|node| !node.is_empty())
+    }
+
+    /// The condition of the last attempt to schedule it, if that attempt failed.
+    pub fn failed_attempt(&self) -> Option<&PodCondition> {
+        self.status.conditions.iter().find(|condition| {
+            condition.kind == POD_SCHEDULED
+                && condition.status == "False"
+                && (condition.reason == UNSCHEDULABLE || condition.is_error())
+        })
+    }
+
+    /// Returns true if a scheduler places the pod together with others or not at all: as a member of a `PodGroup`, or by a
+    /// coscheduling plugin.
+    pub fn is_in_gang(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        let annotations = self.metadata.annotations.as_ref();
+        self.spec.scheduling_group.is_some()
+            || labels.is_some_and(|labels| GROUP_LABELS.iter().any(|key| labels.contains_key(*key)))
+            || annotations.is_some_and(|annotations| annotations.contains_key(GANG_ANNOTATION))
+    }
+
+    /// The name of its `PodGroup`, in its namespace.
+    pub fn pod_group(&self) -> Option<&str> {
+        self.spec.scheduling_group.as_ref()?.pod_group_name.as_deref()
+    }
+
+    /// The object's resource version, which grows with every write; `None` if it has none.
+    pub fn version(&self) -> Option<u64> {
+        self.metadata.resource_version.as_deref()?.parse().ok()
     }
 
     /// UID, or the empty text for an object that was never stored.
@@ -319,14 +307,96 @@ impl Pod {
     /// `namespace/name`, for people.
     pub fn display_name(&self) -> String {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
-        format!(
-            "{namespace}/{}",
-            self.metadata.name.as_deref().unwrap_or("(unnamed)")
-        )
+        let name = self.metadata.name.as_deref().unwrap_or("(unnamed)");
+        format!("{namespace}/{name}")
     }
 }
 
-/// Go writes nil slices and maps as `null`.
+impl PodSpec {
+    /// Init containers and sidecars, then app containers: kubelet's order.
+    pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.init_containers.iter().chain(&self.containers)
+    }
+
+    /// Returns true if the pod prefers some of the nodes that it may run on.
+    pub fn has_preferences(&self) -> bool {
+        let Affinity {
+            node_affinity,
+            pod_affinity,
+            pod_anti_affinity,
+        } = &self.affinity;
+        let mut terms = [node_affinity, pod_affinity, pod_anti_affinity].into_iter();
+        let mut spreads = self.topology_spread_constraints.iter();
+        terms.any(|terms| terms.n_preferred > 0) || spreads.any(SpreadConstraint::is_preference)
+    }
+
+    /// Returns true if the pod requires that certain pods are, or are not, near by.
+    pub fn has_required_pod_rules(&self) -> bool {
+        let affinity = &self.affinity;
+        let mut spreads = self.topology_spread_constraints.iter();
+        affinity.pod_affinity.is_required
+            || affinity.pod_anti_affinity.is_required
+            || spreads.any(SpreadConstraint::is_required)
+    }
+
+    /// Returns true if the pod does not tolerate one of the `PreferNoSchedule` taints.
+    pub fn avoids(&self, taints: &[Taint]) -> bool {
+        let tolerates = |taint: &Taint| self.tolerations.iter().any(|toleration| toleration.covers(taint));
+        taints
+            .iter()
+            .any(|taint| taint.is_prefer_no_schedule() && !tolerates(taint))
+    }
+}
+
+impl Container {
+    /// Returns true if this init container keeps running beside the app containers.
+    pub fn is_sidecar(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+
+    /// The amount of a resource that kubelet allocates: the limit, or the request if there is no limit.
+    pub fn quantity(&self, resource: &str) -> Option<&QuantityText> {
+        let ResourceRequirements { limits, requests } = &self.resources;
+        limits.get(resource).or_else(|| requests.get(resource))
+    }
+
+    /// Returns true if it requests more than zero of a resource.
+    pub fn asks_for(&self, resource: &str) -> bool {
+        self.quantity(resource).is_some_and(|amount| !amount.is_zero())
+    }
+}
+
+impl QuantityText {
+    /// Returns true if the quantity parses and is zero.
+    pub fn is_zero(&self) -> bool {
+        self.quantity().ok() == Some(Quantity::default())
+    }
+
+    /// Whole units, rounded up; 0 for a quantity that does not parse or is negative.
+    pub fn units(&self) -> u64 {
+        self.thousandths().div_ceil(1000)
+    }
+
+    /// Thousandths; 0 for a quantity that does not parse or is negative.
+    pub(crate) fn thousandths(&self) -> u64 {
+        let thousandths = self.quantity().map(Quantity::thousandths).unwrap_or_default();
+        u64::try_from(thousandths).unwrap_or(0)
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// The text, if it is not a quantity.
+    pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
+        match self {
+            Self::Text(text) => text.parse().map_err(|_| Cow::Borrowed(text.as_str())),
+            Self::Number(units) => Ok(Quantity::from_integer(*units)),
+            Self::Other(value) => Err(Cow::Owned(value.to_string())),
+        }
+    }
+}
+
+/// Reads `null` as the default: Go writes nil slices and maps so.
 pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -335,31 +405,5 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-impl Resource for Pod {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Pod".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "pods".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+#[cfg(test)]
+mod tests;

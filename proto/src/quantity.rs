@@ -12,13 +12,13 @@ const NANOS: i128 = 1_000_000_000;
 
 /// An exact quantity, from -2^63 to 2^63 - 1 units in steps of 10^-9.
 ///
-/// Compares by value: `"16Gi"` equals `"17179869184"`. Displays in the shortest form that loses nothing.
+/// Compares by value: `"16Gi"` equals `"17179869184"`. Displays in the shortest exact form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity {
     nanos: i128,
 }
 
-/// Why a text is no quantity.
+/// A text that is not a quantity, with the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a quantity: {rule}")]
 pub struct QuantityError {
@@ -34,12 +34,12 @@ impl Quantity {
         }
     }
 
-    /// A whole number of bytes, or of anything that is counted; saturates at 2^63 - 1.
+    /// A whole, unsigned number of units; saturates at 2^63 - 1.
     pub fn from_unsigned(units: u64) -> Self {
         Self::from_integer(i64::try_from(units).unwrap_or(i64::MAX))
     }
 
-    /// The value if it is a whole number of units.
+    /// The value in units; `None` if it is not a whole number.
     pub fn integer(self) -> Option<i64> {
         (self.nanos % NANOS == 0)
             .then(|| i64::try_from(self.nanos / NANOS).ok())
@@ -51,7 +51,7 @@ impl Quantity {
         self.nanos.div_euclid(NANOS / 1000) + i128::from(self.nanos.rem_euclid(NANOS / 1000) != 0)
     }
 
-    /// The value if it is a whole number of units and not negative.
+    /// The value in units; `None` if it is negative or not a whole number.
     pub fn unsigned(self) -> Option<u64> {
         self.integer().and_then(|units| u64::try_from(units).ok())
     }
@@ -88,7 +88,7 @@ impl FromStr for Quantity {
     }
 }
 
-/// What a suffix multiplies by: a power of ten or a power of 1024.
+/// The factor of a suffix: a power of ten or a power of 1024.
 enum Scale {
     Decimal(i32),
     Binary(u32),
@@ -125,7 +125,7 @@ impl Scale {
         })
     }
 
-    /// The number of nano-units that `number` of this scale makes.
+    /// `number` times the factor, in nano-units.
     fn nanos_of(&self, number: &str) -> Result<i128, &'static str> {
         const RANGE: &str = "the value is out of range";
         const FINE: &str = "the value is finer than a billionth";
@@ -200,7 +200,7 @@ impl<'de> Deserialize<'de> for Quantity {
     }
 }
 
-/// Accepts a string and, as Kubernetes does, a bare number.
+/// Accepts a string or, as Kubernetes does, a bare number.
 struct QuantityVisitor;
 
 impl Visitor<'_> for QuantityVisitor {

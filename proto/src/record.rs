@@ -1,6 +1,6 @@
-//! The allocation record on a pod: which devices it was given, in the annotations of both dialects.
+//! The allocation record of a pod: the devices that the scheduler assigned to it, in the annotations of both dialects.
 //!
-//! Reads and writes annotations; whether a record agrees with an inventory is its reader's business.
+//! Reads and writes annotations; its readers compare a record with an inventory.
 
 use std::collections::BTreeMap;
 
@@ -12,36 +12,36 @@ use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 use crate::resource::canonical;
 
-/// Koordinator's record, JSON of [`DeviceAllocations`]; on every pod we place.
+/// Koordinator's record, JSON of [`DeviceAllocations`]; on every pod that the scheduler places.
 pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
-/// When the pod was assumed, unix nanoseconds; on every pod we place.
+/// The pod's assume time, unix nanoseconds; on every pod that the scheduler places.
 pub const BIND_TIMESTAMP: &str = "scheduling.koordinator.sh/bind-timestamp";
-/// Minors of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for device plugins of others that look for them here (Koordinator).
+/// Minors of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for other projects' device plugins (Koordinator).
 pub const GPU_MINORS: &str = "scheduling.koordinator.sh/gpu-minors";
 /// Minor of the chosen GPU (gpushare).
 pub const MEM_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 /// Memory units of the pod (gpushare).
 pub const MEM_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
-/// Memory units of the chosen GPU in all (gpushare).
+/// All memory units of the chosen GPU (gpushare).
 pub const MEM_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
 /// `false` at bind, `true` once the containers have their device (gpushare).
 pub const MEM_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
-/// When the pod was assumed, unix nanoseconds (gpushare).
+/// The pod's assume time, unix nanoseconds (gpushare).
 pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Memory units of one container; in its environment only (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
 /// UUIDs of a container's GPUs, separated by commas; in its environment only.
 ///
-/// The variable that a vendor's runtime acts on may say something else: with CDI it is `void`.
+/// The variable for the vendor's runtime may have another value: with CDI it is `void`.
 pub const GPU_DEVICES: &str = "GPUSHARE_GPU_DEVICES";
 /// IDs of a container's network adapters, separated by commas; in its environment only.
 pub const RDMA_DEVICES: &str = "GPUSHARE_RDMA_DEVICES";
-/// PCI addresses of the virtual functions of those that it was given, if it was not given the adapters themselves.
+/// PCI addresses of the container's virtual functions of adapters, if it has no adapters themselves.
 pub const RDMA_FUNCTIONS: &str = "GPUSHARE_RDMA_FUNCTIONS";
 /// IDs of a container's programmable cards, separated by commas; in its environment only.
 pub const FPGA_DEVICES: &str = "GPUSHARE_FPGA_DEVICES";
-/// PCI addresses of the virtual functions of those that it was given, if it was not given the cards themselves.
+/// PCI addresses of the container's virtual functions of cards, if it has no cards themselves.
 pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
 
 /// Longest record that is read, in bytes; the API server allows 256 KiB of annotations in all.
@@ -50,7 +50,7 @@ const MAX_RECORD_BYTES: usize = 256 * 1024;
 /// Allocations by device type, e.g. `gpu`.
 pub type DeviceAllocations = BTreeMap<String, Vec<DeviceAllocation>>;
 
-/// What a pod was given of one device.
+/// The part of one device that a pod holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceAllocation {
     /// Minor number of the device.
@@ -66,45 +66,25 @@ pub struct DeviceAllocation {
     pub extension: Option<Value>,
 }
 
-/// Where an extension lists virtual functions.
+/// The field of an extension that lists virtual functions.
 const FUNCTIONS: &str = "vfs";
 
 impl DeviceAllocation {
-    /// The virtual functions that the pod was given instead of the device itself; of one that cannot be read, nothing is known.
+    /// The virtual functions that the pod holds instead of the device itself. A function that cannot be read has an unknown
+    /// number and address, and still counts.
     pub fn functions(&self) -> Vec<VirtualFunction> {
-        let unknown = || VirtualFunction {
-            minor: -1,
-            bus_id: String::new(),
-        };
-        let function = |entry: &Value| {
-            let text = |key: &str| {
-                entry
-                    .get(key)
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
-                    .to_owned()
-            };
-            let minor = entry
-                .get("minor")
-                .and_then(Value::as_i64)
-                .and_then(|minor| i32::try_from(minor).ok());
-            VirtualFunction {
-                minor: minor.unwrap_or(-1),
-                bus_id: text("busID"),
-            }
-        };
-        match self
+        let functions = self
             .extension
             .as_ref()
-            .and_then(|extension| extension.get(FUNCTIONS))
-        {
+            .and_then(|extension| extension.get(FUNCTIONS));
+        match functions {
             None | Some(Value::Null) => Vec::new(),
-            Some(Value::Array(entries)) => entries.iter().map(function).collect(),
-            Some(_) => vec![unknown()],
+            Some(Value::Array(entries)) => entries.iter().map(read_function).collect(),
+            Some(other) => vec![read_function(other)],
         }
     }
 
-    /// The same with virtual functions of the device instead of the device itself; with none, the device itself.
+    /// The allocation with virtual functions of the device instead of the device itself; unchanged if there are none.
     #[must_use]
     pub fn with_functions(self, functions: &[VirtualFunction]) -> Self {
         let extension = (!functions.is_empty()).then(|| json!({FUNCTIONS: functions}));
@@ -115,27 +95,37 @@ impl DeviceAllocation {
     }
 }
 
-/// gpushare's own annotations.
+/// Reads what there is of a virtual function; -1 and an empty address for the rest.
+fn read_function(entry: &Value) -> VirtualFunction {
+    let minor = entry.get("minor").and_then(Value::as_i64);
+    let bus_id = entry.get("busID").and_then(Value::as_str);
+    VirtualFunction {
+        minor: minor.and_then(|minor| i32::try_from(minor).ok()).unwrap_or(-1),
+        bus_id: bus_id.unwrap_or_default().to_owned(),
+    }
+}
+
+/// The annotations of the gpushare dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpushareRecord {
     /// Minor of the chosen GPU.
     pub idx: u32,
     /// Memory units of the pod.
     pub pod_units: u64,
-    /// Memory units of that GPU in all; 0 if the writer did not say.
+    /// All memory units of that GPU; 0 if the writer left them out.
     pub device_units: u64,
-    /// Whether the plugin has handed the device over.
+    /// True once the containers have their device.
     pub assigned: bool,
 }
 
-/// Everything that a pod's annotations say about its devices.
+/// The allocation record of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Koordinator's record; empty on pods that the old gpushare extender placed.
     pub allocations: DeviceAllocations,
-    /// When the pod was assumed, unix nanoseconds; Koordinator itself writes it only on request.
+    /// The assume time, unix nanoseconds; Koordinator itself writes it only on request.
     pub assumed_at: Option<u64>,
-    /// gpushare's own annotations, on gpushare pods.
+    /// The annotations of the gpushare dialect, on its pods.
     pub gpushare: Option<GpushareRecord>,
 }
 
@@ -151,8 +141,8 @@ pub struct RecordError {
 impl Record {
     /// Reads a pod's annotations; `None` if none of them is a record.
     ///
-    /// Koordinator's record, where it names devices, decides: gpushare annotations beside it that do not parse, which a
-    /// pod's author may have left there, are passed over.
+    /// If Koordinator's record names devices, annotations of the gpushare dialect that do not parse are ignored: a copied
+    /// manifest may have left them there.
     ///
     /// # Errors
     /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
@@ -180,7 +170,7 @@ impl Record {
         }))
     }
 
-    /// The annotations that say all this.
+    /// The annotations of the record.
     pub fn annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::new();
         let mut put = |key: &str, value: String| {
@@ -192,13 +182,8 @@ impl Record {
             put(DEVICE_ALLOCATED, json);
         }
         if let Some(gpus) = self.allocations.get(TYPE_GPU).filter(|gpus| !gpus.is_empty()) {
-            put(
-                GPU_MINORS,
-                gpus.iter()
-                    .map(|gpu| gpu.minor.to_string())
-                    .collect::<Vec<_>>()
-                    .join(","),
-            );
+            let minors: Vec<String> = gpus.iter().map(|gpu| gpu.minor.to_string()).collect();
+            put(GPU_MINORS, minors.join(","));
         }
         if let Some(nanos) = self.assumed_at {
             put(BIND_TIMESTAMP, nanos.to_string());
@@ -232,7 +217,7 @@ fn read_allocations(
     Ok(Some(allocations))
 }
 
-/// Resources under today's names; `null`, as Go writes an empty map, is none.
+/// Reads resources under their current names; `null`, as Go writes an empty map, is empty.
 fn canonical_names<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, Quantity>, D::Error> {

@@ -1,7 +1,7 @@
-//! What a node says about how its GPUs belong together, in annotations and labels of its Device object: partitions (Koordinator's
-//! GPU partitioning proposal) and links.
+//! How the GPUs of a node are connected, in annotations and labels of its Device object: partitions (Koordinator's GPU
+//! partitioning proposal) and links.
 //!
-//! Reads and writes the texts; which GPUs to take is the scheduler's business.
+//! Reads and writes the texts; the scheduler chooses GPUs by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,60 +15,61 @@ pub const GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";
 pub const GPU_PARTITION_POLICY: &str = "node.koordinator.sh/gpu-partition-policy";
 /// JSON list of [`GpuLinks`]; an annotation of the Device object.
 pub const GPU_LINKS: &str = "gpushare/gpu-links";
-/// The PCIe root complex that a device is below, such as `pci0000-3a` for what sysfs calls `pci0000:3a`; a label of the device.
-/// Its topology names the switch, if there is one.
+/// The PCIe root complex above a device, such as `pci0000-3a` for `pci0000:3a` in sysfs; a label of the device. Its topology
+/// names the switch, if there is one.
 pub const PCIE_ROOT: &str = "gpushare/pcie-root";
-/// Whether a device's topology says NUMA node 0 only because nobody knows it: [`NUMA_UNKNOWN`]; a label of the device.
+/// [`NUMA_UNKNOWN`] if the NUMA node 0 of a device's topology is an assumption; a label of the device.
 pub const NUMA_NODE: &str = "gpushare/numa-node";
 /// The value of [`NUMA_NODE`].
 pub const NUMA_UNKNOWN: &str = "unknown";
 
 /// Longest annotation that is read, in bytes; the API server allows 256 KiB of annotations in all.
 const MAX_BYTES: usize = 256 * 1024;
-/// Most sets, and most groups, that are read: the scheduler compares all sets with each other. All sets of eight GPUs are 255.
+/// Most partitions, and most groups of linked GPUs, that are read: the scheduler compares each partition with all others.
+/// Eight GPUs have 255 subsets.
 const MAX_SETS: usize = 512;
-/// Largest bandwidth that is not taken for a mistake, in bytes per second.
+/// Largest bandwidth, in bytes per second; more is taken for a mistake.
 const MAX_BANDWIDTH: u64 = 1 << 50;
 
-/// GPUs of a board whose partitions are known without being told.
+/// Number of GPUs on a board with built-in partitions.
 pub const BOARD_GPUS: u32 = 8;
 
-/// Sets of GPUs that may be given away together, by the number of GPUs in them.
+/// The partitions of a node, by the number of GPUs in them.
 pub type GpuPartitionTable = BTreeMap<u32, Vec<GpuPartition>>;
 
-/// A set of GPUs that may be given away together.
+/// A set of GPUs that may be allocated together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPartition {
     /// Minors of the GPUs.
     pub minors: Vec<u32>,
-    /// How they are linked: `NVLink`, or anything else.
+    /// Type of the links, such as `NVLink`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_link_type: String,
     /// Bandwidth of a ring through them, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring_bus_bandwidth: Option<Quantity>,
-    /// How well the node is left when the set has been given away; higher is better.
+    /// Rank among partitions of its size; higher is better.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub allocation_score: i64,
 }
 
-/// Whether GPUs are given away in the sets of the table only.
+/// The use of the partition table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GpuPartitionPolicy {
-    /// They are.
+    /// Pods of whole GPUs get partitions of the table or nothing.
     Honor,
-    /// The sets are preferred. Also what any other text means.
+    /// Partitions of the table are preferred; also the meaning of any unknown value.
     #[default]
     Prefer,
 }
 
-/// GPUs every two of which are linked by so many links, directly or through switches of their own.
+/// A group of GPUs, any two of which have this number of links, directly or through switches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuLinks {
     /// Minors of the GPUs.
     pub minors: Vec<u32>,
-    /// How many links there are between any two of them.
+    /// Number of links between any two of them.
     pub links: u32,
 }
 
@@ -80,9 +81,26 @@ pub struct TopologyError {
     rule: String,
 }
 
+impl GpuPartition {
+    fn broken_rule(&self, size: u32) -> Option<&'static str> {
+        let bandwidth_is_valid = self
+            .ring_bus_bandwidth
+            .is_none_or(|value| bandwidth(value).is_some());
+        if !are_distinct(&self.minors) {
+            Some("names a GPU twice")
+        } else if u32::try_from(self.minors.len()) != Ok(size) {
+            Some("is of another size")
+        } else if !bandwidth_is_valid {
+            Some("has a ringBusBandwidth that is not a whole number up to 2^50")
+        } else {
+            None
+        }
+    }
+}
+
 impl GpuPartitionPolicy {
-    /// What a label's value means; no label means [`Self::Prefer`].
-    pub fn of(label: Option<&str>) -> Self {
+    /// Reads a label's value; without a label [`Self::Prefer`].
+    pub fn read(label: Option<&str>) -> Self {
         if label == Some("Honor") {
             Self::Honor
         } else {
@@ -99,26 +117,25 @@ impl GpuPartitionPolicy {
     }
 }
 
-/// The table of a board of [`BOARD_GPUS`] GPUs on switches of NVLink (H100, H800, H20), as Koordinator has it built in: each
-/// GPU, and aligned groups of two, four and eight, none better than another of its size, and nothing said of bandwidth.
+/// The table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it built in: each GPU,
+/// and aligned groups of two, four and eight, with equal scores and without bandwidth.
 pub fn partitions_of_board() -> GpuPartitionTable {
-    let set = |first: u32, size: u32| GpuPartition {
-        minors: (first..first + size).collect(),
-        gpu_link_type: "NVLink".to_owned(),
-        ring_bus_bandwidth: None,
-        allocation_score: 1,
-    };
-    [1, 2, 4, BOARD_GPUS]
-        .map(|size| {
-            (
-                size,
-                (0..BOARD_GPUS / size).map(|nth| set(nth * size, size)).collect(),
-            )
-        })
-        .into()
+    let mut table = GpuPartitionTable::new();
+    for size in [1, 2, 4, BOARD_GPUS] {
+        for nth in 0..BOARD_GPUS / size {
+            let first = nth * size;
+            table.entry(size).or_default().push(GpuPartition {
+                minors: (first..first + size).collect(),
+                gpu_link_type: "NVLink".to_owned(),
+                ring_bus_bandwidth: None,
+                allocation_score: 1,
+            });
+        }
+    }
+    table
 }
 
-/// The bandwidth that a quantity is, in bytes per second; `None` if it is not a whole number up to 2^50.
+/// A quantity as bandwidth in bytes per second; `None` if it is not a whole number up to 2^50.
 pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
     quantity
         .unsigned()
@@ -128,46 +145,31 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 /// Reads a partition table.
 ///
 /// # Errors
-/// It is no such JSON, has more than 512 sets, a set is of another size than the key that it stands under, names a GPU twice,
-/// or claims a bandwidth that is not a whole number up to 2^50.
+/// It does not parse, has more than 512 partitions, or a partition has another size than its key, names a GPU twice, or has a
+/// bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
     let table: GpuPartitionTable = read(GPU_PARTITIONS, text)?;
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
         return Err(error(GPU_PARTITIONS, format!("more than {MAX_SETS} sets")));
     }
-    let sets = table
-        .iter()
-        .flat_map(|(size, sets)| sets.iter().map(move |set| (*size, set)));
-    for (
-        size,
-        GpuPartition {
-            minors,
-            ring_bus_bandwidth,
-            ..
-        },
-    ) in sets
-    {
-        let rule = if !are_distinct(minors) {
-            "names a GPU twice"
-        } else if u32::try_from(minors.len()) != Ok(size) {
-            "is of another size"
-        } else if ring_bus_bandwidth.is_some_and(|quantity| bandwidth(quantity).is_none()) {
-            "has a ringBusBandwidth that is not a whole number up to 2^50"
-        } else {
-            continue;
-        };
-        return Err(error(
-            GPU_PARTITIONS,
-            format!("the set {minors:?} under {size:?} {rule}"),
-        ));
+    for (&size, partitions) in &table {
+        for partition in partitions {
+            if let Some(rule) = partition.broken_rule(size) {
+                let minors = &partition.minors;
+                return Err(error(
+                    GPU_PARTITIONS,
+                    format!("the set {minors:?} under {size:?} {rule}"),
+                ));
+            }
+        }
     }
     Ok(table)
 }
 
-/// Reads how GPUs are linked.
+/// Reads the groups of linked GPUs.
 ///
 /// # Errors
-/// It is no such JSON, has more than 512 groups, or a group names a GPU twice.
+/// It does not parse, has more than 512 groups, or a group names a GPU twice.
 pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, TopologyError> {
     let groups: Vec<GpuLinks> = read(GPU_LINKS, text)?;
     if groups.len() > MAX_SETS {

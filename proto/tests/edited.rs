@@ -1,5 +1,5 @@
-//! Documents of every contract, edited at random as a person or another program might: none makes a reader panic, and what is
-//! accepted is printed as something that reads the same.
+//! Documents of every contract with random edits: none makes a reader panic, and an accepted document survives being written
+//! and read again.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
@@ -8,13 +8,13 @@ use std::fmt::Debug;
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use proto::admission::AdmissionQuestion;
-use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
+use proto::admission::AdmissionReview;
 use proto::device::RawDevice;
-use proto::exchange::{self, EXCHANGED_RECORDS};
 use proto::extender::{ExtenderArgs, ExtenderBindingArgs};
+use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
+use proto::plugin_reports::{EXCHANGED_RECORDS, read_swapped_records, write_swapped_records};
 use proto::pod::Pod;
 use proto::record::{DEVICE_ALLOCATED, Record};
 use proto::request::{PodRequest, validate};
@@ -165,13 +165,13 @@ proptest! {
         }
     }
 
-    /// A pod that is accepted is judged, and one that is judged to ask for something is read as asking for it.
+    /// `validate` and `PodRequest::read_new` agree.
     #[test]
     fn pods(edits in edits()) {
         if let Some(pod) = reads_what_it_prints::<Pod>(&edited(pod(), &edits)) {
             let names = ResourceNames::default();
-            prop_assert_eq!(validate(&pod, &names), PodRequest::of_new(&pod, &names).map(drop));
-            let _ = (PodRequest::of(&pod, &names), pod.is_terminal(), pod.display_name());
+            prop_assert_eq!(validate(&pod, &names), PodRequest::read_new(&pod, &names).map(drop));
+            let _ = (PodRequest::read(&pod, &names), pod.is_terminal(), pod.display_name());
         }
     }
 
@@ -204,8 +204,8 @@ proptest! {
             "operation": "UPDATE", "userInfo": {"username": "somebody"}, "object": pod(), "oldObject": pod(),
         });
         let document = edited(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}), &edits);
-        if let Ok(question) = serde_json::from_value::<AdmissionQuestion>(document.clone()) {
-            prop_assert_eq!(Some(question.request.uid.as_str()), document["request"]["uid"].as_str());
+        if let Ok(review) = serde_json::from_value::<AdmissionReview>(document.clone()) {
+            prop_assert_eq!(Some(review.request.uid.as_str()), document["request"]["uid"].as_str());
         }
     }
 
@@ -221,9 +221,9 @@ proptest! {
     #[test]
     fn exchanged_records(edits in edits()) {
         let document = edited(json!({"u1": record(), "u2": record()}), &edits);
-        if let Ok(exchanged) = exchange::read(Some(&annotation(EXCHANGED_RECORDS, &document))) {
-            let text = exchange::write(&exchanged).unwrap();
-            prop_assert_eq!(exchange::read(Some(&[(EXCHANGED_RECORDS.to_owned(), text)].into())).unwrap(), exchanged);
+        if let Ok(exchanged) = read_swapped_records(Some(&annotation(EXCHANGED_RECORDS, &document))) {
+            let text = write_swapped_records(&exchanged).unwrap();
+            prop_assert_eq!(read_swapped_records(Some(&[(EXCHANGED_RECORDS.to_owned(), text)].into())).unwrap(), exchanged);
         }
     }
 
@@ -231,10 +231,10 @@ proptest! {
     fn checkpoints(edits in edits()) {
         let entry = json!({"podUID": "u", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-a"], "allocResp": "AA=="});
         let document = edited(json!([entry, entry]), &edits);
-        if let Ok(Some(checkpoints)) = DevicesCheckpoints::read(&annotation(DEVICES_CHECKPOINTS, &document))
+        if let Ok(Some(checkpoints)) = KubeletAllocations::read(&annotation(DEVICES_CHECKPOINTS, &document))
             && let Some(text) = checkpoints.annotation()
         {
-            prop_assert_eq!(DevicesCheckpoints::read(&[(DEVICES_CHECKPOINTS.to_owned(), text)].into()).unwrap(), Some(checkpoints));
+            prop_assert_eq!(KubeletAllocations::read(&[(DEVICES_CHECKPOINTS.to_owned(), text)].into()).unwrap(), Some(checkpoints));
         }
     }
 

@@ -12,16 +12,16 @@ use placement::{
     MemoryAsk, NamedAmounts, NodePolicy, Policies, Request, ResourceName, Wishes,
 };
 use proto::device::TYPE_GPU;
-use proto::host::HostResources;
 use proto::pod::{Pod, QuantityText};
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
-use proto::request::policy;
+use proto::request::hints;
 use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER,
     RDMA, ResourceNames, WHOLE_PERCENT, canonical, is_gpu_resource,
 };
+use proto::totals::HostResources;
 
 mod hold;
 mod others;
@@ -185,9 +185,9 @@ impl PodFacts {
             .filter(|node| !node.is_empty())
             .map(|node| Box::new(Bound::of(pod, node)));
         let request = if bound.is_some() {
-            PodRequest::of(pod, names)
+            PodRequest::read(pod, names)
         } else {
-            PodRequest::of_new(pod, names)
+            PodRequest::read_new(pod, names)
         };
         // A runtime of another project may have followed a record whatever the pod asks for.
         let is_recorded = bound
@@ -253,8 +253,8 @@ impl Preference {
     fn of(pod: &Pod) -> Self {
         let parsed = |name: &str| name.parse().ok();
         Self {
-            node: policy::node_policy(pod).and_then(parsed),
-            device: policy::device_policy(pod).and_then(|name| name.parse().ok()),
+            node: hints::node_policy(pod).and_then(parsed),
+            device: hints::device_policy(pod).and_then(|name| name.parse().ok()),
         }
     }
 

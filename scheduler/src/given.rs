@@ -7,7 +7,7 @@ use placement::{
     Device, DeviceRef, Function, GpuRef, GpuUuid, HeldDevice, HeldMemory, HeldShare, Holding, Holdings,
     Inventory, MemoryAsk, NamedAmounts,
 };
-use proto::checkpoints::{ContainerDevices, DevicesCheckpoints, physical_id};
+use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
 /// A device that a pod has been given, and that it is taken to use wholly.
@@ -25,10 +25,10 @@ pub struct Given {
 pub type GivenByPod = BTreeMap<Box<str>, Vec<Given>>;
 
 /// What checkpoints say, but for resources that this project's own plugin serves.
-pub fn of_checkpoints(checkpoints: &DevicesCheckpoints, names: &ResourceNames) -> GivenByPod {
+pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> GivenByPod {
     let mut by_pod: BTreeMap<Box<str>, BTreeSet<Given>> = BTreeMap::new();
     let ours = [GPU_SHARED, RDMA, FPGA, &names.memory];
-    for ContainerDevices {
+    for KubeletAllocation {
         pod_uid,
         resource_name,
         device_ids,

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{Class, Device, DeviceId, DeviceType, GpuUuid, Inventory, LinkGroup, ResourceName};
-use proto::device::{DeviceInfo, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, TYPE_GPU};
+use proto::device::{
+    DeviceInfo, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL, TYPE_GPU,
+};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::resource::{
-    DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames,
-    SERVES_VENDOR, SHARING, canonical,
+    DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames, canonical,
 };
 use proto::topology::GPU_PARTITION_POLICY;
 use serde::Deserialize;
@@ -89,7 +90,7 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
         .spec
         .taints
         .iter()
-        .filter(|taint| taint.is_soft())
+        .filter(|taint| taint.is_prefer_no_schedule())
         .cloned()
         .collect();
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
@@ -107,7 +108,7 @@ impl DeviceReport {
         let serves_vendor = marks
             .into_iter()
             .flatten()
-            .any(|marks| marks.get(SERVES_VENDOR).is_some_and(|mark| mark == "true"));
+            .any(|marks| marks.get(SERVES_VENDOR_LABEL).is_some_and(|mark| mark == "true"));
         let mut report = Self {
             serves_vendor,
             ..Self::default()
@@ -187,7 +188,7 @@ fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
     let minor = minor(&info)?;
     let sharing = info
         .labels
-        .get(SHARING)
+        .get(SHARING_LABEL)
         .is_none_or(|sharing| sharing != "disabled");
     let resources: BTreeMap<&str, Quantity> = info
         .resources

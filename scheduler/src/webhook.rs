@@ -18,7 +18,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use proto::admission::{API_VERSION, AdmissionAnswer, AdmissionQuestion, KIND};
+use proto::admission::{API_VERSION, AdmissionReview, AdmissionReviewReply, KIND};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{debug, warn};
 
@@ -191,9 +191,13 @@ impl Webhooks {
         Ok((bytes, permit))
     }
 
-    fn judge(&self, webhook: Webhook, body: &[u8]) -> Result<(&'static str, AdmissionAnswer), ReviewFailure> {
+    fn judge(
+        &self,
+        webhook: Webhook,
+        body: &[u8],
+    ) -> Result<(&'static str, AdmissionReviewReply), ReviewFailure> {
         let malformed = |error: &str| ReviewFailure::Malformed(shorten(error));
-        let question: AdmissionQuestion =
+        let question: AdmissionReview =
             serde_json::from_slice(body).map_err(|error| malformed(&error.to_string()))?;
         if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
             return Err(malformed(&format!(
@@ -216,7 +220,7 @@ impl Webhooks {
             verdict = label,
             "reviewed"
         );
-        Ok((label, AdmissionAnswer::new(verdict.response(request.uid))))
+        Ok((label, AdmissionReviewReply::new(verdict.response(request.uid))))
     }
 }
 
@@ -237,7 +241,7 @@ fn label(verdict: &Verdict) -> &'static str {
     }
 }
 
-fn answer_with(answer: &AdmissionAnswer) -> Response {
+fn answer_with(answer: &AdmissionReviewReply) -> Response {
     match serde_json::to_vec(answer) {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

@@ -19,12 +19,12 @@ use proto::request::hints::{
 /// # Errors
 /// The first annotation that cannot be read.
 pub fn of(pod: &Pod) -> Result<Option<Arc<Wishes>>, Arc<RequestError>> {
-    Ok(some(Hints::of(pod)?))
+    Ok(some(Hints::read(pod)?))
 }
 
 /// The same of a pod that has its devices: annotations that cannot be read are passed over.
 pub fn of_placed(pod: &Pod) -> Option<Arc<Wishes>> {
-    some(Hints::of_placed(pod))
+    some(Hints::read_placed(pod))
 }
 
 fn some(hints: Hints) -> Option<Arc<Wishes>> {

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::{Api, Client, ResourceExt};
 use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
-use proto::exchange;
 use proto::memory_unit::MemoryUnit;
+use proto::plugin_reports;
 use proto::pod::ALL_DEVICES;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD,
@@ -172,8 +172,9 @@ struct Effective {
 
 /// The record that counts for a pod: the one that it has exchanged for its own, if its node's Device object names one.
 fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
-    let exchanged = exchange::read(device.and_then(|device| device.metadata.annotations.as_ref()))
-        .map_err(|error| error.to_string())?;
+    let exchanged =
+        plugin_reports::read_swapped_records(device.and_then(|device| device.metadata.annotations.as_ref()))
+            .map_err(|error| error.to_string())?;
     let Some(other) = pod.metadata.uid.as_ref().and_then(|uid| exchanged.get(uid)) else {
         return Ok(Effective {
             devices: record(pod)?,

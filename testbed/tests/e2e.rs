@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
-use proto::checkpoints::DEVICES_CHECKPOINTS;
+use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use serde_json::json;
 use testbed::apiserver::{self, Fault, Matching};
 use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, WebhookSpec, default_deploy};

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use proto::checkpoints::DEVICES_CHECKPOINTS;
 use proto::device::{
     BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition,
     DeviceInfo, DeviceSpec, DeviceTopology, GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice,
     SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
+use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::node::Node;
+use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use proto::topology::{
     GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, GpuPartitionTable, NUMA_NODE,
     NUMA_UNKNOWN, PCIE_ROOT,
 };
-use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::json;
 
 use crate::fleet::{Fleet, FleetDevice, FleetGpu};

@@ -1,4 +1,4 @@
-//! Writes into the Node whether this plugin serves kubelet ([`proto::plugin_state`]), for the scheduler.
+//! Writes into the Node whether this plugin serves kubelet ([`proto::plugin_reports::PluginState`]), for the scheduler.
 //!
 //! Written when that changes and at no other time: when kubelet has opened all device lists, when it has closed one, and before
 //! the process ends. kubelet never waits for it.
@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::node::Node;
-use proto::plugin_state::PluginState;
+use proto::plugin_reports::PluginState;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -164,7 +164,7 @@ mod tests {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let node: Node = serde_json::from_slice(&body).unwrap();
         (
-            proto::plugin_state::read(node.metadata.annotations.as_ref())
+            PluginState::read(node.metadata.annotations.as_ref())
                 .unwrap()
                 .unwrap(),
             answer,

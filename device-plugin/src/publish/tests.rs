@@ -98,7 +98,7 @@ struct Server {
     pods: watch::Sender<Pods>,
     node: watch::Sender<Option<Node>>,
     device: watch::Sender<Held>,
-    checkpoints: watch::Sender<Option<DevicesCheckpoints>>,
+    checkpoints: watch::Sender<Option<KubeletAllocations>>,
     additions: watch::Sender<Arc<Additions>>,
 }
 
@@ -391,7 +391,7 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
     server.accept().await;
     server
         .checkpoints
-        .send_replace(Some(DevicesCheckpoints::default()));
+        .send_replace(Some(KubeletAllocations::default()));
     let written = loop {
         let (line, body, answer) = server.next().await;
         answer.send_response(response(StatusCode::OK, &body));

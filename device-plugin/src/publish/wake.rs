@@ -6,10 +6,10 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use kube::ResourceExt;
-use proto::checkpoints::DEVICES_CHECKPOINTS;
 use proto::device::{DEVICES_REVISION, RawDevice};
+use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::node::Node;
-use proto::without_devices::PODS_WITHOUT_DEVICES;
+use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use serde_json::{Value, json};
 
 /// The merge patch of the node, if it speaks of another state of the object, which everybody can see now.

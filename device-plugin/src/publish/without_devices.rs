@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use daemon::api_server::one_line;
-use proto::without_devices;
+use proto::plugin_reports;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -37,7 +37,7 @@ pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &Seen) -> String 
         .map(|(uid, _)| uid);
     let has_nothing =
         |uid: &&PodUid| !allocated.contains(*uid) && !seen.names(uid) && pods.claimant(uid).is_none();
-    without_devices::write(asking.chain(recorded).filter(has_nothing).map(PodUid::as_str))
+    plugin_reports::write_pods_without_devices(asking.chain(recorded).filter(has_nothing).map(PodUid::as_str))
 }
 
 /// Keeps the report up to date until the task is dropped; it stays as it is while kubelet's file cannot be read.

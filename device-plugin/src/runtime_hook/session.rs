@@ -13,7 +13,7 @@ use proto::nri::api::{
     RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
-use proto::nri::wire::{Conversation, Decoder, Kind, Message, WireError};
+use proto::nri::wire::{ConnectionId, Decoder, Kind, Message, WireError};
 use proto::nri::{CREATE_CONTAINER_EVENT, PLUGIN_SERVICE, RUNTIME_SERVICE, code};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -118,9 +118,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             payload: plugin.encode_to_vec(),
             timeout_nano: 0,
         };
-        let (conversation, kind) = (Conversation::Runtime, Kind::Request);
+        let (connection, kind) = (ConnectionId::Runtime, Kind::Request);
         self.send(&Message {
-            conversation,
+            connection,
             call: REGISTRATION,
             kind,
             payload: request.encode_to_vec(),
@@ -141,8 +141,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         &mut self,
         message: Message,
     ) -> Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>, SessionError> {
-        match (message.conversation, message.kind, message.call) {
-            (Conversation::Runtime, Kind::Response, REGISTRATION) => {
+        match (message.connection, message.kind, message.call) {
+            (ConnectionId::Runtime, Kind::Response, REGISTRATION) => {
                 let response =
                     Response::decode(message.payload.as_slice()).map_err(SessionError::Envelope)?;
                 match response.status.filter(|status| status.code != 0) {
@@ -150,7 +150,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     None => Ok(None),
                 }
             }
-            (Conversation::Plugin, Kind::Request, call) => {
+            (ConnectionId::Plugin, Kind::Request, call) => {
                 let request = match Request::decode(message.payload.as_slice()) {
                     Ok(request) => request,
                     Err(error) => {
@@ -182,9 +182,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 payload: Vec::new(),
             },
         };
-        let (conversation, kind) = (Conversation::Plugin, Kind::Response);
+        let (connection, kind) = (ConnectionId::Plugin, Kind::Response);
         self.send(&Message {
-            conversation,
+            connection,
             call,
             kind,
             payload: response.encode_to_vec(),

@@ -10,7 +10,7 @@ use proto::nri::api::{
     RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
-use proto::nri::wire::{Conversation, Decoder, Kind, Message};
+use proto::nri::wire::{ConnectionId, Decoder, Kind, Message};
 use proto::nri::{PLUGIN_SERVICE, RUNTIME_SERVICE, code};
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::ResourceNames;
@@ -130,8 +130,8 @@ impl Runtime {
     async fn take_registration(&mut self, response: Response) {
         let message = self.next().await.unwrap();
         assert_eq!(
-            (message.conversation, message.kind),
-            (Conversation::Runtime, Kind::Request)
+            (message.connection, message.kind),
+            (ConnectionId::Runtime, Kind::Request)
         );
         let request = Request::decode(message.payload.as_slice()).unwrap();
         assert_eq!(
@@ -155,7 +155,7 @@ impl Runtime {
         let call = self.next_call;
         self.next_call += 2;
         self.send(&Message {
-            conversation: Conversation::Plugin,
+            connection: ConnectionId::Plugin,
             call,
             kind: Kind::Request,
             payload,
@@ -167,8 +167,8 @@ impl Runtime {
     async fn answer(&mut self, call: u32) -> Result<Vec<u8>, Status> {
         let message = self.next().await.expect("the plugin has closed");
         assert_eq!(
-            (message.conversation, message.call, message.kind),
-            (Conversation::Plugin, call, Kind::Response)
+            (message.connection, message.call, message.kind),
+            (ConnectionId::Plugin, call, Kind::Response)
         );
         let response = Response::decode(message.payload.as_slice()).unwrap();
         response.status.map_or(Ok(response.payload), Err)
@@ -364,7 +364,7 @@ async fn calls_that_make_no_sense() {
         )
     );
     let stray = Message {
-        conversation: Conversation::Plugin,
+        connection: ConnectionId::Plugin,
         call: 99,
         kind: Kind::Other(3),
         payload: vec![1],

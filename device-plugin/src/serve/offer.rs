@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use proto::checkpoints::{DEVICES_CHECKPOINTS, DevicesCheckpoints};
 use proto::device::SERVES_VENDOR_LABEL;
+use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use proto::node::Node;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +29,7 @@ pub(super) struct Published {
     /// The Device object.
     pub(super) device: watch::Receiver<Held>,
     /// Devices of pods that somebody else placed; none as long as that is not known.
-    pub(super) checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+    pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
     /// True if kubelet has the same memory units from an earlier process, which has published them.
     pub(super) keeps_units: bool,
 }
@@ -91,9 +91,9 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet)
 /// vendor's plugin still have: a pod that is placed before is placed without a record.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<Held>,
-    mut checkpoints: watch::Receiver<Option<DevicesCheckpoints>>,
+    mut checkpoints: watch::Receiver<Option<KubeletAllocations>>,
 ) {
-    let is_told = |held: &Held, checkpoints: Option<&DevicesCheckpoints>| {
+    let is_told = |held: &Held, checkpoints: Option<&KubeletAllocations>| {
         let (Held::Object(object), Some(checkpoints)) = (held, checkpoints) else {
             return false;
         };

@@ -92,18 +92,18 @@ async fn whole_gpus_wait_for_the_device_object() {
     let label = json!({"gpushare/serves-vendor": "true"});
     device.send_replace(held(label.clone(), json!({})));
     assert_eq!(poll!(&mut wait), Poll::Pending, "who holds what is not known yet");
-    let entry = proto::checkpoints::ContainerDevices {
+    let entry = proto::kubelet_allocations::KubeletAllocation {
         resource_name: "nvidia.com/gpu".to_owned(),
         ..Default::default()
     };
-    checkpoints.send_replace(Some(DevicesCheckpoints { entries: vec![entry] }));
+    checkpoints.send_replace(Some(KubeletAllocations { entries: vec![entry] }));
     assert_eq!(poll!(&mut wait), Poll::Pending, "and not told yet");
     device.send_replace(held(
         json!({}),
         json!({"node.koordinator.sh/devices-checkpoints": "[]"}),
     ));
     assert_eq!(poll!(&mut wait), Poll::Pending, "the vendor's plugin serves it");
-    checkpoints.send_replace(Some(DevicesCheckpoints::default()));
+    checkpoints.send_replace(Some(KubeletAllocations::default()));
     device.send_replace(held(label, json!({})));
     assert_eq!(poll!(&mut wait), Poll::Ready(()));
 }

@@ -292,7 +292,7 @@ fn recorder() -> Recorder {
     .0
 }
 
-fn sinks(checkpoints: watch::Sender<Option<DevicesCheckpoints>>) -> Sinks {
+fn sinks(checkpoints: watch::Sender<Option<KubeletAllocations>>) -> Sinks {
     Sinks {
         checkpoints,
         recorder: recorder(),
@@ -320,8 +320,8 @@ fn settings(dir: &std::path::Path) -> Settings {
 }
 
 /// The devices that are published once they are these.
-async fn until(seen: &mut watch::Receiver<Option<DevicesCheckpoints>>, expected: &[String]) {
-    let is_so = |now: &Option<DevicesCheckpoints>| {
+async fn until(seen: &mut watch::Receiver<Option<KubeletAllocations>>, expected: &[String]) {
+    let is_so = |now: &Option<KubeletAllocations>| {
         now.as_ref().is_some_and(|now| {
             now.entries
                 .iter()
@@ -491,7 +491,7 @@ async fn nobody_to_watch_is_known_at_once() {
     ));
     assert_eq!(
         seen.wait_for(Option::is_some).await.unwrap().clone(),
-        Some(DevicesCheckpoints::default())
+        Some(KubeletAllocations::default())
     );
 }
 

@@ -1,8 +1,9 @@
 //! The extender's JSON, key by key as kube-scheduler spells it.
 
-use std::borrow::Cow;
+use rstest::rstest;
+use serde_json::{Value, json};
 
-use super::{ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority};
+use super::*;
 
 #[test]
 fn names_are_borrowed_from_the_request() {
@@ -24,7 +25,7 @@ fn whole_nodes_come_back_unchanged() {
     let args: ExtenderArgs<'_> = serde_json::from_str(&body).unwrap();
     let nodes = args.nodes.unwrap();
     assert_eq!(nodes.items[0].node.capacity("aliyun.com/gpu-mem"), Some(30));
-    let sent: serde_json::Value = serde_json::from_str(node).unwrap();
+    let sent: Value = serde_json::from_str(node).unwrap();
     assert_eq!(serde_json::to_value(&nodes.items[0]).unwrap(), sent);
 }
 
@@ -89,4 +90,69 @@ fn malformed_bodies_are_errors() {
     ] {
         assert!(serde_json::from_str::<ExtenderArgs<'_>>(body).is_err(), "{body}");
     }
+}
+
+/// As kube-scheduler 1.36 writes it to an extender that is `nodeCacheCapable`.
+#[test]
+fn victims_by_uid_and_as_whole_pods_are_equal() {
+    let by_uid = json!({
+        "Pod": {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": null}, "status": {}},
+        "NodeNameToVictims": null,
+        "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "a"}, {"UID": "b"}], "NumPDBViolations": 1}, "n2": {"Pods": null, "NumPDBViolations": 0}},
+    });
+    let pod =
+        |uid: &str| json!({"metadata": {"name": uid, "uid": uid}, "spec": {"containers": []}, "status": {}});
+    let whole = json!({
+        "Pod": {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": null}, "status": {}},
+        "NodeNameToVictims": {"n1": {"Pods": [pod("a"), pod("b")], "NumPDBViolations": 1}, "n2": {"Pods": null, "NumPDBViolations": 0}},
+        "NodeNameToMetaVictims": null,
+    });
+    let read = |args: Value| {
+        serde_json::from_value::<ExtenderPreemptionArgs>(args)
+            .unwrap()
+            .into_proposals()
+            .1
+    };
+    assert_eq!(read(by_uid.clone()), read(whole));
+    let victims = read(by_uid);
+    assert_eq!(
+        victims["n1"]
+            .pods
+            .iter()
+            .map(|pod| pod.uid.as_str())
+            .collect::<Vec<_>>(),
+        ["a", "b"]
+    );
+    assert_eq!((victims["n1"].n_pdb_violations, victims["n2"].pods.len()), (1, 0));
+}
+
+#[test]
+fn an_answer_has_the_field_names_of_go() {
+    let victims = MetaVictims {
+        pods: vec![MetaPod { uid: "a".to_owned() }],
+        n_pdb_violations: 2,
+    };
+    let result = ExtenderPreemptionResult {
+        node_name_to_meta_victims: [("n1".to_owned(), victims)].into(),
+    };
+    let expected = json!({"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "a"}], "NumPDBViolations": 2}}});
+    assert_eq!(serde_json::to_value(result).unwrap(), expected);
+}
+
+#[rstest]
+#[case::nothing(json!({"containers": [{"name": "c"}]}), false)]
+#[case::a_port_of_its_own(json!({"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}), false)]
+#[case::a_port_of_the_node(json!({"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]}), true)]
+#[case::volumes_of_its_own(json!({"volumes": [{"name": "v", "emptyDir": {}}, {"name": "token", "projected": {"sources": []}}]}), false)]
+#[case::a_claim(json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}), true)]
+#[case::away_from_pods(json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}), true)]
+#[case::near_pods(json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}), true)]
+#[case::on_nodes(json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}}), false)]
+#[case::spread(json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}), true)]
+#[case::spread_unless(json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}), false)]
+fn dependence_on_other_pods(#[case] spec: Value, #[case] expected: bool) {
+    let pod = json!({"metadata": {"name": "p"}, "spec": spec});
+    let request = json!({"Pod": pod, "NodeNameToMetaVictims": {}}).to_string();
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    assert_eq!(depends_on_other_pods(request.as_bytes(), &pod).unwrap(), expected);
 }

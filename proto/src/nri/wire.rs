@@ -1,34 +1,35 @@
-//! How calls lie on a runtime's socket: two conversations over one stream of bytes, each in frames, and in each of them the
-//! messages of ttrpc. No I/O.
+//! The framing of calls on a runtime's socket: two connections multiplexed over one stream of bytes, each carrying messages of
+//! ttrpc. No I/O.
 //!
-//! A frame is the number of its conversation, the length of what follows (32 bits each, big endian), and a piece of that
-//! conversation; where pieces end means nothing. A message is the length of its payload, the number of the call (32 bits each,
-//! big endian), its kind and flags (a byte each), and the payload. Calls that stream are not part of this interface.
+//! A frame is the number of its connection, the length of its data (32 bits each, big endian), and the data; a message may
+//! span frames. A message is the length of its payload, the number of the call (32 bits each, big endian), its kind and flags
+//! (a byte each), and the payload. NRI uses no streaming calls.
 
 use std::collections::BTreeMap;
 
-/// Longest payload of a message.
+/// Longest payload of a message, in bytes.
 pub const MAX_PAYLOAD: usize = 4 << 20;
 
-/// Longest frame that is read: the other side writes a message in one frame at most.
+/// Longest data of a frame that is read, in bytes: the other side writes each message in one frame at most.
 pub const MAX_FRAME: usize = MAX_PAYLOAD + MESSAGE_HEADER;
 
-/// Longest frame that is written. The other side reads pieces into a buffer of this size, and gives up on longer ones.
-const PIECE: usize = 4096;
+/// Longest data of a frame that is written, in bytes. The other side reads a frame into a buffer of this size, and closes the
+/// socket on a longer one.
+const MAX_WRITTEN_FRAME: usize = 4096;
 
 const FRAME_HEADER: usize = 8;
 const MESSAGE_HEADER: usize = 10;
 
-/// One of the conversations on a socket.
+/// One of the connections on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Conversation {
+pub enum ConnectionId {
     /// The runtime calls the plugin.
     Plugin,
     /// The plugin calls the runtime.
     Runtime,
 }
 
-impl Conversation {
+impl ConnectionId {
     fn number(self) -> u32 {
         match self {
             Self::Plugin => 1,
@@ -39,18 +40,18 @@ impl Conversation {
     fn of(number: u32) -> Option<Self> {
         [Self::Plugin, Self::Runtime]
             .into_iter()
-            .find(|conversation| conversation.number() == number)
+            .find(|connection| connection.number() == number)
     }
 }
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A call.
     Request,
     /// The answer to a call.
     Response,
-    /// Anything else, which this interface does not use.
+    /// A kind that NRI does not use.
     Other(u8),
 }
 
@@ -77,23 +78,23 @@ impl From<u8> for Kind {
 /// A call or an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where it was said.
-    pub conversation: Conversation,
+    /// The connection that carries it.
+    pub connection: ConnectionId,
     /// The number of the call; odd, and larger than that of the call before.
     pub call: u32,
-    /// What it is.
+    /// A call, or the answer to one.
     pub kind: Kind,
-    /// An envelope ([`super::ttrpc`]).
+    /// A message of [`super::ttrpc`].
     pub payload: Vec<u8>,
 }
 
-/// Bytes that cannot be understood, after which nothing else can be; or a message that cannot be sent.
+/// Bytes that are not frames or messages, after which no other bytes can be read; or a message that is too long to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A frame claims to be longer than any may be.
+    /// The length of a frame exceeds [`MAX_FRAME`].
     #[error("a frame of {0} bytes, more than {MAX_FRAME}")]
     LongFrame(u32),
-    /// A message claims to be longer than any may be.
+    /// The length of a message exceeds [`MAX_PAYLOAD`].
     #[error("a message of {0} bytes, more than {MAX_PAYLOAD}")]
     LongMessage(usize),
 }
@@ -114,28 +115,29 @@ impl Message {
         message.extend(self.call.to_be_bytes());
         message.extend([self.kind.number(), 0]);
         message.extend(&self.payload);
-        let mut framed = Vec::with_capacity(message.len() + FRAME_HEADER * (message.len() / PIECE + 1));
-        for piece in message.chunks(PIECE) {
-            framed.extend(self.conversation.number().to_be_bytes());
-            framed.extend(u32::try_from(piece.len()).map_err(|_| too_long)?.to_be_bytes());
-            framed.extend(piece);
+        let mut framed =
+            Vec::with_capacity(message.len() + FRAME_HEADER * (message.len() / MAX_WRITTEN_FRAME + 1));
+        for data in message.chunks(MAX_WRITTEN_FRAME) {
+            framed.extend(self.connection.number().to_be_bytes());
+            framed.extend(u32::try_from(data.len()).map_err(|_| too_long)?.to_be_bytes());
+            framed.extend(data);
         }
         Ok(framed)
     }
 }
 
-/// Takes bytes as they come, and gives messages when they are complete.
+/// Decodes messages from bytes in datas of any size.
 ///
-/// Holds no more than what has come of one message per conversation, whatever lengths are claimed.
+/// Buffers no more than the bytes it has read of one message per connection, whatever lengths the headers claim.
 #[derive(Debug, Default)]
 pub struct Decoder {
     header: Vec<u8>,
-    /// The frame that is being read: whose it is, if that is known, and how much of it is to come.
-    frame: Option<(Option<Conversation>, usize)>,
-    partial: BTreeMap<Conversation, Partial>,
+    /// The frame that is being read: its connection, if that is known, and the number of bytes to come.
+    frame: Option<(Option<ConnectionId>, usize)>,
+    partial: BTreeMap<ConnectionId, Partial>,
 }
 
-/// A message that has not come wholly.
+/// The beginning of a message.
 #[derive(Debug, Default)]
 struct Partial {
     header: Vec<u8>,
@@ -143,25 +145,25 @@ struct Partial {
 }
 
 impl Decoder {
-    /// Takes more bytes; the messages that they complete.
+    /// Reads more bytes; returns the messages that they complete.
     ///
     /// # Errors
-    /// The bytes make no sense. What comes after them is not to be read.
+    /// A length is too large. The decoder cannot read any further bytes.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, WireError> {
         let mut messages = Vec::new();
         while !bytes.is_empty() {
-            let Some((conversation, left)) = self.frame else {
+            let Some((connection, left)) = self.frame else {
                 self.begin_frame(&mut bytes)?;
                 continue;
             };
-            let mut piece = take(&mut bytes, left);
-            self.frame = Some((conversation, left - piece.len())).filter(|(_, left)| *left > 0);
-            let Some(conversation) = conversation else {
+            let mut data = take(&mut bytes, left);
+            self.frame = Some((connection, left - data.len())).filter(|(_, left)| *left > 0);
+            let Some(connection) = connection else {
                 continue;
             };
-            let partial = self.partial.entry(conversation).or_default();
-            while !piece.is_empty() {
-                messages.extend(partial.feed(conversation, &mut piece)?);
+            let partial = self.partial.entry(connection).or_default();
+            while !data.is_empty() {
+                messages.extend(partial.feed(connection, &mut data)?);
             }
         }
         Ok(messages)
@@ -177,16 +179,15 @@ impl Decoder {
             .filter(|length| *length <= MAX_FRAME)
             .ok_or(WireError::LongFrame(length))?;
         self.header.clear();
-        self.frame = Some((Conversation::of(number), left)).filter(|(_, left)| *left > 0);
+        self.frame = Some((ConnectionId::of(number), left)).filter(|(_, left)| *left > 0);
         Ok(())
     }
 }
 
 impl Partial {
-    /// Takes from the piece what belongs to the message; the message if that completes it.
-    fn feed(&mut self, conversation: Conversation, piece: &mut &[u8]) -> Result<Option<Message>, WireError> {
-        self.header
-            .extend(take(piece, MESSAGE_HEADER - self.header.len()));
+    /// Reads the message's part of the data; returns the message if that completes it.
+    fn feed(&mut self, connection: ConnectionId, data: &mut &[u8]) -> Result<Option<Message>, WireError> {
+        self.header.extend(take(data, MESSAGE_HEADER - self.header.len()));
         let (Some(length), Some(call), Some(kind)) = (
             number_at(&self.header, 0),
             number_at(&self.header, 4),
@@ -202,13 +203,13 @@ impl Partial {
             return Err(WireError::LongMessage(length));
         }
         let kind = Kind::from(*kind);
-        self.payload.extend(take(piece, length - self.payload.len()));
+        self.payload.extend(take(data, length - self.payload.len()));
         if self.payload.len() < length {
             return Ok(None);
         }
         let payload = std::mem::take(self).payload;
         Ok(Some(Message {
-            conversation,
+            connection,
             call,
             kind,
             payload,
@@ -216,14 +217,14 @@ impl Partial {
     }
 }
 
-/// Takes up to so many bytes off the front.
+/// Removes up to `most` bytes from the front.
 fn take<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
     let (taken, rest) = bytes.split_at_checked(most).unwrap_or((*bytes, &[]));
     *bytes = rest;
     taken
 }
 
-/// The number of 32 bits at this place, if it is all there.
+/// The 32-bit number at this offset; `None` if it is not complete.
 fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
     let four: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
     Some(u32::from_be_bytes(four))

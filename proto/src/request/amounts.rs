@@ -1,19 +1,23 @@
-//! Amounts of one container, of a pod, and what they come to.
+//! The amounts that a container or a pod requests, and the rules that they have to obey.
 
 use std::collections::BTreeMap;
 
-use super::rules::{of_container, of_pod};
-use super::{Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError};
-use crate::pod::{ALL_DEVICES, Container, PodSpec};
-use crate::resource::{
-    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
-    WHOLE_PERCENT, is_extended, is_gpu_resource,
+use super::{
+    Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError, excerpt, sees_all_devices,
 };
-use crate::totals::{Summed, Totals};
+use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec, QuantityText};
+use crate::resource::{
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames,
+    VENDOR_GPUS, WHOLE_PERCENT, is_extended, is_gpu_resource,
+};
+use crate::totals::{self, Amounts};
 
-/// Amounts of one container, or of a pod; 0 is nothing.
+/// Names of GPU amounts, for which kubelet calls no plugin.
+const PATCHED_AMOUNTS: [&str; 4] = [GPU, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE];
+
+/// Amounts of one container, or of a pod; 0 for a resource that it does not request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Amounts {
+pub(super) struct GpuAmounts {
     units: u64,
     shared: u64,
     bytes: u64,
@@ -22,29 +26,29 @@ pub(super) struct Amounts {
     /// Percent of both core and memory; not in `ratio` and `core`.
     both: u64,
     whole: u64,
-    /// In whose words, if any are asked for.
+    /// The resource name of `whole`.
     vendor: Option<&'static str>,
     others: BTreeMap<String, u64>,
 }
 
-impl Summed for Amounts {
+impl Amounts for GpuAmounts {
     fn plus(&self, other: &Self) -> Self {
         self.combine(other, u64::saturating_add)
     }
 
-    fn most(&self, other: &Self) -> Self {
+    fn max(&self, other: &Self) -> Self {
         self.combine(other, u64::max)
     }
 }
 
-impl Amounts {
-    /// What a pod's containers ask for together.
+impl GpuAmounts {
+    /// The amounts of a pod.
     pub(super) fn of_pod(
         spec: &PodSpec,
         names: &ResourceNames,
         sees_all: bool,
     ) -> Result<Self, RequestError> {
-        Totals::of(spec, |container| Self::of(container, names, sees_all)).map(|totals| totals.peak())
+        totals::peak(spec, |container| Self::of(container, names, sees_all))
     }
 
     /// Reads one container and applies the rules that hold per container.
@@ -57,7 +61,7 @@ impl Amounts {
             read(GPU_CORE)?,
         );
         let (shared, units) = (read(GPU_SHARED)?, read(&names.memory)?);
-        let rule = |rule: String| of_container(container, rule);
+        let rule = |rule: String| container_rule(container, rule);
         if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
             return Err(rule(format!(
                 "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
@@ -79,7 +83,7 @@ impl Amounts {
                 "{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
             )));
         }
-        // Several vendors' names are refused elsewhere.
+        // At most one: `refuse_mixed_dialects` has refused a pod with several vendors' names.
         let vendor = VENDOR_GPUS.into_iter().find(|name| container.asks_for(name));
         let whole = vendor.map(read).transpose()?.flatten().unwrap_or(0);
         let or_zero = Option::unwrap_or_default;
@@ -117,7 +121,7 @@ impl Amounts {
         }
     }
 
-    /// What the pod as a whole asks for, if that breaks no rule.
+    /// The request of the pod with these amounts.
     pub(super) fn request(self, names: &ResourceNames, sees_all: bool) -> Result<PodRequest, RequestError> {
         for name in [RDMA, FPGA] {
             let amount = self.others.get(name).copied().unwrap_or(0);
@@ -134,7 +138,7 @@ impl Amounts {
         })
     }
 
-    /// All GPUs of a node and no amounts of them.
+    /// The request of a pod with the annotation [`ALL_DEVICES`].
     fn all_gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
         let amounts = [
             (names.memory.as_str(), self.units),
@@ -145,7 +149,7 @@ impl Amounts {
             (self.vendor.unwrap_or_default(), self.whole),
         ];
         if let Some((name, amount)) = amounts.iter().find(|(_, amount)| *amount > 0) {
-            return Err(of_pod(format!(
+            return Err(pod_rule(format!(
                 "annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({amount})"
             )));
         }
@@ -187,7 +191,7 @@ impl Amounts {
             (bytes, 0) => Memory::Bytes(bytes),
             (0, ratio) => Memory::Ratio(ratio),
             (bytes, ratio) => {
-                return Err(of_pod(format!(
+                return Err(pod_rule(format!(
                     "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other, also in different containers"
                 )));
             }
@@ -204,7 +208,7 @@ impl Amounts {
         }))
     }
 
-    /// Number of devices where nothing but percentages says how many.
+    /// The number of devices that the percentages come to, without `gpu.shared`.
     fn devices_of_percent(&self, ratio: u64, core: u64) -> Result<u32, RequestError> {
         for (name, percent) in [(GPU, self.both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
             refuse_uneven_percent(name, percent)?;
@@ -218,25 +222,25 @@ impl Amounts {
         let n = u32::try_from((percent / WHOLE_PERCENT).max(1))
             .ok()
             .filter(|_| percent <= most);
-        n.ok_or_else(|| of_pod(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
+        n.ok_or_else(|| pod_rule(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
     }
 }
 
 fn devices(name: &str, n: u64) -> Result<u32, RequestError> {
     let devices = u32::try_from(n).ok().filter(|_| n <= MAX_DEVICES);
-    devices.ok_or_else(|| of_pod(format!("{name} ({n}) is more than {MAX_DEVICES}")))
+    devices.ok_or_else(|| pod_rule(format!("{name} ({n}) is more than {MAX_DEVICES}")))
 }
 
 fn devices_of_shares(shared: u64, ratio: u64, core: u64) -> Result<u32, RequestError> {
     let devices = devices(GPU_SHARED, shared)?;
     for (name, value) in [(GPU_CORE, core), (GPU_MEMORY_RATIO, ratio)] {
         if !value.is_multiple_of(shared) {
-            return Err(of_pod(format!(
+            return Err(pod_rule(format!(
                 "{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})"
             )));
         }
         if value / shared > WHOLE_PERCENT {
-            return Err(of_pod(format!(
+            return Err(pod_rule(format!(
                 "{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device"
             )));
         }
@@ -248,47 +252,144 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
     if percent <= WHOLE_PERCENT || percent.is_multiple_of(WHOLE_PERCENT) {
         return Ok(());
     }
-    Err(of_pod(format!(
+    Err(pod_rule(format!(
         "{name} ({percent}) is more than one device, so it must be a multiple of 100"
     )))
 }
 
-/// Amounts of everything that is no GPU and may be a device's. A name that no device is known to have may be anybody's, so
-/// a value that is no whole number is none of our business there.
+/// Amounts of extended resources that are not GPUs'.
+///
+/// Only `rdma` and `fpga` are devices' in every cluster. Other names may belong to other projects, whose quantities need not
+/// be whole numbers: those are passed over.
 fn others(container: &Container, names: &ResourceNames) -> Result<BTreeMap<String, u64>, RequestError> {
     let resources = &container.resources;
     let keys = resources.limits.keys().chain(resources.requests.keys());
     let mut others = BTreeMap::new();
     for name in keys.filter(|name| is_extended(name) && !is_gpu_resource(name, names)) {
-        let is_ours = name == RDMA || name == FPGA;
+        let is_known = name == RDMA || name == FPGA;
         match amount(container, name) {
             Ok(Some(amount)) => drop(others.insert(name.clone(), amount)),
-            Err(error) if is_ours => return Err(error),
+            Err(error) if is_known => return Err(error),
             Ok(None) | Err(_) => {}
         }
     }
     Ok(others)
 }
 
-/// The whole number that a container asks for of a resource; none if it does not name it, or writes a zero, as charts do.
+/// The amount that a container requests; `None` if it does not name the resource, or writes a zero, as Helm charts do.
 pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64>, RequestError> {
-    let resources = &container.resources;
-    let Some(text) = resources
-        .limits
-        .get(resource)
-        .or_else(|| resources.requests.get(resource))
-    else {
+    let Some(text) = container.quantity(resource) else {
         return Ok(None);
     };
-    let fail = |value: String| RequestError::Quantity {
+    let fail = |value: &str| RequestError::Quantity {
         container: container.name.clone(),
         resource: resource.to_owned(),
-        value: value.chars().take(64).collect(),
+        value: excerpt(value),
     };
-    let quantity = text.quantity().map_err(|text| fail(text.into_owned()))?;
-    let value = quantity
-        .unsigned()
-        .filter(|value| *value <= MAX_AMOUNT)
-        .ok_or_else(|| fail(quantity.to_string()))?;
-    Ok((value > 0).then_some(value))
+    let quantity = text.quantity().map_err(|text| fail(&text))?;
+    match quantity.unsigned() {
+        Some(0) => Ok(None),
+        Some(amount) if amount <= MAX_AMOUNT => Ok(Some(amount)),
+        _ => Err(fail(&quantity.to_string())),
+    }
+}
+
+fn pod_rule(rule: String) -> RequestError {
+    RequestError::Rule {
+        place: "the pod".to_owned(),
+        rule,
+    }
+}
+
+fn container_rule(container: &Container, rule: String) -> RequestError {
+    RequestError::Rule {
+        place: format!("container {:?}", container.name),
+        rule,
+    }
+}
+
+/// Refuses pods that use two of these: memory units, Koordinator's names, and the name of each vendor.
+pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
+    let amount_of = |resource: &str| {
+        let quantity = spec
+            .all_containers()
+            .find_map(|container| text(container, resource))?;
+        Some(format!("{resource} ({})", shown(quantity)))
+    };
+    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU]
+        .into_iter()
+        .find_map(amount_of);
+    let mut present = [amount_of(&names.memory), koordinator]
+        .into_iter()
+        .chain(VENDOR_GPUS.map(amount_of))
+        .flatten();
+    match (present.next(), present.next()) {
+        (Some(one), Some(other)) => Err(RequestError::MixedDialects { one, other }),
+        _ => Ok(()),
+    }
+}
+
+/// Returns true if a container names a resource that belongs to a device in every cluster, by its current name.
+pub(super) fn asks_for_known_devices(spec: &PodSpec, names: &ResourceNames) -> bool {
+    spec.all_containers().any(|container| {
+        let resources = &container.resources;
+        let mut keys = resources.limits.keys().chain(resources.requests.keys());
+        keys.any(|name| is_gpu_resource(name, names) || name == RDMA || name == FPGA)
+    })
+}
+
+/// Refuses deprecated resource names, which the mutating webhook replaces where it can.
+///
+/// # Errors
+/// The first container that uses one. Kubernetes reserves these names: no node has them, and kube-scheduler asks no extender.
+pub fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
+    for container in spec.all_containers() {
+        if let Some((old, new)) = OLD_NAMES
+            .into_iter()
+            .find(|(old, _)| text(container, old).is_some())
+        {
+            let container = container.name.clone();
+            return Err(RequestError::OldName { container, old, new });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses containers that request amounts alone: kubelet calls a plugin only for resources that the plugin serves.
+pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
+    for container in pod.spec.all_containers() {
+        let asked = PATCHED_AMOUNTS
+            .into_iter()
+            .find_map(|name| Some((name, text(container, name)?)));
+        let is_served = [GPU_SHARED, &names.memory]
+            .into_iter()
+            .any(|name| container.asks_for(name));
+        if let (Some((resource, value)), false) = (asked, is_served) {
+            let (container, resource) = (container.name.clone(), resource.to_owned());
+            return Err(RequestError::NotServed {
+                container,
+                resource,
+                value: shown(value),
+            });
+        }
+    }
+    let mut containers = pod.spec.all_containers();
+    if sees_all_devices(pod)? && !containers.any(|container| container.asks_for(GPU_SHARED)) {
+        return Err(pod_rule(format!(
+            "annotation {ALL_DEVICES} needs {GPU_SHARED} in the container that is to see the devices"
+        )));
+    }
+    Ok(())
+}
+
+fn text<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
+    container.quantity(resource).filter(|text| !text.is_zero())
+}
+
+fn shown(text: &QuantityText) -> String {
+    match text {
+        QuantityText::Text(text) => excerpt(text),
+        QuantityText::Number(number) => number.to_string(),
+        QuantityText::Other(value) => excerpt(&value.to_string()),
+    }
 }

@@ -38,12 +38,12 @@ fn marked(spec: &PodSpec, mark: &str) -> Pod {
 
 /// As the filter reads a new pod.
 fn read(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
-    PodRequest::of_new(&whole(spec), &ResourceNames::default())
+    PodRequest::read_new(&whole(spec), &ResourceNames::default())
 }
 
 /// As the engine reads a pod that is there.
 fn read_bound(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
-    PodRequest::of(&whole(spec), &ResourceNames::default())
+    PodRequest::read(&whole(spec), &ResourceNames::default())
 }
 
 fn gpus(dialect: Dialect, devices: u32, memory: Memory, core: u64) -> PodRequest {
@@ -184,7 +184,7 @@ fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
     let shared = |n: u64| pod(&[json!({"koordinator.sh/gpu.shared": n}), json!({"cpu": 1})]);
     let expected = gpus(Dialect::AllDevices, 1, Memory::Bytes(0), 0);
     assert_eq!(
-        PodRequest::of_new(&marked(&shared(1), "true"), &names),
+        PodRequest::read_new(&marked(&shared(1), "true"), &names),
         Ok(Some(expected))
     );
     let refused = |pod: &Pod| validate(pod, &names).unwrap_err().to_string();
@@ -347,7 +347,7 @@ fn the_memory_resource_can_have_another_name() {
     let names = ResourceNames {
         memory: "example.com/vram".to_owned(),
     };
-    let request = PodRequest::of_new(&whole(&pod(&[json!({"example.com/vram": 5})])), &names);
+    let request = PodRequest::read_new(&whole(&pod(&[json!({"example.com/vram": 5})])), &names);
     assert_eq!(memory(request), Memory::Units(5));
     assert_eq!(names.memory_unit_annotation(), "example.com/vram-unit");
 }
@@ -355,17 +355,17 @@ fn the_memory_resource_can_have_another_name() {
 proptest! {
     /// Whatever the quantities, the answer is a request within its documented ranges or a refusal.
     #[test]
-    fn any_quantities_are_judged(quantities in prop::collection::vec(("[-+]?[0-9]{1,22}(Gi|Mi|k|m|E|)", 0..9_usize), 0..6), mark in prop::option::of("true|false|[a-z]{0,3}")) {
+    fn any_quantities_are_read_or_refused(quantities in prop::collection::vec(("[-+]?[0-9]{1,22}(Gi|Mi|k|m|E|)", 0..9_usize), 0..6), mark in prop::option::of("true|false|[a-z]{0,3}")) {
         let names = ["koordinator.sh/gpu.shared", "koordinator.sh/gpu-memory", "koordinator.sh/gpu-memory-ratio",
             "koordinator.sh/gpu-core", "koordinator.sh/gpu", "aliyun.com/gpu-mem", "nvidia.com/gpu", "koordinator.sh/rdma", "example.com/npu"];
         let limits: serde_json::Map<_, _> = quantities.into_iter().map(|(text, name)| (names[name].to_owned(), json!(text))).collect();
         let spec = pod(&[json!(limits), json!(limits)]);
         let pod = mark.map_or_else(|| whole(&spec), |mark| marked(&spec, &mark));
         let names = ResourceNames::default();
-        let read = PodRequest::of_new(&pod, &names);
+        let read = PodRequest::read_new(&pod, &names);
         prop_assert_eq!(validate(&pod, &names), read.clone().map(drop));
         if let Ok(Some(request)) = read {
-            prop_assert!(PodRequest::of(&pod, &names).is_ok());
+            prop_assert!(PodRequest::read(&pod, &names).is_ok());
             prop_assert!(request.others.iter().all(|(_, amount)| *amount > 0));
             let Some(gpus) = request.gpus else { return Ok(()) };
             prop_assert!(gpus.devices >= 1 && gpus.devices <= 1024);

@@ -64,7 +64,7 @@ fn links_are_read() {
 #[case::anything_else(Some("honor"), GpuPartitionPolicy::Prefer)]
 #[case::none(None, GpuPartitionPolicy::Prefer)]
 fn policies(#[case] label: Option<&str>, #[case] expected: GpuPartitionPolicy) {
-    assert_eq!(GpuPartitionPolicy::of(label), expected);
+    assert_eq!(GpuPartitionPolicy::read(label), expected);
 }
 
 /// Every set is compared with every other on the way of a filter.

@@ -5,7 +5,7 @@ use placement::{
     MemoryAsk, NodePolicy, Policies,
 };
 use proto::pod::Pod;
-use proto::request::policy::{DEVICE_POLICIES, DEVICE_POLICY, NODE_POLICIES, NODE_POLICY};
+use proto::request::hints::{DEVICE_POLICIES, DEVICE_POLICY, NODE_POLICIES, NODE_POLICY};
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -57,7 +57,7 @@ pub(super) fn judge_change(old: &Pod, new: &Pod) -> Result<(), Refusal> {
         )));
     }
     changed
-        .try_for_each(|hint| hint.judge(new))
+        .try_for_each(|hint| hint.check(new))
         .map_err(|error| Refusal::Invalid(error.to_string()))
 }
 

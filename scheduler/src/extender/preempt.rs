@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::OwnerId;
-use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, minds_neighbours};
+use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, depends_on_other_pods};
 use proto::pod::Pod;
 
 use super::evaluation::Demand;
@@ -69,13 +69,13 @@ pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<V
     let (pod, proposals) = serde_json::from_slice::<ExtenderPreemptionArgs>(body)
         .map_err(malformed)?
         .into_proposals();
-    let minds_neighbours = minds_neighbours(body, &pod).map_err(malformed)?;
+    let depends_on_other_pods = depends_on_other_pods(body, &pod).map_err(malformed)?;
     extender
         .index
         .read()
         .ready()
         .map_err(|reason| RequestFailure::NotReady { reason })?;
-    let candidates = extender.candidates(&pod, body, minds_neighbours, proposals, now);
+    let candidates = extender.candidates(&pod, body, depends_on_other_pods, proposals, now);
     tracing::info!(
         pod = pod.display_name(),
         n_candidates = candidates.len(),
@@ -93,7 +93,7 @@ impl Extender {
         &self,
         pod: &Pod,
         body: &[u8],
-        minds_neighbours: bool,
+        depends_on_other_pods: bool,
         proposals: BTreeMap<String, MetaVictims>,
         now: Instant,
     ) -> BTreeMap<String, MetaVictims> {
@@ -120,7 +120,7 @@ impl Extender {
             return BTreeMap::new();
         }
         let promised = self.promised(pod.uid(), now);
-        let preemptor = Preemptor::new(pod, ask, minds_neighbours, &promised);
+        let preemptor = Preemptor::new(pod, ask, depends_on_other_pods, &promised);
         let mut kept = BTreeMap::new();
         for (node, proposed) in proposals {
             if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH {

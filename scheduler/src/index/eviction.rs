@@ -10,8 +10,8 @@ use k8s_openapi::jiff::Timestamp;
 use placement::{Evictable, HostAmounts, NodeView, OwnerId, Preemption, Victims};
 use proto::extender::{MetaPod, MetaVictims};
 use proto::pod::Pod;
-use proto::requests::NamedRequests;
 use proto::resource::is_gpu_resource;
+use proto::totals::NamedRequests;
 
 use super::plugins::Standing;
 use super::pods::PodEntry;
@@ -86,7 +86,7 @@ impl Eviction {
 pub struct Preemptor<'a> {
     pod: &'a Pod,
     ask: &'a NodeAsk<'a>,
-    minds_neighbours: bool,
+    depends_on_other_pods: bool,
     promised: &'a Promised,
     sums: Sums,
 }
@@ -95,9 +95,14 @@ pub struct Preemptor<'a> {
 pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
 
 impl<'a> Preemptor<'a> {
-    /// A pod and its request for devices. `minds_neighbours` says that it may lack a node for other reasons than amounts, so that
+    /// A pod and its request for devices. `depends_on_other_pods` says that it may lack a node for other reasons than amounts, so that
     /// all victims that are proposed must go; `promised` are the victims that make room for other pods.
-    pub fn new(pod: &'a Pod, ask: &'a NodeAsk<'a>, minds_neighbours: bool, promised: &'a Promised) -> Self {
+    pub fn new(
+        pod: &'a Pod,
+        ask: &'a NodeAsk<'a>,
+        depends_on_other_pods: bool,
+        promised: &'a Promised,
+    ) -> Self {
         let sums = Sums {
             host: ask.host,
             named: NamedRequests::of_pod(pod).0.into_iter().collect(),
@@ -105,7 +110,7 @@ impl<'a> Preemptor<'a> {
         Self {
             pod,
             ask,
-            minds_neighbours,
+            depends_on_other_pods,
             promised,
             sums,
         }
@@ -247,7 +252,8 @@ impl Index {
                 priority: rank.priority,
                 started: rank.started,
                 is_leaving: *is_leaving,
-                is_forced: is_proposed.contains(owner.as_str()) && (*repels || preemptor.minds_neighbours),
+                is_forced: is_proposed.contains(owner.as_str())
+                    && (*repels || preemptor.depends_on_other_pods),
                 budgets: (0..budgets.len()).filter(is_counted).collect(),
                 frees: sums.freed(entry.facts.host, requests),
             });

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{NodeView, OwnerId};
-use proto::checkpoints::DevicesCheckpoints;
-use proto::without_devices::{self, Uids};
+use proto::kubelet_allocations::KubeletAllocations;
+use proto::plugin_reports::{self, PodUids};
 use tracing::warn;
 
 use super::Index;
@@ -36,7 +36,7 @@ impl Index {
         let read = device
             .annotations
             .as_ref()
-            .map(DevicesCheckpoints::read)
+            .map(KubeletAllocations::read)
             .transpose();
         match read {
             Ok(checkpoints) => {
@@ -53,7 +53,7 @@ impl Index {
 
     /// Takes in the pods that were given nothing according to a Device object; an unreadable annotation changes nothing.
     pub(super) fn read_without_devices(&mut self, node: &str, device: &ObjectMeta) {
-        match without_devices::read(device.annotations.as_ref()) {
+        match plugin_reports::read_pods_without_devices(device.annotations.as_ref()) {
             Ok(now) => self.replace_without_devices(node, now),
             Err(error) => {
                 warn!(node, %error, "which pods were given nothing is taken to be as it was before");
@@ -62,7 +62,7 @@ impl Index {
     }
 
     /// Counts pods again of which a node's plugin says something else than before.
-    pub(super) fn replace_without_devices(&mut self, node: &str, now: Option<Uids>) {
+    pub(super) fn replace_without_devices(&mut self, node: &str, now: Option<PodUids>) {
         let Some(state) = self.nodes.get_mut(node) else {
             return;
         };

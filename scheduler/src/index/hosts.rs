@@ -3,9 +3,9 @@
 use std::cmp::max;
 
 use placement::{HostAmounts, HostLoad, NodePolicy, OwnerId, Spec};
-use proto::host::HostResources;
 use proto::node::Node;
 use proto::pod::Pod;
+use proto::totals::HostResources;
 use rustc_hash::FxHashMap;
 
 use super::eviction::Rank;

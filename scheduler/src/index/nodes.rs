@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::OwnerId;
 pub use proto::device::RawDevice;
-use proto::exchange;
 use proto::node::Node;
+use proto::plugin_reports;
+use proto::plugin_reports::PodUids;
 use proto::pod::Taint;
 use proto::resource::is_gpu_resource;
-use proto::without_devices::Uids;
 use tracing::warn;
 
 use super::Index;
@@ -31,7 +31,7 @@ pub(super) struct NodeState {
     /// What its kubelet has given to pods that somebody else placed.
     pub(super) given: GivenByPod,
     /// Pods that its plugin reports to have been given nothing; `None` if it reports no such pods.
-    pub(super) without_devices: Option<Uids>,
+    pub(super) without_devices: Option<PodUids>,
     /// Pods bound to it of which something is in doubt, and which hold nothing.
     pub(super) unheld: BTreeSet<OwnerId>,
     /// What the two amount to.
@@ -61,7 +61,7 @@ impl NodeState {
 
     /// Takes in which pods have exchanged their records; whether that is news.
     fn exchange(&mut self, device: &ObjectMeta) -> bool {
-        match exchange::read(device.annotations.as_ref()) {
+        match plugin_reports::read_swapped_records(device.annotations.as_ref()) {
             Ok(exchanged) => {
                 let exchanged = exchanged
                     .into_iter()

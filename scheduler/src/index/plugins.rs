@@ -2,7 +2,7 @@
 //!
 //! kubelet fails such a pod for good (`UnexpectedAdmissionError`); its controller creates another, and the node is the best one
 //! again. The scheduler knows by three signs that a plugin is away: its pod is being deleted, is gone or does not run; its
-//! annotation of the Node says so ([`proto::plugin_state`]); a pod has failed on the node. After a failure the node is left out
+//! annotation of the Node says so ([`PluginState`]); a pod has failed on the node. After a failure the node is left out
 //! for a while, or until the plugin shows that it serves. A plugin that has died is tried with few pods at a time until it has
 //! served for a while.
 //!
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use placement::{NodeView, OwnerId, Reason};
 use proto::node::Node;
-use proto::plugin_state::{self, PluginState};
+use proto::plugin_reports::PluginState;
 use proto::pod::Pod;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
@@ -398,7 +398,7 @@ impl fmt::Display for Away {
 impl Index {
     /// Takes in what a node's annotation says of its plugin.
     pub(super) fn see_plugin_state(&mut self, name: &str, node: &Node) {
-        match plugin_state::read(node.metadata.annotations.as_ref()) {
+        match PluginState::read(node.metadata.annotations.as_ref()) {
             Ok(state) => {
                 if self.plugins.see_state(name, state) {
                     self.note_silent_opening();

@@ -60,7 +60,7 @@ impl Table {
         };
         let own = |key: &str| self.labels.get(key).map(String::as_str);
         let either = |key: &str| own(key).or_else(|| of_node(key));
-        let binds = |policy| GpuPartitionPolicy::of(policy) == GpuPartitionPolicy::Honor;
+        let binds = |policy| GpuPartitionPolicy::read(policy) == GpuPartitionPolicy::Honor;
         if let Some(partitions) = &self.partitions {
             let is_binding = binds(own(GPU_PARTITION_POLICY));
             return (is_binding || !partitions.is_empty()).then(|| PartitionTable {

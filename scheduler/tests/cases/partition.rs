@@ -118,7 +118,7 @@ fn spec(case: &Case<'_>) -> Outcome {
         &case.input["pod_annotations"],
     ));
     let expected = &case.expected["spec"];
-    match (Hints::of(&pod), case.is_ok()) {
+    match (Hints::read(&pod), case.is_ok()) {
         (Ok(hints), true) => {
             let said = |hints: Hints| {
                 hints.partition.map(|spec| {
@@ -140,7 +140,7 @@ fn spec(case: &Case<'_>) -> Outcome {
 }
 
 fn policy(case: &Case<'_>) -> Outcome {
-    let policy = GpuPartitionPolicy::of(case.input["labels"][GPU_PARTITION_POLICY].as_str());
+    let policy = GpuPartitionPolicy::read(case.input["labels"][GPU_PARTITION_POLICY].as_str());
     Outcome::equal(&Some(policy.as_str()), &case.expected["policy"].as_str())
 }
 

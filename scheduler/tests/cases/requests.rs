@@ -62,7 +62,7 @@ fn judge(case: &Case<'_>, requests: &Value, accepted: impl FnOnce(PodRequest) ->
 fn read(requests: &Value) -> Result<Option<PodRequest>, RequestError> {
     let pod = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": requests, "requests": requests}}]}});
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    PodRequest::of(&pod, &ResourceNames::default())
+    PodRequest::read(&pod, &ResourceNames::default())
 }
 
 /// A request in Koordinator's normalised words; it keeps `gpu.shared` where the pod said it.

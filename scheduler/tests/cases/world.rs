@@ -5,10 +5,11 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use placement::{Policies, Weights};
+use proto::device::SERVES_VENDOR_LABEL;
 use proto::node::Node;
 use proto::pod::Pod;
 use proto::record::{DEVICE_ALLOCATED, Record};
-use proto::resource::{ResourceNames, SERVES_VENDOR};
+use proto::resource::ResourceNames;
 use scheduler::accounting::PodFacts;
 use scheduler::bind::PodId;
 use scheduler::index::{AssumeError, Assumed, Index, RawDevice};
@@ -83,7 +84,7 @@ impl World {
     /// Whole GPUs in a vendor's name are handed out by this project's own plugin here, as Koordinator knows no other way.
     pub(crate) fn set_device(&mut self, device: &Value) {
         let mut labels = strings(&device["labels"]);
-        labels.insert(SERVES_VENDOR.to_owned(), json!("true"));
+        labels.insert(SERVES_VENDOR_LABEL.to_owned(), json!("true"));
         let metadata =
             json!({"name": NODE, "labels": labels, "annotations": strings(&device["annotations"])});
         self.index.apply(read::<RawDevice>(

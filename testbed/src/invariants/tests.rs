@@ -170,7 +170,7 @@ fn an_exchanged_record_counts_in_place_of_the_pods_own() {
     let record = |minor: i32| json!({"gpu": [{"minor": minor, "id": format!("GPU-n-{minor}"), "resources": {GPU_MEMORY: "2Gi"}}]});
     let exchanged = json!({"uid-a": record(1), "uid-b": record(0)}).to_string();
     let device = snapshot.devices.get_mut("n").unwrap();
-    device.metadata.annotations = Some([(exchange::EXCHANGED_RECORDS.to_owned(), exchanged)].into());
+    device.metadata.annotations = Some([(plugin_reports::EXCHANGED_RECORDS.to_owned(), exchanged)].into());
     let accounts = accounts(&snapshot, &BTreeSet::new());
     assert_eq!(accounts.violations, Vec::<String>::new());
     assert_eq!(accounts.gpus[&("n".to_owned(), 1)].pods, ["default/a"]);

@@ -17,7 +17,7 @@ use proto::nri::api::{
     SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
-use proto::nri::wire::{Conversation, Decoder, Kind, Message};
+use proto::nri::wire::{ConnectionId, Decoder, Kind, Message};
 use proto::nri::{CREATE_CONTAINER_EVENT, PLUGIN_SERVICE};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -247,15 +247,15 @@ impl Link {
                     let call = self.next_call;
                     self.next_call += 2;
                     self.waiting.insert(call, answer);
-                    self.send(&Message { conversation: Conversation::Plugin, call, kind: Kind::Request, payload }).await?;
+                    self.send(&Message { connection: ConnectionId::Plugin, call, kind: Kind::Request, payload }).await?;
                 }
             }
         }
     }
 
     async fn take(&mut self, message: Message) -> io::Result<()> {
-        match (message.conversation, message.kind) {
-            (Conversation::Runtime, Kind::Request) => {
+        match (message.connection, message.kind) {
+            (ConnectionId::Runtime, Kind::Request) => {
                 let response = Response {
                     status: None,
                     payload: Empty {}.encode_to_vec(),
@@ -271,7 +271,7 @@ impl Link {
                     let _ = registered.send(());
                 }
             }
-            (Conversation::Plugin, Kind::Response) => {
+            (ConnectionId::Plugin, Kind::Response) => {
                 let response = Response::decode(message.payload.as_slice()).map_err(io::Error::other)?;
                 if let Some(answer) = self.waiting.remove(&message.call) {
                     let _ = answer.send(response);

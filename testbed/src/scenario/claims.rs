@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Event;
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
-use proto::checkpoints::DevicesCheckpoints;
+use proto::kubelet_allocations::KubeletAllocations;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -164,7 +164,7 @@ async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
         .map(|gpu| gpu.uuid.clone())
         .collect();
     let counted = |snapshot: &crate::observer::Snapshot| {
-        let checkpoints = DevicesCheckpoints::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
+        let checkpoints = KubeletAllocations::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
         let is_drivers = checkpoints
             .entries
             .iter()

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use proto::checkpoints::DEVICES_CHECKPOINTS;
+use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;

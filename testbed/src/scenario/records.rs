@@ -9,11 +9,11 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
+use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
 use proto::resource::{GPU_CORE, GPU_MEM};
-use proto::without_devices::PODS_WITHOUT_DEVICES;
 use serde_json::{Value, json};
 
 use super::all_devices::until_held;

@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::PostParams;
-use proto::checkpoints::DevicesCheckpoints;
+use proto::kubelet_allocations::KubeletAllocations;
 use serde_json::json;
 
 use super::vendors::{until_offered, whole};
@@ -85,7 +85,7 @@ async fn pinned(world: &mut World) -> Result<()> {
     let uid = pod.uid().unwrap_or_default();
     let shows = |snapshot: &crate::observer::Snapshot| {
         let device = snapshot.devices.get(HOOKED)?;
-        let checkpoints = DevicesCheckpoints::read(device.annotations()).ok()??;
+        let checkpoints = KubeletAllocations::read(device.annotations()).ok()??;
         checkpoints
             .entries
             .iter()

@@ -16,7 +16,7 @@ use crate::{deploy, read, texts};
 
 fn request(pod: &Value) -> GpuRequest {
     let typed = Pod::deserialize(pod).unwrap();
-    let request = PodRequest::of_new(&typed, &ResourceNames::default()).unwrap();
+    let request = PodRequest::read_new(&typed, &ResourceNames::default()).unwrap();
     request
         .and_then(|request| request.gpus)
         .unwrap_or_else(|| panic!("{} asks for no GPU", typed.display_name()))
@@ -47,8 +47,10 @@ fn special_ones_ask_for_what_they_say() {
     for entry in fs::read_dir(deploy().join("samples/special")).unwrap() {
         for pod in documents(&fs::read_to_string(entry.unwrap().path()).unwrap()) {
             let pod = Pod::deserialize(&pod).unwrap();
-            let request = PodRequest::of(&pod, &ResourceNames::default()).unwrap().unwrap();
-            let refusal = PodRequest::of_new(&pod, &ResourceNames::default())
+            let request = PodRequest::read(&pod, &ResourceNames::default())
+                .unwrap()
+                .unwrap();
+            let refusal = PodRequest::read_new(&pod, &ResourceNames::default())
                 .err()
                 .map(|error| format!(" ({error})"));
             lines.push(format!(

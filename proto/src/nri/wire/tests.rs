@@ -1,4 +1,4 @@
-//! What is encoded comes back however it is cut, and nonsense is refused without holding more than what came.
+//! Encoded messages decode from pieces of any size, and invalid bytes are refused without buffering more than they are.
 
 use proptest::prelude::*;
 use rstest::rstest;
@@ -7,31 +7,29 @@ use super::*;
 
 fn message(call: u32, payload: &[u8]) -> Message {
     Message {
-        conversation: Conversation::Plugin,
+        connection: ConnectionId::Plugin,
         call,
         kind: Kind::Request,
         payload: payload.to_vec(),
     }
 }
 
-fn frame(conversation: u32, content: &[u8]) -> Vec<u8> {
+fn frame(connection: u32, content: &[u8]) -> Vec<u8> {
     let length = u32::try_from(content.len()).unwrap();
-    [&conversation.to_be_bytes()[..], &length.to_be_bytes(), content].concat()
+    [&connection.to_be_bytes()[..], &length.to_be_bytes(), content].concat()
 }
 
 fn arb_message() -> impl Strategy<Value = Message> {
-    let conversation = prop_oneof![Just(Conversation::Plugin), Just(Conversation::Runtime)];
+    let connection = prop_oneof![Just(ConnectionId::Plugin), Just(ConnectionId::Runtime)];
     let payload = prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..40),
         1 => (0..20_000_usize).prop_map(|n| (0..=255).cycle().take(n).collect()),
     ];
-    (conversation, any::<u32>(), any::<u8>(), payload).prop_map(|(conversation, call, kind, payload)| {
-        Message {
-            conversation,
-            call,
-            kind: kind.into(),
-            payload,
-        }
+    (connection, any::<u32>(), any::<u8>(), payload).prop_map(|(connection, call, kind, payload)| Message {
+        connection,
+        call,
+        kind: kind.into(),
+        payload,
     })
 }
 
@@ -44,7 +42,7 @@ fn bytes_of_a_call() {
 }
 
 #[test]
-fn long_messages_come_in_pieces_that_the_other_side_can_take() {
+fn long_messages_are_written_in_frames_of_limited_size() {
     let bytes = message(1, &[7; 10_000]).encode().unwrap();
     let mut rest = &bytes[..];
     let mut lengths = Vec::new();
@@ -56,9 +54,9 @@ fn long_messages_come_in_pieces_that_the_other_side_can_take() {
     assert_eq!(lengths, [4096, 4096, 1818]);
 }
 
-/// A frame of a conversation that nobody knows is passed over, and an empty one means nothing.
+/// A frame of a connection that nobody knows is passed over, and an empty one means nothing.
 #[test]
-fn other_conversations_are_passed_over() {
+fn unknown_connections_are_skipped() {
     let call = message(1, b"x").encode().unwrap();
     let (first, second) = call.split_at(12);
     let bytes = [
@@ -72,16 +70,16 @@ fn other_conversations_are_passed_over() {
     assert_eq!(Decoder::default().feed(&bytes).unwrap(), [message(1, b"x")]);
 }
 
-/// Two conversations whose pieces alternate, and two messages in one frame.
+/// Two connections whose pieces alternate, and two messages in one frame.
 #[test]
-fn pieces_of_conversations_may_alternate() {
+fn frames_of_connections_may_alternate() {
     let plain = |bytes: Vec<u8>| bytes[8..].to_vec();
     let (one, two) = (
         plain(message(1, b"abcdef").encode().unwrap()),
         plain(message(3, b"").encode().unwrap()),
     );
     let other = Message {
-        conversation: Conversation::Runtime,
+        connection: ConnectionId::Runtime,
         ..message(9, b"other")
     };
     let other_bytes = plain(other.encode().unwrap());
@@ -103,7 +101,7 @@ fn pieces_of_conversations_may_alternate() {
 #[case::frame_a_byte_too_long(&frame_header(4_194_315), WireError::LongFrame(4_194_315))]
 #[case::message(&frame(1, &[255; 10]), WireError::LongMessage(u32::MAX as usize))]
 #[case::message_a_byte_too_long(&frame(2, &[0, 0x40, 0, 1, 0, 0, 0, 1, 1, 0]), WireError::LongMessage(MAX_PAYLOAD + 1))]
-fn claims_that_are_too_long(#[case] bytes: &[u8], #[case] expected: WireError) {
+fn lengths_that_are_too_large_are_refused(#[case] bytes: &[u8], #[case] expected: WireError) {
     assert_eq!(Decoder::default().feed(bytes).unwrap_err(), expected);
 }
 
@@ -126,7 +124,7 @@ fn the_longest_message_passes_and_a_longer_one_is_not_sent() {
 
 /// A claim alone makes nobody set memory aside.
 #[test]
-fn memory_grows_with_what_came() {
+fn memory_grows_with_the_bytes_read() {
     let mut decoder = Decoder::default();
     let header = [0, 0x40, 0, 0, 0, 0, 0, 1, 1, 0];
     assert_eq!(
@@ -147,7 +145,7 @@ fn memory_grows_with_what_came() {
 
 proptest! {
     #[test]
-    fn messages_come_back_however_they_are_cut(
+    fn messages_decode_from_pieces_of_any_size(
         messages in prop::collection::vec(arb_message(), 0..6),
         cuts in prop::collection::vec(1..9_000_usize, 1..20),
     ) {
@@ -165,7 +163,7 @@ proptest! {
 
     /// Whatever comes, it is not more that is held.
     #[test]
-    fn nonsense_is_survived(pieces in prop::collection::vec(prop::collection::vec(prop_oneof![Just(0_u8), Just(1), any::<u8>()], 0..64), 0..20)) {
+    fn random_bytes_are_decoded_or_refused(pieces in prop::collection::vec(prop::collection::vec(prop_oneof![Just(0_u8), Just(1), any::<u8>()], 0..64), 0..20)) {
         let mut decoder = Decoder::default();
         let mut n_fed = 0;
         for piece in &pieces {

@@ -11,7 +11,7 @@ fn pod(key: &str, text: &str) -> Pod {
 }
 
 fn read(key: &str, text: &str) -> Result<Hints, String> {
-    Hints::of(&pod(key, text)).map_err(|error| error.to_string())
+    Hints::read(&pod(key, text)).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -191,7 +191,7 @@ proptest! {
     #[test]
     fn nothing_makes_it_panic(text in r#"(\{|\}|\[|"|:|,|rdma|gpu|selector|matchLabels|allocateStrategy|.){0,60}"#) {
         for hint in HINTS {
-            let _ = hint.judge(&pod(hint.key, &text));
+            let _ = hint.check(&pod(hint.key, &text));
         }
     }
 }
@@ -225,13 +225,13 @@ fn of_a_placed_pod_whatever_can_be_read_counts() {
         ..DeviceHint::default()
     };
     assert_eq!(
-        Hints::of_placed(&placed),
+        Hints::read_placed(&placed),
         Hints {
             by_type: [("rdma".to_owned(), rdma)].into(),
             ..Hints::default()
         }
     );
-    assert!(Hints::of(&placed).is_err());
+    assert!(Hints::read(&placed).is_err());
     let bad = pod(ALLOCATE_HINT, r#"{"rdma": {"exclusivePolicy": "Everything"}}"#);
-    assert_eq!(Hints::of_placed(&bad), Hints::default());
+    assert_eq!(Hints::read_placed(&bad), Hints::default());
 }

@@ -1,7 +1,7 @@
 //! The pods and the annotation by which one node's plugin is known, and what they say together.
 
 use k8s_openapi::jiff::Timestamp;
-use proto::plugin_state::PluginState;
+use proto::plugin_reports::PluginState;
 use proto::pod::Pod;
 
 use super::Away;

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use proto::plugin_state::PluginState;
+use proto::plugin_reports::PluginState;
 use proto::pod::Pod;
 use rstest::rstest;
 use serde_json::{Value, json};

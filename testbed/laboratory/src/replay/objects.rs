@@ -1,7 +1,7 @@
 //! The lines of a trace as users, kubelets and plugins would write them: nodes, Device objects and pods.
 
-use proto::device::GPU_MODEL_LABEL;
-use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, SERVES_VENDOR};
+use proto::device::{GPU_MODEL_LABEL, SERVES_VENDOR_LABEL};
+use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Map, Value, json};
 
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
@@ -77,7 +77,7 @@ fn node(row: &NodeRow, serves_vendor: bool) -> Node {
         (serves_vendor, amounts.as_object_mut(), labels.as_object_mut())
     {
         amounts.insert(NVIDIA_GPU.to_owned(), json!(n_gpus.to_string()));
-        labels.insert(SERVES_VENDOR.to_owned(), json!("true"));
+        labels.insert(SERVES_VENDOR_LABEL.to_owned(), json!("true"));
     }
     let gpu = |minor: usize| {
         json!({

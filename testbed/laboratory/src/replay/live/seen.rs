@@ -323,7 +323,7 @@ impl<'s> Live<'s> {
             return Ok(if milli > 0 { (parts.len(), milli) } else { (0, 0) });
         }
         let pod: proto::pod::Pod = read(value)?;
-        let request = PodRequest::of(&pod, &ResourceNames::default())
+        let request = PodRequest::read(&pod, &ResourceNames::default())
             .ok()
             .flatten()
             .and_then(|request| request.gpus);

@@ -9,8 +9,8 @@ use super::*;
 const EXAMPLE: &str = r#"[{"podUID": "fa8983dc-bb76-4eeb-8dcc-556fbd44d7ce", "containerName": "cuda-container",
     "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-36b27e44-b086-46f7-f2dc-73c36dc65991"]}]"#;
 
-fn read(key: &str, text: &str) -> Result<Option<DevicesCheckpoints>, String> {
-    DevicesCheckpoints::read(&[(key.to_owned(), text.to_owned())].into()).map_err(|error| error.to_string())
+fn read(key: &str, text: &str) -> Result<Option<KubeletAllocations>, String> {
+    KubeletAllocations::read(&[(key.to_owned(), text.to_owned())].into()).map_err(|error| error.to_string())
 }
 
 #[rstest]
@@ -36,10 +36,10 @@ fn one_annotation_decides() {
         (GPU_CHECKPOINTS.to_owned(), EXAMPLE.to_owned()),
     ];
     assert_eq!(
-        DevicesCheckpoints::read(&both.into()),
-        Ok(Some(DevicesCheckpoints::default()))
+        KubeletAllocations::read(&both.into()),
+        Ok(Some(KubeletAllocations::default()))
     );
-    assert_eq!(DevicesCheckpoints::read(&BTreeMap::new()), Ok(None));
+    assert_eq!(KubeletAllocations::read(&BTreeMap::new()), Ok(None));
 }
 
 #[rstest]
@@ -47,7 +47,7 @@ fn one_annotation_decides() {
 #[case::nothing_known("[{}]", 1)]
 #[case::null_ids(r#"[{"podUID":"u","deviceIDs":null}]"#, 1)]
 #[case::more_fields(r#"[{"podUID":"u","deviceIDs":["a"],"node":7}]"#, 1)]
-fn what_go_may_write_is_read(#[case] text: &str, #[case] n_entries: usize) {
+fn json_of_go_is_read(#[case] text: &str, #[case] n_entries: usize) {
     assert_eq!(
         read(DEVICES_CHECKPOINTS, text).unwrap().unwrap().entries.len(),
         n_entries
@@ -59,14 +59,14 @@ fn what_go_may_write_is_read(#[case] text: &str, #[case] n_entries: usize) {
 #[case::object("{}", "is no list: invalid type: map, expected a sequence at line 1 column 0")]
 #[case::word(
     "[{}, 7]",
-    "entry 1: invalid type: integer `7`, expected struct ContainerDevices"
+    "entry 1: invalid type: integer `7`, expected struct KubeletAllocation"
 )]
 #[case::one_id(
     r#"[{"deviceIDs":"GPU-a"}]"#,
     r#"entry 0: invalid type: string "GPU-a", expected a sequence"#
 )]
 #[case::number(r#"[{"podUID":1}]"#, "entry 0: invalid type: integer `1`, expected a string")]
-fn what_cannot_be_read_is_named(#[case] text: &str, #[case] rule: &str) {
+fn unreadable_annotations_are_refused_by_name(#[case] text: &str, #[case] rule: &str) {
     assert_eq!(
         read(GPU_CHECKPOINTS, text),
         Err(format!("annotation {GPU_CHECKPOINTS} {rule}"))
@@ -101,10 +101,10 @@ fn physical_devices(#[case] id: &str, #[case] expected: &str) {
 
 #[test]
 fn nothing_to_say_is_no_annotation() {
-    assert_eq!(DevicesCheckpoints::default().annotation(), None);
+    assert_eq!(KubeletAllocations::default().annotation(), None);
 }
 
-fn entry() -> impl Strategy<Value = ContainerDevices> {
+fn entry() -> impl Strategy<Value = KubeletAllocation> {
     let word = || "[a-z\"\\\\/é0-9:-]{0,12}";
     let ids = prop::collection::vec(word(), 0..4);
     (
@@ -115,7 +115,7 @@ fn entry() -> impl Strategy<Value = ContainerDevices> {
         prop::option::of("[A-Za-z0-9+/]{0,8}"),
     )
         .prop_map(
-            |(pod_uid, container_name, resource_name, ids, answer)| ContainerDevices {
+            |(pod_uid, container_name, resource_name, ids, answer)| KubeletAllocation {
                 pod_uid,
                 container_name,
                 resource_name,
@@ -128,7 +128,7 @@ fn entry() -> impl Strategy<Value = ContainerDevices> {
 proptest! {
     #[test]
     fn reads_what_it_writes(entries in prop::collection::vec(entry(), 1..6)) {
-        let written = DevicesCheckpoints { entries };
+        let written = KubeletAllocations { entries };
         prop_assert_eq!(read(DEVICES_CHECKPOINTS, &written.annotation().unwrap()), Ok(Some(written)));
     }
 
@@ -150,19 +150,19 @@ proptest! {
     /// However much there is to say, it can be read again and every device is in it.
     #[test]
     fn no_device_is_left_out_for_length(n_entries in 1_usize..40, words in 1_usize..20_000) {
-        let entry = |at: usize| ContainerDevices {
+        let entry = |at: usize| KubeletAllocation {
             pod_uid: "u".repeat(words),
             resource_name: "nvidia.com/gpu".to_owned(),
             device_ids: vec![format!("GPU-{}", at % 16)],
             alloc_resp: Some("A".repeat(words)),
-            ..ContainerDevices::default()
+            ..KubeletAllocation::default()
         };
-        let all = DevicesCheckpoints { entries: (0..n_entries).map(entry).collect() };
+        let all = KubeletAllocations { entries: (0..n_entries).map(entry).collect() };
         let text = all.annotation().unwrap();
         prop_assert!(text.len() <= MAX_BYTES);
         let read = read(DEVICES_CHECKPOINTS, &text).unwrap().unwrap();
-        let devices = |checkpoints: &DevicesCheckpoints| {
-            checkpoints.entries.iter().flat_map(|entry| entry.device_ids.clone()).collect::<std::collections::BTreeSet<_>>()
+        let devices = |checkpoints: &KubeletAllocations| {
+            checkpoints.entries.iter().flat_map(|entry| entry.device_ids.clone()).collect::<BTreeSet<_>>()
         };
         prop_assert_eq!(devices(&read), devices(&all));
     }

@@ -1,0 +1,160 @@
+//! Devices that kubelet allocated to pods which this project's scheduler did not place: an annotation of the Device object.
+//!
+//! A node's plugin writes it where the vendor's plugin serves the vendor's resource; the scheduler counts those devices as
+//! used. The annotation's readers look up the pods and the devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::pod::null_as_default;
+
+/// The annotation that is written (proposal "Fine-grained device scheduling").
+pub const DEVICES_CHECKPOINTS: &str = "node.koordinator.sh/devices-checkpoints";
+/// The name of the same annotation in the proposal's example; read where the other one is absent.
+pub const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
+
+/// Longest annotation that is read or written, in bytes; the API server allows 256 KiB of annotations in all.
+pub const MAX_BYTES: usize = 128 * 1024;
+
+/// Separates a device's ID from the number of its replica where the vendor's plugin shares devices by time-slicing.
+const REPLICA: &str = "::";
+
+/// The devices of one resource that kubelet allocated to one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeletAllocation {
+    /// UID of the pod; empty if the writer does not know it.
+    #[serde(rename = "podUID", default, skip_serializing_if = "String::is_empty")]
+    pub pod_uid: String,
+    /// The container.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub container_name: String,
+    /// The resource that kubelet counts, such as `nvidia.com/gpu`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub resource_name: String,
+    /// kubelet's IDs of the devices; see [`physical_id`].
+    #[serde(
+        rename = "deviceIDs",
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub device_ids: Vec<String>,
+    /// kubelet's copy of the plugin's answer, base64; passed through, never decoded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alloc_resp: Option<String>,
+}
+
+/// All containers with devices that this project's scheduler did not choose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KubeletAllocations {
+    /// In the writer's order.
+    pub entries: Vec<KubeletAllocation>,
+}
+
+/// The annotation cannot be read. The devices of its last valid value stay in use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {key} {rule}")]
+pub struct KubeletAllocationsError {
+    key: &'static str,
+    rule: String,
+}
+
+impl KubeletAllocations {
+    /// Reads the annotations of a Device object; `None` if it has no such annotation.
+    ///
+    /// # Errors
+    /// It is not a list of entries, an entry has another form, or it is too long.
+    pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, KubeletAllocationsError> {
+        let found = [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS]
+            .into_iter()
+            .find_map(|key| Some((key, annotations.get(key)?)));
+        found
+            .map(|(key, text)| Self::parse(text).map_err(|rule| KubeletAllocationsError { key, rule }))
+            .transpose()
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MAX_BYTES {
+            return Err(format!("is {} bytes long, more than {MAX_BYTES}", text.len()));
+        }
+        let list = serde_json::from_str::<Option<Vec<Value>>>(text)
+            .map_err(|cause| format!("is no list: {cause}"))?;
+        let mut entries = Vec::new();
+        for (i, value) in list.iter().flatten().enumerate() {
+            let entry =
+                KubeletAllocation::deserialize(value).map_err(|cause| format!("entry {i}: {cause}"))?;
+            entries.push(entry);
+        }
+        Ok(Self { entries })
+    }
+
+    /// The value of the annotation [`DEVICES_CHECKPOINTS`]; `None` if there are no entries.
+    ///
+    /// An annotation that would be too long is shortened: first without kubelet's copies of answers, then to one list of
+    /// devices per resource, without pods. `None` if even that is too long.
+    pub fn annotation(&self) -> Option<String> {
+        if self.entries.is_empty() {
+            return None;
+        }
+        let forms: [fn(&Self) -> Vec<KubeletAllocation>; 3] = [
+            |all| all.entries.clone(),
+            Self::without_answers,
+            Self::without_pods,
+        ];
+        for form in forms {
+            if let Ok(text) = serde_json::to_string(&form(self))
+                && text.len() <= MAX_BYTES
+            {
+                return Some(text);
+            }
+        }
+        None
+    }
+
+    fn without_answers(&self) -> Vec<KubeletAllocation> {
+        let mut entries = self.entries.clone();
+        for entry in &mut entries {
+            entry.alloc_resp = None;
+        }
+        entries
+    }
+
+    /// Every device once, by resource.
+    fn without_pods(&self) -> Vec<KubeletAllocation> {
+        let mut by_resource = BTreeMap::<&str, BTreeSet<&String>>::new();
+        for entry in &self.entries {
+            let devices = by_resource.entry(&entry.resource_name).or_default();
+            devices.extend(&entry.device_ids);
+        }
+        let mut entries = Vec::new();
+        for (resource, device_ids) in by_resource {
+            entries.push(KubeletAllocation {
+                resource_name: resource.to_owned(),
+                device_ids: device_ids.into_iter().cloned().collect(),
+                ..KubeletAllocation::default()
+            });
+        }
+        entries
+    }
+}
+
+/// The ID of the physical device behind an ID of kubelet, as far as the text alone shows it.
+///
+/// A replica (`GPU-a::3`) belongs to its device, and an instance in the notation of old drivers (`MIG-GPU-a/1/0`) to its
+/// GPU. Any other ID, such as an index or an instance's own UUID, is returned unchanged.
+pub fn physical_id(id: &str) -> &str {
+    let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
+    match device
+        .strip_prefix("MIG-")
+        .and_then(|instance| instance.split_once('/'))
+    {
+        Some((gpu, _)) if gpu.starts_with("GPU-") => gpu,
+        _ => device,
+    }
+}
+
+#[cfg(test)]
+mod tests;

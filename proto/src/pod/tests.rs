@@ -1,0 +1,107 @@
+//! Pods of every form that the API server may send.
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn spec(value: Value) -> PodSpec {
+    serde_json::from_value(value).unwrap()
+}
+
+const TERM: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+#[rstest]
+#[case::nothing(json!({}), false)]
+#[case::nulls(json!({"affinity": null, "topologySpreadConstraints": null, "tolerations": null}), false)]
+#[case::required(json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}}), false)]
+#[case::no_term(json!({"affinity": {"podAffinity": {TERM: []}, "nodeAffinity": null}}), false)]
+#[case::nodes(json!({"affinity": {"nodeAffinity": {TERM: [{"weight": 1, "preference": {}}]}}}), true)]
+#[case::pods(json!({"affinity": {"podAffinity": {TERM: [{"weight": 1}]}}}), true)]
+#[case::away_from_pods(json!({"affinity": {"podAntiAffinity": {TERM: [{}]}}}), true)]
+#[case::strict_spread(json!({"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}), false)]
+#[case::loose_spread(json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}, {"whenUnsatisfiable": "ScheduleAnyway"}]}), true)]
+fn preferences(#[case] pod: Value, #[case] expected: bool) {
+    assert_eq!(spec(pod).has_preferences(), expected);
+}
+
+#[rstest]
+#[case::of_nothing(json!([]), true)]
+#[case::by_value(json!([{"key": "spot", "value": "yes", "effect": "PreferNoSchedule"}]), false)]
+#[case::by_equal(json!([{"key": "spot", "operator": "Equal", "value": "yes"}]), false)]
+#[case::of_another_value(json!([{"key": "spot", "value": "no"}]), true)]
+#[case::of_another_key(json!([{"key": "other", "operator": "Exists"}]), true)]
+#[case::of_another_effect(json!([{"key": "spot", "operator": "Exists", "effect": "NoSchedule"}]), true)]
+#[case::by_key(json!([{"key": "spot", "operator": "Exists"}]), false)]
+#[case::of_everything(json!([{"operator": "Exists"}]), false)]
+#[case::of_no_key(json!([{"value": "yes"}]), true)]
+#[case::by_an_unknown_operator(json!([{"key": "spot", "operator": "Gt", "value": "yes"}]), true)]
+fn avoided_taints(#[case] tolerations: Value, #[case] avoids: bool) {
+    let pod = spec(json!({"tolerations": tolerations}));
+    let taint = |effect: &str| Taint {
+        key: "spot".to_owned(),
+        value: "yes".to_owned(),
+        effect: effect.to_owned(),
+    };
+    assert_eq!(
+        pod.avoids(&[taint("NoExecute"), taint("PreferNoSchedule")]),
+        avoids
+    );
+    assert!(
+        !pod.avoids(&[taint("NoSchedule")]),
+        "kube-scheduler itself filters by these"
+    );
+}
+
+fn pod(value: Value) -> Pod {
+    serde_json::from_value(value).unwrap()
+}
+
+fn condition(kind: &str, status: &str, reason: &str) -> Value {
+    json!({"status": {"conditions": [{"type": kind, "status": status, "reason": reason, "message": "m", "lastTransitionTime": null}]}})
+}
+
+#[rstest]
+#[case::none(json!({}), None)]
+#[case::null(json!({"status": {"conditions": null}}), None)]
+#[case::unschedulable(condition("PodScheduled", "False", "Unschedulable"), Some(false))]
+#[case::error(condition("PodScheduled", "False", "SchedulerError"), Some(true))]
+#[case::gated(condition("PodScheduled", "False", "SchedulingGated"), None)]
+#[case::scheduled(condition("PodScheduled", "True", ""), None)]
+#[case::another(condition("Ready", "False", "Unschedulable"), None)]
+fn failed_attempts(#[case] value: Value, #[case] is_error: Option<bool>) {
+    assert_eq!(pod(value).failed_attempt().map(PodCondition::is_error), is_error);
+}
+
+#[rstest]
+#[case::nothing(json!({"spec": {"volumes": [{"name": "tmp", "emptyDir": {}}]}}), false)]
+#[case::nulls(json!({"spec": {"volumes": null}}), false)]
+#[case::a_claim(json!({"spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}}), true)]
+#[case::an_ephemeral_claim(json!({"spec": {"volumes": [{"name": "data", "ephemeral": {"volumeClaimTemplate": {}}}]}}), true)]
+#[case::a_dra_claim(json!({"spec": {"resourceClaims": [{"name": "nic"}]}}), true)]
+fn volumes_and_claims_can_delay_a_binding(#[case] value: Value, #[case] expected: bool) {
+    assert_eq!(pod(value).may_wait_for_claims(), expected);
+}
+
+#[rstest]
+#[case::alone(json!({}), false)]
+#[case::pod_group(json!({"spec": {"schedulingGroup": {"podGroupName": "g"}}}), true)]
+#[case::coscheduling(json!({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}), true)]
+#[case::old_coscheduling(json!({"metadata": {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}}), true)]
+#[case::koordinator(json!({"metadata": {"annotations": {"gang.scheduling.koordinator.sh/name": "g"}}}), true)]
+#[case::another_label(json!({"metadata": {"labels": {"app": "g"}}}), false)]
+fn gangs(#[case] value: Value, #[case] expected: bool) {
+    assert_eq!(pod(value).is_in_gang(), expected);
+}
+
+#[test]
+fn nominations() {
+    assert_eq!(
+        pod(json!({"status": {"nominatedNodeName": "n1"}})).nominated_node(),
+        Some("n1")
+    );
+    assert_eq!(
+        pod(json!({"status": {"nominatedNodeName": ""}})).nominated_node(),
+        None
+    );
+}
