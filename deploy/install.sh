@@ -5,9 +5,9 @@
 #   deploy/install.sh FOLDER             FOLDER is deploy/base, deploy/attach/second-scheduler, or an overlay of your own
 #   deploy/install.sh --dry-run FOLDER   prints what it would do
 #
-# A second kube-scheduler gets the version of the API server if the version in the folder does not go with that. Where the
-# attachment changes, the old scheduler ends before the new one starts: pods that share GPUs wait meanwhile, and none is placed
-# by both. CustomResourceDefinitions are never deleted, as all objects of their kinds would go with them.
+# A second kube-scheduler gets the version of the API server if the version in the folder does not match it. If the attachment
+# changes, the old scheduler ends before the new one starts: pods that share GPUs wait meanwhile, and none is placed by both.
+# CustomResourceDefinitions are never deleted, as all objects of their kinds would go with them.
 set -eu
 
 usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -47,9 +47,9 @@ if [ -n "$image" ]; then
     elif [ "$of_scheduler" = "$of_server" ] || [ "$of_scheduler" = $((of_server - 1)) ]; then
         newer=$version
     elif [ "${image%:*}" = registry.k8s.io/kube-scheduler ]; then
-        echo "kube-scheduler $version does not go with the API server $server: $server is taken."
+        echo "kube-scheduler $version does not match the API server $server: using $server."
     else
-        echo "$image does not go with the API server $server: put $server into your registry and set newTag in $1." >&2
+        echo "$image does not match the API server $server: put $server into your registry and set newTag in $1." >&2
         exit 1
     fi
 fi
@@ -57,11 +57,11 @@ if [ "$(minor "$newer")" -ge 37 ] 2>/dev/null; then misfit=resolvable; else misf
 sed -e "s|\(image: *registry.k8s.io/kube-scheduler\):.*|\1:$newer|" -e "s|--misfit-nodes=unresolvable|--misfit-nodes=$misfit|" \
     "$work/rendered.yaml" >"$work/objects.yaml"
 
-# --- what is there and what is to be there -----------------------------------------------------------------------------
+# --- existing and wanted objects ---------------------------------------------------------------------------------------
 
 name='{.kind}/{.metadata.namespace}/{.metadata.name}{"\n"}'
 containers='{.spec.template.spec.containers[*].name}'
-# kubectl fills the template for each object of a file, and once for all that it gets.
+# "kubectl create" fills the template once per object of a file, "kubectl get" once for the whole list.
 kubectl create --dry-run=client -f "$work/objects.yaml" -o jsonpath="$name" >"$work/wanted.all"
 kubectl get "$kinds" --all-namespaces -l "$label" -o jsonpath="{range .items[*]}$name{end}" >"$work/found.all"
 sort "$work/wanted.all" >"$work/wanted"

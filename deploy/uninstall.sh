@@ -1,13 +1,13 @@
 #!/bin/sh
-# Removes gpushare from the cluster, or from some of its nodes, which other pods may use on.
+# Removes gpushare from the cluster, or from some of its nodes, which other pods may go on using.
 #
 #   deploy/uninstall.sh                  everything: CDI specs, node status, annotations and labels, then all objects
 #   deploy/uninstall.sh NODE...          the same of these nodes alone; gpushare stays on the others
 #   deploy/uninstall.sh --force ...      although pods still hold devices: their containers do not start again
 #
-# Ends without a change while pods hold devices, or while the cluster's own kube-scheduler asks the extender, and says which.
+# Stops before any change while pods hold devices, or while the cluster's own kube-scheduler calls the extender, and names them.
 # Takes about six minutes: kubelet writes a plugin's amounts into node status for five minutes after its end.
-# TIMEOUT (default 15m) is how long the nodes may take.
+# TIMEOUT (default 15m) is the time for the nodes.
 set -eu
 
 usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -27,10 +27,10 @@ for node; do case $node in -*) usage ;; esac; done
 nodes=$*
 if [ -n "$nodes" ]; then kubectl get nodes $nodes -o name >/dev/null; fi
 
-# is_among NODE: whether a node is one of those that are named, or none is named.
+# is_among NODE: succeeds if the node is an argument of this script, or there are no arguments.
 is_among() { case " $nodes " in "  " | *" $1 "*) return 0 ;; *) return 1 ;; esac }
 
-# --- what stands in the way --------------------------------------------------------------------------------------------
+# --- obstacles ---------------------------------------------------------------------------------------------------------
 
 holders() {
     record='{.metadata.annotations.scheduling\.koordinator\.sh/device-allocated}{.metadata.annotations.ALIYUN_COM_GPU_MEM_IDX}'
@@ -52,7 +52,7 @@ if [ -z "$nodes" ]; then
         -o jsonpath='{range .items[*]}{.spec.nodeName} {.spec.volumes[*].hostPath.path}{"\n"}{end}' |
         sed -n 's|^\([^ ]*\) .*/etc/kubernetes/gpushare.*|\1|p')
     if [ -n "$attached" ]; then
-        echo "kube-scheduler still asks the extender on:" $attached >&2
+        echo "kube-scheduler still calls the extender on:" $attached >&2
         echo "Undo the change of /etc/kubernetes/manifests/kube-scheduler.yaml there:" >&2
         echo "pods that share GPUs would wait for an extender that is gone." >&2
         if [ $is_forced = no ]; then echo "Nothing has been changed." >&2; exit 1; fi
@@ -65,13 +65,13 @@ marks='{.metadata.labels.gpushare}{.metadata.annotations.gpushare/devices-revisi
 used=$(kubectl get nodes -o jsonpath='{range .items[*]}{.metadata.name}{"\t"}'"$marks"'{"\n"}{end}' |
     awk -F '\t' '$2 != "" { print $1 }' | while read -r node; do if is_among "$node"; then echo "$node"; fi; done)
 if [ -z "$nodes" ]; then
-    # No pod is placed on a node whose plugin has left.
+    # So that no pod is placed on a node without a plugin.
     if [ -n "$(kubectl -n "$namespace" get deployment gpushare-scheduler --ignore-not-found -o name)" ]; then
         kubectl -n "$namespace" scale deployment gpushare-scheduler --replicas=0
     fi
 fi
 if [ -n "$used" ]; then
-    # The same pod as the plugin's, on nodes that have the label's other value.
+    # The plugin's pod with another flag, on the nodes with the other value of the label.
     kubectl -n "$namespace" get daemonset gpushare-device-plugin -o json |
         kubectl patch --local -f - --type=json -o json -p '[
             {"op": "replace", "path": "/metadata", "value": {"name": "gpushare-uninstall", "namespace": "'"$namespace"'",
@@ -83,18 +83,18 @@ if [ -n "$used" ]; then
             {"op": "add", "path": "/spec/template/spec/affinity", "value": {}},
             {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--uninstall='$when'"}]' |
         kubectl apply -f -
-    echo "Clearing" $used
+    echo "Cleaning" $used
     kubectl label node $used gpushare=uninstall --overwrite
     if ! kubectl -n "$namespace" rollout status daemonset/gpushare-uninstall --timeout="${TIMEOUT:-15m}"; then
         kubectl -n "$namespace" logs -l app.kubernetes.io/name=gpushare-uninstall --prefix --tail=1 >&2 || true
-        echo "Some nodes are not clear. Run this again; take the label gpushare from a node that is gone for good." >&2
+        echo "Some nodes are not clean. Run this again; remove the label gpushare from a node that is gone for good." >&2
         exit 1
     fi
     kubectl -n "$namespace" delete daemonset gpushare-uninstall
     kubectl label node $used gpushare- gpushare/whole-gpus- gpushare/moved- >/dev/null
 fi
 
-# Koordinator brings the same CustomResourceDefinition, without our label: then the objects are its daemon's.
+# Koordinator installs the same CustomResourceDefinition without gpushare's label: then the objects are Koordinator's.
 part_of=$(kubectl get crd "$devices" --ignore-not-found -o jsonpath='{.metadata.labels.app\.kubernetes\.io/part-of}')
 if [ "$part_of" = gpushare ]; then
     if [ -n "$nodes" ]; then kubectl delete "$devices" $nodes --ignore-not-found; fi

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Finds out which kind of NVIDIA node a node is, and prints the components of deploy/components that it needs.
+# Inspects an NVIDIA node, and prints the components of deploy/components that it needs.
 #
-#   deploy/which-node.sh NODE                          asks by a pod on that node, which reads its files and is removed again
+#   deploy/which-node.sh NODE                          starts a pod on that node, which reads its files and is removed again
 #   deploy/which-node.sh --root DIR --runtime VERSION  reads the files of a node below DIR; VERSION as in the node's status,
 #                                                      such as containerd://2.1.4
 #
@@ -10,7 +10,7 @@ set -eu
 
 usage() { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-# --- what is on the node -----------------------------------------------------------------------------------------------
+# --- the state of the node ---------------------------------------------------------------------------------------------
 
 # The lines of containerd's, CRI-O's or the toolkit's configuration files, without comments.
 runtime_settings() {
@@ -28,7 +28,7 @@ toolkit_settings() {
     done
 }
 
-# has LINES KEY VALUE: whether some line sets the key to the value.
+# has LINES KEY VALUE: succeeds if a line sets the key to the value.
 has() { printf '%s\n' "$1" | grep -Eq "^[[:space:]]*$2[[:space:]]*=[[:space:]]*\"?$3\"?[[:space:]]*$"; }
 
 # The file names of CDI specs of a kind.
@@ -46,7 +46,7 @@ driver_roots() {
     done
 }
 
-# Whether the runtime applies CDI devices: containerd does from 2.0 on unless it is switched off, 1.7 only if it is switched on.
+# "on" if the runtime applies CDI devices: containerd from 2.0 on unless CDI is disabled, 1.7 only if it is enabled.
 cdi_state() {
     if has "$runtime" enable_cdi false; then echo off; return; fi
     if has "$runtime" enable_cdi true; then echo on; return; fi
@@ -56,8 +56,8 @@ cdi_state() {
     esac
 }
 
-# Whether the file system that /etc is on can only be read. The mount through which it is seen from here may be read-only on
-# its own account; the options of the file system itself are the last field.
+# "yes" if the file system of /etc is read-only. The mount in this container may be read-only by itself; the options of the
+# file system are the last field.
 etc_read_only() {
     awk -v root="$root" '$5 == root "/etc" || $5 == (root == "" ? "/" : root) { if (length($5) >= found) { found = length($5); options = $NF } }
         END { print options ~ /^ro(,|$)/ ? "yes" : "no" }' "${MOUNTINFO:-/proc/self/mountinfo}"
@@ -79,7 +79,7 @@ look() {
     is_etc_read_only=$(etc_read_only)
 }
 
-# --- what that means ---------------------------------------------------------------------------------------------------
+# --- the components ----------------------------------------------------------------------------------------------------
 
 row() { printf '  %-44s %s\n' "$1" "$2"; }
 
@@ -93,10 +93,10 @@ report() {
     row "GPU Operator" "$is_operator"
     row "the driver's directory" "${driver:-none}"
     row "SELinux is enforcing" "$is_enforcing"
-    row "/etc/cdi can be had" "$(if [ $has_static_specs = no ] && [ $is_etc_read_only = yes ]; then echo no; else echo yes; fi)"
+    row "/etc/cdi can be created" "$(if [ $has_static_specs = no ] && [ $is_etc_read_only = yes ]; then echo no; else echo yes; fi)"
     echo
     if [ -z "$driver" ]; then
-        echo "No NVIDIA driver was found: install it first, and look again."
+        echo "No NVIDIA driver was found: install it, and run this again."
         return
     fi
     components=
@@ -120,16 +120,16 @@ report() {
     fi
     if [ $needs_cdi = yes ] && [ "$cdi" = off ]; then
         echo
-        echo "First set enable_cdi = true for the CRI plugin in containerd's configuration and restart it: pods get no GPU without."
+        echo "First set enable_cdi = true for the CRI plugin in containerd's configuration and restart it: pods get no GPU without it."
     fi
     if [ $needs_cdi = yes ] && [ -z "$specs" ]; then
         echo
-        echo "First have a CDI spec of the driver written: enable nvidia-cdi-refresh.service, or run"
+        echo "First write a CDI spec of the driver: enable nvidia-cdi-refresh.service, or run"
         echo "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml after each change of the driver."
     fi
 }
 
-# --- where to look -----------------------------------------------------------------------------------------------------
+# --- the source of the files -------------------------------------------------------------------------------------------
 
 case ${1:-} in
     --root)

@@ -7,7 +7,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     cargo build --profile dist --locked -p device-plugin --bin gpushare-device-plugin \
     && cp target/dist/gpushare-device-plugin /gpushare-device-plugin
 
-# The image with glibc: libnvidia-ml, which the node's NVIDIA runtime mounts, is loaded while the plugin runs.
+# An image with glibc: the plugin loads libnvidia-ml, which the node's NVIDIA runtime mounts.
 FROM gcr.io/distroless/cc-debian12:latest
 LABEL org.opencontainers.image.title="gpushare-device-plugin" \
       org.opencontainers.image.description="kubelet device plugin that shares GPUs" \

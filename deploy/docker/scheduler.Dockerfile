@@ -12,7 +12,7 @@ LABEL org.opencontainers.image.title="gpushare-scheduler" \
       org.opencontainers.image.description="kube-scheduler extender that shares GPUs per device" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /gpushare-scheduler /usr/local/bin/gpushare-scheduler
-# A number, so that kubelet can see that it is not root.
+# A number, so that kubelet can check that it is not root.
 USER 65532:65532
 EXPOSE 12345
 ENTRYPOINT ["/usr/local/bin/gpushare-scheduler"]

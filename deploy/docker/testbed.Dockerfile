@@ -12,7 +12,7 @@ FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="gpushare-testbed" \
       org.opencontainers.image.description="In-process Kubernetes to run gpushare without a cluster or a GPU" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Side by side: the testbed starts the daemons that lie next to it.
+# In one directory: the testbed starts the daemons beside its own binary.
 COPY --from=build /out/ /usr/local/bin/
 COPY deploy/samples/ /gpushare/deploy/samples/
 WORKDIR /gpushare

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes the certificates that kube-scheduler and the extender know each other by:
+# Creates the certificates with which kube-scheduler and the extender authenticate each other:
 #
-#   ca.crt, ca.key          an authority for nothing but this; keep ca.key off the cluster
+#   ca.crt, ca.key          an authority for this purpose only; keep ca.key off the cluster
 #   server.crt, server.key  the extender's, for the name of its Service
-#   client.crt, client.key  kube-scheduler's; whoever holds the key may bind pods
+#   client.crt, client.key  kube-scheduler's; every holder of the key may bind pods
 #
-#   ./certificates.sh [FOLDER]   FOLDER is ./certificates unless given; DAYS=365 is how long they are valid
+#   ./certificates.sh [FOLDER]   FOLDER defaults to ./certificates; they are valid for DAYS days (default 365)
 #
-# An authority that is there already is used again, so a second run renews the other two.
+# An existing authority is used again, so a second run renews the other two.
 # Then, for the extender:
 #
 #   kubectl -n gpushare-system create secret generic gpushare-scheduler-tls \

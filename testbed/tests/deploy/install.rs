@@ -285,7 +285,7 @@ const NODES: &str = "n1\ttrue0123\nn2\t\nn3\t0123\n";
 #[rstest]
 #[case::pods(&[], &[("pods", HOLDING)], "  a/by-record on n1\n  a/by-request on n2\n")]
 #[case::pods_of_one_node(&["n1"], &[("pods", HOLDING)], "hold devices:\n  a/by-record on n1\nDelete")]
-#[case::kube_scheduler(&[], &[("kube-schedulers", KUBE_SCHEDULERS)], "still asks the extender on: cp1\n")]
+#[case::kube_scheduler(&[], &[("kube-schedulers", KUBE_SCHEDULERS)], "still calls the extender on: cp1\n")]
 fn uninstalling_is_refused(#[case] args: &[&str], #[case] files: &[(&str, &str)], #[case] expected: &str) {
     let scene = Scene::new(&[files, &[("nodes", NODES)]].concat());
     let output = scene.run("uninstall.sh", args);
