@@ -9,9 +9,9 @@ use proto::record::{DeviceAllocations, GpushareRecord};
 use proto::request::{ContainerKind, ContainerRequest};
 use proto::resource::RDMA;
 
+use crate::device_ids::IdScheme;
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
-use crate::plugin::ids::IdScheme;
 use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
 /// An app container that asks for nothing.

@@ -20,13 +20,12 @@ use crate::cdi::SpecDir;
 use crate::cdi::vendor::VendorSpecs;
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::sharing::SharedDevices;
-use crate::gate::{self, OnMismatch, Unplaced};
 use crate::health::{HealthPolicy, Xids};
-use crate::inject::VOID;
 use crate::injection::InjectionSettings;
+use crate::injection::content::VOID;
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
-use crate::plugin::Settings;
 use crate::publish::additions::Files;
+use crate::settings::{OnMismatch, Settings, StartPolicy, Unplaced};
 use crate::uninstall::When;
 
 use values::{
@@ -377,7 +376,7 @@ pub struct Config {
     /// Namespaces that the runtime hook does not restrict.
     pub unrestricted_namespaces: Vec<String>,
     /// What lets a container start.
-    pub starts: gate::Policy,
+    pub starts: StartPolicy,
     /// What makes a GPU sick and well.
     pub health: HealthPolicy,
     /// Whether pods of a sick device are evicted.
@@ -496,7 +495,7 @@ impl From<Args> for Config {
                 .join("pod-resources/kubelet.sock")
         };
         let pod_resources_socket = args.pod_resources_socket.clone().unwrap_or_else(beside);
-        let starts = gate::Policy {
+        let starts = StartPolicy {
             pod_resources: pod_resources_socket.clone(),
             on_mismatch: args.on_mismatch,
             unplaced: args.unplaced,

@@ -1,5 +1,5 @@
-//! Asks the API server to evict a pod. Whether that is allowed is up to disruption budgets and the cluster's roles: by
-//! default the plugin may not.
+//! Asks the API server to evict a pod. Disruption budgets and the cluster's roles may forbid that: by default the plugin has no
+//! permission.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio::time::timeout;
 
 use crate::pods::NodePod;
 
-/// How long an eviction may take.
+/// Longest duration of an eviction.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// An eviction that was not done.
+/// A pod was not evicted.
 #[derive(Debug, thiserror::Error)]
 pub enum EvictionFailed {
     /// The API server refuses it, for now or for good.
@@ -22,7 +22,7 @@ pub enum EvictionFailed {
     Refused {
         /// The pod.
         pod: String,
-        /// What it said.
+        /// The API server's error.
         #[source]
         source: Box<kube::Error>,
     },
@@ -34,10 +34,10 @@ pub enum EvictionFailed {
 /// Evicts exactly this pod, not another one of its name.
 ///
 /// # Errors
-/// It was not done, or nobody knows.
+/// It was not done, or it is not known whether it was.
 pub async fn evict(client: &Client, pod: &NodePod) -> Result<(), EvictionFailed> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    // The client's own call for this writes the options under a name that the API server does not know.
+    // kube's own call for this writes the options under a name that the API server does not know.
     let eviction = json!({
         "apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},

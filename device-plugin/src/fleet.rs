@@ -11,10 +11,10 @@ pub mod watch;
 use proto::device::TYPE_GPU;
 use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
+use crate::device_ids::IdScheme;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::health::HealthReason;
 use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
-use crate::plugin::ids::IdScheme;
 use crate::pods::DeviceName;
 
 /// One GPU and the state it is in.

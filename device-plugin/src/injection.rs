@@ -1,9 +1,10 @@
-//! The way in which devices get into containers on this node: by CDI or by the vendor's environment variable, or not at all.
+//! The injection of devices into containers on this node: by CDI or by the vendor's environment variable, or not at all.
 //!
-//! Nothing is guessed from a version. [`decide()`] is a pure function of what was found on the node; [`follow`] finds it, keeps
-//! the driver's CDI device in step with the vendor's specs, and reports what holds. The decision may change while the process
-//! runs: each answer to Allocate says itself which way it takes.
+//! The mode follows from what is seen on the node, never from a version: [`decide()`] is a pure function of facts, and [`follow`]
+//! finds these, keeps the driver's CDI device in step with the vendor's specs, and publishes the decision. The decision may change
+//! while the process runs: each answer to Allocate is complete in its own mode. [`content`] makes the answers and specs.
 
+pub mod content;
 mod decide;
 pub mod follow;
 
@@ -18,17 +19,17 @@ use crate::cdi::vendor::VendorSpecs;
 
 pub use decide::{Cdi, Driver, Facts, OwnContainer, Variable, VariableFacts, decide, exposure, variable};
 
-/// How containers get their devices.
+/// The injection mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// By a variable in the answer to Allocate, which stands as long as the container lives.
+    /// By a variable in the answer to Allocate, which lasts as long as the container.
     Envvar,
     /// By a CDI device whose spec is written before the container starts.
     Cdi,
 }
 
 impl Mode {
-    /// The mode as flags and metrics write it.
+    /// The mode in flags and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Envvar => "envvar",
@@ -48,14 +49,14 @@ const CDI_OFF: &str = "CdiOff";
 pub enum Certainty {
     /// It was seen to work.
     Proven,
-    /// Nothing speaks against it.
+    /// Nothing has shown that it does not work.
     Assumed,
     /// It cannot work: no container gets a device.
     Impossible,
 }
 
 impl Certainty {
-    /// The word as metrics write it.
+    /// The word in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Proven => "proven",
@@ -74,7 +75,7 @@ pub enum Exposure {
     RuntimeClass(String),
 }
 
-/// The way in which containers of this node get their devices, and the reason for it.
+/// The injection mode of this node, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     /// The mode.
@@ -83,20 +84,20 @@ pub struct Injection {
     pub certainty: Certainty,
     /// One word, for a condition.
     pub reason: &'static str,
-    /// The same for a person; where it is impossible, with the setting to change.
+    /// The reason in a sentence; where injection is impossible, with the setting to change.
     pub message: String,
-    /// The pods whose containers see all GPUs without asking for one if their image sets the variable; none if a runtime hook
-    /// takes the variable away, or the runtime is not known to act on it.
+    /// The pods whose containers see all GPUs without requesting one if their image sets the variable; none if a runtime hook
+    /// removes the variable, or the runtime is not known to act on it.
     pub exposure: Option<Exposure>,
 }
 
 impl Injection {
-    /// Returns true if a container can get its devices.
+    /// True if a container can get its devices.
     pub fn is_possible(&self) -> bool {
         self.certainty != Certainty::Impossible
     }
 
-    /// Returns true if a container can get a device of this type: only GPUs need the driver.
+    /// True if a container can get a device of this type: only GPUs need the driver.
     pub fn is_possible_for(&self, device_type: &str) -> bool {
         self.is_possible() || (self.reason == NO_DRIVER_SPEC && device_type != TYPE_GPU)
     }
@@ -117,15 +118,15 @@ impl fmt::Display for Injection {
 /// The operator's settings for injection, and the paths that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InjectionSettings {
-    /// The mode; none to find out what works on this node.
+    /// The mode; none to use what is seen to work on this node.
     pub mode: Option<Mode>,
-    /// Where specs are written.
+    /// The directory of this plugin's specs.
     pub specs: SpecDir,
     /// The vendor's specs.
     pub vendor_specs: VendorSpecs,
     /// True if answers that use the variable pass device nodes too.
     pub pass_device_specs: bool,
-    /// Where the node's root directory is seen from here.
+    /// The node's root directory as this process sees it.
     pub host_root: PathBuf,
 }
 

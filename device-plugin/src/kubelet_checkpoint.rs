@@ -1,27 +1,35 @@
-//! kubelet's own file of the devices that it has allocated, `kubelet_internal_checkpoint`.
+//! kubelet's checkpoint of allocated devices, the file `kubelet_internal_checkpoint` in its device plugin directory.
 //!
-//! The file is kubelet's, and its form is not promised: device IDs are one list in files of old kubelets and lists by NUMA node
-//! since. Entries that cannot be understood are left out. Whose entries they are is the reader's business.
+//! kubelet does not promise its form: device IDs are one list in files of old kubelets and lists by NUMA node since. Entries
+//! that do not parse are left out. The file names pods by UID, also pods that have ended: kubelet removes those late.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::ByteString;
+use prost::Message;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tracing::warn;
 
-/// Name of the file in the device plugin directory.
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use crate::file_version::FileVersion;
+use crate::pods::PodUid;
+use daemon::api_server::one_line;
+
+/// The file name in kubelet's device plugin directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 
-/// Longest file that is read: kubelet writes the ID of every device of every plugin.
+/// Longest file that is read, in bytes: kubelet writes the ID of every device of every plugin.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// One resource of one container.
+/// One resource of one container, of any plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Entry {
@@ -32,7 +40,7 @@ pub struct Entry {
     pub container_name: String,
     /// The resource.
     pub resource_name: String,
-    /// The devices, sorted; none if kubelet took them back.
+    /// The device IDs, sorted; none if kubelet took them back.
     #[serde(rename = "DeviceIDs", default, deserialize_with = "in_either_form")]
     pub device_ids: Vec<String>,
     /// The plugin's answer, which kubelet keeps; empty if there is none.
@@ -40,23 +48,114 @@ pub struct Entry {
     pub alloc_resp: Vec<u8>,
 }
 
-/// The file cannot be used.
+/// The checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// It is not there, or may not be read.
+    /// There is no file, or it may not be read.
     #[error("cannot read kubelet's checkpoint")]
     Read(#[source] io::Error),
-    /// It is longer than any kubelet writes it.
+    /// The file is longer than any kubelet writes it.
     #[error("kubelet's checkpoint is longer than {MAX_BYTES} bytes")]
     TooLong,
-    /// It is not of the form that is known.
+    /// The file is not of a known form.
     #[error("not a checkpoint of allocated devices")]
     Form(#[source] serde_json::Error),
 }
 
+/// An answered call for one of this plugin's resources.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allocated {
+    /// The pod.
+    pub pod: PodUid,
+    /// Name of the container.
+    pub container: String,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
+    /// The answer that kubelet keeps, and applies to the container at each start.
+    pub answer: ContainerAllocateResponse,
+}
+
+/// This plugin's part of the checkpoint, read again only when the file has changed.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    names: ExtendedResourceNames,
+    read: Mutex<Option<(FileVersion, Parsed)>>,
+}
+
+/// The entries of one version of the file; none if they could not be read.
+type Parsed = Option<Arc<Vec<Allocated>>>;
+
+impl Checkpoint {
+    /// The checkpoint in kubelet's device plugin directory.
+    pub fn new(dir: &Path, names: ExtendedResourceNames) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            names,
+            read: Mutex::new(None),
+        }
+    }
+
+    /// The entries; none, with a warning, if the file cannot be read.
+    pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
+        self.read_up_to(u64::MAX)
+    }
+
+    /// The entries, unless the file is longer than `max_bytes` and has not been read yet.
+    pub fn read_up_to(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = fs::metadata(self.dir.join(FILE)).ok()?;
+        let version = FileVersion::from(&found);
+        match &*read {
+            Some((known, allocated)) if *known == version => allocated.clone(),
+            _ if found.len() > max_bytes => None,
+            _ => {
+                let allocated = self.parse().map(Arc::new);
+                *read = Some((version, allocated.clone()));
+                allocated
+            }
+        }
+    }
+
+    fn parse(&self) -> Option<Vec<Allocated>> {
+        let entries = match read(&self.dir) {
+            Ok(entries) => entries,
+            Err(error) => {
+                warn!(dir = %self.dir.display(), error = one_line(&error), "cannot read the devices that kubelet has allocated");
+                return None;
+            }
+        };
+        let mut allocated = Vec::new();
+        for entry in entries {
+            let Some(resource) = self.names.find(&entry.resource_name) else {
+                continue;
+            };
+            if entry.device_ids.is_empty() {
+                continue;
+            }
+            match ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()) {
+                Ok(answer) => allocated.push(Allocated {
+                    pod: PodUid::from(entry.pod_uid.as_str()),
+                    container: entry.container_name,
+                    resource,
+                    ids: entry.device_ids,
+                    answer,
+                }),
+                Err(error) => {
+                    warn!(pod = entry.pod_uid, %error, "skipping an answer in kubelet's checkpoint that does not parse");
+                }
+            }
+        }
+        Some(allocated)
+    }
+}
+
+/// The checkpoint's form, with entries of any plugin.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "E: Deserialize<'de>"))]
-struct Checkpoint<E> {
+struct CheckpointFile<E> {
     #[serde(rename = "Data")]
     data: Data<E>,
 }
@@ -80,10 +179,10 @@ struct RegisteredData {
     devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
-/// Reads the checkpoint in kubelet's device plugin directory.
+/// Reads the entries of all plugins in kubelet's device plugin directory.
 ///
 /// # Errors
-/// There is none, or it cannot be understood.
+/// There is no checkpoint, or it does not parse.
 pub fn read(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
     parse(&text(dir)?)
 }
@@ -101,11 +200,11 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     Ok(text)
 }
 
-/// The healthy devices that kubelet had from plugins when it wrote the checkpoint, by resource; a resource stays without devices
-/// when its plugin is gone.
+/// The IDs of the healthy devices that plugins had listed when kubelet wrote the checkpoint, by resource. A resource whose plugin
+/// is gone has none.
 ///
 /// # Errors
-/// There is no checkpoint, or it cannot be understood.
+/// There is no checkpoint, or it does not parse.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let checkpoint: RegisteredCheckpoint =
         serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
@@ -115,24 +214,20 @@ pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, Checkpoin
         .collect())
 }
 
-/// kubelet writes the file anew for each container, so it is read in one go; only where that fails, entry by entry.
+/// Parses all entries at once, which is faster, and entry by entry only where that fails.
 fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
-    if let Ok(checkpoint) = serde_json::from_slice::<Checkpoint<Entry>>(text) {
+    if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<Entry>>(text) {
         return Ok(checkpoint.data.entries.unwrap_or_default());
     }
-    let checkpoint: Checkpoint<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
-    let understood = |entry| {
-        let read = serde_json::from_value::<Entry>(entry);
-        read.inspect_err(|error| warn!(%error, "an entry of kubelet's checkpoint is left out"))
-            .ok()
-    };
-    Ok(checkpoint
-        .data
-        .entries
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(understood)
-        .collect())
+    let checkpoint: CheckpointFile<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
+    let mut entries = Vec::new();
+    for entry in checkpoint.data.entries.unwrap_or_default() {
+        match serde_json::from_value::<Entry>(entry) {
+            Ok(entry) => entries.push(entry),
+            Err(error) => warn!(%error, "skipping an entry of kubelet's checkpoint that does not parse"),
+        }
+    }
+    Ok(entries)
 }
 
 fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
@@ -180,8 +275,6 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use proptest::prelude::*;
     use rstest::rstest;
     use serde_json::json;
@@ -251,6 +344,62 @@ mod tests {
     #[test]
     fn no_allocations_are_no_entries() {
         assert_eq!(parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), []);
+    }
+
+    fn reread(dir: &Path) -> Option<Vec<Allocated>> {
+        Checkpoint::new(dir, ExtendedResourceNames::default())
+            .read()
+            .map(|read| read.to_vec())
+    }
+
+    fn entry(pod: &str, resource: &str, ids: &Value) -> Value {
+        json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids, "AllocResp": "CgA="})
+    }
+
+    #[test]
+    fn entries_of_both_forms_and_of_this_plugin_are_read() {
+        let entries = json!([
+            entry("u1", "aliyun.com/gpu-mem", &json!({"-1": ["a-0"], "0": []})),
+            entry("u2", "koordinator.sh/gpu.shared", &json!(["GPU-a::0"])),
+            entry("u3", "nvidia.com/gpu", &json!({"0": ["x"]})),
+            entry("u4", "aliyun.com/gpu-mem", &json!({"0": []})),
+            {"PodUID": 7},
+        ]);
+        let dir = tempfile::tempdir().unwrap();
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+            .to_string();
+        fs::write(dir.path().join(FILE), text).unwrap();
+        let found = reread(dir.path()).unwrap();
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| (found.pod.as_str(), found.container.as_str(), found.resource))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("u1", "c", ExtendedResource::Memory),
+                ("u2", "c", ExtendedResource::Shared)
+            ]
+        );
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
+    #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
+    fn a_file_that_does_not_parse_has_no_entries(#[case] text: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(reread(dir.path()), None, "no file");
+        fs::write(dir.path().join(FILE), text).unwrap();
+        assert_eq!(reread(dir.path()), None);
+    }
+
+    /// An empty checkpoint says that nothing is allocated; a missing one says nothing.
+    #[test]
+    fn empty_checkpoint_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), r#"{"Data":{"PodDeviceEntries":null}}"#).unwrap();
+        assert_eq!(reread(dir.path()), Some(Vec::new()));
     }
 
     proptest! {

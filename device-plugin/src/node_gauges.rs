@@ -14,7 +14,8 @@ use tokio::sync::watch;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
-use crate::plugin::NodeState;
+use crate::node_state::NodeState;
+use crate::start::blocked::BlockedStarts;
 
 /// The source of the gauges; there are none before the devices of the node are found. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,7 @@ pub struct NodeGauges(Arc<OnceLock<Sources>>);
 struct Sources {
     node: Arc<NodeState>,
     registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
+    blocked: BlockedStarts,
 }
 
 impl NodeGauges {
@@ -35,9 +37,18 @@ impl NodeGauges {
         gauges
     }
 
-    /// Shows this node from now on, and which resources kubelet has registered.
-    pub fn show(&self, node: Arc<NodeState>, registered: Vec<(ExtendedResource, watch::Receiver<bool>)>) {
-        self.0.get_or_init(|| Sources { node, registered });
+    /// Shows this node from now on, the resources that kubelet has registered, and the containers that do not start.
+    pub fn show(
+        &self,
+        node: Arc<NodeState>,
+        registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
+        blocked: BlockedStarts,
+    ) {
+        self.0.get_or_init(|| Sources {
+            node,
+            registered,
+            blocked,
+        });
     }
 }
 
@@ -61,7 +72,12 @@ struct ReasonLabels {
 
 impl Collector for NodeGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(Sources { node, registered }) = self.0.get() else {
+        let Some(Sources {
+            node,
+            registered,
+            blocked,
+        }) = self.0.get()
+        else {
             return Ok(());
         };
         let fleet = node.fleet.borrow().clone();
@@ -85,14 +101,8 @@ impl Collector for NodeGauges {
             None,
             MetricType::Gauge,
         )?;
-        for (reason, n_held) in node
-            .gate
-            .get()
-            .map(|gate| gate.held().count())
-            .into_iter()
-            .flatten()
-        {
-            let gauge = ConstGauge::new(i64::try_from(n_held).unwrap_or(i64::MAX));
+        for (reason, n_blocked) in blocked.count() {
+            let gauge = ConstGauge::new(i64::try_from(n_blocked).unwrap_or(i64::MAX));
             gauge.encode(family.encode_family(&ReasonLabels {
                 reason: reason.as_str(),
             })?)?;
@@ -144,6 +154,7 @@ fn encode_devices(encoder: &mut DescriptorEncoder<'_>, fleet: &Fleet) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::time::Duration;
 
     use proto::memory_unit::MemoryUnit;
@@ -152,9 +163,8 @@ mod tests {
     use super::*;
     use crate::builders;
     use crate::health::HealthReason;
-    use crate::identity::Ledger;
-    use crate::plugin::Settings;
     use crate::pods::Pods;
+    use crate::settings::Settings;
 
     fn text(registry: &Registry) -> String {
         let mut text = String::new();
@@ -177,7 +187,7 @@ mod tests {
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (_pods, pods) = watch::channel(Pods::default());
         let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
-        let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
+        let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
         let (_registered, registered) = watch::channel(true);
         let (_missing, missing) = watch::channel(false);
         gauges.show(
@@ -187,6 +197,7 @@ mod tests {
                 (ExtendedResource::Memory, missing),
                 (ExtendedResource::Rdma, registered),
             ],
+            BlockedStarts::default(),
         );
         insta::assert_snapshot!(text(&registry));
     }

@@ -1,22 +1,19 @@
-//! The pods of this node as the API server tells them, reduced to what identity and accounting need.
+//! The pods of this node as the API server shows them, reduced to what matching and verification need.
 //!
-//! A set that changes only through [`Pods::apply`], [`Pods::delete`] and [`Pods::reset`]; the watch
-//! that feeds it is in `pods/watch.rs`. What a pod's annotations mean is read once, here, when the
-//! pod arrives: nothing is parsed while kubelet waits.
+//! The set changes only through [`Pods::apply`], [`Pods::delete`] and [`Pods::reset`], which [`watch`] calls. Annotations are
+//! parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
 
+pub mod annotate;
 mod placement;
 mod requests;
-
 pub mod watch;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
 
 use daemon::events::Subject;
-use proto::pod::{ALL_DEVICES, Container, Pod, PodSpec, PodStatus, Variable};
+use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus, Variable};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest};
@@ -50,7 +47,7 @@ impl fmt::Debug for PodUid {
     }
 }
 
-/// How far kubelet has come with a pod, as far as the API server knows.
+/// kubelet's progress with a pod, as far as the API server shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Bound, and kubelet has not reported anything: its admission may be under way.
@@ -64,7 +61,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The stage of a pod whose annotations name devices; `None` if they name none.
+    /// The stage of a pod whose annotations name devices; none if they name no device.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
         let is_recorded = [DEVICE_ALLOCATED, MEM_IDX]
@@ -92,35 +89,24 @@ pub struct NodePod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// How far kubelet has come with it.
+    /// kubelet's progress with it.
     pub stage: Stage,
-    /// Whether its deletion has been asked for.
+    /// True if its deletion has been requested.
     pub deleting: bool,
-    /// What kubelet will call us for, in kubelet's order.
+    /// The requests that kubelet calls this plugin for, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
-    /// The devices that its annotations name, or why they name none; if it has exchanged its record, what it got.
+    /// The devices of its annotations, or of the record that it got by a swap; else the reason that it has none.
     pub placement: Result<Placement, Unplaced>,
-    /// Whether its label asks for the limits that HAMi-core enforces.
+    /// True if its label asks for the limits that HAMi-core enforces.
     pub is_limited: bool,
-    /// What it asks for of the resources in node status.
+    /// Its requests of the resources in node status.
     pub requests: Requests,
-    /// Whether it is marked as one that shares all GPUs of its node.
+    /// True if it is marked to see all GPUs of its node.
     pub sees_all: bool,
-    /// How its devices were to be chosen, by annotation; a record that breaks that is none for it.
+    /// The annotations that constrain the choice of its devices.
     pub hints: BTreeMap<&'static str, String>,
     /// The variables that its containers set themselves.
     pub variables: Arc<[OwnVariable]>,
-}
-
-/// A variable that the author of a pod sets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnVariable {
-    /// Name of the container.
-    pub container: String,
-    /// Its name.
-    pub name: String,
-    /// Its value, if that stands in the pod itself.
-    pub value: Option<String>,
 }
 
 impl From<&NodePod> for Subject {
@@ -134,8 +120,19 @@ impl From<&NodePod> for Subject {
     }
 }
 
+/// A variable that the author of a pod sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnVariable {
+    /// Name of the container.
+    pub container: String,
+    /// Its name.
+    pub name: String,
+    /// Its value, if that is in the pod itself.
+    pub value: Option<String>,
+}
+
 impl NodePod {
-    /// Reduces a pod of this node; `None` if it asks for nothing of ours or is bound elsewhere.
+    /// Reduces a pod of this node; none if it requests none of the plugin's resources or is bound elsewhere.
     pub fn of(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
@@ -145,9 +142,8 @@ impl NodePod {
         if containers.is_empty() && requests.is_empty() {
             return None;
         }
-        let is_asked =
-            |resource: &ExtendedResource| containers.iter().any(|container| resource.count(container) > 0);
-        let asked: Vec<ExtendedResource> = ExtendedResource::ALL.into_iter().filter(is_asked).collect();
+        let mut requested = ExtendedResource::ALL.to_vec();
+        requested.retain(|resource| containers.iter().any(|container| resource.count(container) > 0));
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
@@ -160,7 +156,7 @@ impl NodePod {
             stage: Stage::of(&pod.status),
             deleting: pod.is_deleting(),
             containers,
-            placement: Placement::read(&annotations, &asked),
+            placement: Placement::read(&annotations, &requested),
             is_limited: pod
                 .metadata
                 .labels
@@ -177,17 +173,17 @@ impl NodePod {
         })
     }
 
-    /// When the scheduler assumed it, unix nanoseconds; none without a usable record.
+    /// The time at which the scheduler assumed it, unix nanoseconds; none without a usable record.
     pub fn assumed_at(&self) -> Option<u64> {
         self.placement.as_ref().ok().map(|placement| placement.assumed_at)
     }
 
-    /// `namespace/name`, for people.
+    /// `namespace/name`.
     pub fn display_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Whether both ask for the same amounts of the same number of devices, chosen in the same way, so that either could have the
+    /// True if both request the same amounts of the same number of devices, chosen in the same way, so that either could have the
     /// other's record.
     pub fn asks_like(&self, other: &Self) -> bool {
         let n_gpus = |pod: &Self| pod.placement.as_ref().map_or(0, |placement| placement.gpus.len());
@@ -201,7 +197,7 @@ impl NodePod {
             })
     }
 
-    /// What its record gives it of devices that are no GPUs, whichever devices they are: percent, and virtual functions.
+    /// The amounts of its record of devices other than GPUs, whichever devices they are: percent, and virtual functions.
     fn portions(&self) -> impl Iterator<Item = (&'static str, Vec<(u64, usize)>)> {
         let others = self.placement.iter().flat_map(|placement| &placement.others);
         others.map(|(device_type, others)| {
@@ -215,7 +211,7 @@ impl NodePod {
         })
     }
 
-    /// Whether it asks for anything of a resource.
+    /// True if it requests a resource.
     pub fn asks_for(&self, resource: ExtendedResource) -> bool {
         self.containers
             .iter()
@@ -237,7 +233,7 @@ impl NodePod {
         self.peak(|container| container.whole)
     }
 
-    /// Most that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.
+    /// The largest amount that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.
     fn peak(&self, count: impl Fn(&ContainerRequest) -> u64) -> u64 {
         let (mut lasting, mut peak) = (0_u64, 0);
         for container in &self.containers {
@@ -251,7 +247,7 @@ impl NodePod {
     }
 }
 
-/// A pod of this node that uses resource claims; it may ask for resources of ours too.
+/// A pod of this node that uses resource claims; it may request the plugin's resources too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimant {
     /// Its UID.
@@ -265,7 +261,7 @@ pub struct Claimant {
 }
 
 impl Claimant {
-    /// Reduces a pod of this node; `None` if it uses no claims.
+    /// Reduces a pod of this node; none if it uses no claims.
     pub fn of(pod: &Pod) -> Option<Self> {
         let (uid, namespace, name) = (
             pod.metadata.uid.as_deref()?,
@@ -283,39 +279,35 @@ impl Claimant {
 }
 
 fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
-    let of_container = |container: &Container| {
-        let own = |Variable { name, value }: &Variable| OwnVariable {
-            container: container.name.clone(),
-            name: name.clone(),
-            value: value.clone(),
-        };
-        container.env.iter().map(own).collect::<Vec<_>>()
-    };
-    spec.init_containers
-        .iter()
-        .chain(&spec.containers)
-        .flat_map(of_container)
-        .collect()
+    let mut variables = Vec::new();
+    for container in spec.init_containers.iter().chain(&spec.containers) {
+        for Variable { name, value } in &container.env {
+            variables.push(OwnVariable {
+                container: container.name.clone(),
+                name: name.clone(),
+                value: value.clone(),
+            });
+        }
+    }
+    variables.into()
 }
 
-/// All pods of this node that ask for anything of ours.
+/// The pods of this node that request the plugin's resources, and what is known of the others.
 #[derive(Clone, Debug, Default)]
 pub struct Pods {
     by_uid: BTreeMap<PodUid, NodePod>,
     /// The place of each pod in the order of arrival.
     arrivals: BTreeMap<PodUid, u64>,
     n_arrived: u64,
-    /// How often pods have gone or ended.
     n_left: u64,
-    /// The records that pods have exchanged; none as long as nobody has looked.
-    exchanged: Option<BTreeMap<PodUid, DeviceAllocations>>,
-    /// What the annotations of those pods say.
-    told: BTreeMap<PodUid, Result<Placement, Unplaced>>,
-    /// What annotations said of pods whose annotations say less since.
+    /// The records that pods have got by swaps; none until they are loaded.
+    swapped: Option<BTreeMap<PodUid, DeviceAllocations>>,
+    /// The record in the annotations of those pods.
+    annotated: BTreeMap<PodUid, Result<Placement, Unplaced>>,
+    /// The last complete record of pods whose annotations have lost a part of it.
     lost: BTreeMap<PodUid, Placement>,
-    /// How often annotations of running pods have come to name other devices, or fewer.
     n_altered: u64,
-    /// Pods of this node that ask for nothing of ours.
+    /// Pods of this node that request none of the plugin's resources.
     idle: BTreeSet<PodUid>,
     /// Those of them whose annotations name devices all the same.
     only_recorded: BTreeMap<PodUid, Stage>,
@@ -326,55 +318,56 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Takes in a new or changed pod; whether it says anything new.
+    /// Adds or replaces a pod; returns true if that changes anything.
     pub fn apply(&mut self, mut pod: NodePod) -> bool {
         self.number(&pod.uid);
-        let mut is_news = false;
-        self.note_loss(&pod.uid, self.told(&pod.uid).cloned(), &pod.placement);
-        if let Some(record) = self
-            .exchanged
-            .as_ref()
-            .and_then(|exchanged| exchanged.get(&pod.uid))
-        {
+        let mut is_changed = false;
+        self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
+        if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
-            let effective = Placement::exchanged(record, lost.as_ref().unwrap_or(&pod.placement));
-            let told = std::mem::replace(&mut pod.placement, effective);
-            is_news = self.told.get(&pod.uid) != Some(&told);
-            self.told.insert(pod.uid.clone(), told);
+            let effective = Placement::swapped(record, lost.as_ref().unwrap_or(&pod.placement));
+            let annotated = std::mem::replace(&mut pod.placement, effective);
+            is_changed = self.annotated.get(&pod.uid) != Some(&annotated);
+            self.annotated.insert(pod.uid.clone(), annotated);
         }
         let before = self.by_uid.get(&pod.uid);
-        is_news |= before != Some(&pod);
+        is_changed |= before != Some(&pod);
         let has_ended =
             pod.stage == Stage::Terminal && before.is_none_or(|before| before.stage != Stage::Terminal);
         self.n_left += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
-        is_news
+        is_changed
     }
 
-    /// What a pod's annotations said last, if that could be used.
-    fn told(&self, uid: &PodUid) -> Option<&Placement> {
-        let told = self
-            .told
-            .get(uid)
-            .or_else(|| self.by_uid.get(uid).map(|pod| &pod.placement));
-        told.and_then(|told| told.as_ref().ok())
+    /// The record in a pod's annotations, if it is usable.
+    fn annotated(&self, uid: &PodUid) -> Option<&Placement> {
+        let annotated = match self.annotated.get(uid) {
+            Some(annotated) => annotated,
+            None => &self.by_uid.get(uid)?.placement,
+        };
+        annotated.as_ref().ok()
     }
 
-    /// Keeps what a pod's annotations said if they say less now: somebody has removed some of them, or made them unreadable.
+    /// Keeps the record `before` of a pod whose annotations have lost a part of it, or have become unreadable.
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
+        let now = now.as_ref().ok();
         let is_running = self
             .by_uid
             .get(uid)
             .is_some_and(|pod| pod.stage == Stage::Running);
-        let is_altered = |before: &Placement| now.as_ref().map_or(true, |now| !now.has_record_of(before));
-        self.n_altered += u64::from(is_running && before.as_ref().is_some_and(is_altered));
+        if is_running
+            && let Some(before) = &before
+            && now.is_none_or(|now| !now.has_record_of(before))
+        {
+            self.n_altered += 1;
+        }
         let whole = self.lost.remove(uid).or(before);
-        if let Some(whole) = whole.filter(|whole| now.as_ref().map_or(true, |now| now.lacks_of(whole))) {
+        if let Some(whole) = whole.filter(|whole| now.is_none_or(|now| now.lacks_of(whole))) {
             self.lost.insert(uid.clone(), whole);
         }
     }
 
-    /// What annotations of this pod said that they do not say any more.
+    /// The last complete record of a pod whose annotations have lost a part of it.
     pub fn lost(&self, uid: &PodUid) -> Option<&Placement> {
         self.lost.get(uid)
     }
@@ -384,20 +377,20 @@ impl Pods {
         self.n_altered
     }
 
-    /// Forgets a pod that is gone.
+    /// Removes a pod that is gone.
     pub fn delete(&mut self, uid: &PodUid) {
         self.n_left += 1;
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
-        self.told.remove(uid);
+        self.annotated.remove(uid);
         self.lost.remove(uid);
         self.idle.remove(uid);
         self.only_recorded.remove(uid);
         self.claimants.remove(uid);
     }
 
-    /// Notes a pod of this node that asks for nothing of ours, and its stage if its annotations name devices all the same.
-    /// Returns true if that was not known before.
+    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations name devices all the
+    /// same. Returns true if that changes anything.
     pub fn note_idle(&mut self, uid: PodUid, recorded: Option<Stage>) -> bool {
         let before = match recorded {
             Some(stage) => self.only_recorded.insert(uid.clone(), stage),
@@ -406,12 +399,12 @@ impl Pods {
         self.idle.insert(uid) || before != recorded
     }
 
-    /// The pods that ask for nothing of ours and whose annotations name devices, in the order of UIDs.
+    /// The pods that request none of the plugin's resources and whose annotations name devices, in the order of UIDs.
     pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, Stage)> {
         self.only_recorded.iter().map(|(uid, stage)| (uid, *stage))
     }
 
-    /// Notes a pod that uses resource claims; returns true if it is new or has changed.
+    /// Adds a pod that uses resource claims; returns true if that changes anything.
     pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
         if self.claimants.get(&claimant.uid) == Some(&claimant) {
             return false;
@@ -430,72 +423,71 @@ impl Pods {
         self.claimants.get(uid)
     }
 
-    /// Returns true if the pod is known to ask for none of this plugin's resources.
+    /// True if the pod is known to request none of the plugin's resources.
     pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
         self.idle.contains(uid)
     }
 
-    /// Takes in which records have been exchanged.
-    pub fn exchange(&mut self, exchanged: BTreeMap<PodUid, DeviceAllocations>) {
-        for (uid, told) in std::mem::take(&mut self.told) {
+    /// Sets the records that pods have got by swaps.
+    pub fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
+        for (uid, annotated) in std::mem::take(&mut self.annotated) {
             if let Some(pod) = self.by_uid.get_mut(&uid) {
-                pod.placement = told;
+                pod.placement = annotated;
             }
         }
-        let affected: Vec<NodePod> = exchanged
-            .keys()
-            .filter_map(|uid| self.by_uid.get(uid))
-            .cloned()
-            .collect();
-        self.exchanged = Some(exchanged);
+        let mut affected = Vec::new();
+        for uid in swapped.keys() {
+            affected.extend(self.by_uid.get(uid).cloned());
+        }
+        self.swapped = Some(swapped);
         for pod in affected {
             self.apply(pod);
         }
     }
 
-    /// The records that have been exchanged; none as long as that is not known.
-    pub fn exchanged(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
-        self.exchanged.as_ref()
+    /// The records that pods have got by swaps; none until they are loaded.
+    pub fn swapped(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
+        self.swapped.as_ref()
     }
 
-    /// Pods whose annotations do not say yet what they have got by an exchange.
-    pub fn behind(&self) -> impl Iterator<Item = (&NodePod, &DeviceAllocations)> {
-        let exchanged = self.exchanged.iter().flatten();
-        let is_behind = |uid: &PodUid, record: &DeviceAllocations| {
-            self.told
-                .get(uid)
-                .is_some_and(|told| told.as_ref().map_or(true, |told| told.allocations != *record))
-        };
-        exchanged
-            .filter(move |(uid, record)| is_behind(uid, record))
-            .filter_map(|(uid, record)| Some((self.by_uid.get(uid)?, record)))
+    /// The pods whose annotations do not have the record yet that they have got by a swap, with that record.
+    pub fn behind(&self) -> Vec<(NodePod, DeviceAllocations)> {
+        let mut behind = Vec::new();
+        for (uid, record) in self.swapped.iter().flatten() {
+            if let (Some(annotated), Some(pod)) = (self.annotated.get(uid), self.by_uid.get(uid))
+                && annotated
+                    .as_ref()
+                    .map_or(true, |annotated| annotated.allocations != *record)
+            {
+                behind.push((pod.clone(), record.clone()));
+            }
+        }
+        behind
     }
 
-    /// Replaces everything by a complete list; from then on the set is in step with the API server.
-    /// Pods that were not known arrive in the order of the list.
+    /// Replaces everything by a complete list; from then on the set is in step with the API server. New pods arrive in the order of
+    /// the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
         self.n_left += 1;
-        let told: Vec<(PodUid, Placement)> = self
-            .by_uid
-            .keys()
-            .filter_map(|uid| Some((uid.clone(), self.told(uid)?.clone())))
-            .collect();
+        let mut before = Vec::new();
+        for uid in self.by_uid.keys() {
+            if let Some(annotated) = self.annotated(uid) {
+                before.push((uid.clone(), annotated.clone()));
+            }
+        }
         self.by_uid.clear();
-        self.told.clear();
+        self.annotated.clear();
         self.idle.clear();
         self.only_recorded.clear();
         self.claimants.clear();
         for pod in pods {
             self.apply(pod);
         }
-        // A pod that is listed again has come to be known anew, but what was lost meanwhile counts.
-        for (uid, before) in told {
-            if let Some(now) = self
-                .by_uid
-                .get(&uid)
-                .map(|pod| self.told.get(&uid).unwrap_or(&pod.placement).clone())
-            {
-                self.note_loss(&uid, Some(before), &now);
+        // Annotations may have been removed while the watch was interrupted.
+        for (uid, annotated) in before {
+            if let Some(pod) = self.by_uid.get(&uid) {
+                let now = self.annotated.get(&uid).unwrap_or(&pod.placement).clone();
+                self.note_loss(&uid, Some(annotated), &now);
             }
         }
         self.lost.retain(|uid, _| self.by_uid.contains_key(uid));
@@ -510,12 +502,12 @@ impl Pods {
         }
     }
 
-    /// The pod's place in the order in which pods came to be known.
+    /// The pod's place in the order of arrival.
     pub fn arrival(&self, uid: &PodUid) -> Option<u64> {
         self.arrivals.get(uid).copied()
     }
 
-    /// How many pods have ever come to be known.
+    /// The number of pods that have ever arrived.
     pub fn n_arrived(&self) -> u64 {
         self.n_arrived
     }
@@ -525,17 +517,17 @@ impl Pods {
         self.n_left
     }
 
-    /// Whether a complete list has been seen.
+    /// True once a complete list has been seen.
     pub fn is_synced(&self) -> bool {
         self.is_synced
     }
 
-    /// Whether the set is in step with the API server, as far as is known.
+    /// True if the set is in step with the API server, as far as is known.
     pub fn is_current(&self) -> bool {
         self.is_synced && !self.is_interrupted
     }
 
-    /// Notes that the set may be out of date, or that it no longer is.
+    /// Sets whether the watch is interrupted, so that the set may be out of date.
     pub fn set_interrupted(&mut self, is_interrupted: bool) {
         self.is_interrupted = is_interrupted;
     }

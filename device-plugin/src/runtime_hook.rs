@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
 use crate::metrics::{Hooked, Metrics};
-use crate::plugin::NodeState;
+use crate::node_state::NodeState;
 use crate::pods::PodUid;
 
 use adjust::{Change, Decision, View};
@@ -99,14 +99,12 @@ impl Hook {
             let decision = {
                 let (pods, fleet) = (pods.borrow_and_update(), self.node.fleet.borrow());
                 let (settings, mode) = (&self.node.settings, self.node.mode());
-                let (unrestricted, has_gate) = (self.unrestricted.as_slice(), self.node.gate.get().is_some());
                 View {
                     pods: &pods,
                     fleet: &fleet,
                     settings,
                     mode,
-                    unrestricted,
-                    has_gate,
+                    unrestricted: &self.unrestricted,
                 }
                 .decide(sandbox, container)
             };

@@ -33,27 +33,26 @@ use tracing::{info, warn};
 use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
-use crate::exchange::{self, Exchange};
+use crate::device_ids::IdScheme;
+use crate::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::fleet::clear::watch_clearance;
 use crate::fleet::recall::{self, recall};
 use crate::fleet::watch::{Channels, Correction, DriverReplaced, Number, discover, watch_devices};
-use crate::gate::{Gate, keep_reconciled};
 use crate::health::{ApplicationFault, Health};
 use crate::health_reaction::{self, look_after};
 use crate::injection::follow::{Listeners, NodeFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
 use crate::inventory::{Inventory, InventoryError};
+use crate::kubelet::boot;
+use crate::kubelet::ended_pods::free_ended_pods;
+use crate::kubelet::registration::{KubeletDir, Registration};
 use crate::metrics::Metrics;
 use crate::node_gauges::NodeGauges;
-use crate::plugin::NodeState;
-use crate::plugin::ended_pods::keep_forgotten;
-use crate::plugin::ids::IdScheme;
-use crate::plugin::registration::{KubeletDir, boot};
+use crate::node_state::NodeState;
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
-use crate::proof::podresources::Lister;
 use crate::publish::additions::{Additions, watch_additions};
 use crate::publish::device_watch::{Held, watch_device};
 use crate::publish::node_watch::watch_node;
@@ -62,7 +61,12 @@ use crate::publish::without_devices::watch_without_devices;
 use crate::publish::{Facts, Publisher, Sources};
 use crate::runtime_hook::seen::Seen;
 use crate::runtime_hook::{Hook, serve_runtime};
+use crate::start::StartContext;
+use crate::start::blocked::BlockedStarts;
+use crate::start::check::StartChecker;
+use crate::start::reconcile::Reconciler;
 use crate::vendor::{self, AdminAccess, watch_vendor};
+use crate::verify::pod_resources::PodResources;
 
 use ending::Ending;
 use offer::{Published, keeps_memory_units};
@@ -171,19 +175,21 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let keeps_units = keeps_memory_units(&config.device_plugin_dir, &config.settings, &fleet.borrow());
     let (tell_injection, injection) = watch::channel(None);
     let readers = parts.watch_readers(&config);
-    let node = NodeState::beside_kubelet(
+    let node = NodeState::new(
         config.settings.clone(),
         fleet,
         pods.subscribe(),
         &config.device_plugin_dir,
     );
     let node = Arc::new(node.with_injection(injection.clone(), readers));
+    let blocked = BlockedStarts::default();
     gauges.show(
         Arc::clone(&node),
         registered
             .iter()
             .map(|(resource, sender)| (*resource, sender.subscribe()))
             .collect(),
+        blocked.clone(),
     );
     let recorder = parts.write_events(&config, &connection);
     for gpu in &excluded {
@@ -198,14 +204,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         "way of injection",
         follow(Arc::clone(&node), node_facts(&config), listeners),
     );
-    parts.guard_starts(
-        &config,
-        &connection,
-        &node,
-        pods.clone(),
-        recorder.clone(),
-        metrics.clone(),
-    );
+    let context = start_context(&config, &connection, &node, &pods, (&recorder, &metrics));
+    let starts = parts.check_starts(&connection, context, blocked);
     parts.watch_pods(&config, &connection, pods);
     let seen = parts.serve_runtime(&config, &node, metrics);
     let sources = (node.fleet.clone(), node.pods.clone(), injection);
@@ -251,7 +251,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         node.pods.clone(),
         (signal, stop.clone()),
     );
-    parts.serve_kubelet(&config, &node, &published, &stop, registered);
+    parts.serve_kubelet(&config, &starts, &node, &published, &stop, registered);
     parts.run(stop).await?;
     info!("ended");
     Ok(())
@@ -485,21 +485,21 @@ impl Parts {
     fn serve_kubelet(
         &mut self,
         config: &Config,
+        starts: &Arc<StartChecker>,
         node: &Arc<NodeState>,
         published: &Published,
         stop: &CancellationToken,
         registered: Vec<(ExtendedResource, watch::Sender<bool>)>,
     ) {
         for (resource, is_registered) in registered {
-            let dir = KubeletDir::new(config.device_plugin_dir.clone());
-            let serving = offer::serve(
-                dir,
+            let registration = Registration {
+                dir: KubeletDir::new(config.device_plugin_dir.clone()),
                 resource,
-                Arc::clone(node),
-                published.clone(),
-                stop.clone(),
+                node: Arc::clone(node),
+                starts: Arc::clone(starts),
                 is_registered,
-            );
+            };
+            let serving = offer::serve(registration, published.clone(), stop.clone());
             self.servers.spawn(resource.socket(), serving);
         }
     }
@@ -551,44 +551,37 @@ impl Parts {
         recorder
     }
 
-    /// Lets containers start only with their own devices.
-    fn guard_starts(
+    /// Starts what keeps running pods and their records in step, and returns the check before each start.
+    fn check_starts(
         &mut self,
-        config: &Config,
         connection: &Connection,
-        node: &Arc<NodeState>,
-        pods: watch::Sender<Pods>,
-        recorder: Recorder,
-        metrics: Metrics,
-    ) {
-        let exchange = Arc::new(Mutex::new(Exchange::new(
-            connection,
-            config.node_name.to_string(),
-            pods,
-        )));
-        let gate = Gate::new(
-            connection.client.clone(),
-            config.starts.clone(),
-            Arc::clone(&exchange),
-            recorder,
-            metrics,
-        );
-        node.gate.get_or_init(|| gate);
+        context: StartContext,
+        blocked: BlockedStarts,
+    ) -> Arc<StartChecker> {
         self.watches.spawn(
-            "exchanged records",
-            exchange::follow(connection.clone(), Arc::clone(node), exchange),
+            "swapped records",
+            follow_swaps(
+                connection.clone(),
+                Arc::clone(&context.node),
+                Arc::clone(&context.swaps),
+            ),
         );
-        self.watches
-            .spawn("comparison of running pods", keep_reconciled(Arc::clone(node)));
+        self.watches.spawn(
+            "comparison of running pods",
+            Reconciler::new(context.clone()).run(),
+        );
+        Arc::new(StartChecker::new(context, blocked))
     }
 
     /// Keeps this process and kubelet's checkpoint in step.
     fn follow_checkpoint(&mut self, config: &Config, node: &Arc<NodeState>) {
         self.watches
-            .spawn("pods of a predecessor", inherit_pods(Arc::clone(node)));
-        let lister = Lister::new(config.pod_resources_socket.clone());
-        self.watches
-            .spawn("pods that have ended", keep_forgotten(Arc::clone(node), lister));
+            .spawn("pods of an earlier process", note_existing_pods(Arc::clone(node)));
+        let pod_resources = PodResources::new(config.pod_resources_socket.clone());
+        self.watches.spawn(
+            "pods that have ended",
+            free_ended_pods(Arc::clone(node), pod_resources),
+        );
     }
 
     async fn serve_health(
@@ -749,7 +742,7 @@ fn number(config: &Config) -> Number {
             .filter(|gpu| shared.includes(gpu))
             .cloned()
             .collect();
-        IdScheme::telling(has_hints, &shared, slots, unit).map_err(|error| anyhow!(error))
+        IdScheme::with_numa_nodes(has_hints, &shared, slots, unit).map_err(|error| anyhow!(error))
     })
 }
 
@@ -773,11 +766,29 @@ fn describe(config: &Config, fleet: &Fleet) {
     }
 }
 
-/// Notes which pods a predecessor of this process may have answered for.
-async fn inherit_pods(node: Arc<NodeState>) {
+fn start_context(
+    config: &Config,
+    connection: &Connection,
+    node: &Arc<NodeState>,
+    pods: &watch::Sender<Pods>,
+    (recorder, metrics): (&Recorder, &Metrics),
+) -> StartContext {
+    let swaps = RecordSwaps::new(connection, config.node_name.to_string(), pods.clone());
+    StartContext {
+        node: Arc::clone(node),
+        client: connection.client.clone(),
+        policy: config.starts.clone(),
+        swaps: Arc::new(Mutex::new(swaps)),
+        recorder: recorder.clone(),
+        metrics: metrics.clone(),
+    }
+}
+
+/// Notes the pods that an earlier process may have answered for.
+async fn note_existing_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     if let Ok(pods) = pods.wait_for(Pods::is_synced).await {
-        node.inherit(&pods);
+        node.note_existing_pods(&pods);
     }
     std::future::pending::<()>().await;
 }

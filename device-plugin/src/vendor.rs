@@ -28,8 +28,8 @@ use crate::fleet::Fleet;
 use crate::inventory::{Gpu, PhysicalId};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{Claimant, NodePod, PodUid, Pods, Stage};
-use crate::proof::sight::{self, Sight};
 use crate::runtime_hook::seen::Seen;
+use crate::verify::visible::{Visible, visible_by_answer};
 
 use pod_resources::Listed;
 use warnings::Warnings;
@@ -368,16 +368,16 @@ fn answered(settings: &Settings, ours: &str, fleet: &Fleet) -> Result<Vec<Alloca
         .filter(|entry| entry.resource_name == ours);
     let allocation = |entry: kubelet_checkpoint::Entry| {
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
-        let sight = sight::of_answer(
+        let visible = visible_by_answer(
             ExtendedResource::Whole,
             &answer,
             &settings.visible_devices_env,
             fleet,
         );
-        let is_by_record = sight == Some(Sight::Spec);
+        let is_by_record = visible == Some(Visible::BySpec);
         let allocation = of_entry(entry);
-        match sight {
-            Some(Sight::Devices(seen)) => Allocation {
+        match visible {
+            Some(Visible::Devices(seen)) => Allocation {
                 device_ids: seen.iter().map(PhysicalId::to_string).collect(),
                 ..allocation
             },

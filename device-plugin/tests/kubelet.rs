@@ -12,7 +12,7 @@ use std::fs;
 use std::time::Duration;
 
 use device_plugin::extended_resource::ExtendedResourceNames;
-use device_plugin::plugin::registration::boot;
+use device_plugin::kubelet::boot;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
 use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};

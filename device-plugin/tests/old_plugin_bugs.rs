@@ -110,7 +110,7 @@ async fn d4_each_container_is_matched_and_the_first_that_starts_marks_the_pod() 
     let node = Node::new(4);
     let mut kubelet = node.kubelet().await;
     node.tell(&pod("a", &[&[(UNITS, 2)], &[(UNITS, 3)]], &gpushare(3, 5, 1)));
-    let n_due = || assigned::due(&node.state.pods.borrow(), &node.state.ledger()).len();
+    let n_due = || assigned::unmarked(&node.state.pods.borrow(), &node.state.log()).len();
     for (container, units) in [("2", 2), ("3", 3)] {
         let env = kubelet.container(&[(UNITS, units)]).await.unwrap();
         assert_eq!(env["NVIDIA_VISIBLE_DEVICES"], uuid(3));
@@ -123,9 +123,11 @@ async fn d4_each_container_is_matched_and_the_first_that_starts_marks_the_pod() 
         );
         assert_eq!(n_due(), 0, "no proof yet");
     }
-    node.state
-        .ledger()
-        .confirm(&device_plugin::pods::PodUid::from("uid-a"));
+    node.state.log().note_start(
+        &device_plugin::pods::PodUid::from("uid-a"),
+        ExtendedResource::Memory,
+        &[],
+    );
     assert_eq!(n_due(), 1);
 }
 

@@ -1,19 +1,22 @@
-//! Which pods are due to be marked.
+//! The pods to mark.
 
 use http::{Request, Response};
 use http_body_util::BodyExt;
+use kube::Client;
 use kube::client::Body;
 use rstest::rstest;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::builders::{pod, pods, units};
+use crate::extended_resource::ExtendedResource;
+use crate::pods::PodUid;
 
-/// Whether a pod is due.
-fn is_due(stage: Stage, is_confirmed: bool, is_assigned: bool) -> bool {
-    let mut ledger = Ledger::default();
-    if is_confirmed {
-        ledger.confirm(&PodUid::from("a"));
+/// True if a pod is to be marked.
+fn is_due(stage: Stage, has_started: bool, is_assigned: bool) -> bool {
+    let mut log = AllocateLog::default();
+    if has_started {
+        log.note_start(&PodUid::from("a"), ExtendedResource::Memory, &[]);
     }
     let mut now = NodePod {
         stage,
@@ -26,23 +29,23 @@ fn is_due(stage: Stage, is_confirmed: bool, is_assigned: bool) -> bool {
         .as_mut()
         .unwrap()
         .assigned = is_assigned;
-    !due(&pods([now]), &ledger).is_empty()
+    !unmarked(&pods([now]), &log).is_empty()
 }
 
 #[rstest]
 #[case::not_started(Stage::Admitted, false, false, false)]
 #[case::let_start(Stage::Bound, true, false, true)]
 #[case::reported_meanwhile(Stage::Admitted, true, false, true)]
-#[case::left_behind_by_a_predecessor(Stage::Running, false, false, true)]
+#[case::unmarked_by_an_earlier_process(Stage::Running, false, false, true)]
 #[case::marked_already(Stage::Running, true, true, false)]
 #[case::failed(Stage::Terminal, true, false, false)]
 fn due_once_a_container_may_start(
     #[case] stage: Stage,
-    #[case] is_confirmed: bool,
+    #[case] has_started: bool,
     #[case] marked: bool,
     #[case] expected: bool,
 ) {
-    assert_eq!(is_due(stage, is_confirmed, marked), expected);
+    assert_eq!(is_due(stage, has_started, marked), expected);
 }
 
 /// Assigned is derived, not written, for pods of the other dialect.
@@ -53,19 +56,20 @@ fn other_dialect_is_never_marked() {
         ..pod("a", 1, [units(1)])
     };
     running.placement.as_mut().unwrap().gpushare = None;
-    assert_eq!(due(&pods([running]), &Ledger::default()), []);
+    assert_eq!(unmarked(&pods([running]), &AllocateLog::default()), []);
 }
 
 /// Marks a pod at an API server that answers with `code`; what was sent, and whether that counts as done.
 async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let due = Due {
+    let due = NodePod {
         uid: PodUid::from("u1"),
         namespace: "team".to_owned(),
-        name: "p".to_owned(),
+        ..pod("p", 1, [units(1)])
     };
-    let marking = tokio::spawn(async move { mark(&client, &due).await });
+    let mark = [(MEM_ASSIGNED.to_owned(), "true".to_owned())].into();
+    let marking = tokio::spawn(async move { annotate(&client, &due, &mark).await });
     let (request, answer) = requests.next_request().await.unwrap();
     let line = format!("{} {}", request.method(), request.uri().path());
     let body = request.into_body().collect().await.unwrap().to_bytes();

@@ -3,7 +3,7 @@
 //!
 //! A runtime reads all specs again for each file that is renamed, written or removed in the directory, and for none that is
 //! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface) asks
-//! for no event of files that appear). So specs of answers are moved in, and [`SpecDir::call`] has them read: once for all
+//! for no event of files that appear). So specs of answers are moved in, and [`SpecDir::prompt_read`] has them read: once for all
 //! that start together.
 //!
 //! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
@@ -30,7 +30,7 @@ const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
 pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
 /// The file whose replacement makes runtimes read all specs. They read it last of this plugin's, in the order of names.
-pub const CALL_FILE: &str = "gpushare.dev-read.json";
+pub const PROMPT_FILE: &str = "gpushare.dev-read.json";
 
 /// The directory in which specs of answers are written before they are moved in. Runtimes read no directories.
 const STAGING: &str = ".gpushare.dev-new";
@@ -118,7 +118,7 @@ impl SpecDir {
         format!("{}{name}{}", CONTAINER_FILE.0, CONTAINER_FILE.1)
     }
 
-    /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::call`].
+    /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::prompt_read`].
     ///
     /// The same text is left alone. Other content is retired, which is an error until 5 s have passed.
     ///
@@ -172,14 +172,14 @@ impl SpecDir {
     ///
     /// # Errors
     /// The directory cannot be written.
-    pub fn call(&self) -> io::Result<()> {
+    pub fn prompt_read(&self) -> io::Result<()> {
         // A spec without any edit is invalid.
         let edits = Edits {
             env: [("GPUSHARE_READ".to_owned(), String::new())].into(),
             ..Edits::default()
         };
         replace(
-            &self.dir.join(CALL_FILE),
+            &self.dir.join(PROMPT_FILE),
             &self.dir,
             &text("gpushare.dev/read", "read", &edits),
         )
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(dir.remove_all().unwrap(), 0, "the directory is not there");
         dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
         dir.write_driver(&Edits::default()).unwrap();
-        dir.call().unwrap();
+        dir.prompt_read().unwrap();
         fs::write(root.path().join("cdi/nvidia.yaml"), "").unwrap();
         assert_eq!(dir.remove_all().unwrap(), 3);
         let left: Vec<_> = fs::read_dir(dir.path())

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::SpecDir;
-use super::dir::{CALL_FILE, OWN_PREFIX};
+use super::dir::{OWN_PREFIX, PROMPT_FILE};
 
 /// Pause before a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -155,17 +155,17 @@ impl Readers {
     /// limit. Of starts that wait together one calls for all: the runtime reads every spec for each call, and injects none
     /// meanwhile.
     pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
-        let is_read = timeout(limit, self.call_until_read(specs, files)).await.is_ok();
+        let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
             self.state
                 .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
             // The last call may have been before these files were there.
-            call(specs);
+            prompt(specs);
         }
         is_read
     }
 
-    async fn call_until_read(&self, specs: &SpecDir, files: &[String]) {
+    async fn prompt_until_read(&self, specs: &SpecDir, files: &[String]) {
         loop {
             let _turn = self.turn.lock().await;
             let are_read = |state: &State| {
@@ -176,10 +176,10 @@ impl Readers {
             if are_read(&self.state.borrow()) {
                 return;
             }
-            self.expect(CALL_FILE);
-            call(specs);
+            self.expect(PROMPT_FILE);
+            prompt(specs);
             // Files that have come after the runtime listed the directory are read at the next call.
-            let is_answered = |state: &State| state.files.get(CALL_FILE) == Some(&Progress::Read);
+            let is_answered = |state: &State| state.files.get(PROMPT_FILE) == Some(&Progress::Read);
             // The sender lives as long as this value.
             let _ = self.state.subscribe().wait_for(is_answered).await;
         }
@@ -221,8 +221,8 @@ impl Readers {
     }
 }
 
-fn call(specs: &SpecDir) {
-    if let Err(error) = specs.call() {
+fn prompt(specs: &SpecDir) {
+    if let Err(error) = specs.prompt_read() {
         warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
     }
 }
@@ -284,15 +284,15 @@ mod tests {
         let watching = tokio::spawn(readers.clone().watch(path.clone()));
         let dir = SpecDir::new(path.clone());
         let write_until_seen = async || {
-            while readers.was_read(CALL_FILE).is_none() {
-                dir.call().unwrap();
+            while readers.was_read(PROMPT_FILE).is_none() {
+                dir.prompt_read().unwrap();
                 tokio::task::yield_now().await;
             }
         };
         write_until_seen().await;
         take_away(&path).unwrap();
         let forgotten = async {
-            while readers.was_read(CALL_FILE).is_some() {
+            while readers.was_read(PROMPT_FILE).is_some() {
                 tokio::task::yield_now().await;
             }
             write_until_seen().await;
@@ -341,8 +341,8 @@ mod tests {
         };
         let file = SpecDir::file("one");
         // The watch may begin after the first write.
-        while readers.was_read(CALL_FILE).is_none() {
-            dir.call().unwrap();
+        while readers.was_read(PROMPT_FILE).is_none() {
+            dir.prompt_read().unwrap();
             tokio::task::yield_now().await;
         }
         dir.write(&spec, std::time::SystemTime::now()).unwrap();
@@ -415,7 +415,7 @@ mod tests {
         let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
         let runtime = tokio::spawn(runtime(root.path().to_owned(), Arc::clone(&n_refreshes)));
         while !readers
-            .until_read(&dir, &[CALL_FILE.to_owned()], Duration::from_millis(20))
+            .until_read(&dir, &[PROMPT_FILE.to_owned()], Duration::from_millis(20))
             .await
         {}
         let before = n_refreshes.load(std::sync::atomic::Ordering::SeqCst);

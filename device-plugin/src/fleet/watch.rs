@@ -18,9 +18,9 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
+use crate::device_ids::IdScheme;
 use crate::health::{ApplicationFault, Health, HealthChange};
 use crate::inventory::{Inventory, InventoryError, Observation, ObservationKind, PhysicalId, Source};
-use crate::plugin::ids::IdScheme;
 
 use super::recall::Recalled;
 use super::{Fleet, FleetDevice, FleetGpu};

@@ -13,12 +13,11 @@ use tracing::{info, warn};
 use crate::cdi::dir::DRIVER_FILE;
 use crate::cdi::vendor::VendorKind;
 use crate::cdi::{Edits, SpecDir, name_of};
-use crate::identity::checkpoint::Checkpoint;
-use crate::inject;
 use crate::metrics::Metrics;
-use crate::plugin::NodeState;
+use crate::node_state::NodeState;
 use crate::pods::Stage;
 
+use super::content::driver_edits;
 use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, exposure, variable};
 use super::{CDI_OFF, Certainty, Injection, Mode};
 
@@ -201,12 +200,9 @@ impl Follower {
         {
             Ok(found) => (
                 Driver::Spec(found.kind.as_str()),
-                Some(inject::driver_edits(settings, found.edits)),
+                Some(driver_edits(settings, found.edits)),
             ),
-            Err(_) if !needs_driver => (
-                Driver::NotNeeded,
-                Some(inject::driver_edits(settings, Edits::default())),
-            ),
+            Err(_) if !needs_driver => (Driver::NotNeeded, Some(driver_edits(settings, Edits::default()))),
             Err(why) => (Driver::Missing(why.to_string()), None),
         }
     }
@@ -232,12 +228,12 @@ impl Follower {
             return Ok(());
         }
         self.called = Some(Instant::now());
-        self.specs().call()
+        self.specs().prompt_read()
     }
 
     /// Returns true if a pod runs whose first container this process let start with a spec that the runtime has not read.
     fn has_unread_start(&self) -> bool {
-        let Some(written) = self.node.checkpoint().and_then(Checkpoint::read) else {
+        let Some(written) = self.node.checkpoint.read() else {
             return false;
         };
         let pods = self.node.pods.borrow();

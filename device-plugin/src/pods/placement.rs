@@ -1,6 +1,6 @@
-//! Which devices a pod's annotations name, read in the terms of either dialect.
+//! The record in a pod's annotations: its devices and amounts, in either dialect.
 //!
-//! Knows no inventory: whether the named devices exist is the answerer's business.
+//! Knows no inventory: the record may name devices that the node does not have.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,22 +18,22 @@ use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, type_name};
 use crate::inventory::{Gpu, InvalidPhysicalId, PhysicalId};
 
-/// How an annotation names a device, among those of its type.
+/// The name of a device in an annotation, among those of its type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceName {
-    /// By what identifies it, in records of this project's scheduler.
+    /// Its ID, in records of this project's scheduler.
     Id(PhysicalId),
-    /// By minor number, in records of the old gpushare extender.
+    /// Its minor number, in records of the old gpushare extender.
     Minor(u32),
 }
 
 impl DeviceName {
-    /// Whether this names the GPU.
+    /// True if this names the GPU.
     pub fn names(&self, gpu: &Gpu) -> bool {
         self.fits(&gpu.uuid, gpu.minor)
     }
 
-    /// Whether this names the device.
+    /// True if this names the device.
     pub fn is(&self, device: &DeviceKey) -> bool {
         self.fits(&device.id, device.minor)
     }
@@ -55,10 +55,10 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// What a pod holds of one device that is no GPU.
+/// The part that a pod holds of one device other than a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Portion {
-    /// Percent of it, 0 if the record does not say.
+    /// Percent of the device, 0 if the record does not say.
     pub percent: u64,
     /// PCI addresses of the virtual functions that it was given; none if it was given the device itself.
     pub functions: Vec<PhysicalId>,
@@ -67,13 +67,13 @@ pub struct Portion {
 /// The devices of one type that a pod was given, in the record's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// What they are called.
+    /// Their names.
     pub names: Vec<DeviceName>,
-    /// What the pod holds of each, in the same order.
+    /// The part of each, in the same order.
     pub held: Vec<Portion>,
 }
 
-/// What a pod holds of one GPU, as far as its record says.
+/// The part that a pod holds of one GPU, as far as its record says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Memory in bytes.
@@ -85,11 +85,13 @@ pub struct Held {
 }
 
 impl Held {
-    /// Its memory of a GPU that has so many bytes.
+    /// Its bytes of a GPU with `total` bytes of memory.
     pub fn bytes_of(&self, total: u64) -> Option<u64> {
-        let of_ratio =
-            |ratio: u64| u64::try_from(u128::from(total) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
-        self.bytes.or_else(|| self.ratio.map(of_ratio))
+        if self.bytes.is_some() {
+            return self.bytes;
+        }
+        let bytes = u128::from(total) * u128::from(self.ratio?) / 100;
+        Some(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }
 
@@ -98,13 +100,13 @@ impl Held {
 pub struct Placement {
     /// The pod's GPUs, in the record's order; at least one if it asks for any.
     pub gpus: Vec<DeviceName>,
-    /// What it holds of each of them, in the same order.
+    /// The part of each of them, in the same order.
     pub held: Vec<Held>,
-    /// Its devices of other types that are served, by type; none of a type without devices.
+    /// Its devices of other types that the plugin serves, by type; no entry for a type without devices.
     pub others: BTreeMap<&'static str, Others>,
-    /// The record as it is written, in Koordinator's form; empty on pods that the old gpushare extender placed.
+    /// The record in Koordinator's form; empty on pods that the old gpushare extender placed.
     pub allocations: DeviceAllocations,
-    /// When the scheduler assumed the pod, unix nanoseconds.
+    /// The time at which the scheduler assumed the pod, unix nanoseconds.
     pub assumed_at: u64,
     /// gpushare's own annotations, if it has them.
     pub gpushare: Option<GpushareRecord>,
@@ -112,19 +114,18 @@ pub struct Placement {
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let others = self
-            .others
-            .values()
-            .flat_map(|others| others.names.iter().zip(&others.held));
-        let others = others.flat_map(|(name, portion)| {
-            std::iter::once(name.to_string()).chain(portion.functions.iter().map(ToString::to_string))
-        });
-        let names: Vec<String> = self.gpus.iter().map(ToString::to_string).chain(others).collect();
+        let mut names: Vec<String> = self.gpus.iter().map(ToString::to_string).collect();
+        for others in self.others.values() {
+            for (name, portion) in others.names.iter().zip(&others.held) {
+                names.push(name.to_string());
+                names.extend(portion.functions.iter().map(ToString::to_string));
+            }
+        }
         f.write_str(&names.join(","))
     }
 }
 
-/// Why a pod has no usable record. Shown to the pod's owner.
+/// The reason that a pod has no usable record, for its events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unplaced {
     /// An annotation that must be there is not.
@@ -136,10 +137,10 @@ pub enum Unplaced {
     /// An annotation does not parse.
     #[error("{0}")]
     Unreadable(RecordError),
-    /// The record is JSON of the right form and names no device of a type that the pod asks for.
+    /// The record parses and names no device of a type that the pod requests.
     #[error("annotation {DEVICE_ALLOCATED} names no {}", type_name(.0))]
     NoDevice(&'static str),
-    /// The record names a device by something that cannot be one.
+    /// The record has a device name that is none.
     #[error("annotation {DEVICE_ALLOCATED}: {0}")]
     BadDevice(String),
     /// The two dialects' annotations name different GPUs.
@@ -147,21 +148,21 @@ pub enum Unplaced {
         "annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})"
     )]
     Contradiction {
-        /// What gpushare's annotation says.
+        /// The minor of gpushare's annotation.
         idx: u32,
-        /// What Koordinator's says.
+        /// The minor of Koordinator's annotation.
         minor: i32,
     },
 }
 
 impl Placement {
-    /// Reads the annotations of a pod that asks for `asked`, which says also whose annotation is missed when there is none.
+    /// Reads the annotations of a pod that requests these resources, which also decide the annotation that an error names as missing.
     pub(super) fn read(
         annotations: &BTreeMap<String, String>,
-        asked: &[ExtendedResource],
+        requested: &[ExtendedResource],
     ) -> Result<Self, Unplaced> {
         let missing = |units, other| Unplaced::Missing {
-            key: if asked.contains(&ExtendedResource::Memory) {
+            key: if requested.contains(&ExtendedResource::Memory) {
                 units
             } else {
                 other
@@ -171,7 +172,11 @@ impl Placement {
         let record = record.ok_or_else(|| missing(MEM_IDX, DEVICE_ALLOCATED))?;
         let assumed_at = record.assumed_at;
         let placement = Self::of_record(record, assumed_at.unwrap_or_default())?;
-        if placement.gpus.is_empty() && asked.iter().any(|resource| resource.device_type() == TYPE_GPU) {
+        if placement.gpus.is_empty()
+            && requested
+                .iter()
+                .any(|resource| resource.device_type() == TYPE_GPU)
+        {
             return Err(Unplaced::NoDevice(TYPE_GPU));
         }
         assumed_at
@@ -179,10 +184,10 @@ impl Placement {
             .ok_or_else(|| missing(MEM_ASSUME_TIME, BIND_TIMESTAMP))
     }
 
-    /// What a record says that was assumed then.
+    /// Reads a record of a pod that was assumed at this time, unix nanoseconds.
     ///
     /// # Errors
-    /// It names no device, or something that cannot be one.
+    /// The record names no device, or something that is none.
     pub fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
@@ -208,7 +213,7 @@ impl Placement {
         })
     }
 
-    /// The pod's devices that a resource is about.
+    /// The pod's devices of a resource's type.
     pub fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
         match resource.device_type() {
             TYPE_GPU => &self.gpus,
@@ -216,21 +221,21 @@ impl Placement {
         }
     }
 
-    /// The record that an exchange has given to a pod whose annotations say `told`.
-    pub(super) fn exchanged(
+    /// The record that a pod with these annotations has got by a swap.
+    pub(super) fn swapped(
         allocations: &DeviceAllocations,
-        told: &Result<Self, Unplaced>,
+        annotated: &Result<Self, Unplaced>,
     ) -> Result<Self, Unplaced> {
-        let told = told.as_ref().ok();
+        let annotated = annotated.as_ref().ok();
         let only = allocations
             .get(TYPE_GPU)
             .and_then(|devices| devices.first())
             .and_then(|device| u32::try_from(device.minor).ok());
-        let gpushare = told
-            .and_then(|told| told.gpushare)
+        let gpushare = annotated
+            .and_then(|annotated| annotated.gpushare)
             .zip(only)
             .map(|(record, idx)| GpushareRecord { idx, ..record });
-        let assumed_at = told.map(|told| told.assumed_at);
+        let assumed_at = annotated.map(|annotated| annotated.assumed_at);
         Self::of_record(
             Record {
                 allocations: allocations.clone(),
@@ -258,12 +263,12 @@ impl Placement {
         [(TYPE_GPU.to_owned(), vec![device])].into()
     }
 
-    /// Whether this names the same devices as an earlier record of the pod, and has everything that the earlier one has.
+    /// True if this names the same devices as an earlier record of the pod, and has all annotations of it.
     pub(super) fn has_record_of(&self, before: &Self) -> bool {
         self.gpus == before.gpus && self.others == before.others && !self.lacks_of(before)
     }
 
-    /// Whether annotations are missing that an earlier record of the pod has.
+    /// True if annotations are missing that an earlier record of the pod has.
     pub(super) fn lacks_of(&self, before: &Self) -> bool {
         let is_less = |now: GpushareRecord, before: GpushareRecord| {
             (now.pod_units == 0 && before.pod_units > 0) || (now.device_units == 0 && before.device_units > 0)
@@ -274,7 +279,7 @@ impl Placement {
         lacks_gpushare || (self.allocations.is_empty() && !before.allocations.is_empty())
     }
 
-    /// The record as it is written.
+    /// The record of the annotations.
     pub fn to_record(&self) -> Record {
         Record {
             allocations: self.allocations.clone(),
@@ -283,12 +288,12 @@ impl Placement {
         }
     }
 
-    /// Whether the devices have been handed over before.
+    /// True if the pod is marked assigned.
     pub fn is_assigned(&self) -> bool {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
 
-    /// The virtual functions that it was given of the devices that a resource is about.
+    /// The virtual functions of devices of a resource's type that the pod was given.
     pub fn functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
         let held = self
             .others
@@ -298,7 +303,7 @@ impl Placement {
         held.flat_map(|portion| &portion.functions)
     }
 
-    /// Whether both name the same devices, and the same virtual functions of them.
+    /// True if both name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
         let is_same = |resource| {
             self.names(resource) == other.names(resource)
@@ -313,7 +318,7 @@ impl Placement {
         .all(is_same)
     }
 
-    /// Whether the pod was given this device, or this virtual function of it.
+    /// True if the record gives the pod this device, or this virtual function of it.
     pub fn gives(&self, resource: ExtendedResource, device: &DeviceKey, function: Option<&str>) -> bool {
         let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else {
             return false;
@@ -328,7 +333,7 @@ impl Placement {
         })
     }
 
-    /// Whether every one of these devices of a resource is one of the pod's.
+    /// True if all these devices of a resource are the pod's.
     pub fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
         devices
             .iter()
@@ -344,49 +349,49 @@ impl Others {
             if others.names.contains(&name) {
                 continue;
             }
-            // Of a function that the record does not tell, nothing can be handed out: the device itself least of all.
-            let bad = |error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string());
-            let untold = || {
-                Unplaced::BadDevice(format!(
-                    "{device_type} minor {} has a function without busID",
-                    device.minor
-                ))
-            };
-            let functions = device.functions().into_iter();
-            let functions = functions.map(|one| {
-                if one.bus_id.is_empty() {
-                    Err(untold())
-                } else {
-                    one.bus_id.parse().map_err(bad)
+            let mut functions = Vec::new();
+            for function in device.functions() {
+                // Without its address the function cannot be given to the container, and the whole device must not be.
+                if function.bus_id.is_empty() {
+                    return Err(Unplaced::BadDevice(format!(
+                        "{device_type} minor {} has a function without busID",
+                        device.minor
+                    )));
                 }
-            });
-            let functions: Vec<PhysicalId> = functions.collect::<Result<_, _>>()?;
-            let percent = device
+                functions.push(parse_id(&function.bus_id)?);
+            }
+            let amount = device
                 .resources
                 .get(resource)
-                .and_then(|amount| amount.unsigned())
-                .unwrap_or(0);
-            others.held.push(Portion { percent, functions });
+                .and_then(|amount| amount.unsigned());
+            others.held.push(Portion {
+                percent: amount.unwrap_or(0),
+                functions,
+            });
             others.names.push(name);
         }
         Ok(others)
     }
 }
 
-/// What a record calls a device.
-fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceName, Unplaced> {
-    if device.id.is_empty() {
-        let no_minor =
-            |_| Unplaced::BadDevice(format!("minor {} is no {}", device.minor, type_name(device_type)));
-        return u32::try_from(device.minor)
-            .map(DeviceName::Minor)
-            .map_err(no_minor);
-    }
-    device
-        .id
-        .parse()
-        .map(DeviceName::Id)
+fn parse_id(id: &str) -> Result<PhysicalId, Unplaced> {
+    id.parse()
         .map_err(|error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string()))
+}
+
+/// The name of a device in a record.
+fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceName, Unplaced> {
+    if !device.id.is_empty() {
+        return parse_id(&device.id).map(DeviceName::Id);
+    }
+    match u32::try_from(device.minor) {
+        Ok(minor) => Ok(DeviceName::Minor(minor)),
+        Err(_) => Err(Unplaced::BadDevice(format!(
+            "minor {} is no {}",
+            device.minor,
+            type_name(device_type)
+        ))),
+    }
 }
 
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {

@@ -1,4 +1,4 @@
-//! What a pod asks for of the resources that node status carries and no plugin serves.
+//! A pod's requests of the resources in node status, which no device plugin serves.
 
 use std::fmt;
 
@@ -48,14 +48,14 @@ impl Requests {
         }
     }
 
-    /// The amount of each resource of [`IN_NODE_STATUS`] that `amount` tells.
+    /// The amounts that `amount` returns for each resource of [`IN_NODE_STATUS`].
     pub fn from_fn(amount: impl Fn(&str) -> u64) -> Self {
         Self {
             amounts: IN_NODE_STATUS.map(amount),
         }
     }
 
-    /// What one whole device of so much memory has.
+    /// The amounts of one whole device with this memory, in bytes.
     pub fn of_device(memory_bytes: u64) -> Self {
         Self::from_fn(|name| match name {
             GPU_COUNT => 1,
@@ -64,7 +64,7 @@ impl Requests {
         })
     }
 
-    /// Whether nothing is asked for.
+    /// True if all amounts are zero.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -75,7 +75,7 @@ impl Requests {
         self.combine(other, u64::max)
     }
 
-    /// The same amounts and these.
+    /// The sum of the two, resource by resource.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.combine(other, u64::saturating_add)

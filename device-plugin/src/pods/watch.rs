@@ -16,7 +16,7 @@ use tracing::{debug, info};
 
 use super::{Claimant, NodePod, PodUid, Pods, Stage};
 
-/// kubelet may be waiting for what the watch will tell, so it is tried often.
+/// Longest pause after failures: kubelet may wait for a pod that the watch does not show yet.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Watches until the task is dropped.
@@ -49,9 +49,9 @@ pub async fn watch_pods(
 /// Pods of a list that is not complete yet.
 #[derive(Default)]
 struct Listing {
-    /// Each with the time at which it was made.
+    /// Each with the time of its creation.
     pods: Vec<(Option<Time>, NodePod)>,
-    /// Those that ask for nothing of ours.
+    /// Those that request none of the plugin's resources.
     idle: Vec<(PodUid, Option<Stage>)>,
     /// Those that use resource claims.
     claimants: Vec<Claimant>,
@@ -80,7 +80,7 @@ fn take_in(
                 claimants,
             } = std::mem::take(listing);
             info!(n_pods = complete.len(), "the pods of this node are known");
-            // A list is in the order of names; kubelet takes the pods of one by their age.
+            // A list is in the order of names; kubelet admits its pods by age.
             complete.sort_by(|(one, _), (other, _)| one.cmp(other));
             pods.send_modify(|pods| {
                 pods.reset(complete.into_iter().map(|(_, pod)| pod));
@@ -98,7 +98,7 @@ fn take_in(
             }
             if let Some(pod) = NodePod::of(&pod, node, names) {
                 debug!(pod = pod.display_name(), stage = ?pod.stage, "pod has changed");
-                // A pod that only repeats what is known must not wake everybody.
+                // An event without a change must not wake the tasks that wait for one.
                 pods.send_if_modified(|pods| pods.apply(pod));
             } else {
                 pods.send_if_modified(|pods| pods.note_idle(uid_of(&pod), Stage::of_recorded(&pod)));
@@ -129,7 +129,7 @@ mod tests {
         })
     }
 
-    /// Names of the known pods once there are so many.
+    /// Names of the known pods once there are `n`.
     async fn names(pods: &mut watch::Receiver<Pods>, n: usize) -> Vec<String> {
         let enough = timeout(
             Duration::from_secs(20),

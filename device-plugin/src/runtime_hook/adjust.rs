@@ -17,11 +17,12 @@ use proto::request::ContainerRequest;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
-use crate::inject::{self, Given, Known, VOID};
 use crate::injection::Mode;
+use crate::injection::content::{AssignedDevices, Recipient, VOID, variable_answer};
 use crate::inventory::{Gpu, PhysicalId};
-use crate::plugin::Settings;
 use crate::pods::{DeviceName, PodUid, Pods};
+use crate::settings::Settings;
+use crate::verify::visible::named_devices;
 
 use super::seen;
 
@@ -41,8 +42,6 @@ pub(super) struct View<'a> {
     pub(super) mode: Mode,
     /// Namespaces whose containers keep the variable although they ask for nothing.
     pub(super) unrestricted: &'a [String],
-    /// Whether containers of ours start with proof only, and pods may have exchanged their records.
-    pub(super) has_gate: bool,
 }
 
 /// What is to be done.
@@ -125,8 +124,8 @@ impl View<'_> {
             return Decision::Leave;
         };
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
-        if self.has_gate && is_served && self.pods.exchanged().is_none() {
-            return Decision::Unknown("it is not known which pods have exchanged their records".to_owned());
+        if is_served && self.pods.swapped().is_none() {
+            return Decision::Unknown("it is not known yet which pods have swapped their records".to_owned());
         }
         if is_served && self.mode == Mode::Cdi && is_without_cdi(container, variable) {
             return Decision::Refuse(
@@ -136,7 +135,7 @@ impl View<'_> {
         }
         match placement.gpus.iter().map(|name| self.gpu(name)).collect() {
             Some(gpus) => self.change(
-                &Known {
+                &Recipient {
                     pod,
                     container: request,
                     placement: Some(placement),
@@ -161,8 +160,7 @@ impl View<'_> {
         }
         let value = seen::value_of(container, variable);
         let has = |name: &str| seen::value_of(container, name).is_some_and(|value| !value.is_empty());
-        let names_one =
-            |name: &str| crate::proof::sight::named(ExtendedResource::Shared, name, self.fleet).is_some();
+        let names_one = |name: &str| named_devices(ExtendedResource::Shared, name, self.fleet).is_some();
         let shows_some = match value {
             // NVIDIA's runtime resolves fully qualified CDI names too.
             Some(value) => value
@@ -192,15 +190,14 @@ impl View<'_> {
             .find(|gpu| name.names(gpu))
     }
 
-    fn change(&self, known: &Known<'_>, container: &Container, gpus: &Vec<&Gpu>) -> Decision {
+    fn change(&self, known: &Recipient<'_>, container: &Container, gpus: &Vec<&Gpu>) -> Decision {
         let variable = self.settings.visible_devices_env.as_str();
         let before = seen::value_of(container, variable);
         let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::by_nodes(container, self.fleet);
         let names_wanted = |value: Option<&str>| {
-            crate::proof::sight::named(ExtendedResource::Shared, value.unwrap_or_default(), self.fleet)
-                .as_ref()
-                == Some(&wanted)
+            named_devices(ExtendedResource::Shared, value.unwrap_or_default(), self.fleet)
+                .is_some_and(|named| BTreeSet::from_iter(named) == wanted)
         };
         let mut env = self.variables(known, gpus);
         let is_by_cdi = before == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_some();
@@ -256,13 +253,13 @@ impl View<'_> {
     }
 
     /// The variables that the container is to have.
-    fn variables(&self, known: &Known<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+    fn variables(&self, known: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
         let asked = OF_GPUS
             .into_iter()
             .filter(|resource| resource.count(known.container) > 0);
-        let given = Given::Gpus(gpus.to_vec());
+        let assigned = AssignedDevices::Gpus(gpus.to_vec());
         asked
-            .flat_map(|resource| inject::envvar_answer(self.settings, Some(known), resource, &given).envs)
+            .flat_map(|resource| variable_answer(self.settings, Some(known), resource, &assigned).envs)
             .collect()
     }
 }

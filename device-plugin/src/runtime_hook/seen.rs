@@ -9,11 +9,11 @@ use proto::resource::VENDOR_GPUS;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
-use crate::inject::VOID;
+use crate::injection::content::VOID;
 use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{PodUid, Pods, Stage};
-use crate::proof::sight;
 use crate::vendor::{Allocation, PodName, uid_of};
+use crate::verify::visible::named_devices;
 
 /// Most containers that are remembered. A node has a few hundred pods.
 const MOST_CONTAINERS: usize = 16_384;
@@ -203,7 +203,7 @@ pub(super) fn of_container(
     fleet: &Fleet,
 ) -> Option<BTreeSet<PhysicalId>> {
     match value_of(container, variable).filter(|value| !NAMELESS.contains(value)) {
-        Some(value) => sight::named(ExtendedResource::Shared, value, fleet),
+        Some(value) => named_devices(ExtendedResource::Shared, value, fleet).map(BTreeSet::from_iter),
         None => Some(by_nodes(container, fleet))
             .filter(|gpus| !gpus.is_empty())
             .or_else(|| by_spec(container, variable, fleet)),
@@ -213,7 +213,7 @@ pub(super) fn of_container(
 /// The GPUs that a CDI spec of this plugin names, which also sets the vendor's variable to `void`.
 fn by_spec(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
     let named = value_of(container, GPU_DEVICES).filter(|_| value_of(container, variable) == Some(VOID))?;
-    sight::named(ExtendedResource::Shared, named, fleet)
+    named_devices(ExtendedResource::Shared, named, fleet).map(BTreeSet::from_iter)
 }
 
 /// Whether somebody has given devices to a container: a variable that names some, or the device node of a GPU.

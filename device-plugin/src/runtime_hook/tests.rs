@@ -22,9 +22,8 @@ use tokio::time::timeout;
 use super::*;
 use crate::builders::{fleet, gpu, pod, pods, whole};
 use crate::fleet::Fleet;
-use crate::identity::Ledger;
-use crate::plugin::Settings;
 use crate::pods::{NodePod, Pods};
+use crate::settings::Settings;
 
 /// Nothing here takes long, but the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -52,7 +51,7 @@ fn scene(known: impl IntoIterator<Item = NodePod>) -> Scene {
     let (fleet_sender, fleet) = watch::channel(Arc::new(fleet(4)));
     let (pods_sender, pods) = watch::channel(pods(known));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
-    let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
+    let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
     let (seen_sender, seen) = watch::channel(Seen::default());
     let hook = Hook::new(
         node,
@@ -403,7 +402,7 @@ async fn a_runtime_that_says_nothing_is_left() {
     let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
     let (_pods, pods) = watch::channel(pods([]));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
-    let node = Arc::new(NodeState::new(settings, fleet, pods, Ledger::default()));
+    let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
     let hook = Hook::new(
         node,
         Metrics::register(&mut Registry::default()),

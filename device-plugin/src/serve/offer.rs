@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use kube::ResourceExt;
 use proto::device::SERVES_VENDOR_LABEL;
@@ -14,12 +13,12 @@ use tracing::info;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
+use crate::kubelet::registration::Registration;
 use crate::kubelet_checkpoint;
-use crate::plugin::offer::keep_offered;
-use crate::plugin::registration::KubeletDir;
-use crate::plugin::{NodeState, Settings};
+use crate::node_state::NodeState;
 use crate::publish::device_watch::Held;
 use crate::publish::unit;
+use crate::settings::Settings;
 
 /// What the API server holds of this node, and which devices of others it is to be told of.
 #[derive(Clone, Debug)]
@@ -39,19 +38,12 @@ pub(super) struct Published {
 /// kubelet fails every pod that it admits while a resource is not registered, so nothing waits for the API server but what
 /// would be counted wrongly: memory waits until the node says what a unit is, unless kubelet has the same units already, and
 /// whole GPUs wait until the scheduler can know that it chooses them and which are taken.
-pub(super) async fn serve(
-    dir: KubeletDir,
-    resource: ExtendedResource,
-    node: Arc<NodeState>,
-    published: Published,
-    stop: CancellationToken,
-    is_registered: watch::Sender<bool>,
-) {
+pub(super) async fn serve(registration: Registration, published: Published, stop: CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => return,
-        () = prepare(resource, &node, published) => {}
+        () = prepare(registration.resource, &registration.node, published) => {}
     }
-    keep_offered(dir, resource, node, stop, is_registered).await;
+    registration.keep_offered(stop).await;
 }
 
 async fn prepare(resource: ExtendedResource, node: &NodeState, published: Published) {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::offer::{keeps_memory_units, unit_published, whole_published};
 use super::*;
 use crate::config::Args;
-use crate::plugin::Settings;
+use crate::settings::Settings;
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]

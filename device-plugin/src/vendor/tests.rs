@@ -394,7 +394,7 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
 /// gave before is told by the answer, also where kubelet has another name for it, and whatever the record says.
 #[tokio::test]
 async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
-    use crate::inject::cdi_answer;
+    use crate::injection::content::cdi_answer;
     let dir = tempfile::tempdir().unwrap();
     let by_variable = |minor: u32| ContainerAllocateResponse {
         envs: [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(minor))].into(),

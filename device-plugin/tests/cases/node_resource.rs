@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use device_plugin::device_ids::IdScheme;
 use device_plugin::extended_resource::ExtendedResource;
 use device_plugin::fleet::Fleet;
 use device_plugin::inventory::{Gpu, Inventory};
-use device_plugin::plugin::ids::IdScheme;
 use device_plugin::pods::IN_NODE_STATUS;
 use device_plugin::publish::{labels, node_status};
 use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU, TYPE_RDMA};

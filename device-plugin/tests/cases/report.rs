@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use chrono::DateTime;
+use device_plugin::device_ids::IdScheme;
 use device_plugin::fleet::Fleet;
 use device_plugin::health::HealthReason;
 use device_plugin::inventory::{Gpu, Inventory, PciLocation, pci};
-use device_plugin::plugin::ids::IdScheme;
 use device_plugin::publish::device_object::{self, Remarks};
 use proto::device::DeviceInfo;
 use proto::memory_unit::MemoryUnit;

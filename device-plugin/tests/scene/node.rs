@@ -6,20 +6,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::api_server::Connection;
+use daemon::events::recorder;
+use device_plugin::device_ids::IdScheme;
+use device_plugin::envvar::swap::RecordSwaps;
 use device_plugin::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use device_plugin::fleet::Fleet;
 use device_plugin::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
-use device_plugin::plugin::ids::IdScheme;
-use device_plugin::plugin::offer::keep_offered;
-use device_plugin::plugin::registration::KubeletDir;
-use device_plugin::plugin::{NodeState, Settings};
+use device_plugin::kubelet::registration::{KubeletDir, Registration};
+use device_plugin::metrics::Metrics;
+use device_plugin::node_state::NodeState;
 use device_plugin::pods::{NodePod, Pods};
+use device_plugin::settings::Settings;
+use device_plugin::settings::{OnMismatch, StartPolicy, Unplaced};
+use device_plugin::start::StartContext;
+use device_plugin::start::blocked::BlockedStarts;
+use device_plugin::start::check::StartChecker;
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use prometheus_client::registry::Registry;
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -121,31 +133,27 @@ impl Node {
             ..plain
         };
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
-        let state = Arc::new(NodeState::beside_kubelet(
-            settings,
-            fleet_seen,
-            pods_seen,
-            dir.path(),
-        ));
-        state.inherit(&pods.borrow());
+        let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen, dir.path()));
+        state.note_existing_pods(&pods.borrow());
+        let starts = starts(Arc::clone(&state), pods.clone());
         let stop = CancellationToken::new();
         let kubelet_dir = KubeletDir {
             path: dir.path().to_owned(),
             interval: Duration::from_millis(10),
-            patience: Duration::from_secs(5),
+            limit: Duration::from_secs(5),
         };
         for resource in ExtendedResource::ALL
             .into_iter()
             .filter(|resource| names.of(*resource).is_some())
         {
-            let (is_registered, _) = watch::channel(false);
-            tasks.spawn(keep_offered(
-                kubelet_dir.clone(),
+            let registration = Registration {
+                dir: kubelet_dir.clone(),
                 resource,
-                Arc::clone(&state),
-                stop.clone(),
-                is_registered,
-            ));
+                node: Arc::clone(&state),
+                starts: Arc::clone(&starts),
+                is_registered: watch::Sender::new(false),
+            };
+            tasks.spawn(registration.keep_offered(stop.clone()));
         }
         Self {
             fleet,
@@ -201,6 +209,25 @@ impl Node {
                 (is_healthy, "the driver reported critical error XID 79".to_owned());
         });
     }
+}
+
+/// A check before starts whose API server does not answer.
+fn starts(node: Arc<NodeState>, pods: watch::Sender<Pods>) -> Arc<StartChecker> {
+    let (service, _) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let connection = Connection::from(Client::new(service, "default"));
+    let context = StartContext {
+        node,
+        client: connection.client.clone(),
+        policy: StartPolicy {
+            pod_resources: "/nonexistent".into(),
+            on_mismatch: OnMismatch::Refuse,
+            unplaced: Unplaced::Refuse,
+        },
+        swaps: Arc::new(Mutex::new(RecordSwaps::new(&connection, "n1".to_owned(), pods))),
+        recorder: recorder(&connection, "gpushare-device-plugin", Some("n1".to_owned())).0,
+        metrics: Metrics::register(&mut Registry::default()),
+    };
+    Arc::new(StartChecker::new(context, BlockedStarts::default()))
 }
 
 pub(crate) fn uuid(minor: u32) -> String {

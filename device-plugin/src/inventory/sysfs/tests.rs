@@ -11,10 +11,10 @@ use rstest::rstest;
 
 use super::recorded::{MACHINES, Machine};
 use super::*;
+use crate::device_ids::IdScheme;
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, Source};
 use crate::inventory::{MachineSource, pci};
-use crate::plugin::ids::IdScheme;
 use crate::publish::device_object::{self, Remarks};
 
 fn source(machine: &Machine) -> SysfsSource {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::builders::gpu;
-use crate::plugin::ids::IdScheme;
+use crate::device_ids::IdScheme;
 use crate::pods::{NodePod, Stage};
 
 #[test]

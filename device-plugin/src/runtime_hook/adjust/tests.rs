@@ -81,7 +81,8 @@ fn told(decision: Decision) -> String {
 
 fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
     let sandbox = sandbox(pod.uid.as_str());
-    let (pods, fleet, settings) = (pods([pod]), fleet(4), settings());
+    let (mut pods, fleet, settings) = (pods([pod]), fleet(4), settings());
+    pods.set_swapped(BTreeMap::new());
     told(
         View {
             pods: &pods,
@@ -89,7 +90,6 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
             settings: &settings,
             mode,
             unrestricted: &[],
-            has_gate: false,
         }
         .decide(&sandbox, container),
     )
@@ -181,6 +181,7 @@ fn who_asks_for_nothing_sees_nothing(
     #[case] unknown: &str,
 ) {
     let mut all = pods([pod("p", 1, [units(2)]).on([3])]);
+    all.set_swapped(BTreeMap::new());
     all.note_idle("alone".into(), None);
     let (fleet, settings) = (fleet(4), settings());
     let unrestricted = ["kube-system".to_owned()];
@@ -190,7 +191,6 @@ fn who_asks_for_nothing_sees_nothing(
         settings: &settings,
         mode: Mode::Envvar,
         unrestricted: &unrestricted,
-        has_gate: false,
     };
     for (uid, expected) in [("p", sidecar), ("alone", alone), ("unknown", unknown)] {
         let found = told(view.decide(&sandbox(uid), &container("c", env, &[])));
@@ -262,15 +262,14 @@ fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[c
         settings: &settings,
         mode: Mode::Envvar,
         unrestricted: &[],
-        has_gate: true,
     };
     let found = told(view.decide(&sandbox, &container("c", &[env], &[])));
     assert!(found.starts_with(expected), "{found}");
 }
 
-/// What has been exchanged is known before a container of ours starts; after a restart not at once.
+/// The swapped records are known before a container with shares starts; after a restart not at once.
 #[test]
-fn exchanges_are_waited_for() {
+fn swaps_are_waited_for() {
     let (all, fleet, settings) = (
         pods([pod("p", 1, [units(2)]), pod("w", 1, [whole(1)])]),
         fleet(4),
@@ -282,14 +281,13 @@ fn exchanges_are_waited_for() {
         settings: &settings,
         mode: Mode::Envvar,
         unrestricted: &[],
-        has_gate: true,
     };
     let of =
         |view: &View<'_>, uid: &str, name: &str| told(view.decide(&sandbox(uid), &container(name, &[], &[])));
-    assert!(of(&view, "p", "u2").starts_with("unknown: it is not known which pods have exchanged"));
+    assert!(of(&view, "p", "u2").starts_with("unknown: it is not known yet which pods have swapped"));
     assert_eq!(of(&view, "w", "w1"), "NVIDIA_VISIBLE_DEVICES=G0");
     let mut known = all.clone();
-    known.exchange(BTreeMap::new());
+    known.set_swapped(BTreeMap::new());
     assert!(of(&View { pods: &known, ..view }, "p", "u2").ends_with("NVIDIA_VISIBLE_DEVICES=G0"));
 }
 

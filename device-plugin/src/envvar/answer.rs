@@ -1,0 +1,103 @@
+//! Answers Allocate by the vendor's variable, with the devices of the pod that the call is matched with.
+//!
+//! Where kubelet knows the pod before this plugin's watch does, the call waits a little; if no pod comes, the answer names the
+//! devices of the device IDs. Sends no request: kubelet admits no other pod meanwhile and sets no deadline.
+
+use std::time::Duration;
+
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use tracing::debug;
+
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::{DeviceKey, Fleet};
+use crate::injection::content::{AssignedDevices, Recipient, variable_answer};
+use crate::matching::wait::when_matched;
+use crate::matching::{Call, Match, preferred};
+use crate::node_state::NodeState;
+use crate::pods::{Placement, Pods};
+
+/// Answers for one container.
+pub async fn allocate_by_variable(
+    node: &NodeState,
+    resource: ExtendedResource,
+    ids: &[String],
+) -> ContainerAllocateResponse {
+    let devices = node.devices_of(resource, ids);
+    let call = Call {
+        resource,
+        count: ids.len() as u64,
+        devices: &devices,
+    };
+    if let Some(response) = answer_preferred(node, &call, ids) {
+        return response;
+    }
+    let has_waited = node.log().take_waited();
+    let limit = if has_waited {
+        Duration::ZERO
+    } else {
+        node.pod_wait()
+    };
+    let answered = when_matched(node, &call, limit, |pods, found| {
+        answer(node, pods, found, &call, ids)
+    });
+    match answered.await {
+        Ok(response) => response,
+        Err(reason) => {
+            debug!(
+                resource = node.settings.names.of(resource),
+                ?reason,
+                "allocated before the pod is known"
+            );
+            let fleet = node.fleet.borrow().clone();
+            let assigned = assigned(&fleet, None, &call);
+            let response = variable_answer(&node.settings, None, resource, &assigned);
+            node.log().add_answer(resource, ids, None, response.clone());
+            response
+        }
+    }
+}
+
+/// Answers for the pod of the `GetPreferredAllocation` before this call, if there was one.
+fn answer_preferred(node: &NodeState, call: &Call<'_>, ids: &[String]) -> Option<ContainerAllocateResponse> {
+    let pods = node.pods.borrow();
+    let found = preferred(&pods, &node.log(), call)?;
+    Some(answer(node, &pods, found, call, ids))
+}
+
+/// Answers for the matched container, and records that.
+fn answer(
+    node: &NodeState,
+    pods: &Pods,
+    found: Match,
+    call: &Call<'_>,
+    ids: &[String],
+) -> ContainerAllocateResponse {
+    let recipient = pods.get(&found.pod).and_then(|pod| {
+        Some(Recipient {
+            pod,
+            container: pod.containers.get(found.container)?,
+            placement: found.placement.as_ref(),
+        })
+    });
+    let fleet = node.fleet.borrow().clone();
+    let assigned = assigned(&fleet, found.placement.as_ref(), call);
+    let response = variable_answer(&node.settings, recipient.as_ref(), call.resource, &assigned);
+    let mut log = node.log();
+    log.add_answer(call.resource, ids, Some(found.pod.clone()), response.clone());
+    log.record(found, pods);
+    response
+}
+
+/// The record's devices, healthy or not, if all of them are on this node; else those of the device IDs, of memory units the first.
+fn assigned<'a>(fleet: &'a Fleet, placement: Option<&Placement>, call: &Call<'_>) -> AssignedDevices<'a> {
+    let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
+    let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
+    if let Some(keys) = recorded.filter(|keys| !keys.is_empty()) {
+        return AssignedDevices::of(fleet, call.resource, &keys);
+    }
+    let first = call
+        .devices
+        .get(..1)
+        .filter(|_| call.resource == ExtendedResource::Memory);
+    AssignedDevices::of(fleet, call.resource, first.unwrap_or(call.devices))
+}

@@ -1,0 +1,192 @@
+//! Checks that the environment of a container agrees with its pod's record, for answers by variable: a CDI spec comes last and
+//! overrides the rest.
+//!
+//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values the
+//! later wins. Values from a `ConfigMap` or a Secret are not known here.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::{DeviceKey, Fleet};
+use crate::injection::content::{is_limit, limits, variable};
+use crate::pods::{NodePod, OwnVariable, Stage};
+use crate::settings::Settings;
+use crate::verify::Refusal;
+use crate::verify::visible::named_devices;
+
+/// A container that is to start with the answer that kubelet keeps for it.
+#[derive(Clone, Copy, Debug)]
+pub struct ByVariable<'a> {
+    /// Its pod, whose record names the devices of the answer.
+    pub pod: &'a NodePod,
+    /// Those of the pod's containers that it may be.
+    pub containers: &'a [&'a str],
+    /// The resource that it starts for.
+    pub resource: ExtendedResource,
+    /// The answer.
+    pub answer: &'a ContainerAllocateResponse,
+}
+
+impl ByVariable<'_> {
+    /// Checks device nodes, variables and limits.
+    ///
+    /// # Errors
+    /// Something else than the record decides the devices or limits of the container.
+    pub fn check(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+        self.check_nodes(fleet)?;
+        self.check_own_variables(settings, fleet)?;
+        self.check_limits(settings, fleet)
+    }
+
+    /// The answer's device nodes must be those of the record's devices: after a reboot the number of a node can be another
+    /// device's, while kubelet keeps the answer.
+    fn check_nodes(&self, fleet: &Fleet) -> Result<(), Refusal> {
+        let Ok(placement) = &self.pod.placement else {
+            return Ok(());
+        };
+        let nodes = device_nodes(fleet, self.resource);
+        for given in &self.answer.devices {
+            let (mut is_known, mut is_recorded) = (false, false);
+            for node in &nodes {
+                if node.path == Path::new(&given.container_path) {
+                    is_known = true;
+                    is_recorded |= placement.gives(self.resource, &node.device, node.function);
+                }
+            }
+            if is_known && !is_recorded {
+                return Err(Refusal::Mismatch {
+                    seen: given.container_path.clone(),
+                    recorded: placement.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The pod's own variables must not contradict the answer. A pod that sees all GPUs may see fewer.
+    fn check_own_variables(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+        let visible = variable(&settings.visible_devices_env, self.resource);
+        for own in self.pod.variables.iter() {
+            let is_devices = own.name == visible;
+            if !self.containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
+                continue;
+            }
+            let Some(given) = self.answer.envs.get(&own.name) else {
+                continue;
+            };
+            let may_differ = is_devices && self.pod.sees_all;
+            if !may_differ && !self.is_same(own, given, is_devices, fleet) {
+                return Err(Refusal::Overridden {
+                    container: own.container.clone(),
+                    variable: own.name.clone(),
+                    given: given.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// True if the pod's own variable has the value of the answer, or names the same devices in other words.
+    fn is_same(&self, own: &OwnVariable, given: &str, is_devices: bool, fleet: &Fleet) -> bool {
+        let Some(value) = &own.value else {
+            return false;
+        };
+        if value == given {
+            return true;
+        }
+        let devices = named_devices(self.resource, value, fleet);
+        is_devices && devices.is_some() && devices == named_devices(self.resource, given, fleet)
+    }
+
+    /// The limits of the answer must be those of the record. A running pod started with its own, and keeps them whatever has
+    /// become of its label or of the node's unit.
+    fn check_limits(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+        let visible = variable(&settings.visible_devices_env, self.resource);
+        let shown = self.answer.envs.get(visible);
+        let Some(devices) = shown.and_then(|value| named_devices(self.resource, value, fleet)) else {
+            return Ok(());
+        };
+        if self.pod.stage == Stage::Running || self.resource.device_type() != TYPE_GPU {
+            return Ok(());
+        }
+        let mut gpus = Vec::new();
+        for uuid in &devices {
+            gpus.extend(
+                fleet
+                    .gpus
+                    .iter()
+                    .map(|entry| &entry.gpu)
+                    .find(|gpu| gpu.uuid == *uuid),
+            );
+        }
+        let recorded = limits(settings, self.pod, self.pod.placement.as_ref().ok(), &gpus);
+        let mut kept = BTreeMap::new();
+        for (name, value) in self.answer.envs.iter().filter(|(name, _)| is_limit(name)) {
+            kept.insert(name.clone(), value.clone());
+        }
+        if kept == recorded {
+            return Ok(());
+        }
+        Err(Refusal::Limits {
+            kept: in_words(&kept),
+            recorded: in_words(&recorded),
+        })
+    }
+}
+
+/// A device node, and the device or virtual function that it is of.
+struct DeviceNode<'a> {
+    device: DeviceKey,
+    /// The virtual function of the device, if the node is not of the device itself.
+    function: Option<&'a str>,
+    path: &'a Path,
+}
+
+/// The device nodes of every device of a resource's type.
+fn device_nodes(fleet: &Fleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
+    let mut nodes = Vec::new();
+    if resource.device_type() == TYPE_GPU {
+        for entry in &fleet.gpus {
+            nodes.push(DeviceNode {
+                device: DeviceKey::from(&entry.gpu),
+                function: None,
+                path: &entry.gpu.device_node,
+            });
+        }
+    }
+    for entry in fleet.devices_of(resource.device_type()) {
+        let device = DeviceKey::from(&entry.device);
+        for path in &entry.device.device_nodes {
+            nodes.push(DeviceNode {
+                device: device.clone(),
+                function: None,
+                path,
+            });
+        }
+        for (function, paths) in &entry.device.function_nodes {
+            for path in paths {
+                nodes.push(DeviceNode {
+                    device: device.clone(),
+                    function: Some(function),
+                    path,
+                });
+            }
+        }
+    }
+    nodes
+}
+
+fn in_words(limits: &BTreeMap<String, String>) -> String {
+    if limits.is_empty() {
+        return "no limits".to_owned();
+    }
+    let pairs = limits.iter().map(|(name, value)| format!("{name}={value}"));
+    pairs.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,468 @@
+//! Swaps the records of pods: writes them into the node's Device object, and then into the pods' annotations.
+//!
+//! The write of the Device object is the swap: it names both pods, and the version of the object that was read, so that nothing
+//! is overwritten unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
+//! annotations follow as soon as they can; readers prefer the Device object.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use proto::device::Device;
+use proto::memory_unit::MemoryUnit;
+use proto::plugin_reports::{self, EXCHANGED_RECORDS, ReportError, SwappedRecords};
+use proto::record::{DeviceAllocations, GpushareRecord, MEM_ASSIGNED, Record};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+use crate::node_state::NodeState;
+use crate::pods::annotate::annotate;
+use crate::pods::{NodePod, PodUid, Pods};
+use daemon::api_server::Connection;
+
+/// The field manager of the write.
+const FIELD_MANAGER: &str = "gpushare-exchange";
+
+/// Longest duration of one request: kubelet waits for some.
+const REQUEST_LIMIT: Duration = Duration::from_secs(4);
+
+/// Most tries of a write when the object has changed meanwhile.
+const MAX_TRIES: usize = 4;
+
+/// The time for which an entry outlives its pod: the scheduler may see the end of the pod later than this plugin.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// Pauses after failures: the first, which doubles each time, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// The time without requests after one that was not answered: each start that needs the lock would wait for another.
+const REST: Duration = Duration::from_secs(10);
+
+/// Records by pod.
+type Records = BTreeMap<PodUid, DeviceAllocations>;
+
+/// Records could not be swapped.
+#[derive(Debug, thiserror::Error)]
+pub enum SwapError {
+    /// The API server answered with an error.
+    #[error("cannot {what} the Device object {name}, which holds the swapped records of pods")]
+    Request {
+        /// The verb of the request.
+        what: &'static str,
+        /// The object.
+        name: String,
+        /// The API server's error.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// No answer.
+    #[error("no answer about the Device object {0} within {REQUEST_LIMIT:?}")]
+    NoAnswer(String),
+    /// An earlier request was not answered a moment ago.
+    #[error("the API server did not answer about the Device object {0}; trying again in a few seconds")]
+    Resting(String),
+    /// The object has not been created.
+    #[error("there is no Device object {0} yet, which holds the swapped records of pods")]
+    Absent(String),
+    /// Other writers change the object all the time.
+    #[error("the Device object {0} changes all the time")]
+    Contended(String),
+    /// The annotation has no room for more.
+    #[error(transparent)]
+    Unwritable(#[from] ReportError),
+}
+
+/// The swapped records in the annotation of this node's Device object. One task at a time uses it.
+#[derive(Debug)]
+pub struct RecordSwaps {
+    devices: Api<Device>,
+    node_name: String,
+    /// The pods of this node with their effective records.
+    pods: watch::Sender<Pods>,
+    /// The version of the object, if its content is known for sure.
+    version: Option<String>,
+    is_loaded: bool,
+    /// Pods whose record a write changes of which it is not known whether it was done.
+    in_doubt: BTreeSet<PodUid>,
+    /// The end of the time without requests.
+    rest_until: Option<Instant>,
+    /// Notified when the API server answers after an absence, which ends that time.
+    regained: watch::Receiver<()>,
+}
+
+impl RecordSwaps {
+    /// Swaps of this node's pods; nothing has been read yet.
+    pub fn new(connection: &Connection, node_name: String, pods: watch::Sender<Pods>) -> Self {
+        Self {
+            devices: Api::all(connection.client.clone()),
+            node_name,
+            pods,
+            version: None,
+            is_loaded: false,
+            in_doubt: BTreeSet::new(),
+            rest_until: None,
+            regained: connection.contact.regained(),
+        }
+    }
+
+    /// Reads the swapped records, unless the record of this pod is known.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn load_for(&mut self, uid: &PodUid) -> Result<(), SwapError> {
+        let is_known = self.pods.borrow().swapped().is_some() && !self.in_doubt.contains(uid);
+        if is_known { Ok(()) } else { self.load().await }
+    }
+
+    /// Reads the swapped records, unless they are known.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn load(&mut self) -> Result<(), SwapError> {
+        if self.is_loaded {
+            return Ok(());
+        }
+        let (devices, name) = (self.devices.clone(), self.node_name.clone());
+        let device = self.limited("read", devices.get_opt(&name)).await?;
+        let annotations = device
+            .as_ref()
+            .and_then(|device| device.metadata.annotations.as_ref());
+        let swapped = plugin_reports::read_swapped_records(annotations).unwrap_or_else(|error| {
+            warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods");
+            SwappedRecords::new()
+        });
+        let mut records = Records::new();
+        for (uid, record) in swapped {
+            records.insert(PodUid::from(uid.as_str()), record);
+        }
+        self.version = device.and_then(|device| device.resource_version());
+        self.in_doubt.clear();
+        self.pods.send_if_modified(|pods| {
+            let is_changed = pods.swapped() != Some(&records);
+            pods.set_swapped(records);
+            is_changed
+        });
+        self.is_loaded = true;
+        Ok(())
+    }
+
+    /// Swaps the records of two pods, and in the same write those of the pairs `beside` that there is room for; returns the
+    /// number of swaps. No pod is named twice. Writes nothing if the object has changed, and loads that change.
+    ///
+    /// # Errors
+    /// The swap was not done, or it is not known whether it was.
+    pub async fn swap(
+        &mut self,
+        node: &NodeState,
+        pair: (&PodUid, &PodUid),
+        beside: &[(PodUid, PodUid)],
+    ) -> Result<usize, SwapError> {
+        let mut swaps = vec![pair];
+        swaps.extend(beside.iter().map(|(one, other)| (one, other)));
+        let wanted = {
+            let pods = self.pods.borrow();
+            let Some((wanted, n_swaps)) = swapped(&pods, &swaps, node.settings.memory_unit) else {
+                return Ok(0);
+            };
+            swaps.truncate(n_swaps);
+            let mut log = node.log();
+            for (one, other) in &swaps {
+                log.plan_swap(one, other);
+            }
+            wanted
+        };
+        if !self.write(&wanted).await? {
+            return Ok(0);
+        }
+        self.pods.send_modify(|pods| {
+            pods.set_swapped(wanted);
+            let mut log = node.log();
+            for (one, other) in &swaps {
+                log.note_swap(one, other);
+            }
+        });
+        Ok(swaps.len())
+    }
+
+    /// Replaces the record of one pod. Returns false, and writes nothing, if the object has changed, and loads that change.
+    ///
+    /// # Errors
+    /// It was not done, or it is not known whether it was.
+    pub async fn replace(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, SwapError> {
+        let mut wanted = self.known();
+        wanted.insert(uid.clone(), record);
+        self.write_and_show(wanted).await
+    }
+
+    /// Writes the swapped records again if the object does not have them: it may have been recreated, or its annotation removed.
+    /// Returns true if that was necessary.
+    ///
+    /// # Errors
+    /// The object cannot be read or written.
+    pub async fn verify(&mut self) -> Result<bool, SwapError> {
+        self.load().await?;
+        let known = self.known();
+        if known.is_empty() {
+            return Ok(false);
+        }
+        let text = text_of(&known)?;
+        for _ in 0..MAX_TRIES {
+            let (devices, name) = (self.devices.clone(), self.node_name.clone());
+            // The publication of the devices creates the object again.
+            let Some(device) = self.limited("read", devices.get_opt(&name)).await? else {
+                return Ok(false);
+            };
+            let there = plugin_reports::read_swapped_records(device.metadata.annotations.as_ref());
+            if there.is_ok_and(|there| known.keys().all(|uid| there.contains_key(uid.as_str()))) {
+                return Ok(false);
+            }
+            if let Some(version) = device.resource_version()
+                && self.patch(&version, &text).await?
+            {
+                return Ok(true);
+            }
+        }
+        Err(SwapError::Contended(self.node_name.clone()))
+    }
+
+    /// Removes the entries of these pods.
+    ///
+    /// # Errors
+    /// It was not done, or it is not known whether it was.
+    pub async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
+        let mut wanted = self.known();
+        wanted.retain(|uid, _| !gone.contains(uid));
+        self.write_and_show(wanted).await.map(drop)
+    }
+
+    fn known(&self) -> Records {
+        self.pods.borrow().swapped().cloned().unwrap_or_default()
+    }
+
+    async fn write_and_show(&mut self, wanted: Records) -> Result<bool, SwapError> {
+        let is_written = self.write(&wanted).await?;
+        if is_written {
+            self.pods.send_modify(|pods| pods.set_swapped(wanted));
+        }
+        Ok(is_written)
+    }
+
+    /// Writes the records; returns false if the object has other ones than known, which are loaded.
+    async fn write(&mut self, wanted: &Records) -> Result<bool, SwapError> {
+        let text = text_of(wanted)?;
+        for _ in 0..MAX_TRIES {
+            let Some(version) = self.version.clone() else {
+                self.is_loaded = false;
+                let known = self.pods.borrow().swapped().cloned();
+                self.load().await?;
+                if self.version.is_none() {
+                    return Err(SwapError::Absent(self.node_name.clone()));
+                }
+                if self.pods.borrow().swapped() != known.as_ref() {
+                    return Ok(false);
+                }
+                continue;
+            };
+            // Until the answer comes, the write may or may not have been done.
+            self.version = None;
+            self.is_loaded = false;
+            self.in_doubt = differing(&self.known(), wanted);
+            if self.patch(&version, &text).await? {
+                return Ok(true);
+            }
+        }
+        Err(SwapError::Contended(self.node_name.clone()))
+    }
+
+    /// Writes the annotation over this version of the object; returns false if there is another one by now.
+    async fn patch(&mut self, version: &str, text: &str) -> Result<bool, SwapError> {
+        let patch =
+            json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let (devices, name) = (self.devices.clone(), self.node_name.clone());
+        match self
+            .limited("write", devices.patch(&name, &params, &Patch::Merge(&patch)))
+            .await
+        {
+            Ok(device) => {
+                self.version = device.resource_version();
+                self.is_loaded = true;
+                self.in_doubt.clear();
+                Ok(true)
+            }
+            Err(SwapError::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn limited<T>(
+        &mut self,
+        what: &'static str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, SwapError> {
+        if self.regained.has_changed().unwrap_or(false) {
+            self.regained.mark_unchanged();
+            self.rest_until = None;
+        }
+        if self.rest_until.is_some_and(|until| Instant::now() < until) {
+            return Err(SwapError::Resting(self.node_name.clone()));
+        }
+        let Ok(answer) = timeout(REQUEST_LIMIT, request).await else {
+            self.rest_until = Some(Instant::now() + REST);
+            return Err(SwapError::NoAnswer(self.node_name.clone()));
+        };
+        self.rest_until = None;
+        answer.map_err(|source| SwapError::Request {
+            what,
+            name: self.node_name.clone(),
+            source: Box::new(source),
+        })
+    }
+}
+
+/// The swapped records after these swaps, and the number of swaps that there is room for: at least one is tried. None if the
+/// record of one of the pods is not known.
+///
+/// Entries outlive their pods for a while, but not where they leave no room for others: a pod that is gone uses no device,
+/// whichever of two records it is still counted by.
+fn swapped(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Option<(Records, usize)> {
+    let record = |uid: &PodUid| Some(pods.get(uid)?.placement.as_ref().ok()?.to_allocations(unit));
+    let mut pairs = Vec::new();
+    for (one, other) in swaps {
+        pairs.push([((*one).clone(), record(other)?), ((*other).clone(), record(one)?)]);
+    }
+    loop {
+        let mut wanted = pods.swapped().cloned().unwrap_or_default();
+        wanted.extend(pairs.iter().flatten().cloned());
+        if pods.is_current() && text_of(&wanted).is_err() {
+            wanted.retain(|uid, _| pods.get(uid).is_some());
+        }
+        if pairs.len() <= 1 || text_of(&wanted).is_ok() {
+            return Some((wanted, pairs.len()));
+        }
+        pairs.truncate(pairs.len() / 2);
+    }
+}
+
+/// The text of the annotation.
+fn text_of(records: &Records) -> Result<String, ReportError> {
+    let mut entries = SwappedRecords::new();
+    for (uid, record) in records {
+        entries.insert(uid.as_str().to_owned(), record.clone());
+    }
+    plugin_reports::write_swapped_records(&entries)
+}
+
+/// The pods whose records differ.
+fn differing(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
+    let uids = known.keys().chain(wanted.keys());
+    uids.filter(|uid| known.get(*uid) != wanted.get(*uid))
+        .cloned()
+        .collect()
+}
+
+/// Writes swapped records into the pods' annotations, and removes entries of pods that are long gone, until the task is dropped.
+pub async fn follow_swaps(
+    connection: Connection,
+    node: Arc<NodeState>,
+    swaps: Arc<tokio::sync::Mutex<RecordSwaps>>,
+) {
+    let Connection { client, contact } = connection;
+    let mut pods = node.pods.clone();
+    let mut gone_since = BTreeMap::new();
+    let mut backoff = contact.backoff(PAUSES);
+    loop {
+        let wait = match follow_once(&client, &node, &swaps, &mut gone_since).await {
+            Ok(()) if gone_since.is_empty() => Duration::MAX,
+            Ok(()) => LINGER,
+            Err(error) => {
+                warn!(error = %format!("{error:#}"), "cannot write swapped records into pods' annotations, trying again");
+                backoff.pause().await;
+                continue;
+            }
+        };
+        backoff.reset();
+        let _ = timeout(wait, pods.changed()).await;
+    }
+}
+
+async fn follow_once(
+    client: &Client,
+    node: &NodeState,
+    swaps: &tokio::sync::Mutex<RecordSwaps>,
+    gone_since: &mut BTreeMap<PodUid, Instant>,
+) -> anyhow::Result<()> {
+    swaps.lock().await.load().await?;
+    let (behind, gone) = {
+        let pods = node.pods.borrow();
+        (pods.behind(), gone_with_entry(&pods))
+    };
+    gone_since.retain(|uid, _| gone.contains(uid));
+    for uid in gone {
+        gone_since.entry(uid).or_insert_with(Instant::now);
+    }
+    for (pod, record) in behind {
+        annotate(client, &pod, &annotations(node, &pod, record)).await?;
+    }
+    let mut overdue = BTreeSet::new();
+    for (uid, since) in &*gone_since {
+        if since.elapsed() >= LINGER {
+            overdue.insert(uid.clone());
+        }
+    }
+    if !overdue.is_empty() {
+        swaps.lock().await.remove(&overdue).await?;
+        gone_since.retain(|uid, _| !overdue.contains(uid));
+    }
+    Ok(())
+}
+
+/// The pods with an entry that are gone.
+fn gone_with_entry(pods: &Pods) -> BTreeSet<PodUid> {
+    let mut gone = BTreeSet::new();
+    if pods.is_current() {
+        for uid in pods.swapped().into_iter().flat_map(BTreeMap::keys) {
+            if pods.get(uid).is_none() {
+                gone.insert(uid.clone());
+            }
+        }
+    }
+    gone
+}
+
+/// The annotations of a pod with these allocations.
+fn annotations(node: &NodeState, pod: &NodePod, allocations: DeviceAllocations) -> BTreeMap<String, String> {
+    let placement = pod.placement.as_ref().ok();
+    let fleet = node.fleet.borrow();
+    let name = placement.and_then(|placement| placement.gpus.first());
+    let gpu = name.and_then(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu)));
+    let gpushare = match (placement.and_then(|placement| placement.gpushare), gpu) {
+        (Some(record), Some(entry)) => Some(GpushareRecord {
+            idx: entry.gpu.minor,
+            device_units: node.settings.memory_unit.units_in(entry.gpu.memory_bytes),
+            ..record
+        }),
+        _ => None,
+    };
+    let record = Record {
+        allocations,
+        assumed_at: placement.map(|placement| placement.assumed_at),
+        gpushare,
+    };
+    let mut annotations = record.annotations();
+    // Another task of the plugin marks pods assigned.
+    annotations.remove(MEM_ASSIGNED);
+    annotations
+}
+
+#[cfg(test)]
+mod tests;

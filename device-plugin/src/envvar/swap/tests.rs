@@ -1,0 +1,243 @@
+//! Swaps against an API server whose answers the tests choose.
+
+use http::{Request, Response};
+use kube::client::Body;
+use proto::resource::ResourceNames;
+use serde_json::Value;
+use tower_test::mock::{Handle, pair};
+
+use super::*;
+use crate::builders::{fleet, pod, pods, units};
+use crate::settings::Settings;
+
+fn uid(name: &str) -> PodUid {
+    PodUid::from(name)
+}
+
+/// A node with equal pods a, b and c on GPUs 0, 1 and 2.
+fn scene() -> (NodeState, RecordSwaps, Handle<Request<Body>, Response<Body>>) {
+    scene_of([("a", 0), ("b", 1), ("c", 2)])
+}
+
+/// A node with equal pods on GPUs of these minors.
+fn scene_of<N: AsRef<str>>(
+    of: impl IntoIterator<Item = (N, u32)>,
+) -> (NodeState, RecordSwaps, Handle<Request<Body>, Response<Body>>) {
+    let (service, requests) = pair::<Request<Body>, Response<Body>>();
+    let on = |(name, minor): (N, u32)| NodePod {
+        ..pod(name.as_ref(), u64::from(minor), [units(2)]).on([minor])
+    };
+    let (sender, seen) = watch::channel(pods(of.into_iter().map(on)));
+    let (_, fleet) = watch::channel(Arc::new(fleet(4)));
+    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+    let node = NodeState::new(settings, fleet, seen, std::path::Path::new("/nonexistent"));
+    (
+        node,
+        RecordSwaps::new(&Client::new(service, "default").into(), "n1".to_owned(), sender),
+        requests,
+    )
+}
+
+async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16, body: &Value) -> String {
+    let (request, response) = requests.next_request().await.unwrap();
+    response.send_response(
+        Response::builder()
+            .status(code)
+            .body(Body::from(body.to_string().into_bytes()))
+            .unwrap(),
+    );
+    request.method().to_string()
+}
+
+fn device(version: &str) -> Value {
+    json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"devices": []}})
+}
+
+fn minors(node: &NodeState) -> Vec<String> {
+    node.pods
+        .borrow()
+        .iter()
+        .map(|pod| pod.placement.as_ref().unwrap().to_string())
+        .collect()
+}
+
+/// Only the two pods whose swap is in doubt have to wait.
+#[tokio::test(start_paused = true)]
+async fn a_write_without_an_answer_leaves_others_alone() {
+    let (node, mut swaps, mut requests) = scene();
+    let (a, b, c) = (uid("a"), uid("b"), uid("c"));
+    let server = tokio::spawn(async move {
+        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+        let unanswered = requests.next_request().await.unwrap();
+        (requests, unanswered)
+    });
+    swaps.load().await.unwrap();
+    assert!(matches!(
+        swaps.swap(&node, (&a, &b), &[]).await,
+        Err(SwapError::NoAnswer(_))
+    ));
+    let (mut requests, unanswered) = server.await.unwrap();
+    drop(unanswered);
+    swaps.load_for(&c).await.unwrap();
+    assert!(
+        matches!(swaps.load_for(&a).await, Err(SwapError::Resting(_))),
+        "no start waits for it at once"
+    );
+    tokio::time::sleep(REST).await;
+    // It was done.
+    let record =
+        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+    let mut done = device("2");
+    done["metadata"]["annotations"] =
+        json!({EXCHANGED_RECORDS: json!({"a": record(1), "b": record(0)}).to_string()});
+    let (loaded, _) = tokio::join!(swaps.load_for(&a), answer(&mut requests, 200, &done));
+    loaded.unwrap();
+    assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
+    swaps.load_for(&b).await.unwrap();
+}
+
+/// The object was deleted and created again before the pods' annotations followed.
+#[tokio::test(start_paused = true)]
+async fn records_missing_in_the_object_are_written_again() {
+    let (node, mut swaps, mut requests) = scene();
+    let (a, b) = (uid("a"), uid("b"));
+    let server = async {
+        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+        assert_eq!(answer(&mut requests, 200, &device("2")).await, "PATCH");
+        assert_eq!(answer(&mut requests, 200, &device("7")).await, "GET");
+        let (request, response) = requests.next_request().await.unwrap();
+        let body = request.into_body().collect_bytes().await.unwrap();
+        let patch: Value = serde_json::from_slice(&body).unwrap();
+        response.send_response(
+            Response::builder()
+                .body(Body::from(device("8").to_string().into_bytes()))
+                .unwrap(),
+        );
+        patch["metadata"].clone()
+    };
+    let client = async {
+        swaps.load().await.unwrap();
+        swaps.swap(&node, (&a, &b), &[]).await.unwrap();
+        swaps.verify().await.unwrap()
+    };
+    let (is_restored, patch) = tokio::join!(client, server);
+    assert!(is_restored);
+    assert_eq!(patch["resourceVersion"], "7");
+    assert!(
+        patch["annotations"][EXCHANGED_RECORDS]
+            .as_str()
+            .unwrap()
+            .contains("\"a\""),
+        "{patch}"
+    );
+    assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_of_another_writer_are_not_overwritten() {
+    let (node, mut swaps, mut requests) = scene();
+    let record =
+        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+    let mut other = device("2");
+    other["metadata"]["annotations"] =
+        json!({EXCHANGED_RECORDS: json!({"b": record(2), "c": record(1)}).to_string()});
+    let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
+    let server = async {
+        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+        assert_eq!(answer(&mut requests, 409, &conflict).await, "PATCH");
+        assert_eq!(answer(&mut requests, 200, &other).await, "GET");
+    };
+    let (a, b) = (uid("a"), uid("b"));
+    let swap = async {
+        swaps.load().await.unwrap();
+        swaps.swap(&node, (&a, &b), &[]).await.unwrap();
+    };
+    let ((), ()) = tokio::join!(swap, server);
+    assert_eq!(
+        minors(&node),
+        ["minor 0", "minor 2", "minor 1"],
+        "the other records are loaded, and none swapped"
+    );
+}
+
+/// The whole annotation that a write carries.
+async fn written(requests: &mut Handle<Request<Body>, Response<Body>>, version: &str) -> Value {
+    let (request, response) = requests.next_request().await.unwrap();
+    let body = request.into_body().collect_bytes().await.unwrap();
+    let patch: Value = serde_json::from_slice(&body).unwrap();
+    response.send_response(
+        Response::builder()
+            .body(Body::from(device(version).to_string().into_bytes()))
+            .unwrap(),
+    );
+    serde_json::from_str(
+        patch["metadata"]["annotations"][EXCHANGED_RECORDS]
+            .as_str()
+            .unwrap(),
+    )
+    .unwrap()
+}
+
+/// kubelet has admitted a batch in another order: one write for all of which that is known.
+#[tokio::test(start_paused = true)]
+async fn several_swaps_are_one_write() {
+    let (node, mut swaps, mut requests) = scene_of((0..4).map(|at| (format!("p{at}"), at)));
+    let server = async {
+        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+        written(&mut requests, "2").await
+    };
+    let client = async {
+        swaps.load().await.unwrap();
+        swaps
+            .swap(&node, (&uid("p0"), &uid("p1")), &[(uid("p2"), uid("p3"))])
+            .await
+            .unwrap()
+    };
+    let (n_swapped, text) = tokio::join!(client, server);
+    assert_eq!((n_swapped, text.as_object().unwrap().len()), (2, 4));
+    assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 3", "minor 2"]);
+}
+
+/// Entries outlive their pods, but not where they leave no room for others.
+#[tokio::test(start_paused = true)]
+async fn entries_of_pods_that_are_gone_make_room() {
+    let name = |at: u32| format!("{at:0>120}");
+    let n_pods = 700;
+    let (node, mut swaps, mut requests) = scene_of((0..2 * n_pods).map(|at| (name(at), at % 2)));
+    let pairs = |from: u32| {
+        (from..from + n_pods)
+            .step_by(2)
+            .map(|at| (uid(&name(at)), uid(&name(at + 1))))
+            .collect::<Vec<_>>()
+    };
+    let swap = async |swaps: &mut RecordSwaps, from: u32| {
+        let pairs = pairs(from);
+        let ((one, other), beside) = pairs.split_first().unwrap();
+        swaps.swap(&node, (one, other), beside).await.unwrap()
+    };
+    let server = async {
+        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+        let first = written(&mut requests, "2").await.as_object().unwrap().len();
+        let second = written(&mut requests, "3").await;
+        (first, second, requests)
+    };
+    let client = async {
+        swaps.load().await.unwrap();
+        let first = swap(&mut swaps, 0).await;
+        swaps
+            .pods
+            .send_modify(|pods| (0..n_pods).for_each(|at| pods.delete(&uid(&name(at)))));
+        (first, swap(&mut swaps, n_pods).await)
+    };
+    let ((n_first, n_second), (first, second, _)) = tokio::join!(client, server);
+    assert_eq!(
+        (first, second.as_object().unwrap().len()),
+        (2 * n_first, 2 * n_second),
+        "those that are gone are left out"
+    );
+    assert!(
+        n_first > 0 && n_first < n_pods as usize / 2,
+        "as many as there is room for: {n_first}"
+    );
+    assert_eq!(n_second, n_first);
+}

@@ -1,0 +1,439 @@
+//! The content of an answer to Allocate and of a CDI spec: a container's variables and device nodes.
+//!
+//! Pure except that it checks which device nodes and vendor's specs exist. The callers choose the container and the devices of
+//! its pod.
+//!
+//! With CDI the answer names a spec that no answer named before, and sets the vendor's variable to `void`: where the runtime does
+//! not act on CDI devices, the container gets no GPU rather than those that the variable of its image names. The UUIDs are in a
+//! variable of this project.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec};
+use proto::record::{
+    FPGA_DEVICES, FPGA_FUNCTIONS, GPU_DEVICES, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES,
+    RDMA_FUNCTIONS,
+};
+use proto::request::ContainerRequest;
+
+use crate::cdi::{self, Edits};
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::{DeviceKey, Fleet};
+use crate::inventory::{Gpu, OtherDevice, PhysicalId};
+use crate::pods::{NodePod, Placement};
+use crate::settings::Settings;
+
+/// HAMi-core's variable for the memory limit of a device, followed by the device's place.
+const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+
+/// HAMi-core's variable for the limit of computing power.
+const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
+
+/// Device nodes that go with every NVIDIA GPU, as far as they exist.
+const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
+/// The value of the vendor's variable that makes its runtime do nothing.
+pub const VOID: &str = "void";
+
+/// True if the answer for this resource is the one that names the container's devices of its type: of two answers with different
+/// values of a variable kubelet would keep one at random.
+pub fn speaks(resource: ExtendedResource, container: &ContainerRequest) -> bool {
+    match resource {
+        ExtendedResource::Memory | ExtendedResource::Rdma | ExtendedResource::Fpga => true,
+        ExtendedResource::Shared => container.memory_units == 0,
+        ExtendedResource::Whole => container.memory_units == 0 && container.shared == 0,
+    }
+}
+
+/// The variable by which an answer without CDI names a container's devices of a resource's type; `of_gpus` is the vendor's.
+pub fn variable(of_gpus: &str, resource: ExtendedResource) -> &str {
+    match resource {
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => of_gpus,
+        ExtendedResource::Rdma | ExtendedResource::Fpga => own_variable(resource),
+    }
+}
+
+/// This project's variable that names a container's devices of a resource's type.
+pub fn own_variable(resource: ExtendedResource) -> &'static str {
+    match resource {
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => GPU_DEVICES,
+        ExtendedResource::Rdma => RDMA_DEVICES,
+        ExtendedResource::Fpga => FPGA_DEVICES,
+    }
+}
+
+/// The variable that names a container's virtual functions of devices of a resource's type.
+pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
+    match resource {
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => None,
+        ExtendedResource::Rdma => Some(RDMA_FUNCTIONS),
+        ExtendedResource::Fpga => Some(FPGA_FUNCTIONS),
+    }
+}
+
+/// The devices that a container gets for a resource.
+#[derive(Clone, Debug)]
+pub enum AssignedDevices<'a> {
+    /// GPUs.
+    Gpus(Vec<&'a Gpu>),
+    /// Devices of another type.
+    Others(Vec<&'a OtherDevice>),
+}
+
+impl<'a> AssignedDevices<'a> {
+    /// The devices of this node with these keys, in this order.
+    pub fn of(fleet: &'a Fleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
+        let device_type = resource.device_type();
+        if device_type == TYPE_GPU {
+            let mut gpus = Vec::new();
+            for key in keys {
+                let entry = fleet.gpus.iter().find(|entry| entry.gpu.uuid == key.id);
+                gpus.extend(entry.map(|entry| &entry.gpu));
+            }
+            return Self::Gpus(gpus);
+        }
+        let mut devices = Vec::new();
+        for key in keys {
+            let mut entries = fleet.devices_of(device_type);
+            let entry = entries.find(|entry| entry.device.id == key.id);
+            devices.extend(entry.map(|entry| &entry.device));
+        }
+        Self::Others(devices)
+    }
+
+    /// The devices' IDs, separated by commas.
+    pub fn ids(&self) -> String {
+        let ids: Vec<&str> = match self {
+            Self::Gpus(gpus) => gpus.iter().map(|gpu| gpu.uuid.as_str()).collect(),
+            Self::Others(devices) => devices.iter().map(|device| device.id.as_str()).collect(),
+        };
+        ids.join(",")
+    }
+}
+
+/// The answer with CDI: a function of the device IDs and of a number that no other answer has. `variable` is the vendor's.
+pub fn cdi_answer(
+    variable: &str,
+    resource: ExtendedResource,
+    ids: &[String],
+    fresh: u64,
+) -> ContainerAllocateResponse {
+    let device = CdiDevice {
+        name: cdi::container_device(resource, ids, fresh),
+    };
+    if resource.device_type() != TYPE_GPU {
+        return ContainerAllocateResponse {
+            cdi_devices: vec![device],
+            ..ContainerAllocateResponse::default()
+        };
+    }
+    ContainerAllocateResponse {
+        envs: [(variable.to_owned(), VOID.to_owned())].into(),
+        cdi_devices: vec![
+            CdiDevice {
+                name: cdi::DRIVER_DEVICE.to_owned(),
+            },
+            device,
+        ],
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// The answer by the vendor's variable, which decides for as long as the container lives. The recipient may not be known.
+pub fn variable_answer(
+    settings: &Settings,
+    recipient: Option<&Recipient<'_>>,
+    resource: ExtendedResource,
+    assigned: &AssignedDevices<'_>,
+) -> ContainerAllocateResponse {
+    let mut envs = HashMap::new();
+    if let Some(recipient) = recipient {
+        envs.extend(env(settings, recipient, resource, assigned));
+    }
+    let mut devices = Vec::new();
+    if recipient.is_none_or(|recipient| speaks(resource, recipient.container)) {
+        let visible = variable(&settings.visible_devices_env, resource);
+        envs.insert(visible.to_owned(), assigned.ids());
+        envs.insert(own_variable(resource).to_owned(), assigned.ids());
+        // NVIDIA's runtime finds the nodes of GPUs itself.
+        if settings.injection.pass_device_specs || matches!(assigned, AssignedDevices::Others(_)) {
+            for path in device_nodes(settings, recipient, resource, assigned) {
+                let path = path.to_string_lossy().into_owned();
+                devices.push(DeviceSpec {
+                    container_path: path.clone(),
+                    host_path: path,
+                    permissions: "rw".to_owned(),
+                });
+            }
+        }
+    }
+    ContainerAllocateResponse {
+        envs,
+        devices,
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// The edits of the device that brings the driver: `edits` of a vendor's spec, and the control nodes that exist.
+pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
+    let variable = settings.visible_devices_env.clone();
+    edits.env.insert(variable, VOID.to_owned());
+    for path in COMMON_NODES {
+        let mut nodes = edits.device_nodes.iter();
+        let has_node = nodes.any(|node| node.get("path").is_some_and(|own| own == path));
+        if !has_node && is_on_host(settings, Path::new(path)) {
+            edits.add_node(Path::new(path));
+        }
+    }
+    edits
+}
+
+/// The container that gets devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipient<'a> {
+    /// The pod.
+    pub pod: &'a NodePod,
+    /// The container.
+    pub container: &'a ContainerRequest,
+    /// The record whose devices it gets.
+    pub placement: Option<&'a Placement>,
+}
+
+/// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.
+pub fn cdi_edits(
+    settings: &Settings,
+    recipient: &Recipient<'_>,
+    resource: ExtendedResource,
+    assigned: &AssignedDevices<'_>,
+) -> Edits {
+    let mut edits = Edits::default();
+    match assigned {
+        _ if !speaks(resource, recipient.container) => {}
+        AssignedDevices::Gpus(gpus) => {
+            for gpu in gpus {
+                add_nodes_of_gpu(&mut edits, settings, gpu);
+            }
+        }
+        AssignedDevices::Others(_) => {
+            for path in device_nodes(settings, Some(recipient), resource, assigned) {
+                edits.add_node(&path);
+            }
+        }
+    }
+    edits.env.extend(env(settings, recipient, resource, assigned));
+    // A spec without any edit is invalid, and the specs of two resources of a container set the same value.
+    edits
+        .env
+        .insert(own_variable(resource).to_owned(), assigned.ids());
+    if let AssignedDevices::Gpus(_) = assigned {
+        let variable = settings.visible_devices_env.clone();
+        edits.env.insert(variable, VOID.to_owned());
+    }
+    edits
+}
+
+/// The edits for an answer of a version in which the driver had no device of its own: kubelet keeps such answers as long as their
+/// pods live. `driver` are the edits of that device, if there is one; without it the vendor's runtime has to act on the variable,
+/// as it did when the pod was admitted.
+pub fn inlined_edits(
+    settings: &Settings,
+    driver: Option<&Edits>,
+    recipient: &Recipient<'_>,
+    resource: ExtendedResource,
+    assigned: &AssignedDevices<'_>,
+) -> Edits {
+    let mut edits = cdi_edits(settings, recipient, resource, assigned);
+    match (assigned, driver) {
+        (AssignedDevices::Gpus(_), Some(driver)) if speaks(resource, recipient.container) => {
+            edits.merge(driver);
+        }
+        (AssignedDevices::Gpus(_), None) => {
+            let variable = settings.visible_devices_env.clone();
+            edits.env.insert(variable, assigned.ids());
+        }
+        _ => {}
+    }
+    edits
+}
+
+/// The device nodes of a GPU: those that a vendor's spec names, else its own.
+fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
+    if let Some(nodes) = settings.injection.vendor_specs.nodes(gpu) {
+        edits.device_nodes.extend(nodes);
+    } else if is_on_host(settings, &gpu.device_node) {
+        edits.add_node(&gpu.device_node);
+    }
+}
+
+/// The device nodes of these devices that exist on the host. A container with virtual functions of a device gets their nodes, and
+/// not the device's.
+fn device_nodes(
+    settings: &Settings,
+    recipient: Option<&Recipient<'_>>,
+    resource: ExtendedResource,
+    assigned: &AssignedDevices<'_>,
+) -> Vec<PathBuf> {
+    let mut paths = Vec::<PathBuf>::new();
+    match assigned {
+        AssignedDevices::Gpus(gpus) => {
+            paths.extend(COMMON_NODES.iter().map(PathBuf::from));
+            paths.extend(gpus.iter().map(|gpu| gpu.device_node.clone()));
+        }
+        AssignedDevices::Others(devices) => {
+            for device in devices {
+                let functions = recipient.map_or(&[][..], |recipient| functions(recipient, resource, device));
+                if functions.is_empty() {
+                    paths.extend(device.device_nodes.iter().cloned());
+                }
+                for function in functions {
+                    let nodes = device.function_nodes.get(function.as_str());
+                    paths.extend(nodes.into_iter().flatten().cloned());
+                }
+            }
+        }
+    }
+    // Some files belong to all adapters of the node.
+    let mut unique = Vec::with_capacity(paths.len());
+    for path in paths {
+        if !unique.contains(&path) && is_on_host(settings, &path) {
+            unique.push(path);
+        }
+    }
+    unique
+}
+
+/// True if the host has this file. Answers and specs name paths of the host, wherever this process sees them.
+fn is_on_host(settings: &Settings, path: &Path) -> bool {
+    let below_root = path.strip_prefix("/").unwrap_or(path);
+    settings.injection.host_root.join(below_root).exists()
+}
+
+/// The virtual functions of a device that the pod's record gives it.
+fn functions<'a>(
+    recipient: &Recipient<'a>,
+    resource: ExtendedResource,
+    device: &OtherDevice,
+) -> &'a [PhysicalId] {
+    let Some(placement) = recipient.placement else {
+        return &[];
+    };
+    let Some(others) = placement.others.get(resource.device_type()) else {
+        return &[];
+    };
+    let key = DeviceKey::from(device);
+    let at = others.names.iter().position(|name| name.is(&key));
+    at.and_then(|at| others.held.get(at))
+        .map_or(&[], |portion| &portion.functions)
+}
+
+/// The variables of a container except those that name its devices.
+fn env(
+    settings: &Settings,
+    recipient: &Recipient<'_>,
+    resource: ExtendedResource,
+    assigned: &AssignedDevices<'_>,
+) -> BTreeMap<String, String> {
+    let devices = match assigned {
+        AssignedDevices::Gpus(gpus) => return env_of_gpus(settings, recipient, resource, gpus),
+        AssignedDevices::Others(devices) => devices,
+    };
+    let mut names = Vec::new();
+    for device in devices {
+        names.extend(
+            functions(recipient, resource, device)
+                .iter()
+                .map(PhysicalId::as_str),
+        );
+    }
+    match functions_variable(resource) {
+        Some(variable) if !names.is_empty() => [(variable.to_owned(), names.join(","))].into(),
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The variables of the old gpushare plugin, and those that limit the container.
+fn env_of_gpus(
+    settings: &Settings,
+    recipient: &Recipient<'_>,
+    resource: ExtendedResource,
+    gpus: &[&Gpu],
+) -> BTreeMap<String, String> {
+    let Recipient {
+        pod,
+        container,
+        placement,
+    } = *recipient;
+    let mut env = BTreeMap::new();
+    if speaks(resource, container) {
+        env.extend(limits(settings, pod, placement, gpus));
+    }
+    if let (ExtendedResource::Memory, Some(gpu)) = (resource, gpus.first()) {
+        // Old records may lack the amounts.
+        let (mut pod_units, mut device_units) = (0, 0);
+        if let Some(record) = placement.and_then(|placement| placement.gpushare) {
+            (pod_units, device_units) = (record.pod_units, record.device_units);
+        }
+        if pod_units == 0 {
+            pod_units = pod.memory_units();
+        }
+        if device_units == 0 {
+            device_units = settings.memory_unit.units_in(gpu.memory_bytes);
+        }
+        env.insert(MEM_IDX.to_owned(), gpu.minor.to_string());
+        env.insert(MEM_POD.to_owned(), pod_units.to_string());
+        env.insert(MEM_CONTAINER.to_owned(), container.memory_units.to_string());
+        env.insert(MEM_DEV.to_owned(), device_units.to_string());
+    }
+    env
+}
+
+/// True if a variable is one of the limits that HAMi-core enforces.
+pub fn is_limit(name: &str) -> bool {
+    name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT
+}
+
+/// The limits that HAMi-core enforces, of each device by its place among the pod's; none of a device that the pod has whole.
+pub fn limits(
+    settings: &Settings,
+    pod: &NodePod,
+    placement: Option<&Placement>,
+    gpus: &[&Gpu],
+) -> BTreeMap<String, String> {
+    let Some(placement) = placement.filter(|_| pod.is_limited) else {
+        return BTreeMap::new();
+    };
+    let held = |gpu: &Gpu| {
+        placement
+            .gpus
+            .iter()
+            .zip(&placement.held)
+            .find(|(name, _)| name.names(gpu))
+            .map(|(_, held)| held)
+    };
+    let mut env = BTreeMap::new();
+    for (at, gpu) in gpus.iter().enumerate() {
+        let Some(bytes) = held(gpu)
+            .and_then(|held| held.bytes_of(gpu.memory_bytes))
+            .or_else(|| settings.memory_unit.bytes_of(pod.memory_units()))
+        else {
+            continue;
+        };
+        if bytes > 0 && bytes < gpu.memory_bytes {
+            // HAMi-core takes zero for no limit at all.
+            env.insert(
+                format!("{MEMORY_LIMIT}_{at}"),
+                format!("{}m", (bytes >> 20).max(1)),
+            );
+        }
+    }
+    let core = gpus.first().and_then(|gpu| held(gpu)).map_or(0, |held| held.core);
+    if core > 0 && core < 100 {
+        env.insert(CORE_LIMIT.to_owned(), core.to_string());
+    }
+    env
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! Answers and specs, in each mode.
+
+use std::fs;
+use std::time::Duration;
+
+use insta::assert_json_snapshot;
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use rstest::rstest;
+use serde_json::Value;
+
+use super::*;
+use crate::builders::{adapter, gpu, init, pod, rdma, shares, units};
+use crate::injection::InjectionSettings;
+use crate::pods::Held;
+
+fn settings() -> Settings {
+    Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+}
+
+fn environment(settings: &Settings, pod: &NodePod, resource: ExtendedResource, minors: &[u32]) -> Value {
+    let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
+    let recipient = Recipient {
+        pod,
+        container: &pod.containers[0],
+        placement: pod.placement.as_ref().ok(),
+    };
+    let answer = variable_answer(
+        settings,
+        Some(&recipient),
+        resource,
+        &AssignedDevices::Gpus(gpus.iter().collect()),
+    );
+    serde_json::to_value(answer.envs).unwrap()
+}
+
+/// Old records may lack the amounts; then they follow from the pod and the GPU.
+#[test]
+fn units_of_a_pod_whose_record_lacks_amounts() {
+    let pod = pod("a", 1, [init(units(9)), units(2), units(3)]);
+    assert_json_snapshot!(environment(&settings(), &pod, ExtendedResource::Memory, &[1]), @r#"
+    {
+      "ALIYUN_COM_GPU_MEM_CONTAINER": "9",
+      "ALIYUN_COM_GPU_MEM_DEV": "16",
+      "ALIYUN_COM_GPU_MEM_IDX": "1",
+      "ALIYUN_COM_GPU_MEM_POD": "9",
+      "GPUSHARE_GPU_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001",
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+}
+
+#[test]
+fn shares_of_two_devices() {
+    let settings = Settings {
+        visible_devices_env: "VISIBLE".to_owned(),
+        ..settings()
+    };
+    assert_json_snapshot!(environment(&settings, &pod("a", 1, [shares(2)]), ExtendedResource::Shared, &[3, 1]), @r#"
+    {
+      "GPUSHARE_GPU_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001",
+      "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+}
+
+#[test]
+fn shares_beside_units_say_nothing() {
+    let both = ContainerRequest {
+        shared: 1,
+        ..units(2)
+    };
+    assert_json_snapshot!(environment(&settings(), &pod("a", 1, [both]), ExtendedResource::Shared, &[0]), @"{}");
+}
+
+/// Each limit is that of the device at its place; a device that is all the pod's has none.
+#[test]
+fn limits_of_each_device_by_its_place() {
+    let mut limited = NodePod {
+        is_limited: true,
+        ..pod("a", 1, [shares(3)]).on([2, 0, 1])
+    };
+    let placement = limited.placement.as_mut().unwrap();
+    let held = |bytes, ratio| Held {
+        bytes,
+        ratio,
+        core: 30,
+    };
+    placement.held = vec![
+        held(Some(4 << 30), None),
+        held(None, Some(50)),
+        held(Some(16 << 30), None),
+    ];
+    assert_json_snapshot!(environment(&settings(), &limited, ExtendedResource::Shared, &[2, 0, 1]), @r#"
+    {
+      "CUDA_DEVICE_MEMORY_LIMIT_0": "4096m",
+      "CUDA_DEVICE_MEMORY_LIMIT_1": "8192m",
+      "CUDA_DEVICE_SM_LIMIT": "30",
+      "GPUSHARE_GPU_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000,GPU-00000001-aaaa-bbbb-cccc-000000000001",
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa-bbbb-cccc-000000000002,GPU-00000000-aaaa-bbbb-cccc-000000000000,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+    limited.placement.as_mut().unwrap().held[0] = held(Some(1000), None);
+    assert_eq!(
+        environment(&settings(), &limited, ExtendedResource::Shared, &[2, 0, 1])["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        "1m",
+        "zero would be no limit"
+    );
+    let unlimited = NodePod {
+        is_limited: false,
+        ..limited
+    };
+    assert_eq!(
+        environment(&settings(), &unlimited, ExtendedResource::Shared, &[2])
+            .as_object()
+            .unwrap()
+            .len(),
+        2
+    );
+}
+
+#[test]
+fn only_device_nodes_that_are_there() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("dev")).unwrap();
+    for name in ["nvidiactl", "nvidia1"] {
+        fs::write(root.path().join("dev").join(name), "").unwrap();
+    }
+    let mut settings = settings();
+    settings.injection = InjectionSettings {
+        pass_device_specs: true,
+        host_root: root.path().to_owned(),
+        ..InjectionSettings::envvar()
+    };
+    let (zero, one) = (gpu(0), gpu(1));
+    let answer = variable_answer(
+        &settings,
+        None,
+        ExtendedResource::Shared,
+        &AssignedDevices::Gpus(vec![&zero, &one]),
+    );
+    let paths: Vec<_> = answer
+        .devices
+        .iter()
+        .map(|device| (device.container_path.as_str(), device.permissions.as_str()))
+        .collect();
+    assert_eq!(paths, [("/dev/nvidiactl", "rw"), ("/dev/nvidia1", "rw")]);
+    assert_eq!(
+        answer.devices[1].host_path, "/dev/nvidia1",
+        "a path of the host, wherever it is seen from"
+    );
+    let pod = pod("a", 1, [shares(2)]);
+    let recipient = Recipient {
+        pod: &pod,
+        container: &pod.containers[0],
+        placement: pod.placement.as_ref().ok(),
+    };
+    assert_eq!(
+        cdi_edits(
+            &settings,
+            &recipient,
+            ExtendedResource::Shared,
+            &AssignedDevices::Gpus(vec![&one])
+        )
+        .device_nodes
+        .len(),
+        1,
+        "the control node comes with the driver"
+    );
+}
+
+/// With CDI the vendor's variable shows nothing, the driver is a device of its own, and the UUIDs are in a variable of ours.
+#[test]
+fn with_cdi_the_answer_is_a_function_of_the_ids() {
+    let ids = ["a".to_owned(), "b".to_owned()];
+    let answer = cdi_answer("NVIDIA_VISIBLE_DEVICES", ExtendedResource::Shared, &ids, 1);
+    let devices: Vec<_> = answer
+        .cdi_devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
+    assert_eq!(
+        devices,
+        [
+            "gpushare.dev/driver=all",
+            &cdi::container_device(ExtendedResource::Shared, &ids, 1)
+        ]
+    );
+    assert_eq!(
+        answer.envs,
+        [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into()
+    );
+    let of_adapters = cdi_answer("NVIDIA_VISIBLE_DEVICES", ExtendedResource::Rdma, &ids, 1);
+    assert_eq!(
+        (of_adapters.cdi_devices.len(), of_adapters.envs.len()),
+        (1, 0),
+        "they need no driver"
+    );
+    let pod = pod("a", 1, [shares(1)]);
+    let recipient = Recipient {
+        pod: &pod,
+        container: &pod.containers[0],
+        placement: pod.placement.as_ref().ok(),
+    };
+    let gpu = gpu(1);
+    let edits = cdi_edits(
+        &settings(),
+        &recipient,
+        ExtendedResource::Shared,
+        &AssignedDevices::Gpus(vec![&gpu]),
+    );
+    assert_eq!(edits.env["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert_eq!(edits.env["GPUSHARE_GPU_DEVICES"], gpu.uuid.as_str());
+    assert!(
+        edits.others.is_empty(),
+        "libraries and hooks come from the driver's device"
+    );
+}
+
+/// kubelet keeps answers of the version before, whose only device brought everything.
+#[rstest]
+#[case::with_driver(true, "void", 1)]
+#[case::without_driver(false, "GPU-00000001-aaaa-bbbb-cccc-000000000001", 0)]
+fn a_spec_for_an_answer_of_before(#[case] has_driver: bool, #[case] visible: &str, #[case] n_fields: usize) {
+    let pod = pod("a", 1, [shares(1)]);
+    let recipient = Recipient {
+        pod: &pod,
+        container: &pod.containers[0],
+        placement: pod.placement.as_ref().ok(),
+    };
+    let driver = Edits {
+        others: [("hooks".to_owned(), Value::from(vec![1]))].into_iter().collect(),
+        ..Edits::default()
+    };
+    let gpu = gpu(1);
+    let edits = inlined_edits(
+        &settings(),
+        has_driver.then_some(&driver),
+        &recipient,
+        ExtendedResource::Shared,
+        &AssignedDevices::Gpus(vec![&gpu]),
+    );
+    assert_eq!(
+        (edits.env["NVIDIA_VISIBLE_DEVICES"].as_str(), edits.others.len()),
+        (visible, n_fields)
+    );
+}
+
+/// The spec of a container with one function of one adapter and all of another: their files, each once, and no others.
+#[test]
+fn a_spec_for_virtual_functions() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("dev/infiniband")).unwrap();
+    let path = |name: &str| PathBuf::from("/dev/infiniband").join(name);
+    for name in ["rdma_cm", "uverbs0", "uverbs1", "uverbs2"] {
+        fs::write(root.path().join("dev/infiniband").join(name), "").unwrap();
+    }
+    let adapter = |minor: u32, own: &str| OtherDevice {
+        device_nodes: vec![path("rdma_cm"), path(own)],
+        ..adapter(minor)
+    };
+    let functions = [("0000:00:00.1", "uverbs2"), ("0000:00:00.2", "uverbs3")];
+    let function_nodes = functions
+        .map(|(address, own)| (address.to_owned(), vec![path("rdma_cm"), path(own)]))
+        .into();
+    let (first, second) = (
+        OtherDevice {
+            function_nodes,
+            ..adapter(0, "uverbs0")
+        },
+        adapter(1, "uverbs1"),
+    );
+    let text = r#"{"rdma":[{"minor":0,"id":"0000:00:00.0","resources":{},"extension":{"vfs":[{"minor":0,"busID":"0000:00:00.1"}]}},
+        {"minor":1,"id":"0000:01:00.0","resources":{}}]}"#;
+    let record = proto::record::Record {
+        allocations: serde_json::from_str(text).unwrap(),
+        assumed_at: Some(1),
+        gpushare: None,
+    };
+    let pod = NodePod {
+        placement: Placement::of_record(record, 1),
+        ..pod("a", 1, [rdma(1)])
+    };
+    let mut settings = settings();
+    settings.injection.host_root = root.path().to_owned();
+    let recipient = Recipient {
+        pod: &pod,
+        container: &pod.containers[0],
+        placement: pod.placement.as_ref().ok(),
+    };
+    let edits = cdi_edits(
+        &settings,
+        &recipient,
+        ExtendedResource::Rdma,
+        &AssignedDevices::Others(vec![&first, &second]),
+    );
+    let nodes: Vec<_> = edits
+        .device_nodes
+        .iter()
+        .map(|node| node["path"].as_str().unwrap().rsplit('/').next().unwrap())
+        .collect();
+    assert_eq!(nodes, ["rdma_cm", "uverbs2", "uverbs1"]);
+    let env: Vec<_> = edits
+        .env
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    assert_eq!(
+        env,
+        [
+            "GPUSHARE_RDMA_DEVICES=0000:00:00.0,0000:01:00.0",
+            "GPUSHARE_RDMA_FUNCTIONS=0000:00:00.1"
+        ]
+    );
+}

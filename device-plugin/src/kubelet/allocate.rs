@@ -1,0 +1,139 @@
+//! Answers Allocate. Never an error, as kubelet fails the pod for good on that: [`crate::start`] blocks the containers that must
+//! not start.
+//!
+//! In mode `cdi` the answer is a function of the device IDs: it names a CDI spec that is written before the container starts. In
+//! mode `envvar` ([`crate::envvar`]) the answer names the devices for as long as the container lives.
+
+use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
+use tracing::info;
+
+use crate::cdi::name_of;
+use crate::envvar::answer::allocate_by_variable;
+use crate::extended_resource::ExtendedResource;
+use crate::injection::Mode;
+use crate::injection::content::{cdi_answer, own_variable};
+use crate::matching::wait::try_last_match;
+use crate::matching::{Call, preferred};
+use crate::node_state::NodeState;
+
+/// Answers for one container.
+pub async fn allocate(
+    node: &NodeState,
+    resource: ExtendedResource,
+    request: &ContainerAllocateRequest,
+) -> ContainerAllocateResponse {
+    node.until_decided().await;
+    let ids = &request.device_ids;
+    let response = match node.mode() {
+        Mode::Cdi => {
+            let variable = &node.settings.visible_devices_env;
+            let response = cdi_answer(variable, resource, ids, node.fresh_number());
+            record(node, resource, ids, &response);
+            response
+        }
+        Mode::Envvar => allocate_by_variable(node, resource, ids).await,
+    };
+    // kubelet does not name the pod; the log line of the container's start does.
+    info!(
+        resource = node.settings.names.of(resource),
+        count = ids.len(),
+        cdi_device = response
+            .cdi_devices
+            .iter()
+            .find_map(|device| name_of(&device.name)),
+        devices = response.envs.get(own_variable(resource)),
+        "allocated"
+    );
+    node.answered.notify_one();
+    response
+}
+
+/// Records the answer as that of the likeliest pod, so that the next `GetPreferredAllocation` is matched with another.
+fn record(
+    node: &NodeState,
+    resource: ExtendedResource,
+    ids: &[String],
+    response: &ContainerAllocateResponse,
+) {
+    let devices = node.devices_of(resource, ids);
+    let call = Call {
+        resource,
+        count: ids.len() as u64,
+        devices: &devices,
+    };
+    let pods = node.pods.borrow();
+    let mut log = node.log();
+    log.take_waited();
+    let found = preferred(&pods, &log, &call).or_else(|| try_last_match(node, &mut log, &pods, &call));
+    let pod = found.as_ref().map(|found| found.pod.clone());
+    log.add_answer(resource, ids, pod, response.clone());
+    if let Some(found) = found {
+        log.record(found, &pods);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use tokio::sync::watch;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::builders::{fleet, pods};
+    use crate::settings::Settings;
+
+    const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
+
+    /// The answer to a call that no pod is due for, and the seconds until it comes.
+    async fn unmatched(mode: Mode) -> (ContainerAllocateResponse, u64) {
+        let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
+        let (_pods, pods) = watch::channel(pods([]));
+        let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+        settings.injection.mode = Some(mode);
+        let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        let began = Instant::now();
+        let request = ContainerAllocateRequest {
+            device_ids: IDS.map(str::to_owned).into(),
+        };
+        let answer = allocate(&node, ExtendedResource::Memory, &request).await;
+        (answer, began.elapsed().as_secs())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn by_variable_a_call_waits_and_is_then_answered_by_its_ids() {
+        let (answer, waited) = unmatched(Mode::Envvar).await;
+        assert_eq!(waited, 2);
+        let uuid = crate::builders::gpu(0).uuid.to_string();
+        assert_eq!(
+            answer.envs,
+            ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"]
+                .map(|name| (name.to_owned(), uuid.clone()))
+                .into()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn by_cdi_a_call_is_answered_at_once_by_its_ids_alone() {
+        let (answer, waited) = unmatched(Mode::Cdi).await;
+        let names: Vec<_> = answer
+            .cdi_devices
+            .iter()
+            .map(|device| device.name.as_str())
+            .collect();
+        assert_eq!((waited, names.len(), names[0]), (0, 2, "gpushare.dev/driver=all"));
+        assert!(
+            names[1].starts_with("gpushare.dev/gpu=be37fd026d9b3b0b-"),
+            "{}",
+            names[1]
+        );
+        assert_eq!(
+            answer.envs,
+            [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into()
+        );
+    }
+}

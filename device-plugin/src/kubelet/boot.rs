@@ -1,0 +1,360 @@
+//! Keeps kubelet from failing this node's pods after a boot, before the plugin's pod runs.
+//!
+//! kubelet admits its pods again less than a second after it takes connections, and fails those whose devices no plugin lists;
+//! the plugin's own pod starts seconds later. Until then a service of the host ([`run`]) lists the devices that kubelet's
+//! checkpoint names, and ends when the plugin serves. It knows no device, no pod and no API server: it allocates nothing and
+//! starts no container (kubelet tries again), so the plugin alone decides the devices of a container.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, stream};
+use proto::kubelet::HEALTHY;
+use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use proto::kubelet::deviceplugin::{
+    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
+};
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+use tracing::{info, warn};
+
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use crate::kubelet_checkpoint::{self, CheckpointError};
+use daemon::api_server::one_line;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::server::OPTIONS;
+use super::socket::{CLOSE_LIMIT, KUBELET_SOCKET, OwnSocket, RegistrationError, register, wait_for_kubelet};
+
+/// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Longest time for which devices are listed without the plugin. After that its pod will not come.
+const LIST_LIMIT: Duration = Duration::from_secs(300);
+
+/// Longest time for which the plugin waits for the host's service to end.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// The time that kubelet needs to notice the end of a stream: one that it notices after the next registration would end that.
+const STREAM_END_DELAY: Duration = Duration::from_millis(200);
+
+/// Devices cannot be listed after a boot.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// kubelet's checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A resource cannot be registered.
+    #[error(transparent)]
+    Registration(#[from] RegistrationError),
+}
+
+/// A resource of kubelet's checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Remembered {
+    resource: ExtendedResource,
+    name: String,
+    ids: BTreeSet<String>,
+}
+
+/// The plugin's resources in kubelet's checkpoint, with the devices that were listed last and those that pods hold.
+fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembered>, CheckpointError> {
+    let mut by_name = BTreeMap::<String, BTreeSet<String>>::new();
+    for (name, ids) in kubelet_checkpoint::registered(dir)? {
+        by_name.entry(name).or_default().extend(ids);
+    }
+    for entry in kubelet_checkpoint::read(dir)? {
+        by_name
+            .entry(entry.resource_name)
+            .or_default()
+            .extend(entry.device_ids);
+    }
+    let mut remembered = Vec::new();
+    for resource in ExtendedResource::ALL {
+        let Some(name) = names.of(resource) else {
+            continue;
+        };
+        match by_name.remove(name) {
+            Some(ids) if !ids.is_empty() => remembered.push(Remembered {
+                resource,
+                name: name.to_owned(),
+                ids,
+            }),
+            _ => {}
+        }
+    }
+    Ok(remembered)
+}
+
+/// The socket of the host's service.
+fn socket_name(resource: ExtendedResource) -> String {
+    format!("boot-{}", resource.socket())
+}
+
+/// Lists the devices of kubelet's checkpoint until the plugin serves, at most for five minutes, or until `stop`.
+///
+/// # Errors
+/// kubelet's checkpoint cannot be read, or kubelet does not take a registration.
+pub async fn run(
+    dir: &Path,
+    names: &ExtendedResourceNames,
+    stop: CancellationToken,
+) -> Result<(), BootError> {
+    // Before kubelet starts: when it writes the checkpoint again, the devices that were listed may be missing.
+    let remembered = remembered(dir, names)?;
+    if remembered.is_empty() {
+        info!("kubelet's checkpoint has no device of the plugin");
+        return Ok(());
+    }
+    let kubelet = dir.join(KUBELET_SOCKET);
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        _ = wait_for_kubelet(&kubelet, POLL) => {}
+    }
+    let mut listings = Vec::new();
+    for found in &remembered {
+        listings.push(Listing::start(dir, found)?);
+        register(&kubelet, &socket_name(found.resource), &found.name).await?;
+        info!(
+            resource = found.name,
+            n_devices = found.ids.len(),
+            "listing the devices of kubelet's checkpoint"
+        );
+    }
+    tokio::select! {
+        () = stop.cancelled() => {}
+        served = timeout(LIST_LIMIT, until_served(dir)) => {
+            if served.is_ok() {
+                info!("the plugin serves");
+            } else {
+                warn!("the plugin does not serve; its devices are no longer listed");
+            }
+        }
+    }
+    for listing in listings {
+        listing.close().await;
+    }
+    Ok(())
+}
+
+/// Returns when the plugin listens.
+async fn until_served(dir: &Path) {
+    while !is_any_open(dir, |resource| resource.socket().to_owned()).await {
+        sleep(POLL).await;
+    }
+}
+
+/// Returns when no service of the host lists devices, at the latest after five seconds: the plugin registers all the same then.
+pub async fn until_ended(dir: &Path) {
+    if !is_any_open(dir, socket_name).await {
+        return;
+    }
+    let ended = async {
+        while is_any_open(dir, socket_name).await {
+            sleep(POLL).await;
+        }
+    };
+    if timeout(END_LIMIT, ended).await.is_err() {
+        warn!("the host's service has not stopped listing devices; registering all the same");
+    }
+    sleep(STREAM_END_DELAY).await;
+}
+
+async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> bool {
+    for resource in ExtendedResource::ALL {
+        if UnixStream::connect(dir.join(name(resource))).await.is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
+/// One listed resource.
+struct Listing {
+    stop: DropGuard,
+    task: JoinHandle<()>,
+    _socket: OwnSocket,
+}
+
+impl Listing {
+    fn start(dir: &Path, found: &Remembered) -> Result<Self, RegistrationError> {
+        let path: PathBuf = dir.join(socket_name(found.resource));
+        let (socket, listener) =
+            OwnSocket::bind(path.clone()).map_err(|source| RegistrationError::Listen {
+                path: path.clone(),
+                source,
+            })?;
+        let stop = CancellationToken::new();
+        let service = DevicePluginServer::new(Devices {
+            ids: found.ids.clone(),
+            stop: stop.clone(),
+        });
+        let guard = stop.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let server = Server::builder().add_service(service);
+            let incoming = UnixListenerStream::new(listener);
+            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
+            if let Err(error) = ended.await {
+                warn!(error = one_line(&error), "the server of a resource has failed");
+            }
+        });
+        Ok(Self {
+            stop: guard,
+            task,
+            _socket: socket,
+        })
+    }
+
+    /// Ends the stream, then the connection.
+    async fn close(mut self) {
+        drop(self.stop);
+        if timeout(CLOSE_LIMIT, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+/// The devices of one resource.
+struct Devices {
+    ids: BTreeSet<String>,
+    stop: CancellationToken,
+}
+
+fn not_yet<T>() -> Result<Response<T>, Status> {
+    Err(Status::unavailable(
+        "the node has booted, and gpushare-device-plugin does not run yet",
+    ))
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Devices {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(OPTIONS))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let device = |id: &String| Device {
+            id: id.clone(),
+            health: HEALTHY.to_owned(),
+            ..Device::default()
+        };
+        let list = ListAndWatchResponse {
+            devices: self.ids.iter().map(device).collect(),
+        };
+        let end = stream::once(self.stop.clone().cancelled_owned()).filter_map(|()| std::future::ready(None));
+        Ok(Response::new(Box::pin(
+            stream::once(std::future::ready(Ok(list))).chain(end),
+        )))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        not_yet()
+    }
+
+    async fn allocate(&self, _: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        not_yet()
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        not_yet()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    fn checkpoint(dir: &Path, registered: &Value, entries: &Value) {
+        let text =
+            json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
+                .to_string();
+        std::fs::write(dir.join(kubelet_checkpoint::FILE), text).unwrap();
+    }
+
+    fn entry(resource: &str, ids: &[&str]) -> Value {
+        json!({"PodUID": "u", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": {"-1": ids}})
+    }
+
+    /// The checkpoint of a kubelet that ended soon after a boot lacks the listed devices, and has those that pods hold.
+    #[test]
+    fn lists_registered_devices_and_those_that_pods_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let others =
+            json!({"koordinator.sh/gpu.shared": null, "koordinator.sh/rdma": [], "nvidia.com/gpu": ["n"]});
+        let mut registered = json!({"aliyun.com/gpu-mem": ["a", "b"]});
+        registered
+            .as_object_mut()
+            .unwrap()
+            .extend(others.as_object().unwrap().clone());
+        let entries = json!([
+            entry("aliyun.com/gpu-mem", &["b", "c"]),
+            entry("koordinator.sh/gpu.shared", &["d"]),
+            entry("x.com/y", &["e"])
+        ]);
+        checkpoint(dir.path(), &registered, &entries);
+        let found = remembered(dir.path(), &ExtendedResourceNames::default()).unwrap();
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| {
+                (
+                    found.name.as_str(),
+                    found.ids.iter().map(String::as_str).collect(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("koordinator.sh/gpu.shared", vec!["d"]),
+                ("aliyun.com/gpu-mem", vec!["a", "b", "c"])
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_node_without_devices_needs_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        checkpoint(dir.path(), &json!({}), &json!(null));
+        run(
+            dir.path(),
+            &ExtendedResourceNames::default(),
+            CancellationToken::new(),
+        )
+        .await
+        .unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_plugin_waits_for_the_host_s_service_to_end() {
+        let dir = tempfile::tempdir().unwrap();
+        until_ended(dir.path()).await;
+        let socket = dir.path().join(socket_name(ExtendedResource::Memory));
+        let listener = UnixListener::bind(socket).unwrap();
+        let mut left = std::pin::pin!(until_ended(dir.path()));
+        assert!(timeout(5 * POLL, &mut left).await.is_err());
+        drop(listener);
+        timeout(END_LIMIT, left).await.unwrap();
+    }
+}

@@ -1,0 +1,122 @@
+//! Makes kubelet free the devices of pods that have ended, and write its checkpoint without them.
+//!
+//! kubelet frees such devices only when it allocates the next ones or lists pod resources, and writes the checkpoint only when it
+//! allocates or takes a device list (`pkg/kubelet/cm/devicemanager/manager.go`). A kubelet that restarts before that counts them
+//! as in use while it admits the pods that it finds, and fails those for good to which the scheduler has given the room. Pods
+//! that end while kubelet is away are not covered: kubelet alone writes its checkpoint.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::debug;
+
+use crate::kubelet_checkpoint::Allocated;
+use crate::node_state::NodeState;
+use crate::pods::{Pods, Stage};
+use crate::verify::pod_resources::PodResources;
+use daemon::api_server::one_line;
+
+/// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
+const SETTLE: Duration = Duration::from_millis(100);
+/// The pause before the first retry, and the longest one; it doubles each time.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
+
+/// Runs until the task is dropped.
+pub async fn free_ended_pods(node: Arc<NodeState>, pod_resources: PodResources) {
+    let mut pods = node.pods.clone();
+    if pods.wait_for(Pods::is_synced).await.is_err() {
+        return std::future::pending().await;
+    }
+    let mut pause = PAUSES.0;
+    loop {
+        let allocated = node.checkpoint.read().unwrap_or_default();
+        let is_due = names_ended(&allocated, &pods.borrow_and_update());
+        // kubelet frees devices itself before it allocates. A request in the middle of an allocation makes it forget the devices
+        // that it has just chosen, so that it may give them to the next pod too.
+        if is_due && !node.is_allocating() {
+            match pod_resources.list(&node.settings.names).await {
+                Ok(_) => node.list_again.send_replace(()),
+                Err(error) => {
+                    debug!(
+                        error = one_line(&error),
+                        "cannot have kubelet free devices of ended pods, trying later"
+                    );
+                }
+            }
+        }
+        changed(&mut pods, is_due.then_some(pause)).await;
+        pause = if is_due {
+            (pause * 2).min(PAUSES.1)
+        } else {
+            PAUSES.0
+        };
+        sleep(SETTLE).await;
+    }
+}
+
+/// Waits for a change of the pods, at most for `longest`.
+async fn changed(pods: &mut watch::Receiver<Pods>, longest: Option<Duration>) {
+    let changed = async {
+        if pods.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    match longest {
+        Some(longest) => drop(tokio::time::timeout(longest, changed).await),
+        None => changed.await,
+    }
+}
+
+/// True if the checkpoint names a pod that has ended.
+fn names_ended(allocated: &[Allocated], pods: &Pods) -> bool {
+    allocated.iter().any(|entry| {
+        pods.get(&entry.pod)
+            .is_none_or(|pod| pod.stage == Stage::Terminal)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::builders::{pod, pods, units};
+    use crate::extended_resource::ExtendedResource;
+    use crate::pods::{NodePod, PodUid};
+
+    fn entry(uid: &str) -> Allocated {
+        let answer = ContainerAllocateResponse::default();
+        Allocated {
+            pod: PodUid::from(uid),
+            container: "c".to_owned(),
+            resource: ExtendedResource::Memory,
+            ids: vec!["a".to_owned()],
+            answer,
+        }
+    }
+
+    #[rstest]
+    #[case::empty_checkpoint(&[], &[("a", Stage::Running)], false)]
+    #[case::all_run(&["a"], &[("a", Stage::Running), ("b", Stage::Admitted)], false)]
+    #[case::one_is_gone(&["a", "gone"], &[("a", Stage::Running)], true)]
+    #[case::one_has_ended(&["a", "b"], &[("a", Stage::Running), ("b", Stage::Terminal)], true)]
+    #[case::the_api_server_knows_no_end(&["a"], &[("a", Stage::Bound)], false)]
+    fn kubelet_is_asked_for_ended_pods_alone(
+        #[case] written: &[&str],
+        #[case] there: &[(&str, Stage)],
+        #[case] expected: bool,
+    ) {
+        let there: Vec<NodePod> = there
+            .iter()
+            .map(|(name, stage)| NodePod {
+                stage: *stage,
+                ..pod(name, 1, [units(1)])
+            })
+            .collect();
+        let written: Vec<Allocated> = written.iter().map(|uid| entry(uid)).collect();
+        assert_eq!(names_ended(&written, &pods(there)), expected);
+    }
+}

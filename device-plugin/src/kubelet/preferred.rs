@@ -1,0 +1,223 @@
+//! Answers `GetPreferredAllocation`: the available device IDs that kubelet should take.
+//!
+//! They are IDs of the devices that the scheduler chose, so that kubelet's own accounting, and every tool that reads it, names
+//! the right device. Never an error: kubelet would fail the pod.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use proto::kubelet::deviceplugin::{
+    ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse,
+};
+use proto::request::ContainerKind;
+use tracing::debug;
+
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::Fleet;
+use crate::injection::Mode;
+use crate::inventory::PhysicalId;
+use crate::matching::wait::{SHORT_CHECKPOINT, when_matched};
+use crate::matching::{Call, Match};
+use crate::node_state::NodeState;
+use crate::pods::Pods;
+
+/// Longest wait of a call for its pod where the answer to Allocate does not depend on it.
+const CDI_WAIT: Duration = Duration::from_millis(250);
+
+/// Answers for one container.
+pub async fn prefer(
+    node: &NodeState,
+    resource: ExtendedResource,
+    request: &ContainerPreferredAllocationRequest,
+) -> ContainerPreferredAllocationResponse {
+    node.until_decided().await;
+    let devices = node.devices_of(resource, &request.must_include_device_ids);
+    let call = Call {
+        resource,
+        count: u64::try_from(request.allocation_size).unwrap_or(0),
+        devices: &devices,
+    };
+    node.log().set_preferred(None);
+    // In mode cdi the IDs do not decide the device: they only keep kubelet's accounting right.
+    let limit = match node.mode() {
+        Mode::Cdi => node.settings.allocate_wait.min(CDI_WAIT),
+        Mode::Envvar => node.pod_wait(),
+    };
+    let wanted = when_matched(node, &call, limit, |pods, found| {
+        let wanted = wanted(node, pods, &found, resource);
+        node.log().set_preferred(Some(found));
+        wanted
+    });
+    let wanted = wanted.await;
+    node.log().set_waited(wanted.is_err());
+    let wanted = wanted.unwrap_or_else(|reason| {
+        debug!(?reason, "preferring as few devices as possible");
+        Vec::new()
+    });
+    let allocated = node.checkpoint.read_up_to(SHORT_CHECKPOINT);
+    // The pods are locked before the log, as everywhere.
+    let pods = node.pods.borrow();
+    let log = node.log();
+    let mut in_use = log.ids_in_use(resource, &pods);
+    for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
+        // The log may have the answer as that of a pod which is gone.
+        if entry.resource == resource && pods.get(&entry.pod).is_some() {
+            in_use.extend(entry.ids.iter().map(String::as_str));
+        }
+    }
+    ContainerPreferredAllocationResponse {
+        device_ids: choose(&node.fleet.borrow(), resource, request, &wanted, &in_use),
+    }
+}
+
+/// The devices of the pod, beginning with those that the containers before this one have no share of.
+fn wanted(node: &NodeState, pods: &Pods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
+    let (Some(pod), Some(placement)) = (pods.get(&found.pod), &found.placement) else {
+        return Vec::new();
+    };
+    let resolved = node.fleet.borrow().resolve(resource, placement.names(resource));
+    let Ok(mut devices) = resolved else {
+        return Vec::new();
+    };
+    let mut before = 0_u64;
+    for container in pod.containers.iter().take(found.container) {
+        // kubelet gives the IDs of an ordinary init container to later containers too.
+        if container.kind != ContainerKind::Init {
+            before = before.saturating_add(resource.count(container));
+        }
+    }
+    if is_spread(resource)
+        && let Some(skip) = before.checked_rem(devices.len() as u64)
+    {
+        devices.rotate_left(usize::try_from(skip).unwrap_or(0));
+    }
+    devices
+}
+
+/// True if the IDs of one container may be of several devices.
+fn is_spread(resource: ExtendedResource) -> bool {
+    resource != ExtendedResource::Memory
+}
+
+/// Completes the IDs that must be included to the requested size: first from the wanted devices (one ID of each in turn, but
+/// memory units of one GPU after the other), then from as few others as possible. IDs that are `in_use` come last of their
+/// device: kubelet forgets an allocation under way if its pod-resources API is called at that moment while a pod has just
+/// ended, and would allocate the same IDs twice.
+fn choose(
+    fleet: &Fleet,
+    resource: ExtendedResource,
+    request: &ContainerPreferredAllocationRequest,
+    wanted: &[PhysicalId],
+    in_use: &HashSet<&str>,
+) -> Vec<String> {
+    let included: BTreeSet<&str> = request
+        .must_include_device_ids
+        .iter()
+        .map(String::as_str)
+        .collect();
+    let covered: Vec<&PhysicalId> = included
+        .iter()
+        .filter_map(|id| fleet.ids.device_of(resource, id))
+        .collect();
+    let mut choice = Choice::new(fleet, resource, request, &included, in_use);
+    if is_spread(resource) {
+        for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
+            choice.take(uuid, 1);
+        }
+        while wanted.iter().map(|uuid| choice.take(uuid, 1)).sum::<usize>() > 0 {}
+    }
+    for uuid in wanted.iter().chain(covered) {
+        choice.take(uuid, usize::MAX);
+    }
+    while let Some(uuid) = choice.best_device() {
+        choice.take(uuid, usize::MAX);
+    }
+    choice.chosen
+}
+
+/// Available IDs of one device, sorted when the first is taken: most devices are not taken from.
+#[derive(Default)]
+struct Free<'a> {
+    ids: Vec<&'a str>,
+    /// True if IDs in use are first and the lowest number is last.
+    is_sorted: bool,
+}
+
+/// The chosen IDs, and those that are left.
+struct Choice<'a> {
+    chosen: Vec<String>,
+    size: usize,
+    /// Available IDs per device; a device without any is left out.
+    free: BTreeMap<&'a PhysicalId, Free<'a>>,
+    in_use: &'a HashSet<&'a str>,
+}
+
+impl<'a> Choice<'a> {
+    fn new(
+        fleet: &'a Fleet,
+        resource: ExtendedResource,
+        request: &'a ContainerPreferredAllocationRequest,
+        included: &BTreeSet<&str>,
+        in_use: &'a HashSet<&'a str>,
+    ) -> Self {
+        let mut free = BTreeMap::<&PhysicalId, Free<'_>>::new();
+        for id in request
+            .available_device_ids
+            .iter()
+            .map(String::as_str)
+            .filter(|id| !included.contains(id))
+        {
+            if let Some(gpu) = fleet.ids.device_of(resource, id) {
+                free.entry(gpu).or_default().ids.push(id);
+            }
+        }
+        let size = usize::try_from(request.allocation_size).unwrap_or(0);
+        Self {
+            chosen: request.must_include_device_ids.clone(),
+            size,
+            free,
+            in_use,
+        }
+    }
+
+    /// Takes at most `max` IDs of a device, the lowest numbers first and IDs in use last, and returns their number.
+    fn take(&mut self, uuid: &PhysicalId, max: usize) -> usize {
+        let missing = self.size.saturating_sub(self.chosen.len()).min(max);
+        let Some(Free { ids, is_sorted }) = self.free.get_mut(uuid).filter(|_| missing > 0) else {
+            return 0;
+        };
+        if !std::mem::replace(is_sorted, true) {
+            ids.sort_by_cached_key(|id| Reverse((self.in_use.contains(id), id.len(), *id)));
+        }
+        let taken = ids.split_off(ids.len() - ids.len().min(missing));
+        self.chosen.extend(taken.iter().rev().map(|id| (*id).to_owned()));
+        if ids.is_empty() {
+            self.free.remove(uuid);
+        }
+        taken.len()
+    }
+
+    /// The device with the fewest free IDs that has all that are missing, or else the one with most; none when nothing is missing
+    /// or left.
+    fn best_device(&self) -> Option<&'a PhysicalId> {
+        let missing = self.size.saturating_sub(self.chosen.len());
+        if missing == 0 {
+            return None;
+        }
+        let free = self.free.iter().map(|(uuid, free)| (free.ids.len(), *uuid));
+        let best = free.min_by_key(|(n_free, uuid)| {
+            let is_short = *n_free < missing;
+            let surplus = if is_short {
+                missing - n_free
+            } else {
+                n_free - missing
+            };
+            (is_short, surplus, *uuid)
+        });
+        best.map(|(_, uuid)| uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! Keeps one resource registered with kubelet, through restarts of kubelet and of this plugin.
+//!
+//! kubelet removes every plugin's socket when it starts, never dials a plugin again by itself, and forgets a resource whose
+//! device list has ended. So three things are watched: the file of kubelet's socket, the file of the plugin's own, and the open
+//! stream. Everything is closed when the stream has ended, or when one of the files is gone or another and kubelet takes
+//! connections, and only then begun again: kubelet finds plugins by resource name, and the late end of an old stream would
+//! disconnect a new one. As long as no kubelet takes connections the open stream stays: a kubelet whose socket file was removed
+//! goes on with it, and would lose all devices without it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::kubelet::deviceplugin::device_plugin_server::DevicePluginServer;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tracing::{info, warn};
+
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::Fleet;
+use crate::node_state::NodeState;
+use crate::start::check::StartChecker;
+use daemon::api_server::one_line;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::boot;
+use super::server::{DeviceService, Streams};
+use super::socket::{
+    CLOSE_LIMIT, FileId, KUBELET_SOCKET, OwnSocket, RegistrationError, register, wait_for_kubelet,
+};
+
+/// kubelet sends every available ID in one message, and those that must be included once more.
+const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
+
+/// Duration of a registration after which the next one comes without a pause.
+const STABLE: Duration = Duration::from_secs(5);
+
+/// Longest pause between registrations.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// kubelet's device plugin directory, and the times that registrations in it keep.
+#[derive(Clone, Debug)]
+pub struct KubeletDir {
+    /// The directory.
+    pub path: PathBuf,
+    /// The interval at which the socket files are looked at.
+    pub interval: Duration,
+    /// Longest time for kubelet to answer a registration, and to open the stream after it.
+    pub limit: Duration,
+}
+
+impl KubeletDir {
+    /// A directory looked at every second.
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            interval: Duration::from_secs(1),
+            limit: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A resource that the plugin serves, and everything that its service needs.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    /// kubelet's directory.
+    pub dir: KubeletDir,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The state that answers depend on.
+    pub node: Arc<NodeState>,
+    /// Checks each container before it starts.
+    pub starts: Arc<StartChecker>,
+    /// True while kubelet knows all that there is of the resource.
+    pub is_registered: watch::Sender<bool>,
+}
+
+/// The reason that a registration has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stopped,
+    KubeletRestarted,
+    SocketRemoved,
+    StreamEnded,
+    StreamNeverOpened,
+}
+
+impl End {
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Stopped => "this plugin is stopping",
+            Self::KubeletRestarted => "kubelet has restarted",
+            Self::SocketRemoved => "the plugin's socket was removed",
+            Self::StreamEnded => "kubelet has closed the device list",
+            Self::StreamNeverOpened => "kubelet has not asked for the device list",
+        }
+    }
+}
+
+impl Registration {
+    /// Serves and registers the resource while this node has anything of it, until `stop`.
+    pub async fn keep_offered(self, stop: CancellationToken) {
+        let mut fleet = self.node.fleet.clone();
+        let is_there = |fleet: &Arc<Fleet>| fleet.offers(self.resource, &self.node.settings.names);
+        loop {
+            self.is_registered.send_replace(!is_there(&fleet.borrow()));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                found = fleet.wait_for(is_there) => if found.is_err() { return },
+            }
+            let serving_stop = stop.child_token();
+            let mut serving = std::pin::pin!(self.keep_registered(serving_stop.clone()));
+            tokio::select! {
+                () = &mut serving => return,
+                () = stop.cancelled() => {}
+                _ = fleet.wait_for(|fleet| !is_there(fleet)) => {}
+            }
+            serving_stop.cancel();
+            serving.await;
+            if stop.is_cancelled() {
+                return;
+            }
+            info!(resource = ?self.resource, "this node has no device of this resource any more");
+        }
+    }
+
+    /// Serves and registers the resource until `stop`. Returns at once if the resource has no name on this node.
+    async fn keep_registered(&self, stop: CancellationToken) {
+        let shortest = self.dir.interval.min(Duration::from_millis(200));
+        let Some(name) = self.node.settings.names.of(self.resource) else {
+            return;
+        };
+        let mut pause = shortest;
+        while !stop.is_cancelled() {
+            let began = Instant::now();
+            let kubelet = self.dir.path.join(KUBELET_SOCKET);
+            let kubelet_id = FileId::of(&kubelet);
+            let end = self.register_once(name, &stop).await;
+            self.is_registered.send_replace(false);
+            let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
+            let longest = match &end {
+                // A process that is starting, or a file that an ended one left behind: trying costs nothing.
+                Err(RegistrationError::Connect { .. }) => Duration::from_secs(1),
+                _ => LONGEST_PAUSE,
+            };
+            match end {
+                Ok(End::Stopped) => return,
+                Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
+                Err(error) => {
+                    warn!(
+                        resource = name,
+                        error = one_line(&error),
+                        "not registered, trying again"
+                    );
+                }
+            }
+            self.node.resume();
+            pause = if is_quick || began.elapsed() >= STABLE {
+                shortest
+            } else {
+                (pause * 2).min(longest)
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep(pause) => {}
+                // Failures with the kubelet before say nothing about another kubelet.
+                () = until_replaced(&kubelet, kubelet_id, self.dir.interval) => pause = shortest,
+            }
+        }
+    }
+
+    /// Listens, registers, and returns at the end of the registration. Everything is closed then.
+    async fn register_once(&self, name: &str, stop: &CancellationToken) -> Result<End, RegistrationError> {
+        let path = self.dir.path.join(self.resource.socket());
+        let (socket, listener) =
+            OwnSocket::bind(path.clone()).map_err(|source| RegistrationError::Listen { path, source })?;
+        let serving = self.serve(UnixListenerStream::new(listener));
+        let ended = tokio::select! {
+            () = stop.cancelled() => Ok(End::Stopped),
+            ended = self.follow(name, &socket, &serving) => ended,
+        };
+        serving.close().await;
+        ended
+    }
+
+    fn serve(&self, incoming: UnixListenerStream) -> Serving {
+        let stop = CancellationToken::new();
+        let streams = watch::Sender::new(Streams::default());
+        let resource = self.resource;
+        let service = DevicePluginServer::new(DeviceService {
+            resource,
+            node: Arc::clone(&self.node),
+            starts: Arc::clone(&self.starts),
+            streams: streams.clone(),
+            stop: stop.clone(),
+        });
+        let server = Server::builder().add_service(service.max_decoding_message_size(MAX_REQUEST_BYTES));
+        let guard = stop.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
+            if let Err(error) = ended.await {
+                warn!(
+                    error = one_line(&error),
+                    ?resource,
+                    "the server of a resource has failed"
+                );
+            }
+        });
+        Serving {
+            stop: guard,
+            streams,
+            task,
+        }
+    }
+
+    /// Registers when kubelet is there, and returns at the end of the registration.
+    async fn follow(
+        &self,
+        name: &str,
+        socket: &OwnSocket,
+        serving: &Serving,
+    ) -> Result<End, RegistrationError> {
+        let kubelet = self.dir.path.join(KUBELET_SOCKET);
+        let kubelet_id = wait_for_kubelet(&kubelet, self.dir.interval).await;
+        boot::until_ended(&self.dir.path).await;
+        if !socket.is_in_place() {
+            return Ok(End::SocketRemoved);
+        }
+        let mut streams = serving.streams.subscribe();
+        let registration = async {
+            let limit = self.dir.limit;
+            timeout(limit, register(&kubelet, self.resource.socket(), name))
+                .await
+                .map_err(|_| RegistrationError::NoAnswer(limit))??;
+            let opened = streams.wait_for(|streams| streams.n_ever > 0);
+            if !matches!(timeout(limit, opened).await, Ok(Ok(_))) {
+                return Ok(End::StreamNeverOpened);
+            }
+            info!(resource = name, "registered with kubelet");
+            self.is_registered.send_replace(true);
+            // An error means that the server is gone, and the streams with it.
+            let _ = streams.wait_for(|streams| streams.n_open == 0).await;
+            Ok(End::StreamEnded)
+        };
+        tokio::select! {
+            ended = registration => ended,
+            ended = until_moved((name, &kubelet), kubelet_id, socket, self.dir.interval) => Ok(ended),
+        }
+    }
+}
+
+/// Returns when one of the two socket files is gone or another, and kubelet takes connections.
+async fn until_moved(
+    (name, kubelet): (&str, &Path),
+    kubelet_id: FileId,
+    socket: &OwnSocket,
+    interval: Duration,
+) -> End {
+    let mut is_logged = false;
+    loop {
+        sleep(interval).await;
+        let end = match FileId::of(kubelet) {
+            Some(id) if id == kubelet_id && socket.is_in_place() => {
+                is_logged = false;
+                continue;
+            }
+            Some(id) if id == kubelet_id => End::SocketRemoved,
+            Some(_) | None => End::KubeletRestarted,
+        };
+        if UnixStream::connect(kubelet).await.is_ok() {
+            return end;
+        }
+        if !is_logged {
+            warn!(resource = name, socket = %kubelet.display(), "kubelet's socket is gone; what is registered stays until a kubelet takes connections");
+            is_logged = true;
+        }
+    }
+}
+
+/// Returns when there is a socket file of kubelet other than `before`.
+async fn until_replaced(kubelet: &Path, before: Option<FileId>, interval: Duration) {
+    loop {
+        let now = FileId::of(kubelet);
+        if now.is_some() && now != before {
+            return;
+        }
+        sleep(interval).await;
+    }
+}
+
+/// A running server and its streams.
+struct Serving {
+    stop: DropGuard,
+    streams: watch::Sender<Streams>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    /// Ends the streams, then the connections.
+    async fn close(mut self) {
+        drop(self.stop);
+        if timeout(CLOSE_LIMIT, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}

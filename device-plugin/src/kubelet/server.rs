@@ -1,0 +1,324 @@
+//! The gRPC service of one resource, and its device list as a stream.
+//!
+//! Translates between kubelet's messages and this crate's types. The answers come from [`super::allocate`],
+//! [`super::preferred`] and [`crate::start`].
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream, stream};
+use proto::kubelet::deviceplugin::device_plugin_server::DevicePlugin;
+use proto::kubelet::deviceplugin::{
+    AllocateRequest, AllocateResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, TopologyInfo,
+};
+use proto::kubelet::{HEALTHY, UNHEALTHY};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+use tracing::debug;
+
+use crate::device_ids::{NUMA_NODES, NumberedIds};
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::Fleet;
+use crate::injection::Injection;
+use crate::inventory::PhysicalId;
+use crate::node_state::NodeState;
+use crate::start::check::StartChecker;
+use daemon::api_server::one_line;
+use tokio_util::sync::CancellationToken;
+
+use super::allocate::allocate;
+use super::preferred::prefer;
+
+/// The plugin's options, which kubelet gets at registration and on request.
+pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
+    pre_start_required: true,
+    get_preferred_allocation_available: true,
+};
+
+/// Serves one resource until it is stopped.
+#[derive(Clone, Debug)]
+pub struct DeviceService {
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The state that answers depend on.
+    pub node: Arc<NodeState>,
+    /// Checks each container before it starts.
+    pub starts: Arc<StartChecker>,
+    /// Kept up to date with the `ListAndWatch` streams.
+    pub streams: watch::Sender<Streams>,
+    /// Ends the streams.
+    pub stop: CancellationToken,
+}
+
+/// The numbers of device list streams since the service began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Open now.
+    pub n_open: usize,
+    /// Ever opened: a stream that ended at once is not one that was never opened.
+    pub n_ever: usize,
+}
+
+/// Counts one open stream for as long as it lives.
+struct OpenStream(watch::Sender<Streams>);
+
+impl OpenStream {
+    fn new(streams: watch::Sender<Streams>) -> Self {
+        streams.send_modify(|streams| {
+            streams.n_open += 1;
+            streams.n_ever += 1;
+        });
+        Self(streams)
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0
+            .send_modify(|streams| streams.n_open = streams.n_open.saturating_sub(1));
+    }
+}
+
+/// The virtual devices of one device in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    ids: NumberedIds,
+    is_healthy: bool,
+    /// The NUMA node in the list.
+    numa_node: Option<i32>,
+}
+
+/// One stream of device lists.
+struct Listing {
+    resource: ExtendedResource,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    injection: watch::Receiver<Option<Injection>>,
+    /// None for a resource whose unchanged list is never sent again: one resource is enough for kubelet to write its checkpoint.
+    list_again: Option<watch::Receiver<()>>,
+    stop: CancellationToken,
+    /// The entries of the list that was sent last.
+    sent: Option<Vec<Entry>>,
+    _open: OpenStream,
+}
+
+impl Listing {
+    /// The list at once, and again whenever it has changed; the end when the service is stopped.
+    async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
+        let list = loop {
+            let device_type = self.resource.device_type();
+            let is_injectable = self
+                .injection
+                .borrow_and_update()
+                .as_ref()
+                .is_none_or(|injection| injection.is_possible_for(device_type));
+            let entries = entries(&self.fleet.borrow_and_update(), self.resource, is_injectable);
+            if self.sent.as_ref() != Some(&entries) {
+                let list = list_of(&entries);
+                self.sent = Some(entries);
+                break list;
+            }
+            tokio::select! {
+                // A service that ends because its devices are gone sends the empty list first.
+                biased;
+                changed = self.fleet.changed() => changed.ok()?,
+                // Without a sender the last decision stands.
+                Ok(()) = self.injection.changed() => {}
+                () = asked_again(&mut self.list_again) => self.sent = None,
+                () = self.stop.cancelled() => return None,
+            }
+        };
+        debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
+        Some((Ok(list), self))
+    }
+}
+
+/// Waits until the same list is to be sent again.
+async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
+    if let Some(list_again) = list_again
+        && list_again.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
+}
+
+/// The entries of a resource's list. A device that cannot be injected into containers is listed as unhealthy.
+fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Vec<Entry> {
+    let mut states = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
+    for device in fleet.entries(resource.device_type()) {
+        states.insert(device.key.id, (device.is_healthy, device.numa_node));
+    }
+    let mut entries = Vec::new();
+    for numbered in fleet.ids.numbered(resource) {
+        let (is_healthy, numa_node) = states.get(numbered.device).copied().unwrap_or_default();
+        entries.push(Entry {
+            ids: numbered.ids,
+            is_healthy: is_healthy && is_injectable,
+            numa_node: numa_node.filter(|node| fleet.ids.lists_numa_nodes() && NUMA_NODES.contains(node)),
+        });
+    }
+    entries
+}
+
+/// All virtual devices of a resource.
+pub fn list(fleet: &Fleet, resource: ExtendedResource) -> ListAndWatchResponse {
+    list_of(&entries(fleet, resource, true))
+}
+
+fn list_of(entries: &[Entry]) -> ListAndWatchResponse {
+    let mut devices = Vec::new();
+    for entry in entries {
+        let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
+        let topology = entry.numa_node.map(|id| TopologyInfo {
+            nodes: vec![NumaNode { id: i64::from(id) }],
+        });
+        for id in entry.ids.iter() {
+            devices.push(Device {
+                id,
+                health: health.to_owned(),
+                topology: topology.clone(),
+            });
+        }
+    }
+    ListAndWatchResponse { devices }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for DeviceService {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(OPTIONS))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let listing = Listing {
+            resource: self.resource,
+            fleet: self.node.fleet.clone(),
+            injection: self.node.injection.clone(),
+            // The shortest of the lists that every node has.
+            list_again: (self.resource == ExtendedResource::Shared).then(|| self.node.list_again.subscribe()),
+            stop: self.stop.clone(),
+            sent: None,
+            _open: OpenStream::new(self.streams.clone()),
+        };
+        Ok(Response::new(Box::pin(stream::unfold(listing, Listing::next))))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let _call = self.node.begin_call();
+        let mut container_responses = Vec::new();
+        for request in &request.into_inner().container_requests {
+            container_responses.push(prefer(&self.node, self.resource, request).await);
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let (_call, began) = (self.node.begin_call(), Instant::now());
+        let mut container_responses = Vec::new();
+        for request in &request.into_inner().container_requests {
+            container_responses.push(allocate(&self.node, self.resource, request).await);
+        }
+        self.starts.metrics().allocated(began.elapsed());
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let ids = request.into_inner().device_ids;
+        match self.starts.check_start(self.resource, ids).await {
+            Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
+            Err(blocked) => Err(Status::failed_precondition(one_line(&blocked))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use proto::memory_unit::MemoryUnit;
+
+    use super::*;
+    use crate::builders;
+    use crate::device_ids::IdScheme;
+    use crate::inventory::{Inventory, PciLocation};
+
+    /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.
+    fn fleet(lists_numa_nodes: bool) -> Fleet {
+        let at = |numa_node| PciLocation {
+            numa_node,
+            ..PciLocation::default()
+        };
+        let mut gpus = vec![builders::gpu(0), builders::gpu(1)];
+        gpus[0].location = at(Some(1));
+        let mut adapter = builders::adapter(3);
+        adapter.location = at(Some(0));
+        let ids = IdScheme::with_numa_nodes(lists_numa_nodes, &gpus, 2, MemoryUnit::GIB).unwrap();
+        Fleet::new(
+            Inventory {
+                gpus,
+                others: vec![adapter],
+                ..Inventory::default()
+            },
+            ids,
+        )
+    }
+
+    /// For every resource, and within the size that [`IdScheme`] computes.
+    #[test]
+    fn numa_nodes_are_listed_on_request() {
+        for resource in [
+            ExtendedResource::Shared,
+            ExtendedResource::Memory,
+            ExtendedResource::Whole,
+            ExtendedResource::Rdma,
+        ] {
+            let nodes = |fleet: &Fleet| {
+                let list = list(fleet, resource).devices;
+                let mut listed: Vec<_> = list
+                    .into_iter()
+                    .map(|device| device.topology.map(|topology| topology.nodes[0].id))
+                    .collect();
+                listed.dedup();
+                listed
+            };
+            let expected = if resource == ExtendedResource::Rdma {
+                vec![Some(0)]
+            } else {
+                vec![Some(1), None]
+            };
+            assert_eq!(
+                (nodes(&fleet(true)), nodes(&fleet(false))),
+                (expected, vec![None]),
+                "{resource:?}"
+            );
+            let mut all_sick = fleet(true);
+            for entry in &mut all_sick.gpus {
+                (entry.is_healthy, entry.gpu.location.numa_node) = (false, Some(127));
+            }
+            all_sick.others[0].is_healthy = false;
+            all_sick.others[0].device.location.numa_node = Some(127);
+            assert_eq!(
+                list(&all_sick, resource).encoded_len() as u64,
+                all_sick.ids.longest_list_bytes(resource),
+                "{resource:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The socket files of this plugin and of kubelet, and the registration over kubelet's socket.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use proto::kubelet::DEVICE_PLUGIN_VERSION;
+use proto::kubelet::deviceplugin::RegisterRequest;
+use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::sleep;
+use tonic::transport::Endpoint;
+use tracing::warn;
+
+use super::server::OPTIONS;
+
+/// Name of kubelet's socket in the device plugin directory.
+pub(super) const KUBELET_SOCKET: &str = "kubelet.sock";
+
+/// Longest duration of a server's graceful end.
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+
+/// A resource is not registered. The plugin tries again.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationError {
+    /// The plugin's own socket cannot be made.
+    #[error("cannot listen on {}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// kubelet's socket takes no connection.
+    #[error("cannot connect to kubelet at {}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// The failure.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// kubelet refuses the registration.
+    #[error("kubelet does not accept {resource}")]
+    Refused {
+        /// The resource.
+        resource: String,
+        /// kubelet's answer.
+        #[source]
+        source: Box<tonic::Status>,
+    },
+    /// kubelet does not answer in time.
+    #[error("kubelet did not answer within {0:?}")]
+    NoAnswer(Duration),
+}
+
+/// Identifies a file: its name stays the same when it is replaced, and inode numbers are used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+    modified: (i64, i64),
+}
+
+impl FileId {
+    /// The file at `path`, if there is one.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let found = fs::symlink_metadata(path).ok()?;
+        Some(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        })
+    }
+}
+
+/// A socket file that this process listens on. Dropping it removes the file, unless it has been replaced.
+#[derive(Debug)]
+pub(super) struct OwnSocket {
+    path: PathBuf,
+    id: FileId,
+}
+
+impl OwnSocket {
+    /// Listens at `path`; a socket that an earlier process left there is replaced.
+    pub(super) fn bind(path: PathBuf) -> io::Result<(Self, UnixListener)> {
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.file_type().is_socket() => fs::remove_file(&path)?,
+            Ok(_) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "there is a file that is no socket",
+                ));
+            }
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        let id = FileId::of(&path)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;
+        Ok((Self { path, id }, listener))
+    }
+
+    /// True if the file is still there and this process made it.
+    pub(super) fn is_in_place(&self) -> bool {
+        FileId::of(&self.path) == Some(self.id)
+    }
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        if self.is_in_place() {
+            // If that fails the next process replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Returns the identity of kubelet's socket when kubelet takes connections: a kubelet that has ended leaves the file behind.
+///
+/// kubelet fails running pods whose init containers hold devices of a resource that is not registered when it looks at
+/// the pods, less than a second after it takes connections, so this looks often.
+pub(super) async fn wait_for_kubelet(kubelet: &Path, interval: Duration) -> FileId {
+    let interval = interval.min(Duration::from_millis(100));
+    let mut is_logged = false;
+    loop {
+        if let Some(id) = FileId::of(kubelet)
+            && UnixStream::connect(kubelet).await.is_ok()
+        {
+            return id;
+        }
+        if !is_logged {
+            warn!(socket = %kubelet.display(), "kubelet takes no connection: is it running, and is its directory mounted here? Waiting for it");
+            is_logged = true;
+        }
+        sleep(interval).await;
+    }
+}
+
+/// Registers `resource`, which this plugin serves at the socket `endpoint`.
+pub(super) async fn register(
+    kubelet: &Path,
+    endpoint: &str,
+    resource: &str,
+) -> Result<(), RegistrationError> {
+    let path = kubelet.to_owned();
+    let connect = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The address is not used, its host becomes the authority that grpc-go expects.
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connect)
+        .await;
+    let channel = channel.map_err(|source| RegistrationError::Connect {
+        path: kubelet.to_owned(),
+        source,
+    })?;
+    let request = RegisterRequest {
+        version: DEVICE_PLUGIN_VERSION.to_owned(),
+        endpoint: endpoint.to_owned(),
+        resource_name: resource.to_owned(),
+        options: Some(OPTIONS),
+    };
+    match RegistrationClient::new(channel).register(request).await {
+        Ok(_) => Ok(()),
+        Err(source) => Err(RegistrationError::Refused {
+            resource: resource.to_owned(),
+            source: Box::new(source),
+        }),
+    }
+}

@@ -1,0 +1,620 @@
+//! The log of answered Allocate calls, per pod UID and container. Lives as long as the process.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+
+use crate::extended_resource::ExtendedResource;
+use crate::kubelet_checkpoint::Allocated;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+
+use super::swap_plan::SwapPlan;
+use super::{Match, are_alike, explain};
+
+/// Most answers that are kept: kubelet runs a few hundred pods.
+const MAX_ANSWERS: usize = 16_384;
+
+/// One answered call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnsweredCall {
+    /// Index in [`NodePod::containers`].
+    pub container: usize,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The number of its device IDs.
+    pub count: u64,
+}
+
+/// An answer of this process.
+#[derive(Clone, Debug)]
+struct Answer {
+    /// The pod that the call was matched with, if any.
+    pod: Option<PodUid>,
+    response: ContainerAllocateResponse,
+}
+
+/// Values by resource and sorted device IDs, by which kubelet names a container. A look-up copies no ID: a container may have
+/// thousands.
+type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
+
+/// The answered calls of every pod of this node.
+#[derive(Clone, Debug)]
+pub struct AllocateLog {
+    calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
+    /// The pod of the latest answered call, as long as it has calls to come.
+    admitting: Option<PodUid>,
+    /// Pods whose admission ended, or seemed to end, before all calls came.
+    doubtful: BTreeSet<PodUid>,
+    /// Pods that were bound before this process began its log; none until the first complete list of pods.
+    existing: Option<BTreeSet<PodUid>>,
+    /// kubelet's checkpoint at the start of this process, until the existing pods are known.
+    checkpoint_at_start: Option<Vec<Allocated>>,
+    /// True if kubelet's checkpoint could be read: an existing pod that it does not name has then not been answered for.
+    is_checkpoint_loaded: bool,
+    /// Existing pods that the checkpoint names.
+    answered_before: BTreeSet<PodUid>,
+    /// The match of the last `GetPreferredAllocation`, until the next answered call.
+    preferred: Option<Match>,
+    /// True if the last `GetPreferredAllocation` waited for its pod in vain.
+    has_waited: bool,
+    /// The latest assume time and arrival of the pods that were answered for.
+    latest_assumed: Option<u64>,
+    latest_arrival: Option<u64>,
+    answers: ByIds<Answer>,
+    /// The number of answers ever added.
+    n_added: u64,
+    /// The pairs of pods whose further calls are matched with each other's record.
+    plan: SwapPlan,
+    /// Pods of which kubelet's checkpoint confirms that an answer was theirs.
+    proven: BTreeSet<PodUid>,
+    /// Pods one of whose containers this process has let start.
+    started: BTreeSet<PodUid>,
+    /// Containers that this process has let start since they were given their IDs.
+    started_containers: ByIds<()>,
+    /// The resources that kubelet calls for.
+    offered: Vec<ExtendedResource>,
+    /// [`Pods::n_left`] when pods that are gone were removed last; none if they have to be looked for again.
+    seen_left: Option<u64>,
+    reconciled: Option<Reconciled>,
+}
+
+/// The state at the last comparison with kubelet's checkpoint.
+#[derive(Clone, Debug)]
+struct Reconciled {
+    allocated: Arc<Vec<Allocated>>,
+    /// The numbers of answers, of pods that have come, and of pods that have left.
+    state: (u64, u64, u64),
+}
+
+impl Default for AllocateLog {
+    fn default() -> Self {
+        Self::after(None)
+    }
+}
+
+impl AllocateLog {
+    /// A log that begins with the answers of an earlier process, as far as kubelet's checkpoint names them.
+    pub fn after(checkpoint: Option<Vec<Allocated>>) -> Self {
+        Self {
+            calls: BTreeMap::new(),
+            admitting: None,
+            doubtful: BTreeSet::new(),
+            existing: None,
+            checkpoint_at_start: checkpoint,
+            is_checkpoint_loaded: false,
+            answered_before: BTreeSet::new(),
+            preferred: None,
+            has_waited: false,
+            latest_assumed: None,
+            latest_arrival: None,
+            answers: ByIds::new(),
+            n_added: 0,
+            plan: SwapPlan::default(),
+            proven: BTreeSet::new(),
+            started: BTreeSet::new(),
+            started_containers: ByIds::new(),
+            offered: ExtendedResource::ALWAYS.to_vec(),
+            seen_left: None,
+            reconciled: None,
+        }
+    }
+
+    /// Sets the resources that kubelet calls for from now on.
+    pub fn set_offered(&mut self, resources: Vec<ExtendedResource>) {
+        self.offered = resources;
+    }
+
+    /// The resources that kubelet calls for.
+    pub fn offered(&self) -> &[ExtendedResource] {
+        &self.offered
+    }
+
+    /// Notes the pods of the first complete list; does nothing before or after that.
+    pub fn note_existing_pods(&mut self, pods: &Pods) {
+        if self.existing.is_some() || !pods.is_synced() {
+            return;
+        }
+        self.existing = Some(pods.iter().map(|pod| pod.uid.clone()).collect());
+        if let Some(allocated) = self.checkpoint_at_start.take() {
+            self.load(&allocated, pods);
+        }
+    }
+
+    /// True if an earlier process may have answered for a waiting pod without that being in the log.
+    pub fn needs_checkpoint(&self, pods: &Pods) -> bool {
+        for uid in self.existing.iter().flatten() {
+            if let Some(pod) = pods.get(uid)
+                && pod.stage == Stage::Bound
+                && !self.is_doubtful(uid)
+                && !self.is_complete(pod)
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Adds the calls of existing pods that kubelet's checkpoint names. The admission of a pod that it names in part is under way.
+    pub fn load(&mut self, allocated: &[Allocated], pods: &Pods) {
+        self.is_checkpoint_loaded = true;
+        let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
+            return;
+        };
+        let mut by_pod = HashMap::<&PodUid, Vec<&Allocated>>::new();
+        for entry in allocated {
+            by_pod.entry(&entry.pod).or_default().push(entry);
+        }
+        let mut begun = Vec::new();
+        for pod in existing.iter().filter_map(|uid| pods.get(uid)) {
+            let Some(entries) = by_pod.get(&pod.uid) else {
+                continue;
+            };
+            let Some(calls) = self.with_missing_calls(pod, entries) else {
+                continue;
+            };
+            self.calls.insert(pod.uid.clone(), calls);
+            self.answered_before.insert(pod.uid.clone());
+            self.note_latest(&pod.uid, pods);
+            if !self.is_complete(pod) {
+                begun.push(pod);
+            } else if self.admitting.as_ref() == Some(&pod.uid) {
+                self.admitting = None;
+            }
+        }
+        // kubelet admits one pod at a time: the latest is under way, the others are over.
+        begun.sort_by_key(|pod| (pod.assumed_at(), pods.arrival(&pod.uid)));
+        let latest = begun.pop().map(|pod| pod.uid.clone());
+        for pod in begun {
+            self.doubtful.insert(pod.uid.clone());
+        }
+        self.admitting = self.admitting.take().or(latest);
+    }
+
+    /// All answered calls of an existing pod, if the checkpoint names any for it that are not in the log.
+    fn with_missing_calls(&self, pod: &NodePod, entries: &[&Allocated]) -> Option<Vec<AnsweredCall>> {
+        if self.is_doubtful(&pod.uid) {
+            return None;
+        }
+        let known = self.answered_calls(&pod.uid);
+        let mut calls = Vec::new();
+        for entry in entries {
+            if let Some(call) = answered_call(entry, pod)
+                && !contains(known, call)
+            {
+                calls.push(call);
+            }
+        }
+        if calls.is_empty() {
+            return None;
+        }
+        calls.extend(known);
+        calls.sort_by_key(|call| (call.container, call.resource));
+        Some(calls)
+    }
+
+    /// Prepares for another registration. kubelet may have restarted, and then it remembers of the admission under way only what
+    /// its checkpoint names.
+    pub fn resume(&mut self, allocated: &[Allocated], pods: &Pods) {
+        self.preferred = None;
+        if let Some(uid) = self.admitting.take() {
+            self.calls.remove(&uid);
+            if let Some(existing) = &mut self.existing {
+                existing.insert(uid);
+            }
+        }
+        if self.existing.is_some() {
+            self.load(allocated, pods);
+        }
+    }
+
+    /// Sets the match of a `GetPreferredAllocation`.
+    pub fn set_preferred(&mut self, found: Option<Match>) {
+        self.preferred = found;
+    }
+
+    /// The match of the last `GetPreferredAllocation`, until the next answered call.
+    pub fn preferred(&self) -> Option<&Match> {
+        self.preferred.as_ref()
+    }
+
+    /// Notes whether a `GetPreferredAllocation` has waited for its pod in vain.
+    pub fn set_waited(&mut self, has_waited: bool) {
+        self.has_waited = has_waited;
+    }
+
+    /// True once if the last `GetPreferredAllocation` has waited in vain: the Allocate that follows waits no longer.
+    pub fn take_waited(&mut self) -> bool {
+        std::mem::take(&mut self.has_waited)
+    }
+
+    /// Adds the answer to a call, and the pod that the call was matched with.
+    pub fn add_answer(
+        &mut self,
+        resource: ExtendedResource,
+        ids: &[String],
+        pod: Option<PodUid>,
+        response: ContainerAllocateResponse,
+    ) {
+        let ids = sorted(ids);
+        self.n_added += 1;
+        self.started_containers.entry(resource).or_default().remove(&ids);
+        // An earlier answer about these IDs is out of date even if there is no room for this one.
+        self.answers.entry(resource).or_default().remove(&ids);
+        if len(&self.answers) >= MAX_ANSWERS {
+            for answers in self.answers.values_mut() {
+                answers.retain(|_, answer| answer.pod.is_some());
+            }
+        }
+        if len(&self.answers) < MAX_ANSWERS {
+            let answers = self.answers.entry(resource).or_default();
+            answers.insert(ids, Answer { pod, response });
+        }
+    }
+
+    /// The answer of this process about these device IDs, sorted.
+    pub fn response(&self, resource: ExtendedResource, ids: &[String]) -> Option<&ContainerAllocateResponse> {
+        let answer = self.answers.get(&resource)?.get(ids)?;
+        Some(&answer.response)
+    }
+
+    /// Device IDs of a resource that this process has answered for, and whose pod may live.
+    pub fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &Pods) -> HashSet<&'a str> {
+        let mut in_use = HashSet::new();
+        for (ids, answer) in self.answers.get(&resource).into_iter().flatten() {
+            let may_live = match &answer.pod {
+                Some(uid) => pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal),
+                None => true,
+            };
+            if may_live {
+                in_use.extend(ids.iter().map(String::as_str));
+            }
+        }
+        in_use
+    }
+
+    /// Records an answered call.
+    pub fn record(&mut self, found: Match, pods: &Pods) {
+        let Match {
+            pod: uid,
+            calls,
+            corrects,
+            record_of,
+            ..
+        } = found;
+        self.preferred = None;
+        self.note_latest(&uid, pods);
+        if let Some(mistaken) = corrects {
+            self.correct(&mistaken, &uid, record_of, pods);
+        } else if let Some(before) = self.admitting.take()
+            && before != uid
+        {
+            // kubelet has gone on to another pod, so the admission before is over. Calls that the checkpoint names stay.
+            if !self.answered_before.contains(&before) {
+                self.calls.remove(&before);
+            }
+            self.doubtful.insert(before);
+        }
+        self.doubtful.remove(&uid);
+        self.calls.insert(uid.clone(), calls);
+        self.admitting = Some(uid);
+        self.end_admission(pods);
+        self.forget_gone(pods);
+    }
+
+    /// Moves the calls of `mistaken` to the pod, which goes on with the record that they were answered with.
+    fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &Pods) {
+        self.admitting = None;
+        self.seen_left = None;
+        self.calls.remove(mistaken);
+        self.swap_answers(mistaken, uid);
+        if record_of == *self.plan.record_of(uid) {
+            return;
+        }
+        if are_alike(pods, mistaken, uid) {
+            self.plan.swap(mistaken, uid);
+        } else {
+            // The check before a start refuses the pod, but its containers must not see more than one pod's devices.
+            self.plan.set(uid, record_of);
+        }
+    }
+
+    fn swap_answers(&mut self, one: &PodUid, other: &PodUid) {
+        for answer in self.answers.values_mut().flat_map(HashMap::values_mut) {
+            match &mut answer.pod {
+                Some(uid) if uid == one => uid.clone_from(other),
+                Some(uid) if uid == other => uid.clone_from(one),
+                _ => {}
+            }
+        }
+    }
+
+    /// Corrects the log by kubelet's checkpoint, unless nothing has changed since the last time.
+    pub fn reconcile(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &Pods) {
+        let state = (self.n_added, pods.n_arrived(), pods.n_left());
+        let is_known = self.reconciled.as_ref().is_some_and(|reconciled| {
+            Arc::ptr_eq(&reconciled.allocated, allocated) && reconciled.state == state
+        });
+        if is_known {
+            return;
+        }
+        for entry in allocated.iter() {
+            self.reconcile_entry(entry, pods);
+        }
+        self.reconciled = Some(Reconciled {
+            allocated: Arc::clone(allocated),
+            state,
+        });
+    }
+
+    fn reconcile_entry(&mut self, entry: &Allocated, pods: &Pods) {
+        let answers = self.answers.get_mut(&entry.resource);
+        let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
+            return;
+        };
+        let matched = answer.pod.get_or_insert_with(|| entry.pod.clone()).clone();
+        if matched == entry.pod {
+            self.add_call(entry, pods);
+            self.proven.insert(matched);
+            return;
+        }
+        // A proven match stays: kubelet removes the entries of pods that have ended late.
+        if self.proven.contains(&matched) || self.proven.contains(&entry.pod) {
+            return;
+        }
+        let Some(real) = pods.get(&entry.pod).filter(|pod| pod.stage != Stage::Terminal) else {
+            return;
+        };
+        if let Some(call) = answered_call(entry, real) {
+            self.transpose(&matched, &entry.pod, call, pods);
+            self.proven.insert(entry.pod.clone());
+        }
+    }
+
+    /// Adds a call that was answered before its pod was known.
+    fn add_call(&mut self, entry: &Allocated, pods: &Pods) {
+        let Some(call) = pods.get(&entry.pod).and_then(|pod| answered_call(entry, pod)) else {
+            return;
+        };
+        let calls = self.calls.entry(entry.pod.clone()).or_default();
+        if !contains(calls, call) {
+            calls.push(call);
+        }
+    }
+
+    /// Swaps the calls of `mistaken` and `real`: those of `mistaken` were those of `real`, and the reverse is as likely as
+    /// anything else.
+    fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &Pods) {
+        self.preferred = None;
+        self.seen_left = None;
+        let moved = self.calls.remove(mistaken).unwrap_or_default();
+        let back = self.calls.remove(real).unwrap_or_default();
+        let mut moved = self.as_calls_of(real, &moved, pods);
+        let back = self.as_calls_of(mistaken, &back, pods);
+        if !contains(&moved, call) {
+            moved = vec![call];
+        }
+        self.calls.insert(real.clone(), moved);
+        if !back.is_empty() {
+            self.calls.insert(mistaken.clone(), back);
+        }
+        self.swap_answers(mistaken, real);
+        if are_alike(pods, mistaken, real) {
+            self.plan.swap(mistaken, real);
+        }
+        self.doubtful.remove(real);
+        if self.admitting.as_ref() == Some(mistaken) {
+            self.admitting = Some(real.clone());
+        }
+        self.end_admission(pods);
+    }
+
+    fn as_calls_of(&self, uid: &PodUid, calls: &[AnsweredCall], pods: &Pods) -> Vec<AnsweredCall> {
+        pods.get(uid)
+            .and_then(|pod| explain(pod, calls, &self.offered))
+            .unwrap_or_default()
+    }
+
+    /// Ends the admission under way if all its calls are answered or its pod is gone.
+    fn end_admission(&mut self, pods: &Pods) {
+        let admitting = self.admitting.as_ref().and_then(|uid| pods.get(uid));
+        if admitting.is_none_or(|pod| self.is_complete(pod)) {
+            self.admitting = None;
+        }
+    }
+
+    /// Notes that the two pods have swapped their records.
+    pub fn note_swap(&mut self, one: &PodUid, other: &PodUid) {
+        self.seen_left = None;
+        self.plan.note_swap(one, other);
+    }
+
+    /// Matches the further calls of each of the two pods with the other's record until their records are swapped.
+    pub fn plan_swap(&mut self, one: &PodUid, other: &PodUid) {
+        self.preferred = None;
+        self.seen_left = None;
+        if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
+            self.plan.swap(one, other);
+        }
+    }
+
+    /// Notes that the pod's container with these IDs, sorted, may start. All calls of the pod have been answered then.
+    pub fn note_start(&mut self, uid: &PodUid, resource: ExtendedResource, ids: &[String]) {
+        self.started.insert(uid.clone());
+        if len(&self.started_containers) < MAX_ANSWERS {
+            let containers = self.started_containers.entry(resource).or_default();
+            containers.insert(ids.to_vec(), ());
+        }
+    }
+
+    /// True if this process has let one of the pod's containers start.
+    pub fn has_started(&self, uid: &PodUid) -> bool {
+        self.started.contains(uid)
+    }
+
+    /// True if this process has let the container start that holds these IDs.
+    pub fn has_started_container(&self, entry: &Allocated) -> bool {
+        self.started_containers
+            .get(&entry.resource)
+            .is_some_and(|containers| containers.contains_key(&entry.ids))
+    }
+
+    /// Forgets the starts of containers that kubelet's checkpoint names no more.
+    pub fn forget_starts(&mut self, allocated: &[Allocated]) {
+        let mut kept = HashSet::<(ExtendedResource, &[String])>::new();
+        for entry in allocated {
+            kept.insert((entry.resource, &entry.ids));
+        }
+        for (resource, containers) in &mut self.started_containers {
+            containers.retain(|ids, ()| kept.contains(&(*resource, ids.as_slice())));
+        }
+    }
+
+    /// True if a call was matched with the pod.
+    pub fn is_answered(&self, uid: &PodUid) -> bool {
+        !self.answered_calls(uid).is_empty()
+    }
+
+    /// True if calls were matched with the pod, and kubelet's checkpoint does not confirm any of them.
+    pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
+        self.is_answered(uid) && !self.proven.contains(uid) && !self.answered_before.contains(uid)
+    }
+
+    /// True if an earlier process answered for the pod, so that the pod may have started since.
+    pub fn was_answered_before(&self, uid: &PodUid) -> bool {
+        self.answered_before.contains(uid)
+    }
+
+    /// Removes pods that are gone.
+    pub fn forget_gone(&mut self, pods: &Pods) {
+        if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
+            return;
+        }
+        let is_there = |uid: &PodUid| pods.get(uid).is_some();
+        self.calls.retain(|uid, _| is_there(uid));
+        for answers in self.answers.values_mut() {
+            answers.retain(|_, answer| answer.pod.as_ref().is_none_or(is_there));
+        }
+        let sets = [
+            &mut self.doubtful,
+            &mut self.answered_before,
+            &mut self.proven,
+            &mut self.started,
+        ];
+        for set in sets.into_iter().chain(&mut self.existing) {
+            set.retain(is_there);
+        }
+        self.plan
+            .forget_gone(|uid| pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal));
+    }
+
+    /// True if every call that the pod is due for has been answered.
+    pub fn is_complete(&self, pod: &NodePod) -> bool {
+        let answered = self.answered_calls(&pod.uid);
+        for (idx, container) in pod.containers.iter().enumerate() {
+            for resource in &self.offered {
+                let call = AnsweredCall {
+                    container: idx,
+                    resource: *resource,
+                    count: resource.count(container),
+                };
+                if call.count > 0 && !contains(answered, call) {
+                    return false;
+                }
+            }
+        }
+        !answered.is_empty()
+    }
+
+    /// The answered calls of a pod, in kubelet's order.
+    pub(super) fn answered_calls(&self, uid: &PodUid) -> &[AnsweredCall] {
+        self.calls.get(uid).map_or(&[], Vec::as_slice)
+    }
+
+    /// The pod whose admission is under way.
+    pub(super) fn admitting(&self) -> Option<&PodUid> {
+        self.admitting.as_ref()
+    }
+
+    /// True if the pod's admission ended, or seemed to end, before all calls came.
+    pub(super) fn is_doubtful(&self, uid: &PodUid) -> bool {
+        self.doubtful.contains(uid)
+    }
+
+    /// True if an earlier process may have answered for the pod, which only a checkpoint that cannot be read could show.
+    pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
+        !self.is_checkpoint_loaded && self.existing.as_ref().is_some_and(|pods| pods.contains(uid))
+    }
+
+    /// The pod with whose record calls of this pod are matched.
+    pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
+        self.plan.record_of(uid)
+    }
+
+    /// The latest assume time of a pod that was answered for.
+    pub(super) fn latest_assumed(&self) -> Option<u64> {
+        self.latest_assumed
+    }
+
+    /// The latest arrival of a pod that was answered for.
+    pub(super) fn latest_arrival(&self) -> Option<u64> {
+        self.latest_arrival
+    }
+
+    fn note_latest(&mut self, uid: &PodUid, pods: &Pods) {
+        let assumed_at = pods.get(uid).and_then(NodePod::assumed_at);
+        self.latest_assumed = self.latest_assumed.max(assumed_at);
+        self.latest_arrival = self.latest_arrival.max(pods.arrival(uid));
+    }
+}
+
+/// The checkpoint's entry as a call of the pod, if the pod has such a container that asks for the resource.
+fn answered_call(entry: &Allocated, pod: &NodePod) -> Option<AnsweredCall> {
+    let idx = pod
+        .containers
+        .iter()
+        .position(|container| container.name == entry.container)?;
+    let count = entry.resource.count(pod.containers.get(idx)?);
+    (count > 0).then_some(AnsweredCall {
+        container: idx,
+        resource: entry.resource,
+        count,
+    })
+}
+
+/// True if there is a call for the same container and resource.
+fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
+    calls
+        .iter()
+        .any(|known| known.container == call.container && known.resource == call.resource)
+}
+
+fn len<T>(by_ids: &ByIds<T>) -> usize {
+    by_ids.values().map(HashMap::len).sum()
+}
+
+fn sorted(ids: &[String]) -> Vec<String> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids
+}

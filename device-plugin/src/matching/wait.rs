@@ -1,0 +1,76 @@
+//! Waits for the pod of a call where kubelet knows it before this plugin's watch does.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::node_state::NodeState;
+use crate::pods::Pods;
+
+use super::{AllocateLog, Attempt, Call, Match, NoMatch, match_call};
+
+/// A checkpoint up to this size is loaded while kubelet waits; a longer one only on the last attempt.
+pub const SHORT_CHECKPOINT: u64 = 256 << 10;
+
+/// Calls `act` as soon as `call` is matched, at the latest after `limit` with the best match of the last attempt. The pods stay
+/// locked meanwhile, so that `act` sees the same.
+///
+/// # Errors
+/// No pod matches within the limit.
+pub async fn when_matched<T>(
+    node: &NodeState,
+    call: &Call<'_>,
+    limit: Duration,
+    act: impl Fn(&Pods, Match) -> T,
+) -> Result<T, NoMatch> {
+    let until = Instant::now() + limit;
+    let mut pods = node.pods.clone();
+    loop {
+        if let Ok(result) = try_match(node, &mut pods, call, Attempt::Early, &act) {
+            return Ok(result);
+        }
+        if limit.is_zero() || !matches!(timeout_at(until, pods.changed()).await, Ok(Ok(()))) {
+            return try_match(node, &mut pods, call, Attempt::Last, &act);
+        }
+    }
+}
+
+/// The best match of a last attempt, without any wait.
+pub fn try_last_match(
+    node: &NodeState,
+    log: &mut AllocateLog,
+    pods: &Pods,
+    call: &Call<'_>,
+) -> Option<Match> {
+    for attempt in [Attempt::Early, Attempt::Last] {
+        node.load_checkpoint(log, pods, max_bytes(attempt));
+        if let Ok(found) = match_call(pods, log, call, attempt) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+fn try_match<T>(
+    node: &NodeState,
+    pods: &mut watch::Receiver<Pods>,
+    call: &Call<'_>,
+    attempt: Attempt,
+    act: impl Fn(&Pods, Match) -> T,
+) -> Result<T, NoMatch> {
+    let pods = pods.borrow_and_update();
+    let found = {
+        let mut log = node.log();
+        node.load_checkpoint(&mut log, &pods, max_bytes(attempt));
+        match_call(&pods, &log, call, attempt)?
+    };
+    Ok(act(&pods, found))
+}
+
+fn max_bytes(attempt: Attempt) -> u64 {
+    match attempt {
+        Attempt::Early => SHORT_CHECKPOINT,
+        Attempt::Last => u64::MAX,
+    }
+}

@@ -1,0 +1,248 @@
+//! The state of this node that kubelet's calls, the check before a start and the runtime hook share.
+//!
+//! Watches keep it up to date; nothing here sends a request to the API server.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+
+use crate::cdi::readers::Readers;
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::{DeviceKey, Fleet};
+use crate::injection::{Certainty, Injection, Mode};
+use crate::inventory::PhysicalId;
+use crate::kubelet_checkpoint::Checkpoint;
+use crate::matching::AllocateLog;
+use crate::pods::Pods;
+use crate::settings::Settings;
+
+/// Longest wait of a call for the decision on the injection mode.
+const DECISION_WAIT: Duration = Duration::from_secs(5);
+
+/// Longest wait of a call for its pod while the pods of this node are not known yet, where the answer depends on the pod.
+const SYNC_WAIT: Duration = Duration::from_secs(5);
+
+/// The time after the first list of pods in which the API server may not show yet which pods an earlier process let start.
+const YOUTH: Duration = Duration::from_secs(30);
+
+/// The shared state of this node.
+#[derive(Debug)]
+pub struct NodeState {
+    /// Fixed for the life of the process.
+    pub settings: Settings,
+    /// The devices and their health.
+    pub fleet: watch::Receiver<Arc<Fleet>>,
+    /// The pods of this node.
+    pub pods: watch::Receiver<Pods>,
+    /// The injection mode; none until it is decided.
+    pub injection: watch::Receiver<Option<Injection>>,
+    /// The runtime's reads of the spec directory.
+    pub readers: Readers,
+    /// kubelet's checkpoint of allocated devices.
+    pub checkpoint: Checkpoint,
+    /// Notified after an answer to Allocate and after a start, when a pod may have become assigned.
+    pub answered: Notify,
+    /// Notified before the plugin registers with kubelet again.
+    pub resumed: Notify,
+    /// Sends kubelet a device list once more though it is the same: kubelet then writes its checkpoint.
+    pub list_again: watch::Sender<()>,
+    /// Calls of kubelet's admission that are being answered.
+    n_calls: AtomicUsize,
+    log: Mutex<AllocateLog>,
+    /// The time of the first complete list of pods.
+    pods_known_at: OnceLock<Instant>,
+    /// The last number that was part of a CDI device's name.
+    last_number: AtomicU64,
+}
+
+impl NodeState {
+    /// The state beside the kubelet whose checkpoint is in `dir`. The log of Allocate calls begins with that checkpoint.
+    pub fn new(
+        settings: Settings,
+        fleet: watch::Receiver<Arc<Fleet>>,
+        pods: watch::Receiver<Pods>,
+        dir: &Path,
+    ) -> Self {
+        let checkpoint = Checkpoint::new(dir, settings.names.clone());
+        let log = AllocateLog::after(checkpoint.read().map(|allocated| allocated.to_vec()));
+        Self {
+            settings,
+            fleet,
+            pods,
+            injection: watch::channel(None).1,
+            readers: Readers::default(),
+            checkpoint,
+            answered: Notify::new(),
+            resumed: Notify::new(),
+            list_again: watch::Sender::new(()),
+            n_calls: AtomicUsize::new(0),
+            log: Mutex::new(log),
+            pods_known_at: OnceLock::new(),
+            last_number: AtomicU64::new(0),
+        }
+    }
+
+    /// The same node with a source of the injection mode.
+    #[must_use]
+    pub fn with_injection(self, injection: watch::Receiver<Option<Injection>>, readers: Readers) -> Self {
+        Self {
+            injection,
+            readers,
+            ..self
+        }
+    }
+
+    /// The injection mode: as decided, else as the operator says.
+    pub fn mode(&self) -> Mode {
+        let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
+        decided.or(self.settings.injection.mode).unwrap_or(Mode::Cdi)
+    }
+
+    /// Returns when the injection mode is decided, soon after the start of the process.
+    pub async fn until_decided(&self) {
+        if self.settings.injection.mode.is_none() {
+            // Without a decision an answer names a CDI device, which shows no GPU to the wrong container.
+            let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
+        }
+    }
+
+    /// Longest wait of a call for its pod where the answer depends on the pod.
+    pub fn pod_wait(&self) -> Duration {
+        let wait = self.settings.allocate_wait;
+        if self.pods.borrow().is_synced() {
+            wait
+        } else {
+            wait.max(SYNC_WAIT)
+        }
+    }
+
+    /// The reason that no container of this node can get a device of this type, if that is so.
+    pub fn no_injection(&self, device_type: &str) -> Option<String> {
+        let injection = self.injection.borrow();
+        injection
+            .as_ref()
+            .filter(|injection| !injection.is_possible_for(device_type))
+            .map(|injection| injection.message.clone())
+    }
+
+    /// True if the runtime has been seen to act on CDI devices.
+    pub fn is_cdi_proven(&self) -> bool {
+        self.injection
+            .borrow()
+            .as_ref()
+            .is_some_and(|injection| injection.mode == Mode::Cdi && injection.certainty == Certainty::Proven)
+    }
+
+    /// A number that is in no other name of a CDI device, also of an earlier process.
+    pub fn fresh_number(&self) -> u64 {
+        let since = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let now = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let next = |last: u64| Some(now.max(last.saturating_add(1)));
+        let last = self
+            .last_number
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .unwrap_or_default();
+        now.max(last.saturating_add(1))
+    }
+
+    /// Counts a call of kubelet's admission until the return value is dropped.
+    pub fn begin_call(&self) -> AdmissionCall<'_> {
+        self.n_calls.fetch_add(1, Ordering::Relaxed);
+        AdmissionCall(&self.n_calls)
+    }
+
+    /// True while a call of kubelet's admission is being answered.
+    pub fn is_allocating(&self) -> bool {
+        self.n_calls.load(Ordering::Relaxed) > 0
+    }
+
+    /// The resources that kubelet knows of.
+    pub fn offered(&self) -> Vec<ExtendedResource> {
+        let fleet = self.fleet.borrow();
+        ExtendedResource::ALL
+            .into_iter()
+            .filter(|resource| fleet.offers(*resource, &self.settings.names))
+            .collect()
+    }
+
+    /// The devices of virtual device IDs, in the order of the inventory; an ID that this node does not have names none.
+    pub fn devices_of(&self, resource: ExtendedResource, ids: &[String]) -> Vec<DeviceKey> {
+        let fleet = self.fleet.borrow();
+        let named: BTreeSet<&PhysicalId> = ids
+            .iter()
+            .filter_map(|id| fleet.ids.device_of(resource, id))
+            .collect();
+        fleet
+            .entries(resource.device_type())
+            .map(|entry| entry.key)
+            .filter(|key| named.contains(&key.id))
+            .collect()
+    }
+
+    /// Loads kubelet's checkpoint into the log, unless it is longer than `max_bytes`, not known yet, and not needed: a pod that
+    /// an earlier process may have answered for needs it.
+    pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &Pods, max_bytes: u64) {
+        log.set_offered(self.offered());
+        log.note_existing_pods(pods);
+        let max_bytes = if log.needs_checkpoint(pods) {
+            u64::MAX
+        } else {
+            max_bytes
+        };
+        if let Some(allocated) = self.checkpoint.read_up_to(max_bytes) {
+            log.load(&allocated, pods);
+            log.reconcile(&allocated, pods);
+        }
+    }
+
+    /// Notes the pods of the first complete list, for which an earlier process may have answered.
+    pub fn note_existing_pods(&self, pods: &Pods) {
+        if pods.is_synced() {
+            self.pods_known_at.get_or_init(Instant::now);
+        }
+        let mut log = self.log();
+        log.set_offered(self.offered());
+        log.note_existing_pods(pods);
+    }
+
+    /// True while the API server may not show yet which pods an earlier process let start.
+    pub fn is_young(&self) -> bool {
+        self.pods_known_at.get().is_none_or(|at| at.elapsed() < YOUTH)
+    }
+
+    /// Prepares for another registration with kubelet, which may be another kubelet process.
+    pub fn resume(&self) {
+        // The pods are locked before the log, as everywhere.
+        let pods = self.pods.borrow();
+        if let Some(allocated) = self.checkpoint.read() {
+            let mut log = self.log();
+            log.set_offered(self.offered());
+            log.resume(&allocated, &pods);
+        }
+        self.resumed.notify_one();
+    }
+
+    /// The log of Allocate calls. Never held across an await.
+    pub fn log(&self) -> MutexGuard<'_, AllocateLog> {
+        // Every change leaves the log consistent, so a panic elsewhere does not spoil it.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call of kubelet's admission that is being answered.
+#[derive(Debug)]
+#[must_use]
+pub struct AdmissionCall<'a>(&'a AtomicUsize);
+
+impl Drop for AdmissionCall<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,71 @@
+//! The operator's settings that answers to kubelet and container starts depend on. Fixed for the life of the process.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+
+use crate::extended_resource::ExtendedResourceNames;
+use crate::injection::InjectionSettings;
+
+/// The settings of Allocate answers and CDI specs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The resources' names.
+    pub names: ExtendedResourceNames,
+    /// Bytes of a memory unit.
+    pub memory_unit: MemoryUnit,
+    /// The variable by which the vendor's container runtime knows a container's GPUs.
+    pub visible_devices_env: String,
+    /// Longest wait of a kubelet call for its pod to arrive in the watch.
+    pub allocate_wait: Duration,
+    /// The injection of devices into containers.
+    pub injection: InjectionSettings,
+    /// True if pods may see all GPUs of this node and be charged for none.
+    pub allows_all_devices: bool,
+}
+
+impl Settings {
+    /// A node whose containers get their devices by the usual variable.
+    pub fn plain(names: ResourceNames, memory_unit: MemoryUnit, allocate_wait: Duration) -> Self {
+        Self {
+            names: names.into(),
+            memory_unit,
+            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+            allocate_wait,
+            injection: InjectionSettings::envvar(),
+            allows_all_devices: false,
+        }
+    }
+}
+
+/// The reaction to a pod whose containers see other devices than its record names, for as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnMismatch {
+    /// Block the start of its containers.
+    Refuse,
+    /// Evict it, so that its controller creates another pod.
+    Evict,
+}
+
+/// The reaction to a pod that the scheduler did not place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Unplaced {
+    /// Block the start of its containers.
+    Refuse,
+    /// Write a record for it where it fits.
+    Adopt,
+}
+
+/// The settings of the check before a container starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartPolicy {
+    /// kubelet's pod-resources socket.
+    pub pod_resources: PathBuf,
+    /// For pods that see wrong devices.
+    pub on_mismatch: OnMismatch,
+    /// For pods without record.
+    pub unplaced: Unplaced,
+}

@@ -1,0 +1,270 @@
+//! Writes records into the annotations of pods that have none: of a pod that the scheduler did not place, where it fits, and of a
+//! running pod whose annotations were removed or made unreadable.
+//!
+//! The scheduler charges a pod without record on every device that it may be on, so a record that names some of them takes
+//! capacity from no other pod. A running pod that no scheduler placed gets no record by [`removed_record`]: no plugin lets its
+//! containers start, so it does not run with an answer of this plugin.
+
+use std::time::Duration;
+
+use chrono::Utc;
+use proto::device::TYPE_GPU;
+use proto::quantity::Quantity;
+use proto::record::{DeviceAllocation, GPU_DEVICES, GpushareRecord, Record};
+use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::Fleet;
+use crate::inventory::{Gpu, PhysicalId};
+use crate::kubelet_checkpoint::Allocated;
+use crate::metrics::Outcome;
+use crate::node_state::NodeState;
+use crate::pods::annotate::annotate;
+use crate::pods::{NodePod, Placement, Pods, Stage, WHOLE_DEVICE_PERCENT};
+use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
+use crate::verify::{Evidence, Refusal};
+
+use super::blocked::StartBlocked;
+use super::specs::device_of;
+use super::{Start, StartContext, Verification, verify_or_remedy};
+
+/// Longest wait for the written record to appear in the watch.
+const SEEN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Writes a record that names the GPUs which the pod sees, or those of its device IDs; returns when the watch shows it.
+pub(super) async fn adopt(
+    context: &StartContext,
+    pod: &NodePod,
+    allocated: &[Allocated],
+    start: &Start<'_>,
+) -> Result<(), StartBlocked> {
+    let blocked = |problem: String| StartBlocked::NotAdopted {
+        pod: pod.display_name(),
+        problem,
+    };
+    let record = adopted_record(&context.node, pod, allocated, start).map_err(blocked)?;
+    annotate(&context.client, pod, &record.annotations())
+        .await
+        .map_err(|error| blocked(format!("{error:#}")))?;
+    let mut pods = context.node.pods.clone();
+    let is_shown = |pods: &Pods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
+        Some(Ok(placement)) => placement.allocations == record.allocations,
+        Some(Err(_)) => false,
+        None => true,
+    };
+    match timeout(SEEN_LIMIT, pods.wait_for(is_shown)).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => Err(blocked(
+            "its record is written, and the watch does not show it yet".to_owned(),
+        )),
+    }
+}
+
+/// The record for a pod that the scheduler did not place, if the pod fits on the devices that it has.
+fn adopted_record(
+    node: &NodeState,
+    pod: &NodePod,
+    allocated: &[Allocated],
+    start: &Start<'_>,
+) -> Result<Record, String> {
+    if start.resource.device_type() != TYPE_GPU || asks_for_others(pod) {
+        return Err("it requests devices other than GPUs, which only the scheduler assigns".to_owned());
+    }
+    let variable = node.settings.visible_devices_env.as_str();
+    let of_ids = node.devices_of(start.resource, start.ids);
+    let n_gpus = n_gpus(pod);
+    let fleet = node.fleet.borrow();
+    let mut gpus = match visible_to_pod(allocated, &pod.uid, variable, &fleet).remove(TYPE_GPU) {
+        Some(Visible::Devices(seen)) => gpus_of(&fleet, seen.iter()),
+        Some(Visible::Unclear(problem)) => return Err(problem),
+        Some(Visible::BySpec) | None => gpus_of(&fleet, of_ids.iter().take(n_gpus).map(|key| &key.id)),
+    };
+    gpus.sort_by_key(|gpu| gpu.minor);
+    if gpus.len() != n_gpus {
+        return Err(format!(
+            "it requests {n_gpus} devices, and kubelet has allocated {}",
+            gpus.len()
+        ));
+    }
+    let record = record(node, pod, &gpus)?;
+    // The last assume time puts the pod behind all others in the capacity check.
+    let placement = Placement::of_record(record.clone(), u64::MAX).map_err(|error| error.to_string())?;
+    let mut pods = node.pods.borrow().clone();
+    pods.apply(NodePod {
+        placement: Ok(placement),
+        ..pod.clone()
+    });
+    let log = node.log();
+    let evidence = Evidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated,
+        is_checkpoint_known: true,
+        is_young: false,
+        variable,
+        unit: node.settings.memory_unit,
+    };
+    evidence
+        .check_capacity(&pod.uid)
+        .map_err(|error| error.to_string())?;
+    Ok(record)
+}
+
+fn asks_for_others(pod: &NodePod) -> bool {
+    pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
+}
+
+fn gpus_of<'a>(fleet: &Fleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
+    let mut gpus = Vec::new();
+    for uuid in uuids {
+        let entry = fleet.gpus.iter().find(|entry| entry.gpu.uuid == *uuid);
+        gpus.extend(entry.map(|entry| entry.gpu.clone()));
+    }
+    gpus
+}
+
+/// The number of GPUs that a pod requests.
+fn n_gpus(pod: &NodePod) -> usize {
+    if pod.memory_units() > 0 {
+        1
+    } else {
+        usize::try_from(pod.shared().max(pod.whole())).unwrap_or(usize::MAX)
+    }
+}
+
+/// The record of the pod on these GPUs, in the annotations of its dialect.
+fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, String> {
+    let requested = |wanted: &str| {
+        let mut requests = pod.requests.iter();
+        requests.find_map(|(name, amount)| (name == wanted && amount > 0).then_some(amount))
+    };
+    let n_gpus = gpus.len() as u64;
+    let each = |amount: u64| amount.div_ceil(n_gpus.max(1));
+    let units = pod.memory_units();
+    let whole = Some(pod.whole() * WHOLE_DEVICE_PERCENT).filter(|percent| *percent > 0);
+    let ratio = requested(GPU).or(requested(GPU_MEMORY_RATIO)).or(whole);
+    let core = requested(GPU).or(requested(GPU_CORE)).or(whole);
+    let bytes = if units > 0 {
+        node.settings.memory_unit.bytes_of(units)
+    } else {
+        requested(GPU_MEMORY).map(each)
+    };
+    if bytes.is_none() && ratio.is_none() {
+        return Err("it does not say how much memory it needs".to_owned());
+    }
+    let mut devices = Vec::new();
+    for gpu in gpus {
+        let of_ratio = ratio.map(|ratio| {
+            let bytes = u128::from(gpu.memory_bytes) * u128::from(each(ratio)) / 100;
+            u64::try_from(bytes).unwrap_or(u64::MAX)
+        });
+        let amounts = [
+            (GPU_MEMORY, bytes.or(of_ratio)),
+            (GPU_MEMORY_RATIO, ratio.map(each)),
+            (GPU_CORE, core.map(each)),
+        ];
+        let mut device = DeviceAllocation {
+            minor: i32::try_from(gpu.minor).unwrap_or(i32::MAX),
+            id: gpu.uuid.to_string(),
+            ..DeviceAllocation::default()
+        };
+        for (name, amount) in amounts {
+            if let Some(amount) = amount {
+                device
+                    .resources
+                    .insert(name.to_owned(), Quantity::from_unsigned(amount));
+            }
+        }
+        devices.push(device);
+    }
+    let gpushare = gpus.first().filter(|_| units > 0).map(|gpu| GpushareRecord {
+        idx: gpu.minor,
+        pod_units: units,
+        device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
+        assigned: false,
+    });
+    let now = Utc::now().timestamp_nanos_opt();
+    Ok(Record {
+        allocations: [(TYPE_GPU.to_owned(), devices)].into(),
+        assumed_at: now.and_then(|nanos| u64::try_from(nanos).ok()),
+        gpushare,
+    })
+}
+
+/// Writes a record into the annotations of a running pod that have lost it.
+pub(super) async fn restore(context: &StartContext, pod: &NodePod, record: &Record) {
+    match annotate(&context.client, pod, &record.annotations()).await {
+        Ok(()) => {
+            context.metrics.count(Outcome::Recorded);
+            let text = "the annotations of its record were removed or unreadable; the plugin has written the record of its devices again";
+            context.recorder.warn(pod, "GPUMismatch", text.to_owned());
+            warn!(
+                pod = pod.display_name(),
+                "the annotations of a running pod's record were removed or unreadable; wrote them again"
+            );
+        }
+        Err(error) => {
+            debug!(
+                pod = pod.display_name(),
+                error = %format!("{error:#}"),
+                "cannot write a record again, trying later"
+            );
+        }
+    }
+}
+
+/// True if a container with this answer has run while its pod had a record: the pod runs, and the answer is of a plugin that lets
+/// no other container start.
+pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
+    let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
+    pod.stage == Stage::Running && pod.placement.is_err() && is_ours
+}
+
+/// The record of a pod whose annotations have lost all or a part of it: the lost one if it agrees with the devices that its
+/// containers see, else a record of those devices. `was_placed` is true if all of them started with a record.
+pub(super) fn removed_record(
+    node: &NodeState,
+    evidence: &Evidence<'_>,
+    pod: &NodePod,
+    seen: &VisibleByType,
+    was_placed: bool,
+) -> Option<Record> {
+    if let Some(lost) = evidence.pods.lost(&pod.uid)
+        && agrees(evidence, pod, lost, seen)
+    {
+        return Some(lost.to_record());
+    }
+    if pod.placement.is_ok() || pod.sees_all || !was_placed {
+        return None;
+    }
+    // The amounts of other devices do not follow from the devices that a container sees.
+    let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_others(pod)) else {
+        return None;
+    };
+    let mut gpus = Vec::new();
+    for entry in &evidence.fleet.gpus {
+        if uuids.contains(&entry.gpu.uuid) {
+            gpus.push(entry.gpu.clone());
+        }
+    }
+    if gpus.len() == n_gpus(pod) {
+        record(node, pod, &gpus).ok()
+    } else {
+        None
+    }
+}
+
+/// True if the pod's containers see the devices of this record. They run, so capacity and health do not matter.
+fn agrees(evidence: &Evidence<'_>, pod: &NodePod, record: &Placement, seen: &VisibleByType) -> bool {
+    let recorded = NodePod {
+        placement: Ok(record.clone()),
+        ..pod.clone()
+    };
+    matches!(
+        verify_or_remedy(evidence, &recorded, seen),
+        Verification::Passed | Verification::Refused(Refusal::NoCapacity(_) | Refusal::Unavailable(_))
+    )
+}

@@ -1,0 +1,269 @@
+//! The reasons to block the start of a container, and the containers that are blocked at this moment, for metrics.
+//!
+//! kubelet tries a blocked start again every 10 to 30 s. It does not say that it has given up, so a container that it has not
+//! tried for a minute does not count.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cdi::SpecError;
+use crate::envvar::swap::SwapError;
+use crate::extended_resource::ExtendedResource;
+use crate::verify::Refusal;
+use crate::verify::owner::OwnerUnknown;
+
+/// Time after the last try from which a container does not count.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// A container does not start now.
+#[derive(Debug, thiserror::Error)]
+pub enum StartBlocked {
+    /// Its owner is not known.
+    #[error(transparent)]
+    OwnerUnknown(#[from] OwnerUnknown),
+    /// It must not start.
+    #[error("pod {pod}: {refusal}")]
+    Refused {
+        /// The pod.
+        pod: String,
+        /// The reason.
+        refusal: Refusal,
+    },
+    /// Two pods could not swap their records.
+    #[error(
+        "kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped"
+    )]
+    NotSwapped {
+        /// The pod.
+        pod: String,
+        /// The pod of the record.
+        other: String,
+        /// The reason.
+        #[source]
+        source: SwapError,
+    },
+    /// The pod that it could swap records with may have the same devices.
+    #[error(
+        "kubelet allocated devices to pod {pod} that are counted for pod {other}, and the devices of pod {other} are not known yet"
+    )]
+    Unsettled {
+        /// The pod.
+        pod: String,
+        /// The pod of the record.
+        other: String,
+    },
+    /// The swapped records cannot be read.
+    #[error("cannot read which pods have swapped their records")]
+    SwapsUnknown(#[source] SwapError),
+    /// Its CDI spec is not in place.
+    #[error("pod {pod}: its CDI spec is not in place")]
+    Spec {
+        /// The pod.
+        pod: String,
+        /// The reason.
+        #[source]
+        source: SpecError,
+    },
+    /// The errors that an earlier process saw on the devices are not known yet.
+    #[error(
+        "the devices that were unhealthy before the plugin started are not known yet: the API server does not answer"
+    )]
+    HealthUnknown,
+    /// No container of this node can get a device.
+    #[error("pod {pod}: this node cannot inject devices: {problem}")]
+    NoInjection {
+        /// The pod.
+        pod: String,
+        /// The reason, with the setting to change.
+        problem: String,
+    },
+    /// No record can be written for the pod.
+    #[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
+    NotAdopted {
+        /// The pod.
+        pod: String,
+        /// The reason.
+        problem: String,
+    },
+}
+
+impl StartBlocked {
+    /// The reason of the pod's event.
+    pub fn event_reason(&self) -> &'static str {
+        match self {
+            Self::Refused { refusal, .. } => refusal.event_reason(),
+            Self::NotAdopted { .. } => "GPUNotPlaced",
+            Self::NoInjection { .. } => "GPUInjectionImpossible",
+            _ => "GPUNotReady",
+        }
+    }
+
+    /// True if another try cannot succeed.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { refusal, .. } if refusal.is_final())
+    }
+}
+
+/// The reason of a blocked start, as a label of the metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BlockedReason {
+    /// The owner of the container is not proven.
+    Unproven,
+    /// The API server has not answered since the plugin started, or does not answer now.
+    NoApiServer,
+    /// The scheduler did not place the pod.
+    Unplaced,
+    /// A device of the record is unhealthy, not shared or not on the node.
+    Unavailable,
+    /// A device of the record has no capacity.
+    NoCapacity,
+    /// The container would see other devices, or have other limits, than its record says.
+    Mismatch,
+    /// The pod is marked to see all GPUs, which the operator has not allowed.
+    AllDevicesForbidden,
+    /// The devices of another pod are not known yet.
+    Unsettled,
+    /// The CDI spec is not in place.
+    Spec,
+    /// No container of this node can get a device.
+    NoInjection,
+}
+
+impl BlockedReason {
+    /// Every reason.
+    pub const ALL: [Self; 10] = [
+        Self::Unproven,
+        Self::NoApiServer,
+        Self::Unplaced,
+        Self::Unavailable,
+        Self::NoCapacity,
+        Self::Mismatch,
+        Self::AllDevicesForbidden,
+        Self::Unsettled,
+        Self::Spec,
+        Self::NoInjection,
+    ];
+
+    /// The label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unproven => "unproven",
+            Self::NoApiServer => "no_api_server",
+            Self::Unplaced => "unplaced",
+            Self::Unavailable => "unavailable",
+            Self::NoCapacity => "no_room",
+            Self::Mismatch => "mismatch",
+            Self::AllDevicesForbidden => "all_devices_forbidden",
+            Self::Unsettled => "unsettled",
+            Self::Spec => "spec",
+            Self::NoInjection => "no_injection",
+        }
+    }
+}
+
+impl From<&StartBlocked> for BlockedReason {
+    fn from(blocked: &StartBlocked) -> Self {
+        match blocked {
+            StartBlocked::OwnerUnknown(_) => Self::Unproven,
+            StartBlocked::NotSwapped { .. } | StartBlocked::SwapsUnknown(_) | StartBlocked::HealthUnknown => {
+                Self::NoApiServer
+            }
+            StartBlocked::Unsettled { .. } => Self::Unsettled,
+            StartBlocked::Spec { .. } => Self::Spec,
+            StartBlocked::NoInjection { .. } => Self::NoInjection,
+            StartBlocked::NotAdopted { .. } => Self::Unplaced,
+            StartBlocked::Refused { refusal, .. } => match refusal {
+                Refusal::Unplaced(_) => Self::Unplaced,
+                Refusal::Unavailable(_) => Self::Unavailable,
+                Refusal::NoCapacity(_) => Self::NoCapacity,
+                Refusal::Mismatch { .. }
+                | Refusal::NotAllDevices { .. }
+                | Refusal::Limits { .. }
+                | Refusal::Overridden { .. }
+                | Refusal::OverridesVoid { .. } => Self::Mismatch,
+                Refusal::AllDevicesForbidden => Self::AllDevicesForbidden,
+                Refusal::Unknown => Self::Unproven,
+            },
+        }
+    }
+}
+
+/// A container as kubelet names it: a resource and sorted device IDs of it.
+type ContainerKey = (ExtendedResource, Vec<String>);
+
+/// The blocked containers, with the time of the last try. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct BlockedStarts(Arc<Mutex<BTreeMap<ContainerKey, (BlockedReason, Instant)>>>);
+
+impl BlockedStarts {
+    /// Adds a container whose start was blocked now.
+    pub(super) fn insert(&self, resource: ExtendedResource, ids: &[String], reason: BlockedReason) {
+        let now = Instant::now();
+        let mut blocked = self.lock();
+        blocked.retain(|_, (_, since)| now - *since < FORGOTTEN);
+        blocked.insert((resource, ids.to_vec()), (reason, now));
+    }
+
+    /// Removes a container that starts now.
+    pub(super) fn remove(&self, resource: ExtendedResource, ids: &[String]) {
+        self.lock().remove(&(resource, ids.to_vec()));
+    }
+
+    /// The number of blocked containers for each reason.
+    pub fn count(&self) -> BTreeMap<BlockedReason, usize> {
+        let now = Instant::now();
+        let mut counts: BTreeMap<_, _> = BlockedReason::ALL.into_iter().map(|reason| (reason, 0)).collect();
+        for (reason, since) in self.lock().values() {
+            if now - *since < FORGOTTEN {
+                *counts.entry(*reason).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, (BlockedReason, Instant)>> {
+        // Each change is one insertion or removal, so a panic elsewhere leaves it whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn counted(blocked: &BlockedStarts) -> Vec<(&'static str, usize)> {
+        blocked
+            .count()
+            .into_iter()
+            .filter(|(_, n_blocked)| *n_blocked > 0)
+            .map(|(reason, n_blocked)| (reason.as_str(), n_blocked))
+            .collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_container_counts_until_it_starts_or_kubelet_tries_no_more() {
+        let blocked = BlockedStarts::default();
+        let [one, other] = [["a".to_owned()], ["b".to_owned()]];
+        blocked.insert(ExtendedResource::Memory, &one, BlockedReason::Unproven);
+        blocked.insert(ExtendedResource::Shared, &one, BlockedReason::NoCapacity);
+        blocked.insert(ExtendedResource::Memory, &other, BlockedReason::NoCapacity);
+        assert_eq!(counted(&blocked), [("unproven", 1), ("no_room", 2)]);
+        advance(FORGOTTEN / 2).await;
+        blocked.insert(ExtendedResource::Memory, &one, BlockedReason::NoCapacity);
+        blocked.remove(ExtendedResource::Memory, &other);
+        blocked.remove(ExtendedResource::Memory, &other);
+        assert_eq!(counted(&blocked), [("no_room", 2)]);
+        advance(FORGOTTEN / 2).await;
+        assert_eq!(
+            counted(&blocked),
+            [("no_room", 1)],
+            "kubelet has not tried the other one"
+        );
+        assert_eq!(blocked.count().len(), BlockedReason::ALL.len());
+    }
+}

@@ -1,0 +1,430 @@
+//! The check that kubelet's `PreStartContainer` waits for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::device::TYPE_GPU;
+use tokio::time::{Instant, timeout_at};
+use tracing::{info, warn};
+
+use crate::envvar::environment::ByVariable;
+use crate::envvar::partners::Remedy;
+use crate::envvar::swap::RecordSwaps;
+use crate::extended_resource::ExtendedResource;
+use crate::injection::content::speaks;
+use crate::kubelet_checkpoint::Allocated;
+use crate::metrics::{Metrics, Outcome};
+use crate::node_state::NodeState;
+use crate::pods::{NodePod, PodUid, Stage};
+use crate::settings::{OnMismatch, Unplaced};
+use crate::verify::owner::{OwnerUnknown, find_owner};
+use crate::verify::pod_resources::PodResources;
+use crate::verify::snapshot::{Snapshot, Snapshots};
+use crate::verify::visible::{Visible, add_visible, visible_by_answer, visible_to_pod};
+use crate::verify::{Evidence, Refusal, check_all_devices};
+use daemon::api_server::one_line;
+
+use super::adopt::adopt;
+use super::blocked::{BlockedReason, BlockedStarts, StartBlocked};
+use super::specs::{SpecFiles, until_resolved, write_specs};
+use super::{Start, StartContext, Verification, container, verify_or_remedy};
+
+/// Longest wait of a start for facts that are not known yet: kubelet gives up after 30 s and tries again after 10 s more.
+const CHECK_LIMIT: Duration = Duration::from_secs(8);
+
+/// Delay before kubelet's state is read again when it was not conclusive yet.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// Most swaps of records that one start may need.
+const MAX_SWAPS: usize = 16;
+
+/// Checks each container before it starts.
+#[derive(Debug)]
+pub struct StartChecker {
+    context: StartContext,
+    snapshots: Snapshots,
+    blocked: BlockedStarts,
+}
+
+/// The decision about one start.
+enum Decision {
+    /// The container starts once the runtime has read these specs.
+    Start(SpecFiles),
+    /// The pod's devices may be another pod's too, which another snapshot may show.
+    LookAgain(PodUid),
+}
+
+impl StartChecker {
+    /// A checker that keeps the containers that it blocks in `blocked`.
+    pub fn new(context: StartContext, blocked: BlockedStarts) -> Self {
+        let pod_resources = PodResources::new(context.policy.pod_resources.clone());
+        Self {
+            snapshots: Snapshots::new(pod_resources),
+            context,
+            blocked,
+        }
+    }
+
+    /// The process's metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.context.metrics
+    }
+
+    /// Returns when the container with these device IDs may start.
+    ///
+    /// # Errors
+    /// It must not start, or not yet.
+    pub async fn check_start(
+        &self,
+        resource: ExtendedResource,
+        mut ids: Vec<String>,
+    ) -> Result<(), StartBlocked> {
+        ids.sort_unstable();
+        let began = Instant::now();
+        let checked = self.check(resource, &ids, began + CHECK_LIMIT).await;
+        self.metrics().pre_started(began.elapsed());
+        match &checked {
+            Ok(()) => self.blocked.remove(resource, &ids),
+            Err(blocked) => {
+                self.blocked.insert(resource, &ids, BlockedReason::from(blocked));
+                self.metrics().count(Outcome::Refused);
+                warn!(
+                    node = self.context.recorder.node_name(),
+                    resource = self.context.node.settings.names.of(resource),
+                    count = ids.len(),
+                    reason = one_line(blocked),
+                    "blocked the start of a container"
+                );
+            }
+        }
+        checked
+    }
+
+    async fn check(
+        &self,
+        resource: ExtendedResource,
+        ids: &[String],
+        until: Instant,
+    ) -> Result<(), StartBlocked> {
+        let node = &*self.context.node;
+        let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
+        let recalled = fleet.wait_for(|fleet| fleet.is_health_loaded);
+        if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
+            return Err(StartBlocked::HealthUnknown);
+        }
+        loop {
+            let snapshot = self.snapshots.take(node).await;
+            let found = find_owner(&snapshot, &pods.borrow_and_update(), resource, ids);
+            let uid = match found {
+                Ok(uid) => uid,
+                // kubelet may see a pod before this plugin's watch does.
+                Err(OwnerUnknown::NotSeen) if Instant::now() < until => {
+                    let _ = timeout_at(until, pods.changed()).await;
+                    continue;
+                }
+                Err(unknown) => return Err(unknown.into()),
+            };
+            let start = Start { resource, ids, uid };
+            let blocked = match self.decide(&snapshot, &start).await {
+                Ok(Decision::Start(files)) => {
+                    until_resolved(node, &files).await;
+                    return Ok(());
+                }
+                Ok(Decision::LookAgain(_)) if Instant::now() < until => {
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    continue;
+                }
+                Ok(Decision::LookAgain(other)) => StartBlocked::Unsettled {
+                    pod: self.display_name(&start.uid),
+                    other: self.display_name(&other),
+                },
+                Err(blocked) => blocked,
+            };
+            self.report(&start.uid, &blocked).await;
+            return Err(blocked);
+        }
+    }
+
+    async fn decide(&self, snapshot: &Snapshot, start: &Start<'_>) -> Result<Decision, StartBlocked> {
+        let node = &*self.context.node;
+        let mut swaps = self.context.swaps.lock().await;
+        swaps
+            .load_for(&start.uid)
+            .await
+            .map_err(StartBlocked::SwapsUnknown)?;
+        let allocated = snapshot.allocated.clone().unwrap_or_default();
+        for _ in 0..MAX_SWAPS {
+            let CheckedStart {
+                pod,
+                verification,
+                is_by_spec,
+                is_inherited,
+            } = verify_start(node, snapshot, start)?;
+            if is_by_spec && let Some(problem) = node.no_injection(start.resource.device_type()) {
+                return Err(StartBlocked::NoInjection {
+                    pod: pod.display_name(),
+                    problem,
+                });
+            }
+            match verification {
+                Verification::Passed => {
+                    let files = if is_by_spec {
+                        write_specs(node, &pod, &allocated, start)?
+                    } else {
+                        SpecFiles::new()
+                    };
+                    node.log().note_start(&pod.uid, start.resource, start.ids);
+                    node.answered.notify_one();
+                    self.log_start(&pod, &allocated, start);
+                    return Ok(Decision::Start(files));
+                }
+                Verification::Remedy(Remedy::LookAgain(other)) => return Ok(Decision::LookAgain(other)),
+                Verification::Remedy(Remedy::Swap { partner, beside }) => {
+                    self.swap(&mut swaps, &pod, &partner, &beside).await?;
+                }
+                Verification::Refused(Refusal::Unplaced(_))
+                    if self.context.policy.unplaced == Unplaced::Adopt =>
+                {
+                    match adopt(&self.context, &pod, &allocated, start).await {
+                        Ok(()) => self.metrics().count(Outcome::Adopted),
+                        Err(blocked) if is_inherited => return Ok(start_again(&pod, &blocked)),
+                        Err(blocked) => return Err(blocked),
+                    }
+                }
+                Verification::Refused(refusal) if is_inherited && survives(start.resource, &refusal) => {
+                    return Ok(start_again(&pod, &refusal));
+                }
+                Verification::Refused(refusal) => {
+                    return Err(StartBlocked::Refused {
+                        pod: pod.display_name(),
+                        refusal,
+                    });
+                }
+            }
+        }
+        Ok(Decision::LookAgain(start.uid.clone()))
+    }
+
+    async fn swap(
+        &self,
+        swaps: &mut RecordSwaps,
+        pod: &NodePod,
+        partner: &PodUid,
+        beside: &[(PodUid, PodUid)],
+    ) -> Result<(), StartBlocked> {
+        let other = self.display_name(partner);
+        let swapped = swaps.swap(&self.context.node, (&pod.uid, partner), beside).await;
+        let n_swapped = swapped.map_err(|source| StartBlocked::NotSwapped {
+            pod: pod.display_name(),
+            other: other.clone(),
+            source,
+        })?;
+        for _ in 0..n_swapped {
+            self.metrics().count(Outcome::Exchanged);
+        }
+        info!(
+            pod = pod.display_name(),
+            other,
+            n_beside = n_swapped.saturating_sub(1),
+            "kubelet admitted these equal pods in another order: swapped their records"
+        );
+        Ok(())
+    }
+
+    /// Logs a start with pod, container, and the devices with their amounts.
+    fn log_start(&self, pod: &NodePod, allocated: &[Allocated], start: &Start<'_>) {
+        let settings = &self.context.node.settings;
+        let record = pod.placement.as_ref().ok();
+        let devices = record.and_then(|placement| {
+            let allocations = placement.to_allocations(settings.memory_unit);
+            serde_json::to_string(allocations.get(start.resource.device_type())?).ok()
+        });
+        let entry = allocated.iter().find(|entry| start.is_in(entry));
+        info!(
+            pod = pod.display_name(),
+            container = entry.map(|entry| entry.container.as_str()),
+            node = self.context.recorder.node_name(),
+            resource = settings.names.of(start.resource),
+            count = start.ids.len(),
+            devices,
+            "a container starts"
+        );
+    }
+
+    /// Records an event on the pod, and evicts the pod if no other try can succeed and the policy says so.
+    async fn report(&self, uid: &PodUid, blocked: &StartBlocked) {
+        let Some(pod) = self.context.node.pods.borrow().get(uid).cloned() else {
+            return;
+        };
+        self.context
+            .recorder
+            .warn(&pod, blocked.event_reason(), one_line(blocked));
+        if blocked.is_final() {
+            self.metrics().count(Outcome::Impossible);
+            if self.context.policy.on_mismatch == OnMismatch::Evict {
+                self.context.evict(&pod).await;
+            }
+        }
+    }
+
+    fn display_name(&self, uid: &PodUid) -> String {
+        let pods = self.context.node.pods.borrow();
+        pods.get(uid).map(NodePod::display_name).unwrap_or_default()
+    }
+}
+
+/// True if a container that another plugin gave its devices goes on with them: it is charged for no less than it holds. A pod
+/// without record is charged on every device that it may be on, and one that the vendor's plugin served on the GPUs of kubelet's
+/// checkpoint.
+fn survives(resource: ExtendedResource, refusal: &Refusal) -> bool {
+    match refusal {
+        Refusal::Unplaced(_) | Refusal::Unknown => true,
+        Refusal::Mismatch { .. } => resource == ExtendedResource::Whole,
+        Refusal::Unavailable(_)
+        | Refusal::NoCapacity(_)
+        | Refusal::Overridden { .. }
+        | Refusal::OverridesVoid { .. }
+        | Refusal::AllDevicesForbidden
+        | Refusal::NotAllDevices { .. }
+        | Refusal::Limits { .. } => false,
+    }
+}
+
+fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> Decision {
+    warn!(
+        pod = pod.display_name(),
+        reason = one_line(reason),
+        "a container of a running pod starts again with the devices that another plugin gave it"
+    );
+    Decision::Start(SpecFiles::new())
+}
+
+/// A start with the result of its verification.
+struct CheckedStart {
+    pod: NodePod,
+    verification: Verification,
+    /// True if a CDI spec decides the devices of the container.
+    is_by_spec: bool,
+    /// True if the container ran before this process gave any answer for it, and sees the same devices as then.
+    is_inherited: bool,
+}
+
+impl CheckedStart {
+    fn refused(pod: NodePod, refusal: Refusal, is_inherited: bool) -> Self {
+        Self {
+            pod,
+            verification: Verification::Refused(refusal),
+            is_by_spec: false,
+            is_inherited,
+        }
+    }
+}
+
+/// Verifies the start of this pod's container with the facts of this moment.
+fn verify_start(
+    node: &NodeState,
+    snapshot: &Snapshot,
+    start: &Start<'_>,
+) -> Result<CheckedStart, StartBlocked> {
+    let allocated: &Arc<Vec<Allocated>> = &snapshot.allocated.clone().unwrap_or_default();
+    let is_young = node.is_young();
+    let offered = node.offered();
+    let pods = node.pods.borrow();
+    let mut log = node.log();
+    log.set_offered(offered);
+    log.reconcile(allocated, &pods);
+    let pod = pods.get(&start.uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
+    let fleet = node.fleet.borrow();
+    if start.resource.device_type() == TYPE_GPU
+        && let Err(refusal) = check_all_devices(&pod, &fleet, node.settings.allows_all_devices)
+    {
+        return Ok(CheckedStart::refused(pod, refusal, false));
+    }
+    let variable = node.settings.visible_devices_env.as_str();
+    let response = log.response(start.resource, start.ids);
+    // A pod runs once all its containers have been created: this is not the first start, and kubelet repeats the answer of then.
+    let ran_before = pod.stage == Stage::Running && response.is_none();
+    // Containers of the pod with the same IDs have equal answers, or the verification refuses the pod.
+    let entry = allocated.iter().find(|entry| start.is_in(entry));
+    let Some(answer) = entry.map(|entry| &entry.answer).or(response) else {
+        return Ok(CheckedStart::refused(pod, Refusal::Unknown, ran_before));
+    };
+    let containers = start.containers(&pod, allocated);
+    let own = visible_by_answer(start.resource, answer, variable, &fleet);
+    if own.is_none() && must_name_devices(&pod, &containers, start.resource) {
+        return Ok(CheckedStart::refused(pod, Refusal::Unknown, ran_before));
+    }
+    let is_by_spec = own == Some(Visible::BySpec);
+    let mut seen = visible_to_pod(allocated, &start.uid, variable, &fleet);
+    if let Some(own) = own {
+        add_visible(&mut seen, start.resource.device_type(), own);
+    }
+    let evidence = Evidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated,
+        is_checkpoint_known: snapshot.allocated.is_some(),
+        is_young,
+        variable,
+        unit: node.settings.memory_unit,
+    };
+    let mut verification = verify_or_remedy(&evidence, &pod, &seen);
+    if verification == Verification::Passed {
+        let checked = if is_by_spec {
+            check_variable(node, &pod, &containers)
+        } else {
+            let by_variable = ByVariable {
+                pod: &pod,
+                containers: &containers,
+                resource: start.resource,
+                answer,
+            };
+            by_variable.check(&node.settings, &fleet)
+        };
+        if let Err(refusal) = checked {
+            verification = Verification::Refused(refusal);
+        }
+    }
+    Ok(CheckedStart {
+        verification,
+        is_by_spec,
+        is_inherited: ran_before && !is_by_spec,
+        pod: pod.clone(),
+    })
+}
+
+/// Checks that none of these containers sets the vendor's variable to a value that may show it a GPU, unless the runtime is known
+/// to act on CDI devices: a runtime that drops them would act on the variable.
+fn check_variable(node: &NodeState, pod: &NodePod, containers: &[&str]) -> Result<(), Refusal> {
+    if node.is_cdi_proven() {
+        return Ok(());
+    }
+    let variable = &node.settings.visible_devices_env;
+    for own in pod.variables.iter() {
+        let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
+        if own.name == *variable && !shows_none && containers.contains(&own.container.as_str()) {
+            return Err(Refusal::OverridesVoid {
+                container: own.container.clone(),
+                variable: variable.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// True if the answer for this resource names the devices of the container, whichever of these it is.
+fn must_name_devices(pod: &NodePod, containers: &[&str], resource: ExtendedResource) -> bool {
+    for name in containers {
+        if let Some(container) = container(pod, name)
+            && resource.count(container) > 0
+            && !speaks(resource, container)
+        {
+            return false;
+        }
+    }
+    !containers.is_empty()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,520 @@
+//! Decisions about starts, from kubelet's checkpoint.
+
+use std::path::Path;
+
+use proto::device::TYPE_RDMA;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::memory_unit::MemoryUnit;
+use proto::quantity::Quantity;
+use proto::record::{DeviceAllocation, Record};
+use proto::request::ContainerRequest;
+use proto::resource::{RDMA, ResourceNames};
+use rstest::rstest;
+use tokio::sync::watch;
+
+use super::*;
+use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
+use crate::extended_resource::ExtendedResourceNames;
+use crate::fleet::Fleet;
+use crate::injection::content::cdi_answer;
+use crate::inventory::Inventory;
+use crate::matching::AllocateLog;
+use crate::pods::Placement;
+use crate::settings::Settings;
+use crate::verify::visible::VisibleByType;
+
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// An answer that sets one variable.
+fn says(variable: &str, value: &str) -> ContainerAllocateResponse {
+    ContainerAllocateResponse {
+        envs: [(variable.to_owned(), value.to_owned())].into(),
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// The checkpoint's entry of the only container of a pod.
+fn entry(
+    pod: &NodePod,
+    resource: ExtendedResource,
+    ids: &[&str],
+    answer: ContainerAllocateResponse,
+) -> Allocated {
+    let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+    Allocated {
+        pod: pod.uid.clone(),
+        container: pod.containers[0].name.clone(),
+        resource,
+        ids,
+        answer,
+    }
+}
+
+/// Two GPUs, two adapters, and a plugin that serves whole GPUs too and has answered nothing.
+fn checked(
+    all: Vec<NodePod>,
+    allocated: &[Allocated],
+    of: usize,
+    resource: ExtendedResource,
+    ids: &[&str],
+) -> CheckedStart {
+    checked_after(all, allocated, of, resource, ids, None)
+}
+
+/// The same after the plugin has given this answer.
+fn checked_after(
+    all: Vec<NodePod>,
+    allocated: &[Allocated],
+    of: usize,
+    resource: ExtendedResource,
+    ids: &[&str],
+    answer: Option<ContainerAllocateResponse>,
+) -> CheckedStart {
+    checked_where(false, all, allocated, of, resource, ids, answer)
+}
+
+/// The same, where pods may see all GPUs or not.
+fn checked_where(
+    is_allowed: bool,
+    all: Vec<NodePod>,
+    allocated: &[Allocated],
+    of: usize,
+    resource: ExtendedResource,
+    ids: &[&str],
+    answer: Option<ContainerAllocateResponse>,
+) -> CheckedStart {
+    let gpus = fleet(2);
+    let inventory = Inventory {
+        gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
+        others: vec![adapter(0), adapter(1)],
+        ..Inventory::default()
+    };
+    let (_fleet, fleet) = watch::channel(Arc::new(Fleet::new(inventory, gpus.ids)));
+    let uid = all[of].uid.clone();
+    let (_pods, pods) = watch::channel(pods(all));
+    let plain = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+    let names = ExtendedResourceNames {
+        whole: Some("nvidia.com/gpu".to_owned()),
+        ..ExtendedResourceNames::default()
+    };
+    let settings = Settings {
+        names,
+        allows_all_devices: is_allowed,
+        ..plain
+    };
+    let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+    let known = node.pods.borrow().clone();
+    node.note_existing_pods(&known);
+    let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
+    if let Some(answer) = answer {
+        node.log().add_answer(resource, &ids, Some(uid.clone()), answer);
+    }
+    let snapshot = Snapshot {
+        listed: Ok(Arc::default()),
+        allocated: Some(Arc::new(allocated.to_vec())),
+    };
+    let start = Start {
+        resource,
+        ids: &ids,
+        uid,
+    };
+    verify_start(&node, &snapshot, &start).unwrap_or_else(|blocked| panic!("{blocked}"))
+}
+
+fn running(pod: NodePod) -> NodePod {
+    NodePod {
+        stage: Stage::Running,
+        ..pod
+    }
+}
+
+fn unplaced(pod: NodePod) -> NodePod {
+    NodePod {
+        placement: Err(crate::pods::Unplaced::NoDevice("gpu")),
+        ..pod
+    }
+}
+
+/// The outcome of a start in words.
+fn ending(checked: &CheckedStart, resource: ExtendedResource) -> String {
+    match &checked.verification {
+        Verification::Passed => "starts".to_owned(),
+        Verification::Refused(refusal) if checked.is_inherited && survives(resource, refusal) => {
+            "starts again".to_owned()
+        }
+        Verification::Refused(refusal) => refusal.to_string(),
+        Verification::Remedy(Remedy::Swap { partner, .. }) => format!("swaps with {}", partner.as_str()),
+        Verification::Remedy(other) => format!("{other:?}"),
+    }
+}
+
+/// What the old gpushare plugin gave, under IDs of its own and by index; this process knows nothing of it but kubelet's file.
+#[rstest]
+#[case::by_index(running(pod("a", 1, [units(1)]).on([1])), Some("1"), "starts")]
+#[case::by_uuid(running(pod("a", 1, [units(1)]).on([1])), Some("GPU-00000001-aaaa-bbbb-cccc-000000000001"), "starts")]
+#[case::the_only_gpu_and_no_record(running(unplaced(pod("a", 1, [units(1)]))), Some("0"), "starts again")]
+#[case::no_record_and_never_run(unplaced(pod("a", 1, [units(1)])), Some("0"), "annotation scheduling.koordinator.sh/device-allocated names no GPU")]
+#[case::no_file(running(pod("a", 1, [units(1)]).on([1])), None, "starts again")]
+#[case::no_file_and_never_run(pod("a", 1, [units(1)]).on([1]), None, "the devices of the container are not known")]
+#[case::another_gpu(running(pod("a", 1, [units(1)]).on([1])), Some("0"), "kubelet allocated GPU-00000000")]
+fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&str>, #[case] expected: &str) {
+    let ids = ["GPU-00000001-aaaa-bbbb-cccc-000000000001-_-3"];
+    let allocated: Vec<_> = visible
+        .map(|value| entry(&pod, ExtendedResource::Memory, &ids, says(VISIBLE, value)))
+        .into_iter()
+        .collect();
+    let found = ending(
+        &checked(vec![pod], &allocated, 0, ExtendedResource::Memory, &ids),
+        ExtendedResource::Memory,
+    );
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// The vendor's plugin picked the GPUs, whatever our scheduler had allocated down; what it gave is counted by kubelet's books.
+#[rstest]
+#[case::as_recorded(running(pod("a", 1, [whole(1)]).on([1])), 1, "starts")]
+#[case::another(running(pod("a", 1, [whole(1)]).on([1])), 0, "starts again")]
+#[case::not_recorded(running(unplaced(pod("a", 1, [whole(1)]))), 0, "starts again")]
+#[case::another_and_never_run(pod("a", 1, [whole(1)]).on([1]), 0, "kubelet allocated GPU-00000000")]
+fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[case] expected: &str) {
+    let uuid = gpu(seen).uuid.to_string();
+    let allocated = [entry(
+        &pod,
+        ExtendedResource::Whole,
+        &[&uuid],
+        says(VISIBLE, &uuid),
+    )];
+    let found = ending(
+        &checked(vec![pod], &allocated, 0, ExtendedResource::Whole, &[&uuid]),
+        ExtendedResource::Whole,
+    );
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// Answers by CDI are our own, so nobody else's are taken for them.
+#[test]
+fn a_running_pod_without_record_does_not_start_by_its_spec() {
+    let pod = running(unplaced(pod("a", 1, [whole(1)])));
+    let ids = [gpu(0).uuid.to_string()];
+    let allocated = [entry(
+        &pod,
+        ExtendedResource::Whole,
+        &[&ids[0]],
+        cdi_answer(VISIBLE, ExtendedResource::Whole, &ids, 1),
+    )];
+    let checked = checked(vec![pod], &allocated, 0, ExtendedResource::Whole, &[&ids[0]]);
+    assert!(
+        checked.is_by_spec
+            && !checked.is_inherited
+            && matches!(checked.verification, Verification::Refused(Refusal::Unplaced(_)))
+    );
+}
+
+/// A pod with so many percent of this adapter, and a share of a GPU if it has one.
+fn with_adapter(name: &str, assumed_at: u64, minor: u32, percent: u64, gpu_minor: Option<u32>) -> NodePod {
+    let resources = [(RDMA.to_owned(), Quantity::from_unsigned(percent))].into();
+    let one = |minor: u32| DeviceAllocation {
+        minor: i32::try_from(minor).unwrap(),
+        ..DeviceAllocation::default()
+    };
+    let mut allocations = std::collections::BTreeMap::from([(
+        TYPE_RDMA.to_owned(),
+        vec![DeviceAllocation {
+            resources,
+            ..one(minor)
+        }],
+    )]);
+    allocations.extend(gpu_minor.map(|minor| ("gpu".to_owned(), vec![one(minor)])));
+    let record = Record {
+        allocations,
+        assumed_at: Some(assumed_at),
+        gpushare: None,
+    };
+    let mut container = rdma(percent);
+    container.shared = gpu_minor.map_or(0, |_| 1);
+    NodePod {
+        placement: Ok(Placement::of_record(record, assumed_at).unwrap()),
+        ..pod(name, assumed_at, [container])
+    }
+}
+
+fn sees_adapter(pod: &NodePod, minor: u32) -> Allocated {
+    entry(
+        pod,
+        ExtendedResource::Rdma,
+        &[&format!("{}-id", pod.name)],
+        says("GPUSHARE_RDMA_DEVICES", &format!("0000:{minor:02x}:00.0")),
+    )
+}
+
+#[test]
+fn an_adapter_is_verified_like_gpus() {
+    let (a, b) = (
+        with_adapter("a", 1, 0, 60, None),
+        with_adapter("b", 2, 1, 60, None),
+    );
+    let start = |allocated: &[Allocated], all: Vec<NodePod>| {
+        ending(
+            &checked(all, allocated, 0, ExtendedResource::Rdma, &["a-id"]),
+            ExtendedResource::Rdma,
+        )
+    };
+    assert_eq!(
+        start(&[sees_adapter(&a, 0)], vec![a.clone(), b.clone()]),
+        "starts"
+    );
+    assert_eq!(
+        start(
+            &[sees_adapter(&a, 1), sees_adapter(&b, 0)],
+            vec![a.clone(), b.clone()]
+        ),
+        "swaps with b"
+    );
+    let other = with_adapter("b", 2, 1, 70, None);
+    let found = start(
+        &[sees_adapter(&a, 1), sees_adapter(&other, 0)],
+        vec![a.clone(), other],
+    );
+    assert!(
+        found.starts_with("kubelet allocated 0000:01:00.0, but the scheduler assigned minor 0"),
+        "{found}"
+    );
+    let before = running(with_adapter("b", 2, 0, 60, None));
+    let found = start(&[sees_adapter(&a, 0)], vec![a.clone(), before]);
+    assert_eq!(
+        found,
+        "rdma 0000:00:00.0 has no room for it: 60 of 100 percent are held by pods that came before, and it requests 60"
+    );
+    let nothing = NodePod {
+        placement: pod("x", 1, [shares(1)]).placement,
+        ..a
+    };
+    let found = start(&[sees_adapter(&nothing, 0)], vec![nothing.clone()]);
+    assert_eq!(
+        found,
+        "annotation scheduling.koordinator.sh/device-allocated names no rdma"
+    );
+}
+
+/// The two may have each other's adapter and both the same GPU; then only the whole records fit.
+#[test]
+fn a_swap_takes_all_devices() {
+    let pair = |gpu_of_b: u32| {
+        [
+            with_adapter("a", 1, 0, 40, Some(0)),
+            with_adapter("b", 2, 1, 40, Some(gpu_of_b)),
+        ]
+    };
+    let sees_gpu = |pod: &NodePod, minor: u32| {
+        entry(
+            pod,
+            ExtendedResource::Shared,
+            &["s"],
+            says(VISIBLE, gpu(minor).uuid.as_str()),
+        )
+    };
+    for (gpu_of_b, expected) in [(0, "swaps with b"), (1, "kubelet allocated")] {
+        let [a, b] = pair(gpu_of_b);
+        let allocated = [
+            sees_adapter(&a, 1),
+            sees_gpu(&a, 0),
+            sees_adapter(&b, 0),
+            sees_gpu(&b, gpu_of_b),
+        ];
+        let found = ending(
+            &checked(vec![a, b], &allocated, 0, ExtendedResource::Rdma, &["a-id"]),
+            ExtendedResource::Rdma,
+        );
+        assert!(found.starts_with(expected), "{found}");
+    }
+}
+
+/// The operator's choice holds for new pods; one that runs on such a GPU goes on.
+#[test]
+fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
+    let gpus = fleet(2);
+    let only_first = crate::device_ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
+    let inventory = Inventory {
+        gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
+        ..Inventory::default()
+    };
+    let fleet = Fleet::new(inventory, only_first);
+    let verdict = |pod: NodePod| {
+        let pods = pods([pod.clone()]);
+        let log = AllocateLog::default();
+        let (allocated, unit) = (&[][..], MemoryUnit::GIB);
+        let evidence = Evidence {
+            pods: &pods,
+            fleet: &fleet,
+            log: &log,
+            allocated,
+            is_checkpoint_known: true,
+            is_young: false,
+            variable: VISIBLE,
+            unit,
+        };
+        verify_or_remedy(&evidence, &pod, &VisibleByType::new())
+    };
+    let Verification::Refused(refusal) = verdict(pod("a", 1, [shares(1)]).on([1])) else {
+        panic!("it starts")
+    };
+    assert_eq!(
+        refusal.to_string(),
+        "GPU GPU-00000001-aaaa-bbbb-cccc-000000000001 of this node is not shared: --shared-devices of its plugin leaves it to pods that \
+         take whole GPUs"
+    );
+    assert_eq!(
+        verdict(running(pod("a", 1, [shares(1)]).on([1]))),
+        Verification::Passed
+    );
+    assert_eq!(verdict(pod("a", 1, [shares(1)]).on([0])), Verification::Passed);
+}
+
+/// What another plugin gave is in mounts or in CDI devices of its own, or the variable has another name by now.
+#[rstest]
+#[case::never_run(pod("a", 1, [units(1)]), "the devices of the container are not known")]
+#[case::running(running(pod("a", 1, [units(1)])), "starts again")]
+#[case::units_beside_shares(pod("a", 1, [ContainerRequest { shared: 1, ..units(1) }]), "the devices of the container are not known")]
+fn an_answer_that_names_no_device_is_none(#[case] pod: NodePod, #[case] expected: &str) {
+    let allocated = [entry(&pod, ExtendedResource::Memory, &["x"], says("OTHER", "0"))];
+    let found = ending(
+        &checked(vec![pod], &allocated, 0, ExtendedResource::Memory, &["x"]),
+        ExtendedResource::Memory,
+    );
+    assert!(found.starts_with(expected), "{found}");
+}
+
+/// Of a container that asks for units too, the answer about shares says nothing.
+#[test]
+fn an_answer_that_need_not_name_devices_is_one() {
+    let both = ContainerRequest {
+        shared: 1,
+        ..units(1)
+    };
+    let pod = pod("a", 1, [both]);
+    let silent = entry(
+        &pod,
+        ExtendedResource::Shared,
+        &["s"],
+        ContainerAllocateResponse::default(),
+    );
+    let allocated = [
+        silent,
+        entry(
+            &pod,
+            ExtendedResource::Memory,
+            &["m"],
+            says(VISIBLE, gpu(0).uuid.as_str()),
+        ),
+    ];
+    assert_eq!(
+        ending(
+            &checked(vec![pod], &allocated, 0, ExtendedResource::Shared, &["s"]),
+            ExtendedResource::Shared
+        ),
+        "starts"
+    );
+}
+
+/// kubelet's file has another container of the pod already, and not yet this one, which this process has answered otherwise.
+#[test]
+fn an_answer_that_is_not_in_the_checkpoint_yet_counts() {
+    let pod = pod("a", 1, [units(1), units(2)]);
+    let allocated = [entry(
+        &pod,
+        ExtendedResource::Memory,
+        &["x"],
+        says(VISIBLE, gpu(0).uuid.as_str()),
+    )];
+    let found = |minor: u32| {
+        let answer = says(VISIBLE, gpu(minor).uuid.as_str());
+        ending(
+            &checked_after(
+                vec![pod.clone()],
+                &allocated,
+                0,
+                ExtendedResource::Memory,
+                &["y", "z"],
+                Some(answer),
+            ),
+            ExtendedResource::Memory,
+        )
+    };
+    assert_eq!(found(0), "starts");
+    assert!(
+        found(1).contains("its containers were given different devices"),
+        "{}",
+        found(1)
+    );
+}
+
+/// A pod of this name that is marked to see all GPUs and whose record names these.
+fn marked(minors: impl IntoIterator<Item = u32>) -> NodePod {
+    NodePod {
+        sees_all: true,
+        ..pod("a", 1, [shares(1)]).on(minors)
+    }
+}
+
+/// The author of a pod writes the mark and may have allocated the record, and binds it past the scheduler.
+#[rstest]
+#[case::allowed(true, marked([0, 1]), "0,1", "starts", "")]
+#[case::allowed_and_known_by_another_order(true, marked([1, 0]), "0,1", "starts", "")]
+#[case::off(false, marked([0, 1]), "0,1", "annotation gpushare/all-devices: this node's device plugin runs without --allow-all-devices", "GPUAllDevicesForbidden")]
+#[case::off_and_running(false, running(marked([0, 1])), "0,1", "annotation gpushare/all-devices: this node's device plugin", "GPUAllDevicesForbidden")]
+#[case::off_and_without_record(false, unplaced(marked([0])), "0", "annotation gpushare/all-devices: this node's", "GPUAllDevicesForbidden")]
+#[case::partial(true, marked([1]), "1", "annotation gpushare/all-devices counts only where the record names every healthy GPU of the node: minor 1 is recorded, GPU-00000000-aaaa-bbbb-cccc-000000000000 is not", "GPUMismatch")]
+#[case::forged(true, marked([1, 1]), "1", "annotation gpushare/all-devices counts only where", "GPUMismatch")]
+#[case::forged_with_none(true, unplaced(marked([0])), "0", "annotation scheduling.koordinator.sh/device-allocated names no GPU", "GPUNotPlaced")]
+#[case::of_what_is_not_here(true, marked([0, 1, 7]), "0,1", "its record names", "GPUNotPlaced")]
+fn the_mark_for_all_gpus(
+    #[case] is_allowed: bool,
+    #[case] pod: NodePod,
+    #[case] seen: &str,
+    #[case] expected: &str,
+    #[case] reason: &str,
+) {
+    let uuids: Vec<String> = seen
+        .split(',')
+        .map(|minor| gpu(minor.parse().unwrap()).uuid.to_string())
+        .collect();
+    let ids = ["GPU-00000000-aaaa-bbbb-cccc-000000000000-_-3"];
+    let allocated = [entry(
+        &pod,
+        ExtendedResource::Shared,
+        &ids,
+        says(VISIBLE, &uuids.join(",")),
+    )];
+    let checked = checked_where(
+        is_allowed,
+        vec![pod],
+        &allocated,
+        0,
+        ExtendedResource::Shared,
+        &ids,
+        None,
+    );
+    let found = ending(&checked, ExtendedResource::Shared);
+    assert!(found.starts_with(expected), "{found}");
+    if let Verification::Refused(refusal) = &checked.verification {
+        assert_eq!(refusal.event_reason(), reason);
+    }
+}
+
+/// The mark does not hold up the pod's requests for devices other than GPUs.
+#[test]
+fn the_mark_for_all_gpus_concerns_gpus_alone() {
+    let marked = NodePod {
+        sees_all: true,
+        ..pod("a", 1, [rdma(50)])
+    };
+    let checked = checked(vec![marked], &[], 0, ExtendedResource::Rdma, &["x"]);
+    assert!(
+        !matches!(
+            checked.verification,
+            Verification::Refused(Refusal::AllDevicesForbidden)
+        ),
+        "{:?}",
+        checked.verification
+    );
+}

@@ -1,0 +1,405 @@
+//! Compares what runs with what is recorded: at the start, after every restart of kubelet, when a record changes, and once a
+//! minute.
+//!
+//! The check before a start decides start by start; this finds differences that come later, whatever their cause: records that
+//! were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are missing or
+//! unused, pods that run without a record, pods marked assigned that kubelet has not admitted. The plugin corrects what needs no
+//! change of a container, and reports the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::record::{DeviceAllocations, MEM_ASSIGNED, Record};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use crate::envvar::partners::Remedy;
+use crate::envvar::swap::RecordSwaps;
+use crate::fleet::{DeviceKey, Fleet};
+use crate::injection::content::{own_variable, variable};
+use crate::inventory::PhysicalId;
+use crate::kubelet_checkpoint::Allocated;
+use crate::matching::AllocateLog;
+use crate::metrics::Outcome;
+use crate::node_state::NodeState;
+use crate::pods::annotate::annotate;
+use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
+use crate::settings::{OnMismatch, Unplaced};
+use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
+use crate::verify::{Evidence, Refusal};
+use daemon::api_server::one_line;
+
+use super::adopt::{adopt, has_run_placed, removed_record, restore};
+use super::specs::{count_admitted_before, device_of, rebuild};
+use super::{Start, StartContext, Verification, verify_or_remedy};
+
+/// The interval of the comparison.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The time without a comparison after a restart of kubelet, and after a record has changed.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// Compares running pods with their records, and remembers the differences, so that each is reported and counted once.
+#[derive(Debug)]
+pub struct Reconciler {
+    context: StartContext,
+    /// The last report about a pod.
+    reported: BTreeMap<PodUid, String>,
+    /// Pods that were wrongly marked assigned at the last comparison.
+    suspects: BTreeSet<PodUid>,
+    /// The number of containers with answers of an earlier version.
+    n_admitted_before: Option<usize>,
+    /// [`Pods::n_altered`] at the last comparison.
+    n_altered: u64,
+}
+
+impl Reconciler {
+    /// A reconciler that has compared nothing yet.
+    pub fn new(context: StartContext) -> Self {
+        Self {
+            context,
+            reported: BTreeMap::new(),
+            suspects: BTreeSet::new(),
+            n_admitted_before: None,
+            n_altered: 0,
+        }
+    }
+
+    /// Compares again and again until the task is dropped.
+    pub async fn run(mut self) {
+        let mut pods = self.context.node.pods.clone();
+        let _ = pods.wait_for(Pods::is_synced).await;
+        loop {
+            if let Some(allocated) = self.context.node.checkpoint.read() {
+                self.reconcile(&allocated).await;
+            }
+            let n_altered = self.n_altered;
+            let prompted = async {
+                tokio::select! {
+                    () = self.context.node.resumed.notified() => {}
+                    Ok(_) = pods.wait_for(|pods| pods.n_altered() != n_altered) => {}
+                }
+            };
+            if timeout(INTERVAL, prompted).await.is_ok() {
+                sleep(SETTLE).await;
+            }
+        }
+    }
+
+    async fn reconcile(&mut self, allocated: &[Allocated]) {
+        let verified = self.context.swaps.lock().await.verify().await;
+        match verified {
+            Ok(false) => {}
+            Ok(true) => {
+                self.context.metrics.count(Outcome::Restored);
+                warn!("the Device object had lost the swapped records of pods; wrote them again");
+            }
+            // CDI specs are files of this node. Records are compared when the API server is back.
+            Err(error) => debug!(
+                error = one_line(&error),
+                "cannot compare the swapped records, trying later"
+            ),
+        }
+        let mut running = Vec::new();
+        {
+            let node = &*self.context.node;
+            let pods = node.pods.borrow();
+            self.n_altered = pods.n_altered();
+            if !pods.is_synced() || pods.swapped().is_none() {
+                return;
+            }
+            rebuild(node, &pods, allocated);
+            let metrics = &self.context.metrics;
+            count_admitted_before(&pods, allocated, metrics, &mut self.n_admitted_before);
+            let mut log = node.log();
+            log.forget_gone(&pods);
+            log.forget_starts(allocated);
+            self.reported.retain(|uid, _| pods.get(uid).is_some());
+            for pod in pods.iter().filter(|pod| has_started(pod, &log)) {
+                running.push(pod.uid.clone());
+            }
+        }
+        for uid in running {
+            self.reconcile_pod(allocated, &uid).await;
+        }
+        self.clear_stale_marks(allocated).await;
+    }
+
+    /// Corrects the record of one running pod, or reports the difference. Where a container may not have started yet, only
+    /// corrections are made that are right in any case: the check before its start does the rest.
+    async fn reconcile_pod(&mut self, allocated: &[Allocated], uid: &PodUid) {
+        let context = self.context.clone();
+        let mut swaps = context.swaps.lock().await;
+        let Some(compared) = compare(&context.node, allocated, uid) else {
+            return;
+        };
+        let pod = &compared.pod;
+        if let Some(record) = &compared.removed {
+            restore(&context, pod, record).await;
+            return;
+        }
+        match &compared.verification {
+            Verification::Passed
+            | Verification::Remedy(Remedy::LookAgain(_))
+            | Verification::Refused(Refusal::Unavailable(_) | Refusal::Unknown) => {
+                self.reported.remove(uid);
+            }
+            Verification::Remedy(Remedy::Swap { partner, .. }) => {
+                match swaps.swap(&context.node, (uid, partner), &[]).await {
+                    Ok(_) => {
+                        context.metrics.count(Outcome::Exchanged);
+                        warn!(
+                            pod = pod.display_name(),
+                            other = partner.as_str(),
+                            "a running pod has the devices of another: swapped their records"
+                        );
+                    }
+                    Err(error) => debug!(
+                        pod = pod.display_name(),
+                        error = one_line(&error),
+                        "cannot swap records, trying later"
+                    ),
+                }
+            }
+            Verification::Refused(Refusal::Unplaced(_)) if context.policy.unplaced == Unplaced::Adopt => {
+                self.adopt_running(allocated, pod).await;
+            }
+            Verification::Refused(refusal) => {
+                self.correct_record(&mut swaps, &compared, refusal).await;
+            }
+        }
+    }
+
+    async fn adopt_running(&mut self, allocated: &[Allocated], pod: &NodePod) {
+        let mut own = allocated.iter().filter(|entry| entry.pod == pod.uid);
+        let Some(entry) = own.find(|entry| entry.resource.device_type() == TYPE_GPU) else {
+            return;
+        };
+        let start = Start {
+            resource: entry.resource,
+            ids: &entry.ids,
+            uid: pod.uid.clone(),
+        };
+        match adopt(&self.context, pod, allocated, &start).await {
+            Ok(()) => self.context.metrics.count(Outcome::Adopted),
+            Err(blocked) => self.report(pod, "GPUNotPlaced", one_line(&blocked)),
+        }
+    }
+
+    /// Replaces the record by one of the devices that the pod sees, if these are certain; else reports the refusal, and evicts the
+    /// pod if the policy says so.
+    async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &Refusal) {
+        let pod = &compared.pod;
+        let is_past_help = refusal.is_final() && compared.is_certain;
+        let record = if is_past_help {
+            record_of_visible(&self.context.node, pod, &compared.seen)
+        } else {
+            None
+        };
+        let Some(record) = record else {
+            self.report(pod, refusal.event_reason(), refusal.to_string());
+            if is_past_help && self.context.policy.on_mismatch == OnMismatch::Evict {
+                self.context.evict(pod).await;
+            }
+            return;
+        };
+        match swaps.replace(&pod.uid, record).await {
+            Ok(true) => {
+                self.context.metrics.count(Outcome::Recorded);
+                let text = format!("{refusal}; its record now names the devices that it has");
+                self.context.recorder.warn(pod, "GPUMismatch", text);
+                warn!(
+                    pod = pod.display_name(),
+                    reason = %refusal,
+                    "the record of a running pod now names the devices that it has"
+                );
+            }
+            Ok(false) => {}
+            Err(error) => debug!(
+                pod = pod.display_name(),
+                error = one_line(&error),
+                "cannot correct a record, trying later"
+            ),
+        }
+    }
+
+    fn report(&mut self, pod: &NodePod, reason: &'static str, text: String) {
+        let before = self.reported.insert(pod.uid.clone(), text.clone());
+        if before.as_ref() != Some(&text) {
+            self.context.metrics.count(Outcome::Reported);
+            warn!(
+                pod = pod.display_name(),
+                reason = text,
+                "a running pod and its record do not agree"
+            );
+            self.context.recorder.warn(pod, reason, text);
+        }
+    }
+
+    /// Removes the assigned mark from pods that had it at two comparisons and have no devices: with it their Allocate calls are
+    /// matched with no pod.
+    async fn clear_stale_marks(&mut self, allocated: &[Allocated]) {
+        let stale = {
+            let node = &self.context.node;
+            let pods = node.pods.borrow();
+            stale_marks(&pods, &node.log(), allocated)
+        };
+        for pod in stale.iter().filter(|pod| self.suspects.contains(&pod.uid)) {
+            let mark = [(MEM_ASSIGNED.to_owned(), "false".to_owned())].into();
+            match annotate(&self.context.client, pod, &mark).await {
+                Ok(()) => {
+                    self.context.metrics.count(Outcome::Unflagged);
+                    info!(
+                        pod = pod.display_name(),
+                        "kubelet has not allocated devices to the pod: it is not marked assigned any more"
+                    );
+                }
+                Err(error) => {
+                    debug!(error = %format!("{error:#}"), "cannot clear an assigned mark, trying later");
+                }
+            }
+        }
+        self.suspects = stale.into_iter().map(|pod| pod.uid).collect();
+    }
+}
+
+fn has_started(pod: &NodePod, log: &AllocateLog) -> bool {
+    pod.stage == Stage::Running || (pod.stage != Stage::Terminal && log.has_started(&pod.uid))
+}
+
+/// A running pod compared with its record.
+struct Compared {
+    pod: NodePod,
+    seen: VisibleByType,
+    verification: Verification,
+    /// True if this process knows that all its containers with devices have started.
+    is_certain: bool,
+    /// Its record, if its annotations have lost it.
+    removed: Option<Record>,
+}
+
+/// Compares a running pod, if this plugin gave it devices, with its record.
+fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Compared> {
+    let pods = node.pods.borrow();
+    let log = node.log();
+    let fleet = node.fleet.borrow();
+    let pod = pods.get(uid).filter(|pod| has_started(pod, &log))?;
+    let variable = node.settings.visible_devices_env.as_str();
+    let (mut is_certain, mut was_placed) = (true, true);
+    let mut visible = Vec::with_capacity(allocated.len());
+    for entry in allocated {
+        let is_own = entry.pod == *uid;
+        let has_started = log.has_started_container(entry);
+        let has_run = has_started || (is_own && has_run_placed(pod, entry));
+        is_certain &= has_started || !is_own;
+        was_placed &= has_run || !is_own;
+        // The spec of a container that has not started may be that of an earlier holder of its IDs.
+        visible.push(if has_run {
+            as_started(node, entry)
+        } else {
+            entry.clone()
+        });
+    }
+    let seen = visible_to_pod(&visible, uid, variable, &fleet);
+    if seen.is_empty() {
+        return None;
+    }
+    let evidence = Evidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated: &visible,
+        is_checkpoint_known: true,
+        is_young: false,
+        variable,
+        unit: node.settings.memory_unit,
+    };
+    Some(Compared {
+        verification: verify_or_remedy(&evidence, pod, &seen),
+        removed: removed_record(node, &evidence, pod, &seen, was_placed),
+        pod: pod.clone(),
+        seen,
+        is_certain,
+    })
+}
+
+/// The entry with the variables of its CDI spec in place of its answer: a running container sees what the spec said.
+fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
+    let name = device_of(&entry.answer);
+    let Some(mut envs) = name.and_then(|name| node.settings.injection.specs.env(name)) else {
+        return entry.clone();
+    };
+    // Specs of earlier versions name the devices in the vendor's variable.
+    if let Some(named) = envs.get(own_variable(entry.resource)).cloned() {
+        let visible = variable(&node.settings.visible_devices_env, entry.resource);
+        envs.insert(visible.to_owned(), named);
+    }
+    Allocated {
+        answer: ContainerAllocateResponse {
+            envs,
+            ..ContainerAllocateResponse::default()
+        },
+        ..entry.clone()
+    }
+}
+
+/// The record of a pod with the GPUs that it sees; none if it sees other devices than GPUs that it should not, or not as many.
+fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> Option<DeviceAllocations> {
+    let Some(Visible::Devices(gpus)) = seen.get(TYPE_GPU) else {
+        return None;
+    };
+    let placement = pod.placement.as_ref().ok()?;
+    let record = placement.to_allocations(node.settings.memory_unit);
+    on_gpus(placement, record, gpus, &node.fleet.borrow())
+}
+
+/// The record on these GPUs: the amounts of a GPU that is not among them move to one that the record did not name.
+fn on_gpus(
+    placement: &Placement,
+    mut record: DeviceAllocations,
+    gpus: &BTreeSet<PhysicalId>,
+    fleet: &Fleet,
+) -> Option<DeviceAllocations> {
+    let mut keys = Vec::new();
+    for entry in &fleet.gpus {
+        if gpus.contains(&entry.gpu.uuid) {
+            keys.push(DeviceKey::from(&entry.gpu));
+        }
+    }
+    let entries = record.get_mut(TYPE_GPU)?;
+    if entries.len() != keys.len() || placement.gpus.len() != keys.len() {
+        return None;
+    }
+    let mut unnamed = keys
+        .iter()
+        .filter(|key| !placement.gpus.iter().any(|name| name.is(key)));
+    for (entry, name) in entries.iter_mut().zip(&placement.gpus) {
+        if !keys.iter().any(|key| name.is(key)) {
+            let key = unnamed.next()?;
+            entry.minor = i32::try_from(key.minor).ok()?;
+            entry.id = key.id.to_string();
+        }
+    }
+    Some(record)
+}
+
+/// The pods that are marked assigned though kubelet has not admitted them.
+fn stale_marks(pods: &Pods, log: &AllocateLog, allocated: &[Allocated]) -> Vec<NodePod> {
+    let mut stale = Vec::new();
+    for pod in pods.iter() {
+        let is_marked = pod.stage == Stage::Bound && pod.placement.as_ref().is_ok_and(Placement::is_assigned);
+        if is_marked
+            && !log.is_answered(&pod.uid)
+            && !log.has_started(&pod.uid)
+            && !allocated.iter().any(|entry| entry.pod == pod.uid)
+        {
+            stale.push(pod.clone());
+        }
+    }
+    stale
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,330 @@
+//! Differences between running pods and their records, and the corrections.
+
+use std::sync::Arc;
+
+use proto::memory_unit::MemoryUnit;
+use proto::resource::ResourceNames;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::*;
+use crate::builders::{fleet, gpu, pod, pods, units};
+use crate::cdi::{ContainerSpec, Edits, SpecDir};
+use crate::extended_resource::ExtendedResource;
+use crate::injection::content::cdi_answer;
+use crate::settings::Settings;
+
+fn running(name: &str, minor: u32) -> NodePod {
+    NodePod {
+        stage: Stage::Running,
+        ..pod(name, u64::from(minor), [units(2)]).on([minor])
+    }
+}
+
+fn entry(name: &str, answer: ContainerAllocateResponse) -> Allocated {
+    let ids = vec![format!("id-of-{name}")];
+    Allocated {
+        pod: PodUid::from(name),
+        container: "u2".to_owned(),
+        resource: ExtendedResource::Memory,
+        ids,
+        answer,
+    }
+}
+
+fn by_variable(name: &str, minor: u32) -> Allocated {
+    let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), gpu(minor).uuid.to_string())].into();
+    entry(
+        name,
+        ContainerAllocateResponse {
+            envs,
+            ..ContainerAllocateResponse::default()
+        },
+    )
+}
+
+fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
+    node_with(pods(all), cdi_dir)
+}
+
+fn node_with(pods: Pods, cdi_dir: &std::path::Path) -> NodeState {
+    let (_, fleet) = watch::channel(Arc::new(fleet(3)));
+    let (_, pods) = watch::channel(pods);
+    let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+    settings.injection.specs = SpecDir::new(cdi_dir.to_owned());
+    NodeState::new(settings, fleet, pods, std::path::Path::new("/nonexistent"))
+}
+
+fn verification(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<Verification> {
+    compare(node, allocated, &PodUid::from(name)).map(|compared| compared.verification)
+}
+
+/// The partner of a swap.
+fn partner(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<String> {
+    match verification(node, allocated, name) {
+        Some(Verification::Remedy(Remedy::Swap { partner, .. })) => Some(partner.as_str().to_owned()),
+        _ => None,
+    }
+}
+
+#[test]
+fn records_that_were_changed_under_running_pods() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = node(
+        vec![running("a", 0), running("b", 1), running("c", 2)],
+        dir.path(),
+    );
+    let right = [by_variable("a", 0), by_variable("b", 1)];
+    assert_eq!(verification(&node, &right, "a"), Some(Verification::Passed));
+    assert_eq!(
+        verification(&node, &right, "c"),
+        None,
+        "the checkpoint does not name it"
+    );
+    let crossed = [by_variable("a", 1), by_variable("b", 0), by_variable("c", 2)];
+    assert_eq!(partner(&node, &crossed, "a").as_deref(), Some("b"));
+    let doubled = [by_variable("a", 1), by_variable("b", 1)];
+    assert!(matches!(
+        verification(&node, &doubled, "a"),
+        Some(Verification::Refused(Refusal::Mismatch { .. }))
+    ));
+}
+
+/// A container that runs sees what its spec said, whatever its record says now.
+#[test]
+fn a_running_container_sees_its_spec() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = node(vec![running("a", 0), running("b", 1)], dir.path());
+    let allocated = ["a", "b"].map(|name| {
+        entry(
+            name,
+            cdi_answer(
+                "NVIDIA_VISIBLE_DEVICES",
+                ExtendedResource::Memory,
+                &[format!("id-of-{name}")],
+                1,
+            ),
+        )
+    });
+    let spec = |name: &str, minor: u32| {
+        let env = [
+            ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
+            ("GPUSHARE_GPU_DEVICES", gpu(minor).uuid.to_string()),
+        ];
+        let edits = Edits {
+            env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+            ..Edits::default()
+        };
+        let entry = allocated.iter().find(|entry| entry.pod.as_str() == name).unwrap();
+        let spec = ContainerSpec {
+            name: device_of(&entry.answer).unwrap().to_owned(),
+            edits,
+        };
+        std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
+    };
+    assert_eq!(
+        verification(&node, &allocated, "a"),
+        Some(Verification::Passed),
+        "there is no spec to say otherwise"
+    );
+    spec("a", 1);
+    spec("b", 0);
+    assert_eq!(
+        verification(&node, &allocated, "a"),
+        Some(Verification::Passed),
+        "they may be of earlier holders of these IDs"
+    );
+    assert!(!compare(&node, &allocated, &PodUid::from("a")).unwrap().is_certain);
+    for entry in &allocated {
+        node.log().note_start(&entry.pod, entry.resource, &entry.ids);
+    }
+    assert!(compare(&node, &allocated, &PodUid::from("a")).unwrap().is_certain);
+    assert_eq!(partner(&node, &allocated, "a").as_deref(), Some("b"));
+    spec("b", 1);
+    assert!(matches!(
+        verification(&node, &allocated, "a"),
+        Some(Verification::Refused(Refusal::Mismatch { .. }))
+    ));
+    // Its IDs are allocated again, to a container that has not started.
+    node.log().add_answer(
+        ExtendedResource::Memory,
+        &["id-of-a".to_owned()],
+        None,
+        ContainerAllocateResponse::default(),
+    );
+    assert_eq!(verification(&node, &allocated, "a"), Some(Verification::Passed));
+}
+
+#[test]
+fn a_corrected_record_keeps_amounts_and_right_devices() {
+    let record: DeviceAllocations = serde_json::from_value(json!({"gpu": [
+        {"minor": 0, "id": gpu(0).uuid.to_string(), "resources": {"koordinator.sh/gpu-core": "10"}},
+        {"minor": 1, "id": gpu(1).uuid.to_string(), "resources": {"koordinator.sh/gpu-core": "20"}},
+    ]}))
+    .unwrap();
+    let placement = pod("a", 1, [units(2)]).on([0, 1]).placement.unwrap();
+    let seen = [gpu(1).uuid, gpu(2).uuid].into();
+    let corrected = on_gpus(&placement, record.clone(), &seen, &fleet(3)).unwrap();
+    let shown: Vec<_> = corrected["gpu"]
+        .iter()
+        .map(|entry| {
+            (
+                entry.minor,
+                entry.id.clone(),
+                entry.resources["koordinator.sh/gpu-core"].unsigned(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            (2, gpu(2).uuid.to_string(), Some(10)),
+            (1, gpu(1).uuid.to_string(), Some(20))
+        ]
+    );
+    assert_eq!(
+        on_gpus(&placement, record, &[gpu(1).uuid].into(), &fleet(3)),
+        None,
+        "it has another number of them"
+    );
+}
+
+#[test]
+fn assigned_marks_of_pods_that_kubelet_has_not_admitted() {
+    let marked = |name: &str, stage: Stage| {
+        let mut pod = NodePod {
+            stage,
+            ..pod(name, 1, [units(2)])
+        };
+        pod.placement
+            .as_mut()
+            .unwrap()
+            .gpushare
+            .as_mut()
+            .unwrap()
+            .assigned = true;
+        pod
+    };
+    let pods = pods([
+        marked("copied", Stage::Bound),
+        marked("given", Stage::Bound),
+        marked("runs", Stage::Running),
+        pod("new", 1, [units(2)]),
+    ]);
+    let stale = stale_marks(&pods, &AllocateLog::default(), &[by_variable("given", 0)]);
+    assert_eq!(stale.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["copied"]);
+    let mut log = AllocateLog::default();
+    log.note_start(&PodUid::from("copied"), ExtendedResource::Memory, &[]);
+    assert!(stale_marks(&pods, &log, &[by_variable("given", 0)]).is_empty());
+}
+
+/// The minor and the units of the record that a pod gets again.
+fn removed(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<(u32, u64)> {
+    let record = compare(node, allocated, &PodUid::from(name)).and_then(|compared| compared.removed)?;
+    record.gpushare.map(|gpushare| (gpushare.idx, gpushare.pod_units))
+}
+
+fn without_record(name: &str, stage: Stage) -> NodePod {
+    let placement = Err(crate::pods::Unplaced::Missing {
+        key: proto::record::MEM_IDX,
+    });
+    NodePod {
+        stage,
+        placement,
+        ..pod(name, 1, [units(2)])
+    }
+}
+
+fn ours(name: &str, minor: u32) -> Allocated {
+    let mut entry = by_variable(name, minor);
+    entry
+        .answer
+        .envs
+        .insert("GPUSHARE_GPU_DEVICES".to_owned(), gpu(minor).uuid.to_string());
+    entry
+}
+
+/// A pod that runs with an answer of this plugin had a record; one that waits, or that another plugin served, need not have had
+/// one.
+#[test]
+fn records_that_were_removed_from_running_pods() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = [
+        ("runs", Stage::Running),
+        ("waits", Stage::Admitted),
+        ("served-by-another", Stage::Running),
+    ];
+    let node = node(
+        all.map(|(name, stage)| without_record(name, stage)).to_vec(),
+        dir.path(),
+    );
+    let allocated = [
+        ours("runs", 1),
+        ours("waits", 1),
+        by_variable("served-by-another", 2),
+    ];
+    assert_eq!(removed(&node, &allocated, "runs"), Some((1, 2)));
+    assert_eq!(removed(&node, &allocated, "waits"), None);
+    assert_eq!(
+        removed(&node, &allocated, "served-by-another"),
+        None,
+        "this process has not let it start"
+    );
+    let started = allocated.last().unwrap();
+    node.log()
+        .note_start(&started.pod, started.resource, &started.ids);
+    assert_eq!(removed(&node, &allocated, "served-by-another"), Some((2, 2)));
+}
+
+/// By CDI a container sees what the spec of its answer says, also after another process of the plugin wrote it.
+#[test]
+fn a_removed_record_is_read_from_the_spec() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = node(vec![without_record("a", Stage::Running)], dir.path());
+    let allocated = [entry(
+        "a",
+        cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            ExtendedResource::Memory,
+            &["id-of-a".to_owned()],
+            1,
+        ),
+    )];
+    assert_eq!(removed(&node, &allocated, "a"), None, "there is no spec");
+    let env = [
+        ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
+        ("GPUSHARE_GPU_DEVICES", gpu(2).uuid.to_string()),
+    ];
+    let edits = Edits {
+        env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+        ..Edits::default()
+    };
+    let spec = ContainerSpec {
+        name: device_of(&allocated[0].answer).unwrap().to_owned(),
+        edits,
+    };
+    std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
+    assert_eq!(removed(&node, &allocated, "a"), Some((2, 2)));
+}
+
+/// What annotations said before is allocated again if that is what the containers see, times and all.
+#[test]
+fn a_removed_record_is_the_one_that_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut all = pods([running("a", 0), running("b", 1)]);
+    all.apply(without_record("a", Stage::Running));
+    all.apply(without_record("b", Stage::Running));
+    let node = node_with(all, dir.path());
+    let found = |name: &str, minor: u32| {
+        let compared = compare(&node, &[ours(name, minor)], &PodUid::from(name)).unwrap();
+        compared
+            .removed
+            .map(|record| (record.assumed_at, record.gpushare.unwrap().idx))
+    };
+    assert_eq!(
+        found("b", 1),
+        Some((Some(1), 0)),
+        "the builder's record of gpushare names GPU 0"
+    );
+    assert_ne!(found("a", 2), Some((Some(0), 0)), "it sees another GPU");
+}

@@ -1,0 +1,516 @@
+//! Writes the CDI specs of this node's containers before they start, again when the directory was emptied, and removes those that
+//! no answer of kubelet's checkpoint names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::request::ContainerRequest;
+use tracing::{info, warn};
+
+use crate::cdi::dir::Written;
+use crate::cdi::{ContainerSpec, DRIVER_DEVICE, Edits, SpecDir, SpecError, name_of};
+use crate::extended_resource::ExtendedResource;
+use crate::fleet::DeviceKey;
+use crate::injection::content::{AssignedDevices, Recipient, cdi_edits, inlined_edits, speaks};
+use crate::kubelet_checkpoint::Allocated;
+use crate::metrics::Metrics;
+use crate::node_state::NodeState;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+use daemon::api_server::one_line;
+
+use super::blocked::StartBlocked;
+use super::{Start, container};
+
+/// Longest wait of a start for a runtime that reads specs: it parses all of them, on a machine that may be busy.
+const READ_LIMIT: Duration = Duration::from_secs(2);
+
+/// Longest wait of a start for a runtime that has not been seen reading specs, and may have CDI off.
+const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
+
+/// Most names of containers in one log line.
+const MAX_LOGGED: usize = 20;
+
+/// The file names of specs that were written for a start, and that the runtime has to read.
+pub(super) type SpecFiles = Vec<String>;
+
+/// Writes the specs that the container's answer may name. Of an init and an app container with the same device IDs it is not
+/// known which one starts: both have answers, with names of their own.
+pub(super) fn write_specs(
+    node: &NodeState,
+    pod: &NodePod,
+    allocated: &[Allocated],
+    start: &Start<'_>,
+) -> Result<SpecFiles, StartBlocked> {
+    let blocked = |source| StartBlocked::Spec {
+        pod: pod.display_name(),
+        source,
+    };
+    let mut wanted: Vec<(&ContainerRequest, ContainerAllocateResponse)> = Vec::new();
+    for entry in allocated.iter().filter(|entry| start.is_in(entry)) {
+        if let Some(container) = container(pod, &entry.container) {
+            wanted.push((container, entry.answer.clone()));
+        }
+    }
+    if wanted.is_empty() {
+        // kubelet has not written its checkpoint, or it cannot be read.
+        let response = node.log().response(start.resource, start.ids).cloned();
+        let holder = holder(pod, start, &start.containers(pod, allocated));
+        wanted.extend(holder.zip(response));
+    }
+    if wanted.is_empty() {
+        let source = io::Error::other("none of its containers requests that number of devices");
+        let path = node.settings.injection.specs.path().to_owned();
+        return Err(blocked(SpecError::Io { path, source }));
+    }
+    let mut files = SpecFiles::new();
+    for (container, answer) in wanted {
+        let written = write_spec(node, pod, container, start.resource, &answer);
+        files.extend(written.map_err(blocked)?);
+    }
+    if pod.stage != Stage::Running {
+        for file in &files {
+            node.readers.need(file);
+        }
+    }
+    Ok(files)
+}
+
+/// Returns when the runtime resolves these specs, or does not seem to read any.
+pub(super) async fn until_resolved(node: &NodeState, files: &[String]) {
+    if files.is_empty() {
+        return;
+    }
+    let limit = if node.readers.has_reader() {
+        READ_LIMIT
+    } else {
+        FIRST_READ_LIMIT
+    };
+    let specs = &node.settings.injection.specs;
+    if !node.readers.until_read(specs, files, limit).await {
+        info!(
+            files = files.join(","),
+            "the container runtime was not seen reading a new CDI spec; the container starts all the same"
+        );
+    }
+}
+
+/// Writes the spec that this answer for a container names; returns the file if the runtime has to read it.
+fn write_spec(
+    node: &NodeState,
+    pod: &NodePod,
+    container: &ContainerRequest,
+    resource: ExtendedResource,
+    answer: &ContainerAllocateResponse,
+) -> Result<Option<String>, SpecError> {
+    let Some(name) = device_of(answer) else {
+        return Ok(None);
+    };
+    let Some(edits) = edits(node, pod, container, resource, answer) else {
+        return Ok(None);
+    };
+    let file = SpecDir::file(name);
+    let specs = &node.settings.injection.specs;
+    if !specs.has(name) {
+        node.readers.expect(&file);
+    }
+    let spec = ContainerSpec {
+        name: name.to_owned(),
+        edits,
+    };
+    if specs.write(&spec, SystemTime::now())? == Written::New {
+        return Ok(Some(file));
+    }
+    match node.readers.was_read(&file) {
+        Some(true) => Ok(None),
+        // A start that was cancelled may not have prompted the runtime.
+        Some(false) => Ok(Some(file)),
+        // An earlier process wrote it, and may have ended before it prompted the runtime.
+        None => {
+            specs.prompt_read().map_err(|source| SpecError::Io {
+                path: specs.path().to_owned(),
+                source,
+            })?;
+            node.readers.assume_read(&file);
+            Ok(None)
+        }
+    }
+}
+
+/// The edits of the spec that this answer names; none if the pod has no record, or no device of it is on this node.
+fn edits(
+    node: &NodeState,
+    pod: &NodePod,
+    container: &ContainerRequest,
+    resource: ExtendedResource,
+    answer: &ContainerAllocateResponse,
+) -> Option<Edits> {
+    let placement = pod.placement.as_ref().ok()?;
+    let fleet = node.fleet.borrow();
+    let names = placement.names(resource).iter();
+    let keys: Vec<DeviceKey> = names.filter_map(|name| fleet.find(resource, name)).collect();
+    if keys.is_empty() {
+        return None;
+    }
+    let recipient = Recipient {
+        pod,
+        container,
+        placement: Some(placement),
+    };
+    let assigned = AssignedDevices::of(&fleet, resource, &keys);
+    let settings = &node.settings;
+    if has_driver(answer) || !is_about_gpus(resource) {
+        return Some(cdi_edits(settings, &recipient, resource, &assigned));
+    }
+    let running = fleet.driver_version.as_deref().filter(|_| fleet.needs_driver);
+    let driver = settings
+        .injection
+        .vendor_specs
+        .driver(running, &settings.visible_devices_env);
+    let driver = driver.ok().map(|driver| driver.edits);
+    Some(inlined_edits(
+        settings,
+        driver.as_ref(),
+        &recipient,
+        resource,
+        &assigned,
+    ))
+}
+
+/// The container that has as many IDs, preferably one whose spec names devices, as an init container hands its IDs on.
+fn holder<'a>(pod: &'a NodePod, start: &Start<'_>, containers: &[&str]) -> Option<&'a ContainerRequest> {
+    let requesting = pod.containers.iter().filter(|container| {
+        start.resource.count(container) == start.ids.len() as u64
+            && containers.contains(&container.name.as_str())
+    });
+    requesting.min_by_key(|container| !speaks(start.resource, container))
+}
+
+/// The name of this plugin's CDI device in an answer.
+pub(super) fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
+    answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
+}
+
+/// True if an answer names the device that brings the driver. Answers of earlier versions do not.
+fn has_driver(answer: &ContainerAllocateResponse) -> bool {
+    answer
+        .cdi_devices
+        .iter()
+        .any(|device| device.name == DRIVER_DEVICE)
+}
+
+fn is_about_gpus(resource: ExtendedResource) -> bool {
+    resource.device_type() == TYPE_GPU
+}
+
+/// Writes missing specs of kubelet's checkpoint, and removes those that it does not name. An existing spec stays: a running
+/// container saw its content, and the next start compares it.
+pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
+    let specs = &node.settings.injection.specs;
+    let mut by_spec = Vec::new();
+    let mut pods_of_name = BTreeMap::<&str, BTreeSet<&PodUid>>::new();
+    for entry in allocated {
+        let Some(name) = device_of(&entry.answer) else {
+            continue;
+        };
+        by_spec.push((name, entry));
+        if pods
+            .get(&entry.pod)
+            .is_none_or(|pod| pod.stage != Stage::Terminal)
+        {
+            pods_of_name.entry(name).or_default().insert(&entry.pod);
+        }
+    }
+    let mut is_new = false;
+    for (name, entry) in &by_spec {
+        // Answers of earlier versions gave the same name to the same device IDs, which kubelet may have allocated twice.
+        let is_sole = pods_of_name
+            .get(name)
+            .is_some_and(|pods| pods.len() == 1 && pods.contains(&entry.pod));
+        if specs.has(name) || !is_sole {
+            continue;
+        }
+        let Some(pod) = pods.get(&entry.pod) else {
+            continue;
+        };
+        let Some(container) = container(pod, &entry.container) else {
+            continue;
+        };
+        match write_spec(node, pod, container, entry.resource, &entry.answer) {
+            Ok(file) => is_new |= file.is_some(),
+            Err(SpecError::Retired { .. }) => {}
+            Err(error) => warn!(
+                pod = pod.display_name(),
+                error = one_line(&error),
+                "a CDI spec is not in place"
+            ),
+        }
+    }
+    if is_new && let Err(error) = specs.prompt_read() {
+        warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
+    }
+    let kept: BTreeSet<String> = by_spec.iter().map(|(name, _)| (*name).to_owned()).collect();
+    match specs.clean(&kept, SystemTime::now()) {
+        Ok(0) => {}
+        Ok(n_removed) => info!(n_removed, "removed CDI specs of containers that are gone"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
+            warn!(dir = %specs.path().display(), %error, "cannot look for CDI specs of containers that are gone");
+        }
+    }
+}
+
+/// Counts the containers with answers of a version in which the driver had no CDI device of its own, and logs them when their
+/// number has changed from `logged`. They keep working.
+pub(super) fn count_admitted_before(
+    pods: &Pods,
+    allocated: &[Allocated],
+    metrics: &Metrics,
+    logged: &mut Option<usize>,
+) {
+    let mut names = BTreeSet::new();
+    for entry in allocated {
+        let is_before =
+            device_of(&entry.answer).is_some() && is_about_gpus(entry.resource) && !has_driver(&entry.answer);
+        if is_before && let Some(pod) = pods.get(&entry.pod) {
+            names.insert(format!("{}/{}", pod.display_name(), entry.container));
+        }
+    }
+    metrics.set_admitted_before(names.len());
+    if logged.replace(names.len()) != Some(names.len()) && !names.is_empty() {
+        let containers: Vec<&str> = names.iter().map(String::as_str).take(MAX_LOGGED).collect();
+        info!(
+            n_containers = names.len(),
+            containers = containers.join(", "),
+            "containers that an earlier version admitted keep working"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use proto::kubelet::deviceplugin::CdiDevice;
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use rstest::rstest;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::builders::{fleet, init, pod, pods, shares, units};
+    use crate::injection::content::cdi_answer;
+    use crate::settings::Settings;
+
+    /// Two containers of one pod have two shares each, and one has memory units too, whose spec is the one that names devices.
+    #[rstest]
+    #[case::the_one_that_has_them("both", &["both"])]
+    #[case::the_other("s2", &["s2"])]
+    #[case::either("s2", &["both", "s2"])]
+    fn a_spec_is_that_of_the_container_which_has_the_ids(
+        #[case] expected: &str,
+        #[case] containers: &[&str],
+    ) {
+        let both = ContainerRequest {
+            name: "both".to_owned(),
+            memory_units: 3,
+            ..shares(2)
+        };
+        let pod = pod("a", 1, [both, shares(2)]);
+        let ids = ["x".to_owned(), "y".to_owned()];
+        let of = |ids| Start {
+            resource: ExtendedResource::Shared,
+            ids,
+            uid: pod.uid.clone(),
+        };
+        assert_eq!(holder(&pod, &of(&ids[..]), containers).unwrap().name, expected);
+        assert_eq!(holder(&pod, &of(&ids[..1]), containers), None);
+    }
+
+    struct Scene {
+        node: NodeState,
+        _keep: (watch::Sender<Arc<crate::fleet::Fleet>>, watch::Sender<Pods>),
+        _dir: tempfile::TempDir,
+    }
+
+    fn scene(all: impl IntoIterator<Item = NodePod>) -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+        settings.injection.specs = SpecDir::new(dir.path().to_owned());
+        let (fleets, fleet) = watch::channel(Arc::new(fleet(2)));
+        let (known, pods) = watch::channel(pods(all));
+        let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        Scene {
+            node,
+            _keep: (fleets, known),
+            _dir: dir,
+        }
+    }
+
+    fn entry(pod: &str, container: &str, ids: &[&str], answer: ContainerAllocateResponse) -> Allocated {
+        let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+        Allocated {
+            pod: PodUid::from(pod),
+            container: container.to_owned(),
+            resource: ExtendedResource::Memory,
+            ids,
+            answer,
+        }
+    }
+
+    fn answer(node: &NodeState, ids: &[&str], fresh: u64) -> ContainerAllocateResponse {
+        cdi_answer(
+            &node.settings.visible_devices_env,
+            ExtendedResource::Memory,
+            &ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>(),
+            fresh,
+        )
+    }
+
+    /// The container's memory units in the spec of an answer.
+    fn units_in(node: &NodeState, answer: &ContainerAllocateResponse) -> Option<String> {
+        node.settings
+            .injection
+            .specs
+            .env(device_of(answer)?)?
+            .remove("ALIYUN_COM_GPU_MEM_CONTAINER")
+    }
+
+    /// Both were allocated before either starts, with the same IDs; kubelet does not say which one it starts.
+    #[test]
+    fn an_init_and_an_app_container_with_the_same_ids_have_specs_of_their_own() {
+        let first = ContainerRequest {
+            name: "first".to_owned(),
+            ..init(units(2))
+        };
+        let scene = scene([pod("a", 1, [first, units(2)])]);
+        let node = &scene.node;
+        let (of_init, of_app) = (answer(node, &["x", "y"], 1), answer(node, &["x", "y"], 2));
+        let allocated = [
+            entry("a", "first", &["x", "y"], of_init.clone()),
+            entry("a", "u2", &["x", "y"], of_app.clone()),
+        ];
+        let ids = ["x".to_owned(), "y".to_owned()];
+        let start = Start {
+            resource: ExtendedResource::Memory,
+            ids: &ids,
+            uid: PodUid::from("a"),
+        };
+        let pod = node.pods.borrow().get(&start.uid).unwrap().clone();
+        assert_eq!(write_specs(node, &pod, &allocated, &start).unwrap().len(), 2);
+        assert_eq!(
+            [units_in(node, &of_init), units_in(node, &of_app)],
+            [Some("2".to_owned()), Some("2".to_owned())]
+        );
+        assert_eq!(
+            write_specs(node, &pod, &allocated, &start).unwrap(),
+            SpecFiles::new(),
+            "identical content is left alone"
+        );
+    }
+
+    /// Between two starts of the container its record has changed.
+    #[test]
+    fn a_start_with_other_content_is_refused_at_first() {
+        let scene = scene([pod("a", 1, [units(2)])]);
+        let node = &scene.node;
+        let allocated = [entry("a", "u2", &["x", "y"], answer(node, &["x", "y"], 1))];
+        let ids = ["x".to_owned(), "y".to_owned()];
+        let start = Start {
+            resource: ExtendedResource::Memory,
+            ids: &ids,
+            uid: PodUid::from("a"),
+        };
+        let before = node.pods.borrow().get(&start.uid).unwrap().clone();
+        write_specs(node, &before, &allocated, &start).unwrap();
+        let after = before.clone().on([1]);
+        let blocked = write_specs(node, &after, &allocated, &start).unwrap_err();
+        assert!(
+            one_line(&blocked).contains("had other content before"),
+            "{blocked}"
+        );
+        assert!(
+            !node
+                .settings
+                .injection
+                .specs
+                .has(device_of(&allocated[0].answer).unwrap()),
+            "no runtime resolves the old one"
+        );
+    }
+
+    /// The answer names one device, and no driver: earlier versions wrote everything into one spec.
+    #[test]
+    fn an_answer_of_an_earlier_version_keeps_its_form() {
+        let scene = scene([pod("a", 1, [units(2)])]);
+        let node = &scene.node;
+        let name = "gpushare.dev/gpu=be37fd026d9b3b0b27132c57fb42f25b".to_owned();
+        let old = ContainerAllocateResponse {
+            cdi_devices: vec![CdiDevice { name }],
+            ..ContainerAllocateResponse::default()
+        };
+        let allocated = [entry("a", "u2", &["x"], old)];
+        rebuild(node, &node.pods.borrow(), &allocated);
+        let env = node
+            .settings
+            .injection
+            .specs
+            .env("be37fd026d9b3b0b27132c57fb42f25b")
+            .unwrap();
+        assert!(
+            env["NVIDIA_VISIBLE_DEVICES"].starts_with("GPU-"),
+            "without the driver's device the runtime has to act: {env:?}"
+        );
+        let (mut logged, mut registry) = (None, prometheus_client::registry::Registry::default());
+        count_admitted_before(
+            &node.pods.borrow(),
+            &allocated,
+            &Metrics::register(&mut registry),
+            &mut logged,
+        );
+        assert_eq!(logged, Some(1));
+    }
+
+    /// Names by letters; the node has pods a and b, and one that has ended. An old name may be in the checkpoint twice.
+    #[rstest]
+    #[case::one_each("a=x b=y", "x y")]
+    #[case::an_ended_pod_had_the_name_before("ended=x a=x", "x")]
+    #[case::two_have_it("a=x b=x", "")]
+    #[case::one_is_not_known_yet("a=x new=x b=y", "y")]
+    #[case::two_containers_of_one_pod("a=x a=x", "x")]
+    fn missing_specs_are_written_where_the_holder_is_certain(
+        #[case] allocated: &str,
+        #[case] expected: &str,
+    ) {
+        let ended = NodePod {
+            stage: Stage::Terminal,
+            ..pod("ended", 0, [units(1)])
+        };
+        let scene = scene([pod("a", 1, [units(1)]), pod("b", 2, [units(1)]), ended]);
+        let named = |text: &str| {
+            let (pod, name) = text.split_once('=').unwrap();
+            let cdi_devices = vec![CdiDevice {
+                name: format!("gpushare.dev/gpu={name}"),
+            }];
+            entry(
+                pod,
+                "u1",
+                &["i"],
+                ContainerAllocateResponse {
+                    cdi_devices,
+                    ..ContainerAllocateResponse::default()
+                },
+            )
+        };
+        let allocated: Vec<_> = allocated.split_whitespace().map(named).collect();
+        rebuild(&scene.node, &scene.node.pods.borrow(), &allocated);
+        let found: Vec<_> = ["x", "y"]
+            .into_iter()
+            .filter(|name| scene.node.settings.injection.specs.has(name))
+            .collect();
+        assert_eq!(found.join(" "), expected);
+    }
+}

@@ -1,0 +1,448 @@
+//! Tables of records and answers, and the decisions about them.
+
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::memory_unit::MemoryUnit;
+
+use super::*;
+use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
+use crate::fleet::Fleet;
+use crate::injection::content::cdi_answer;
+use crate::matching::AllocateLog;
+use crate::pods::{Placement, Pods, Stage};
+use crate::verify::visible::{Visible, visible_to_pod};
+
+/// Pods p0, p1 and so on of two units: minors of their records, and the GPU that each sees; all on a node of four GPUs.
+fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
+    let all = records
+        .iter()
+        .enumerate()
+        .map(|(at, minor)| pod(&format!("p{at}"), at as u64, [units(2)]).on([*minor]));
+    let entry = |(at, minor): (usize, &Option<u32>)| {
+        let envs = [(
+            "NVIDIA_VISIBLE_DEVICES".to_owned(),
+            gpu((*minor)?).uuid.to_string(),
+        )]
+        .into();
+        let answer = ContainerAllocateResponse {
+            envs,
+            ..ContainerAllocateResponse::default()
+        };
+        Some(Allocated {
+            pod: PodUid::from(format!("p{at}").as_str()),
+            container: "u2".to_owned(),
+            resource: ExtendedResource::Memory,
+            ids: vec![at.to_string()],
+            answer,
+        })
+    };
+    (pods(all), sees.iter().enumerate().filter_map(entry).collect())
+}
+
+fn verify_with(pods: &Pods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {
+    let fleet = fleet(4);
+    let variable = "NVIDIA_VISIBLE_DEVICES";
+    let evidence = Evidence {
+        pods,
+        fleet: &fleet,
+        log,
+        allocated,
+        is_checkpoint_known: true,
+        is_young: false,
+        variable,
+        unit: MemoryUnit::GIB,
+    };
+    let pod = pods.get(&PodUid::from(format!("p{at}").as_str())).unwrap();
+    verify_or_remedy(
+        &evidence,
+        pod,
+        &visible_to_pod(allocated, &pod.uid, variable, &fleet),
+    )
+}
+
+fn verify(records: &[u32], sees: &[Option<u32>], at: usize) -> Verification {
+    let (pods, allocated) = scene(records, sees);
+    verify_with(&pods, &allocated, &AllocateLog::default(), at)
+}
+
+/// The partner of a swap.
+fn partner(verification: &Verification) -> Option<&str> {
+    match verification {
+        Verification::Remedy(Remedy::Swap { partner, .. }) => Some(partner.as_str()),
+        _ => None,
+    }
+}
+
+fn is_mismatch(verification: &Verification) -> bool {
+    matches!(verification, Verification::Refused(Refusal::Mismatch { .. }))
+}
+
+fn look_again(uid: &str) -> Verification {
+    Verification::Remedy(Remedy::LookAgain(PodUid::from(uid)))
+}
+
+#[test]
+fn agreeing_devices_pass() {
+    assert_eq!(verify(&[0, 1], &[Some(0), Some(1)], 0), Verification::Passed);
+}
+
+#[test]
+fn a_pod_that_sees_mine_comes_before_one_that_sees_nothing_yet() {
+    assert_eq!(
+        partner(&verify(&[0, 1, 1], &[Some(1), None, Some(0)], 0)),
+        Some("p2")
+    );
+    assert_eq!(
+        partner(&verify(&[0, 1, 1], &[Some(1), None, Some(2)], 0)),
+        Some("p2")
+    );
+    assert_eq!(partner(&verify(&[0, 1], &[Some(1), None], 0)), Some("p1"));
+}
+
+/// It runs, or may run at any moment, with the devices of its record.
+#[test]
+fn a_pod_that_sees_its_own_gives_nothing_away() {
+    assert!(is_mismatch(&verify(&[0, 1], &[Some(1), Some(1)], 0)));
+}
+
+#[test]
+fn pods_of_other_amounts_do_not_swap() {
+    let (mut pods, allocated) = scene(&[0, 1], &[Some(1), Some(0)]);
+    pods.apply(pod("p1", 1, [units(3)]).on([1]));
+    let verification = verify_with(&pods, &allocated, &AllocateLog::default(), 0);
+    let Verification::Refused(refusal) = verification else {
+        panic!("{verification:?}")
+    };
+    assert!(refusal.is_final());
+    assert_eq!(
+        refusal.to_string(),
+        "kubelet allocated GPU-00000001-aaaa-bbbb-cccc-000000000001, but the scheduler assigned minor 0; delete the pod to reschedule it"
+    );
+}
+
+/// kubelet may have allocated for the other pod since the snapshot.
+#[test]
+fn looks_again_while_the_other_is_being_answered() {
+    use crate::matching::{Attempt, Call, match_call};
+    let (pods, allocated) = scene(&[0, 1], &[Some(1), None]);
+    let mut log = AllocateLog::default();
+    log.reconcile(&Arc::new(allocated.clone()), &pods);
+    for _ in 0..2 {
+        let found = match_call(
+            &pods,
+            &log,
+            &Call {
+                resource: ExtendedResource::Memory,
+                count: 2,
+                devices: &[],
+            },
+            Attempt::Last,
+        )
+        .unwrap();
+        log.record(found, &pods);
+    }
+    assert_eq!(verify_with(&pods, &allocated, &log, 0), look_again("p1"));
+}
+
+#[test]
+fn sick_and_absent_gpus_are_named() {
+    let Verification::Refused(refusal) = verify(&[7], &[Some(0)], 0) else {
+        panic!("it is not on this node")
+    };
+    assert_eq!(
+        refusal.to_string(),
+        "its record names minor 7, which this node does not have"
+    );
+}
+
+#[test]
+fn containers_of_one_pod_that_see_different_devices_are_refused() {
+    let (pods, mut allocated) = scene(&[0], &[Some(0)]);
+    let (_, other) = scene(&[0], &[Some(1)]);
+    allocated.extend(other);
+    assert!(is_mismatch(&verify_with(
+        &pods,
+        &allocated,
+        &AllocateLog::default(),
+        0
+    )));
+}
+
+/// Swaps of two resolve every permutation.
+#[test]
+fn every_permutation_is_resolved() {
+    let permutations = [
+        [0, 1, 2, 3],
+        [1, 0, 3, 2],
+        [1, 2, 3, 0],
+        [3, 2, 1, 0],
+        [2, 0, 1, 3],
+        [3, 0, 1, 2],
+    ];
+    for sees in permutations {
+        for order in permutations {
+            let mut records = [0, 1, 2, 3];
+            for at in order {
+                let at = at as usize;
+                loop {
+                    match verify(&records, &sees.map(Some), at) {
+                        Verification::Passed => break,
+                        Verification::Remedy(Remedy::Swap { partner, .. }) => {
+                            records.swap(at, partner.as_str()[1..].parse().unwrap());
+                        }
+                        other => panic!("{sees:?} {order:?}: {other:?}"),
+                    }
+                }
+            }
+            assert_eq!(records, sees);
+        }
+    }
+}
+
+fn verify_p0(
+    pods: &Pods,
+    allocated: &[Allocated],
+    log: &AllocateLog,
+    is_checkpoint_known: bool,
+) -> Verification {
+    let fleet = fleet(4);
+    let variable = "NVIDIA_VISIBLE_DEVICES";
+    let evidence = Evidence {
+        pods,
+        fleet: &fleet,
+        log,
+        allocated,
+        is_checkpoint_known,
+        is_young: false,
+        variable,
+        unit: MemoryUnit::GIB,
+    };
+    verify_or_remedy(
+        &evidence,
+        pods.get(&PodUid::from("p0")).unwrap(),
+        &[("gpu", Visible::Devices([gpu(1).uuid].into()))].into(),
+    )
+}
+
+/// A checkpoint that cannot be read does not say that a running pod has no devices yet.
+#[test]
+fn nothing_is_taken_from_a_pod_that_may_run() {
+    let (mut pods, _) = scene(&[0, 1], &[]);
+    assert_eq!(
+        partner(&verify_p0(&pods, &[], &AllocateLog::default(), true)),
+        Some("p1"),
+        "it has not been answered for"
+    );
+    assert_eq!(
+        verify_p0(&pods, &[], &AllocateLog::default(), false),
+        look_again("p1"),
+        "or that is not known"
+    );
+    let mut started = AllocateLog::default();
+    started.note_start(&PodUid::from("p1"), ExtendedResource::Memory, &[]);
+    for is_checkpoint_known in [true, false] {
+        assert!(is_mismatch(&verify_p0(&pods, &[], &started, is_checkpoint_known)));
+    }
+    pods.apply(NodePod {
+        stage: Stage::Running,
+        ..pod("p1", 1, [units(2)]).on([1])
+    });
+    assert!(is_mismatch(&verify_p0(
+        &pods,
+        &[],
+        &AllocateLog::default(),
+        false
+    )));
+}
+
+/// A container that was given its devices by CDI sees those of its record since it started.
+#[test]
+fn a_started_pod_by_cdi_gives_nothing_away() {
+    let (mut pods, mut allocated) = scene(&[0, 1], &[None, Some(1)]);
+    allocated[0].answer = cdi_answer(
+        "NVIDIA_VISIBLE_DEVICES",
+        ExtendedResource::Memory,
+        &["1".to_owned()],
+        1,
+    );
+    assert_eq!(
+        partner(&verify_p0(&pods, &allocated, &AllocateLog::default(), true)),
+        Some("p1")
+    );
+    pods.apply(NodePod {
+        stage: Stage::Running,
+        ..pod("p1", 1, [units(2)]).on([1])
+    });
+    assert!(is_mismatch(&verify_p0(
+        &pods,
+        &allocated,
+        &AllocateLog::default(),
+        true
+    )));
+}
+
+/// An answer by CDI beside one by variable, as a change of the injection mode leaves it, contradicts nothing.
+#[test]
+fn answers_of_both_modes_agree() {
+    let (_, mut allocated) = scene(&[0], &[Some(2)]);
+    allocated.push(Allocated {
+        answer: cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            ExtendedResource::Memory,
+            &["1".to_owned()],
+            1,
+        ),
+        ..allocated[0].clone()
+    });
+    for _ in 0..2 {
+        allocated.reverse();
+        let seen = visible_to_pod(
+            &allocated,
+            &PodUid::from("p0"),
+            "NVIDIA_VISIBLE_DEVICES",
+            &fleet(4),
+        );
+        assert_eq!(
+            seen,
+            VisibleByType::from([("gpu", Visible::Devices([gpu(2).uuid].into()))])
+        );
+    }
+}
+
+/// Two pods that do not fit together, and a process that does not know which of them an earlier one let start.
+#[test]
+fn a_young_process_starts_neither_of_two_that_do_not_fit() {
+    let pods = pods([pod("p0", 0, [units(10)]), pod("p1", 1, [units(10)])]);
+    let entry = |name: &str| {
+        let answer = ContainerAllocateResponse::default();
+        Allocated {
+            pod: PodUid::from(name),
+            container: "u10".to_owned(),
+            resource: ExtendedResource::Memory,
+            ids: vec![name.to_owned()],
+            answer,
+        }
+    };
+    let mut log = AllocateLog::after(Some(vec![entry("p0"), entry("p1")]));
+    log.note_existing_pods(&pods);
+    let fleet = fleet(1);
+    let verify = |is_young, name: &str| {
+        let variable = "NVIDIA_VISIBLE_DEVICES";
+        let evidence = Evidence {
+            pods: &pods,
+            fleet: &fleet,
+            log: &log,
+            allocated: &[],
+            is_checkpoint_known: true,
+            is_young,
+            variable,
+            unit: MemoryUnit::GIB,
+        };
+        evidence.verify(pods.get(&PodUid::from(name)).unwrap(), &VisibleByType::new())
+    };
+    assert!(matches!(verify(true, "p0"), Err(Refusal::NoCapacity(_))));
+    assert!(matches!(verify(true, "p1"), Err(Refusal::NoCapacity(_))));
+    assert_eq!(verify(false, "p0"), Ok(()));
+    assert!(matches!(verify(false, "p1"), Err(Refusal::NoCapacity(_))));
+}
+
+/// One of its containers has started by its spec on the GPU of its record; another was answered by variable for another GPU.
+#[test]
+fn a_pod_that_started_by_cdi_keeps_its_record() {
+    let (pods, mut allocated) = scene(&[0, 1], &[Some(1), None]);
+    allocated.push(Allocated {
+        answer: cdi_answer(
+            "NVIDIA_VISIBLE_DEVICES",
+            ExtendedResource::Memory,
+            &["1".to_owned()],
+            1,
+        ),
+        ..allocated[0].clone()
+    });
+    assert_eq!(
+        partner(&verify_p0(&pods, &allocated, &AllocateLog::default(), true)),
+        Some("p1"),
+        "it has not started"
+    );
+    let mut started = AllocateLog::default();
+    started.note_start(&PodUid::from("p0"), ExtendedResource::Memory, &[]);
+    assert!(is_mismatch(&verify_p0(&pods, &allocated, &started, true)));
+}
+
+/// Two pods have virtual functions of one adapter, and kubelet has admitted them in another order.
+#[test]
+fn pods_swap_virtual_functions() {
+    let with = |name: &str, function: &str| {
+        let text = format!(
+            r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
+        );
+        let record = proto::record::Record {
+            allocations: serde_json::from_str(&text).unwrap(),
+            assumed_at: Some(1),
+            gpushare: None,
+        };
+        NodePod {
+            placement: Placement::of_record(record, 1),
+            ..pod(name, 1, [rdma(1)])
+        }
+    };
+    let answered = |pod: &str, function: &str| {
+        let envs = [
+            ("GPUSHARE_RDMA_DEVICES", "0000:01:00.0"),
+            ("GPUSHARE_RDMA_FUNCTIONS", function),
+        ];
+        let envs = envs
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        let answer = ContainerAllocateResponse {
+            envs,
+            ..ContainerAllocateResponse::default()
+        };
+        Allocated {
+            pod: PodUid::from(pod),
+            container: "r1".to_owned(),
+            resource: ExtendedResource::Rdma,
+            ids: vec![pod.to_owned()],
+            answer,
+        }
+    };
+    let inventory = crate::inventory::Inventory {
+        others: vec![adapter(1)],
+        ..Default::default()
+    };
+    let fleet = Fleet::new(inventory, fleet(0).ids);
+    let verify = |seen: [&str; 2]| {
+        let pods = pods([with("p0", "0000:01:00.2"), with("p1", "0000:01:00.3")]);
+        let allocated = [answered("p0", seen[0]), answered("p1", seen[1])];
+        let mut log = AllocateLog::default();
+        log.set_offered(vec![ExtendedResource::Rdma]);
+        let variable = "NVIDIA_VISIBLE_DEVICES";
+        let (log, unit) = (&log, MemoryUnit::GIB);
+        let evidence = Evidence {
+            pods: &pods,
+            fleet: &fleet,
+            log,
+            allocated: &allocated,
+            is_checkpoint_known: true,
+            is_young: false,
+            variable,
+            unit,
+        };
+        let pod = pods.get(&PodUid::from("p0")).unwrap();
+        verify_or_remedy(
+            &evidence,
+            pod,
+            &visible_to_pod(&allocated, &pod.uid, variable, &fleet),
+        )
+    };
+    assert_eq!(verify(["0000:01:00.2", "0000:01:00.3"]), Verification::Passed);
+    assert_eq!(partner(&verify(["0000:01:00.3", "0000:01:00.2"])), Some("p1"));
+    let Verification::Refused(refusal) = verify(["0000:01:00.4", "0000:01:00.3"]) else {
+        panic!("it has another function")
+    };
+    assert!(
+        refusal
+            .to_string()
+            .contains("but the scheduler assigned 0000:01:00.0,0000:01:00.2;"),
+        "{refusal}"
+    );
+}

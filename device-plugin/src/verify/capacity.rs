@@ -1,0 +1,462 @@
+//! Checks that a pod still fits on the devices of its record, by a sum of the node's own, whatever the scheduler counted.
+//!
+//! The sum begins with the pods whose containers have started, then adds the others in the order in which they were assumed: of
+//! two pods that do not fit together the later one waits. Where a record says less than its pod requests, the request counts,
+//! unless the record was written in other memory units than the node's; a pod that runs without a record holds what it requests
+//! of the GPUs that it sees.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::device::TYPE_GPU;
+use proto::memory_unit::MemoryUnit;
+use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+
+use crate::fleet::{DeviceKey, Fleet, type_name};
+use crate::inventory::{Gpu, PhysicalId};
+use crate::pods::{Held, NodePod, Placement, PodUid, Pods, Stage, WHOLE_DEVICE_PERCENT};
+
+/// A device has no capacity for the pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} {device} has no room for it: {before} of {total} {what} are held by pods that came before, and it requests {requested}",
+    type_name(device_type)
+)]
+pub struct NoCapacity {
+    device_type: &'static str,
+    /// The device.
+    pub device: PhysicalId,
+    what: &'static str,
+    before: u64,
+    total: u64,
+    requested: u64,
+}
+
+/// Amounts of one device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Amounts {
+    bytes: u64,
+    core: u64,
+    /// Percent of a device that is no GPU.
+    percent: u64,
+    /// Slots for pods that share the device.
+    slots: u64,
+    /// The number of pods: the bytes of each may have been rounded up by one.
+    n_holders: u64,
+}
+
+/// The amounts that a pod holds of one device, and those that the device has.
+#[derive(Clone, Debug)]
+struct Share<'a> {
+    device: &'a PhysicalId,
+    device_type: &'static str,
+    held: Amounts,
+    total: Amounts,
+}
+
+/// Checks that the pod fits beside all that come before it. `visible_gpus` are the GPUs that a pod sees, if that is known.
+///
+/// # Errors
+/// The first device without capacity.
+pub fn check(
+    pods: &Pods,
+    fleet: &Fleet,
+    unit: MemoryUnit,
+    is_started: impl Fn(&PodUid) -> bool,
+    visible_gpus: impl Fn(&PodUid) -> BTreeSet<PhysicalId>,
+    uid: &PodUid,
+) -> Result<(), NoCapacity> {
+    let mut held = BTreeMap::<&PhysicalId, Amounts>::new();
+    let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
+    let counts = |pod: &&NodePod| {
+        pod.stage != Stage::Terminal && (pod.placement.is_ok() || pod.stage == Stage::Running)
+    };
+    let mut order: Vec<&NodePod> = pods.iter().filter(counts).collect();
+    order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
+    for pod in order {
+        let shares = if pod.placement.is_ok() {
+            shares(pod, fleet, unit)
+        } else {
+            unrecorded(pod, fleet, unit, &visible_gpus(&pod.uid))
+        };
+        let refusal = shares
+            .iter()
+            .find_map(|share| share.shortage(held.get(share.device).copied().unwrap_or_default()));
+        if pod.uid == *uid {
+            return refusal.map_or(Ok(()), Err);
+        }
+        if refusal.is_none() || has_started(pod) {
+            for share in shares {
+                held.entry(share.device).or_default().add(share.held);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Amounts {
+    fn add(&mut self, held: Self) {
+        self.bytes = self.bytes.saturating_add(held.bytes);
+        self.core = self.core.saturating_add(held.core);
+        self.percent = self.percent.saturating_add(held.percent);
+        self.slots = self.slots.saturating_add(held.slots);
+        self.n_holders += 1;
+    }
+}
+
+impl Share<'_> {
+    /// The first amount that the device lacks beside the amounts that are held of it before.
+    fn shortage(&self, before: Amounts) -> Option<NoCapacity> {
+        let Self {
+            device,
+            device_type,
+            held,
+            total,
+        } = self;
+        // A request for nothing fits a device that is full.
+        let rounded = total.bytes.saturating_add(before.n_holders + 1);
+        let amounts = [
+            ("bytes of memory", before.bytes, total.bytes, held.bytes, rounded),
+            (
+                "percent of computing power",
+                before.core,
+                total.core,
+                held.core,
+                total.core,
+            ),
+            (
+                "percent",
+                before.percent,
+                total.percent,
+                held.percent,
+                total.percent,
+            ),
+            (
+                "places for sharers",
+                before.slots,
+                total.slots,
+                held.slots,
+                total.slots,
+            ),
+        ];
+        for (what, before, total, requested, limit) in amounts {
+            if requested > 0 && before.saturating_add(requested) > limit {
+                return Some(NoCapacity {
+                    device_type,
+                    device: (*device).clone(),
+                    what,
+                    before,
+                    total,
+                    requested,
+                });
+            }
+        }
+        None
+    }
+}
+
+/// The shares of a pod of each device of this node that its record names.
+fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a>> {
+    let Ok(placement) = &pod.placement else {
+        return Vec::new();
+    };
+    let mut shares = Vec::new();
+    for (at, (name, held)) in (0..).zip(placement.gpus.iter().zip(&placement.held)) {
+        let Some(entry) = fleet.gpus.iter().find(|entry| name.names(&entry.gpu)) else {
+            continue;
+        };
+        let requested = requested(pod, &entry.gpu, placement.gpus.len(), unit);
+        let amounts = Amounts {
+            bytes: recorded_bytes(pod, placement, held, &entry.gpu, requested.bytes, unit),
+            core: held.core.max(requested.core),
+            // A pod that sees all GPUs of its node takes as many slots as it requests shares.
+            slots: u64::from(at < pod.shared()),
+            ..requested
+        };
+        shares.push(of_gpu(&entry.gpu, fleet, amounts));
+    }
+    for (device_type, others) in &placement.others {
+        for (name, portion) in others.names.iter().zip(&others.held) {
+            let mut devices = fleet.devices_of(device_type);
+            if let Some(entry) = devices.find(|entry| name.is(&DeviceKey::from(&entry.device))) {
+                let percent = |percent: u64| Amounts {
+                    percent,
+                    ..Amounts::default()
+                };
+                shares.push(Share {
+                    device: &entry.device.id,
+                    device_type,
+                    held: percent(portion.percent),
+                    total: percent(entry.device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)),
+                });
+            }
+        }
+        for device in others.held.iter().flat_map(|portion| &portion.functions) {
+            // One pod holds a virtual function.
+            let one = Amounts {
+                slots: 1,
+                ..Amounts::default()
+            };
+            shares.push(Share {
+                device,
+                device_type,
+                held: one,
+                total: one,
+            });
+        }
+    }
+    shares
+}
+
+/// The bytes of a GPU that the pod's record gives it, at least the requested ones.
+fn recorded_bytes(
+    pod: &NodePod,
+    placement: &Placement,
+    held: &Held,
+    gpu: &Gpu,
+    requested: u64,
+    unit: MemoryUnit,
+) -> u64 {
+    let recorded = held.bytes_of(gpu.memory_bytes);
+    // Units of another size than the node's are worth the same part of the GPU as when the record was written.
+    let other_unit = placement
+        .gpushare
+        .filter(|record| record.device_units > 0 && record.device_units != unit.units_in(gpu.memory_bytes));
+    let in_other_unit =
+        other_unit.map(|record| part(gpu.memory_bytes, record.pod_units, record.device_units));
+    match recorded.or(in_other_unit) {
+        Some(recorded) if other_unit.is_some() || pod.stage == Stage::Running => recorded,
+        recorded => requested.max(recorded.unwrap_or(0)),
+    }
+}
+
+fn of_gpu<'a>(gpu: &'a Gpu, fleet: &Fleet, held: Amounts) -> Share<'a> {
+    let slots = u64::from(fleet.ids.slots());
+    // A record that was written while the reserved memory was not withheld stays valid.
+    let total = Amounts {
+        bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes),
+        core: WHOLE_DEVICE_PERCENT,
+        slots,
+        ..Amounts::default()
+    };
+    Share {
+        device: &gpu.uuid,
+        device_type: TYPE_GPU,
+        held,
+        total,
+    }
+}
+
+/// The shares that a running pod without record holds of the GPUs that it sees.
+fn unrecorded<'a>(
+    pod: &NodePod,
+    fleet: &'a Fleet,
+    unit: MemoryUnit,
+    seen: &BTreeSet<PhysicalId>,
+) -> Vec<Share<'a>> {
+    let gpus = fleet
+        .gpus
+        .iter()
+        .map(|entry| &entry.gpu)
+        .filter(|gpu| seen.contains(&gpu.uuid));
+    gpus.map(|gpu| of_gpu(gpu, fleet, requested(pod, gpu, seen.len(), unit)))
+        .collect()
+}
+
+/// The amounts of one of `n_gpus` GPUs that the pod's spec requests.
+fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Amounts {
+    let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
+    let (mut bytes, mut core) = (pod.memory_units().saturating_mul(unit.bytes()), 0);
+    for (name, amount) in pod.requests.iter() {
+        // A percentage of several GPUs is not always a whole number of each: the rest is less than the rounding that is allowed.
+        let ratio = part(
+            gpu.memory_bytes,
+            amount,
+            n_gpus.saturating_mul(WHOLE_DEVICE_PERCENT),
+        );
+        let each = amount.div_ceil(n_gpus);
+        match name {
+            GPU => (bytes, core) = (bytes.max(ratio), core.max(each)),
+            GPU_MEMORY_RATIO => bytes = bytes.max(ratio),
+            GPU_MEMORY => bytes = bytes.max(each),
+            GPU_CORE => core = core.max(each),
+            _ => {}
+        }
+    }
+    if pod.whole() > 0 {
+        (bytes, core) = (bytes.max(gpu.memory_bytes), core.max(WHOLE_DEVICE_PERCENT));
+    }
+    Amounts {
+        bytes,
+        core,
+        slots: u64::from(pod.shared() > 0),
+        ..Amounts::default()
+    }
+}
+
+/// `total * numerator / denominator`, rounded down.
+fn part(total: u64, numerator: u64, denominator: u64) -> u64 {
+    let product = u128::from(total) * u128::from(numerator);
+    product
+        .checked_div(u128::from(denominator))
+        .and_then(|part| u64::try_from(part).ok())
+        .unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::{fleet, gpu, pod, pods, shares as shared, units};
+    use crate::pods::Unplaced;
+
+    fn refused(all: Vec<NodePod>, started: &[&str]) -> Vec<String> {
+        let pods = pods(all);
+        let is_started = |uid: &PodUid| started.contains(&uid.as_str());
+        let seen = |_: &PodUid| BTreeSet::from([gpu(0).uuid]);
+        let refused = pods
+            .iter()
+            .filter(|pod| check(&pods, &fleet(2), MemoryUnit::GIB, is_started, seen, &pod.uid).is_err());
+        refused.map(|pod| pod.name.clone()).collect()
+    }
+
+    #[test]
+    fn the_later_pod_waits_unless_it_has_started() {
+        let all = || {
+            vec![
+                pod("a", 1, [units(10)]),
+                pod("b", 2, [units(10)]),
+                pod("c", 3, [units(6)]),
+                pod("d", 4, [units(16)]).on([1]),
+            ]
+        };
+        assert_eq!(refused(all(), &[]), ["b"]);
+        assert_eq!(refused(all(), &["b"]), ["a"]);
+        assert_eq!(
+            refused(all(), &["a", "b"]),
+            ["b", "c"],
+            "what runs counts, fit or not"
+        );
+    }
+
+    /// By hand, or by a scheduler that knows other requests.
+    #[test]
+    fn a_record_that_says_less_than_the_request_is_not_believed() {
+        let mut small = pod("small", 2, [units(10)]);
+        small.placement.as_mut().unwrap().held[0].bytes = Some(1);
+        assert_eq!(
+            refused(vec![pod("a", 1, [units(10)]), small.clone()], &[]),
+            ["small"]
+        );
+        // The GPU had 32 units when it was written and has 16 now: one was half of what it is.
+        let record = small.placement.as_mut().unwrap();
+        (
+            record.held[0].bytes,
+            record.gpushare.as_mut().unwrap().device_units,
+        ) = (Some(5 << 30), 32);
+        assert!(refused(vec![pod("a", 1, [units(10)]), small], &[]).is_empty());
+    }
+
+    #[test]
+    fn a_record_of_the_old_extender_keeps_its_share() {
+        let mut old = pod("old", 2, [units(10)]);
+        let record = old.placement.as_mut().unwrap().gpushare.as_mut().unwrap();
+        (record.pod_units, record.device_units) = (10, 32);
+        assert!(refused(vec![pod("a", 1, [units(11)]), old.clone()], &[]).is_empty());
+        assert_eq!(refused(vec![pod("a", 1, [units(12)]), old], &[]), ["old"]);
+    }
+
+    /// It started before this plugin was installed.
+    #[test]
+    fn a_running_pod_without_record_holds_what_it_sees() {
+        let unplaced = || Err(Unplaced::Missing { key: "k" });
+        let unrecorded_pod = || NodePod {
+            placement: unplaced(),
+            ..pod("unrecorded_pod", 0, [units(10)])
+        };
+        let running = NodePod {
+            stage: Stage::Running,
+            ..unrecorded_pod()
+        };
+        assert_eq!(refused(vec![running, pod("a", 1, [units(10)])], &[]), ["a"]);
+        assert!(
+            refused(vec![unrecorded_pod(), pod("a", 1, [units(10)])], &[]).is_empty(),
+            "it has not started"
+        );
+    }
+
+    #[test]
+    fn slots_are_counted() {
+        let all: Vec<NodePod> = (0..101)
+            .map(|at| pod(&format!("p{at:03}"), at, [shared(1)]))
+            .collect();
+        assert_eq!(refused(all, &[]), ["p100"]);
+    }
+
+    /// As many pods as an adapter has functions share it, one each; and who has one may have no other's.
+    #[test]
+    fn a_virtual_function_is_given_once() {
+        let with = |name: &str, at: u64, function: &str| {
+            let text = format!(
+                r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
+            );
+            let record = proto::record::Record {
+                allocations: serde_json::from_str(&text).unwrap(),
+                assumed_at: Some(at),
+                gpushare: None,
+            };
+            NodePod {
+                placement: Placement::of_record(record, at),
+                ..pod(name, at, [crate::builders::rdma(1)])
+            }
+        };
+        let all = || {
+            vec![
+                with("a", 1, "0000:01:00.2"),
+                with("b", 2, "0000:01:00.3"),
+                with("c", 3, "0000:01:00.2"),
+            ]
+        };
+        assert_eq!(refused(all(), &[]), ["c"]);
+        assert_eq!(refused(all(), &["c"]), ["a"]);
+    }
+
+    /// `--reserved-memory=withhold` is added on a node whose GPU is full: the containers of its pods may start again.
+    #[test]
+    fn records_outlive_withheld_memory() {
+        let mut withheld = fleet(1);
+        withheld.gpus[0].gpu.reserved_bytes = 450 << 20;
+        withheld.gpus[0].gpu.memory_bytes -= 450 << 20;
+        let mut full = pod("full", 1, [units(16)]);
+        full.placement.as_mut().unwrap().held[0].bytes = Some(16 << 30);
+        let all = pods([full, pod("late", 2, [units(1)])]);
+        let room = |name: &str| {
+            check(
+                &all,
+                &withheld,
+                MemoryUnit::GIB,
+                |_| false,
+                |_| BTreeSet::new(),
+                &PodUid::from(name),
+            )
+        };
+        assert!(room("full").is_ok() && room("late").is_err());
+    }
+
+    #[test]
+    fn the_error_names_the_amounts() {
+        let pods = pods([pod("a", 1, [units(10)]), pod("b", 2, [units(7)])]);
+        let error = check(
+            &pods,
+            &fleet(1),
+            MemoryUnit::GIB,
+            |_| false,
+            |_| BTreeSet::new(),
+            &PodUid::from("b"),
+        )
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "GPU GPU-00000000-aaaa-bbbb-cccc-000000000000 has no room for it: 10737418240 of 17179869184 bytes of memory are held by pods \
+             that came before, and it requests 7516192768"
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! Finds the pod that owns device IDs, from kubelet's list and its checkpoint. Never a guess.
+//!
+//! The list names app containers and sidecars, and no UIDs; the checkpoint names every container with the pod's UID, but its
+//! form is not promised, and kubelet removes the entries of pods that have ended late. So each is compared with the other where
+//! both can be read. An ordinary init container is recognised in the list by the IDs that it shares with the containers after
+//! it, or in the checkpoint.
+
+use std::collections::BTreeSet;
+
+use crate::extended_resource::ExtendedResource;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+
+use super::pod_resources::PodResourcesError;
+use super::snapshot::Snapshot;
+
+/// The owner of a container is not known. kubelet tries again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OwnerUnknown {
+    /// kubelet's list is not available.
+    #[error(transparent)]
+    NoList(#[from] PodResourcesError),
+    /// The watch may be behind kubelet.
+    #[error("the watch of pods does not show the pod yet that kubelet starts a container of")]
+    NotSeen,
+    /// No pod has the IDs.
+    #[error("kubelet names no pod that holds these device IDs")]
+    NoPod,
+    /// Several pods have the IDs.
+    #[error("kubelet names several pods that hold these device IDs: {0}")]
+    Several(String),
+    /// The two sources contradict each other.
+    #[error("kubelet's list and its checkpoint name different pods for these device IDs: {0}")]
+    Contradiction(String),
+}
+
+/// Finds the pod of the container that holds exactly these IDs, sorted, of a resource.
+///
+/// # Errors
+/// kubelet does not name exactly one pod.
+pub fn find_owner(
+    snapshot: &Snapshot,
+    pods: &Pods,
+    resource: ExtendedResource,
+    ids: &[String],
+) -> Result<PodUid, OwnerUnknown> {
+    if !pods.is_synced() {
+        return Err(OwnerUnknown::NotSeen);
+    }
+    let allocated: Option<BTreeSet<&PodUid>> = snapshot.allocated.as_ref().map(|allocated| {
+        let own = allocated
+            .iter()
+            .filter(|entry| entry.resource == resource && entry.ids == ids);
+        own.map(|entry| &entry.pod).collect()
+    });
+    let listed = match &snapshot.listed {
+        Ok(listed) => listed,
+        // kubelet makes this call, so it runs; without its list only the checkpoint can name the pod.
+        Err(no_list) => {
+            let only = allocated.and_then(|allocated| only_live(pods, &allocated).ok().flatten());
+            return only.ok_or_else(|| no_list.clone().into());
+        }
+    };
+    let mut names = BTreeSet::new();
+    for devices in listed.iter() {
+        if devices.resource == resource && devices.ids.iter().any(|id| ids.binary_search(id).is_ok()) {
+            names.insert((devices.namespace.as_str(), devices.pod.as_str()));
+        }
+    }
+    match allocated {
+        Some(allocated) => by_both(pods, &names, &allocated),
+        None => by_name(pods, &names),
+    }
+}
+
+fn is_live(pod: &NodePod) -> bool {
+    pod.stage != Stage::Terminal
+}
+
+fn by_both(
+    pods: &Pods,
+    listed: &BTreeSet<(&str, &str)>,
+    allocated: &BTreeSet<&PodUid>,
+) -> Result<PodUid, OwnerUnknown> {
+    if listed.is_empty() {
+        // All GPU containers of the pod are init containers, or kubelet no longer counts it as active.
+        return only_live(pods, allocated)?.ok_or(OwnerUnknown::NotSeen);
+    }
+    let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
+    let known = live(pods, allocated);
+    let both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
+    let is_any_unknown = allocated.iter().any(|uid| pods.get(uid).is_none());
+    match both.as_slice() {
+        // kubelet has allocated the IDs to two pods, one of which the watch does not show yet: either may be starting.
+        [_, ..] if listed.len() > 1 && is_any_unknown => Err(OwnerUnknown::NotSeen),
+        [only] => Ok(only.uid.clone()),
+        // An unknown UID may be that of a new pod of the same name.
+        [] if known.is_empty() || is_any_unknown => Err(OwnerUnknown::NotSeen),
+        [] => Err(OwnerUnknown::Contradiction(names(known.into_iter()))),
+        several => Err(OwnerUnknown::Several(names(several.iter().copied()))),
+    }
+}
+
+fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
+    let mut names_listed = listed.iter();
+    let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
+        let text: Vec<String> = listed
+            .iter()
+            .map(|(namespace, name)| format!("{namespace}/{name}"))
+            .collect();
+        return Err(if text.is_empty() {
+            OwnerUnknown::NoPod
+        } else {
+            OwnerUnknown::Several(text.join(", "))
+        });
+    };
+    let mut found = pods
+        .iter()
+        .filter(|pod| is_live(pod))
+        .filter(|pod| pod.namespace == *namespace && pod.name == *name);
+    match (found.next(), found.next()) {
+        (Some(pod), None) => Ok(pod.uid.clone()),
+        (None, _) => Err(OwnerUnknown::NotSeen),
+        (Some(one), Some(other)) => Err(OwnerUnknown::Several(names([one, other].into_iter()))),
+    }
+}
+
+fn live<'a>(pods: &'a Pods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
+    let known = uids.iter().filter_map(|uid| pods.get(uid));
+    known.filter(|pod| is_live(pod)).collect()
+}
+
+/// The only live pod among these; none if one of them is not known.
+fn only_live(pods: &Pods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, OwnerUnknown> {
+    if uids.is_empty() {
+        return Err(OwnerUnknown::NoPod);
+    }
+    if uids.iter().any(|uid| pods.get(uid).is_none()) {
+        return Ok(None);
+    }
+    match live(pods, uids).as_slice() {
+        [only] => Ok(Some(only.uid.clone())),
+        [] => Ok(None),
+        several => Err(OwnerUnknown::Several(names(several.iter().copied()))),
+    }
+}
+
+fn names<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
+    pods.map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str()))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::builders::{pod, pods, units};
+    use crate::kubelet_checkpoint::Allocated;
+    use crate::verify::pod_resources::ListedDevices;
+
+    /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.
+    fn entries(text: &str) -> impl Iterator<Item = (&str, Vec<String>)> {
+        let pairs = text.split_whitespace().filter_map(|entry| entry.split_once('='));
+        pairs.map(|(pod, ids)| (pod, ids.chars().map(String::from).collect()))
+    }
+
+    fn listed((pod, ids): (&str, Vec<String>)) -> ListedDevices {
+        ListedDevices {
+            namespace: "default".to_owned(),
+            pod: pod.to_owned(),
+            resource: ExtendedResource::Memory,
+            ids,
+        }
+    }
+
+    fn allocated((pod, ids): (&str, Vec<String>)) -> Allocated {
+        let answer = ContainerAllocateResponse::default();
+        Allocated {
+            pod: PodUid::from(pod),
+            container: "c".to_owned(),
+            resource: ExtendedResource::Memory,
+            ids,
+            answer,
+        }
+    }
+
+    /// The container has the IDs x and y. The node has pod a with UID `a`, and b whose UID is `b2`: it was recreated.
+    #[rstest]
+    #[case::alone("a=xy", Some("a=xy"), "a")]
+    #[case::without_checkpoint("a=xy", None, "a")]
+    #[case::an_init_container_shares_an_id("a=x b=z", None, "a")]
+    #[case::an_init_container_in_both("a=x b=z", Some("a=xy a=x b2=z"), "a")]
+    #[case::only_an_init_container("b=z", Some("a=xy b2=z"), "a")]
+    #[case::no_pod("", Some(""), "kubelet names no pod")]
+    #[case::no_pod_without_checkpoint("b=z", None, "kubelet names no pod")]
+    #[case::several_settled_by_the_checkpoint("a=x b=x", Some("b2=xy"), "b2")]
+    #[case::several(
+        "a=x b=y",
+        None,
+        "kubelet names several pods that hold these device IDs: default/a, default/b"
+    )]
+    #[case::several_everywhere("a=x b=x", Some("a=xy b2=xy"), "kubelet names several")]
+    #[case::recreated_and_not_seen("b=x", Some("b3=xy"), "the watch of pods does not show the pod yet")]
+    #[case::recreated_and_the_old_one_in_the_checkpoint("b=x", Some("b1=xy b2=xy"), "b2")]
+    #[case::an_ended_pod_in_the_checkpoint("a=x", Some("a=xy ended=xy"), "a")]
+    #[case::allocated_twice_and_one_not_seen(
+        "a=x new=x",
+        Some("a=xy new=xy"),
+        "the watch of pods does not show the pod yet"
+    )]
+    #[case::only_init_containers_and_one_not_seen(
+        "",
+        Some("a=xy new=xy"),
+        "the watch of pods does not show the pod yet"
+    )]
+    #[case::contradiction("a=x", Some("b2=xy"), "kubelet's list and its checkpoint name different pods")]
+    fn finds_the_owner(#[case] list: &str, #[case] checkpoint: Option<&str>, #[case] expected: &str) {
+        let recreated = NodePod {
+            uid: PodUid::from("b2"),
+            ..pod("b", 2, [units(2)])
+        };
+        let ended = NodePod {
+            stage: Stage::Terminal,
+            ..pod("ended", 2, [units(2)])
+        };
+        let pods = pods([pod("a", 1, [units(2)]), recreated, ended]);
+        let snapshot = Snapshot {
+            listed: Ok(Arc::new(entries(list).map(listed).collect())),
+            allocated: checkpoint.map(|text| Arc::new(entries(text).map(allocated).collect())),
+        };
+        let found = find_owner(
+            &snapshot,
+            &pods,
+            ExtendedResource::Memory,
+            &["x".to_owned(), "y".to_owned()],
+        );
+        let found = found.map_or_else(|error| error.to_string(), |uid| uid.as_str().to_owned());
+        assert!(found.starts_with(expected), "{found}");
+    }
+}

@@ -1,0 +1,177 @@
+//! Snapshots of what kubelet knows: its pod-resources API and its checkpoint at one moment.
+//!
+//! Concurrent requests share a snapshot that began after all of them, so none gets one that is older than its request, and at
+//! most two snapshots follow one another: kubelet limits the rate of calls.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::kubelet_checkpoint::Allocated;
+use crate::node_state::NodeState;
+
+use super::pod_resources::{ListedDevices, PodResources, PodResourcesError};
+
+/// Least time from the beginning of one snapshot to that of the next: kubelet answers a hundred calls a second in all.
+const PACE: Duration = Duration::from_millis(15);
+
+/// What kubelet knows at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The containers that its pod-resources API lists.
+    pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
+    /// The entries of its checkpoint; none if that cannot be read.
+    pub allocated: Option<Arc<Vec<Allocated>>>,
+}
+
+/// Takes snapshots.
+#[derive(Debug)]
+pub struct Snapshots {
+    pod_resources: PodResources,
+    shared: Shared<Snapshot>,
+}
+
+impl Snapshots {
+    /// Snapshots with this client.
+    pub fn new(pod_resources: PodResources) -> Self {
+        Self {
+            pod_resources,
+            shared: Shared::new(PACE),
+        }
+    }
+
+    /// A snapshot that began after this call.
+    pub async fn take(&self, node: &NodeState) -> Snapshot {
+        let read = async || {
+            let listed = self.pod_resources.list(&node.settings.names).await;
+            Snapshot {
+                listed: listed.map(Arc::new),
+                // After the list, so that it is no older.
+                allocated: node.checkpoint.read(),
+            }
+        };
+        self.shared.read(read).await
+    }
+}
+
+/// Reads of a changing source, each shared by all calls that came before it began.
+#[derive(Debug)]
+struct Shared<T> {
+    /// The beginning of the last read; held by the call that reads.
+    last_began: tokio::sync::Mutex<Option<Instant>>,
+    reads: Mutex<Reads<T>>,
+    /// Least time from the beginning of one read to that of the next.
+    pace: Duration,
+}
+
+#[derive(Debug)]
+struct Reads<T> {
+    n_begun: u64,
+    /// The number and result of the latest finished read.
+    latest: Option<(u64, T)>,
+}
+
+impl<T: Clone> Shared<T> {
+    fn new(pace: Duration) -> Self {
+        let reads = Reads {
+            n_begun: 0,
+            latest: None,
+        };
+        Self {
+            last_began: tokio::sync::Mutex::new(None),
+            reads: Mutex::new(reads),
+            pace,
+        }
+    }
+
+    /// The result of a read that began after this call.
+    async fn read(&self, read: impl AsyncFnOnce() -> T) -> T {
+        let needed = self.reads().n_begun + 1;
+        let mut last_began = self.last_began.lock().await;
+        if let Some((number, result)) = &self.reads().latest
+            && *number >= needed
+        {
+            return result.clone();
+        }
+        if let Some(began) = *last_began {
+            sleep_until(began + self.pace).await;
+        }
+        *last_began = Some(Instant::now());
+        let number = {
+            let mut reads = self.reads();
+            reads.n_begun += 1;
+            reads.n_begun
+        };
+        let result = read().await;
+        self.reads().latest = Some((number, result.clone()));
+        result
+    }
+
+    fn reads(&self) -> MutexGuard<'_, Reads<T>> {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// Reads of a source that changes all the time, each of which takes 10 ms: their results, and the number of reads.
+    async fn run(pace: Duration, called_at: &[u64]) -> (Vec<u64>, u64) {
+        let (shared, n_reads) = (Rc::new(Shared::new(pace)), Rc::new(Cell::new(0)));
+        let began = Instant::now();
+        let local = LocalSet::new();
+        let tasks: Vec<_> = called_at
+            .iter()
+            .map(|at| {
+                let (shared, n_reads, at) = (Rc::clone(&shared), Rc::clone(&n_reads), *at);
+                local.spawn_local(async move {
+                    sleep_until(began + Duration::from_millis(at)).await;
+                    let read = async || {
+                        n_reads.set(n_reads.get() + 1);
+                        let now = u64::try_from(began.elapsed().as_millis()).unwrap();
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        now
+                    };
+                    shared.read(read).await
+                })
+            })
+            .collect();
+        local.await;
+        let mut found = Vec::new();
+        for task in tasks {
+            found.push(task.await.unwrap());
+        }
+        (found, n_reads.get())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_share_a_read_that_began_after_them() {
+        let (found, n_reads) = run(Duration::ZERO, &[0, 1, 5, 9, 30]).await;
+        assert_eq!(found, [0, 10, 10, 10, 30]);
+        assert_eq!(n_reads, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reads_keep_their_pace() {
+        let (found, _) = run(Duration::from_millis(50), &[0, 1, 60]).await;
+        assert_eq!(found, [0, 50, 100]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_read_has_no_result() {
+        let shared = Shared::new(Duration::ZERO);
+        let forever = tokio::time::timeout(
+            Duration::from_millis(5),
+            shared.read(async || std::future::pending::<u8>().await),
+        );
+        assert!(forever.await.is_err());
+        assert_eq!(shared.read(async || 7).await, 7);
+    }
+}
