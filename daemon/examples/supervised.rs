@@ -1,7 +1,7 @@
-//! A daemon with the supervision of gpushare's own, in which one thing goes wrong: for the tests in `daemon/tests`.
+//! A process with the daemons' supervision and one fault, for the tests in `daemon/tests`.
 //!
-//! `supervised WAY`: `returns`, `panics`, `panics-in-thread`, `hangs`, `holds-lock`, or `goes-on`, which ends with success after
-//! two seconds. The watchdog's limit is half a second.
+//! `supervised FAULT`: `returns`, `panics`, `panics-in-thread`, `hangs`, `holds-lock`, or `none`, which succeeds after two
+//! seconds. The watchdog's limit is half a second.
 
 use std::process::ExitCode;
 use std::sync::{Arc, RwLock};
@@ -22,12 +22,12 @@ fn main() -> ExitCode {
         .with_ansi(false)
         .init();
     log_panics();
-    let way = std::env::args().nth(1).unwrap_or_default();
+    let fault = std::env::args().nth(1).unwrap_or_default();
     let started = Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .map(|runtime| runtime.block_on(run(&way)));
+        .map(|runtime| runtime.block_on(run(&fault)));
     match started {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
@@ -38,34 +38,34 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(way: &str) -> Result<(), String> {
+async fn run(fault: &str) -> Result<(), String> {
     let state = Arc::new(RwLock::new(()));
     let watched = Arc::clone(&state);
     let lock = Probe::of_lock("state", move || drop(watched.write())).map_err(|error| error.to_string())?;
     watch(LIMIT, vec![Probe::of_runtime(Handle::current()), lock]).map_err(|error| error.to_string())?;
     let mut tasks = Tasks::default();
     tasks.spawn("watch of nodes", std::future::pending());
-    let way = way.to_owned();
-    tasks.spawn("watch of pods", async move { go_wrong(&way, state).await });
+    let fault = fault.to_owned();
+    tasks.spawn("watch of pods", async move { inject(&fault, state).await });
     tokio::select! {
         ended = tasks.ended() => Err(ended.to_string()),
         () = sleep(LIFE) => Ok(()),
     }
 }
 
-#[expect(clippy::panic, reason = "it is what this program is for")]
-async fn go_wrong(way: &str, state: Arc<RwLock<()>>) {
+#[expect(clippy::panic, reason = "a fault to be tested")]
+async fn inject(fault: &str, state: Arc<RwLock<()>>) {
     sleep(Duration::from_millis(50)).await;
-    match way {
+    match fault {
         "returns" => {}
-        "panics" => panic!("something that cannot be"),
+        "panics" => panic!("an impossible state"),
         "panics-in-thread" => {
             let thread = std::thread::Builder::new().name("device-watch".to_owned());
-            let _ = thread.spawn(|| panic!("something that cannot be"));
+            let _ = thread.spawn(|| panic!("an impossible state"));
             std::future::pending::<()>().await;
         }
         "hangs" => {
-            // Every thread of the runtime.
+            // Blocks every thread of the runtime.
             for _ in 0..8 {
                 tokio::spawn(async { std::thread::sleep(LIFE * 10) });
             }

@@ -24,7 +24,7 @@ use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower::util::MapResultLayer;
 
-/// Longest time to the beginning of an answer.
+/// Longest time until an answer begins.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Longest time that opening a connection to the API server may take.
@@ -37,10 +37,10 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(300);
 /// that the plugins of a cluster do not send all their requests in the same moment.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// The parts of a pause that chance may add to it.
+/// Largest random extension of a pause, as a fraction of it.
 const JITTER: f64 = 0.25;
 
-/// A client of the API server, with the contact that its requests have. Cheap to clone.
+/// A client of the API server, with a record of its contact. Cheap to clone.
 #[derive(Clone)]
 pub struct Connection {
     /// The client.
@@ -68,11 +68,11 @@ impl From<Client> for Connection {
 }
 
 impl Connection {
-    /// Reads `kubeconfig`; without one the file that KUBECONFIG names, `~/.kube/config`, or the pod's service account. Sends no
+    /// Reads `kubeconfig`, or without one the file of KUBECONFIG, `~/.kube/config`, or the pod's service account. Sends no
     /// request.
     ///
     /// # Errors
-    /// None of them can be used.
+    /// None of them is valid.
     pub async fn new(kubeconfig: Option<&Path>) -> anyhow::Result<Self> {
         let mut found = match kubeconfig {
             Some(path) => read(path)
@@ -106,7 +106,7 @@ async fn read(path: &Path) -> anyhow::Result<kube::Config> {
     Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
-/// Whether the API server answers. Clones share it.
+/// The contact with the API server: lost while requests get no answer. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Contact(Arc<State>);
 
@@ -127,9 +127,9 @@ impl Default for Contact {
 }
 
 impl Contact {
-    /// Takes in the result of a request.
+    /// Records the result of a request.
     ///
-    /// An error of the API server itself (500) is an answer; those of a load balancer without an API server behind it are none.
+    /// An error of the API server itself (500) is an answer; errors of a load balancer without an API server behind it are not.
     fn observe<B, E>(&self, result: Result<Response<B>, E>) -> Result<Response<B>, E> {
         const NO_SERVER: [StatusCode; 3] = [
             StatusCode::BAD_GATEWAY,
@@ -156,7 +156,7 @@ impl Contact {
         self.0.regained.subscribe()
     }
 
-    /// Pauses from `shortest`, doubled after each failure, to `longest`.
+    /// Pauses that begin with `shortest` and double after each failure, up to `longest`.
     pub fn backoff(&self, (shortest, longest): (Duration, Duration)) -> Backoff {
         Backoff {
             shortest,
@@ -167,7 +167,7 @@ impl Contact {
     }
 }
 
-/// The pauses of one task between tries of a request that fails.
+/// The pauses of one task between attempts of a failing request.
 #[derive(Debug)]
 pub struct Backoff {
     shortest: Duration,
@@ -177,7 +177,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The next pause, without what chance adds to it.
+    /// The next pause, without its random extension.
     pub fn next(&self) -> Duration {
         self.next
     }
@@ -205,15 +205,15 @@ impl Backoff {
     }
 }
 
-/// A number from 0 to 1, another one each time.
+/// A random number from 0 to 1.
 fn chance() -> f64 {
     let drawn = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(u32::MAX);
     f64::from(drawn) / f64::from(u32::MAX)
 }
 
-/// An error and its causes in one line, without those that it names already.
+/// An error and its causes in one line, without causes that the text has already.
 ///
-/// Of an answer of the API server only its code, reason and message: an error that carries one would print all of it.
+/// Shortens a status of the API server to its code, reason and message.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in iter::successors(Some(error), |&error| error.source()) {
@@ -241,7 +241,7 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The answer of the API server, if this is one.
+/// The status of the API server, if the error is one.
 fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
     error
         .downcast_ref::<Status>()
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(backoff.next(), PAUSES.0);
     }
 
-    /// Two tasks pause for half a minute when a third one gets an answer.
+    /// Two tasks are in a pause of half a minute when a third one gets an answer.
     #[tokio::test(start_paused = true)]
     async fn an_answer_ends_all_pauses_within_a_second() {
         let contact = Contact::default();

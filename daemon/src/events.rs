@@ -1,6 +1,7 @@
 //! Kubernetes events: a recorder for all tasks of a daemon, and the one task that writes them.
 //!
-//! No task waits for an event. While the API server is away events are kept for an hour, equal ones as one.
+//! No task waits for an event to be written. While the API server is away the writer keeps events for an hour, and merges equal
+//! ones.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,10 +21,10 @@ use crate::api_server::{Backoff, Connection, one_line};
 /// Longest time of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Most events that wait for the writer, and most different ones that wait to be written; more are dropped.
+/// Most events in the channel to the writer, and most different events that wait to be written; more are dropped.
 const CAPACITY: usize = 64;
 
-/// Time after which an unwritten event is dropped: the API server keeps events no longer either.
+/// Time after which an unwritten event is dropped; the API server keeps events for the same time.
 const KEPT: Duration = Duration::from_secs(3600);
 
 /// Shortest and longest pause after a failure.
@@ -37,7 +38,7 @@ const NAMESPACE_OF_NODES: &str = "default";
 pub enum EventType {
     /// For information.
     Normal,
-    /// For a person to look at.
+    /// For attention.
     Warning,
 }
 
@@ -50,7 +51,7 @@ pub struct Subject {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Empty if it is not known.
+    /// Empty if it is unknown.
     pub uid: String,
 }
 
@@ -70,7 +71,7 @@ struct Source {
     host: Option<String>,
 }
 
-/// An event that is to be written.
+/// An event that waits to be written.
 #[derive(Debug)]
 struct Waiting {
     event: Event,
@@ -79,7 +80,7 @@ struct Waiting {
     last_at: DateTime<Utc>,
 }
 
-/// Hands events to the [`Writer`]. Cheap to clone.
+/// Sends events to the [`Writer`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     source: Arc<Source>,
@@ -135,7 +136,7 @@ impl Recorder {
         });
     }
 
-    /// Records an event about the node that this daemon runs on. Its name stands for its UID, as in kubelet's own events.
+    /// Records an event about the node that this daemon runs on. Its UID is the node's name, as in kubelet's own events.
     pub fn node(&self, severity: EventType, reason: &'static str, message: String) {
         let subject = Subject {
             kind: "Node",
@@ -159,15 +160,15 @@ impl Recorder {
 }
 
 impl Writer {
-    /// Writes until the task is dropped.
+    /// Writes events until the task is dropped.
     pub async fn run(mut self) {
         loop {
             while let Ok(event) = self.events.try_recv() {
-                take_in(&mut self.waiting, event);
+                add(&mut self.waiting, event);
             }
             let Some(waiting) = self.waiting.pop_front() else {
                 match self.events.recv().await {
-                    Some(event) => take_in(&mut self.waiting, event),
+                    Some(event) => add(&mut self.waiting, event),
                     None => std::future::pending().await,
                 }
                 continue;
@@ -192,18 +193,18 @@ impl Writer {
         }
     }
 
-    /// Takes events in during the pause after a failure.
+    /// Pauses after a failure, and receives events meanwhile.
     async fn rest(&mut self) {
         let mut rest = std::pin::pin!(self.backoff.pause());
         loop {
             tokio::select! {
                 () = &mut rest => return,
-                Some(event) = self.events.recv() => take_in(&mut self.waiting, event),
+                Some(event) = self.events.recv() => add(&mut self.waiting, event),
             }
         }
     }
 
-    /// Writes one object per subject, reason and message: a repeated event changes the time of the one that is there.
+    /// Writes one object per subject, reason and message: a repeated event updates the time of the existing object.
     async fn write(&self, waiting: &Waiting) -> kube::Result<()> {
         let subject = &waiting.event.subject;
         let namespace = if subject.namespace.is_empty() {
@@ -217,7 +218,7 @@ impl Writer {
         let object = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
         match api.create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                // The source again, by which the admission policy knows whose event this is.
+                // The admission policy identifies the writer by the source.
                 let patch = json!({"lastTimestamp": text(waiting.last_at), "source": self.source()});
                 api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
                     .await
@@ -261,15 +262,15 @@ impl Writer {
     }
 }
 
-/// The same for equal events, also after a restart of the same build.
+/// A hash that equal events share, also after a restart of the same build.
 fn hash(event: &Event) -> u64 {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Adds an event to the waiting ones; of one that waits already, only the time changes.
-fn take_in(waiting: &mut VecDeque<Waiting>, event: Event) {
+/// Adds an event to the waiting ones, or updates the time of an equal one.
+fn add(waiting: &mut VecDeque<Waiting>, event: Event) {
     let now = Utc::now();
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
         known.last_at = now;
@@ -349,7 +350,7 @@ mod tests {
         recorder.node(EventType::Warning, "GPUUnhealthy", "first".to_owned());
         while began.elapsed() < Duration::from_secs(600) {
             assert_eq!(next(&mut requests, 503).await, "GPUUnhealthy first");
-            // What happens again and again takes no room from others.
+            // A repeated event takes no room from others.
             for _ in 0..CAPACITY / 2 {
                 recorder.node(EventType::Warning, "GPUNotReady", "again".to_owned());
             }
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refused_event_holds_up_no_other() {
+    async fn a_refused_event_delays_no_other() {
         let (recorder, mut requests) = start();
         recorder.node(EventType::Normal, "One", String::new());
         recorder.node(EventType::Normal, "Two", String::new());

@@ -11,8 +11,7 @@ use prometheus_client::registry::Registry;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The routes. `readiness` returns the reason for which the daemon is not ready; `/healthz` answers as long as the runtime
-/// does.
+/// The routes. `readiness` returns the reason if the daemon is not ready; `/healthz` answers while the runtime runs tasks.
 pub fn router(
     readiness: impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static,
     registry: Arc<Registry>,

@@ -1,6 +1,7 @@
-//! The parts that both gpushare daemons share: how a process logs, ends, watches itself, and talks to the API server.
+//! The parts that both gpushare daemons share: log, signals, supervision of tasks, health endpoints, and the connection to the
+//! API server with its watches and events.
 //!
-//! Knows nothing of devices and of placement, and of neither daemon.
+//! Knows nothing of devices or placement, nor of either daemon.
 
 pub mod api_server;
 pub mod events;

@@ -28,9 +28,9 @@ impl FromStr for LogFilter {
             .parse(text)
             .map_err(|error| error.to_string())?;
         for directive in text.split(',') {
-            // EnvFilter takes a lone word that is no level for the name of a module, which would silence everything else.
-            let is_lone = !directive.contains(['=', '[', ':']);
-            if is_lone && !LEVELS.contains(&directive.trim().to_lowercase().as_str()) {
+            // EnvFilter takes a single word for the name of a module if it is not a level, and would silence all other modules.
+            let is_single = !directive.contains(['=', '[', ':']);
+            if is_single && !LEVELS.contains(&directive.trim().to_lowercase().as_str()) {
                 return Err(format!(
                     "{directive:?} is none of {}, and no directive such as kube=debug",
                     LEVELS.join(", ")
@@ -41,7 +41,7 @@ impl FromStr for LogFilter {
     }
 }
 
-/// Sends log lines to standard error from now on. A second call changes nothing.
+/// Starts to write the log to standard error. A second call has no effect.
 pub fn start(format: LogFormat, LogFilter(directives): &LogFilter) {
     // The client logs each request that fails, and so does the component that made it.
     let filter = EnvFilter::new(format!("kube_client=off,{directives}"));

@@ -1,7 +1,7 @@
-//! A panic is logged with the name of its task.
+//! Logs each panic with the name of its task.
 //!
-//! Release builds abort after that (`panic = "abort"` in the workspace's Cargo.toml), so no daemon goes on with a part of it
-//! missing.
+//! Release builds abort after that (`panic = "abort"` in the workspace's Cargo.toml), so no daemon goes on without one of its
+//! tasks.
 
 use std::panic::PanicHookInfo;
 
@@ -11,12 +11,12 @@ tokio::task_local! {
     static NAME: &'static str;
 }
 
-/// Gives a task the name that the log calls it by if it panics.
+/// Runs a task under a name for the log of panics.
 pub async fn named<T>(name: &'static str, task: impl Future<Output = T>) -> T {
     NAME.scope(name, task).await
 }
 
-/// Has every panic logged, and printed as before. Meant to be called once, after the log has begun.
+/// Logs every panic, in addition to the default report on standard error. To be called once, after the start of the log.
 pub fn log_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,7 +1,7 @@
-//! Tasks that go on as long as the process: the end of one is the end of all.
+//! Tasks that run as long as the process: when one ends, the process ends.
 //!
-//! Without this a daemon whose watch has ended goes on to decide by what it saw last, and says that it is ready. Does not end
-//! the process itself: `main` does, when [`Tasks::ended`] returns.
+//! Without this a daemon whose watch has ended would go on to decide by its last state, and report that it is ready. `main` ends
+//! the process when [`Tasks::ended`] returns.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 
 use crate::panics::named;
 
-/// Tasks by name; dropping it ends them.
+/// Named tasks, which end when this is dropped.
 #[derive(Debug, Default)]
 pub struct Tasks {
     running: JoinSet<()>,
@@ -43,7 +43,7 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
-    /// Returns when a task has ended, never without tasks. Nothing is lost if it is dropped before.
+    /// Returns when a task has ended; never returns without tasks. Dropping the future loses nothing.
     pub async fn ended(&mut self) -> Ended {
         match self.running.join_next_with_id().await {
             Some(Ok((id, ()))) => Ended::Returned { name: self.name(id) },
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_of_a_task_is_told_by_its_name() {
+    async fn the_end_of_a_task_is_reported_by_name() {
         let mut tasks = Tasks::default();
         tasks.spawn("goes on", std::future::pending());
         let waited = tokio::time::timeout(Duration::from_secs(3600), tasks.ended()).await;

@@ -1,7 +1,7 @@
-//! Watches of the API server: objects of one kind, as updates that never end.
+//! Watches of the API server: an endless sequence of updates about the objects of one kind.
 //!
-//! A watch that breaks or hangs begins again after a pause, with a list. [`WatchLag`] measures how old the last message of a
-//! watch is.
+//! A watch that breaks or hangs begins again after a pause, with a list. [`WatchLag`] measures the age of a watch's last
+//! message.
 
 use std::fmt::{Debug, Formatter, Result as FmtResult};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,22 +26,22 @@ use crate::api_server::{ANSWER_LIMIT, Backoff, Contact, one_line};
 /// The pause after the first failure, doubled after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// A failure counts as the first one if none came for as long.
+/// Time without a failure after which the pauses begin with the shortest again.
 const STABLE: Duration = Duration::from_secs(20);
 
-/// A watch counts as restored after as long without a failure: longer than a request can hang.
+/// Time without a failure after which a watch counts as restored; longer than a request can hang.
 const RESTORED: Duration = Duration::from_secs(35);
 
-/// News of a watch.
+/// An update of a watch.
 #[derive(Debug)]
 pub enum Update<K> {
     /// An object, or the progress of a list.
     Event(Event<K>),
-    /// The API server does not know the kind: there is no such object.
+    /// The API server does not know the kind, so there are no such objects.
     UnknownKind,
-    /// The known objects may be out of date from now on.
+    /// The objects seen may be out of date from now on.
     Interrupted,
-    /// The known objects are up to date again.
+    /// The objects seen are up to date again.
     Restored,
 }
 
@@ -53,7 +53,7 @@ pub struct ObjectWatch<K: 'static> {
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     backoff: Backoff,
     failed_at: Option<Instant>,
-    /// Between its beginning and its end a list must make progress; a watch may be silent for long.
+    /// True during a list, which must make progress; a watch may be silent for long.
     is_listing: bool,
     is_interrupted: bool,
     /// The update that follows the last one, if it is known already.
@@ -119,7 +119,7 @@ where
             match timeout(limit, self.events.next()).await {
                 Ok(Some(Ok(event))) => {
                     self.is_listing = matches!(event, Event::Init | Event::InitApply(_));
-                    // The beginning of a list is no sign of life: it comes before the request.
+                    // `Init` precedes the request of a list, so it does not show that the API server answers.
                     if !self.is_listing && std::mem::take(&mut self.is_interrupted) {
                         self.next = Some(Next::Restored);
                     }
@@ -172,8 +172,8 @@ fn is_unknown_kind(error: &watcher::Error) -> bool {
 
 /// The age of the last message of a watch; clones share it.
 ///
-/// A watch hands on no bookmarks, and while nothing changes the API server sends nothing else. So a [`WatchLag`] sees the
-/// answers on their way in, and does not read them.
+/// kube's watcher drops bookmarks, and while no object changes the API server sends nothing else. So a [`WatchLag`] observes the
+/// bytes of the answers.
 #[derive(Clone, Debug)]
 pub struct WatchLag {
     kind: &'static str,
@@ -206,7 +206,7 @@ impl WatchLag {
         *self.last_message.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// A client whose answers reset the age. "There is no such kind" does too, other refusals do not.
+    /// A client whose answers reset the age; 404 for an unknown kind does too, other refusals do not.
     pub fn observe(&self, client: &Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let (client, lag) = (client.clone(), self.clone());

@@ -1,9 +1,8 @@
 //! A thread that ends the process when it hangs: when the runtime runs no task, or a lock cannot be taken, for too long.
 //!
-//! A hung extender holds up every pod that kube-scheduler asks it about, and a hung device plugin every pod that kubelet admits
-//! on its node, so an end and a restart are better. The watchdog counts the
-//! times that it was itself awake and got no answer, and reads no clock: a process that was stopped (SIGSTOP, a suspended
-//! machine, a starved control group) has the whole time from when it goes on.
+//! A hung extender delays every pod that kube-scheduler asks it about, and a hung device plugin every pod that kubelet admits on
+//! its node, so a restart is better. The watchdog counts its own checks without an answer, and reads no clock: for a process that
+//! was stopped (SIGSTOP, a suspended machine, a starved control group) the limit begins when it goes on.
 
 use std::fmt;
 use std::io;
@@ -16,15 +15,15 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::error;
 
-/// The number of times that the watchdog looks for an answer within the limit.
-const LOOKS: u32 = 20;
-/// Longest time that the log may take before the process ends all the same: the log itself may hang.
+/// The number of checks within the limit.
+const CHECKS: u32 = 20;
+/// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Something that answers as long as it does not hang.
+/// A part of the process that answers requests while it does not hang.
 pub struct Probe {
     name: &'static str,
-    /// Sends a question; its answer is the number given, in the counter.
+    /// Sends a request, which is answered when `answered` has its number.
     ask: Box<dyn FnMut(u64) + Send>,
     answered: Arc<AtomicU64>,
 }
@@ -38,7 +37,7 @@ impl fmt::Debug for Probe {
 }
 
 impl Probe {
-    /// Answers if the runtime runs a task that waits for its timer.
+    /// A probe of the runtime: it answers if a task with a timer runs.
     pub fn of_runtime(runtime: Handle) -> Self {
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
@@ -56,7 +55,7 @@ impl Probe {
         }
     }
 
-    /// Answers if `take` returns, such as a function that takes a lock and releases it. It runs on a thread of its own.
+    /// A probe of a lock: it answers if `take`, which takes the lock and releases it, returns. It runs on a thread of its own.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -73,7 +72,7 @@ impl Probe {
                 }
             })?;
         let ask = move |number| {
-            // The thread ends with this sender, and with nothing else.
+            // The receiving thread lives as long as this sender, so this cannot fail.
             let _ = send.send(number);
         };
         Ok(Self {
@@ -84,7 +83,7 @@ impl Probe {
     }
 }
 
-/// A probe with the number of its last question, and the number of looks that found no answer to it.
+/// A probe with the number of its last request, and the number of checks without an answer to it.
 struct Watched {
     probe: Probe,
     asked: u64,
@@ -92,7 +91,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Looks for the answer, and asks again if it is there. Returns true if the probe has hung for the whole limit.
+    /// Checks for the answer, and sends the next request if it is there. Returns true if the probe has hung for the whole limit.
     fn has_hung(&mut self) -> bool {
         if self.asked == 0 || self.probe.answered.load(Ordering::Acquire) == self.asked {
             self.missed = 0;
@@ -101,12 +100,12 @@ impl Watched {
             return false;
         }
         self.missed += 1;
-        self.missed >= LOOKS
+        self.missed >= CHECKS
     }
 }
 
-/// Ends the process (SIGABRT) when one of the probes does not answer for `limit`, and logs its name. The limit is kept to a tenth;
-/// zero watches nothing.
+/// Ends the process (SIGABRT) when one of the probes does not answer for `limit`, and logs its name. The limit is accurate to a
+/// tenth; zero disables the watchdog.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -126,7 +125,7 @@ pub fn watch(limit: Duration, probes: Vec<Probe>) -> io::Result<()> {
         .name("watchdog".to_owned())
         .spawn(move || {
             loop {
-                thread::sleep(limit / LOOKS);
+                thread::sleep(limit / CHECKS);
                 if let Some(hung) = watched
                     .iter_mut()
                     .find_map(|watched| watched.has_hung().then_some(watched.probe.name))
@@ -163,7 +162,7 @@ fn abort(hung: &'static str, limit: Duration) {
 mod tests {
     use super::*;
 
-    /// A probe that answers when the test says so.
+    /// A probe whose answers the test controls.
     fn probe() -> (Watched, Arc<AtomicU64>) {
         let answered = Arc::new(AtomicU64::new(0));
         let probe = Probe {
@@ -182,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_come_late_are_answers() {
+    fn late_answers_count() {
         let (mut watched, answered) = probe();
         for number in 1..100 {
             assert!(!watched.has_hung());
             assert_eq!(watched.asked, number);
             assert!(
-                (1..LOOKS).all(|_| !watched.has_hung()),
-                "one look less than the limit"
+                (1..CHECKS).all(|_| !watched.has_hung()),
+                "one check less than the limit"
             );
             answered.store(number, Ordering::Release);
         }
@@ -201,16 +200,16 @@ mod tests {
         assert!(!watched.has_hung());
         answered.store(1, Ordering::Release);
         assert!(!watched.has_hung());
-        let looks = (1..=LOOKS).find(|_| watched.has_hung());
-        assert_eq!(looks, Some(LOOKS));
+        let checks = (1..=CHECKS).find(|_| watched.has_hung());
+        assert_eq!(checks, Some(CHECKS));
     }
 
-    /// The watchdog counts a stop of any length as one look without an answer, as it was awake once.
+    /// During a stop of any length the watchdog itself checks only once.
     #[test]
-    fn a_stop_counts_as_one_look() {
+    fn a_stop_counts_as_one_check() {
         let (mut watched, answered) = probe();
         assert!(!watched.has_hung());
-        assert!(!watched.has_hung(), "the first look after the stop");
+        assert!(!watched.has_hung(), "the first check after the stop");
         answered.store(1, Ordering::Release);
         assert!(!watched.has_hung());
         assert_eq!(watched.missed, 0);

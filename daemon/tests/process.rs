@@ -1,4 +1,4 @@
-//! Processes whose tasks go wrong, built in release mode as the daemons are.
+//! Processes with a fault, built in release mode like the daemons.
 
 #![expect(
     clippy::unwrap_used,
@@ -43,9 +43,9 @@ fn program() -> &'static PathBuf {
     })
 }
 
-fn start(way: &str) -> Child {
+fn start(fault: &str) -> Child {
     Command::new(program())
-        .arg(way)
+        .arg(fault)
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -70,16 +70,16 @@ fn log(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A watch that had panicked left a leader behind that was ready and decided by what it had seen before.
+/// Otherwise a leader whose watch has panicked would stay ready and decide by its last state.
 #[rstest]
 #[case::return_of_a_task("returns", "exit status: 1", &["task \"watch of pods\" has ended"])]
-#[case::panic_in_a_task("panics", "signal: 6", &["panic task=\"watch of pods\"", "something that cannot be", "supervised.rs"])]
-#[case::panic_in_a_thread("panics-in-thread", "signal: 6", &["panic task=\"\" thread=\"device-watch\"", "something that cannot be"])]
+#[case::panic_in_a_task("panics", "signal: 6", &["panic task=\"watch of pods\"", "an impossible state", "supervised.rs"])]
+#[case::panic_in_a_thread("panics-in-thread", "signal: 6", &["panic task=\"\" thread=\"device-watch\"", "an impossible state"])]
 #[case::hang_of_the_runtime("hangs", "signal: 6", &["hangs=\"runtime\" limit=500ms"])]
 #[case::lock_that_is_never_released("holds-lock", "signal: 6", &["hangs=\"state\" limit=500ms"])]
-#[case::nothing("goes-on", "exit status: 0", &[])]
-fn what_goes_wrong_ends_the_process(#[case] way: &str, #[case] status: &str, #[case] words: &[&str]) {
-    let (ended, log) = end_of(start(way));
+#[case::nothing("none", "exit status: 0", &[])]
+fn a_fault_ends_the_process(#[case] fault: &str, #[case] status: &str, #[case] words: &[&str]) {
+    let (ended, log) = end_of(start(fault));
     assert!(ended.starts_with(status), "{ended}: {log}");
     for word in words {
         assert!(log.contains(word), "{word}: {log}");
@@ -87,10 +87,10 @@ fn what_goes_wrong_ends_the_process(#[case] way: &str, #[case] status: &str, #[c
     assert!(!words.is_empty() || log.is_empty(), "{log}");
 }
 
-/// A process that stood still for longer than the watchdog's limit has not hung.
+/// A process that was stopped for longer than the watchdog's limit has not hung.
 #[test]
 fn a_stop_is_no_hang() {
-    let child = start("goes-on");
+    let child = start("none");
     let signal = |name: &str| {
         assert!(
             Command::new("sh")

@@ -69,23 +69,22 @@ pub const CONDITION_ISOLATED: &str = "Isolated";
     printcolumn = r#"{"name": "Driver", "type": "string", "jsonPath": ".metadata.labels.node\\.koordinator\\.sh/gpu-driver-version", "description": "Version of the GPU driver"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 #[schemars(transform = without_defaults)]
 pub struct DeviceSpec {
     /// Every device of every type, healthy or not.
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default")]
     pub devices: Vec<DeviceInfo>,
 }
 
 /// A Device object with its spec as JSON: one that does not decode must not fail a list of objects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
+#[serde(default)]
 #[resource(inherit = Device)]
 pub struct RawDevice {
     /// The node's name, labels and annotations.
-    #[serde(default)]
     pub metadata: ObjectMeta,
     /// JSON of [`DeviceSpec`], if it is valid.
-    #[serde(default)]
     pub spec: Value,
 }
 
@@ -95,161 +94,138 @@ impl RawDevice {
     /// # Errors
     /// The spec has another form than the schema demands.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
+        // An object without a spec, as another program may create it, has no devices.
         Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)
     }
 }
 
 /// The status that Koordinator's schema declares; no program writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 #[schemars(transform = without_defaults)]
 pub struct DeviceStatus {
     /// The holders of devices, by device type.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<StatusAllocation>,
 }
 
 /// The holders of one type of device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 #[schemars(transform = without_defaults)]
 pub struct StatusAllocation {
     /// Device type.
-    #[serde(rename = "type", default)]
+    #[serde(rename = "type")]
     pub device_type: String,
     /// One entry per pod.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<StatusEntry>,
 }
 
 /// One holder.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 #[schemars(transform = without_defaults)]
 pub struct StatusEntry {
     /// Pod name.
-    #[serde(default)]
     pub name: String,
     /// Pod namespace.
-    #[serde(default)]
     pub namespace: String,
     /// Pod UID.
-    #[serde(default)]
     pub uuid: String,
     /// The devices it holds.
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default")]
     pub minors: Vec<i32>,
 }
 
 /// One physical device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 #[schemars(transform = without_defaults, extend("required" = ["health"]))]
 pub struct DeviceInfo {
     /// `gpu`, `rdma`, `fpga`, or any other type.
-    #[serde(rename = "type", default)]
+    #[serde(rename = "type")]
     pub device_type: String,
     /// Labels, which hints of pods select.
     #[serde(
-        default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub labels: BTreeMap<String, String>,
     /// UUID of a GPU, PCI address of another device.
-    #[serde(default)]
     pub id: String,
     /// Number of the device node, for display and for annotations that demand it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i32")]
     pub minor: Option<i32>,
     /// Physical position in the machine.
-    #[serde(rename = "moduleID", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "moduleID", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i32")]
     pub module_id: Option<i32>,
     /// An unhealthy device takes no new pods.
-    #[serde(default)]
     pub health: bool,
     /// Amounts of the device, by resource name.
     #[serde(
-        default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub resources: BTreeMap<String, Quantity>,
     /// Its place in the machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "DeviceTopology")]
     pub topology: Option<DeviceTopology>,
     /// Virtual functions of a NIC.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// Conditions, such as the reason and time of a failure.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<DeviceCondition>,
 }
 
 /// The place of a device in the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 #[schemars(transform = without_defaults, extend("required" = ["nodeID", "pcieID", "socketID"]))]
 pub struct DeviceTopology {
     /// CPU socket, -1 if unknown.
-    #[serde(rename = "socketID", default)]
+    #[serde(rename = "socketID")]
     pub socket_id: i32,
     /// NUMA node.
-    #[serde(rename = "nodeID", default)]
+    #[serde(rename = "nodeID")]
     pub node_id: i32,
     /// PCIe switch or root complex.
-    #[serde(rename = "pcieID", default)]
+    #[serde(rename = "pcieID")]
     pub pcie_id: String,
     /// PCI address.
-    #[serde(rename = "busID", default, skip_serializing_if = "String::is_empty")]
+    #[serde(rename = "busID", skip_serializing_if = "String::is_empty")]
     pub bus_id: String,
 }
 
 /// Virtual functions with equal labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 #[schemars(transform = without_defaults)]
 pub struct VirtualFunctionGroup {
     /// Labels, which the `vfSelector` of a hint selects.
     #[serde(
-        default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub labels: BTreeMap<String, String>,
     /// The functions.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<VirtualFunction>,
 }
 
 /// One virtual function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 #[schemars(transform = without_defaults, extend("required" = ["minor"]))]
 pub struct VirtualFunction {
     /// Its number, -1 if unknown.
-    #[serde(default)]
     pub minor: i32,
     /// Its PCI address.
-    #[serde(rename = "busID", default)]
+    #[serde(rename = "busID")]
     pub bus_id: String,
 }
 

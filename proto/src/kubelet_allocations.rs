@@ -80,6 +80,7 @@ impl KubeletAllocations {
         if text.len() > MAX_BYTES {
             return Err(format!("is {} bytes long, more than {MAX_BYTES}", text.len()));
         }
+        // Entry by entry, so that an error names the entry.
         let list = serde_json::from_str::<Option<Vec<Value>>>(text)
             .map_err(|cause| format!("is no list: {cause}"))?;
         let mut entries = Vec::new();

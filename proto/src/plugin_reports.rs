@@ -172,6 +172,7 @@ fn read<T: DeserializeOwned>(
         return Ok(None);
     };
     let fail = |rule: String| ReportError { key, rule };
+    // Before parsing, so that a long annotation costs nothing.
     if text.len() > max_bytes {
         return Err(fail(format!("is longer than {max_bytes} bytes")));
     }

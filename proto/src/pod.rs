@@ -64,7 +64,7 @@ pub struct PodSpec {
     /// Node and pod affinity.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub affinity: Affinity,
-    /// How the pod is spread over nodes and zones.
+    /// Rules for spreading pods over nodes and zones.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub topology_spread_constraints: Vec<SpreadConstraint>,
     /// Taints that the pod tolerates.

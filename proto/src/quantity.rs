@@ -79,6 +79,7 @@ impl FromStr for Quantity {
             fail("the suffix is none of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent")
         })?;
         let nanos = scale.nanos_of(number).map_err(fail)?;
+        // Kubernetes holds quantities in 64 bits; larger ones would wrap in its components.
         let nanos = if negative { -nanos } else { nanos };
         let [least, most] = [i64::MIN, i64::MAX].map(|units| i128::from(units) * NANOS);
         if nanos < least || nanos > most {
@@ -136,6 +137,7 @@ impl Scale {
         if fraction.contains('.') {
             return Err("there is more than one decimal point");
         }
+        // Trailing zeros carry no value, and must not make a quantity too fine.
         let fraction = fraction.trim_end_matches('0');
         let digits: i128 = format!("0{whole}{fraction}").parse().map_err(|_| RANGE)?;
         let mut power = 9 - i32::try_from(fraction.len()).map_err(|_| FINE)?;

@@ -158,6 +158,7 @@ impl Record {
         if gpushare.is_none() && allocations.is_none() {
             return Ok(None);
         }
+        // Koordinator's key first: pods of its dialect have no other assume time.
         let assumed_at = match number(annotations, BIND_TIMESTAMP)? {
             Some(nanos) => Some(nanos),
             None if is_decided => number(annotations, MEM_ASSUME_TIME).unwrap_or_default(),
@@ -193,6 +194,7 @@ impl Record {
             put(MEM_POD, gpushare.pod_units.to_string());
             put(MEM_DEV, gpushare.device_units.to_string());
             put(MEM_ASSIGNED, gpushare.assigned.to_string());
+            // The old gpushare plugin orders pods by this key, and does not know Koordinator's.
             put(MEM_ASSUME_TIME, self.assumed_at.unwrap_or_default().to_string());
         }
         annotations

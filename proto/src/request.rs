@@ -111,7 +111,7 @@ pub enum RequestError {
         container: String,
         /// One of the amounts that it requests.
         resource: String,
-        /// How much of it.
+        /// Its amount.
         value: String,
     },
     /// A pod uses the names of two dialects.

@@ -1,4 +1,4 @@
-//! How the GPUs of a node are connected, in annotations and labels of its Device object: partitions (Koordinator's GPU
+//! Connections between the GPUs of a node, in annotations and labels of its Device object: partitions (Koordinator's GPU
 //! partitioning proposal) and links.
 //!
 //! Reads and writes the texts; the scheduler chooses GPUs by them.
@@ -185,6 +185,7 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, TopologyError> {
 }
 
 fn read<T: for<'de> Deserialize<'de>>(key: &'static str, text: &str) -> Result<T, TopologyError> {
+    // Before parsing, so that a long text costs nothing.
     if text.len() > MAX_BYTES {
         return Err(error(key, format!("longer than {MAX_BYTES} bytes")));
     }

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 enum Edit {
     Replace(Value),
     Remove,
-    /// A list gets its first element again; anything else becomes a list of two.
+    /// Adds a list's first element to it again; turns any other value into a list of two.
     Double,
 }
 
@@ -92,7 +92,7 @@ fn remove(document: &mut Value, place: &str) {
     }
 }
 
-/// What is read from a document, if it can be; what it is printed as must read the same.
+/// Reads a document, if it is valid; it must survive being written and read again.
 fn reads_what_it_prints<T: DeserializeOwned + Serialize + PartialEq + Debug>(document: &Value) -> Option<T> {
     let read: T = serde_json::from_str(&document.to_string()).ok()?;
     let printed = serde_json::to_string(&read).unwrap();
@@ -201,7 +201,7 @@ proptest! {
     fn admission_reviews(edits in edits()) {
         let request = json!({
             "uid": "u", "resource": {"group": "", "version": "v1", "resource": "pods"}, "subResource": null, "name": "p", "namespace": "ns",
-            "operation": "UPDATE", "userInfo": {"username": "somebody"}, "object": pod(), "oldObject": pod(),
+            "operation": "UPDATE", "userInfo": {"username": "a-user"}, "object": pod(), "oldObject": pod(),
         });
         let document = edited(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}), &edits);
         if let Ok(review) = serde_json::from_value::<AdmissionReview>(document.clone()) {
@@ -247,7 +247,7 @@ proptest! {
     }
 }
 
-/// The documents themselves are in order, so that edits start from something that is accepted.
+/// The unedited documents are valid, so that edits start from accepted ones.
 #[test]
 fn unedited_documents_are_accepted() {
     assert_eq!(

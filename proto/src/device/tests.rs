@@ -1,11 +1,11 @@
-//! The schema against the one that Koordinator ships, and what is read beyond it.
+//! The schema equals Koordinator's, and objects that it does not allow are read too.
 
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// The schema without the words for people.
+/// The schema without descriptions.
 fn without_descriptions(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -96,7 +96,7 @@ fn is_described_and_has_columns() {
         .as_str()
         .unwrap();
     assert!(
-        description.starts_with("The devices of one node"),
+        description.starts_with("The devices of the node of the same name"),
         "{description}"
     );
     let columns: Vec<&str> = version["additionalPrinterColumns"]
@@ -117,7 +117,7 @@ fn is_described_and_has_columns() {
     );
 }
 
-/// What Koordinator's tools write, with every field, comes out as it went in.
+/// An object of Koordinator's tools with every field survives being read and written.
 #[test]
 fn every_field_is_kept() {
     let spec = json!({"devices": [
@@ -140,7 +140,7 @@ fn every_field_is_kept() {
 }
 
 #[test]
-fn what_go_leaves_out_or_writes_as_null_is_read() {
+fn fields_that_go_leaves_out_or_writes_as_null_are_read() {
     let spec = json!({"devices": [{"health": true, "labels": null, "resources": null, "conditions": null, "vfGroups": [{"vfs": null}]}]});
     let read: DeviceSpec = serde_json::from_value(spec).unwrap();
     let expected = DeviceInfo {

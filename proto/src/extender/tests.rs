@@ -1,4 +1,4 @@
-//! The extender's JSON, key by key as kube-scheduler spells it.
+//! The extender's JSON, with the keys of kube-scheduler.
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn names_are_borrowed_from_the_request() {
 }
 
 #[test]
-fn whole_nodes_come_back_unchanged() {
+fn whole_nodes_are_returned_unchanged() {
     let node = r#"{"metadata":{"name":"n1","creationTimestamp":null},"spec":{"podCIDR":"10.0.0.0/24"},"status":{"capacity":{"aliyun.com/gpu-mem":"30"}}}"#;
     let body = format!(
         r#"{{"Pod":{{"spec":{{"containers":null}}}},"Nodes":{{"metadata":{{}},"items":[{node}]}},"NodeNames":null}}"#

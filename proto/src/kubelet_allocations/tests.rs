@@ -1,4 +1,4 @@
-//! What is read, refused and written.
+//! Annotations that are read, refused and written.
 
 use proptest::prelude::*;
 use rstest::rstest;
@@ -147,7 +147,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// However much there is to say, it can be read again and every device is in it.
+    /// An annotation of any number of entries can be read again and has every device.
     #[test]
     fn no_device_is_left_out_for_length(n_entries in 1_usize..40, words in 1_usize..20_000) {
         let entry = |at: usize| KubeletAllocation {

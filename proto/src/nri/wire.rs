@@ -158,6 +158,7 @@ impl Decoder {
             };
             let mut data = take(&mut bytes, left);
             self.frame = Some((connection, left - data.len())).filter(|(_, left)| *left > 0);
+            // Frames of other connections are skipped, as the socket may carry more than these two.
             let Some(connection) = connection else {
                 continue;
             };
@@ -198,6 +199,7 @@ impl Partial {
         if self.header.len() < MESSAGE_HEADER {
             return Ok(None);
         }
+        // Refused before any payload is buffered.
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > MAX_PAYLOAD {
             return Err(WireError::LongMessage(length));

@@ -1,4 +1,4 @@
-//! What a plugin writes is read again, and every other text is read or refused.
+//! Annotations of a plugin survive being written and read; any other text is read or refused.
 
 use proptest::prelude::*;
 use rstest::rstest;

@@ -75,7 +75,7 @@ pub struct Toleration {
     pub effect: String,
 }
 
-/// A volume, of which only the kinds that can delay a binding are told apart.
+/// A volume, of which only the kinds that can delay a binding are distinguished.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {

@@ -1,4 +1,4 @@
-//! Records as they are written, and as old and careless writers left them.
+//! Records of this scheduler, of old versions, and of other programs.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ fn a_gpushare_pod_carries_both_records() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_record_is_read_back() {
     assert_eq!(
         Record::read(&gpushare_record().annotations()).unwrap(),
         Some(gpushare_record())
@@ -91,7 +91,7 @@ fn a_record_of_the_old_extender_is_understood() {
     );
 }
 
-/// Koordinator writes no timestamp unless told to, and keeps fields that we pass through.
+/// Koordinator writes no timestamp by default, and has fields that gpushare passes through.
 #[test]
 fn a_record_of_koordinator_is_understood() {
     let text = r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"16Gi"},"id":"GPU-8c25ea37"}],
@@ -184,7 +184,7 @@ fn an_unreadable_annotation_is_named(#[case] key: &str, #[case] value: &str, #[c
     assert!(message.contains(words), "{message}");
 }
 
-/// A pod's author can leave such annotations; a binding cannot take them away.
+/// A manifest can have such annotations, which a binding cannot remove.
 #[test]
 fn stray_gpushare_annotations_do_not_spoil_a_record() {
     let mut all = gpushare_record().annotations();
@@ -213,7 +213,7 @@ proptest! {
         let _ = Record::read(&all);
     }
 
-    /// JSON of the right outline with anything at all where a value should be: read and written back, or refused.
+    /// JSON of the right outline with any values: read and written back, or refused.
     #[test]
     fn no_record_panics(kind in "[a-z]{0,5}", minor in any::<i64>(), name in "(kubernetes.io/gpu-core|[a-z./]{0,9})", amount in prop_oneof![
         any::<i64>().prop_map(serde_json::Value::from), any::<f64>().prop_map(serde_json::Value::from),

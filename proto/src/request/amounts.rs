@@ -72,6 +72,7 @@ impl GpuAmounts {
                 "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"
             )));
         }
+        // A share without memory would count as nothing, and any number of such pods would fit.
         let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
         if let (Some(core), false) = (core, has_memory) {
             return Err(rule(format!(
@@ -174,6 +175,7 @@ impl GpuAmounts {
                 core: percent,
             }));
         }
+        // The gpushare dialect has no number of devices: all units come from one.
         if self.units > 0 {
             return Ok(Some(GpuRequest {
                 dialect: Dialect::Gpushare,
@@ -196,6 +198,7 @@ impl GpuAmounts {
                 )));
             }
         };
+        // Only bound pods lack `gpu.shared`; `refuse_unserved` refuses new ones.
         let devices = match self.shared {
             0 => self.devices_of_percent(ratio, core)?,
             shared => devices_of_shares(shared, ratio, core)?,

@@ -59,7 +59,7 @@ pub struct DeviceHint {
     pub selector: Option<LabelSelector>,
     /// Labels of a virtual function that each device must have free; the pod gets the function instead of the device.
     pub vf_selector: Option<LabelSelector>,
-    /// How the requested amount becomes a number of devices.
+    /// The conversion of the requested amount to a number of devices.
     pub strategy: Option<AllocateStrategy>,
     /// The devices that no other pod may use.
     pub exclusive: Option<ExclusivePolicy>,
@@ -96,7 +96,7 @@ pub enum LabelTest {
     DoesNotExist,
 }
 
-/// How the requested amount becomes a number of devices.
+/// The conversion of a requested amount to a number of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateStrategy {
     /// Every selected device gives the amount.

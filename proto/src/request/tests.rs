@@ -1,4 +1,4 @@
-//! Tables of what pods may ask for, and that no pod makes the reader panic.
+//! Tables of requests, and properties of any request.
 
 use proptest::prelude::*;
 use rstest::rstest;
@@ -29,19 +29,19 @@ fn whole(spec: &PodSpec) -> Pod {
     }
 }
 
-/// A pod that is marked to see all GPUs of its node.
+/// A pod with the annotation for all GPUs.
 fn marked(spec: &PodSpec, mark: &str) -> Pod {
     let mut pod = whole(spec);
     pod.metadata.annotations = Some([(ALL_DEVICES.to_owned(), mark.to_owned())].into());
     pod
 }
 
-/// As the filter reads a new pod.
+/// Reads a new pod, as the filter does.
 fn read(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
     PodRequest::read_new(&whole(spec), &ResourceNames::default())
 }
 
-/// As the engine reads a pod that is there.
+/// Reads a bound pod, as the cluster cache does.
 fn read_bound(spec: &PodSpec) -> Result<Option<PodRequest>, RequestError> {
     PodRequest::read(&whole(spec), &ResourceNames::default())
 }
@@ -97,7 +97,7 @@ fn accepted_as_devices(#[case] limits: serde_json::Value, #[case] expected: PodR
     assert_eq!(read(&pod(&[limits])), Ok(Some(expected)));
 }
 
-/// Koordinator counts these by percent; nobody would serve them here, so that only pods that are placed already may ask so.
+/// Koordinator counts these by percent. No plugin of gpushare serves them, so only bound pods may have such requests.
 #[rstest]
 #[case::one_of_both(json!({"koordinator.sh/gpu": 50}), koordinator(1, Memory::Ratio(50), 50))]
 #[case::several_of_both(json!({"koordinator.sh/gpu": 200}), koordinator(2, Memory::Ratio(200), 200))]
@@ -136,7 +136,7 @@ fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, 
     assert!(validate(&whole(&spec), &ResourceNames::default()).is_err());
 }
 
-/// Charts write a zero where a pod is to have no GPU: it asks for nothing, as in Kubernetes.
+/// Helm charts write a zero for a pod without GPUs; it counts as no request, as in Kubernetes.
 #[rstest]
 #[case::vendors(json!({"nvidia.com/gpu": "0", "amd.com/gpu": 0}))]
 #[case::units(json!({"aliyun.com/gpu-mem": 0}))]
@@ -353,7 +353,7 @@ fn the_memory_resource_can_have_another_name() {
 }
 
 proptest! {
-    /// Whatever the quantities, the answer is a request within its documented ranges or a refusal.
+    /// Any quantities give a request within the documented ranges, or a refusal.
     #[test]
     fn any_quantities_are_read_or_refused(quantities in prop::collection::vec(("[-+]?[0-9]{1,22}(Gi|Mi|k|m|E|)", 0..9_usize), 0..6), mark in prop::option::of("true|false|[a-z]{0,3}")) {
         let names = ["koordinator.sh/gpu.shared", "koordinator.sh/gpu-memory", "koordinator.sh/gpu-memory-ratio",
@@ -381,7 +381,7 @@ proptest! {
         }
     }
 
-    /// JSON of the right outline with anything at all where a name or an amount should be.
+    /// JSON of the right outline with any values for names and amounts.
     #[test]
     fn no_container_panics(name in "(koordinator.sh/(gpu|rdma|gpu-memory)|[a-z./]{0,12})", amount in prop_oneof![
         any::<i64>().prop_map(|number| json!(number)), any::<f64>().prop_map(|number| json!(number)),

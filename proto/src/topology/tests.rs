@@ -1,4 +1,4 @@
-//! Texts that nodes write, and what is read in them.
+//! Annotations about topology that are read or refused.
 
 use rstest::rstest;
 
@@ -67,7 +67,7 @@ fn policies(#[case] label: Option<&str>, #[case] expected: GpuPartitionPolicy) {
     assert_eq!(GpuPartitionPolicy::read(label), expected);
 }
 
-/// Every set is compared with every other on the way of a filter.
+/// A filter compares every set with every other.
 #[test]
 fn more_than_anybody_needs_is_not_read() {
     let of = |entry: &str, n: usize| vec![entry; n].join(",");

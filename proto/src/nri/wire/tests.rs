@@ -54,7 +54,7 @@ fn long_messages_are_written_in_frames_of_limited_size() {
     assert_eq!(lengths, [4096, 4096, 1818]);
 }
 
-/// A frame of a connection that nobody knows is passed over, and an empty one means nothing.
+/// The decoder skips frames of unknown connections, and empty frames.
 #[test]
 fn unknown_connections_are_skipped() {
     let call = message(1, b"x").encode().unwrap();
@@ -70,7 +70,7 @@ fn unknown_connections_are_skipped() {
     assert_eq!(Decoder::default().feed(&bytes).unwrap(), [message(1, b"x")]);
 }
 
-/// Two connections whose pieces alternate, and two messages in one frame.
+/// Two connections with alternating frames, and two messages in one frame.
 #[test]
 fn frames_of_connections_may_alternate() {
     let plain = |bytes: Vec<u8>| bytes[8..].to_vec();
@@ -122,7 +122,7 @@ fn the_longest_message_passes_and_a_longer_one_is_not_sent() {
     );
 }
 
-/// A claim alone makes nobody set memory aside.
+/// The decoder allocates no memory for a length in a header.
 #[test]
 fn memory_grows_with_the_bytes_read() {
     let mut decoder = Decoder::default();
@@ -161,7 +161,7 @@ proptest! {
         prop_assert_eq!(found, messages);
     }
 
-    /// Whatever comes, it is not more that is held.
+    /// The decoder never buffers more than it has read.
     #[test]
     fn random_bytes_are_decoded_or_refused(pieces in prop::collection::vec(prop::collection::vec(prop_oneof![Just(0_u8), Just(1), any::<u8>()], 0..64), 0..20)) {
         let mut decoder = Decoder::default();

@@ -1,4 +1,4 @@
-//! What annotations say, and what is refused in which words.
+//! Annotations with hints, and the texts of refusals.
 
 use proptest::prelude::*;
 use rstest::rstest;
@@ -96,7 +96,7 @@ fn partitions(#[case] text: &str, #[case] restricted: bool, #[case] ring_bus_ban
     );
 }
 
-/// The refusal names the field, what stands there, and what may.
+/// The refusal names the field, its value, and the valid values.
 #[rstest]
 #[case::strategy(
     ALLOCATE_HINT,
@@ -164,7 +164,7 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
     );
 }
 
-/// What no node can give to this pod is refused of a new one, and of none that does not ask for GPUs.
+/// Impossible hints about GPUs are refused for new pods that request GPUs, and ignored otherwise.
 #[rstest]
 #[case::functions_of_gpus(
     r#"{"gpu": {"vfSelector": {}}}"#,
@@ -196,7 +196,7 @@ proptest! {
     }
 }
 
-/// An annotation may have 256 KiB, and a filter asks thousands of nodes.
+/// The API server allows 256 KiB, which the scheduler would evaluate for thousands of nodes.
 #[test]
 fn an_annotation_that_is_too_long_is_refused() {
     let selector = |n: usize| {
@@ -215,7 +215,7 @@ fn an_annotation_that_is_too_long_is_refused() {
     }
 }
 
-/// Whom a pod keeps away does not depend on a mistake in another annotation.
+/// An error in one annotation does not remove the exclusive policy of another.
 #[test]
 fn of_a_placed_pod_whatever_can_be_read_counts() {
     let annotations = json!({ALLOCATE_HINT: r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#, JOINT_ALLOCATE: "{", PARTITION_SPEC: "[]"});
