@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use placement::{
-    DevicePolicy, DeviceRef, DeviceType, GpuAsk, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory,
-    MemoryAsk, NamedAmounts, NodePolicy, Policies, Request, ResourceName, Wishes,
+    Constraints, DevicePolicy, DeviceRef, DeviceType, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory,
+    NamedAmounts, NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceName, ShareRequest,
 };
 use proto::device::TYPE_GPU;
 use proto::pod::{Pod, QuantityText};
@@ -41,7 +41,7 @@ pub struct PodFacts {
     /// What it asks for.
     pub ask: Ask,
     /// How its devices are to be chosen, if it says so; or why that cannot be read.
-    pub wishes: Result<Option<Arc<Wishes>>, Arc<RequestError>>,
+    pub wishes: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
     /// What it asks of a node's CPU and memory.
     pub host: HostAmounts,
     /// By which policies it is placed, where it does not leave that to the cluster.
@@ -336,7 +336,7 @@ impl Bounds {
     }
 
     /// The request that it is counted as: never more than a whole device, if that is all that can be said.
-    pub(crate) fn request(self, inventory: Option<&Inventory>) -> Request {
+    pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
         let Self {
             is_known,
             units,
@@ -353,11 +353,13 @@ impl Bounds {
             |largest: u64| u64::try_from(u128::from(largest) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
         let memory = match (units, bytes, ratio) {
             _ if !is_known => None,
-            (0, bytes, 0) => Some(MemoryAsk::Bytes(each(bytes))),
-            (units, 0, 0) => Some(MemoryAsk::Units(each(units))),
-            (0, 0, ratio) => Some(MemoryAsk::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX))),
+            (0, bytes, 0) => Some(RequestedMemory::Bytes(each(bytes))),
+            (units, 0, 0) => Some(RequestedMemory::Units(each(units))),
+            (0, 0, ratio) => Some(RequestedMemory::Ratio(
+                u32::try_from(each(ratio)).unwrap_or(u32::MAX),
+            )),
             _ => unit.zip(largest).map(|(unit, largest)| {
-                MemoryAsk::Bytes(each(
+                RequestedMemory::Bytes(each(
                     units
                         .saturating_mul(unit)
                         .saturating_add(bytes)
@@ -367,7 +369,7 @@ impl Bounds {
         };
         let Some(memory) = memory else { return WHOLE_DEVICE };
         let core = u32::try_from(each(core)).unwrap_or(u32::MAX);
-        Request {
+        ShareRequest {
             devices,
             memory,
             core,
@@ -377,9 +379,9 @@ impl Bounds {
 }
 
 /// The request that counts for a pod of whose own nothing can be read: all of a device.
-const WHOLE_DEVICE: Request = Request {
+const WHOLE_DEVICE: ShareRequest = ShareRequest {
     devices: 1,
-    memory: MemoryAsk::Ratio(100),
+    memory: RequestedMemory::Ratio(100),
     core: 0,
     slots: 0,
 };
@@ -550,29 +552,29 @@ pub fn host_amounts(resources: HostResources) -> HostAmounts {
 }
 
 /// The request in the engine's terms.
-pub fn gpu_ask(request: &GpuRequest) -> GpuAsk {
+pub fn gpu_ask(request: &GpuRequest) -> RequestedGpus {
     match request.dialect {
-        Dialect::Gpushare | Dialect::Koordinator => GpuAsk::Share(per_device(request)),
-        Dialect::Vendor => GpuAsk::Whole(request.devices),
-        Dialect::AllDevices => GpuAsk::All {
+        Dialect::Gpushare | Dialect::Koordinator => RequestedGpus::Share(per_device(request)),
+        Dialect::Vendor => RequestedGpus::Whole(request.devices),
+        Dialect::AllDevices => RequestedGpus::All {
             slots: request.devices,
         },
     }
 }
 
 /// What each of a request's devices must have.
-pub fn per_device(request: &GpuRequest) -> Request {
+pub fn per_device(request: &GpuRequest) -> ShareRequest {
     let n = u64::from(request.devices.max(1));
     let memory = match request.memory {
-        Memory::Units(units) => MemoryAsk::Units(units.div_ceil(n)),
-        Memory::Bytes(bytes) => MemoryAsk::Bytes(bytes.div_ceil(n)),
-        Memory::Ratio(ratio) => MemoryAsk::Ratio(u32::try_from(ratio.div_ceil(n)).unwrap_or(u32::MAX)),
+        Memory::Units(units) => RequestedMemory::Units(units.div_ceil(n)),
+        Memory::Bytes(bytes) => RequestedMemory::Bytes(bytes.div_ceil(n)),
+        Memory::Ratio(ratio) => RequestedMemory::Ratio(u32::try_from(ratio.div_ceil(n)).unwrap_or(u32::MAX)),
     };
     let core = u32::try_from(request.core.div_ceil(n)).unwrap_or(u32::MAX);
     // Units are no places for sharers: kubelet counts them by memory alone, and so did the old extender. Whole devices are
     // shared with nobody.
     let slots = u32::from(request.dialect == Dialect::Koordinator);
-    Request {
+    ShareRequest {
         devices: request.devices,
         memory,
         core,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Parser;
 use daemon::logging::{LogFilter, LogFormat};
-use placement::{Policies, Weights};
+use placement::{Policies, ResourceWeights};
 use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 
@@ -171,7 +171,7 @@ pub struct Scheduling {
     /// Order of nodes, and of a node's devices.
     pub policies: Policies,
     /// How much each resource counts for the policies that weigh them.
-    pub weights: Weights,
+    pub weights: ResourceWeights,
     /// How many of the nodes that fit an answer tells of.
     pub answer_nodes: AnswerNodes,
     /// The form in which filter reports nodes whose devices have no room.

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    Device, DeviceRef, Function, GpuRef, GpuUuid, HeldDevice, HeldMemory, HeldShare, Holding, Holdings,
-    Inventory, MemoryAsk, NamedAmounts,
+    Device, DeviceRef, Function, GpuRef, GpuUuid, HeldDevice, HeldGpus, HeldMemory, HeldShare, Holdings,
+    Inventory, NamedAmounts, RequestedMemory,
 };
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
@@ -92,14 +92,14 @@ fn hold(holdings: &mut Holdings, given: &Given, inventory: Option<&Inventory>) -
 }
 
 fn hold_gpu(holdings: &mut Holdings, given: &Given, minor: Option<u32>, core: u32) {
-    let Holding::Shares(shares) = &mut holdings.gpus else {
+    let HeldGpus::Shares(shares) = &mut holdings.gpus else {
         return;
     };
     let gpu = GpuRef::Uuid(GpuUuid::from(&*given.id));
     let is_held =
         |share: &HeldShare| share.gpu == gpu || minor.is_some_and(|minor| share.gpu == GpuRef::Minor(minor));
     if !shares.iter().any(is_held) {
-        let memory = HeldMemory::Ask(MemoryAsk::Ratio(100));
+        let memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
         shares.push(HeldShare {
             gpu,
             memory,
@@ -112,7 +112,7 @@ fn hold_gpu(holdings: &mut Holdings, given: &Given, minor: Option<u32>, core: u3
 
 fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Inventory>) -> bool {
     let classes = inventory
-        .and_then(|inventory| inventory.classes.as_deref())
+        .and_then(|inventory| inventory.other_devices.as_deref())
         .unwrap_or_default();
     let mut devices = classes
         .iter()
@@ -151,7 +151,7 @@ fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Invento
 /// The virtual function of a device that is identified so.
 fn function<'a>(device: &'a Device, id: &str) -> Option<&'a Function> {
     device
-        .traits
+        .attributes
         .functions
         .iter()
         .flat_map(|group| &group.functions)

@@ -22,7 +22,7 @@ mod stamp;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use placement::{Fleet, OwnerId, Policies, Weights};
+use placement::{Fleet, OwnerId, Policies, ResourceWeights};
 use proto::resource::ResourceNames;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::Notify;
@@ -208,9 +208,9 @@ impl Index {
 
     /// The same index with weights for the policies that weigh resources.
     #[must_use]
-    pub fn weighing(self, weights: Weights) -> Self {
+    pub fn weighing(self, weights: ResourceWeights) -> Self {
         Self {
-            fleet: self.fleet.weighing(weights),
+            fleet: self.fleet.with_weights(weights),
             ..self
         }
     }

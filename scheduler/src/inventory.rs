@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Class, Device, DeviceId, DeviceType, GpuUuid, Inventory, LinkGroup, ResourceName};
+use placement::{Device, DeviceId, DeviceType, DevicesOfType, GpuUuid, Inventory, LinkGroup, ResourceName};
 use proto::device::{
     DeviceInfo, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL, TYPE_GPU,
 };
@@ -53,7 +53,7 @@ pub struct NodeReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceReport {
     gpus: Vec<placement::Gpu>,
-    classes: Vec<Class>,
+    classes: Vec<DevicesOfType>,
     serves_vendor: bool,
     table: Table,
     links: Vec<LinkGroup>,
@@ -145,7 +145,7 @@ impl DeviceReport {
         let device = device(info)?;
         match self.classes.iter_mut().find(|class| class.kind == kind) {
             Some(class) => class.devices.push(device),
-            None => self.classes.push(Class {
+            None => self.classes.push(DevicesOfType {
                 kind,
                 devices: vec![device],
             }),
@@ -154,7 +154,7 @@ impl DeviceReport {
     }
 
     /// Devices of other types than GPU.
-    pub fn classes(&self) -> &[Class] {
+    pub fn classes(&self) -> &[DevicesOfType] {
         &self.classes
     }
 
@@ -172,7 +172,7 @@ impl DeviceReport {
             gpus: self.gpus.clone(),
             unit_bytes: unit.map(MemoryUnit::bytes),
             serves_vendor: self.serves_vendor,
-            classes: Some(self.classes.clone()),
+            other_devices: Some(self.classes.clone()),
             partitions: self.table.on(node, &self.gpus),
             links: self.links.clone(),
         };
@@ -213,7 +213,7 @@ fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
         slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
         healthy: info.health,
         sharing,
-        traits: places::traits(&info),
+        attributes: places::attributes(&info),
         uuid: if info.id.is_empty() {
             GpuUuid::from(made_up(minor))
         } else {
@@ -230,7 +230,7 @@ fn device(info: DeviceInfo) -> Result<Device, String> {
         Ok((ResourceName::from(canonical(name)), amount))
     };
     let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
-    let traits = places::traits(&info);
+    let attributes = places::attributes(&info);
     let id = if info.id.is_empty() {
         DeviceId::from(made_up(minor))
     } else {
@@ -241,7 +241,7 @@ fn device(info: DeviceInfo) -> Result<Device, String> {
         minor,
         resources,
         healthy: info.health,
-        traits,
+        attributes,
     })
 }
 
@@ -337,7 +337,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
         slots: DEFAULT_SLOTS,
         healthy: true,
         sharing: true,
-        traits: placement::Traits::default(),
+        attributes: placement::DeviceAttributes::default(),
     };
     (0..u32::try_from(n_gpus).unwrap_or(0)).map(gpu).collect()
 }

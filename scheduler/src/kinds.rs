@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Class, ClassRequest, DeviceType, ResourceName};
+use placement::{DeviceRequest, DeviceType, DevicesOfType, ResourceName};
 use proto::resource::{FPGA, RDMA, ResourceNames, WHOLE_PERCENT, is_gpu_resource};
 
 /// Types whose resource is a percentage.
@@ -19,7 +19,12 @@ pub struct Kinds {
 
 impl Kinds {
     /// Takes in a node's devices in place of those that it had; which resources have got, or lost, a type by that.
-    pub fn replace(&mut self, before: &[Class], now: &[Class], names: &ResourceNames) -> Vec<ResourceName> {
+    pub fn replace(
+        &mut self,
+        before: &[DevicesOfType],
+        now: &[DevicesOfType],
+        names: &ResourceNames,
+    ) -> Vec<ResourceName> {
         let (before, now) = (pairs(before, names), pairs(now, names));
         let touched: Vec<ResourceName> = before
             .iter()
@@ -65,8 +70,8 @@ impl Kinds {
     }
 
     /// What amounts of resources ask of devices, one entry per type; what no device has is nobody's concern here.
-    pub fn requests(&self, amounts: &[(String, u64)]) -> Vec<ClassRequest> {
-        let mut requests: BTreeMap<DeviceType, ClassRequest> = BTreeMap::new();
+    pub fn requests(&self, amounts: &[(String, u64)]) -> Vec<DeviceRequest> {
+        let mut requests: BTreeMap<DeviceType, DeviceRequest> = BTreeMap::new();
         for (resource, amount) in amounts {
             let Some(kind) = self.kind_of(resource) else {
                 continue;
@@ -75,7 +80,7 @@ impl Kinds {
                 .iter()
                 .any(|(name, _)| name == resource)
                 .then_some(WHOLE_PERCENT);
-            let request = requests.entry(kind.clone()).or_insert_with(|| ClassRequest {
+            let request = requests.entry(kind.clone()).or_insert_with(|| DeviceRequest {
                 kind,
                 amounts: BTreeMap::new(),
                 whole,
@@ -89,7 +94,7 @@ impl Kinds {
 }
 
 /// Every resource of every type, once.
-fn pairs(classes: &[Class], names: &ResourceNames) -> Vec<(ResourceName, DeviceType)> {
+fn pairs(classes: &[DevicesOfType], names: &ResourceNames) -> Vec<(ResourceName, DeviceType)> {
     let devices = classes
         .iter()
         .flat_map(|class| class.devices.iter().map(|device| (&class.kind, device)));
@@ -109,21 +114,21 @@ fn pairs(classes: &[Class], names: &ResourceNames) -> Vec<(ResourceName, DeviceT
 
 #[cfg(test)]
 mod tests {
-    use placement::{Class, Device};
+    use placement::{Device, DevicesOfType};
     use proto::resource::ResourceNames;
 
     use super::Kinds;
 
-    fn class(kind: &str, resources: &[&str]) -> Class {
+    fn class(kind: &str, resources: &[&str]) -> DevicesOfType {
         let resources = resources.iter().map(|name| ((*name).into(), 100)).collect();
-        Class {
+        DevicesOfType {
             kind: kind.into(),
             devices: vec![Device {
                 id: "d".into(),
                 minor: 0,
                 resources,
                 healthy: true,
-                traits: placement::Traits::default(),
+                attributes: placement::DeviceAttributes::default(),
             }],
         }
     }

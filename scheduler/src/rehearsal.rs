@@ -20,10 +20,10 @@ pub async fn rehearse(index: Shared<Index>) {
     let mut beats = every(BEAT);
     loop {
         looks.tick().await;
-        let Some(mut rehearsal) = index.read().fleet().rehearsal() else {
+        let Some(mut rehearsal) = index.read().fleet().prewarm() else {
             continue;
         };
-        while index.read().fleet().rehearse(&mut rehearsal) {
+        while index.read().fleet().prewarm_step(&mut rehearsal) {
             beats.tick().await;
         }
         index.write().end_learning();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use placement::{
-    DeviceType, Exclusion, Joint, Kind, PartitionWish, Requirement, Scope, Selector, Strategy, Test, Wish,
-    Wishes,
+    Constraints, DeviceConstraint, DeviceKind, DeviceType, Exclusion, JointAllocation, PartitionConstraint,
+    Requirement, Scope, Selector, Strategy, Test,
 };
 use proto::device::TYPE_GPU;
 use proto::pod::Pod;
@@ -18,26 +18,26 @@ use proto::request::hints::{
 ///
 /// # Errors
 /// The first annotation that cannot be read.
-pub fn of(pod: &Pod) -> Result<Option<Arc<Wishes>>, Arc<RequestError>> {
+pub fn of(pod: &Pod) -> Result<Option<Arc<Constraints>>, Arc<RequestError>> {
     Ok(some(Hints::read(pod)?))
 }
 
 /// The same of a pod that has its devices: annotations that cannot be read are passed over.
-pub fn of_placed(pod: &Pod) -> Option<Arc<Wishes>> {
+pub fn of_placed(pod: &Pod) -> Option<Arc<Constraints>> {
     some(Hints::read_placed(pod))
 }
 
-fn some(hints: Hints) -> Option<Arc<Wishes>> {
+fn some(hints: Hints) -> Option<Arc<Constraints>> {
     let wishes = wishes(hints);
-    (wishes != Wishes::default()).then(|| Arc::new(wishes))
+    (wishes != Constraints::default()).then(|| Arc::new(wishes))
 }
 
-fn wishes(hints: Hints) -> Wishes {
-    let joint = hints.joint.map(|joint| Joint {
+fn wishes(hints: Hints) -> Constraints {
+    let joint = hints.joint.map(|joint| JointAllocation {
         kinds: joint.device_types.iter().map(|kind| self::kind(kind)).collect(),
         same_switch: joint.same_pcie,
     });
-    let partition = hints.partition.map(|spec| PartitionWish {
+    let partition = hints.partition.map(|spec| PartitionConstraint {
         restricted: spec.restricted,
         bandwidth: spec.ring_bus_bandwidth,
     });
@@ -45,8 +45,10 @@ fn wishes(hints: Hints) -> Wishes {
         .by_type
         .into_iter()
         .map(|(kind, hint)| (self::kind(&kind), wish(hint)));
-    let by_kind = by_kind.filter(|(_, wish)| *wish != Wish::default()).collect();
-    Wishes {
+    let by_kind = by_kind
+        .filter(|(_, wish)| *wish != DeviceConstraint::default())
+        .collect();
+    Constraints {
         joint,
         partition,
         by_kind,
@@ -54,15 +56,15 @@ fn wishes(hints: Hints) -> Wishes {
 }
 
 /// The engine's word for a type of devices.
-fn kind(kind: &str) -> Kind {
+fn kind(kind: &str) -> DeviceKind {
     if kind == TYPE_GPU {
-        Kind::Gpu
+        DeviceKind::Gpu
     } else {
-        Kind::Other(DeviceType::from(kind))
+        DeviceKind::Other(DeviceType::from(kind))
     }
 }
 
-fn wish(hint: DeviceHint) -> Wish {
+fn wish(hint: DeviceHint) -> DeviceConstraint {
     let DeviceHint {
         selector: devices,
         vf_selector,
@@ -70,7 +72,7 @@ fn wish(hint: DeviceHint) -> Wish {
         exclusive,
         scope,
     } = hint;
-    Wish {
+    DeviceConstraint {
         selector: devices.map(selector),
         functions: vf_selector.map(selector),
         strategy: strategy.map(|strategy| match strategy {
@@ -113,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    fn read(annotations: &Value) -> Result<Option<Arc<Wishes>>, String> {
+    fn read(annotations: &Value) -> Result<Option<Arc<Constraints>>, String> {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
         of(&pod).map_err(|error| error.to_string())
     }
@@ -128,34 +130,34 @@ mod tests {
             "scheduling.koordinator.sh/device-joint-allocate": r#"{"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}"#,
             "scheduling.koordinator.sh/gpu-partition-spec": r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "1Ki"}"#,
         }));
-        let other = |kind: &str| Kind::Other(kind.into());
-        let gpu = Wish {
+        let other = |kind: &str| DeviceKind::Other(kind.into());
+        let gpu = DeviceConstraint {
             scope: Some(Scope::Numa),
             exclusion: Some(Exclusion::Switch),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         };
-        let npu = Wish {
+        let npu = DeviceConstraint {
             strategy: Some(Strategy::All),
             scope: Some(Scope::Switch),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         };
         let functions = Some(Selector::default());
-        let rdma = Wish {
+        let rdma = DeviceConstraint {
             functions,
             strategy: Some(Strategy::Count),
             exclusion: Some(Exclusion::Device),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         };
-        let expected = Wishes {
-            joint: Some(Joint {
-                kinds: vec![other("rdma"), Kind::Gpu],
+        let expected = Constraints {
+            joint: Some(JointAllocation {
+                kinds: vec![other("rdma"), DeviceKind::Gpu],
                 same_switch: true,
             }),
-            partition: Some(PartitionWish {
+            partition: Some(PartitionConstraint {
                 restricted: true,
                 bandwidth: Some(1024),
             }),
-            by_kind: vec![(Kind::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
+            by_kind: vec![(DeviceKind::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
         };
         assert_eq!(read(&json!({})), Ok(None));
         assert_eq!(wishes, Ok(Some(Arc::new(expected))));

@@ -1,5 +1,4 @@
-//! How long a decision takes on 1,213 nodes of several kinds that are nearly full: which node is best for a pod, and which
-//! of its GPUs.
+//! Time of a decision on 1,213 nearly full nodes of several kinds: the best node for a pod, and the best of its GPUs.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark whose set-up fails should stop")]
 
@@ -8,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use placement::{
-    Ask, Asking, DevicePolicy, Fleet, Gpu, GpuAsk, Hints, HostAmounts, Inventory, MemoryAsk, NodeId,
-    NodePolicy, OwnerId, Policies, Request, Score, Spec, Traits,
+    DeviceAttributes, DevicePolicy, Fleet, Gpu, Hints, HostAmounts, Inventory, NodeId, NodePolicy,
+    NodeRequest, OwnerId, PodProfile, Policies, RequestedGpus, RequestedMemory, Score, ShareRequest,
 };
 
 const GIB: u64 = 1 << 30;
 
-/// How many nodes, with how many GPUs of how many GiB, and how many CPUs.
+/// Number of nodes, and the GPUs, GiB per GPU and CPUs of each.
 const KINDS: [(u32, u32, u64, u64); 6] = [
     (590, 8, 24, 96),
     (400, 2, 16, 104),
@@ -24,7 +23,7 @@ const KINDS: [(u32, u32, u64, u64); 6] = [
     (40, 1, 32, 8),
 ];
 
-/// Percent of how many GPUs, and how many CPUs, typical pods ask for, and how often.
+/// Requests of typical pods: percent of each GPU, GPUs, CPUs; and their frequency.
 const PODS: [(u32, u32, u64, u32); 7] = [
     (100, 1, 8, 30),
     (50, 1, 6, 14),
@@ -35,15 +34,15 @@ const PODS: [(u32, u32, u64, u32); 7] = [
     (100, 2, 16, 1),
 ];
 
-fn spec(percent: u32, devices: u32, cpus: u64) -> Spec {
-    let request = Request {
+fn spec(percent: u32, devices: u32, cpus: u64) -> PodProfile {
+    let request = ShareRequest {
         devices,
-        memory: MemoryAsk::Ratio(percent),
+        memory: RequestedMemory::Ratio(percent),
         core: percent,
         slots: 1,
     };
-    Spec {
-        gpus: GpuAsk::Share(request),
+    PodProfile {
+        gpus: RequestedGpus::Share(request),
         host: HostAmounts {
             cpu_milli: cpus * 1000,
             memory: 4 * GIB,
@@ -51,11 +50,11 @@ fn spec(percent: u32, devices: u32, cpus: u64) -> Spec {
     }
 }
 
-fn ask(spec: Spec) -> Ask<'static> {
-    Ask {
+fn ask(spec: PodProfile) -> NodeRequest<'static> {
+    NodeRequest {
         gpus: spec.gpus,
         host: spec.host,
-        ..Ask::default()
+        ..NodeRequest::default()
     }
 }
 
@@ -65,7 +64,10 @@ fn empty_fleet() -> Fleet {
         for node in 0..n_nodes {
             let name = format!("node-{kind}-{node:04}");
             let gpu = |minor| {
-                let (uuid, traits) = (format!("GPU-{kind}-{node:04}-{minor}").into(), Traits::default());
+                let (uuid, attributes) = (
+                    format!("GPU-{kind}-{node:04}-{minor}").into(),
+                    DeviceAttributes::default(),
+                );
                 Gpu {
                     uuid,
                     minor,
@@ -74,7 +76,7 @@ fn empty_fleet() -> Fleet {
                     slots: 100,
                     healthy: true,
                     sharing: true,
-                    traits,
+                    attributes,
                 }
             };
             fleet.set_inventory(
@@ -96,16 +98,16 @@ fn empty_fleet() -> Fleet {
     fleet
 }
 
-/// The best node, and what it is worth.
-fn best(fleet: &Fleet, ids: &[NodeId], ask: Ask<'_>, policies: Policies) -> Option<(Score, NodeId)> {
-    let mut asking = Asking::new(fleet, ask, Hints::Respect);
-    let verdicts = ids
+/// The best node and its score.
+fn best(fleet: &Fleet, ids: &[NodeId], ask: NodeRequest<'_>, policies: Policies) -> Option<(Score, NodeId)> {
+    let mut evaluation = fleet.evaluation(ask, Hints::Respect);
+    let fits = ids
         .iter()
-        .filter_map(|id| Some((asking.verdict(*id, policies).ok()?, *id)));
-    verdicts.reduce(|one, other| if other.0 > one.0 { other } else { one })
+        .filter_map(|id| Some((evaluation.evaluate(*id, policies).ok()?, *id)));
+    fits.reduce(|one, other| if other.0 > one.0 { other } else { one })
 }
 
-fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: Spec, policies: Policies) -> bool {
+fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: PodProfile, policies: Policies) -> bool {
     let ask = ask(spec);
     let Some((_, id)) = best(fleet, ids, ask, policies) else {
         return false;
@@ -113,15 +115,15 @@ fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: Spec, policie
     let placement = fleet.choose(id, ask, policies.device, Hints::Respect).unwrap();
     fleet.reserve(owner, id, &placement).unwrap();
     let name = fleet.view(id).unwrap().name().to_owned();
-    fleet.run(owner, &name, spec.host);
+    fleet.set_host_use(owner, &name, spec.host);
     true
 }
 
-/// A fleet with so many typical pods; about 7,000 fill it.
+/// A fleet with this number of typical pods; about 7,000 fill it.
 fn filled(policies: Policies, n_pods: usize) -> (Fleet, Vec<NodeId>) {
     let mut fleet = empty_fleet();
     let ids: Vec<NodeId> = fleet.nodes().map(placement::NodeView::id).collect();
-    let kinds: Vec<Spec> = PODS
+    let kinds: Vec<PodProfile> = PODS
         .iter()
         .flat_map(|(percent, n, cpus, often)| (0..*often).map(|_| spec(*percent, *n, *cpus)))
         .collect();
@@ -130,7 +132,7 @@ fn filled(policies: Policies, n_pods: usize) -> (Fleet, Vec<NodeId>) {
         let kind = *kinds.get(at * 31 % kinds.len()).unwrap();
         fleet.workload_mut().add(kind);
         if at % 1000 == 999 {
-            fleet.learn();
+            fleet.refresh_workload_model();
         }
         place(
             &mut fleet,
@@ -167,31 +169,27 @@ fn decide(criterion: &mut Criterion) {
             b.iter(|| {
                 place(&mut fleet, black_box(&ids), &owner, pod, policies);
                 fleet.release(owner.as_str());
-                fleet.end(owner.as_str());
+                fleet.clear_host_use(owner.as_str());
             });
         });
-        group.bench_function(
-            format!("{}: of a kind that nobody has asked for", policies.node),
-            |b| ask_anew(b, &fleet, &ids, policies),
-        );
+        group.bench_function(format!("{}: of a new kind", policies.node), |b| {
+            evaluate_new(b, &fleet, &ids, policies);
+        });
         let (fleet, ids) = filled(policies, 2_000);
-        let name = format!(
-            "{}: of a kind that nobody has asked for, most nodes idle",
-            policies.node
-        );
-        group.bench_function(name, |b| ask_anew(b, &fleet, &ids, policies));
+        let name = format!("{}: of a new kind, most nodes idle", policies.node);
+        group.bench_function(name, |b| evaluate_new(b, &fleet, &ids, policies));
     }
     group.finish();
 }
 
-/// Asks for pods that differ from all before.
-fn ask_anew(b: &mut Bencher<'_>, fleet: &Fleet, ids: &[NodeId], policies: Policies) {
-    // Not begun anew for each sample: the questions of the last one are remembered.
+/// Evaluates requests that differ from all earlier ones.
+fn evaluate_new(b: &mut Bencher<'_>, fleet: &Fleet, ids: &[NodeId], policies: Policies) {
+    // Continued from sample to sample, since the cache has the requests of the last one.
     static N_ASKED: AtomicU64 = AtomicU64::new(0);
     let pod = spec(25, 1, 1);
     let mut new = || {
         let cpu_milli = pod.host.cpu_milli + N_ASKED.fetch_add(1, Ordering::Relaxed);
-        Spec {
+        PodProfile {
             host: HostAmounts {
                 cpu_milli,
                 ..pod.host

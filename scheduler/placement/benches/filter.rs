@@ -1,4 +1,4 @@
-//! How long the filter's question takes over whole clusters, asked by node names.
+//! Time of a filter over whole clusters, by node names.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark whose set-up fails should stop")]
 
@@ -6,8 +6,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use placement::{
-    Amounts, DevicePolicy, Fleet, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory,
-    MemoryAsk, Placement, Policies, Request, Share,
+    Amounts, DevicePolicy, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, Memory,
+    Placement, Policies, RequestedMemory, Share, ShareRequest,
 };
 
 const GIB: u64 = 1 << 30;
@@ -27,7 +27,7 @@ fn gpu(node: u32, minor: u32) -> Gpu {
         slots: 100,
         healthy: true,
         sharing: true,
-        traits: placement::Traits::default(),
+        attributes: placement::DeviceAttributes::default(),
     }
 }
 
@@ -58,7 +58,7 @@ fn half_full(n_nodes: u32) -> Fleet {
                 slots: 1,
                 trusted: true,
             };
-            fleet.hold(&owner.as_str().into(), &name(node), Holding::Shares(vec![share]));
+            fleet.hold(&owner.as_str().into(), &name(node), HeldGpus::Shares(vec![share]));
         }
     }
     fleet
@@ -88,7 +88,7 @@ fn hint_every_tenth(fleet: &mut Fleet, n_nodes: u32) {
     }
 }
 
-fn n_fitting(fleet: &Fleet, names: &[String], request: &Request) -> usize {
+fn n_fitting(fleet: &Fleet, names: &[String], request: &ShareRequest) -> usize {
     let fits = |name: &&String| {
         fleet
             .node_id(name)
@@ -101,27 +101,27 @@ fn filter(criterion: &mut Criterion) {
     let asks = [
         (
             "bytes",
-            Request {
+            ShareRequest {
                 devices: 1,
-                memory: MemoryAsk::Bytes(40 * GIB),
+                memory: RequestedMemory::Bytes(40 * GIB),
                 core: 0,
                 slots: 1,
             },
         ),
         (
             "units",
-            Request {
+            ShareRequest {
                 devices: 1,
-                memory: MemoryAsk::Units(40),
+                memory: RequestedMemory::Units(40),
                 core: 0,
                 slots: 1,
             },
         ),
         (
             "4 devices by ratio",
-            Request {
+            ShareRequest {
                 devices: 4,
-                memory: MemoryAsk::Ratio(50),
+                memory: RequestedMemory::Ratio(50),
                 core: 50,
                 slots: 1,
             },
@@ -167,9 +167,9 @@ fn filter(criterion: &mut Criterion) {
 fn choose_and_reserve(criterion: &mut Criterion) {
     let mut fleet = half_full(5_000);
     let id = fleet.node_id(&name(2_000)).unwrap();
-    let request = Request {
+    let request = ShareRequest {
         devices: 2,
-        memory: MemoryAsk::Ratio(30),
+        memory: RequestedMemory::Ratio(30),
         core: 30,
         slots: 1,
     };

@@ -1,4 +1,4 @@
-//! How long decisions take where it matters which devices a request gets.
+//! Time of decisions by topology and constraints.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark whose set-up fails should stop")]
 
@@ -6,9 +6,10 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use placement::{
-    Ask, Asking, Class, ClassRequest, Device, DevicePolicy, Fleet, Gpu, GpuAsk, GpuRef, HeldMemory,
-    HeldShare, Hints, Holding, Inventory, Joint, Kind, LinkGroup, MemoryAsk, NodeId, Partition,
-    PartitionTable, PartitionWish, Place, Policies, Traits, Wishes,
+    Constraints, Device, DeviceAttributes, DeviceKind, DeviceLocation, DevicePolicy, DeviceRequest,
+    DevicesOfType, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, JointAllocation,
+    LinkGroup, NodeId, NodeRequest, Partition, PartitionConstraint, PartitionTable, Policies, RequestedGpus,
+    RequestedMemory,
 };
 
 const GIB: u64 = 1 << 30;
@@ -17,13 +18,13 @@ fn name(at: u32) -> String {
     format!("gpu-node-{at:05}.cluster.local")
 }
 
-fn traits(numa: u32, switch: u32) -> Traits {
-    Traits {
-        place: Some(Place {
+fn attributes(numa: u32, switch: u32) -> DeviceAttributes {
+    DeviceAttributes {
+        location: Some(DeviceLocation {
             numa: Some(numa),
             switch: Some(format!("0000:{switch:02x}:00.0").into()),
         }),
-        ..Traits::default()
+        ..DeviceAttributes::default()
     }
 }
 
@@ -31,11 +32,11 @@ fn traits(numa: u32, switch: u32) -> Traits {
 fn machine(node: u32, n_gpus: u32, n_nics: u32, n_switches: u32) -> Inventory {
     let place = |at: u32, n: u32| {
         let switch = at * n_switches / n;
-        traits(switch * 2 / n_switches, switch)
+        attributes(switch * 2 / n_switches, switch)
     };
     let gpu = |minor| {
         let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
-        let traits = place(minor, n_gpus);
+        let attributes = place(minor, n_gpus);
         Gpu {
             uuid,
             minor,
@@ -44,7 +45,7 @@ fn machine(node: u32, n_gpus: u32, n_nics: u32, n_switches: u32) -> Inventory {
             slots: 100,
             healthy: true,
             sharing: true,
-            traits,
+            attributes,
         }
     };
     let nic = |minor| {
@@ -54,17 +55,17 @@ fn machine(node: u32, n_gpus: u32, n_nics: u32, n_switches: u32) -> Inventory {
             minor,
             resources: [("rdma".into(), 100)].into(),
             healthy: true,
-            traits: place(minor, n_nics),
+            attributes: place(minor, n_nics),
         }
     };
-    let classes = Some(vec![Class {
+    let other_devices = Some(vec![DevicesOfType {
         kind: "rdma".into(),
         devices: (0..n_nics).map(nic).collect(),
     }]);
     Inventory {
         gpus: (0..n_gpus).map(gpu).collect(),
         serves_vendor: true,
-        classes,
+        other_devices,
         ..Inventory::default()
     }
 }
@@ -84,22 +85,22 @@ fn halves() -> PartitionTable {
     }
 }
 
-fn rdma(amount: u64) -> ClassRequest {
-    ClassRequest {
+fn rdma(amount: u64) -> DeviceRequest {
+    DeviceRequest {
         kind: "rdma".into(),
         amounts: [("rdma".into(), amount)].into(),
         whole: Some(100),
     }
 }
 
-fn joint(leads: bool, same_switch: bool) -> Wishes {
-    let (gpu, nic) = (Kind::Gpu, Kind::Other("rdma".into()));
-    Wishes {
-        joint: Some(Joint {
+fn joint(leads: bool, same_switch: bool) -> Constraints {
+    let (gpu, nic) = (DeviceKind::Gpu, DeviceKind::Other("rdma".into()));
+    Constraints {
+        joint: Some(JointAllocation {
             kinds: if leads { vec![gpu, nic] } else { vec![nic, gpu] },
             same_switch,
         }),
-        ..Wishes::default()
+        ..Constraints::default()
     }
 }
 
@@ -108,7 +109,7 @@ fn use_gpu(fleet: &mut Fleet, node: u32, minor: u32) {
     let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}")
         .as_str()
         .into();
-    let memory = HeldMemory::Ask(MemoryAsk::Ratio(30));
+    let memory = HeldMemory::Requested(RequestedMemory::Ratio(30));
     let share = HeldShare {
         gpu: GpuRef::Uuid(uuid),
         memory,
@@ -119,7 +120,7 @@ fn use_gpu(fleet: &mut Fleet, node: u32, minor: u32) {
     fleet.hold(
         &format!("pod-{node}-{minor}").as_str().into(),
         &name(node),
-        Holding::Shares(vec![share]),
+        HeldGpus::Shares(vec![share]),
     );
 }
 
@@ -147,36 +148,36 @@ fn cube() -> Vec<LinkGroup> {
 }
 
 /// What it is, what there is, which GPUs are used, and what is asked.
-type Case<'a> = (&'a str, Inventory, &'a [u32], GpuAsk, u64, Wishes);
+type Case<'a> = (&'a str, Inventory, &'a [u32], RequestedGpus, u64, Constraints);
 
 fn decide_one_node(criterion: &mut Criterion) {
     let common = || machine(0, 8, 16, 4);
-    // Every NIC on switches of their own: no solution, and nothing that rules sets out early.
+    // All NICs on switches of their own: no solution, and no rule that excludes one early.
     let apart = || {
         let mut inventory = machine(0, 8, 16, 8);
         let nics = inventory
-            .classes
+            .other_devices
             .iter_mut()
             .flatten()
             .flat_map(|class| &mut class.devices);
         (0_u32..)
             .zip(nics)
             .filter(|(at, _)| at % 4 < 3)
-            .for_each(|(at, nic)| nic.traits = traits(at % 2, 100 + at));
+            .for_each(|(at, nic)| nic.attributes = attributes(at % 2, 100 + at));
         inventory
     };
     let large = || machine(0, 16, 32, 16);
-    let wished = |partition| Wishes {
+    let wished = |partition| Constraints {
         partition: Some(partition),
-        ..Wishes::default()
+        ..Constraints::default()
     };
-    let partition = || wished(PartitionWish::default());
+    let partition = || wished(PartitionConstraint::default());
     let cases: [Case<'_>; 9] = [
         (
             "8 GPUs, 16 NICs: 4 and 1 on the same switches",
             common(),
             &[],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             1,
             joint(true, true),
         ),
@@ -184,7 +185,7 @@ fn decide_one_node(criterion: &mut Criterion) {
             "8 GPUs, 16 NICs: 4 and 1",
             common(),
             &[],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             1,
             joint(true, false),
         ),
@@ -192,7 +193,7 @@ fn decide_one_node(criterion: &mut Criterion) {
             "8 GPUs, 16 NICs: 4 and 1, broken",
             common(),
             &[0, 3, 5],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             1,
             joint(true, true),
         ),
@@ -200,7 +201,7 @@ fn decide_one_node(criterion: &mut Criterion) {
             "8 GPUs, 16 NICs: 4 and 8, NICs lead",
             common(),
             &[1, 2],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             800,
             joint(false, false),
         ),
@@ -208,7 +209,7 @@ fn decide_one_node(criterion: &mut Criterion) {
             "8 GPUs, 16 NICs: 4 and 6, NICs apart, none fits",
             apart(),
             &[1],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             600,
             joint(true, true),
         ),
@@ -216,7 +217,7 @@ fn decide_one_node(criterion: &mut Criterion) {
             "8 GPUs, 16 NICs: 4 and 6, NICs apart",
             apart(),
             &[1],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             600,
             joint(true, false),
         ),
@@ -227,7 +228,7 @@ fn decide_one_node(criterion: &mut Criterion) {
                 ..common()
             },
             &[1],
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             1,
             joint(true, false),
         ),
@@ -238,7 +239,7 @@ fn decide_one_node(criterion: &mut Criterion) {
                 ..common()
             },
             &[1],
-            GpuAsk::Whole(2),
+            RequestedGpus::Whole(2),
             1,
             partition(),
         ),
@@ -246,20 +247,20 @@ fn decide_one_node(criterion: &mut Criterion) {
             "16 GPUs, 32 NICs, 16 switches: 8 and 16",
             large(),
             &[1, 8],
-            GpuAsk::Whole(8),
+            RequestedGpus::Whole(8),
             1600,
             joint(true, false),
         ),
     ];
     let mut group = criterion.benchmark_group("decide");
-    for (what, inventory, used, gpus, nics, wishes) in &cases {
+    for (what, inventory, used, gpus, nics, constraints) in &cases {
         let (fleet, id) = one(inventory.clone(), used);
         let others = [rdma(*nics)];
-        let ask = Ask {
+        let ask = NodeRequest {
             gpus: *gpus,
             others: &others,
-            wishes: Some(wishes),
-            ..Ask::default()
+            constraints: Some(constraints),
+            ..NodeRequest::default()
         };
         assert_eq!(
             fleet.fit(id, ask, Hints::Respect).is_err(),
@@ -297,33 +298,33 @@ fn filter(criterion: &mut Criterion) {
     let mut group =
         criterion.benchmark_group("5000 nodes x 8 GPUs, 16 NICs, with places and links, in 64 states");
     group.throughput(Throughput::Elements(n_nodes.into()));
-    for (what, wishes) in [
+    for (what, constraints) in [
         ("no wishes", None),
         ("4 and 1 on the same switches", Some(joint(true, true))),
         ("4 and 1", Some(joint(true, false))),
     ] {
-        let ask = Ask {
-            gpus: GpuAsk::Whole(4),
+        let ask = NodeRequest {
+            gpus: RequestedGpus::Whole(4),
             others: &others,
-            wishes: wishes.as_ref(),
-            ..Ask::default()
+            constraints: constraints.as_ref(),
+            ..NodeRequest::default()
         };
         group.bench_function(format!("fit, {what}"), |b| {
             b.iter(|| {
-                let mut asking = Asking::new(&fleet, ask, Hints::Respect);
-                let fits = |name: &&String| fleet.node_id(name).is_some_and(|id| asking.fit(id).is_ok());
+                let mut evaluation = fleet.evaluation(ask, Hints::Respect);
+                let fits = |name: &&String| fleet.node_id(name).is_some_and(|id| evaluation.fit(id).is_ok());
                 black_box(&names).iter().filter(fits).count()
             });
         });
-        group.bench_function(format!("verdict, {what}"), |b| {
+        group.bench_function(format!("fit_of_gpu, {what}"), |b| {
             b.iter(|| {
-                let mut asking = Asking::new(&fleet, ask, Hints::Respect);
-                let verdict = |name: &String| {
+                let mut evaluation = fleet.evaluation(ask, Hints::Respect);
+                let fit_of_gpu = |name: &String| {
                     fleet
                         .node_id(name)
-                        .map(|id| asking.verdict(id, Policies::default()))
+                        .map(|id| evaluation.evaluate(id, Policies::default()))
                 };
-                black_box(&names).iter().map(verdict).max()
+                black_box(&names).iter().map(fit_of_gpu).max()
             });
         });
     }

@@ -1,36 +1,35 @@
-//! Finds every broken invariant by working everything out again, naively.
+//! The independent check: computes everything again, naively, and reports every violated invariant.
 //!
-//! Shares no arithmetic with the dense rows: it would otherwise repeat their mistakes.
+//! It shares no arithmetic with the rows, whose mistakes it would otherwise repeat.
 
-mod others;
-mod recount;
+mod amounts;
 mod rules;
 
 use std::collections::BTreeMap;
 
-use crate::amounts::Dimension;
-use crate::fleet::{Fleet, NodeId, Slot};
-use crate::host::HostAmounts;
-use crate::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
-use crate::request::GpuAsk;
-use crate::state::StateId;
-use crate::wishes::Kind;
-use crate::workload::{Spec, Workload};
+use crate::data::amounts::Dimension;
+use crate::data::constraints::DeviceKind;
+use crate::data::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
+use crate::data::request::RequestedGpus;
+use crate::data::workload::{PodProfile, Workload};
+use crate::state::equivalence::EquivalenceClassId;
+use crate::state::node::Node;
+use crate::state::nodes::Nodes;
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// More of a device is certainly held than it has.
+    /// More of a GPU is certainly held than it has.
     Oversubscribed {
         /// The node's name.
         node: String,
-        /// The device.
+        /// The GPU.
         gpu: GpuUuid,
-        /// What there is too little of.
+        /// The dimension.
         dimension: Dimension,
-        /// What is held; memory in hundredths of a byte.
+        /// The held amount; memory in hundredths of a byte.
         used: u128,
-        /// What there is, in the same unit.
+        /// The total, in the same unit.
         total: u128,
     },
     /// More of a device of another type is certainly held than it has.
@@ -41,18 +40,18 @@ pub enum Violation {
         kind: DeviceType,
         /// The device.
         id: DeviceId,
-        /// What there is too little of.
+        /// The resource.
         resource: ResourceName,
-        /// What is held.
+        /// The held amount.
         used: u128,
-        /// What there is.
+        /// The total.
         total: u64,
     },
-    /// What is kept ready for requests is not what the inventory and the holdings amount to.
+    /// A value that is kept for requests differs from what the inventory and the holdings amount to.
     RowDiffers {
         /// The node's name.
         node: String,
-        /// What differs, in words.
+        /// The difference in words.
         detail: String,
     },
     /// An owner holds something of several nodes.
@@ -62,13 +61,13 @@ pub enum Violation {
         /// The nodes' names.
         nodes: Vec<String>,
     },
-    /// Two shares of one owner are on the same device.
+    /// Two shares of one owner are on the same GPU.
     SameGpuTwice {
         /// The node's name.
         node: String,
         /// The owner.
         owner: OwnerId,
-        /// The device.
+        /// The GPU.
         gpu: GpuUuid,
     },
     /// Two owners certainly hold a virtual function.
@@ -80,227 +79,197 @@ pub enum Violation {
         /// The owners.
         owners: [OwnerId; 2],
     },
-    /// Somebody was given a device that another keeps to itself.
+    /// An owner was given a device of which another has exclusive use.
     ExclusionBroken {
         /// The node's name.
         node: String,
-        /// Who keeps it.
+        /// The owner with exclusive use.
         keeper: OwnerId,
-        /// Who else holds it, or a device on its switch.
+        /// The owner that holds the device too, or a device on its switch.
         other: OwnerId,
         /// The device's type.
-        kind: Kind,
-        /// What identifies it.
+        kind: DeviceKind,
+        /// Identifies the device.
         device: String,
     },
-    /// An owner holds a share of a device that the node does not have.
+    /// An owner holds a share of a GPU that the node does not have.
     MissingGpu {
         /// The node's name.
         node: String,
         /// The owner.
         owner: OwnerId,
-        /// The device, as the record names it.
+        /// The GPU, as the record identifies it.
         gpu: String,
     },
-    /// Names, owners, hints and nodes do not agree with one another.
+    /// Names, owners, hints and nodes are inconsistent.
     Index {
-        /// What does not agree, in words.
+        /// The inconsistency in words.
         detail: String,
     },
 }
 
-impl Fleet {
-    /// Every invariant that does not hold; empty if all is well.
-    ///
-    /// Shares whose device, amount or record is in doubt do not count as oversubscription. What is held of a sick
-    /// device, or of a node that is gone, breaks nothing. Exclusive use can be broken by decisions only: facts may be so.
-    pub fn check(&self) -> Vec<Violation> {
-        let mut violations = self.check_names();
-        violations.extend(self.check_owners());
-        violations.extend(self.check_hints());
-        violations.extend(self.check_states());
-        violations.extend(self.check_hosts());
-        violations.extend(self.check_beside());
-        let nodes = self
-            .slots
-            .iter()
-            .zip(&self.briefs)
-            .filter_map(|(slot, brief)| Some((slot.generation, slot.node.as_ref()?, *brief)));
-        for (generation, node, brief) in nodes {
-            let mut found = recount::check_node(node);
-            found.extend(others::check_node(node));
-            // What is derived from rows that are wrong is wrong as well.
-            if found.is_empty() {
-                found.extend(rules::check_derived(self, node, generation, brief));
-            }
-            found.extend(rules::check_pairs(node));
-            violations.append(&mut found);
+/// Every violated invariant.
+pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    check_names(nodes, &mut violations);
+    check_owners(nodes, &mut violations);
+    check_hints(nodes, &mut violations);
+    check_classes(nodes, &mut violations);
+    check_host_uses(nodes, &mut violations);
+    check_cpu_only(nodes, &mut violations);
+    for (id, node) in nodes.iter() {
+        let mut found = amounts::check_gpus(node);
+        found.extend(amounts::check_devices(node));
+        // What follows from wrong rows is wrong as well.
+        if found.is_empty() {
+            found.extend(rules::check_derived(nodes, id, node));
         }
-        violations
+        violations.append(&mut found);
+        violations.extend(rules::check_pairs(node));
     }
+    violations
+}
 
-    fn check_names(&self) -> Vec<Violation> {
-        let mut violations = Vec::new();
-        let place = |index, slot: &Slot| NodeId::new(index, slot.generation);
-        let nodes = || {
-            (0_u32..)
-                .zip(&self.slots)
-                .filter_map(|(index, slot)| Some((place(index, slot), slot.node.as_ref()?)))
-        };
-        for (place, node) in nodes() {
-            if self.names.get(&node.name) != Some(place) {
-                violations.push(index_error(format!(
-                    "the name {} does not lead to its node",
-                    node.name
-                )));
-            }
-            if node.is_idle() {
-                violations.push(index_error(format!(
-                    "nothing refers to node {}, but it is still there",
-                    node.name
-                )));
-            }
-        }
-        if self.names.len() != nodes().count() {
-            violations.push(index_error(format!(
-                "{} names for {} nodes",
-                self.names.len(),
-                nodes().count()
+fn check_names(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut n_nodes = 0;
+    for (id, node) in nodes.iter() {
+        n_nodes += 1;
+        if nodes.names.get(&node.name) != Some(id) {
+            violations.push(inconsistent(format!(
+                "the name {} does not lead to its node",
+                node.name
             )));
         }
-        violations
-    }
-
-    fn check_owners(&self) -> Vec<Violation> {
-        let mut violations = Vec::new();
-        let mut found: BTreeMap<&OwnerId, Vec<u32>> = BTreeMap::new();
-        for (index, slot) in (0..).zip(&self.slots) {
-            let held = slot.node.iter().flat_map(|node| &node.held);
-            held.for_each(|held| found.entry(&held.owner).or_default().push(index));
-        }
-        for (owner, indices) in &found {
-            if indices.len() > 1 {
-                let nodes = indices
-                    .iter()
-                    .filter_map(|&index| Some(self.at(index)?.name.to_string()))
-                    .collect();
-                violations.push(Violation::OwnerOnSeveralNodes {
-                    owner: (*owner).clone(),
-                    nodes,
-                });
-            }
-            if indices.first() != self.owners.get(*owner) {
-                violations.push(index_error(format!(
-                    "owner {owner} is not found on the node where it is"
-                )));
-            }
-        }
-        if found.len() != self.owners.len() {
-            violations.push(index_error(format!(
-                "{} owners are known, {} hold something",
-                self.owners.len(),
-                found.len()
+        if node.is_idle() {
+            violations.push(inconsistent(format!(
+                "node {} is idle, but still exists",
+                node.name
             )));
         }
-        violations
     }
-
-    /// What is used of nodes themselves is what owners use.
-    fn check_hosts(&self) -> Vec<Violation> {
-        let mut sums: BTreeMap<u32, (u32, u128, u128)> = BTreeMap::new();
-        for used in self.running.values() {
-            let sum = sums.entry(used.index).or_default();
-            let HostAmounts { cpu_milli, memory } = used.amounts;
-            *sum = (
-                sum.0 + 1,
-                sum.1 + u128::from(cpu_milli),
-                sum.2 + u128::from(memory),
-            );
-        }
-        let counted = (0..).zip(&self.slots).map(|(index, slot)| {
-            let host = slot.node.as_ref().map(|node| node.host).unwrap_or_default();
-            (
-                index,
-                (
-                    host.n_owners,
-                    u128::from(host.used.cpu_milli),
-                    u128::from(host.used.memory),
-                ),
-            )
-        });
-        let wrong =
-            counted.filter(|(index, counted)| sums.get(index).copied().unwrap_or_default() != *counted);
-        wrong
-            .map(|(index, _)| {
-                index_error(format!(
-                    "CPU and memory used of node {index} are not what owners use"
-                ))
-            })
-            .collect()
-    }
-
-    /// Pods that count beside GPUs are those that hold nothing and run where GPUs are.
-    fn check_beside(&self) -> Option<Violation> {
-        let mut beside = Workload::default();
-        for (owner, used) in &self.running {
-            let has_gpus = self.at(used.index).is_some_and(|node| !node.gpus().is_empty());
-            if has_gpus && !used.is_tied && !self.owners.contains_key(owner) {
-                beside.add(Spec {
-                    gpus: GpuAsk::Nothing,
-                    host: used.amounts,
-                });
-            }
-        }
-        let is_counted = self.beside.workload().is_same(&beside);
-        (!is_counted)
-            .then(|| index_error("the pods that count beside GPUs are not those that run there".to_owned()))
-    }
-
-    /// Every state is counted for the nodes that are in it, and none is kept that no node is in.
-    fn check_states(&self) -> Option<Violation> {
-        let mut n_nodes: BTreeMap<StateId, usize> = BTreeMap::new();
-        for state in self.briefs.iter().filter_map(|brief| brief.state) {
-            *n_nodes.entry(state).or_default() += 1;
-        }
-        let is_counted =
-            |(id, n): (&StateId, &usize)| self.states.get(*id).is_some_and(|(_, counted)| counted == *n);
-        let is_whole = n_nodes.len() == self.states.len() && n_nodes.iter().all(is_counted);
-        (!is_whole)
-            .then(|| index_error("the states that are kept are not those that nodes are in".to_owned()))
-    }
-
-    fn check_hints(&self) -> Vec<Violation> {
-        let mut violations = Vec::new();
-        let mut n_hints = 0;
-        for (index, slot) in (0..).zip(&self.slots) {
-            for hint in slot.node.iter().flat_map(|node| &node.hints) {
-                n_hints += 1;
-                if self.hinted.get(&hint.owner) != Some(&index) {
-                    violations.push(index_error(format!(
-                        "the hint of {} is not found on the node where it is",
-                        hint.owner
-                    )));
-                }
-                if self.owners.contains_key(&hint.owner) {
-                    violations.push(index_error(format!(
-                        "{} has both a holding and a hint",
-                        hint.owner
-                    )));
-                }
-            }
-        }
-        if n_hints != self.hinted.len() {
-            violations.push(index_error(format!(
-                "{} hints are known, {n_hints} are out",
-                self.hinted.len()
-            )));
-        }
-        violations
+    if nodes.names.len() != n_nodes {
+        violations.push(inconsistent(format!(
+            "{} names for {n_nodes} nodes",
+            nodes.names.len()
+        )));
     }
 }
 
-fn index_error(detail: String) -> Violation {
+fn check_owners(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut by_owner: BTreeMap<&OwnerId, Vec<(u32, &Node)>> = BTreeMap::new();
+    for (id, node) in nodes.iter() {
+        for held in &node.held {
+            by_owner.entry(&held.owner).or_default().push((id.index, node));
+        }
+    }
+    for (owner, holding) in &by_owner {
+        if holding.len() > 1 {
+            violations.push(Violation::OwnerOnSeveralNodes {
+                owner: (*owner).clone(),
+                nodes: holding.iter().map(|(_, node)| node.name.to_string()).collect(),
+            });
+        }
+        if holding.first().map(|(index, _)| index) != nodes.owners.get(*owner) {
+            violations.push(inconsistent(format!("owner {owner} is indexed on another node")));
+        }
+    }
+    if by_owner.len() != nodes.owners.len() {
+        let (indexed, holding) = (nodes.owners.len(), by_owner.len());
+        violations.push(inconsistent(format!(
+            "{indexed} owners are indexed, {holding} hold something"
+        )));
+    }
+}
+
+fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut n_hints = 0;
+    for (id, node) in nodes.iter() {
+        for hint in &node.hints {
+            n_hints += 1;
+            let owner = &hint.owner;
+            if nodes.hinted.get(owner) != Some(&id.index) {
+                violations.push(inconsistent(format!(
+                    "the hint of {owner} is indexed on another node"
+                )));
+            }
+            if nodes.owners.contains_key(owner) {
+                violations.push(inconsistent(format!("{owner} has both a holding and a hint")));
+            }
+        }
+    }
+    if n_hints != nodes.hinted.len() {
+        let indexed = nodes.hinted.len();
+        violations.push(inconsistent(format!(
+            "{indexed} hints are indexed, {n_hints} exist"
+        )));
+    }
+}
+
+/// Every equivalence class counts its nodes, and has at least one.
+fn check_classes(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut n_nodes: BTreeMap<EquivalenceClassId, usize> = BTreeMap::new();
+    for class in nodes.summaries.iter().filter_map(|summary| summary.class) {
+        *n_nodes.entry(class).or_default() += 1;
+    }
+    let is_counted = |(class, n): (&EquivalenceClassId, &usize)| {
+        nodes
+            .classes
+            .get(*class)
+            .is_some_and(|(_, counted)| counted == *n)
+    };
+    if n_nodes.len() != nodes.classes.len() || !n_nodes.iter().all(is_counted) {
+        let detail = "the equivalence classes are not those of the nodes".to_owned();
+        violations.push(inconsistent(detail));
+    }
+}
+
+/// The CPU and memory used of every node is the sum over its owners.
+fn check_host_uses(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut sums: BTreeMap<u32, (u32, u128, u128)> = BTreeMap::new();
+    for used in nodes.host_uses.values() {
+        let (n_owners, cpu_milli, memory) = sums.entry(used.index).or_default();
+        *n_owners += 1;
+        *cpu_milli += u128::from(used.amounts.cpu_milli);
+        *memory += u128::from(used.amounts.memory);
+    }
+    for (index, slot) in (0..).zip(&nodes.slots) {
+        let host = slot.node.as_ref().map(|node| node.host).unwrap_or_default();
+        let used = host.used;
+        let counted = (host.n_owners, u128::from(used.cpu_milli), u128::from(used.memory));
+        if sums.get(&index).copied().unwrap_or_default() != counted {
+            let detail = format!("CPU and memory used of node {index} are not the sums over its owners");
+            violations.push(inconsistent(detail));
+        }
+    }
+}
+
+/// The CPU-only pods that count are those that hold nothing and run on nodes with GPUs.
+fn check_cpu_only(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut expected = Workload::default();
+    for (owner, used) in &nodes.host_uses {
+        let has_gpus = nodes.at(used.index).is_some_and(|node| !node.gpus().is_empty());
+        if has_gpus && !used.is_daemon && !nodes.owners.contains_key(owner) {
+            expected.add(PodProfile {
+                gpus: RequestedGpus::Nothing,
+                host: used.amounts,
+            });
+        }
+    }
+    if !nodes.cpu_only.workload().has_same_pods(&expected) {
+        let detail = "the CPU-only pods that count are not those on nodes with GPUs".to_owned();
+        violations.push(inconsistent(detail));
+    }
+}
+
+fn inconsistent(detail: String) -> Violation {
     Violation::Index { detail }
+}
+
+fn differs(node: &Node, detail: impl Into<String>) -> Violation {
+    Violation::RowDiffers {
+        node: node.name.to_string(),
+        detail: detail.into(),
+    }
 }
 
 #[cfg(test)]

@@ -1,335 +1,456 @@
-//! The state: all nodes, by name and by dense index, and who holds what where.
+//! The fleet: the engine's interface, over all nodes, their holdings and hints, and the workload model.
 
-use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-use crate::beside::Beside;
-use crate::brief::Brief;
-use crate::fill::{Forecasts, Worth};
-use crate::gpu::{Inventory, InventoryProblem};
-use crate::holding::{Holdings, Origin, Placement};
-use crate::host::HostUse;
-use crate::ident::OwnerId;
-use crate::names::Names;
-use crate::node::{Held, Node};
-use crate::ranking::Rankings;
-use crate::shape::Shapes;
-use crate::state::States;
-use crate::weigh::Weights;
-use crate::workload::Workload;
-
-/// A node's place in a [`Fleet`]; names nothing once the node is gone, even if its place is taken again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId {
-    index: u32,
-    generation: u32,
-}
+use crate::batch::cache::ScoreCache;
+use crate::batch::evaluation::BatchEvaluation;
+use crate::batch::prewarm::Prewarm;
+use crate::check::{Violation, check};
+use crate::choice::admit::{ReserveError, admit, is_placement};
+use crate::choice::choose::{choose, fit, misfit, score};
+use crate::choice::cost::{LookAhead, WorkloadModel};
+use crate::choice::order::resource_scores;
+use crate::choice::preempt::{Preemption, Victims, preempt};
+use crate::data::amounts::{HostAmounts, HostLoad};
+use crate::data::holding::{Hints, Holdings, Origin, Placement};
+use crate::data::ident::{NodeId, OwnerId};
+use crate::data::inventory::{Inventory, InventoryProblem};
+use crate::data::misfit::Misfit;
+use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score, ScoringStrategy};
+use crate::data::reason::Reason;
+use crate::data::request::{NodeRequest, RequestedGpus};
+use crate::data::workload::{PodProfile, Workload};
+use crate::explain::{DeviceFit, HeldView, NodeView, explain};
+use crate::state::nodes::Nodes;
 
 /// All nodes with their devices, holdings and hints.
 #[derive(Debug, Default)]
 pub struct Fleet {
-    /// Place in `slots` of every node.
-    pub(crate) names: Names,
-    pub(crate) slots: Vec<Slot>,
-    /// By the same index.
-    pub(crate) briefs: Vec<Brief>,
-    /// What verdicts on each are known by, apart from the rest, as questions to all nodes read little else.
-    pub(crate) versions: Vec<u64>,
-    vacant: Vec<u32>,
-    /// Index of the node that each owner holds something of.
-    pub(crate) owners: FxHashMap<OwnerId, u32>,
-    /// Index of the node that each owner's hint is on.
-    pub(crate) hinted: FxHashMap<OwnerId, u32>,
-    /// How much each resource counts for the policies that weigh them.
-    pub(crate) weights: Weights,
-    /// What owners use of nodes themselves.
-    pub(crate) running: FxHashMap<OwnerId, HostUse>,
+    pub(crate) nodes: Nodes,
+    /// Weights for the policies that weigh resources.
+    weights: ResourceWeights,
     workload: Workload,
-    pub(crate) beside: Beside,
-    pub(crate) forecasts: Forecasts,
-    /// Those that have been worked out and do not count yet.
-    pub(crate) next: Option<Forecasts>,
-    /// How many have been worked out.
-    pub(crate) n_forecasts: u32,
-    pub(crate) rankings: Rankings,
-    /// What nodes have, apart from names.
-    shapes: Shapes,
-    /// What of nodes is taken, as far as nodes are compared.
-    pub(crate) states: States,
-    n_openings: u64,
-    n_changes: u64,
+    pub(crate) model: WorkloadModel,
+    /// A model that has been computed and takes effect next.
+    pub(crate) next_model: Option<WorkloadModel>,
+    /// The highest number of any model so far.
+    n_models: u32,
+    pub(crate) cache: ScoreCache,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Slot {
-    pub(crate) generation: u32,
-    pub(crate) node: Option<Node>,
-}
-
+/// Facts, reservations and hints.
 impl Fleet {
     /// A fleet without nodes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same fleet with other weights for the policies that weigh resources; without this, none has any.
+    /// The same fleet with these weights for the policies that weigh resources; by default no resource has any.
     #[must_use]
-    pub fn weighing(self, weights: Weights) -> Self {
+    pub fn with_weights(self, weights: ResourceWeights) -> Self {
         Self { weights, ..self }
     }
 
-    /// What pods that ask for GPUs usually ask for; what counts is what has been [learnt](Self::learn) of it.
+    /// Sets a node's devices, and computes again what its holdings take of them.
+    ///
+    /// Devices that cannot be used are left out and reported.
+    pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<InventoryProblem> {
+        let problems = inventory.normalize();
+        // The next model must know the GPU as well, or the node would have no value once it takes effect.
+        if let Some(gpu) = inventory.model() {
+            for model in [Some(&mut self.model), self.next_model.as_mut()]
+                .into_iter()
+                .flatten()
+            {
+                model.prepare(gpu);
+            }
+        }
+        self.nodes.set_inventory(node, inventory);
+        problems
+    }
+
+    /// Removes a node's devices: the node, or its report, is gone. Its holdings stay until they are released.
+    pub fn remove_inventory(&mut self, node: &str) {
+        self.nodes.remove_inventory(node);
+    }
+
+    /// Sets a fact: the holdings of an owner, in place of everything that it held, reserved or hinted at before.
+    ///
+    /// Facts are never refused; one that exceeds a device leaves nothing free there. The node need not be known yet.
+    pub fn hold(&mut self, owner: &OwnerId, node: &str, holdings: impl Into<Holdings>) {
+        let index = self.nodes.enter(node);
+        self.nodes.hold(owner, index, Origin::Fact, holdings.into());
+    }
+
+    /// Reserves a placement. Hints of other owners do not count; the owner's own one is removed.
+    ///
+    /// Reserving what the owner already holds changes nothing and succeeds.
+    ///
+    /// # Errors
+    /// If it would oversubscribe a device in any dimension, a device is unhealthy or gone, or the owner holds something
+    /// else.
+    pub fn reserve(
+        &mut self,
+        owner: &OwnerId,
+        node: NodeId,
+        placement: &Placement,
+    ) -> Result<(), ReserveError> {
+        let target = self.nodes.get(node).ok_or(ReserveError::UnknownNode)?;
+        if let Some(current) = self
+            .nodes
+            .owners
+            .get(owner)
+            .and_then(|index| self.nodes.at(*index))
+        {
+            // A retried bind of the same placement succeeds; anything else would move or double the pod.
+            let held = current.held_by(owner.as_str());
+            let is_same = held.is_some_and(|held| is_placement(target, &held.holdings, placement));
+            if is_same && current.name == target.name {
+                return Ok(());
+            }
+            return Err(ReserveError::HoldsOther {
+                node: current.name.to_string(),
+            });
+        }
+        admit(target, placement)?;
+        self.nodes
+            .hold(owner, node.index, Origin::Decision, Holdings::from(placement));
+        Ok(())
+    }
+
+    /// Removes an owner's holdings and hint; returns false if it held nothing.
+    pub fn release(&mut self, owner: &str) -> bool {
+        self.nodes.release(owner)
+    }
+
+    /// Sets the placement that an owner is expected to reserve soon, in place of its earlier hint; returns false if it
+    /// already holds something or the node is gone. The caller decides when a hint expires.
+    pub fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: Placement) -> bool {
+        self.nodes.hint(owner, node, placement)
+    }
+
+    /// Removes an owner's hint; returns false if it had none.
+    pub fn unhint(&mut self, owner: &str) -> bool {
+        self.nodes.unhint(owner)
+    }
+
+    /// Sets the CPU and memory that a node has for pods; `None` if they are not known.
+    pub fn set_host(&mut self, node: &str, total: Option<HostAmounts>) {
+        self.nodes.set_host(node, total);
+    }
+
+    /// Sets the CPU and memory that an owner uses of a node, in place of its former use.
+    pub fn set_host_use(&mut self, owner: &OwnerId, node: &str, load: impl Into<HostLoad>) {
+        self.nodes.set_host_use(owner, node, load.into());
+    }
+
+    /// Removes the CPU and memory that an owner uses.
+    pub fn clear_host_use(&mut self, owner: &str) {
+        self.nodes.clear_host_use(owner);
+    }
+
+    /// Counts a change outside the engine by which a refused request may fit now, such as a hint that ended for good.
+    pub fn note_opening(&mut self) {
+        self.nodes.n_openings += 1;
+    }
+}
+
+/// Look-ups and views.
+impl Fleet {
+    /// Finds a node that has devices, holdings or hints.
+    #[inline]
+    pub fn node_id(&self, name: &str) -> Option<NodeId> {
+        self.nodes.names.get(name)
+    }
+
+    /// The node at an index.
+    pub fn id_at(&self, index: u32) -> Option<NodeId> {
+        self.nodes.id_at(index)
+    }
+
+    /// Grows whenever a name comes or goes: while it is the same, so is [`Fleet::node_id`] of every name.
+    pub fn names_version(&self) -> u64 {
+        self.nodes.names.version()
+    }
+
+    /// Number of nodes.
+    pub fn n_names(&self) -> usize {
+        self.nodes.names.len()
+    }
+
+    /// Number of changes so far by which a refused request may fit: grows with every inventory and release.
+    pub fn n_openings(&self) -> u64 {
+        self.nodes.n_openings
+    }
+
+    /// Number of owners that hold something.
+    pub fn n_owners(&self) -> usize {
+        self.nodes.owners.len()
+    }
+
+    /// Number of hints.
+    pub fn n_hints(&self) -> usize {
+        self.nodes.hinted.len()
+    }
+
+    /// Every node, in a fixed but arbitrary order.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
+        self.nodes.iter().map(|(id, node)| NodeView::new(id, node))
+    }
+
+    /// One node; `None` if it is gone.
+    pub fn view(&self, id: NodeId) -> Option<NodeView<'_>> {
+        Some(NodeView::new(id, self.nodes.get(id)?))
+    }
+
+    /// The holding of an owner.
+    pub fn held_by(&self, owner: &str) -> Option<HeldView<'_>> {
+        let node = self.nodes.at(*self.nodes.owners.get(owner)?)?;
+        Some(HeldView::new(node.held_by(owner)?, &node.name))
+    }
+
+    /// The CPU and memory that an owner uses, if known.
+    pub fn host_use_of(&self, owner: &str) -> Option<HostAmounts> {
+        self.nodes.host_uses.get(owner).map(|used| used.amounts)
+    }
+
+    /// Every violated invariant; empty if there is none.
+    ///
+    /// Shares whose GPU, amount or record is doubtful do not count as oversubscription. Holdings of unhealthy devices, or
+    /// of nodes that are gone, violate nothing. Only decisions can violate exclusive use: facts stand.
+    pub fn check(&self) -> Vec<Violation> {
+        check(&self.nodes)
+    }
+}
+
+/// Decisions on one node, and the evaluation of many.
+impl Fleet {
+    /// Checks that a node has room for a request: a few comparisons per device, without allocation.
+    ///
+    /// # Errors
+    /// The most helpful reason: the least change by which the request would fit.
+    #[inline]
+    pub fn fit<'r>(
+        &self,
+        node: NodeId,
+        request: impl Into<NodeRequest<'r>>,
+        hints: Hints<'_>,
+    ) -> Result<(), Reason> {
+        fit(
+            self.nodes.get(node).ok_or(Reason::NoDevice)?,
+            request.into(),
+            hints,
+        )
+    }
+
+    /// The detailed explanation of a refusal, in the terms of the node; `None` if there is room. Not for the hot path.
+    pub fn misfit<'r>(
+        &self,
+        node: NodeId,
+        request: impl Into<NodeRequest<'r>>,
+        hints: Hints<'_>,
+    ) -> Option<Misfit> {
+        match self.nodes.get(node) {
+            Some(node) => misfit(node, request.into(), hints),
+            None => Some(Misfit::Plain(Reason::NoDevice)),
+        }
+    }
+
+    /// The devices to take on a node for a request.
+    ///
+    /// # Errors
+    /// The reason of [`Fleet::fit`].
+    pub fn choose<'r>(
+        &self,
+        node: NodeId,
+        request: impl Into<NodeRequest<'r>>,
+        policy: DevicePolicy,
+        hints: Hints<'_>,
+    ) -> Result<Placement, Reason> {
+        let request = request.into();
+        let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
+        choose(
+            node,
+            request,
+            policy,
+            &self.weights,
+            self.look_ahead(request),
+            hints,
+        )
+    }
+
+    /// The score of a node for a request after the best choice of its devices; 0 if there is no room.
+    ///
+    /// GPU memory alone counts, unless the policy weighs resources.
+    pub fn score<'r>(
+        &self,
+        node: NodeId,
+        request: impl Into<NodeRequest<'r>>,
+        policies: Policies,
+        hints: Hints<'_>,
+    ) -> Score {
+        let request = request.into();
+        let Some(node) = self.nodes.get(node) else {
+            return Score::default();
+        };
+        score(
+            node,
+            request,
+            policies,
+            &self.weights,
+            self.look_ahead(request),
+            hints,
+        )
+        .unwrap_or_default()
+    }
+
+    /// The score of a node by weighted resources: for each type of device that is requested 0 to 100, and 0 in all if there
+    /// is no room.
+    ///
+    /// Counts all healthy devices of a type together, and of the request what one device must have.
+    pub fn resource_score<'r>(
+        &self,
+        node: NodeId,
+        request: impl Into<NodeRequest<'r>>,
+        strategy: ScoringStrategy,
+        hints: Hints<'_>,
+    ) -> u32 {
+        let request = request.into();
+        match self.nodes.get(node) {
+            Some(node) if fit(node, request, hints).is_ok() => {
+                resource_scores(node, request, &self.weights, strategy, hints).fold(0, u32::saturating_add)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Compares a request with every GPU of a node, by minor; empty if it takes no amounts of GPUs.
+    ///
+    /// # Errors
+    /// The reason for which the request compares with no GPU at all.
+    pub fn explain(
+        &self,
+        node: NodeId,
+        request: impl Into<RequestedGpus>,
+        hints: Hints<'_>,
+    ) -> Result<Vec<DeviceFit<'_>>, Reason> {
+        explain(
+            self.nodes.get(node).ok_or(Reason::NoDevice)?,
+            request.into(),
+            hints,
+        )
+    }
+
+    /// The victims by which a request fits on a node, none if it fits as it is; `None` if evicting all pods that may be
+    /// evicted does not help.
+    pub fn preempt(
+        &self,
+        node: NodeId,
+        request: NodeRequest<'_>,
+        preemption: Preemption<'_>,
+    ) -> Option<Victims> {
+        preempt(self.nodes.get(node)?, request, preemption)
+    }
+
+    /// Prepares the evaluation of many nodes for one request.
+    pub fn evaluation<'a>(
+        &'a self,
+        request: impl Into<NodeRequest<'a>>,
+        hints: Hints<'a>,
+    ) -> BatchEvaluation<'a> {
+        let request = request.into();
+        BatchEvaluation::new(
+            &self.nodes,
+            &self.weights,
+            &self.model,
+            &self.cache,
+            request,
+            hints,
+        )
+    }
+
+    fn look_ahead(&self, request: NodeRequest<'_>) -> LookAhead<'_> {
+        LookAhead {
+            model: &self.model,
+            host: request.host,
+        }
+    }
+}
+
+/// The workload model, by which the policy `fill` looks ahead.
+impl Fleet {
+    /// The pods that ask for GPUs. They take effect with the next [refresh](Self::refresh_workload_model) of the model.
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
 
-    /// What pods that ask for GPUs usually ask for, to add to and to take from.
+    /// The pods that ask for GPUs, to add to and to remove from.
     pub fn workload_mut(&mut self) -> &mut Workload {
         &mut self.workload
     }
 
-    /// How often something has changed by which a request may fit that did not: grows with every inventory and release.
-    pub fn n_openings(&self) -> u64 {
-        self.n_openings
-    }
-
-    /// Something outside has changed by which a request may fit that did not, such as a hint that ended for good.
-    pub fn note_opening(&mut self) {
-        self.n_openings += 1;
-    }
-
-    /// Grows whenever a name comes or goes: while it stays the same, so does what [`Fleet::node_id`] says of any name.
-    pub fn names_version(&self) -> u64 {
-        self.names.version()
-    }
-
-    /// How many nodes there are.
-    pub fn n_names(&self) -> usize {
-        self.names.len()
-    }
-
-    /// Finds a node that has devices, holdings or hints.
-    #[inline]
-    pub fn node_id(&self, name: &str) -> Option<NodeId> {
-        self.names.get(name)
-    }
-
-    /// The node at a place.
-    pub fn id_at(&self, index: u32) -> Option<NodeId> {
-        let brief = self.briefs.get(index as usize).filter(|brief| brief.is_there)?;
-        Some(NodeId::new(index, brief.generation))
-    }
-
-    /// Says what devices a node has now; everything held there is worked out anew.
+    /// Computes the workload model of the present pods and puts it into effect; returns false if it is the same.
     ///
-    /// Devices that make no sense are left out and reported.
-    pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<InventoryProblem> {
-        let problems = inventory.sift();
-        self.n_openings += 1;
-        let index = self.index_of(node);
-        let shape = self.shapes.of(&inventory);
-        if let Some(model) = inventory.model() {
-            self.forecasts.know(model);
-            if let Some(next) = &mut self.next {
-                next.know(model);
-            }
-        }
-        let before = self.change(index, |node| node.set_inventory(Some((inventory, shape))));
-        self.note_gpus(index);
-        self.shapes.drop_unused(before.flatten());
-        problems
+    /// CPU-only pods count on nodes with GPUs; the workload need not have them.
+    pub fn refresh_workload_model(&mut self) -> bool {
+        let is_new = self.begin_workload_refresh();
+        self.finish_workload_refresh();
+        is_new
     }
 
-    /// Says that a node, or its report of devices, is gone. What is held there stays held until it is released.
-    pub fn remove_inventory(&mut self, node: &str) {
-        if let Some(index) = self.names.get(node).map(NodeId::index) {
-            let before = self.change(index, |node| node.set_inventory(None));
-            self.note_gpus(index);
-            self.shapes.drop_unused(before.flatten());
-            self.vacate_if_idle(index);
+    /// Computes the workload model of the present pods, in place of one that has not taken effect yet; returns false if it is
+    /// the same as the one in effect. It takes effect with [`Self::finish_workload_refresh`].
+    pub fn begin_workload_refresh(&mut self) -> bool {
+        let sample = self.workload.sample(self.nodes.cpu_only.workload());
+        self.next_model = self.model.successor(sample, self.n_models);
+        if let Some(next) = &self.next_model {
+            self.n_models = next.number();
+        }
+        self.next_model.is_some()
+    }
+
+    /// Puts the model that was computed last into effect, if that has not happened yet.
+    pub fn finish_workload_refresh(&mut self) {
+        if let Some(next) = self.next_model.take() {
+            self.model = next;
+            self.cache.retain_model(self.model.number());
         }
     }
 
-    /// Takes note of a fact: what an owner holds, in place of anything that it held, reserved or hinted at before.
+    /// Returns true if a computed model has not taken effect yet.
+    pub fn is_refreshing_workload(&self) -> bool {
+        self.next_model.is_some()
+    }
+
+    /// Prepares to evaluate the current kinds of requests under the model that takes effect next; `None` if there is none.
+    pub fn prewarm(&self) -> Option<Prewarm> {
+        let next = self.next_model.as_ref()?;
+        Some(Prewarm::new(self.cache.requests(self.model.number()), next))
+    }
+
+    /// Evaluates some nodes, a fraction of a millisecond's work; returns false when all is done.
     ///
-    /// Facts are never refused; one that exceeds a device leaves nothing free there. The node need not be known yet.
-    pub fn hold(&mut self, owner: &OwnerId, node: &str, holdings: impl Into<Holdings>) {
-        let index = self.index_of(node);
-        self.put(owner, index, Origin::Fact, holdings.into());
+    /// The fleet may change between two steps.
+    pub fn prewarm_step(&self, prewarm: &mut Prewarm) -> bool {
+        let next = self.next_model.as_ref();
+        next.is_some_and(|next| prewarm.step(&self.nodes, &self.weights, next, &self.cache))
     }
 
-    /// Forgets what an owner holds, and its hint; whether it held something.
-    pub fn release(&mut self, owner: &str) -> bool {
-        self.unhint(owner);
-        let Some(index) = self.owners.remove(owner) else {
-            return false;
-        };
-        if let Some(used) = self.running.get(owner) {
-            self.beside.come(*used);
+    /// The pods that the model in effect expects: each kind, and its number in a thousand pods, the commonest first. Empty
+    /// before the first refresh.
+    pub fn expected_workload(&self) -> Vec<(PodProfile, u32)> {
+        let sample = self.model.sample();
+        let mut counts: BTreeMap<PodProfile, usize> = BTreeMap::new();
+        for profile in sample {
+            *counts.entry(*profile).or_default() += 1;
         }
-        self.change(index, |node| node.take(owner));
-        self.vacate_if_idle(index);
-        self.n_openings += 1;
-        true
-    }
-
-    /// Takes note of what an owner is expected to take soon, in place of its earlier hint; whether it was noted.
-    ///
-    /// An owner that already holds something needs no hint, and a node that is gone takes none. When a hint expires is
-    /// the caller's business.
-    pub fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: Placement) -> bool {
-        self.unhint(owner.as_str());
-        if self.owners.contains_key(owner) {
-            return false;
-        }
-        if self.node(node).is_none() {
-            return false;
-        }
-        self.change(node.index(), |node| node.put_hint(owner.clone(), placement));
-        self.hinted.insert(owner.clone(), node.index());
-        true
-    }
-
-    /// Forgets an owner's hint; whether there was one.
-    pub fn unhint(&mut self, owner: &str) -> bool {
-        let Some(index) = self.hinted.remove(owner) else {
-            return false;
-        };
-        self.change(index, |node| node.take_hint(owner));
-        self.vacate_if_idle(index);
-        true
-    }
-
-    pub(crate) fn put(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
-        let before = self.owners.insert(owner.clone(), index);
-        if let Some(used) = self.running.get(owner).filter(|_| before.is_none()) {
-            self.beside.go(*used);
-        }
-        self.n_openings += u64::from(before.is_some());
-        let before = before.filter(|&before| before != index);
-        // The new node is filled before anything is vacated: it may be there for the sake of this owner's hint only.
-        let held = Held {
-            owner: owner.clone(),
-            origin,
-            holdings,
-        };
-        self.change(index, |node| node.put(held));
-        if let Some(before) = before {
-            self.change(before, |node| node.take(owner.as_str()));
-            self.vacate_if_idle(before);
-        }
-        self.unhint(owner.as_str());
-    }
-
-    #[inline]
-    pub(crate) fn node(&self, id: NodeId) -> Option<&Node> {
-        let slot = self.slots.get(id.index() as usize)?;
-        slot.node.as_ref().filter(|_| slot.generation == id.generation)
-    }
-
-    pub(crate) fn at(&self, index: u32) -> Option<&Node> {
-        self.slots.get(index as usize)?.node.as_ref()
-    }
-
-    /// What is quickly told of a node, unless it is gone.
-    #[inline]
-    pub(crate) fn brief_of(&self, id: NodeId) -> Option<&Brief> {
-        self.briefs
-            .get(id.index() as usize)
-            .filter(|brief| brief.generation == id.generation)
-    }
-
-    /// Grows with every change of the node at a place, also from one node to its successor there; 0 where there never was one.
-    #[inline]
-    pub(crate) fn version_at(&self, index: u32) -> u64 {
-        self.versions.get(index as usize).copied().unwrap_or(0)
-    }
-
-    /// Changes a node, and what is told of it.
-    pub(crate) fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
-        let slot = self.slots.get_mut(index as usize)?;
-        let node = slot.node.as_mut()?;
-        let result = change(node);
-        node.worth = Worth::default();
-        // The new state is entered before the old one is left: most often they are the same, or shared with others.
-        let state = node.state().map(|state| self.states.enter(state));
-        let (has_hints, has_rules) = (!node.hints.is_empty(), node.has_rules);
-        let brief = Brief {
-            generation: slot.generation,
-            is_there: true,
-            has_hints,
-            has_rules,
-            state,
-        };
-        self.tell(index, brief);
-        Some(result)
-    }
-
-    fn tell(&mut self, index: u32, brief: Brief) {
-        self.n_changes += 1;
-        let (Some(told), Some(version)) = (
-            self.briefs.get_mut(index as usize),
-            self.versions.get_mut(index as usize),
-        ) else {
-            return;
-        };
-        *version = self.n_changes;
-        let before = std::mem::replace(told, brief);
-        if let Some(state) = before.state {
-            self.states.leave(state);
-        }
-    }
-
-    /// Index of the node of this name, which is entered if need be.
-    pub(crate) fn index_of(&mut self, name: &str) -> u32 {
-        if let Some(known) = self.names.get(name) {
-            return known.index();
-        }
-        let index = self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            self.briefs.push(Brief::default());
-            self.versions.push(0);
-            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
-        });
-        if let (Some(slot), Some(brief)) = (
-            self.slots.get_mut(index as usize),
-            self.briefs.get_mut(index as usize),
-        ) {
-            slot.node = Some(Node::new(name.into()));
-            brief.is_there = true;
-            self.names.insert(name, NodeId::new(index, slot.generation));
-        }
-        index
-    }
-
-    pub(crate) fn vacate_if_idle(&mut self, index: u32) {
-        let Some(slot) = self.slots.get_mut(index as usize) else {
-            return;
-        };
-        let Some(node) = slot.node.take_if(|node| node.is_idle()) else {
-            return;
-        };
-        slot.generation = slot.generation.wrapping_add(1);
-        let generation = slot.generation;
-        self.tell(
-            index,
-            Brief {
-                generation,
-                ..Brief::default()
-            },
-        );
-        self.names.remove(&node.name);
-        self.vacant.push(index);
-    }
-}
-
-impl NodeId {
-    pub(crate) fn new(index: u32, generation: u32) -> Self {
-        Self { index, generation }
-    }
-
-    /// The number of its place among all; that of another node once it is gone, which [`Fleet::names_version`] tells.
-    #[inline]
-    pub const fn index(self) -> u32 {
-        self.index
+        let permille = |n: usize| (n * 1000 + sample.len() / 2) / sample.len().max(1);
+        let mut expected: Vec<(PodProfile, u32)> = counts
+            .into_iter()
+            .map(|(profile, n)| (profile, u32::try_from(permille(n)).unwrap_or(1000)))
+            .collect();
+        expected.sort_by_key(|(_, permille)| Reverse(*permille));
+        expected
     }
 }

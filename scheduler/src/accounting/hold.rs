@@ -1,8 +1,8 @@
 //! What a pod holds on its node: spec, record, and what kubelet has given it, put together.
 
 use placement::{
-    Exclusion, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Kind, Memory, MemoryAsk,
-    Request,
+    DeviceKind, Exclusion, GpuRef, GpuUuid, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, Memory,
+    RequestedMemory, ShareRequest,
 };
 use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
@@ -77,16 +77,16 @@ impl PodFacts {
         holdings: &Holdings,
         record: &Recorded,
         around: Surroundings<'_>,
-    ) -> Vec<(Kind, Exclusion)> {
+    ) -> Vec<(DeviceKind, Exclusion)> {
         let sees_all = self
             .ask
             .gpus()
             .is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
-        let holds = |kind: &Kind| match kind {
+        let holds = |kind: &DeviceKind| match kind {
             // A pod that sees all GPUs has none.
-            Kind::Gpu if sees_all && all_devices_doubt(record, around).is_none() => false,
-            Kind::Gpu => holdings.unknown_whole > 0 || holdings.gpus != Holding::Shares(Vec::new()),
-            Kind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
+            DeviceKind::Gpu if sees_all && all_devices_doubt(record, around).is_none() => false,
+            DeviceKind::Gpu => holdings.unknown_whole > 0 || holdings.gpus != HeldGpus::Shares(Vec::new()),
+            DeviceKind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
         };
         let wishes = self.wishes.iter().flatten().flat_map(|wishes| &wishes.by_kind);
         let exclusions = wishes.filter_map(|(kind, wish)| Some((kind.clone(), wish.exclusion?)));
@@ -132,7 +132,7 @@ fn nothing(record: &Recorded) -> Gpus {
 }
 
 /// Shares, as the record says or, if that does not do, wherever they may be.
-fn shared(request: Request, record: &Recorded, around: Surroundings<'_>) -> GpuAccount {
+fn shared(request: ShareRequest, record: &Recorded, around: Surroundings<'_>) -> GpuAccount {
     let Surroundings {
         inventory, report, ..
     } = around;
@@ -171,21 +171,21 @@ fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
         .iter()
         .filter(|share| is_followed && absent(&share.gpu, around.inventory).is_none())
         .map(|share| {
-            let of_ratio = Some(MemoryAsk::Ratio(share.ratio)).filter(|_| share.ratio > 0);
+            let of_ratio = Some(RequestedMemory::Ratio(share.ratio)).filter(|_| share.ratio > 0);
             let memory = share
                 .bytes
-                .map(MemoryAsk::Bytes)
+                .map(RequestedMemory::Bytes)
                 .or(of_ratio)
-                .unwrap_or(MemoryAsk::Bytes(0));
+                .unwrap_or(RequestedMemory::Bytes(0));
             HeldShare {
                 gpu: share.gpu.clone(),
-                memory: HeldMemory::Ask(memory),
+                memory: HeldMemory::Requested(memory),
                 core: share.core,
                 slots: 1,
                 trusted: false,
             }
         });
-    let holdings = Holdings::from(Holding::Shares(held.collect()));
+    let holdings = Holdings::from(HeldGpus::Shares(held.collect()));
     Gpus {
         holdings,
         problem: Some("its record names GPUs, its spec asks for none".to_owned()),
@@ -208,13 +208,13 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> G
         let problem = problem.filter(|_| missing > 0);
         // Our own plugin serves them there; one of the vendor's takes any that it knows.
         let holding = if is_served && missing > 0 {
-            Holding::Somewhere(Request {
+            HeldGpus::Pending(ShareRequest {
                 devices: missing,
                 core: WHOLE_PERCENT,
                 ..WHOLE_DEVICE
             })
         } else {
-            Holding::Shares(Vec::new())
+            HeldGpus::Shares(Vec::new())
         };
         let unknown_whole = if is_served { 0 } else { missing };
         Gpus {
@@ -236,12 +236,12 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> G
             ));
         }
     };
-    let per_device = Request {
+    let per_device = ShareRequest {
         slots: 0,
         ..per_device(request)
     };
     let account = from_shares(gpus, units, &per_device, around.inventory, around.report);
-    let Holding::Shares(shares) = account.holding else {
+    let HeldGpus::Shares(shares) = account.holding else {
         return unknown(account.problem);
     };
     let agrees = |share: &HeldShare| {
@@ -254,14 +254,14 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> G
     };
     let is_contradicted = !shares.iter().all(agrees);
     let shares = shares.into_iter().map(|share| HeldShare {
-        memory: HeldMemory::Ask(MemoryAsk::Ratio(100)),
+        memory: HeldMemory::Requested(RequestedMemory::Ratio(100)),
         core: core_of(&share.gpu, around.inventory),
         trusted: share.trusted && !is_contradicted,
         ..share
     });
     let holdings = Holdings {
         is_vendor: true,
-        ..Holdings::from(Holding::Shares(shares.collect()))
+        ..Holdings::from(HeldGpus::Shares(shares.collect()))
     };
     let contradiction =
         is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
@@ -339,7 +339,7 @@ fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> Gpus {
         problem = problem.or(absent);
     }
     Gpus {
-        holdings: Holdings::from(Holding::Shares(shares)),
+        holdings: Holdings::from(HeldGpus::Shares(shares)),
         problem,
         contradicts: false,
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Class, ClassRequest, Device, DeviceRef, Function, FunctionId, HeldDevice, NamedAmounts};
+use placement::{
+    Device, DeviceRef, DeviceRequest, DevicesOfType, Function, FunctionId, HeldDevice, NamedAmounts,
+};
 
 use super::{Recorded, RecordedDevice, RecordedFunction, Surroundings};
 
@@ -18,7 +20,7 @@ pub(super) fn others_held(
     };
     let classes = around
         .inventory
-        .and_then(|inventory| inventory.classes.as_deref());
+        .and_then(|inventory| inventory.other_devices.as_deref());
     let mut problem = None;
     let mut held: Vec<HeldDevice> = recorded
         .iter()
@@ -47,7 +49,7 @@ pub(super) fn others_held(
 
 impl RecordedDevice {
     /// The part that is held; of a device that the node does not have, any of its type may be meant.
-    fn held(&self, classes: Option<&[Class]>, problem: &mut Option<String>) -> HeldDevice {
+    fn held(&self, classes: Option<&[DevicesOfType]>, problem: &mut Option<String>) -> HeldDevice {
         let Self {
             kind,
             device,
@@ -88,7 +90,7 @@ fn functions_held(
     let own = || {
         device
             .into_iter()
-            .flat_map(|device| &device.traits.functions)
+            .flat_map(|device| &device.attributes.functions)
             .flat_map(|group| &group.functions)
     };
     let (mut held, mut doubt) = (Vec::new(), None);
@@ -122,7 +124,7 @@ fn shown(device: &DeviceRef) -> String {
 }
 
 /// What is asked for and not held already.
-fn missing(request: &ClassRequest, held: &[HeldDevice]) -> NamedAmounts {
+fn missing(request: &DeviceRequest, held: &[HeldDevice]) -> NamedAmounts {
     let mut sums = BTreeMap::new();
     for (resource, amount) in held
         .iter()

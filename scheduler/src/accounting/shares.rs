@@ -1,7 +1,7 @@
 //! GPUs that records name, held against what specs ask for.
 
 use placement::{
-    GpuRef, HeldMemory, HeldShare, Holding, Inventory, Memory as EngineMemory, MemoryAsk, Request,
+    GpuRef, HeldGpus, HeldMemory, HeldShare, Inventory, Memory as EngineMemory, RequestedMemory, ShareRequest,
 };
 use proto::record::GpushareRecord;
 
@@ -11,7 +11,7 @@ use super::{RecordedShare, Report};
 #[derive(Debug)]
 pub(super) struct GpuAccount {
     /// What the pod holds.
-    pub(super) holding: Holding,
+    pub(super) holding: HeldGpus,
     /// Why it is counted conservatively.
     pub(super) problem: Option<String>,
     /// True if the record says more than the pod asks for.
@@ -19,12 +19,12 @@ pub(super) struct GpuAccount {
 }
 
 /// It is not known which devices of the node it is on.
-pub(super) fn unknown(request: Request, report: Report, problem: String) -> GpuAccount {
+pub(super) fn unknown(request: ShareRequest, report: Report, problem: String) -> GpuAccount {
     let holding = match report {
         // Whoever serves that node may have taken any device, and looks at no sum.
-        Report::Silent => Holding::Anywhere(request),
-        Report::Pending => Holding::Somewhere(request),
-        Report::GivenNothing => Holding::Shares(Vec::new()),
+        Report::Silent => HeldGpus::Unknown(request),
+        Report::Pending => HeldGpus::Pending(request),
+        Report::GivenNothing => HeldGpus::Shares(Vec::new()),
     };
     GpuAccount {
         holding,
@@ -37,7 +37,7 @@ pub(super) fn unknown(request: Request, report: Report, problem: String) -> GpuA
 pub(super) fn from_shares(
     shares: &[RecordedShare],
     units: Option<GpushareRecord>,
-    request: &Request,
+    request: &ShareRequest,
     inventory: Option<&Inventory>,
     report: Report,
 ) -> GpuAccount {
@@ -90,7 +90,7 @@ pub(super) fn from_shares(
         });
     }
     GpuAccount {
-        holding: Holding::Shares(held),
+        holding: HeldGpus::Shares(held),
         problem,
         contradicts,
     }
@@ -123,7 +123,7 @@ struct Bounded {
 fn bounded(
     share: &RecordedShare,
     units: Option<GpushareRecord>,
-    request: &Request,
+    request: &ShareRequest,
     inventory: Option<&Inventory>,
 ) -> Bounded {
     let exact = |bytes| HeldMemory::Exact(EngineMemory::from_bytes(bytes));
@@ -144,21 +144,21 @@ fn bounded(
         is_more: core_is_more,
     };
     let spec = match request.memory {
-        MemoryAsk::Ratio(ratio) if share.ratio > ratio => {
+        RequestedMemory::Ratio(ratio) if share.ratio > ratio => {
             let doubt = format!(
                 "its record says {} percent of {}, its spec {ratio}",
                 share.ratio,
                 name(&share.gpu)
             );
             return Bounded {
-                memory: HeldMemory::Ask(MemoryAsk::Ratio(ratio)),
+                memory: HeldMemory::Requested(RequestedMemory::Ratio(ratio)),
                 doubt: Some(doubt),
                 is_more: true,
             };
         }
-        MemoryAsk::Ratio(ratio) => return agreed(HeldMemory::Ask(MemoryAsk::Ratio(ratio))),
-        MemoryAsk::Bytes(bytes) => Some(bytes),
-        MemoryAsk::Units(units) => inventory
+        RequestedMemory::Ratio(ratio) => return agreed(HeldMemory::Requested(RequestedMemory::Ratio(ratio))),
+        RequestedMemory::Bytes(bytes) => Some(bytes),
+        RequestedMemory::Units(units) => inventory
             .and_then(|node| node.unit_bytes)
             .map(|unit| units.saturating_mul(unit)),
     };
@@ -168,11 +168,11 @@ fn bounded(
             share
                 .bytes
                 .filter(|_| spec.is_none())
-                .map_or(HeldMemory::Ask(request.memory), exact),
+                .map_or(HeldMemory::Requested(request.memory), exact),
         );
     };
     let is_of_other_unit = units.is_some_and(|units| {
-        let is_all = request.memory == MemoryAsk::Units(units.pod_units);
+        let is_all = request.memory == RequestedMemory::Units(units.pod_units);
         is_all && units_of_device(&share.gpu, units, inventory).is_some()
     });
     // Other writers round a share down, which loses less than a byte per device.
@@ -199,7 +199,7 @@ fn bounded(
 /// The old extender's record: a minor and units, worth what they were worth when they were written.
 pub(super) fn from_gpushare(
     record: GpushareRecord,
-    request: &Request,
+    request: &ShareRequest,
     inventory: Option<&Inventory>,
     report: Report,
 ) -> GpuAccount {
@@ -208,8 +208,8 @@ pub(super) fn from_gpushare(
         return unknown(*request, report, problem);
     }
     let units = match request.memory {
-        MemoryAsk::Units(units) => units,
-        MemoryAsk::Bytes(_) | MemoryAsk::Ratio(_) => {
+        RequestedMemory::Units(units) => units,
+        RequestedMemory::Bytes(_) | RequestedMemory::Ratio(_) => {
             return unknown(
                 *request,
                 report,
@@ -235,7 +235,7 @@ pub(super) fn from_gpushare(
         );
         let memory = HeldMemory::Exact(EngineMemory::from_bytes(bytes));
         return GpuAccount {
-            holding: Holding::Shares(vec![share(memory, false)]),
+            holding: HeldGpus::Shares(vec![share(memory, false)]),
             problem: Some(problem),
             contradicts,
         };
@@ -243,7 +243,10 @@ pub(super) fn from_gpushare(
     let differs = record.pod_units != 0 && record.pod_units != units;
     let problem = differs.then(|| format!("its record says {} units, its spec {units}", record.pod_units));
     GpuAccount {
-        holding: Holding::Shares(vec![share(HeldMemory::Ask(MemoryAsk::Units(units)), !differs)]),
+        holding: HeldGpus::Shares(vec![share(
+            HeldMemory::Requested(RequestedMemory::Units(units)),
+            !differs,
+        )]),
         problem,
         contradicts,
     }

@@ -1,8 +1,8 @@
 //! What pods hold by spec and record, and what is said about those whose record is missing, bad or contradicted.
 
 use placement::{
-    DevicePolicy, Gpu, GpuRef, GpuUuid, HeldMemory, HeldShare, Holding, Holdings, Inventory, Memory,
-    MemoryAsk, NodePolicy, Policies,
+    DevicePolicy, Gpu, GpuRef, GpuUuid, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, Memory,
+    NodePolicy, Policies, RequestedMemory,
 };
 use proto::pod::Pod;
 use proto::request::hints::{DEVICE_POLICIES, DEVICE_POLICY, NODE_POLICIES, NODE_POLICY};
@@ -25,7 +25,7 @@ fn inventory() -> Inventory {
         slots: 100,
         healthy: true,
         sharing: true,
-        traits: placement::Traits::default(),
+        attributes: placement::DeviceAttributes::default(),
     };
     Inventory {
         gpus: vec![gpu(0), gpu(1)],
@@ -97,7 +97,7 @@ fn old(idx: &str, pod: &str, device: &str) -> Value {
 
 /// Device, MiB of it if that is fixed, and whether the share is trusted.
 fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
-    let Holding::Shares(shares) = &account.holdings.gpus else {
+    let HeldGpus::Shares(shares) = &account.holdings.gpus else {
         return Vec::new();
     };
     let gpu = |gpu: &GpuRef| match gpu {
@@ -106,8 +106,8 @@ fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
     };
     let mib = |memory: HeldMemory| match memory {
         HeldMemory::Exact(memory) => Some(memory.bytes_ceil() / MIB),
-        HeldMemory::Ask(MemoryAsk::Units(units)) => Some(units * 10),
-        HeldMemory::Ask(_) => None,
+        HeldMemory::Requested(RequestedMemory::Units(units)) => Some(units * 10),
+        HeldMemory::Requested(_) => None,
     };
     shares
         .iter()
@@ -159,25 +159,25 @@ fn contradictions(
 
 /// On a node that our plugin serves, a pod with unknown devices is counted once, and a pod that was given nothing holds nothing.
 #[rstest]
-#[case::units(units(8), json!({}), MemoryAsk::Units(8))]
-#[case::unknown_minor(units(8), old("7", "8", "100"), MemoryAsk::Units(8))]
-#[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), json!({}), MemoryAsk::Bytes(0))]
-#[case::core_alone_and_a_record(json!({"koordinator.sh/gpu-core": 50}), record(&[(99, "", 1000)]), MemoryAsk::Bytes(0))]
-#[case::two_dialects(json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 20 * MIB}), json!({}), MemoryAsk::Bytes(100 * MIB))]
+#[case::units(units(8), json!({}), RequestedMemory::Units(8))]
+#[case::unknown_minor(units(8), old("7", "8", "100"), RequestedMemory::Units(8))]
+#[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), json!({}), RequestedMemory::Bytes(0))]
+#[case::core_alone_and_a_record(json!({"koordinator.sh/gpu-core": 50}), record(&[(99, "", 1000)]), RequestedMemory::Bytes(0))]
+#[case::two_dialects(json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 20 * MIB}), json!({}), RequestedMemory::Bytes(100 * MIB))]
 fn what_is_not_known_is_counted_once(
     #[case] limits: Value,
     #[case] annotations: Value,
-    #[case] expected: MemoryAsk,
+    #[case] expected: RequestedMemory,
 ) {
     let of = |report| account_reported(report, false, &inventory(), &limits, &annotations);
     let holding = |account: &Account| account.holdings.gpus.clone();
     let (silent, pending, nothing) = (of(Report::Silent), of(Report::Pending), of(Report::GivenNothing));
     assert!(
-        matches!(holding(&silent), Holding::Anywhere(request) if request.memory == expected),
+        matches!(holding(&silent), HeldGpus::Unknown(request) if request.memory == expected),
         "{silent:?}"
     );
     assert!(
-        matches!(holding(&pending), Holding::Somewhere(request) if request.memory == expected),
+        matches!(holding(&pending), HeldGpus::Pending(request) if request.memory == expected),
         "{pending:?}"
     );
     assert!(pending.problem.is_some());
@@ -200,7 +200,10 @@ fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n
     ] {
         let account = account_reported(report, false, &inventory(), &json!({"cpu": "1m"}), &annotations);
         assert_eq!(shown(&account).len(), expected, "{report:?}: {account:?}");
-        assert!(matches!(account.holdings.gpus, Holding::Shares(_)), "{account:?}");
+        assert!(
+            matches!(account.holdings.gpus, HeldGpus::Shares(_)),
+            "{account:?}"
+        );
         assert!(account.contradicts && account.problem.is_some());
     }
 }
@@ -249,7 +252,7 @@ fn records_outlive_a_change_of_units(
 fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
     let account = account(&limits, &annotations);
     assert!(
-        matches!(account.holdings.gpus, Holding::Anywhere(_)),
+        matches!(account.holdings.gpus, HeldGpus::Unknown(_)),
         "{account:?}"
     );
     let told = account.problem.unwrap_or_default();
@@ -262,12 +265,12 @@ fn ratio_is_exact() {
     let account = account(&ratio(2, 66), &record(&[(0, "GPU-0", 331), (1, "GPU-1", 331)]));
     let share = |gpu: &str| HeldShare {
         gpu: GpuRef::Uuid(GpuUuid::from(gpu)),
-        memory: HeldMemory::Ask(MemoryAsk::Ratio(33)),
+        memory: HeldMemory::Requested(RequestedMemory::Ratio(33)),
         core: 10,
         slots: 1,
         trusted: true,
     };
-    let holdings = Holdings::from(Holding::Shares(vec![share("GPU-0"), share("GPU-1")]));
+    let holdings = Holdings::from(HeldGpus::Shares(vec![share("GPU-0"), share("GPU-1")]));
     assert_eq!(
         account,
         Account {
@@ -284,7 +287,7 @@ fn invalid_requests_are_counted_too() {
         json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
     let unrecorded = account(&invalid, &json!({}));
     assert!(
-        matches!(unrecorded.holdings.gpus, Holding::Anywhere(request) if request.memory == MemoryAsk::Bytes(81 * MIB))
+        matches!(unrecorded.holdings.gpus, HeldGpus::Unknown(request) if request.memory == RequestedMemory::Bytes(81 * MIB))
     );
     let recorded = account(&invalid, &record(&[(0, "GPU-0", 50)]));
     assert!(
@@ -293,7 +296,7 @@ fn invalid_requests_are_counted_too() {
             .unwrap()
             .contains("use the resources of one dialect only")
     );
-    assert!(matches!(recorded.holdings.gpus, Holding::Shares(_)));
+    assert!(matches!(recorded.holdings.gpus, HeldGpus::Shares(_)));
 }
 
 #[test]
@@ -302,7 +305,7 @@ fn other_writers_round_down() {
     let limits = json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 66 * MIB + 1});
     let account = account(&limits, &third);
     assert_eq!(account.problem, None);
-    let Holding::Shares(shares) = account.holdings.gpus else {
+    let HeldGpus::Shares(shares) = account.holdings.gpus else {
         panic!("two shares")
     };
     assert_eq!(
@@ -415,23 +418,29 @@ fn the_mark_for_all_devices_is_not_simply_believed(
         &annotations.into(),
     );
     let holds_all_of = match account.holdings.gpus {
-        Holding::Anywhere(request) | Holding::Somewhere(request) => vec![request.memory],
-        Holding::Shares(shares) => shares
+        HeldGpus::Unknown(request) | HeldGpus::Pending(request) => vec![request.memory],
+        HeldGpus::Shares(shares) => shares
             .into_iter()
             .map(|share| match share.memory {
-                HeldMemory::Ask(memory) => memory,
-                HeldMemory::Exact(memory) => MemoryAsk::Bytes(u64::from(memory != Memory::from_bytes(0))),
+                HeldMemory::Requested(memory) => memory,
+                HeldMemory::Exact(memory) => {
+                    RequestedMemory::Bytes(u64::from(memory != Memory::from_bytes(0)))
+                }
             })
             .collect(),
     };
     match doubt {
         None => assert!(
-            holds_all_of.iter().all(|memory| *memory == MemoryAsk::Bytes(0)),
+            holds_all_of
+                .iter()
+                .all(|memory| *memory == RequestedMemory::Bytes(0)),
             "{holds_all_of:?}"
         ),
         Some(doubt) => {
             assert!(
-                holds_all_of.iter().all(|memory| *memory == MemoryAsk::Ratio(100)),
+                holds_all_of
+                    .iter()
+                    .all(|memory| *memory == RequestedMemory::Ratio(100)),
                 "{holds_all_of:?}"
             );
             let problem = account.problem.unwrap_or_default();

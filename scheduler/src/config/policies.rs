@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
-use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, Weights};
+use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, ResourceWeights};
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::resource_name;
@@ -75,13 +75,13 @@ impl PolicyArgs {
         Policies { node, device }
     }
 
-    pub(super) fn weights(&self) -> Weights {
+    pub(super) fn weights(&self) -> ResourceWeights {
         weights(self.score_weights.iter().cloned())
     }
 }
 
 /// Weights of resources by their names; of a resource that is named twice, the last counts.
-pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> Weights {
+pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeights {
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
     let mut take = |name: &str| weights.remove(name).unwrap_or(0);
     let (memory_ratio, memory, core) = (take(GPU_MEMORY_RATIO), take(GPU_MEMORY), take(GPU_CORE));
@@ -89,7 +89,7 @@ pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> Weights {
         .into_iter()
         .map(|(name, weight)| (ResourceName::from(name), weight))
         .collect();
-    Weights {
+    ResourceWeights {
         memory_ratio,
         memory,
         core,

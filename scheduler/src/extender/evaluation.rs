@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use placement::{Asking, Fleet, GpuAsk, Hints, NodeId, Reason, Score};
+use placement::{BatchEvaluation, Fleet, Hints, NodeId, Reason, RequestedGpus, Score};
 use proto::extender::WholeNode;
 use proto::node::Node;
 use proto::pod::Pod;
@@ -51,7 +51,7 @@ pub(super) struct Misfit {
 pub(super) struct Evaluator<'q> {
     index: &'q Index,
     demand: &'q Demand<'q>,
-    batch: Option<Asking<'q>>,
+    batch: Option<BatchEvaluation<'q>>,
 }
 
 /// The verdicts of all nodes of a request, by the nodes' indices in the request.
@@ -146,8 +146,8 @@ fn evaluate_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<()
     };
     let Some(report) = inventory::of_template(node, index.names()) else {
         return match ask.gpus {
-            GpuAsk::Share(_) | GpuAsk::All { .. } => Err(unknown(Reason::NoDevice)),
-            GpuAsk::Nothing | GpuAsk::Whole(_) => Ok(()),
+            RequestedGpus::Share(_) | RequestedGpus::All { .. } => Err(unknown(Reason::NoDevice)),
+            RequestedGpus::Nothing | RequestedGpus::Whole(_) => Ok(()),
         };
     };
     if report.opaque && !ask.in_units {

@@ -253,7 +253,7 @@ impl Texts<'_> {
     fn is_resolvable(&self, name: &str, misfit: Misfit, misfit_nodes: MisfitNodes) -> bool {
         misfit.is_unknown_node
             || self.nominated.is_some_and(|(node, _)| node == name)
-            || (misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_for_want_of_room())
+            || (misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room())
     }
 }
 

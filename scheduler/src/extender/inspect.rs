@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 
-use placement::Place;
+use placement::DeviceLocation;
 use serde::Serialize;
 
 use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow, Shared};
@@ -288,8 +288,8 @@ impl From<DeviceShow> for InspectedDevice {
     }
 }
 
-impl From<Place> for InspectedPlace {
-    fn from(place: Place) -> Self {
+impl From<DeviceLocation> for InspectedPlace {
+    fn from(place: DeviceLocation) -> Self {
         Self {
             numa_node: place.numa,
             pcie_id: place.switch.map(|switch| switch.to_string()),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use placement::{
-    Ask, Asking, ClassRequest, GpuAsk, Hints, HostAmounts, Kind, NodeId, Policies, Reason, Score, Terms,
-    Wishes,
+    BatchEvaluation, Constraints, DeviceKind, DeviceRequest, Hints, HostAmounts, NodeId, NodeRequest,
+    PlacementCost, Policies, Reason, RequestedGpus, Score,
 };
 use proto::request::{Dialect, Memory, RequestError};
 use proto::resource::ISOLATION_PROVIDER;
@@ -21,11 +21,11 @@ pub struct NodeAsk<'a> {
     /// UID of the pod, so that its own hint does not count against it.
     pub uid: &'a str,
     /// What it needs of a node's GPUs.
-    pub gpus: GpuAsk,
+    pub gpus: RequestedGpus,
     /// What it needs of a node's other devices.
-    pub others: Vec<ClassRequest>,
+    pub others: Vec<DeviceRequest>,
     /// How its devices are to be chosen, if it says so.
-    pub wishes: Option<Arc<Wishes>>,
+    pub wishes: Option<Arc<Constraints>>,
     /// Whether it can go without knowing how large a memory unit is, or asks in such units.
     pub in_units: bool,
     /// What must limit containers on the node.
@@ -51,31 +51,31 @@ pub struct Leader {
 impl NodeAsk<'_> {
     /// The question in the engine's terms.
     #[inline]
-    pub fn devices(&self) -> Ask<'_> {
-        Ask {
+    pub fn devices(&self) -> NodeRequest<'_> {
+        NodeRequest {
             gpus: self.gpus,
             others: &self.others,
-            wishes: self.wishes.as_deref(),
+            constraints: self.wishes.as_deref(),
             host: self.host,
         }
     }
 
     /// Returns true if it asks for devices at all, and not for CPU and memory alone.
     pub fn asks_for_devices(&self) -> bool {
-        self.gpus != GpuAsk::Nothing || !self.others.is_empty()
+        self.gpus != RequestedGpus::Nothing || !self.others.is_empty()
     }
 
     /// Whether only nodes do that are known to have devices.
     fn needs_known_devices(&self) -> bool {
-        matches!(self.gpus, GpuAsk::Share(_) | GpuAsk::All { .. })
+        matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::All { .. })
             || self.wishes.as_deref().is_some_and(|wishes| self.demands(wishes))
     }
 
     /// Whether wishes say what devices must be like that are asked for, and not only what they had best be like.
-    fn demands(&self, wishes: &Wishes) -> bool {
-        let is_asked_for = |kind: &Kind| match kind {
-            Kind::Gpu => self.gpus != GpuAsk::Nothing,
-            Kind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
+    fn demands(&self, wishes: &Constraints) -> bool {
+        let is_asked_for = |kind: &DeviceKind| match kind {
+            DeviceKind::Gpu => self.gpus != RequestedGpus::Nothing,
+            DeviceKind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
         };
         let joined = wishes
             .joint
@@ -83,7 +83,7 @@ impl NodeAsk<'_> {
             .filter(|joint| joint.same_switch)
             .flat_map(|joint| &joint.kinds);
         wishes.by_kind.iter().any(|(kind, _)| is_asked_for(kind))
-            || (wishes.partition.is_some() && is_asked_for(&Kind::Gpu))
+            || (wishes.partition.is_some() && is_asked_for(&DeviceKind::Gpu))
             || joined.filter(|kind| is_asked_for(kind)).count() > 1
     }
 }
@@ -130,8 +130,9 @@ impl Index {
     }
 
     /// The question, to be put to many nodes: alike ones share answers.
-    pub fn asking<'q>(&'q self, ask: &'q NodeAsk<'_>) -> Asking<'q> {
-        Asking::new(&self.fleet, ask.devices(), Hints::RespectOthers(ask.uid))
+    pub fn asking<'q>(&'q self, ask: &'q NodeAsk<'_>) -> BatchEvaluation<'q> {
+        self.fleet
+            .evaluation(ask.devices(), Hints::RespectOthers(ask.uid))
     }
 
     /// Whether a node has room; its place in the fleet, if anything is known of its devices.
@@ -153,7 +154,7 @@ impl Index {
         name: &str,
         node: Option<NodeId>,
         ask: &NodeAsk<'_>,
-        asking: &mut Asking<'_>,
+        asking: &mut BatchEvaluation<'_>,
     ) -> Result<Option<NodeId>, Reason> {
         let node = self.to_be_asked(name, node, ask)?;
         node.map(|node| asking.fit(node).map(|()| node)).transpose()
@@ -169,10 +170,10 @@ impl Index {
         name: &str,
         node: Option<NodeId>,
         ask: &NodeAsk<'_>,
-        asking: &mut Asking<'_>,
+        asking: &mut BatchEvaluation<'_>,
     ) -> Result<Option<(NodeId, Score)>, Reason> {
         let node = self.to_be_asked(name, node, ask)?;
-        node.map(|node| asking.verdict(node, ask.policies).map(|score| (node, score)))
+        node.map(|node| asking.evaluate(node, ask.policies).map(|score| (node, score)))
             .transpose()
     }
 
@@ -206,15 +207,17 @@ impl Index {
 
     fn leaders(&self, ask: &NodeAsk<'_>, n: usize) -> Vec<Leader> {
         let mut asking = self.asking(ask);
-        let leader = |asking: &Asking<'_>, (node, score): (NodeId, Score)| {
+        let leader = |asking: &BatchEvaluation<'_>, (node, score): (NodeId, Score)| {
             let name = self.fleet.view(node)?.name().into();
             Some(Leader {
                 name,
                 tenths: score.tenths(),
-                cost: asking.terms(node, ask.policies).map(Terms::thousandths),
+                cost: asking
+                    .placement_cost(node, ask.policies)
+                    .map(PlacementCost::thousandths),
             })
         };
-        let leaders = asking.leaders(n, ask.policies);
+        let leaders = asking.best_nodes(n, ask.policies);
         leaders
             .into_iter()
             .filter_map(|found| leader(&asking, found))
@@ -227,7 +230,7 @@ impl Index {
         let mut nodes = self
             .fleet
             .nodes()
-            .filter(|node| asking.verdict(node.id(), ask.policies).is_ok());
+            .filter(|node| asking.evaluate(node.id(), ask.policies).is_ok());
         nodes.any(|node| self.knows_node(node.name()) && self.refuse_unserved(node.name(), ask).is_ok())
     }
 
@@ -267,7 +270,7 @@ impl Index {
         let node = self.fleet.node_id(name)?;
         let detail = self
             .fleet
-            .miss(node, ask.devices(), Hints::RespectOthers(ask.uid))?
+            .misfit(node, ask.devices(), Hints::RespectOthers(ask.uid))?
             .to_string();
         (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{
-    DeviceShare, GpuAsk, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, ReserveError,
+    DeviceShare, Hints, Holdings, Inventory, NodeId, OwnerId, Placement, Reason, RequestedGpus, ReserveError,
 };
 use proto::device::{TYPE_GPU, VirtualFunction};
 use proto::quantity::Quantity;
@@ -196,7 +196,7 @@ impl Index {
         entry.assumption = Some(Box::new(assumption));
         self.end_hint(&pod.uid, Some(node));
         let owner = self.owner(&pod.uid);
-        self.fleet.run(&owner, node, facts.host);
+        self.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {
             order,
             stamp,
@@ -245,7 +245,7 @@ impl Index {
     /// Takes note of what a pod will hold on a node of whose devices nothing is known: kubelet decides.
     fn hold_unknown(&mut self, owner: &OwnerId, ask: &NodeAsk<'_>, node: &str) -> Placement {
         let mut placement = Placement::default();
-        if let GpuAsk::Whole(n) = ask.gpus {
+        if let RequestedGpus::Whole(n) = ask.gpus {
             (placement.unknown_whole, placement.is_vendor) = (n, true);
             self.fleet.hold(owner, node, Holdings::from(&placement));
         }
@@ -349,7 +349,7 @@ impl Index {
         entry.problem = None;
         let unseen = entry.list == 0;
         self.fleet.release(uid);
-        self.fleet.end(uid);
+        self.fleet.clear_host_use(uid);
         if unseen {
             self.remove_pod(uid);
         }

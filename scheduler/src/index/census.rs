@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceView, Function, NodeView, OwnerId, Place};
+use placement::{DeviceLocation, Function, NodeView, OtherDeviceView, OwnerId};
 use proto::memory_unit::MemoryUnit;
 
 use super::{Index, NodeState};
@@ -87,7 +87,7 @@ pub struct DeviceShow {
     /// Virtual functions that nobody holds, and all.
     pub functions: (usize, usize),
     /// Where it sits.
-    pub place: Place,
+    pub place: DeviceLocation,
 }
 
 /// One GPU for people.
@@ -110,7 +110,7 @@ pub struct GpuShow {
     /// Who holds it, by namespace and name.
     pub holders: Vec<HolderShow>,
     /// Where it sits.
-    pub place: Place,
+    pub place: DeviceLocation,
 }
 
 /// One pod on one GPU.
@@ -231,7 +231,7 @@ impl Index {
             core: (used.core, view.gpu.core),
             slots: (used.slots, view.gpu.slots),
             holders,
-            place: view.gpu.traits.place.clone().unwrap_or_default(),
+            place: view.gpu.attributes.location.clone().unwrap_or_default(),
         }
     }
 
@@ -270,7 +270,7 @@ fn show_others(node: NodeView<'_>) -> Vec<DeviceShow> {
         .collect()
 }
 
-fn show_device(node: NodeView<'_>, view: &DeviceView<'_>) -> DeviceShow {
+fn show_device(node: NodeView<'_>, view: &OtherDeviceView<'_>) -> DeviceShow {
     let free = |resource| view.free.get(resource).copied().unwrap_or_default();
     let resources = view.device.resources.iter();
     let held = || {
@@ -280,7 +280,7 @@ fn show_device(node: NodeView<'_>, view: &DeviceView<'_>) -> DeviceShow {
     };
     let functions = || {
         view.device
-            .traits
+            .attributes
             .functions
             .iter()
             .flat_map(|group| &group.functions)
@@ -295,7 +295,7 @@ fn show_device(node: NodeView<'_>, view: &DeviceView<'_>) -> DeviceShow {
             .map(|(resource, total)| (resource.to_string(), (free(resource), *total)))
             .collect(),
         functions: (functions().filter(is_free).count(), functions().count()),
-        place: view.device.traits.place.clone().unwrap_or_default(),
+        place: view.device.attributes.location.clone().unwrap_or_default(),
     }
 }
 

@@ -291,7 +291,7 @@ impl Index {
             let requests = entry.map_or(&nothing, |entry| &entry.eviction.requests);
             let host = entry
                 .map(|entry| entry.facts.host)
-                .or_else(|| self.fleet.host_use(uid))
+                .or_else(|| self.fleet.host_use_of(uid))
                 .unwrap_or_default();
             pods.push(Evictable {
                 owner: OwnerId::from(uid),

@@ -2,7 +2,7 @@
 
 use std::cmp::max;
 
-use placement::{HostAmounts, HostLoad, NodePolicy, OwnerId, Spec};
+use placement::{HostAmounts, HostLoad, NodePolicy, OwnerId, PodProfile};
 use proto::node::Node;
 use proto::pod::Pod;
 use proto::totals::HostResources;
@@ -52,12 +52,12 @@ impl Index {
         };
         let owner = self.owner(uid);
         let amounts = asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
-        self.fleet.run(
+        self.fleet.set_host_use(
             &owner,
             node,
             HostLoad {
                 amounts,
-                is_tied: pod.is_tied_to_node(),
+                is_daemon: pod.is_tied_to_node(),
             },
         );
         if asked.is_none() {
@@ -75,7 +75,7 @@ impl Index {
 
     /// A pod uses nothing any more.
     pub(super) fn see_no_use(&mut self, uid: &str) {
-        self.fleet.end(uid);
+        self.fleet.clear_host_use(uid);
         self.plain.remove(uid);
     }
 
@@ -88,7 +88,7 @@ impl Index {
             .map(|(uid, _)| uid)
             .collect();
         for uid in gone {
-            self.fleet.end(uid.as_str());
+            self.fleet.clear_host_use(uid.as_str());
         }
     }
 
@@ -103,7 +103,7 @@ impl Index {
             .gpus()
             .map(accounting::gpu_ask)
             .unwrap_or_default();
-        let spec = Spec {
+        let spec = PodProfile {
             gpus,
             host: entry.facts.host,
         };
@@ -122,12 +122,15 @@ impl Index {
     pub(super) fn learn_if_news(&mut self) {
         let workload = self.fleet.workload();
         let news = workload.n_changes().abs_diff(self.n_learnt);
-        if !self.pod_list.synced || self.fleet.is_learning() || news < max(FEW, workload.n_pods() / NEWS) {
+        if !self.pod_list.synced
+            || self.fleet.is_refreshing_workload()
+            || news < max(FEW, workload.n_pods() / NEWS)
+        {
             return;
         }
         if self.rehearses {
             self.n_learnt = workload.n_changes();
-            self.fleet.begin_learning();
+            self.fleet.begin_workload_refresh();
         } else {
             self.learn();
         }
@@ -135,13 +138,13 @@ impl Index {
 
     /// Takes on what has been rehearsed.
     pub fn end_learning(&mut self) {
-        self.fleet.end_learning();
+        self.fleet.finish_workload_refresh();
     }
 
     /// Has the policies that look ahead expect pods as they are now; whether that is news.
     pub fn learn(&mut self) -> bool {
         self.n_learnt = self.fleet.workload().n_changes();
-        self.fleet.learn()
+        self.fleet.refresh_workload_model()
     }
 
     /// What a pod asks of nodes that asks for no devices: where policy looks ahead, that it leave room for those that do.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use placement::{NodeView, OwnerId, Spec};
+use placement::{NodeView, OwnerId, PodProfile};
 use proto::pod::Pod;
 use tracing::warn;
 
@@ -25,7 +25,7 @@ pub(super) struct PodEntry {
     /// True if its record says more than it asks for.
     pub(super) contradicts: bool,
     /// The spec that it is counted as among those that pods usually ask for.
-    pub(super) counted: Option<Spec>,
+    pub(super) counted: Option<PodProfile>,
     /// The facts by which kube-scheduler chooses victims.
     pub(super) eviction: Eviction,
     /// Number of the list that named it last; 0 if no watch has shown it yet.
@@ -196,7 +196,7 @@ impl Index {
         if let Some(state) = node.and_then(|node| self.nodes.get_mut(&*node)) {
             state.unheld.remove(uid);
         }
-        self.fleet.end(uid);
+        self.fleet.clear_host_use(uid);
         if let Some(spec) = entry.counted {
             self.fleet.workload_mut().remove(&spec);
         }

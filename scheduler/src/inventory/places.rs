@@ -1,11 +1,11 @@
 //! Labels, place and virtual functions of one device, in the engine's terms.
 
-use placement::{Function, FunctionGroup, FunctionId, Labels, Place, SwitchId, Traits};
+use placement::{DeviceAttributes, DeviceLocation, Function, FunctionGroup, FunctionId, Labels, SwitchId};
 use proto::device::{DeviceInfo, DeviceTopology};
 use proto::topology::{NUMA_NODE, NUMA_UNKNOWN};
 
 /// What tells a device apart. Functions without an address cannot be handed out, and are left out.
-pub(super) fn traits(info: &DeviceInfo) -> Traits {
+pub(super) fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     let groups = info.vf_groups.iter().map(|group| FunctionGroup {
         labels: labels(&group.labels),
         functions: group
@@ -15,9 +15,9 @@ pub(super) fn traits(info: &DeviceInfo) -> Traits {
             .map(function)
             .collect(),
     });
-    Traits {
+    DeviceAttributes {
         labels: labels(&info.labels),
-        place: info
+        location: info
             .topology
             .as_ref()
             .and_then(|topology| place(topology, is_numa_known(info))),
@@ -40,12 +40,12 @@ fn is_numa_known(info: &DeviceInfo) -> bool {
 }
 
 /// Negative numbers and empty texts say that nothing is known.
-fn place(topology: &DeviceTopology, is_numa_known: bool) -> Option<Place> {
+fn place(topology: &DeviceTopology, is_numa_known: bool) -> Option<DeviceLocation> {
     let numa = u32::try_from(topology.node_id).ok().filter(|_| is_numa_known);
     let switch = Some(topology.pcie_id.as_str())
         .filter(|id| !id.is_empty() && !id.starts_with('-'))
         .map(SwitchId::from);
-    (numa.is_some() || switch.is_some()).then_some(Place { numa, switch })
+    (numa.is_some() || switch.is_some()).then_some(DeviceLocation { numa, switch })
 }
 
 fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {

@@ -41,7 +41,7 @@ fn only_pods_that_found_their_node_are_learnt_from(
     let mut index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
     (1..=20).for_each(|at| index.apply(pod(at, node, owner)));
     index.learn();
-    assert_eq!(index.fleet().expected().len(), n_kinds);
+    assert_eq!(index.fleet().expected_workload().len(), n_kinds);
 }
 
 #[tokio::test(start_paused = true)]
@@ -49,9 +49,9 @@ async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
     let index = Shared::new(told_of_pods(
         offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()).rehearsing(),
     ));
-    assert!(index.read().fleet().is_learning());
+    assert!(index.read().fleet().is_refreshing_workload());
     let learnt = async {
-        while index.read().fleet().is_learning() {
+        while index.read().fleet().is_refreshing_workload() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -69,5 +69,5 @@ fn without_rehearsals_nothing_waits() {
         std::iter::empty(),
         std::iter::empty(),
     ));
-    assert!(!index.fleet().is_learning());
+    assert!(!index.fleet().is_refreshing_workload());
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Kind, Memory as EngineMemory, MemoryAsk, Scope, Wishes};
+use placement::{Constraints, DeviceKind, Memory as EngineMemory, RequestedMemory, Scope};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::record::{DEVICE_ALLOCATED, Record};
@@ -101,9 +101,9 @@ fn split(gpus: Option<&GpuRequest>, expected: &Value) -> Outcome {
     };
     let each = per_device(gpus);
     let (name, memory) = match each.memory {
-        MemoryAsk::Ratio(ratio) => (GPU_MEMORY_RATIO, u64::from(ratio)),
-        MemoryAsk::Bytes(bytes) => (GPU_MEMORY, bytes),
-        MemoryAsk::Units(units) => ("units", units),
+        RequestedMemory::Ratio(ratio) => (GPU_MEMORY_RATIO, u64::from(ratio)),
+        RequestedMemory::Bytes(bytes) => (GPU_MEMORY, bytes),
+        RequestedMemory::Units(units) => ("units", units),
     };
     let core = (each.core > 0).then_some((GPU_CORE, u64::from(each.core)));
     let got: Amounts = [Some((name, memory)), core]
@@ -202,10 +202,10 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
     }
 }
 
-fn compare_wishes(wishes: &Wishes, expected: &Value) -> Outcome {
+fn compare_wishes(wishes: &Constraints, expected: &Value) -> Outcome {
     let partition = wishes.partition.unwrap_or_default();
     let scope = wishes
-        .of(&Kind::Gpu)
+        .of(&DeviceKind::Gpu)
         .and_then(|wish| wish.scope)
         .map(|scope| match scope {
             Scope::Device => "Device",
@@ -235,7 +235,7 @@ fn compare_wishes(wishes: &Wishes, expected: &Value) -> Outcome {
 fn ratio_to_bytes(case: &Case<'_>) -> Outcome {
     let ratio = u32::try_from(number(&case.input["ratio"])).unwrap();
     let total = EngineMemory::from_bytes(number(&case.input["total_memory"]));
-    let memory = MemoryAsk::Ratio(ratio).on(total, None).unwrap();
+    let memory = RequestedMemory::Ratio(ratio).on(total, None).unwrap();
     Outcome::equal(&memory.bytes_floor(), &number(&case.expected["bytes"]))
 }
 

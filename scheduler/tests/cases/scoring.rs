@@ -1,6 +1,8 @@
 //! How nodes and devices score, and in which order devices are taken.
 
-use placement::{DevicePolicy, Hints, Leaning, NodeId, NodePolicy, Policies, Usage, Weights};
+use placement::{
+    DevicePolicy, Hints, NodeId, NodePolicy, Policies, ResourceUsage, ResourceWeights, ScoringStrategy,
+};
 use proto::pod::Pod;
 use scheduler::accounting::PodFacts;
 use scheduler::config::weights as named_weights;
@@ -31,11 +33,11 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
 }
 
 /// The strategy of a case; none if devices are taken by their minors.
-pub(crate) fn leaning(scoring: &Value) -> Option<Leaning> {
+pub(crate) fn leaning(scoring: &Value) -> Option<ScoringStrategy> {
     match scoring["strategy"].as_str() {
         None => None,
-        Some("LeastAllocated") => Some(Leaning::Least),
-        Some("MostAllocated") => Some(Leaning::Most),
+        Some("LeastAllocated") => Some(ScoringStrategy::LeastAllocated),
+        Some("MostAllocated") => Some(ScoringStrategy::MostAllocated),
         Some(other) => panic!("strategy {other:?} is not understood"),
     }
 }
@@ -47,11 +49,11 @@ pub(crate) fn policies(scoring: &Value) -> Policies {
             node: NodePolicy::default(),
             device: DevicePolicy::InOrder,
         },
-        Some(Leaning::Least) => Policies {
+        Some(ScoringStrategy::LeastAllocated) => Policies {
             node: NodePolicy::LeastAllocated,
             device: DevicePolicy::LeastAllocated,
         },
-        Some(Leaning::Most) => Policies {
+        Some(ScoringStrategy::MostAllocated) => Policies {
             node: NodePolicy::MostAllocated,
             device: DevicePolicy::MostAllocated,
         },
@@ -59,7 +61,7 @@ pub(crate) fn policies(scoring: &Value) -> Policies {
 }
 
 /// The weights of a strategy.
-pub(crate) fn weights(scoring: &Value) -> Weights {
+pub(crate) fn weights(scoring: &Value) -> ResourceWeights {
     named_weights(by_name(scoring))
 }
 
@@ -92,7 +94,7 @@ fn score_node(case: &Case<'_>) -> Outcome {
     let fleet = world.index.fleet();
     // A pod that asks for nothing, and a node of which nothing is known, have no points.
     let points = |(ask, node): (NodeAsk<'_>, NodeId)| {
-        fleet.points(node, ask.devices(), leaning(scoring).unwrap(), Hints::Ignore)
+        fleet.resource_score(node, ask.devices(), leaning(scoring).unwrap(), Hints::Ignore)
     };
     Outcome::equal(
         &json!(ask.zip(fleet.node_id(NODE)).map_or(0, points)),
@@ -106,7 +108,7 @@ fn score_device(case: &Case<'_>) -> Outcome {
     let usages = by_name(scoring).map(|(name, weight)| {
         let [total, free, requested] = [&total, &free, &asked]
             .map(|amounts| amounts.get(&name).map_or(0, |amount| amount.unsigned().unwrap()));
-        Usage {
+        ResourceUsage {
             weight,
             total,
             free,

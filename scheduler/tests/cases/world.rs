@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use placement::{Policies, Weights};
+use placement::{Policies, ResourceWeights};
 use proto::device::SERVES_VENDOR_LABEL;
 use proto::node::Node;
 use proto::pod::Pod;
@@ -64,7 +64,7 @@ impl fmt::Display for Refused {
 
 impl World {
     /// A state that has seen a node with these labels and no devices.
-    pub(crate) fn new(labels: &Value, policies: Policies, weights: Weights) -> Self {
+    pub(crate) fn new(labels: &Value, policies: Policies, weights: ResourceWeights) -> Self {
         let mut index =
             Index::new(ResourceNames::default(), policies, Duration::from_secs(30)).weighing(weights);
         let node = json!({"metadata": {"name": NODE, "labels": labels}, "status": {}});
@@ -76,7 +76,7 @@ impl World {
 
     /// A state for cases that are not about the order of devices.
     pub(crate) fn plain() -> Self {
-        Self::new(&Value::Null, Policies::default(), Weights::default())
+        Self::new(&Value::Null, Policies::default(), ResourceWeights::default())
     }
 
     /// The node's devices, in place of any that it had.

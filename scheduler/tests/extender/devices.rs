@@ -594,7 +594,7 @@ fn no_device_object_breaks_anything() {
                 let asking: Pod = serde_json::from_value(asking).unwrap();
                 let facts = scheduler::accounting::PodFacts::of(&asking, index.names()).unwrap();
                 let ask = index.ask(asking.uid(), &facts).unwrap().unwrap();
-                let _ = (index.fit("n1", &ask), index.fleet().node_id("n1").map(|node| index.asking(&ask).verdict(node, ask.policies)), index.show_node("n1"));
+                let _ = (index.fit("n1", &ask), index.fleet().node_id("n1").map(|node| index.asking(&ask).evaluate(node, ask.policies)), index.show_node("n1"));
             }
         }
         Ok(())

@@ -1,80 +1,76 @@
-//! Compares what owners hold two by two: virtual functions and exclusive use.
+//! Compares holdings two by two (virtual functions, exclusive use), and what is derived from a node with the node.
 
-use crate::brief::Brief;
-use crate::check::Violation;
-use crate::class::DeviceRef;
-use crate::fleet::Fleet;
-use crate::holding::{GpuRef, Holding, Origin};
-use crate::node::{Held, Node};
-use crate::traits::{Place, Traits};
-use crate::wishes::{Exclusion, Kind};
+use super::{Violation, differs};
+use crate::data::constraints::{DeviceKind, Exclusion};
+use crate::data::device::{DeviceLocation, DeviceRef};
+use crate::data::holding::{GpuRef, Held, HeldGpus, Hints, Origin};
+use crate::data::ident::NodeId;
+use crate::state::equivalence::{has_class, key_with};
+use crate::state::node::Node;
+use crate::state::nodes::Nodes;
 
 pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
     for (at, one) in node.held.iter().enumerate() {
         for other in node.held.iter().skip(at + 1) {
-            violations.extend(functions_of_both(node, one, other));
-            violations.extend(broken(node, one, other));
-            violations.extend(broken(node, other, one));
+            check_functions(node, one, other, &mut violations);
+            check_exclusions(node, one, other, &mut violations);
+            check_exclusions(node, other, one, &mut violations);
         }
     }
     violations
 }
 
-/// What is kept ready besides rows.
-pub(super) fn check_derived(fleet: &Fleet, node: &Node, generation: u32, brief: Brief) -> Vec<Violation> {
+/// Checks the summary, the equivalence class and the rules flag of a node.
+pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
-    let kept = brief
-        .state
-        .and_then(|id| fleet.states.get(id))
-        .map(|(state, _)| state);
-    if kept != node.state().as_ref() {
-        violations.push(differs(
-            node,
-            "the state that is kept to compare nodes by is not the node's",
-        ));
+    let summary = nodes
+        .summaries
+        .get(id.index as usize)
+        .copied()
+        .unwrap_or_default();
+    let key = summary
+        .class
+        .and_then(|class| nodes.classes.get(class))
+        .map(|(key, _)| key);
+    if key != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
+        violations.push(differs(node, "its equivalence class does not match it"));
     }
-    let told = (brief.is_there, brief.generation, brief.has_hints, brief.has_rules);
-    if told != (true, generation, !node.hints.is_empty(), node.has_rules) {
-        violations.push(differs(node, "what is told of it in brief is not so"));
+    let flags = (
+        summary.exists,
+        summary.generation,
+        summary.has_hints,
+        summary.has_rules,
+    );
+    if flags != (true, id.generation, !node.hints.is_empty(), node.has_rules) {
+        violations.push(differs(node, "its summary does not match it"));
     }
-    let held = node.held.iter().map(|held| &held.holdings.exclusions);
-    let any = held
-        .chain(node.hints.iter().map(|hint| &hint.placement.exclusions))
-        .any(|exclusions| !exclusions.is_empty());
-    let binds = node
+    let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
+    let any_hinted = node
+        .hints
+        .iter()
+        .any(|hint| !hint.placement.exclusions.is_empty());
+    let table = node
         .inventory
         .as_ref()
-        .and_then(|inventory| inventory.partitions.as_ref())
-        .is_some_and(|table| table.is_binding);
-    if node.has_rules != (any || binds) {
-        violations.push(differs(node, "it is not noted whether there are rules"));
+        .and_then(|inventory| inventory.partitions.as_ref());
+    let is_binding = table.is_some_and(|table| table.is_binding);
+    if node.has_rules != (any_held || any_hinted || is_binding) {
+        violations.push(differs(node, "the flag for rules is wrong"));
     }
     violations
 }
 
-fn differs(node: &Node, detail: &str) -> Violation {
-    Violation::RowDiffers {
-        node: node.name.to_string(),
-        detail: detail.to_owned(),
-    }
-}
-
-/// Virtual functions that two owners certainly hold.
-fn functions_of_both(node: &Node, one: &Held, other: &Held) -> Vec<Violation> {
-    let mut violations = Vec::new();
+/// Finds virtual functions that two owners certainly hold.
+fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<Violation>) {
     for part in one.holdings.others.iter().filter(|part| part.trusted) {
-        for same in other
+        let same_type = other
             .holdings
             .others
             .iter()
-            .filter(|same| same.trusted && same.kind == part.kind)
-        {
-            for function in part
-                .functions
-                .iter()
-                .filter(|function| same.functions.contains(function))
-            {
+            .filter(|same| same.trusted && same.kind == part.kind);
+        for function in same_type.flat_map(|same| &same.functions) {
+            if part.functions.contains(function) {
                 violations.push(Violation::FunctionHeldTwice {
                     node: node.name.to_string(),
                     function: function.clone(),
@@ -83,78 +79,66 @@ fn functions_of_both(node: &Node, one: &Held, other: &Held) -> Vec<Violation> {
             }
         }
     }
-    violations
 }
 
-/// Devices that one owner keeps and another holds, if both were decided here.
-fn broken(node: &Node, keeper: &Held, other: &Held) -> Vec<Violation> {
+/// Finds devices of which one owner has exclusive use and another holds them, if both are decisions of the engine.
+fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut Vec<Violation>) {
     if [keeper, other].iter().any(|held| held.origin == Origin::Fact) {
-        return Vec::new();
+        return;
     }
-    let mut violations = Vec::new();
     for (kind, exclusion) in &keeper.holdings.exclusions {
         let kept = devices(node, keeper, kind);
-        let meets = |(device, place): &(String, Option<&Place>)| {
-            kept.iter().any(|(kept, kept_place)| match exclusion {
-                Exclusion::Device => kept == device,
-                Exclusion::Switch => {
-                    kept == device
-                        || (kept_place == place && place.is_some_and(|place| place.switch.is_some()))
-                }
-            })
-        };
-        violations.extend(
-            devices(node, other, kind)
-                .iter()
-                .filter(|device| meets(device))
-                .map(|(device, _)| Violation::ExclusionBroken {
+        for (device, location) in devices(node, other, kind) {
+            let meets = |(kept, kept_location): &(String, Option<&DeviceLocation>)| {
+                let shares_switch =
+                    *kept_location == location && location.is_some_and(|location| location.switch.is_some());
+                *kept == device || (*exclusion == Exclusion::Switch && shares_switch)
+            };
+            if kept.iter().any(meets) {
+                violations.push(Violation::ExclusionBroken {
                     node: node.name.to_string(),
                     keeper: keeper.owner.clone(),
                     other: other.owner.clone(),
                     kind: kind.clone(),
-                    device: device.clone(),
-                }),
-        );
+                    device,
+                });
+            }
+        }
     }
-    violations
 }
 
-/// Devices of a type that an owner certainly holds, with where they sit.
-fn devices<'a>(node: &'a Node, held: &Held, kind: &Kind) -> Vec<(String, Option<&'a Place>)> {
-    fn place(traits: &Traits) -> Option<&Place> {
-        traits.place.as_ref()
-    }
+/// Devices of a type that an owner certainly holds, with their locations.
+fn devices<'a>(node: &'a Node, held: &Held, kind: &DeviceKind) -> Vec<(String, Option<&'a DeviceLocation>)> {
+    let mut devices = Vec::new();
     match kind {
-        Kind::Gpu => {
-            let Holding::Shares(shares) = &held.holdings.gpus else {
-                return Vec::new();
+        DeviceKind::Gpu => {
+            let HeldGpus::Shares(shares) = &held.holdings.gpus else {
+                return devices;
             };
-            let is_held = |uuid| {
-                shares
-                    .iter()
-                    .any(|share| share.trusted && matches!(&share.gpu, GpuRef::Uuid(held) if held == uuid))
-            };
-            let gpus = node.gpus().iter().filter(|gpu| is_held(&gpu.uuid));
-            gpus.map(|gpu| (gpu.uuid.to_string(), place(&gpu.traits)))
-                .collect()
+            for gpu in node.gpus() {
+                let is_held =
+                    |reference: &GpuRef| matches!(reference, GpuRef::Uuid(uuid) if *uuid == gpu.uuid);
+                if shares.iter().any(|share| share.trusted && is_held(&share.gpu)) {
+                    devices.push((gpu.uuid.to_string(), gpu.attributes.location.as_ref()));
+                }
+            }
         }
-        Kind::Other(kind) => {
+        DeviceKind::Other(kind) => {
             let parts = || {
                 held.holdings
                     .others
                     .iter()
                     .filter(|part| part.trusted && part.kind == *kind)
             };
-            let is_held = |id| parts().any(|part| matches!(&part.device, DeviceRef::Id(held) if held == id));
-            let devices = node
-                .classes()
-                .iter()
-                .filter(|class| class.kind == *kind)
-                .flat_map(|class| &class.devices);
-            devices
-                .filter(|device| is_held(&device.id))
-                .map(|device| (device.id.to_string(), place(&device.traits)))
-                .collect()
+            let of_type = node.types().iter().filter(|of_type| of_type.kind == *kind);
+            for device in of_type.flat_map(|of_type| &of_type.devices) {
+                let is_held =
+                    |reference: &DeviceRef| matches!(reference, DeviceRef::Id(id) if *id == device.id);
+                if parts().any(|part| is_held(&part.device)) {
+                    devices.push((device.id.to_string(), device.attributes.location.as_ref()));
+                }
+            }
         }
     }
+    devices
 }

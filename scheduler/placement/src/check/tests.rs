@@ -1,15 +1,17 @@
-//! Breaks the state by hand in every way that the check is for.
+//! Corrupts the state in every way that the check is meant to find.
 
 use rstest::rstest;
 
 use super::Violation;
-use crate::amounts::Amounts;
-use crate::class::{Class, Device};
-use crate::fleet::{Fleet, NodeId};
-use crate::gpu::{Gpu, Inventory};
-use crate::holding::{GpuRef, HeldMemory, HeldShare, Holding, Placement, Share};
-use crate::memory::Memory;
-use crate::node::Node;
+use crate::data::amounts::{Amounts, HostAmounts, Memory};
+use crate::data::device::{Device, DeviceAttributes, DevicesOfType, Gpu};
+use crate::data::holding::{GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Placement, Share};
+use crate::data::ident::NodeId;
+use crate::data::inventory::Inventory;
+use crate::fleet::Fleet;
+use crate::state::cpu_only::CpuOnlyPods;
+use crate::state::equivalence::key_with;
+use crate::state::node::Node;
 
 fn gpu(node: &str, minor: u32) -> Gpu {
     Gpu {
@@ -20,7 +22,7 @@ fn gpu(node: &str, minor: u32) -> Gpu {
         slots: 10,
         healthy: true,
         sharing: true,
-        traits: crate::traits::Traits::default(),
+        attributes: DeviceAttributes::default(),
     }
 }
 
@@ -44,9 +46,9 @@ fn fleet() -> Fleet {
             minor: 0,
             resources,
             healthy: true,
-            traits: crate::traits::Traits::default(),
+            attributes: DeviceAttributes::default(),
         };
-        let classes = Some(vec![Class {
+        let other_devices = Some(vec![DevicesOfType {
             kind: "rdma".into(),
             devices: vec![nic],
         }]);
@@ -54,7 +56,7 @@ fn fleet() -> Fleet {
             node,
             Inventory {
                 gpus: vec![gpu(node, 0), gpu(node, 1)],
-                classes,
+                other_devices,
                 ..Inventory::default()
             },
         );
@@ -63,7 +65,7 @@ fn fleet() -> Fleet {
         fleet.hold(
             &owner.into(),
             "n",
-            Holding::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]),
+            HeldGpus::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]),
         );
     }
     let amounts = Amounts {
@@ -82,10 +84,10 @@ fn fleet() -> Fleet {
     let id = fleet.node_id("n").unwrap();
     assert!(fleet.hint(&"h".into(), id, placement));
     for owner in ["a", "p"] {
-        fleet.run(
+        fleet.set_host_use(
             &owner.into(),
             "n",
-            crate::host::HostAmounts {
+            HostAmounts {
                 cpu_milli: 5,
                 memory: 6,
             },
@@ -97,11 +99,11 @@ fn fleet() -> Fleet {
 
 /// The first node.
 fn n(fleet: &mut Fleet) -> &mut Node {
-    fleet.slots[0].node.as_mut().unwrap()
+    fleet.nodes.slots[0].node.as_mut().unwrap()
 }
 
 fn m(fleet: &mut Fleet) -> &mut Node {
-    fleet.slots[1].node.as_mut().unwrap()
+    fleet.nodes.slots[1].node.as_mut().unwrap()
 }
 
 #[rstest]
@@ -109,39 +111,39 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::free_core(|fleet: &mut Fleet| n(fleet).rows[1].free.core -= 1, &["RowDiffers"])]
 #[case::free_slots(|fleet: &mut Fleet| m(fleet).rows[1].free.slots -= 1, &["RowDiffers"])]
 #[case::total(|fleet: &mut Fleet| m(fleet).rows[0].total.core = 0, &["RowDiffers"])]
-#[case::free_though_sick(|fleet: &mut Fleet| sicken(n(fleet)), &["RowDiffers"])]
-#[case::sickness_not_noted(
+#[case::free_though_unhealthy(|fleet: &mut Fleet| keep_free_when_unhealthy(n(fleet)), &["RowDiffers"])]
+#[case::unhealthy_gpu_without_flag(
     |fleet: &mut Fleet| {
         n(fleet).inventory.as_mut().unwrap().gpus[0].healthy = false;
         n(fleet).rows[0].free = Amounts::ZERO;
     },
     &["Index"]
 )]
-#[case::mark_of_a_holder(|fleet: &mut Fleet| n(fleet).marks[0].is_held = false, &["RowDiffers"])]
-#[case::mark_of_a_sharer(|fleet: &mut Fleet| n(fleet).marks[1].is_shared = false, &["RowDiffers"])]
-#[case::mark_of_one_that_is_withheld(|fleet: &mut Fleet| m(fleet).marks[0].is_withheld = true, &["RowDiffers"])]
+#[case::flag_of_an_occupied_gpu(|fleet: &mut Fleet| n(fleet).flags[0].is_occupied = false, &["RowDiffers"])]
+#[case::flag_of_a_shared_gpu(|fleet: &mut Fleet| n(fleet).flags[1].is_shared = false, &["RowDiffers"])]
+#[case::flag_of_a_withheld_gpu(|fleet: &mut Fleet| m(fleet).flags[0].is_withheld = true, &["RowDiffers"])]
 #[case::free_of_another_device(
-    |fleet: &mut Fleet| { n(fleet).free_others[0][0].insert("rdma".into(), 99); },
+    |fleet: &mut Fleet| { n(fleet).free_devices[0][0].insert("rdma".into(), 99); },
     &["RowDiffers"]
 )]
-#[case::another_device_missing(|fleet: &mut Fleet| m(fleet).free_others.clear(), &["RowDiffers"])]
+#[case::another_device_missing(|fleet: &mut Fleet| m(fleet).free_devices.clear(), &["RowDiffers"])]
 #[case::row_missing(|fleet: &mut Fleet| m(fleet).rows.resize(0), &["Index", "RowDiffers", "RowDiffers"])]
 #[case::gpus_out_of_order(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus.reverse(), &["Index"])]
 #[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus[1].uuid = "m-0".into(), &["Index"])]
-#[case::name_lost(|fleet: &mut Fleet| { fleet.names.remove("m"); }, &["Index", "Index"])]
-#[case::name_astray(|fleet: &mut Fleet| { fleet.names.insert("m", NodeId::new(0, 0)); }, &["Index"])]
-#[case::name_of_nothing(|fleet: &mut Fleet| { fleet.names.insert("x", NodeId::new(7, 0)); }, &["Index"])]
+#[case::name_lost(|fleet: &mut Fleet| { fleet.nodes.names.remove("m"); }, &["Index", "Index"])]
+#[case::name_of_another_node(|fleet: &mut Fleet| { fleet.nodes.names.insert("m", NodeId { index: 0, generation: 0 }); }, &["Index"])]
+#[case::name_of_nothing(|fleet: &mut Fleet| { fleet.nodes.names.insert("x", NodeId { index: 7, generation: 0 }); }, &["Index"])]
 #[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index", "RowDiffers"])]
-#[case::owner_lost(|fleet: &mut Fleet| { fleet.owners.remove("a"); }, &["Index", "Index", "Index"])]
-#[case::owner_astray(|fleet: &mut Fleet| { fleet.owners.insert("a".into(), 1); }, &["Index"])]
-#[case::owner_of_nothing(|fleet: &mut Fleet| { fleet.owners.insert("x".into(), 1); }, &["Index"])]
-#[case::hint_lost(|fleet: &mut Fleet| { fleet.hinted.remove("h"); }, &["Index", "Index"])]
-#[case::hint_astray(|fleet: &mut Fleet| { fleet.hinted.insert("h".into(), 1); }, &["Index"])]
-#[case::hint_beside_holding(
+#[case::owner_lost(|fleet: &mut Fleet| { fleet.nodes.owners.remove("a"); }, &["Index", "Index", "Index"])]
+#[case::owner_on_another_node(|fleet: &mut Fleet| { fleet.nodes.owners.insert("a".into(), 1); }, &["Index"])]
+#[case::owner_of_nothing(|fleet: &mut Fleet| { fleet.nodes.owners.insert("x".into(), 1); }, &["Index"])]
+#[case::hint_lost(|fleet: &mut Fleet| { fleet.nodes.hinted.remove("h"); }, &["Index", "Index"])]
+#[case::hint_on_another_node(|fleet: &mut Fleet| { fleet.nodes.hinted.insert("h".into(), 1); }, &["Index"])]
+#[case::hint_and_holding(
     |fleet: &mut Fleet| {
         n(fleet).hints[0].owner = "a".into();
-        fleet.hinted.remove("h");
-        fleet.hinted.insert("a".into(), 0);
+        fleet.nodes.hinted.remove("h");
+        fleet.nodes.hinted.insert("a".into(), 0);
     },
     &["Index"]
 )]
@@ -150,24 +152,24 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::owner_on_two_nodes(
     |fleet: &mut Fleet| {
         let held = n(fleet).held.remove(1);
-        let copy = crate::node::Held { owner: held.owner.clone(), origin: held.origin, holdings: held.holdings.clone() };
-        n(fleet).put(held);
-        m(fleet).put(copy);
+        let copy = crate::data::holding::Held { owner: held.owner.clone(), origin: held.origin, holdings: held.holdings.clone() };
+        n(fleet).insert_held(held);
+        m(fleet).insert_held(copy);
     },
     &["OwnerOnSeveralNodes", "RowDiffers"]
 )]
-#[case::host_use_lost(|fleet: &mut Fleet| fleet.running.clear(), &["Index", "Index"])]
+#[case::host_use_lost(|fleet: &mut Fleet| fleet.nodes.host_uses.clear(), &["Index", "Index"])]
 #[case::host_use_uncounted(|fleet: &mut Fleet| n(fleet).host.used.cpu_milli += 1, &["Index"])]
-#[case::use_beside_gpus_uncounted(|fleet: &mut Fleet| fleet.beside = crate::beside::Beside::default(), &["Index"])]
-#[case::hint_not_told(|fleet: &mut Fleet| fleet.briefs[0].has_hints = false, &["RowDiffers"])]
-#[case::rule_not_told(|fleet: &mut Fleet| fleet.briefs[1].has_rules = true, &["RowDiffers"])]
-#[case::not_told_of(|fleet: &mut Fleet| fleet.briefs[1].is_there = false, &["RowDiffers"])]
-#[case::generation_not_told(|fleet: &mut Fleet| fleet.briefs[1].generation += 1, &["RowDiffers"])]
-#[case::state_not_told(|fleet: &mut Fleet| fleet.briefs[1].state = None, &["Index", "RowDiffers"])]
-#[case::state_of_nobody(
+#[case::cpu_only_pod_uncounted(|fleet: &mut Fleet| fleet.nodes.cpu_only = CpuOnlyPods::default(), &["Index"])]
+#[case::summary_without_hint(|fleet: &mut Fleet| fleet.nodes.summaries[0].has_hints = false, &["RowDiffers"])]
+#[case::summary_with_rule(|fleet: &mut Fleet| fleet.nodes.summaries[1].has_rules = true, &["RowDiffers"])]
+#[case::summary_without_node(|fleet: &mut Fleet| fleet.nodes.summaries[1].exists = false, &["RowDiffers"])]
+#[case::summary_of_another_generation(|fleet: &mut Fleet| fleet.nodes.summaries[1].generation += 1, &["RowDiffers"])]
+#[case::summary_without_class(|fleet: &mut Fleet| fleet.nodes.summaries[1].class = None, &["Index", "RowDiffers"])]
+#[case::class_without_node(
     |fleet: &mut Fleet| {
-        let state = m(fleet).state_under(crate::fit::Hints::Respect);
-        fleet.states.enter(state);
+        let key = key_with(m(fleet), Hints::Respect);
+        fleet.nodes.classes.enter(key);
     },
     &["Index"]
 )]
@@ -177,10 +179,10 @@ fn corruption_is_found(#[case] corrupt: fn(&mut Fleet), #[case] expected: &[&str
     assert_eq!(kinds(&fleet), expected, "{:#?}", fleet.check());
 }
 
-/// Notes the sickness of a device, but leaves its room on offer.
-fn sicken(node: &mut Node) {
+/// Marks a GPU as unhealthy, but leaves its row free.
+fn keep_free_when_unhealthy(node: &mut Node) {
     node.inventory.as_mut().unwrap().gpus[0].healthy = false;
-    node.any_aside = true;
+    node.any_unavailable = true;
 }
 
 #[rstest]
@@ -194,7 +196,7 @@ fn sicken(node: &mut Node) {
 #[case::in_doubt(HeldShare { trusted: false, ..share(GpuRef::Minor(0), 5000, 0, 0) }, &[])]
 fn facts_that_break_an_invariant_are_found(#[case] share: HeldShare, #[case] expected: &[&str]) {
     let mut fleet = fleet();
-    fleet.hold(&"fact".into(), "n", Holding::Shares(vec![share]));
+    fleet.hold(&"fact".into(), "n", HeldGpus::Shares(vec![share]));
     assert_eq!(kinds(&fleet), expected, "{:#?}", fleet.check());
 }
 
@@ -206,7 +208,7 @@ fn one_device_shared_twice_by_one_owner_is_found() {
         share(GpuRef::Minor(1), 1, 0, 0),
         share(GpuRef::Uuid("n-0".into()), 1, 0, 0),
     ];
-    fleet.hold(&"twice".into(), "n", Holding::Shares(shares));
+    fleet.hold(&"twice".into(), "n", HeldGpus::Shares(shares));
     let expected = Violation::SameGpuTwice {
         node: "n".into(),
         owner: "twice".into(),
@@ -216,16 +218,16 @@ fn one_device_shared_twice_by_one_owner_is_found() {
 }
 
 #[test]
-fn what_is_held_of_sick_or_vanished_devices_breaks_nothing() {
+fn holdings_of_unhealthy_or_missing_devices_violate_nothing() {
     let mut fleet = fleet();
-    let sick = Gpu {
+    let unhealthy = Gpu {
         healthy: false,
         ..gpu("n", 0)
     };
     fleet.set_inventory(
         "n",
         Inventory {
-            gpus: vec![sick, gpu("n", 1)],
+            gpus: vec![unhealthy, gpu("n", 1)],
             unit_bytes: None,
             ..Inventory::default()
         },

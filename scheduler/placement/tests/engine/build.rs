@@ -1,8 +1,8 @@
-//! Short ways to say what a test is about.
+//! Builders for tests.
 
 use placement::{
-    Fleet, Gpu, GpuRef, GpuView, HeldMemory, HeldShare, Hints, Holding, Inventory, Memory, MemoryAsk, NodeId,
-    OwnerId, Placement, Reason, Request,
+    Fleet, Gpu, GpuRef, GpuView, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, Memory, NodeId, OwnerId,
+    Placement, Reason, RequestedMemory, ShareRequest,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -22,11 +22,11 @@ pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Gpu {
         slots: 100,
         healthy: true,
         sharing: true,
-        traits: placement::Traits::default(),
+        attributes: placement::DeviceAttributes::default(),
     }
 }
 
-/// GPUs of so many MiB, counted in MiB.
+/// GPUs with this memory in MiB; one memory unit is a MiB.
 pub(crate) fn inventory(node: &str, mib: &[u64]) -> Inventory {
     let gpus = (0..)
         .zip(mib)
@@ -47,8 +47,8 @@ pub(crate) fn one_node(mib: &[u64]) -> (Fleet, NodeId) {
     (fleet, id)
 }
 
-pub(crate) fn ask(devices: u32, memory: MemoryAsk) -> Request {
-    Request {
+pub(crate) fn ask(devices: u32, memory: RequestedMemory) -> ShareRequest {
+    ShareRequest {
         devices,
         memory,
         core: 0,
@@ -56,38 +56,38 @@ pub(crate) fn ask(devices: u32, memory: MemoryAsk) -> Request {
     }
 }
 
-pub(crate) fn units(units: u64) -> Request {
-    ask(1, MemoryAsk::Units(units))
+pub(crate) fn units(units: u64) -> ShareRequest {
+    ask(1, RequestedMemory::Units(units))
 }
 
-pub(crate) fn ratio(percent: u32) -> Request {
-    ask(1, MemoryAsk::Ratio(percent))
+pub(crate) fn ratio(percent: u32) -> ShareRequest {
+    ask(1, RequestedMemory::Ratio(percent))
 }
 
-pub(crate) fn share(gpu: GpuRef, memory: MemoryAsk) -> HeldShare {
+pub(crate) fn share(gpu: GpuRef, memory: RequestedMemory) -> HeldShare {
     HeldShare {
         gpu,
-        memory: HeldMemory::Ask(memory),
+        memory: HeldMemory::Requested(memory),
         core: 0,
         slots: 1,
         trusted: true,
     }
 }
 
-pub(crate) fn on_uuid(uuid: &str, memory: MemoryAsk) -> Holding {
-    Holding::Shares(vec![share(GpuRef::Uuid(uuid.into()), memory)])
+pub(crate) fn on_uuid(uuid: &str, memory: RequestedMemory) -> HeldGpus {
+    HeldGpus::Shares(vec![share(GpuRef::Uuid(uuid.into()), memory)])
 }
 
-pub(crate) fn on_minor(minor: u32, memory: MemoryAsk) -> Holding {
-    Holding::Shares(vec![share(GpuRef::Minor(minor), memory)])
+pub(crate) fn on_minor(minor: u32, memory: RequestedMemory) -> HeldGpus {
+    HeldGpus::Shares(vec![share(GpuRef::Minor(minor), memory)])
 }
 
-/// Takes note of a fact.
-pub(crate) fn hold(fleet: &mut Fleet, owner: &str, node: &str, holding: Holding) {
+/// Sets a fact.
+pub(crate) fn hold(fleet: &mut Fleet, owner: &str, node: &str, holding: HeldGpus) {
     fleet.hold(&owner.into(), node, holding);
 }
 
-/// Leaves exactly so many MiB free on each GPU of a node.
+/// Leaves exactly this memory in MiB free on each GPU of a node.
 pub(crate) fn fill(fleet: &mut Fleet, node: &str, free_mib: &[u64]) {
     let id = fleet.node_id(node).unwrap();
     let totals: Vec<(u32, u64)> = gpus(fleet, id)
@@ -103,7 +103,7 @@ pub(crate) fn fill(fleet: &mut Fleet, node: &str, free_mib: &[u64]) {
             fleet,
             &format!("filler-{node}-{minor}"),
             node,
-            on_minor(minor, MemoryAsk::Units(total - free)),
+            on_minor(minor, RequestedMemory::Units(total - free)),
         );
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn place(
     fleet: &mut Fleet,
     owner: &str,
     node: NodeId,
-    request: &Request,
+    request: &ShareRequest,
 ) -> Result<Placement, Reason> {
     let placement = fleet.choose(
         node,

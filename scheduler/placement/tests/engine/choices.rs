@@ -1,33 +1,35 @@
-//! Which devices are chosen, and how nodes are scored.
+//! The choice of devices, and the scores of nodes.
 
-use placement::{DevicePolicy, Fleet, Hints, MemoryAsk, NodePolicy, Policies, Request, Weights};
+use placement::{
+    DevicePolicy, Fleet, Hints, NodePolicy, Policies, RequestedMemory, ResourceWeights, ShareRequest,
+};
 use rstest::rstest;
 
 use crate::build::{ask, fill, inventory, minors, one_node, ratio, units};
 
-fn memory_only() -> Weights {
-    Weights {
+fn memory_only() -> ResourceWeights {
+    ResourceWeights {
         memory: 1,
-        ..Weights::default()
+        ..ResourceWeights::default()
     }
 }
 
 #[rstest]
 #[case::least_room(DevicePolicy::Binpack, units(1000), &[2])]
 #[case::most_room(DevicePolicy::Spread, units(1000), &[3])]
-#[case::two_least(DevicePolicy::Binpack, ask(2, MemoryAsk::Units(1000)), &[1, 2])]
-#[case::two_most(DevicePolicy::Spread, ask(2, MemoryAsk::Units(1000)), &[0, 3])]
-#[case::three_of_three_that_fit(DevicePolicy::Binpack, ask(3, MemoryAsk::Units(3001)), &[0, 1, 3])]
+#[case::two_least(DevicePolicy::Binpack, ask(2, RequestedMemory::Units(1000)), &[1, 2])]
+#[case::two_most(DevicePolicy::Spread, ask(2, RequestedMemory::Units(1000)), &[0, 3])]
+#[case::three_of_three_that_fit(DevicePolicy::Binpack, ask(3, RequestedMemory::Units(3001)), &[0, 1, 3])]
 #[case::first(DevicePolicy::InOrder, units(1000), &[0])]
-#[case::first_two_that_fit(DevicePolicy::InOrder, ask(2, MemoryAsk::Units(6000)), &[0, 3])]
+#[case::first_two_that_fit(DevicePolicy::InOrder, ask(2, RequestedMemory::Units(6000)), &[0, 3])]
 #[case::most_left(DevicePolicy::LeastAllocated, units(1000), &[3])]
-#[case::two_with_most_left(DevicePolicy::LeastAllocated, ask(2, MemoryAsk::Units(1000)), &[0, 3])]
+#[case::two_with_most_left(DevicePolicy::LeastAllocated, ask(2, RequestedMemory::Units(1000)), &[0, 3])]
 #[case::most_used(DevicePolicy::MostAllocated, units(1000), &[2])]
-#[case::two_with_most_used(DevicePolicy::MostAllocated, ask(2, MemoryAsk::Units(1000)), &[1, 2])]
-#[case::all(DevicePolicy::Spread, ask(4, MemoryAsk::Units(3000)), &[0, 1, 2, 3])]
-fn devices(#[case] policy: DevicePolicy, #[case] request: Request, #[case] expected: &[u32]) {
+#[case::two_with_most_used(DevicePolicy::MostAllocated, ask(2, RequestedMemory::Units(1000)), &[1, 2])]
+#[case::all(DevicePolicy::Spread, ask(4, RequestedMemory::Units(3000)), &[0, 1, 2, 3])]
+fn devices(#[case] policy: DevicePolicy, #[case] request: ShareRequest, #[case] expected: &[u32]) {
     let (fleet, id) = one_node(&[9000; 4]);
-    let mut fleet = fleet.weighing(memory_only());
+    let mut fleet = fleet.with_weights(memory_only());
     fill(&mut fleet, "n", &[7000, 5000, 3000, 9000]);
     let placement = fleet.choose(id, &request, policy, Hints::Respect).unwrap();
     assert_eq!(minors(&placement), expected);
@@ -39,7 +41,7 @@ fn devices(#[case] policy: DevicePolicy, #[case] request: Request, #[case] expec
 #[case::in_order(DevicePolicy::InOrder)]
 #[case::most_left(DevicePolicy::LeastAllocated)]
 #[case::most_used(DevicePolicy::MostAllocated)]
-fn equals_are_taken_by_minor(#[case] policy: DevicePolicy) {
+fn equal_gpus_are_taken_by_minor(#[case] policy: DevicePolicy) {
     let (fleet, id) = one_node(&[9000; 4]);
     assert_eq!(
         minors(&fleet.choose(id, &units(1), policy, Hints::Respect).unwrap()),
@@ -48,16 +50,16 @@ fn equals_are_taken_by_minor(#[case] policy: DevicePolicy) {
     assert_eq!(
         minors(
             &fleet
-                .choose(id, &ask(3, MemoryAsk::Units(1)), policy, Hints::Respect)
+                .choose(id, &ask(3, RequestedMemory::Units(1)), policy, Hints::Respect)
                 .unwrap()
         ),
         [0, 1, 2]
     );
 }
 
-/// Half of the small GPU leaves less than half of the large one, though the large one has less free now.
+/// Half of the small GPU leaves less than half of the large one, though the large one has less free.
 #[test]
-fn a_ratio_counts_what_would_be_left() {
+fn a_ratio_counts_the_memory_left_afterwards() {
     let (mut fleet, id) = one_node(&[8000, 16000]);
     fill(&mut fleet, "n", &[8000, 8001]);
     assert_eq!(
@@ -93,7 +95,7 @@ fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
         fleet.set_inventory(name, inventory(name, &[10000, 10000]));
         fill(&mut fleet, name, &free);
     }
-    let fleet = fleet.weighing(memory_only());
+    let fleet = fleet.with_weights(memory_only());
     let policies = Policies {
         node,
         device: DevicePolicy::Binpack,
@@ -112,7 +114,7 @@ fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
 
 /// Nodes that differ by less than a step still differ.
 #[test]
-fn fine_scores_tell_near_equals_apart() {
+fn fine_scores_distinguish_near_equals() {
     let mut fleet = Fleet::new();
     for (name, free) in [("a", 8000), ("b", 7999)] {
         fleet.set_inventory(name, inventory(name, &[10000]));
@@ -127,7 +129,7 @@ fn fine_scores_tell_near_equals_apart() {
     assert!(score("a") < score("b"));
 }
 
-/// The score is that of the device which the policy would take: half of the large GPU or of the small one.
+/// The score is that of the GPU that the policy takes: half of the large GPU or of the small one.
 #[test]
 fn scores_follow_the_choice_of_devices() {
     let (fleet, id) = one_node(&[10000, 30000]);
@@ -149,7 +151,7 @@ fn scores_follow_the_choice_of_devices() {
 }
 
 #[test]
-fn sick_gpus_neither_fill_nor_empty_a_node() {
+fn unhealthy_gpus_neither_fill_nor_empty_a_node() {
     let (mut fleet, id) = one_node(&[10000, 10000]);
     let mut devices = inventory("n", &[10000, 10000]);
     devices.gpus[1].healthy = false;
@@ -172,9 +174,9 @@ fn sick_gpus_neither_fill_nor_empty_a_node() {
 }
 
 #[test]
-fn what_does_not_fit_scores_nothing() {
+fn a_request_that_does_not_fit_scores_zero() {
     let (fleet, id) = one_node(&[10000]);
-    let fleet = fleet.weighing(memory_only());
+    let fleet = fleet.with_weights(memory_only());
     for node in [
         NodePolicy::Binpack,
         NodePolicy::Spread,

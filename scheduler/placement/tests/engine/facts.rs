@@ -1,7 +1,7 @@
 //! Facts from watches: they come in any order, may contradict the inventory, and are never refused.
 
 use placement::{
-    Amounts, Doubt, Fleet, GpuRef, HeldMemory, HeldShare, Hints, Holding, MemoryAsk, NodeView, Reason,
+    Amounts, Doubt, Fleet, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, NodeView, Reason, RequestedMemory,
     Violation,
 };
 use rstest::rstest;
@@ -18,14 +18,14 @@ fn kinds(fleet: &Fleet) -> Vec<Doubt> {
         .collect()
 }
 
-/// E1: a device that holds more than it has, has nothing free.
+/// E1: a GPU with more held than it has has nothing free.
 #[rstest]
 #[case::one_unit_too_many(8193)]
 #[case::thousandfold(8_192_000)]
-#[case::as_much_as_a_number_holds(u64::MAX)]
-fn e1_more_used_than_there_is_leaves_nothing_free(#[case] used: u64) {
+#[case::largest_number(u64::MAX)]
+fn e1_oversubscription_leaves_nothing_free(#[case] used: u64) {
     let (mut fleet, id) = one_node(&[8192, 4096]);
-    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(used)));
+    hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(used)));
     assert_eq!(free_mib(&fleet, "n"), [0, 4096]);
     assert_eq!(fleet.fit(id, &units(4097), Hints::Respect), Err(Reason::Memory));
     assert!(
@@ -42,9 +42,9 @@ fn e1_sums_of_huge_facts_do_not_wrap_around() {
         let huge = HeldShare {
             core: u32::MAX,
             slots: u32::MAX,
-            ..share(GpuRef::Minor(0), MemoryAsk::Bytes(u64::MAX))
+            ..share(GpuRef::Minor(0), RequestedMemory::Bytes(u64::MAX))
         };
-        hold(&mut fleet, owner, "n", Holding::Shares(vec![huge]));
+        hold(&mut fleet, owner, "n", HeldGpus::Shares(vec![huge]));
     }
     assert_eq!(gpus(&fleet, id)[0].free, Amounts::ZERO);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
@@ -57,11 +57,11 @@ fn e1_sums_of_huge_facts_do_not_wrap_around() {
     assert_eq!(fleet.check().len(), 3);
 }
 
-/// E2: what was recorded in units follows the node's unit, and the inventory its devices.
+/// E2: amounts in units follow the node's unit, and free amounts follow the inventory.
 #[test]
 fn e2_a_change_of_unit_is_followed() {
     let (mut fleet, id) = one_node(&[16384]);
-    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(3)));
+    hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(3)));
     assert_eq!(free_mib(&fleet, "n"), [16381]);
     let mut in_gib = inventory("n", &[16384]);
     in_gib.unit_bytes = Some(GIB);
@@ -77,7 +77,12 @@ fn e2_a_change_of_unit_is_followed() {
 #[test]
 fn e2_fewer_or_smaller_gpus_are_followed() {
     let (mut fleet, id) = one_node(&[8192, 8192]);
-    hold(&mut fleet, "pod", "n", on_uuid("n-1", MemoryAsk::Units(6000)));
+    hold(
+        &mut fleet,
+        "pod",
+        "n",
+        on_uuid("n-1", RequestedMemory::Units(6000)),
+    );
     fleet.set_inventory("n", inventory("n", &[8192, 4096]));
     assert_eq!(free_mib(&fleet, "n"), [8192, 0]);
     fleet.set_inventory("n", inventory("n", &[8192]));
@@ -86,17 +91,17 @@ fn e2_fewer_or_smaller_gpus_are_followed() {
     fleet.set_inventory("n", inventory("n", &[8192, 8192]));
     assert_eq!(free_mib(&fleet, "n"), [8192, 2192]);
     assert_eq!(
-        fleet.fit(id, &ask(2, MemoryAsk::Units(2192)), Hints::Respect),
+        fleet.fit(id, &ask(2, RequestedMemory::Units(2192)), Hints::Respect),
         Ok(())
     );
 }
 
-/// E3: a node first seen without capacity is taken anew once it has some.
+/// E3: a node that was first seen without capacity is used once it has some.
 #[test]
 fn e3_no_capacity_at_first() {
     let mut fleet = Fleet::new();
     fleet.set_inventory("n", inventory("n", &[]));
-    hold(&mut fleet, "pod", "n", on_minor(1, MemoryAsk::Units(100)));
+    hold(&mut fleet, "pod", "n", on_minor(1, RequestedMemory::Units(100)));
     let id = fleet.node_id("n").unwrap();
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NoDevice));
     assert_eq!(fleet.set_inventory("n", inventory("n", &[0, 0])).len(), 2);
@@ -106,12 +111,12 @@ fn e3_no_capacity_at_first() {
     assert_eq!(fleet.check(), []);
 }
 
-/// E4, E5: capacity comes back when the holding is released, once, and by nothing else.
+/// E4, E5: capacity is free again when the holding is released, once, and not otherwise.
 #[test]
 fn e4_release_frees_at_once_and_only_once() {
     let (mut fleet, _) = one_node(&[8192]);
-    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(100)));
-    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(100)));
+    hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(100)));
+    hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(100)));
     assert_eq!(free_mib(&fleet, "n"), [8092]);
     assert!(fleet.release("pod"));
     assert!(!fleet.release("pod"));
@@ -120,11 +125,11 @@ fn e4_release_frees_at_once_and_only_once() {
     assert_eq!(fleet.check(), []);
 }
 
-/// E6: pods of nodes that are not there are no error, whichever comes first.
+/// E6: pods of unknown nodes are no error, whichever comes first.
 #[test]
 fn e6_pods_may_come_before_their_node() {
     let mut fleet = Fleet::new();
-    hold(&mut fleet, "pod", "n", on_uuid("n-0", MemoryAsk::Ratio(50)));
+    hold(&mut fleet, "pod", "n", on_uuid("n-0", RequestedMemory::Ratio(50)));
     assert_eq!(fleet.check(), []);
     let id = fleet.node_id("n").unwrap();
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NoDevice));
@@ -132,11 +137,16 @@ fn e6_pods_may_come_before_their_node() {
     assert_eq!(free_mib(&fleet, "n"), [4096]);
 }
 
-/// E14: a node that goes and comes back finds its pods; when nothing refers to it, it is forgotten.
+/// E14: a node that goes and comes back has its pods; without any reference its entry goes.
 #[test]
 fn e14_a_node_goes_and_comes_back() {
     let (mut fleet, id) = one_node(&[8192]);
-    hold(&mut fleet, "pod", "n", on_uuid("n-0", MemoryAsk::Units(5000)));
+    hold(
+        &mut fleet,
+        "pod",
+        "n",
+        on_uuid("n-0", RequestedMemory::Units(5000)),
+    );
     fleet.remove_inventory("n");
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NoDevice));
     assert_eq!(fleet.held_by("pod").unwrap().node, "n");
@@ -150,7 +160,7 @@ fn e14_a_node_goes_and_comes_back() {
 }
 
 #[test]
-fn a_stale_id_names_no_other_node() {
+fn a_stale_id_refers_to_no_other_node() {
     let (mut fleet, stale) = one_node(&[8192]);
     fleet.remove_inventory("n");
     fleet.set_inventory("other", inventory("other", &[8192]));
@@ -166,7 +176,7 @@ fn a_ghost_charges_nothing_and_is_reported() {
         &mut fleet,
         "pod",
         "n",
-        on_uuid("elsewhere", MemoryAsk::Units(5000)),
+        on_uuid("elsewhere", RequestedMemory::Units(5000)),
     );
     assert_eq!(free_mib(&fleet, "n"), [8192, 8192]);
     assert_eq!(
@@ -179,9 +189,9 @@ fn a_ghost_charges_nothing_and_is_reported() {
 }
 
 #[rstest]
-#[case::unknown_devices(Holding::Anywhere(units(5000)), Doubt::UnknownGpu)]
-#[case::unknown_minor(on_minor(7, MemoryAsk::Units(5000)), Doubt::UnknownMinor { minor: 7 })]
-fn a_share_that_may_be_anywhere_is_charged_everywhere(#[case] holding: Holding, #[case] doubt: Doubt) {
+#[case::unknown_devices(HeldGpus::Unknown(units(5000)), Doubt::UnknownGpu)]
+#[case::unknown_minor(on_minor(7, RequestedMemory::Units(5000)), Doubt::UnknownMinor { minor: 7 })]
+fn a_share_of_unknown_gpus_is_charged_to_every_gpu(#[case] holding: HeldGpus, #[case] doubt: Doubt) {
     let (mut fleet, id) = one_node(&[8192, 8192, 4096]);
     hold(&mut fleet, "pod", "n", holding);
     assert_eq!(free_mib(&fleet, "n"), [3192, 3192, 0]);
@@ -198,12 +208,12 @@ fn an_amount_in_unknown_units_takes_the_whole_device() {
     let mut without_unit = inventory("n", &[8192, 8192]);
     without_unit.unit_bytes = None;
     fleet.set_inventory("n", without_unit);
-    hold(&mut fleet, "pod", "n", on_minor(1, MemoryAsk::Units(1)));
+    hold(&mut fleet, "pod", "n", on_minor(1, RequestedMemory::Units(1)));
     assert_eq!(free_mib(&fleet, "n"), [8192, 0]);
     assert_eq!(kinds(&fleet), [Doubt::UnknownUnit]);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NotServed));
     assert_eq!(
-        fleet.fit(id, &ask(1, MemoryAsk::Bytes(MIB)), Hints::Respect),
+        fleet.fit(id, &ask(1, RequestedMemory::Bytes(MIB)), Hints::Respect),
         Ok(())
     );
     assert_eq!(fleet.check(), []);
@@ -214,9 +224,9 @@ fn a_doubtful_record_takes_room_but_breaks_nothing() {
     let (mut fleet, _) = one_node(&[8192]);
     let doubtful = HeldShare {
         trusted: false,
-        ..share(GpuRef::Minor(0), MemoryAsk::Units(9000))
+        ..share(GpuRef::Minor(0), RequestedMemory::Units(9000))
     };
-    hold(&mut fleet, "pod", "n", Holding::Shares(vec![doubtful]));
+    hold(&mut fleet, "pod", "n", HeldGpus::Shares(vec![doubtful]));
     assert_eq!(free_mib(&fleet, "n"), [0]);
     assert_eq!(kinds(&fleet), [Doubt::Untrusted]);
     assert_eq!(fleet.check(), []);
@@ -226,20 +236,25 @@ fn a_doubtful_record_takes_room_but_breaks_nothing() {
 fn a_later_fact_replaces_the_earlier_one_on_any_node() {
     let (mut fleet, _) = one_node(&[8192]);
     fleet.set_inventory("m", inventory("m", &[8192]));
-    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(100)));
-    hold(&mut fleet, "pod", "m", on_minor(0, MemoryAsk::Units(200)));
+    hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(100)));
+    hold(&mut fleet, "pod", "m", on_minor(0, RequestedMemory::Units(200)));
     assert_eq!(free_mib(&fleet, "n"), [8192]);
     assert_eq!(free_mib(&fleet, "m"), [7992]);
-    hold(&mut fleet, "pod", "m", on_uuid("m-0", MemoryAsk::Units(300)));
+    hold(
+        &mut fleet,
+        "pod",
+        "m",
+        on_uuid("m-0", RequestedMemory::Units(300)),
+    );
     assert_eq!(free_mib(&fleet, "m"), [7892]);
     assert_eq!(fleet.n_owners(), 1);
     assert_eq!(fleet.check(), []);
 }
 
 #[test]
-fn what_is_on_a_sick_gpu_stays_counted() {
+fn shares_of_an_unhealthy_gpu_stay_counted() {
     let (mut fleet, id) = one_node(&[8192]);
-    hold(&mut fleet, "pod", "n", on_minor(0, MemoryAsk::Units(5000)));
+    hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(5000)));
     let mut sick = inventory("n", &[8192]);
     sick.gpus[0].healthy = false;
     fleet.set_inventory("n", sick);
@@ -252,15 +267,15 @@ fn what_is_on_a_sick_gpu_stays_counted() {
 }
 
 #[test]
-fn views_say_who_holds_what() {
+fn views_list_the_holders_of_devices() {
     let (mut fleet, id) = one_node(&[8192]);
     let exact = HeldShare {
         memory: HeldMemory::Exact(mib(10)),
         core: 30,
-        ..share(GpuRef::Minor(0), MemoryAsk::Units(0))
+        ..share(GpuRef::Minor(0), RequestedMemory::Units(0))
     };
-    hold(&mut fleet, "b", "n", Holding::Shares(vec![exact]));
-    hold(&mut fleet, "a", "n", on_minor(0, MemoryAsk::Ratio(50)));
+    hold(&mut fleet, "b", "n", HeldGpus::Shares(vec![exact]));
+    hold(&mut fleet, "a", "n", on_minor(0, RequestedMemory::Ratio(50)));
     let gpu = gpus(&fleet, id).remove(0);
     assert_eq!(
         gpu.used,

@@ -1,6 +1,6 @@
-//! The proposal's own examples.
+//! The examples of the proposal.
 
-use placement::{Fleet, Hints, MemoryAsk, Reason};
+use placement::{Fleet, Hints, Reason, RequestedMemory};
 use rstest::rstest;
 
 use crate::build::{ask, fill, free_mib, gpus, inventory, minors, one_node, place, ratio, units};
@@ -43,7 +43,7 @@ fn thirds_of_any_size_fill_a_gpu(#[case] mib: u64) {
         place(&mut fleet, owner, id, &ratio(percent)).unwrap();
     }
     assert_eq!(
-        fleet.fit(id, &ask(1, MemoryAsk::Bytes(1)), Hints::Respect),
+        fleet.fit(id, &ask(1, RequestedMemory::Bytes(1)), Hints::Respect),
         Err(Reason::Memory)
     );
     assert_eq!(gpus(&fleet, id)[0].used.memory, crate::build::mib(mib));
@@ -82,10 +82,10 @@ fn e13_unequal_gpus_are_not_averaged() {
     let (mut fleet, id) = one_node(&[4096, 24576]);
     assert_eq!(fleet.fit(id, &units(20480), Hints::Respect), Ok(()));
     assert_eq!(
-        fleet.fit(id, &ask(2, MemoryAsk::Units(14336)), Hints::Respect),
+        fleet.fit(id, &ask(2, RequestedMemory::Units(14336)), Hints::Respect),
         Err(Reason::TooLarge)
     );
-    let placement = place(&mut fleet, "pod", id, &ask(2, MemoryAsk::Ratio(50))).unwrap();
+    let placement = place(&mut fleet, "pod", id, &ask(2, RequestedMemory::Ratio(50))).unwrap();
     let shares: Vec<_> = placement
         .shares
         .iter()
@@ -102,7 +102,7 @@ fn e13_unequal_gpus_are_not_averaged() {
 #[test]
 fn e16_several_gpus_are_distinct() {
     let (mut fleet, id) = one_node(&[8192; 3]);
-    let two = ask(2, MemoryAsk::Units(6000));
+    let two = ask(2, RequestedMemory::Units(6000));
     assert_eq!(minors(&place(&mut fleet, "a", id, &two).unwrap()), [0, 1]);
     assert_eq!(fleet.fit(id, &two, Hints::Respect), Err(Reason::TooFew));
     assert_eq!(fleet.fit(id, &units(6000), Hints::Respect), Ok(()));

@@ -1,6 +1,6 @@
-//! Hints: room that is probably spoken for, without being held.
+//! Hints: room that a pod will probably take soon.
 
-use placement::{Hints, MemoryAsk, NodeId, Reason};
+use placement::{Hints, NodeId, Reason, RequestedMemory};
 use rstest::rstest;
 
 use crate::build::{gpus, hold, inventory, minors, on_minor, one_node, place, units};
@@ -22,7 +22,7 @@ fn hint(fleet: &mut placement::Fleet, owner: &str, node: NodeId, mib: u64) -> bo
 #[case::of_another(Hints::RespectOthers("b"), Err(Reason::Memory))]
 #[case::own(Hints::RespectOthers("a"), Ok(()))]
 #[case::ignored(Hints::Ignore, Ok(()))]
-fn who_heeds_a_hint(#[case] hints: Hints<'_>, #[case] expected: Result<(), Reason>) {
+fn hints_count_by_owner(#[case] hints: Hints<'_>, #[case] expected: Result<(), Reason>) {
     let (mut fleet, id) = one_node(&[8192]);
     assert!(hint(&mut fleet, "a", id, 5000));
     assert_eq!(fleet.fit(id, &units(5000), hints), expected);
@@ -56,14 +56,14 @@ fn the_next_pod_is_steered_past_a_hint() {
 }
 
 #[test]
-fn a_hint_is_replaced_and_used_up() {
+fn a_hint_is_replaced_and_ends_with_the_reservation() {
     let (mut fleet, n) = one_node(&[8192]);
     fleet.set_inventory("m", inventory("m", &[8192]));
     let m = fleet.node_id("m").unwrap();
     assert!(hint(&mut fleet, "a", n, 5000));
     assert!(hint(&mut fleet, "a", m, 5000));
     assert_eq!(fleet.fit(n, &units(8192), Hints::Respect), Ok(()));
-    hold(&mut fleet, "a", "m", on_minor(0, MemoryAsk::Units(1000)));
+    hold(&mut fleet, "a", "m", on_minor(0, RequestedMemory::Units(1000)));
     assert_eq!(fleet.fit(m, &units(7192), Hints::Respect), Ok(()));
     assert!(!hint(&mut fleet, "a", n, 1));
     assert_eq!(fleet.n_hints(), 0);
@@ -83,7 +83,7 @@ fn hints_follow_the_inventory() {
     assert_eq!(fleet.check(), []);
 }
 
-/// A hint keeps a node's entry until it is withdrawn; a fact about its owner may take its place at that moment.
+/// A hint keeps a node's entry until it is removed, which may be by a fact about its owner.
 #[test]
 fn a_node_known_by_a_hint_only() {
     let (mut fleet, id) = one_node(&[8192]);
@@ -91,7 +91,7 @@ fn a_node_known_by_a_hint_only() {
     fleet.remove_inventory("n");
     assert_eq!(fleet.check(), []);
     fleet.set_inventory("m", inventory("m", &[8192]));
-    hold(&mut fleet, "a", "m", on_minor(0, MemoryAsk::Units(1)));
+    hold(&mut fleet, "a", "m", on_minor(0, RequestedMemory::Units(1)));
     assert_eq!(fleet.node_id("n"), None);
     assert_eq!(fleet.check(), []);
 }

@@ -1,6 +1,6 @@
-//! Inventories that make no sense in part.
+//! Inventories that are partly unusable.
 
-use placement::{Fleet, Gpu, Hints, Inventory, InventoryProblem, MemoryAsk, Reason};
+use placement::{Fleet, Gpu, Hints, Inventory, InventoryProblem, Reason, RequestedMemory};
 use rstest::rstest;
 
 use crate::build::{GIB, ask, gpu, gpus, units};
@@ -37,7 +37,7 @@ fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
     Gpu { slots: u32::MAX, ..gpu("n", 2, GIB) },
     "GPU n-2 has core 100 and 4294967295 slots, of which one is more than 2^20; it is ignored"
 )]
-fn senseless_devices_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
+fn unusable_gpus_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
     let (problems, n_left) = problems(extra, GIB);
     assert_eq!(
         problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -46,7 +46,7 @@ fn senseless_devices_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
     assert_eq!(n_left, 2);
 }
 
-/// Which of two claimants is used does not depend on the order in which they are listed.
+/// The order of the list does not decide which of two conflicting devices is used.
 #[test]
 fn the_order_of_devices_does_not_matter() {
     let devices = [
@@ -82,7 +82,7 @@ fn the_order_of_devices_does_not_matter() {
 #[rstest]
 #[case::zero(0)]
 #[case::larger_than_any_device(u64::MAX)]
-fn a_senseless_unit_is_unknown(#[case] unit_bytes: u64) {
+fn an_impossible_unit_is_unknown(#[case] unit_bytes: u64) {
     let (problems, n_left) = problems(gpu("n", 2, GIB), unit_bytes);
     assert_eq!(problems, [InventoryProblem::Unit { unit_bytes }]);
     assert_eq!(n_left, 3);
@@ -111,7 +111,7 @@ fn the_largest_devices_are_counted_exactly() {
     );
     let id = fleet.node_id("n").unwrap();
     assert_eq!(
-        fleet.fit(id, &ask(16, MemoryAsk::Ratio(100)), Hints::Respect),
+        fleet.fit(id, &ask(16, RequestedMemory::Ratio(100)), Hints::Respect),
         Ok(())
     );
     assert_eq!(fleet.fit(id, &units(1024), Hints::Respect), Ok(()));

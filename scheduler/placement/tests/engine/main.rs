@@ -1,4 +1,4 @@
-//! The engine through its public face: tables of plain cases, and random histories against a naive model.
+//! The engine through its public interface: tables of plain cases, and model-based tests with random sequences.
 
 #[cfg(test)]
 mod build;
@@ -11,11 +11,11 @@ mod figures;
 #[cfg(test)]
 mod hints;
 #[cfg(test)]
-mod histories;
-#[cfg(test)]
 mod inventories;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod model_based;
 #[cfg(test)]
 mod nodes_used;
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! The naive model: lists of everything, counted anew for each question, and choices by trying every set of devices.
+//! The naive model: plain lists, summed for each query, and choices by trying every set of GPUs.
 //!
-//! Written from the rules, not from the engine: whole sets instead of greedy picks, and reasons by asking what would
-//! have to be different.
+//! Written from the rules, not from the engine: whole sets instead of greedy picks, and reasons by trying which change
+//! would make the request fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    DevicePolicy, Gpu, GpuRef, HeldMemory, HeldShare, Hints, Holding, Inventory, MemoryAsk, NodePolicy,
-    Placement, Policies, Reason, Request,
+    DevicePolicy, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, NodePolicy, Placement,
+    Policies, Reason, RequestedMemory, ShareRequest,
 };
 
 /// Memory in hundredths of a byte, core, slots.
@@ -16,11 +16,11 @@ pub(crate) type Triple = [i128; 3];
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     pub(crate) inventories: BTreeMap<String, Inventory>,
-    pub(crate) holdings: BTreeMap<String, (String, Holding)>,
+    pub(crate) holdings: BTreeMap<String, (String, HeldGpus)>,
     pub(crate) hints: BTreeMap<String, (String, Placement)>,
 }
 
-/// What a device has, and what is left of it.
+/// The total and free amounts of a GPU.
 #[derive(Clone, Debug)]
 struct Device {
     gpu: Gpu,
@@ -30,7 +30,7 @@ struct Device {
 }
 
 impl Model {
-    /// What is certainly held of each device, and what may be.
+    /// Amounts that are certainly held of each GPU, and amounts that may be.
     pub(crate) fn used(&self, node: &str) -> Vec<(Gpu, Triple, Triple)> {
         let Some(inventory) = self.inventories.get(node) else {
             return Vec::new();
@@ -68,15 +68,15 @@ impl Model {
             .filter(|(at, _)| at == node)
             .map(|(_, holding)| holding);
         for holding in holdings {
-            let Holding::Somewhere(request) = holding else {
+            let HeldGpus::Pending(request) = holding else {
                 continue;
             };
-            place_somewhere(request, &mut used, inventory.unit_bytes);
+            place_pending(request, &mut used, inventory.unit_bytes);
         }
         used
     }
 
-    fn devices(&self, node: &str, request: &Request, hints: Hints<'_>) -> Result<Vec<Device>, Reason> {
+    fn devices(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Result<Vec<Device>, Reason> {
         let Some(inventory) = self
             .inventories
             .get(node)
@@ -87,12 +87,12 @@ impl Model {
         if request.devices == 0
             || matches!(
                 request.memory,
-                MemoryAsk::Bytes(0) | MemoryAsk::Units(0) | MemoryAsk::Ratio(0)
+                RequestedMemory::Bytes(0) | RequestedMemory::Units(0) | RequestedMemory::Ratio(0)
             )
         {
             return Err(Reason::InvalidRequest);
         }
-        if matches!(request.memory, MemoryAsk::Units(_)) && inventory.unit_bytes.is_none() {
+        if matches!(request.memory, RequestedMemory::Units(_)) && inventory.unit_bytes.is_none() {
             return Err(Reason::NotServed);
         }
         let device = |(gpu, certain, suspect): (Gpu, Triple, Triple)| {
@@ -134,8 +134,8 @@ impl Model {
         Ok(self.used(node).into_iter().map(device).collect())
     }
 
-    /// Whether, and if not why not, a request fits.
-    pub(crate) fn fit(&self, node: &str, request: &Request, hints: Hints<'_>) -> Result<(), Reason> {
+    /// The reason for which a request does not fit, if so.
+    pub(crate) fn fit(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Result<(), Reason> {
         let devices = self.devices(node, request, hints)?;
         let wanted = request.devices as usize;
         let fits_if = |change: &dyn Fn(&mut Device)| {
@@ -164,11 +164,11 @@ impl Model {
         unreachable!("an empty device has room")
     }
 
-    /// Minors of the devices that a request should take, of all sets that there are.
+    /// Minors of the GPUs that a request should take, of all sets.
     pub(crate) fn choose(
         &self,
         node: &str,
-        request: &Request,
+        request: &ShareRequest,
         policy: DevicePolicy,
         hints: Hints<'_>,
     ) -> Option<Vec<u32>> {
@@ -194,7 +194,13 @@ impl Model {
     }
 
     /// The score in millionths; 0 if there is no room.
-    pub(crate) fn score(&self, node: &str, request: &Request, policies: Policies, hints: Hints<'_>) -> i128 {
+    pub(crate) fn score(
+        &self,
+        node: &str,
+        request: &ShareRequest,
+        policies: Policies,
+        hints: Hints<'_>,
+    ) -> i128 {
         let Some(chosen) = self.choose(node, request, policies.device, hints) else {
             return 0;
         };
@@ -217,8 +223,8 @@ impl Model {
         part * 1_000_000 / total
     }
 
-    /// Every set of as many devices as are wanted, all with room.
-    fn sets(&self, node: &str, request: &Request, hints: Hints<'_>) -> Vec<Vec<Device>> {
+    /// Every set of the requested number of GPUs, all with room.
+    fn sets(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Vec<Vec<Device>> {
         let devices = self.devices(node, request, hints).unwrap_or_default();
         let subsets = (0_u32..1 << devices.len()).filter(|bits| bits.count_ones() == request.devices);
         let subsets = subsets.map(|bits| {
@@ -233,7 +239,7 @@ impl Model {
             .collect()
     }
 
-    /// Whether a decision may be made: everything that is taken is there, once, on healthy devices, for a new owner.
+    /// Returns true if a reservation is possible: every share exists once, on healthy GPUs, for a new owner.
     pub(crate) fn admits(&self, owner: &str, node: &str, placement: &Placement) -> bool {
         let used = self.used(node);
         let distinct: BTreeSet<_> = placement.shares.iter().map(|share| &share.gpu).collect();
@@ -262,11 +268,11 @@ impl Device {
     }
 }
 
-/// Adds a request whose devices are yet to be known: where it has room, and there where most memory is free.
-fn place_somewhere(request: &Request, used: &mut [(Gpu, Triple, Triple)], unit_bytes: Option<u64>) {
+/// Adds a pending request: GPUs with room first, of these the one with most free memory.
+fn place_pending(request: &ShareRequest, used: &mut [(Gpu, Triple, Triple)], unit_bytes: Option<u64>) {
     let share = HeldShare {
         gpu: GpuRef::Minor(u32::MAX),
-        memory: HeldMemory::Ask(request.memory),
+        memory: HeldMemory::Requested(request.memory),
         core: request.core,
         slots: request.slots,
         trusted: false,
@@ -289,14 +295,14 @@ fn place_somewhere(request: &Request, used: &mut [(Gpu, Triple, Triple)], unit_b
     }
 }
 
-/// The shares of a holding, and whether it is known which devices they are on.
-fn flatten(holding: &Holding) -> Vec<(HeldShare, bool)> {
+/// The shares of a holding, each with false if its GPU is unknown.
+fn flatten(holding: &HeldGpus) -> Vec<(HeldShare, bool)> {
     match holding {
-        Holding::Shares(shares) => shares.iter().map(|share| (share.clone(), true)).collect(),
+        HeldGpus::Shares(shares) => shares.iter().map(|share| (share.clone(), true)).collect(),
         // Placed once all others are.
-        Holding::Somewhere(_) => Vec::new(),
-        Holding::Anywhere(request) => {
-            let memory = HeldMemory::Ask(request.memory);
+        HeldGpus::Pending(_) => Vec::new(),
+        HeldGpus::Unknown(request) => {
+            let memory = HeldMemory::Requested(request.memory);
             let gpu = GpuRef::Minor(u32::MAX);
             vec![(
                 HeldShare {
@@ -312,11 +318,11 @@ fn flatten(holding: &Holding) -> Vec<(HeldShare, bool)> {
     }
 }
 
-/// Amounts of a share on a device, and whether they are a guess.
+/// Amounts of a share on a GPU, with true if they are a guess.
 fn held_on(gpu: &Gpu, share: &HeldShare, unit_bytes: Option<u64>) -> (Triple, bool) {
     let memory = match share.memory {
         HeldMemory::Exact(memory) => Some(memory.hundredths().into()),
-        HeldMemory::Ask(ask) => asked(gpu, ask, unit_bytes),
+        HeldMemory::Requested(ask) => asked(gpu, ask, unit_bytes),
     };
     (
         [
@@ -328,11 +334,11 @@ fn held_on(gpu: &Gpu, share: &HeldShare, unit_bytes: Option<u64>) -> (Triple, bo
     )
 }
 
-fn asked(gpu: &Gpu, ask: MemoryAsk, unit_bytes: Option<u64>) -> Option<i128> {
+fn asked(gpu: &Gpu, ask: RequestedMemory, unit_bytes: Option<u64>) -> Option<i128> {
     match ask {
-        MemoryAsk::Bytes(bytes) => Some(i128::from(bytes) * 100),
-        MemoryAsk::Units(units) => unit_bytes.map(|unit| i128::from(units) * i128::from(unit) * 100),
-        MemoryAsk::Ratio(percent) => Some(i128::from(percent) * i128::from(gpu.memory_bytes)),
+        RequestedMemory::Bytes(bytes) => Some(i128::from(bytes) * 100),
+        RequestedMemory::Units(units) => unit_bytes.map(|unit| i128::from(units) * i128::from(unit) * 100),
+        RequestedMemory::Ratio(percent) => Some(i128::from(percent) * i128::from(gpu.memory_bytes)),
     }
 }
 

@@ -1,8 +1,8 @@
-//! How many nodes pods come to lie on under [`NodePolicy::Fill`]: no more than somebody would need who knew all of them before.
+//! The number of nodes that pods take under [`NodePolicy::Fill`], compared with an algorithm that knows all pods beforehand.
 
 use placement::{
-    DevicePolicy, Fleet, GpuAsk, Hints, HostAmounts, HostLoad, MemoryAsk, NodePolicy, OwnerId, Policies,
-    Request, Spec,
+    DevicePolicy, Fleet, Hints, HostAmounts, HostLoad, NodePolicy, OwnerId, PodProfile, Policies,
+    RequestedGpus, RequestedMemory, ShareRequest,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -32,20 +32,20 @@ impl Size {
         }
     }
 
-    fn gpus(self) -> GpuAsk {
+    fn gpus(self) -> RequestedGpus {
         let (devices, percent) = match self {
             Self::Share(percent) => (1, percent),
             Self::Whole(n) => (n, 100),
         };
-        GpuAsk::Share(Request {
+        RequestedGpus::Share(ShareRequest {
             devices,
-            memory: MemoryAsk::Ratio(percent),
+            memory: RequestedMemory::Ratio(percent),
             core: 0,
             slots: 1,
         })
     }
 
-    /// So much of its GPUs' CPUs, in percent.
+    /// CPUs, as a percentage of those that belong to its GPUs.
     fn host(self, part: u64) -> HostAmounts {
         HostAmounts {
             cpu_milli: CPU_OF_NODE * u64::from(self.percent()) * part / (GPUS as u64 * 10_000),
@@ -54,7 +54,7 @@ impl Size {
     }
 }
 
-/// Nodes with so many pods each that are there because of the node.
+/// Nodes with this number of `DaemonSet` pods each.
 fn fleet(n_daemons: usize) -> Fleet {
     let mut fleet = Fleet::new();
     for node in (0..N_NODES).map(|at| format!("n{at:02}")) {
@@ -71,12 +71,12 @@ fn fleet(n_daemons: usize) -> Fleet {
                 cpu_milli: 250,
                 memory: 1 << 28,
             };
-            fleet.run(
+            fleet.set_host_use(
                 &OwnerId::from(format!("{node}-{daemon}").as_str()),
                 &node,
                 HostLoad {
                     amounts,
-                    is_tied: true,
+                    is_daemon: true,
                 },
             );
         }
@@ -84,15 +84,16 @@ fn fleet(n_daemons: usize) -> Fleet {
     fleet
 }
 
-/// Places pods one by one where they cost least, and learns from them as a scheduler does; how many nodes they lie on.
+/// Places pods one by one where they cost least, with the workload model that a scheduler would have; returns the number of
+/// nodes that they take.
 fn n_used(fleet: &mut Fleet, sizes: &[Size], cpu_part: u64) -> usize {
     let names: Vec<String> = (0..N_NODES).map(|at| format!("n{at:02}")).collect();
     let mut used = std::collections::BTreeSet::new();
     for (at, size) in sizes.iter().enumerate() {
         let owner = OwnerId::from(format!("p{at}").as_str());
-        let ask = placement::Ask {
+        let ask = placement::NodeRequest {
             host: size.host(cpu_part),
-            ..placement::Ask::from(size.gpus())
+            ..placement::NodeRequest::from(size.gpus())
         };
         let scores = names.iter().map(|name| {
             fleet
@@ -112,18 +113,18 @@ fn n_used(fleet: &mut Fleet, sizes: &[Size], cpu_part: u64) -> usize {
         let node = fleet.node_id(&names[best]).unwrap();
         let placement = fleet.choose(node, ask, POLICIES.device, Hints::Respect).unwrap();
         fleet.reserve(&owner, node, &placement).unwrap();
-        fleet.run(&owner, &names[best], ask.host);
-        fleet.workload_mut().add(Spec {
+        fleet.set_host_use(&owner, &names[best], ask.host);
+        fleet.workload_mut().add(PodProfile {
             gpus: ask.gpus,
             host: ask.host,
         });
-        fleet.learn();
+        fleet.refresh_workload_model();
         used.insert(best);
     }
     used.len()
 }
 
-/// Nodes that first-fit-decreasing takes, which sees all pods before it places one.
+/// Number of nodes that first-fit-decreasing takes, which knows all pods beforehand.
 fn n_offline(sizes: &[Size]) -> usize {
     let mut sizes = sizes.to_vec();
     sizes.sort_by_key(|size| std::cmp::Reverse(size.percent()));

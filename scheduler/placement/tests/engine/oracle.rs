@@ -6,32 +6,32 @@
 mod machine;
 mod rules;
 
-use placement::{Asking, DevicePolicy, Hints, Reason};
+use placement::{DevicePolicy, Hints, Reason};
 use proptest::prelude::*;
 
-use machine::{Question, question};
+use machine::{Query, query};
 
-/// What was chosen: minors of GPUs, and minors of NICs with the virtual function of each.
+/// A choice: minors of GPUs, and minors of NICs with the virtual function of each.
 type Choice = (Vec<u32>, Vec<(u32, Option<String>)>);
 
-fn chosen(question: &Question, policy: DevicePolicy) -> (Result<Choice, Reason>, Result<(), String>) {
-    let mut fleet = question.fleet();
+fn chosen(query: &Query, policy: DevicePolicy) -> (Result<Choice, Reason>, Result<(), String>) {
+    let mut fleet = query.fleet();
     let Some(id) = fleet.node_id("n") else {
         return (Err(Reason::NoDevice), Err("no node".to_owned()));
     };
-    let requests = question.requests();
-    let ask = question.ask(&requests);
+    let requests = query.requests();
+    let ask = query.ask(&requests);
     let choice = fleet.choose(id, ask, policy, Hints::Respect);
     let fit = fleet.fit(id, ask, Hints::Respect);
-    let miss = fleet.miss(id, ask, Hints::Respect);
-    let told = Asking::new(&fleet, ask, Hints::Respect).fit(id);
+    let misfit = fleet.misfit(id, ask, Hints::Respect);
+    let batch_fit = fleet.evaluation(ask, Hints::Respect).fit(id);
     let mut agree = Ok(());
     if choice.as_ref().map(drop).map_err(|reason| *reason) != fit
-        || told != fit
-        || fit.is_ok() != miss.is_none()
+        || batch_fit != fit
+        || fit.is_ok() != misfit.is_none()
     {
         agree = Err(format!(
-            "chosen {choice:?}, fit {fit:?}, told {told:?}, missed {miss:?}"
+            "chosen {choice:?}, fit {fit:?}, batch fit {batch_fit:?}, misfit {misfit:?}"
         ));
     }
     let placement = match choice {
@@ -58,12 +58,12 @@ fn chosen(question: &Question, policy: DevicePolicy) -> (Result<Choice, Reason>,
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
-    /// What the engine chooses is what trying everything finds best, and neither finds what the other does not.
+    /// The engine and the oracle find the same best placement, or none.
     #[test]
-    fn the_best_placement_is_found_exactly_when_there_is_one(question in question(), spread in any::<bool>()) {
+    fn the_best_placement_is_found_exactly_when_there_is_one(query in query(), spread in any::<bool>()) {
         let policy = if spread { DevicePolicy::InOrder } else { DevicePolicy::Binpack };
-        let (choice, agree) = chosen(&question, policy);
+        let (choice, agree) = chosen(&query, policy);
         prop_assert_eq!(agree, Ok(()));
-        prop_assert_eq!(choice.ok(), rules::best(&question, policy));
+        prop_assert_eq!(choice.ok(), rules::best(&query, policy));
     }
 }

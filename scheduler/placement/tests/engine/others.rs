@@ -1,10 +1,11 @@
-//! Devices of other types than GPU: tables, and random histories against a list that is added up each time.
+//! Devices of other types than GPU: tables, and random sequences against a plain list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    Ask, Class, ClassRequest, Device, DevicePolicy, DeviceRef, Fleet, GpuAsk, HeldDevice, Hints, Holdings,
-    Inventory, InventoryProblem, NamedAmounts, Placement, Reason, ReserveError, Violation,
+    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Fleet, HeldDevice, Hints, Holdings,
+    Inventory, InventoryProblem, NamedAmounts, NodeRequest, Placement, Reason, RequestedGpus, ReserveError,
+    Violation,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -24,25 +25,25 @@ fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
         minor,
         resources: amounts(pairs),
         healthy: true,
-        traits: placement::Traits::default(),
+        attributes: placement::DeviceAttributes::default(),
     }
 }
 
-fn class(kind: &str, devices: Vec<Device>) -> Class {
-    Class {
+fn class(kind: &str, devices: Vec<Device>) -> DevicesOfType {
+    DevicesOfType {
         kind: kind.into(),
         devices,
     }
 }
 
-fn with(classes: Vec<Class>) -> Inventory {
+fn with(other_devices: Vec<DevicesOfType>) -> Inventory {
     Inventory {
-        classes: Some(classes),
+        other_devices: Some(other_devices),
         ..Inventory::default()
     }
 }
 
-/// Three adapters, of which the last is sick, and two cards of an unheard-of type with two resources.
+/// Three adapters, of which the last is unhealthy, and two cards of another type with two resources.
 fn fleet() -> Fleet {
     let rdma = (0..3)
         .map(|minor| Device {
@@ -62,30 +63,30 @@ fn fleet() -> Fleet {
     fleet
 }
 
-fn percent(amount: u64) -> ClassRequest {
-    ClassRequest {
+fn percent(amount: u64) -> DeviceRequest {
+    DeviceRequest {
         kind: "rdma".into(),
         amounts: amounts(&[("rdma", amount)]),
         whole: Some(100),
     }
 }
 
-fn cards(cores: u64, gib: u64) -> ClassRequest {
+fn cards(cores: u64, gib: u64) -> DeviceRequest {
     let pairs = [("cores", cores), ("gib", gib)];
     let pairs: Vec<_> = pairs.into_iter().filter(|(_, amount)| *amount > 0).collect();
-    ClassRequest {
+    DeviceRequest {
         kind: "npu".into(),
         amounts: amounts(&pairs),
         whole: None,
     }
 }
 
-fn choose(fleet: &Fleet, requests: &[ClassRequest]) -> Result<Placement, Reason> {
-    let ask = Ask {
-        gpus: GpuAsk::Nothing,
+fn choose(fleet: &Fleet, requests: &[DeviceRequest]) -> Result<Placement, Reason> {
+    let ask = NodeRequest {
+        gpus: RequestedGpus::Nothing,
         others: requests,
-        wishes: None,
-        ..Ask::default()
+        constraints: None,
+        ..NodeRequest::default()
     };
     let id = fleet.node_id("n").unwrap();
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
@@ -109,23 +110,23 @@ fn shown(placement: &Placement) -> Vec<String> {
 #[case::both_types(&[percent(1), cards(1, 1)], &[r#"rdma 0 {"rdma": 1}"#, r#"npu 0 {"cores": 1, "gib": 1}"#])]
 #[case::only_one_card_is_large_enough(&[cards(0, 33)], &[r#"npu 1 {"gib": 33}"#])]
 #[case::both_cards(&[cards(16, 32)], &[r#"npu 0 {"cores": 8, "gib": 16}"#, r#"npu 1 {"cores": 8, "gib": 16}"#])]
-fn chosen(#[case] requests: &[ClassRequest], #[case] expected: &[&str]) {
+fn chosen(#[case] requests: &[DeviceRequest], #[case] expected: &[&str]) {
     assert_eq!(shown(&choose(&fleet(), requests).unwrap()), expected);
 }
 
 #[rstest]
-#[case::more_than_are_well(&[percent(300)])]
+#[case::more_than_are_healthy(&[percent(300)])]
 #[case::neither_part_nor_whole(&[percent(150)])]
 #[case::more_than_any_has(&[cards(0, 100)])]
-#[case::no_such_resource(&[ClassRequest { kind: "npu".into(), amounts: amounts(&[("rdma", 1)]), whole: None }])]
-#[case::no_such_type(&[ClassRequest { kind: "fpga".into(), amounts: amounts(&[("fpga", 1)]), whole: Some(100) }])]
+#[case::no_such_resource(&[DeviceRequest { kind: "npu".into(), amounts: amounts(&[("rdma", 1)]), whole: None }])]
+#[case::no_such_type(&[DeviceRequest { kind: "fpga".into(), amounts: amounts(&[("fpga", 1)]), whole: Some(100) }])]
 #[case::one_of_two_types(&[percent(1), cards(9, 0)])]
-fn refused(#[case] requests: &[ClassRequest]) {
+fn refused(#[case] requests: &[DeviceRequest]) {
     assert_eq!(choose(&fleet(), requests), Err(Reason::OtherDevices));
 }
 
 #[test]
-fn nothing_is_refused_where_nobody_says_what_there_is() {
+fn a_node_without_a_report_refuses_nothing() {
     let mut fleet = Fleet::new();
     fleet.set_inventory(
         "n",
@@ -155,11 +156,11 @@ fn one_decision_for_all_devices() {
     fleet.set_inventory("n", inventory);
     let id = fleet.node_id("n").unwrap();
     let requests = [percent(60)];
-    let ask = Ask {
-        gpus: GpuAsk::Share(units(1000)),
+    let ask = NodeRequest {
+        gpus: RequestedGpus::Share(units(1000)),
         others: &requests,
-        wishes: None,
-        ..Ask::default()
+        constraints: None,
+        ..NodeRequest::default()
     };
     let placement = fleet
         .choose(id, ask, DevicePolicy::Binpack, Hints::Respect)
@@ -192,7 +193,7 @@ fn one_decision_for_all_devices() {
 }
 
 #[test]
-fn devices_that_cannot_be_told_apart_are_left_out() {
+fn devices_with_a_duplicate_id_or_minor_are_left_out() {
     let devices = vec![
         device(1, &[("x", 1)]),
         device(0, &[("x", 1)]),
@@ -256,13 +257,13 @@ fn facts_that_exceed_a_device_are_found() {
     );
 }
 
-/// What happens to a node with up to three devices, `a`, of one resource and perhaps another.
+/// A step on a node with up to three devices of one resource and perhaps another.
 #[derive(Clone, Debug)]
 enum Step {
     Devices(Vec<(u32, u64, Option<u64>, bool)>),
     Gone,
     Hold(u8, DeviceRef, u64, bool),
-    Place(u8, u64, Option<u64>, bool),
+    DeviceLocation(u8, u64, Option<u64>, bool),
     Hint(u8, u64),
     Release(u8),
 }
@@ -286,13 +287,13 @@ fn step() -> impl Strategy<Value = Step> {
         2 => devices.prop_map(|devices| Step::Devices(devices.into_iter().map(|(minor, (x, y, healthy))| (minor, x, y, healthy)).collect())),
         1 => Just(Step::Gone),
         3 => (0_u8..4, reference, 0_u64..5, any::<bool>()).prop_map(|(owner, device, x, trusted)| Step::Hold(owner, device, x, trusted)),
-        6 => (0_u8..4, 1_u64..9, proptest::option::of(1_u64..3), any::<bool>()).prop_map(|(owner, x, y, spread)| Step::Place(owner, x, y, spread)),
+        6 => (0_u8..4, 1_u64..9, proptest::option::of(1_u64..3), any::<bool>()).prop_map(|(owner, x, y, spread)| Step::DeviceLocation(owner, x, y, spread)),
         2 => (0_u8..4, 1_u64..5).prop_map(|(owner, x)| Step::Hint(owner, x)),
         2 => (0_u8..4).prop_map(Step::Release),
     ]
 }
 
-/// What is there and who holds what, as lists.
+/// Devices, holdings and hints as plain lists.
 #[derive(Default)]
 struct Model {
     devices: Option<Vec<Device>>,
@@ -334,8 +335,8 @@ impl Model {
         free.collect()
     }
 
-    /// Whether a request has room: on one device, or whole largest devices.
-    fn fits(&self, request: &ClassRequest, own: Option<u8>) -> bool {
+    /// Returns true if a request has room: on one device, or on whole largest devices.
+    fn fits(&self, request: &DeviceRequest, own: Option<u8>) -> bool {
         let Some(devices) = &self.devices else { return true };
         let n = request.amounts.iter().map(|(name, amount)| {
             let largest = devices
@@ -366,12 +367,12 @@ impl Model {
     }
 }
 
-fn request(x: u64, y: Option<u64>) -> ClassRequest {
+fn request(x: u64, y: Option<u64>) -> DeviceRequest {
     let pairs: Vec<_> = [Some(("x", x)), y.map(|y| ("y", y))]
         .into_iter()
         .flatten()
         .collect();
-    ClassRequest {
+    DeviceRequest {
         kind: "t".into(),
         amounts: amounts(&pairs),
         whole: None,
@@ -423,7 +424,7 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
             model.hints.remove(owner);
             model.held.insert(*owner, vec![held]);
         }
-        Step::Place(owner, x, y, spread) => place(fleet, model, *owner, &request(*x, *y), *spread),
+        Step::DeviceLocation(owner, x, y, spread) => place(fleet, model, *owner, &request(*x, *y), *spread),
         Step::Hint(owner, x) => hint(fleet, model, *owner, request(*x, None)),
         Step::Release(owner) => {
             fleet.release(&name(*owner));
@@ -433,13 +434,13 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
     }
 }
 
-fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest, spread: bool) {
+fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &DeviceRequest, spread: bool) {
     let Some(id) = fleet.node_id("n") else { return };
-    let ask = Ask {
-        gpus: GpuAsk::Nothing,
+    let ask = NodeRequest {
+        gpus: RequestedGpus::Nothing,
         others: std::slice::from_ref(request),
-        wishes: None,
-        ..Ask::default()
+        constraints: None,
+        ..NodeRequest::default()
     };
     let policy = if spread {
         DevicePolicy::Spread
@@ -462,13 +463,13 @@ fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &ClassRequest
         .insert(owner, placement.others.iter().map(HeldDevice::from).collect());
 }
 
-fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: ClassRequest) {
+fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: DeviceRequest) {
     let Some(id) = fleet.node_id("n") else { return };
-    let ask = Ask {
-        gpus: GpuAsk::Nothing,
+    let ask = NodeRequest {
+        gpus: RequestedGpus::Nothing,
         others: &[request],
-        wishes: None,
-        ..Ask::default()
+        constraints: None,
+        ..NodeRequest::default()
     };
     let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else {
         return;
@@ -482,7 +483,7 @@ fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: ClassRequest) 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// The engine accepts and refuses what the list does, and decisions never take more than there is.
+    /// The engine accepts and refuses the same requests as the list, and decisions never oversubscribe a device.
     #[test]
     fn other_devices_are_counted_as_the_model_does(steps in proptest::collection::vec(step(), 1..40)) {
         let (mut fleet, mut model) = (Fleet::new(), Model::default());

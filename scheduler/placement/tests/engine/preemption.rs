@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use placement::{
-    Ask, Evictable, Fleet, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Memory, MemoryAsk, NodeId,
-    OwnerId, Preemption, Request, Victims,
+    Evictable, Fleet, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Memory, NodeId, NodeRequest, OwnerId,
+    Preemption, RequestedGpus, RequestedMemory, ShareRequest, Victims,
 };
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -40,7 +40,7 @@ fn running(name: &str, priority: i32, shares: &[(u32, u64)]) -> Running {
 }
 
 impl Running {
-    fn holding(&self) -> Holding {
+    fn holding(&self) -> HeldGpus {
         let share = |(minor, gib): &(u32, u64)| {
             let memory = HeldMemory::Exact(Memory::from_bytes(gib * GIB));
             HeldShare {
@@ -51,7 +51,7 @@ impl Running {
                 trusted: true,
             }
         };
-        Holding::Shares(self.shares.iter().map(share).collect())
+        HeldGpus::Shares(self.shares.iter().map(share).collect())
     }
 
     fn leaving(mut self) -> Self {
@@ -89,10 +89,10 @@ fn node_of(n_gpus: usize, pods: &[Running]) -> (Fleet, NodeId) {
     (fleet, id)
 }
 
-fn gib(devices: u32, gib: u64) -> Request {
-    Request {
+fn gib(devices: u32, gib: u64) -> ShareRequest {
+    ShareRequest {
         devices,
-        memory: MemoryAsk::Bytes(gib * GIB),
+        memory: RequestedMemory::Bytes(gib * GIB),
         core: 0,
         slots: 1,
     }
@@ -101,7 +101,7 @@ fn gib(devices: u32, gib: u64) -> Request {
 fn preempt(
     n_gpus: usize,
     pods: &[Running],
-    request: &Request,
+    request: &ShareRequest,
     budgets: &[i64],
     must_free: &[u64],
 ) -> Option<Victims> {
@@ -109,7 +109,7 @@ fn preempt(
     let evictable: Vec<Evictable> = pods.iter().map(|pod| pod.pod.clone()).collect();
     fleet.preempt(
         id,
-        Ask::from(request),
+        NodeRequest::from(request),
         Preemption {
             pods: &evictable,
             budgets,
@@ -151,8 +151,8 @@ fn four_pods_of_one_gpu_go() {
 #[case::the_least_important(&[running("a", 5, &[(0, 80)]), running("b", 3, &[(1, 80)])], Some(vec!["b"]))]
 #[case::one_of_many(&[running("a", 0, &[(0, 40)]), running("b", 0, &[(0, 40)]), running("c", 0, &[(1, 80)])], Some(vec!["c"]))]
 #[case::the_younger(&[running("a", 0, &[(0, 80)]).since(1), running("b", 0, &[(1, 80)]).since(2)], Some(vec!["b"]))]
-#[case::who_leaves_anyway(&[running("a", 9, &[(0, 80)]).leaving(), running("b", 0, &[(1, 80)])], Some(vec!["a"]))]
-#[case::who_leaves_and_one_more(
+#[case::a_pod_that_is_leaving(&[running("a", 9, &[(0, 80)]).leaving(), running("b", 0, &[(1, 80)])], Some(vec!["a"]))]
+#[case::a_pod_that_is_leaving_and_one_more(
     &[running("a", 0, &[(0, 40)]).leaving(), running("b", 0, &[(0, 40)]), running("c", 0, &[(1, 40)]), running("d", 0, &[(1, 40)])],
     Some(vec!["a", "b"])
 )]
@@ -169,7 +169,7 @@ fn two_gpus(#[case] pods: &[Running], #[case] expected: Option<Vec<&str>>) {
 }
 
 #[test]
-fn nothing_is_named_where_nothing_helps() {
+fn no_victims_where_no_eviction_helps() {
     let stays = running("a", 0, &[(0, 80)]);
     let (fleet, id) = node_of(1, std::slice::from_ref(&stays));
     let other = [running("b", 0, &[]).pod];
@@ -179,11 +179,14 @@ fn nothing_is_named_where_nothing_helps() {
         must_free: &[],
         outranked: &[],
     };
-    assert_eq!(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption), None);
+    assert_eq!(
+        fleet.preempt(id, NodeRequest::from(&gib(1, 60)), preemption),
+        None
+    );
 }
 
 #[test]
-fn sums_and_forced_victims_are_heeded() {
+fn sums_and_forced_victims_count() {
     let pods = [
         running("a", 0, &[(0, 80)]).freeing(1),
         running("b", 0, &[(1, 80)]).freeing(3),
@@ -209,7 +212,7 @@ fn several_gpus_at_once() {
         names(preempt(8, &pods, &gib(2, 80), &[], &[])),
         Some(vec!["p0".to_owned(), "p4".to_owned()])
     );
-    let whole = Ask::from(GpuAsk::All { slots: 1 });
+    let whole = NodeRequest::from(RequestedGpus::All { slots: 1 });
     let (fleet, id) = node_of(8, &pods);
     let evictable: Vec<Evictable> = pods.iter().map(|pod| pod.pod.clone()).collect();
     let preemption = Preemption {
@@ -235,14 +238,17 @@ fn an_expected_pod_counts_unless_it_is_outranked() {
         must_free: &[],
         outranked: &[],
     };
-    assert_eq!(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption), None);
+    assert_eq!(
+        fleet.preempt(id, NodeRequest::from(&gib(1, 60)), preemption),
+        None
+    );
     let outranked = Preemption {
         outranked: &[hinted],
         ..preemption
     };
     assert_eq!(
         fleet
-            .preempt(id, Ask::from(&gib(1, 60)), outranked)
+            .preempt(id, NodeRequest::from(&gib(1, 60)), outranked)
             .unwrap()
             .owners,
         []
@@ -268,7 +274,7 @@ fn a_crowded_node_of_sixteen_gpus() {
 /// Small nodes: up to three GPUs, `n_pods` pods of up to two shares, three priorities, two budgets.
 fn small(
     n_pods: std::ops::RangeInclusive<usize>,
-) -> impl Strategy<Value = (usize, Vec<Running>, Request, Vec<i64>)> {
+) -> impl Strategy<Value = (usize, Vec<Running>, ShareRequest, Vec<i64>)> {
     let pods = (1..=3_usize).prop_flat_map(move |n_gpus| {
         let minors: Vec<u32> = (0..u32::try_from(n_gpus).unwrap()).collect();
         let shares = (
@@ -311,7 +317,7 @@ fn small(
             (
                 n_gpus,
                 pods,
-                Request {
+                ShareRequest {
                     core,
                     ..gib(devices, size)
                 },
@@ -322,7 +328,12 @@ fn small(
 }
 
 /// Returns true if the request fits once these pods are gone.
-fn fits_without(n_gpus: usize, pods: &[Running], request: &Request, gone: impl Fn(&Running) -> bool) -> bool {
+fn fits_without(
+    n_gpus: usize,
+    pods: &[Running],
+    request: &ShareRequest,
+    gone: impl Fn(&Running) -> bool,
+) -> bool {
     let left: Vec<Running> = pods.iter().filter(|pod| !gone(pod)).cloned().collect();
     let (fleet, id) = node_of(n_gpus, &left);
     assert_eq!(fleet.check(), [], "the scene itself is sound, or says why not");
@@ -372,7 +383,7 @@ fn is_sound(n_gpus: usize, pods: &[Running]) -> bool {
 fn compared(
     n_gpus: usize,
     pods: &[Running],
-    request: &Request,
+    request: &ShareRequest,
     budgets: &[i64],
 ) -> (Option<Cost>, Option<Cost>) {
     let helps = |gone: &[&Running]| {
@@ -440,7 +451,7 @@ fn without_budgets(pods: &[Running]) -> Vec<Running> {
 }
 
 #[test]
-fn gpus_that_are_sick_are_not_freed() {
+fn unhealthy_gpus_are_not_freed() {
     let pods = [running("a", 0, &[(0, 80)]), running("b", 5, &[(1, 80)])];
     let (mut fleet, _) = node_of(2, &pods);
     let mut inventory = crate::build::inventory("n", &[80 << 10, 80 << 10]);
@@ -458,7 +469,7 @@ fn gpus_that_are_sick_are_not_freed() {
     };
     let id = fleet.node_id("n").unwrap();
     assert_eq!(
-        names(fleet.preempt(id, Ask::from(&gib(1, 60)), preemption)),
+        names(fleet.preempt(id, NodeRequest::from(&gib(1, 60)), preemption)),
         Some(vec!["b".to_owned()])
     );
 }

@@ -1,55 +1,55 @@
-//! Which reason a refusal gives.
+//! The reasons of refusals.
 
 use std::collections::BTreeSet;
 
-use placement::{GpuRef, HeldShare, Hints, Holding, MemoryAsk, Reason, Request};
+use placement::{GpuRef, HeldGpus, HeldShare, Hints, Reason, RequestedMemory, ShareRequest};
 use rstest::rstest;
 
 use crate::build::{ask, hold, inventory, one_node, share, units};
 
 const EMPTY: [(u64, u32, u32); 2] = [(0, 0, 0); 2];
 
-fn with_core(core: u32) -> Request {
-    Request { core, ..units(1) }
+fn with_core(core: u32) -> ShareRequest {
+    ShareRequest { core, ..units(1) }
 }
 
-fn with_slots(slots: u32) -> Request {
-    Request { slots, ..units(1) }
+fn with_slots(slots: u32) -> ShareRequest {
+    ShareRequest { slots, ..units(1) }
 }
 
-/// Two GPUs of 8192 MiB, core 100 and 100 slots, of which so much is taken.
+/// Two GPUs of 8192 MiB, core 100 and 100 slots, with these amounts taken.
 #[rstest]
 #[case::zero_memory(EMPTY, units(0), Reason::InvalidRequest)]
-#[case::zero_ratio(EMPTY, ask(1, MemoryAsk::Ratio(0)), Reason::InvalidRequest)]
-#[case::zero_devices(EMPTY, ask(0, MemoryAsk::Units(1)), Reason::InvalidRequest)]
+#[case::zero_ratio(EMPTY, ask(1, RequestedMemory::Ratio(0)), Reason::InvalidRequest)]
+#[case::zero_devices(EMPTY, ask(0, RequestedMemory::Units(1)), Reason::InvalidRequest)]
 #[case::more_memory_than_any(EMPTY, units(8193), Reason::TooLarge)]
-#[case::absurd_bytes(EMPTY, ask(1, MemoryAsk::Bytes(u64::MAX)), Reason::TooLarge)]
-#[case::absurd_ratio(EMPTY, ask(1, MemoryAsk::Ratio(u32::MAX)), Reason::TooLarge)]
-#[case::ratio_over_100(EMPTY, ask(1, MemoryAsk::Ratio(101)), Reason::TooLarge)]
+#[case::absurd_bytes(EMPTY, ask(1, RequestedMemory::Bytes(u64::MAX)), Reason::TooLarge)]
+#[case::absurd_ratio(EMPTY, ask(1, RequestedMemory::Ratio(u32::MAX)), Reason::TooLarge)]
+#[case::ratio_over_100(EMPTY, ask(1, RequestedMemory::Ratio(101)), Reason::TooLarge)]
 #[case::more_core_than_any(EMPTY, with_core(101), Reason::TooLarge)]
 #[case::more_slots_than_any(EMPTY, with_slots(101), Reason::TooLarge)]
-#[case::more_devices_than_there_are(EMPTY, ask(3, MemoryAsk::Units(1)), Reason::TooLarge)]
-#[case::absurd_devices(EMPTY, ask(u32::MAX, MemoryAsk::Units(1)), Reason::TooLarge)]
+#[case::more_devices_than_there_are(EMPTY, ask(3, RequestedMemory::Units(1)), Reason::TooLarge)]
+#[case::absurd_devices(EMPTY, ask(u32::MAX, RequestedMemory::Units(1)), Reason::TooLarge)]
 #[case::memory([(8192, 0, 0), (8000, 0, 0)], units(193), Reason::Memory)]
 #[case::core([(0, 100, 0), (0, 90, 0)], with_core(11), Reason::Core)]
 #[case::slots([(0, 0, 100), (0, 0, 100)], units(1), Reason::Slots)]
-#[case::too_few([(8192, 0, 0), (0, 0, 0)], ask(2, MemoryAsk::Units(1)), Reason::TooFew)]
+#[case::too_few([(8192, 0, 0), (0, 0, 0)], ask(2, RequestedMemory::Units(1)), Reason::TooFew)]
 #[case::one_short_of_one_thing_is_nearest([(8192, 100, 0), (0, 100, 0)], with_core(1), Reason::Core)]
 #[case::memory_is_named_before_core([(8192, 100, 0), (8192, 100, 0)], with_core(1), Reason::Memory)]
 #[case::memory_is_named_of_equal_misses([(0, 100, 0), (8192, 0, 0)], with_core(1), Reason::Memory)]
-fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: Request, #[case] expected: Reason) {
+fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: ShareRequest, #[case] expected: Reason) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     for (minor, (memory, core, slots)) in (0..).zip(taken) {
         let share = HeldShare {
             core,
             slots,
-            ..share(GpuRef::Minor(minor), MemoryAsk::Units(memory))
+            ..share(GpuRef::Minor(minor), RequestedMemory::Units(memory))
         };
         hold(
             &mut fleet,
             &format!("taker-{minor}"),
             "n",
-            Holding::Shares(vec![share]),
+            HeldGpus::Shares(vec![share]),
         );
     }
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
@@ -60,11 +60,15 @@ fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: Request, #[case
 }
 
 #[rstest]
-#[case::one_sick_one_full(&[false, true], units(8000), Reason::Memory)]
-#[case::both_sick(&[false, false], units(1), Reason::Unhealthy)]
-#[case::two_wanted_one_sick(&[false, true], ask(2, MemoryAsk::Units(1)), Reason::Unhealthy)]
-#[case::too_large_even_if_well(&[false, false], units(9000), Reason::TooLarge)]
-fn reasons_with_sick_gpus(#[case] health: &[bool], #[case] request: Request, #[case] expected: Reason) {
+#[case::one_unhealthy_one_full(&[false, true], units(8000), Reason::Memory)]
+#[case::both_unhealthy(&[false, false], units(1), Reason::Unhealthy)]
+#[case::two_requested_one_unhealthy(&[false, true], ask(2, RequestedMemory::Units(1)), Reason::Unhealthy)]
+#[case::too_large_even_if_healthy(&[false, false], units(9000), Reason::TooLarge)]
+fn reasons_with_unhealthy_gpus(
+    #[case] health: &[bool],
+    #[case] request: ShareRequest,
+    #[case] expected: Reason,
+) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     let mut devices = inventory("n", &[8192, 8192]);
     devices
@@ -77,13 +81,13 @@ fn reasons_with_sick_gpus(#[case] health: &[bool], #[case] request: Request, #[c
         &mut fleet,
         "pod",
         "n",
-        crate::build::on_minor(1, MemoryAsk::Units(1000)),
+        crate::build::on_minor(1, RequestedMemory::Units(1000)),
     );
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
 }
 
 #[test]
-fn explain_speaks_of_every_device() {
+fn explain_lists_every_gpu() {
     let (mut fleet, id) = one_node(&[8192, 4096, 8192, 8192]);
     let mut devices = inventory("n", &[8192, 4096, 8192, 8192]);
     devices.gpus[2].healthy = false;
@@ -92,15 +96,12 @@ fn explain_speaks_of_every_device() {
         &mut fleet,
         "pod",
         "n",
-        crate::build::on_minor(0, MemoryAsk::Units(5000)),
+        crate::build::on_minor(0, RequestedMemory::Units(5000)),
     );
-    let verdicts = fleet.explain(id, &units(5000), Hints::Respect).unwrap();
-    let fits: Vec<_> = verdicts
-        .iter()
-        .map(|verdict| (verdict.gpu.minor, verdict.fit))
-        .collect();
+    let fits = fleet.explain(id, &units(5000), Hints::Respect).unwrap();
+    let by_minor: Vec<_> = fits.iter().map(|gpu| (gpu.gpu.minor, gpu.fit)).collect();
     assert_eq!(
-        fits,
+        by_minor,
         [
             (0, Err(Reason::Memory)),
             (1, Err(Reason::TooLarge)),
@@ -108,14 +109,14 @@ fn explain_speaks_of_every_device() {
             (3, Ok(()))
         ]
     );
-    assert_eq!(verdicts[0].free.memory, crate::build::mib(3192));
+    assert_eq!(fits[0].free.memory, crate::build::mib(3192));
     assert_eq!(
         fleet.explain(id, &units(0), Hints::Respect).unwrap_err(),
         Reason::InvalidRequest
     );
 }
 
-/// kube-scheduler joins the texts of all nodes: they must be few. A request that breaks a rule is told that rule instead.
+/// kube-scheduler joins the texts of all nodes, so there must be few. A request that breaks a rule gets the text of that rule.
 #[test]
 fn there_are_eleven_texts_besides_rules() {
     let texts: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();

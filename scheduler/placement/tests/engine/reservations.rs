@@ -1,6 +1,6 @@
-//! Decisions: checked again when they are made, idempotent, and undone by release.
+//! Reservations: checked, idempotent, and undone by release.
 
-use placement::{Amounts, Hints, MemoryAsk, OwnerId, Placement, Reason, ReserveError, Share};
+use placement::{Amounts, Hints, OwnerId, Placement, Reason, RequestedMemory, ReserveError, Share};
 use rstest::rstest;
 
 use crate::build::{
@@ -61,7 +61,7 @@ fn a_node_that_is_gone_takes_nothing() {
     );
 }
 
-/// E10: of two that chose the same room only one gets it.
+/// E10: of two pods with the same choice only one gets the room.
 #[test]
 fn e10_the_second_decision_on_the_same_room_is_refused() {
     let (mut fleet, id) = one_node(&[8192]);
@@ -78,7 +78,7 @@ fn e10_the_second_decision_on_the_same_room_is_refused() {
     assert_eq!(fleet.check(), []);
 }
 
-/// E9: deciding again for a pod that has its share neither moves it nor charges it twice.
+/// E9: reserving again for a pod that holds its share neither moves it nor charges it twice.
 #[test]
 fn e9_deciding_twice_changes_nothing() {
     let (mut fleet, id) = one_node(&[8192, 8192]);
@@ -93,13 +93,13 @@ fn e9_deciding_twice_changes_nothing() {
     assert_eq!(free_mib(&fleet, "n"), [3192, 8192]);
 }
 
-/// The watch tells in other words what was decided; deciding it again is still the same.
+/// A watch may state the reserved share in other terms; reserving it again is still the same.
 #[rstest]
-#[case::by_minor(on_minor(0, MemoryAsk::Units(4096)), true)]
-#[case::by_uuid(on_uuid("n-0", MemoryAsk::Ratio(50)), true)]
-#[case::another_amount(on_uuid("n-0", MemoryAsk::Ratio(49)), false)]
-#[case::another_gpu(on_minor(1, MemoryAsk::Units(4096)), false)]
-fn a_fact_may_confirm_a_decision(#[case] fact: placement::Holding, #[case] same: bool) {
+#[case::by_minor(on_minor(0, RequestedMemory::Units(4096)), true)]
+#[case::by_uuid(on_uuid("n-0", RequestedMemory::Ratio(50)), true)]
+#[case::another_amount(on_uuid("n-0", RequestedMemory::Ratio(49)), false)]
+#[case::another_gpu(on_minor(1, RequestedMemory::Units(4096)), false)]
+fn a_fact_may_confirm_a_decision(#[case] fact: placement::HeldGpus, #[case] same: bool) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     let decision = place(&mut fleet, "pod", id, &units(4096)).unwrap();
     hold(&mut fleet, "pod", "n", fact);
@@ -111,7 +111,7 @@ fn a_fact_may_confirm_a_decision(#[case] fact: placement::Holding, #[case] same:
 fn a_pod_of_another_node_is_not_placed_twice() {
     let (mut fleet, n) = one_node(&[8192]);
     fleet.set_inventory("m", inventory("m", &[8192]));
-    hold(&mut fleet, "pod", "m", on_minor(0, MemoryAsk::Units(100)));
+    hold(&mut fleet, "pod", "m", on_minor(0, RequestedMemory::Units(100)));
     let chosen = fleet
         .choose(n, &units(100), placement::DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
@@ -123,11 +123,11 @@ fn a_pod_of_another_node_is_not_placed_twice() {
 }
 
 #[rstest]
-#[case::core(|request: &mut placement::Request| request.core = 60, Reason::Core)]
-#[case::slots(|request: &mut placement::Request| request.slots = 60, Reason::Slots)]
-fn every_dimension_is_limited(#[case] change: fn(&mut placement::Request), #[case] reason: Reason) {
+#[case::core(|request: &mut placement::ShareRequest| request.core = 60, Reason::Core)]
+#[case::slots(|request: &mut placement::ShareRequest| request.slots = 60, Reason::Slots)]
+fn every_dimension_is_limited(#[case] change: fn(&mut placement::ShareRequest), #[case] reason: Reason) {
     let (mut fleet, id) = one_node(&[8192; 2]);
-    let mut request = ask(1, MemoryAsk::Ratio(1));
+    let mut request = ask(1, RequestedMemory::Ratio(1));
     change(&mut request);
     assert_eq!(minors(&place(&mut fleet, "a", id, &request).unwrap()), [0]);
     assert_eq!(minors(&place(&mut fleet, "b", id, &request).unwrap()), [1]);

@@ -1,16 +1,17 @@
-//! Which devices, where it matters which: the proposals' examples and the rules one by one.
+//! The choice of devices by topology and constraints: the examples of the proposals, and the rules one by one.
 
 use placement::{
-    Ask, Class, ClassRequest, Device, DevicePolicy, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuAsk,
-    Hints, Inventory, Joint, Kind, LinkGroup, Partition, PartitionTable, PartitionWish, Place, Placement,
-    Reason, Scope, Selector, Strategy, Traits, Wish, Wishes,
+    Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceKind, DeviceLocation, DevicePolicy,
+    DeviceRequest, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Gpu, Hints, Inventory,
+    JointAllocation, LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement,
+    Reason, RequestedGpus, Scope, Selector, Strategy,
 };
 use rstest::rstest;
 
 use crate::build::{GIB, ask, gpu};
 
-fn place(numa: u32, switch: u32) -> Place {
-    Place {
+fn place(numa: u32, switch: u32) -> DeviceLocation {
+    DeviceLocation {
         numa: Some(numa),
         switch: Some(format!("0000:{switch:02x}").into()),
     }
@@ -18,9 +19,9 @@ fn place(numa: u32, switch: u32) -> Place {
 
 fn gpu_at(minor: u32, numa: u32, switch: u32) -> Gpu {
     Gpu {
-        traits: Traits {
-            place: Some(place(numa, switch)),
-            ..Traits::default()
+        attributes: DeviceAttributes {
+            location: Some(place(numa, switch)),
+            ..DeviceAttributes::default()
         },
         ..gpu("n", minor, 80 * GIB)
     }
@@ -28,27 +29,27 @@ fn gpu_at(minor: u32, numa: u32, switch: u32) -> Gpu {
 
 fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
     let resources = [("rdma".into(), 100)].into();
-    let traits = Traits {
-        place: Some(place(numa, switch)),
-        ..Traits::default()
+    let attributes = DeviceAttributes {
+        location: Some(place(numa, switch)),
+        ..DeviceAttributes::default()
     };
     Device {
         id: format!("nic{minor}").into(),
         minor,
         resources,
         healthy: true,
-        traits,
+        attributes,
     }
 }
 
-fn class(kind: &str, devices: Vec<Device>) -> Class {
-    Class {
+fn class(kind: &str, devices: Vec<Device>) -> DevicesOfType {
+    DevicesOfType {
         kind: kind.into(),
         devices,
     }
 }
 
-/// Eight switches on two NUMA nodes, each with a GPU, and with NICs on those that are named.
+/// Eight switches on two NUMA nodes, each with a GPU, and NICs on some of them.
 fn eight_switches(nics: &[u32]) -> Inventory {
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor)).collect();
     let nics = (0..)
@@ -57,7 +58,7 @@ fn eight_switches(nics: &[u32]) -> Inventory {
         .collect();
     Inventory {
         gpus,
-        classes: Some(vec![class("rdma", nics)]),
+        other_devices: Some(vec![class("rdma", nics)]),
         serves_vendor: true,
         ..Inventory::default()
     }
@@ -69,47 +70,47 @@ fn fleet_of(inventory: Inventory) -> Fleet {
     fleet
 }
 
-fn rdma(amount: u64) -> ClassRequest {
-    ClassRequest {
+fn rdma(amount: u64) -> DeviceRequest {
+    DeviceRequest {
         kind: "rdma".into(),
         amounts: [("rdma".into(), amount)].into(),
         whole: Some(100),
     }
 }
 
-fn nic() -> Kind {
-    Kind::Other("rdma".into())
+fn nic() -> DeviceKind {
+    DeviceKind::Other("rdma".into())
 }
 
-fn joint(same_switch: bool) -> Wishes {
-    Wishes {
-        joint: Some(Joint {
-            kinds: vec![Kind::Gpu, nic()],
+fn joint(same_switch: bool) -> Constraints {
+    Constraints {
+        joint: Some(JointAllocation {
+            kinds: vec![DeviceKind::Gpu, nic()],
             same_switch,
         }),
-        ..Wishes::default()
+        ..Constraints::default()
     }
 }
 
-fn wish_of(kind: Kind, wish: Wish) -> Wishes {
-    Wishes {
-        by_kind: vec![(kind, wish)],
-        ..Wishes::default()
+fn constraint_of(kind: DeviceKind, constraint: DeviceConstraint) -> Constraints {
+    Constraints {
+        by_kind: vec![(kind, constraint)],
+        ..Constraints::default()
     }
 }
 
 fn try_choose(
     fleet: &Fleet,
-    gpus: GpuAsk,
-    others: &[ClassRequest],
-    wishes: Option<&Wishes>,
+    gpus: RequestedGpus,
+    others: &[DeviceRequest],
+    constraints: Option<&Constraints>,
 ) -> Result<Placement, Reason> {
     let id = fleet.node_id("n").ok_or(Reason::NoDevice)?;
-    let ask = Ask {
+    let ask = NodeRequest {
         gpus,
         others,
-        wishes,
-        ..Ask::default()
+        constraints,
+        ..NodeRequest::default()
     };
     let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
     assert_eq!(
@@ -130,21 +131,21 @@ fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Rea
     choice.map(minors)
 }
 
-fn why(fleet: &Fleet, gpus: GpuAsk, others: &[ClassRequest], wishes: &Wishes) -> String {
+fn why(fleet: &Fleet, gpus: RequestedGpus, others: &[DeviceRequest], constraints: &Constraints) -> String {
     let id = fleet.node_id("n");
-    let miss = id.and_then(|id| {
-        fleet.miss(
+    let misfit = id.and_then(|id| {
+        fleet.misfit(
             id,
-            Ask {
+            NodeRequest {
                 gpus,
                 others,
-                wishes: Some(wishes),
-                ..Ask::default()
+                constraints: Some(constraints),
+                ..NodeRequest::default()
             },
             Hints::Respect,
         )
     });
-    miss.map_or_else(|| "fits".to_owned(), |miss| miss.to_string())
+    misfit.map_or_else(|| "fits".to_owned(), |misfit| misfit.to_string())
 }
 
 fn reserve(fleet: &mut Fleet, owner: &str, choice: Result<Placement, Reason>) {
@@ -154,20 +155,31 @@ fn reserve(fleet: &mut Fleet, owner: &str, choice: Result<Placement, Reason>) {
     assert_eq!(fleet.check(), []);
 }
 
-fn take(fleet: &mut Fleet, owner: &str, gpus: GpuAsk, others: &[ClassRequest], wishes: Option<&Wishes>) {
-    let choice = try_choose(fleet, gpus, others, wishes);
+fn take(
+    fleet: &mut Fleet,
+    owner: &str,
+    gpus: RequestedGpus,
+    others: &[DeviceRequest],
+    constraints: Option<&Constraints>,
+) {
+    let choice = try_choose(fleet, gpus, others, constraints);
     reserve(fleet, owner, choice);
 }
 
-fn part(memory: u32) -> GpuAsk {
-    GpuAsk::from(&ask(1, placement::MemoryAsk::Ratio(memory)))
+fn part(memory: u32) -> RequestedGpus {
+    RequestedGpus::from(&ask(1, placement::RequestedMemory::Ratio(memory)))
 }
 
 #[test]
 fn a_nic_for_every_switch_with_a_gpu() {
     let fleet = fleet_of(eight_switches(&[0, 1, 2, 3, 4, 5, 6, 7]));
     for same_switch in [false, true] {
-        let choice = try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(same_switch)));
+        let choice = try_choose(
+            &fleet,
+            RequestedGpus::Whole(4),
+            &[rdma(1)],
+            Some(&joint(same_switch)),
+        );
         assert_eq!(chosen(choice), Ok((vec![0, 1, 2, 3], vec![0, 1, 2, 3])));
     }
 }
@@ -177,7 +189,8 @@ fn a_nic_for_every_switch_with_a_gpu() {
 fn each_switch_with_a_gpu_gets_its_own_nic_first(
     #[values(1, 100, 200, 300, 400)] amount: u64,
     #[values([0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1])] numas: [u32; 4],
-    #[values(GpuAsk::Whole(4), GpuAsk::from(&ask(4, placement::MemoryAsk::Ratio(100))))] gpus: GpuAsk,
+    #[values(RequestedGpus::Whole(4), RequestedGpus::from(&ask(4, placement::RequestedMemory::Ratio(100))))]
+    gpus: RequestedGpus,
 ) {
     let at = |switch: u32| (numas[switch as usize], switch);
     let of_gpus = (0..4).map(|minor| gpu_at(minor, at(minor).0, minor)).collect();
@@ -187,7 +200,7 @@ fn each_switch_with_a_gpu_gets_its_own_nic_first(
         .collect();
     let inventory = Inventory {
         gpus: of_gpus,
-        classes: Some(vec![class("rdma", nics)]),
+        other_devices: Some(vec![class("rdma", nics)]),
         serves_vendor: true,
         ..Inventory::default()
     };
@@ -199,7 +212,7 @@ fn each_switch_with_a_gpu_gets_its_own_nic_first(
 #[rstest]
 #[case::all_that_are_free(4, &[0, 3, 4, 5])]
 #[case::some_of_them(3, &[0, 1, 2, 3])]
-fn nics_come_along_with_gpus_that_the_vendor_s_plugin_must_choose(#[case] n: u32, #[case] nics: &[u32]) {
+fn nics_follow_gpus_that_the_vendors_plugin_must_choose(#[case] n: u32, #[case] nics: &[u32]) {
     let of_gpus = (0..4).map(|minor| gpu_at(minor, 0, minor)).collect();
     let of_nics = (0..)
         .zip([0, 0, 0, 1, 2, 3])
@@ -207,12 +220,12 @@ fn nics_come_along_with_gpus_that_the_vendor_s_plugin_must_choose(#[case] n: u32
         .collect();
     let inventory = Inventory {
         gpus: of_gpus,
-        classes: Some(vec![class("rdma", of_nics)]),
+        other_devices: Some(vec![class("rdma", of_nics)]),
         ..Inventory::default()
     };
     let choice = try_choose(
         &fleet_of(inventory),
-        GpuAsk::Whole(n),
+        RequestedGpus::Whole(n),
         &[rdma(400)],
         Some(&joint(false)),
     );
@@ -220,22 +233,22 @@ fn nics_come_along_with_gpus_that_the_vendor_s_plugin_must_choose(#[case] n: u32
 }
 
 #[test]
-fn the_one_nic_there_is() {
+fn a_single_nic() {
     let fleet = fleet_of(eight_switches(&[5]));
-    let choice = try_choose(&fleet, GpuAsk::Whole(4), &[rdma(1)], Some(&joint(false)));
+    let choice = try_choose(&fleet, RequestedGpus::Whole(4), &[rdma(1)], Some(&joint(false)));
     assert_eq!(
         chosen(choice),
         Ok((vec![4, 5, 6, 7], vec![0])),
         "GPUs of the NIC's NUMA node"
     );
     assert_eq!(
-        why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)),
+        why(&fleet, RequestedGpus::Whole(4), &[rdma(1)], &joint(true)),
         "4 GPUs fit, no rdma left on switch 0000:04"
     );
     assert_eq!(
         chosen(try_choose(
             &fleet,
-            GpuAsk::Whole(4),
+            RequestedGpus::Whole(4),
             &[rdma(1)],
             Some(&joint(true))
         )),
@@ -244,13 +257,13 @@ fn the_one_nic_there_is() {
 }
 
 #[test]
-fn a_solution_is_found_where_the_lowest_minors_are_none() {
+fn a_solution_is_found_where_the_lowest_minors_have_none() {
     let mut fleet = fleet_of(eight_switches(&[0, 2, 5, 7]));
-    take(&mut fleet, "a", GpuAsk::Nothing, &[rdma(100)], None);
-    let choice = try_choose(&fleet, GpuAsk::Whole(3), &[rdma(1)], Some(&joint(true)));
+    take(&mut fleet, "a", RequestedGpus::Nothing, &[rdma(100)], None);
+    let choice = try_choose(&fleet, RequestedGpus::Whole(3), &[rdma(1)], Some(&joint(true)));
     assert_eq!(chosen(choice), Ok((vec![2, 5, 7], vec![1, 2, 3])));
     assert_eq!(
-        why(&fleet, GpuAsk::Whole(4), &[rdma(1)], &joint(true)),
+        why(&fleet, RequestedGpus::Whole(4), &[rdma(1)], &joint(true)),
         "4 GPUs fit, no rdma left on switch 0000:00"
     );
 }
@@ -264,19 +277,19 @@ fn the_tightest_group_and_broken_groups_first() {
         ..Inventory::default()
     });
     take(&mut fleet, "a", part(30), &[], None);
-    let choice = try_choose(&fleet, GpuAsk::Whole(1), &[], None);
+    let choice = try_choose(&fleet, RequestedGpus::Whole(1), &[], None);
     assert_eq!(
         chosen(choice.clone()),
         Ok((vec![1], vec![])),
         "its switch is broken already"
     );
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
         Ok((vec![2, 3], vec![])),
         "one switch, in a broken NUMA node"
     );
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(3), &[], None)),
         Ok((vec![1, 2, 3], vec![])),
         "one NUMA node"
     );
@@ -299,7 +312,7 @@ fn the_tightest_group_and_broken_groups_first() {
 }
 
 #[test]
-fn links_come_before_places() {
+fn links_come_before_locations() {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
     let links = vec![
         LinkGroup {
@@ -318,12 +331,12 @@ fn links_come_before_places() {
         ..Inventory::default()
     });
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
         Ok((vec![0, 2], vec![]))
     );
-    take(&mut fleet, "a", GpuAsk::Whole(1), &[], None);
+    take(&mut fleet, "a", RequestedGpus::Whole(1), &[], None);
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
         Ok((vec![1, 3], vec![]))
     );
 }
@@ -354,26 +367,32 @@ fn the_best_table_is_left() {
         partitions: Some(halves(true)),
         ..eight_switches(&[])
     });
-    let selects_4 = Wishes {
-        partition: Some(PartitionWish::default()),
-        ..Wishes::default()
+    let selects_4 = Constraints {
+        partition: Some(PartitionConstraint::default()),
+        ..Constraints::default()
     };
-    take(&mut fleet, "first", GpuAsk::Whole(4), &[], Some(&selects_4));
-    take(&mut fleet, "one", GpuAsk::Whole(1), &[], None);
+    take(
+        &mut fleet,
+        "first",
+        RequestedGpus::Whole(4),
+        &[],
+        Some(&selects_4),
+    );
+    take(&mut fleet, "one", RequestedGpus::Whole(1), &[], None);
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(1), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(1), &[], None)),
         Ok((vec![5], vec![])),
         "the pair 6, 7 stays whole"
     );
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
         Ok((vec![6, 7], vec![]))
     );
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(3), &[], None)),
         Err(Reason::Partition)
     );
-    let why = |n| why(&fleet, GpuAsk::Whole(n), &[], &selects_4);
+    let why = |n| why(&fleet, RequestedGpus::Whole(n), &[], &selects_4);
     assert_eq!(why(3), "the node's table has no partition of 3 GPUs");
 }
 
@@ -385,7 +404,7 @@ fn scores(
     #[case] restricted: bool,
     #[case] used: &[u32],
     #[case] expected: Result<Vec<u32>, Reason>,
-    #[case] told: &str,
+    #[case] message: &str,
 ) {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor)).collect();
     let partitions = vec![
@@ -408,38 +427,38 @@ fn scores(
             &mut fleet,
             &format!("o{minor}"),
             "n",
-            crate::build::on_minor(*minor, placement::MemoryAsk::Ratio(1)),
+            crate::build::on_minor(*minor, placement::RequestedMemory::Ratio(1)),
         );
     }
-    let wishes = Wishes {
-        partition: Some(PartitionWish {
+    let constraints = Constraints {
+        partition: Some(PartitionConstraint {
             restricted,
             bandwidth: None,
         }),
-        ..Wishes::default()
+        ..Constraints::default()
     };
-    let choice = try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes));
+    let choice = try_choose(&fleet, RequestedGpus::Whole(2), &[], Some(&constraints));
     assert_eq!(chosen(choice).map(|(gpus, _)| gpus), expected);
-    assert_eq!(why(&fleet, GpuAsk::Whole(2), &[], &wishes), told);
-    let fast = Wishes {
-        partition: Some(PartitionWish {
+    assert_eq!(why(&fleet, RequestedGpus::Whole(2), &[], &constraints), message);
+    let fast = Constraints {
+        partition: Some(PartitionConstraint {
             restricted: false,
             bandwidth: Some(101),
         }),
-        ..Wishes::default()
+        ..Constraints::default()
     };
     assert_eq!(
-        why(&fleet, GpuAsk::Whole(2), &[], &fast),
+        why(&fleet, RequestedGpus::Whole(2), &[], &fast),
         "no free partition of 2 GPUs is known to have the bandwidth"
     );
 }
 
-/// A pod that takes all memory of its GPUs takes whole GPUs, in whatever terms it says so.
+/// A pod that takes all memory of its GPUs takes whole GPUs, in whatever terms.
 #[rstest]
-#[case::percent(placement::MemoryAsk::Ratio(100))]
-#[case::bytes(placement::MemoryAsk::Bytes(80 * GIB))]
-#[case::units(placement::MemoryAsk::Units(80))]
-fn a_binding_table_binds_in_all_terms(#[case] memory: placement::MemoryAsk) {
+#[case::percent(placement::RequestedMemory::Ratio(100))]
+#[case::bytes(placement::RequestedMemory::Bytes(80 * GIB))]
+#[case::units(placement::RequestedMemory::Units(80))]
+fn a_binding_table_binds_in_all_terms(#[case] memory: placement::RequestedMemory) {
     let table = PartitionTable {
         is_binding: true,
         partitions: vec![partition(&[2, 5], 1, None)],
@@ -450,23 +469,28 @@ fn a_binding_table_binds_in_all_terms(#[case] memory: placement::MemoryAsk) {
         ..eight_switches(&[])
     };
     let mut fleet = fleet_of(inventory);
-    let pair = GpuAsk::from(&ask(2, memory));
+    let pair = RequestedGpus::from(&ask(2, memory));
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::from(&ask(3, memory)), &[], None)),
+        chosen(try_choose(
+            &fleet,
+            RequestedGpus::from(&ask(3, memory)),
+            &[],
+            None
+        )),
         Err(Reason::Partition)
     );
     assert_eq!(
         chosen(try_choose(&fleet, pair, &[], None)),
         Ok((vec![2, 5], vec![]))
     );
-    take(&mut fleet, "a", GpuAsk::Whole(2), &[], None);
+    take(&mut fleet, "a", RequestedGpus::Whole(2), &[], None);
     assert_eq!(
         chosen(try_choose(&fleet, pair, &[], None)),
         Err(Reason::Partition)
     );
 }
 
-/// More GPUs than sets have room for are no reason to forget how wide they may be spread.
+/// The scope holds for more GPUs than a set has room for, too.
 #[test]
 fn a_scope_holds_for_more_than_64_gpus() {
     let gpus = (0..80).map(|minor| gpu_at(minor, minor / 70, minor)).collect();
@@ -476,26 +500,31 @@ fn a_scope_holds_for_more_than_64_gpus() {
         ..Inventory::default()
     });
     let within = |scope| {
-        wish_of(
-            Kind::Gpu,
-            Wish {
+        constraint_of(
+            DeviceKind::Gpu,
+            DeviceConstraint {
                 scope: Some(scope),
-                ..Wish::default()
+                ..DeviceConstraint::default()
             },
         )
     };
     assert_eq!(
         chosen(try_choose(
             &fleet,
-            GpuAsk::Whole(75),
+            RequestedGpus::Whole(75),
             &[],
             Some(&within(Scope::Numa))
         )),
         Err(Reason::Together)
     );
     assert_eq!(
-        try_choose(&fleet, GpuAsk::Whole(75), &[], Some(&within(Scope::Machine)))
-            .map(|placement| placement.shares.len()),
+        try_choose(
+            &fleet,
+            RequestedGpus::Whole(75),
+            &[],
+            Some(&within(Scope::Machine))
+        )
+        .map(|placement| placement.shares.len()),
         Ok(75)
     );
 }
@@ -511,15 +540,15 @@ fn a_preferred_table_is_tried_first_and_no_more() {
         ..eight_switches(&[])
     });
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(3), &[], None)),
         Ok((vec![0, 1, 3], vec![])),
         "GPU 2 would break the pair"
     );
-    let pair = try_choose(&fleet, GpuAsk::Whole(2), &[], None);
+    let pair = try_choose(&fleet, RequestedGpus::Whole(2), &[], None);
     assert_eq!(chosen(pair.clone()), Ok((vec![2, 5], vec![])));
     reserve(&mut fleet, "a", pair);
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
         Ok((vec![0, 1], vec![]))
     );
 }
@@ -539,38 +568,50 @@ fn scoped(#[case] scope: Scope, #[case] n: u32, #[case] expected: Result<Vec<u32
         serves_vendor: true,
         ..Inventory::default()
     });
-    let wishes = wish_of(
-        Kind::Gpu,
-        Wish {
+    let constraints = constraint_of(
+        DeviceKind::Gpu,
+        DeviceConstraint {
             scope: Some(scope),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(n), &[], Some(&wishes))).map(|(gpus, _)| gpus),
+        chosen(try_choose(
+            &fleet,
+            RequestedGpus::Whole(n),
+            &[],
+            Some(&constraints)
+        ))
+        .map(|(gpus, _)| gpus),
         expected
     );
 }
 
 #[test]
-fn a_switch_to_itself_now_and_later() {
+fn exclusive_use_of_a_switch_now_and_later() {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
     let nics = (0..4).map(|minor| nic_at(minor, 0, minor / 2)).collect();
     let mut fleet = fleet_of(Inventory {
         gpus,
-        classes: Some(vec![class("rdma", nics)]),
+        other_devices: Some(vec![class("rdma", nics)]),
         serves_vendor: true,
         ..Inventory::default()
     });
-    let keeps = wish_of(
+    let keeps = constraint_of(
         nic(),
-        Wish {
+        DeviceConstraint {
             exclusion: Some(Exclusion::Switch),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
-    take(&mut fleet, "keeper", GpuAsk::Nothing, &[rdma(1)], Some(&keeps));
-    let later = try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None);
+    take(
+        &mut fleet,
+        "keeper",
+        RequestedGpus::Nothing,
+        &[rdma(1)],
+        Some(&keeps),
+    );
+    let later = try_choose(&fleet, RequestedGpus::Nothing, &[rdma(1)], None);
     assert_eq!(
         chosen(later.clone()),
         Ok((vec![], vec![2])),
@@ -578,7 +619,7 @@ fn a_switch_to_itself_now_and_later() {
     );
     reserve(&mut fleet, "later", later);
     assert_eq!(
-        why(&fleet, GpuAsk::Nothing, &[rdma(1)], &keeps),
+        why(&fleet, RequestedGpus::Nothing, &[rdma(1)], &keeps),
         "0 of the 4 devices of type rdma that have room are not ruled out by exclusive use, 1 is needed"
     );
     let late = Placement {
@@ -614,9 +655,9 @@ fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
     };
     let device = nic_at(minor, 0, minor);
     Device {
-        traits: Traits {
+        attributes: DeviceAttributes {
             functions: vec![group],
-            ..device.traits.clone()
+            ..device.attributes.clone()
         },
         ..device
     }
@@ -639,19 +680,19 @@ fn one_function_of_each_of_two_nics() {
         with_functions(2, "b", &["d1"]),
     ];
     let mut fleet = fleet_of(Inventory {
-        classes: Some(vec![class("rdma", nics)]),
+        other_devices: Some(vec![class("rdma", nics)]),
         ..Inventory::default()
     });
     let strategy = Some(Strategy::Count);
-    let any = wish_of(
+    let any = constraint_of(
         nic(),
-        Wish {
+        DeviceConstraint {
             functions: Some(Selector::default()),
             strategy,
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
-    let first = try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any));
+    let first = try_choose(&fleet, RequestedGpus::Nothing, &[rdma(2)], Some(&any));
     assert_eq!(
         first.as_ref().map(functions),
         Ok(vec!["b1".to_owned(), "c1".to_owned()])
@@ -671,20 +712,20 @@ fn one_function_of_each_of_two_nics() {
             test: placement::Test::In(vec!["a".into()]),
         }],
     };
-    let only_a = wish_of(
+    let only_a = constraint_of(
         nic(),
-        Wish {
+        DeviceConstraint {
             functions: Some(of_a),
             strategy,
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
     assert_eq!(
-        why(&fleet, GpuAsk::Nothing, &[rdma(2)], &only_a),
-        "1 of the 3 devices of type rdma have a free VF of the kind that is wanted, 2 are needed"
+        why(&fleet, RequestedGpus::Nothing, &[rdma(2)], &only_a),
+        "1 of the 3 devices of type rdma have a free VF of the requested kind, 2 are needed"
     );
     assert_eq!(
-        try_choose(&fleet, GpuAsk::Nothing, &[rdma(2)], Some(&any))
+        try_choose(&fleet, RequestedGpus::Nothing, &[rdma(2)], Some(&any))
             .as_ref()
             .map(functions),
         Ok(vec!["b2".to_owned(), "d1".to_owned()])
@@ -706,18 +747,23 @@ fn amounts_become_devices(
 ) {
     let nics = (0..3).map(|minor| nic_at(minor, 0, minor)).collect();
     let fleet = fleet_of(Inventory {
-        classes: Some(vec![class("rdma", nics)]),
+        other_devices: Some(vec![class("rdma", nics)]),
         ..Inventory::default()
     });
-    let wishes = wish_of(
+    let constraints = constraint_of(
         nic(),
-        Wish {
+        DeviceConstraint {
             strategy: Some(strategy),
             exclusion,
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
-    let choice = try_choose(&fleet, GpuAsk::Nothing, &[rdma(amount)], Some(&wishes));
+    let choice = try_choose(
+        &fleet,
+        RequestedGpus::Nothing,
+        &[rdma(amount)],
+        Some(&constraints),
+    );
     let amounts = |placement: Placement| {
         placement
             .others
@@ -728,7 +774,7 @@ fn amounts_become_devices(
     assert_eq!(choice.map(amounts), expected);
 }
 
-/// Devices of a type that nobody has heard of take part as others do.
+/// Devices of any type take part.
 #[test]
 fn three_types_on_the_same_switches() {
     let mut inventory = eight_switches(&[1, 3, 4, 6]);
@@ -737,35 +783,45 @@ fn three_types_on_the_same_switches() {
         ..nic_at(switch, switch / 4, switch)
     });
     inventory
-        .classes
+        .other_devices
         .get_or_insert_default()
         .push(class("npu", cards.to_vec()));
     let mut fleet = fleet_of(inventory);
-    let npu = ClassRequest {
+    let npu = DeviceRequest {
         kind: "npu".into(),
         amounts: [("npu".into(), 50)].into(),
         whole: Some(100),
     };
     let kinds = vec![
         nic(),
-        Kind::Gpu,
-        Kind::Other("npu".into()),
-        Kind::Other("fpga".into()),
+        DeviceKind::Gpu,
+        DeviceKind::Other("npu".into()),
+        DeviceKind::Other("fpga".into()),
     ];
-    let wishes = Wishes {
-        joint: Some(Joint {
+    let constraints = Constraints {
+        joint: Some(JointAllocation {
             kinds,
             same_switch: true,
         }),
-        ..Wishes::default()
+        ..Constraints::default()
     };
-    let choice = try_choose(&fleet, GpuAsk::Whole(2), &[rdma(200), npu.clone()], Some(&wishes));
+    let choice = try_choose(
+        &fleet,
+        RequestedGpus::Whole(2),
+        &[rdma(200), npu.clone()],
+        Some(&constraints),
+    );
     assert_eq!(
         chosen(choice),
         Ok((vec![3, 4], vec![1, 2, 3, 4])),
         "one GPU and one card for each NIC"
     );
-    let choice = try_choose(&fleet, GpuAsk::Whole(1), &[rdma(200), npu.clone()], Some(&wishes));
+    let choice = try_choose(
+        &fleet,
+        RequestedGpus::Whole(1),
+        &[rdma(200), npu.clone()],
+        Some(&constraints),
+    );
     assert_eq!(
         chosen(choice),
         Err(Reason::Together),
@@ -774,12 +830,12 @@ fn three_types_on_the_same_switches() {
     take(
         &mut fleet,
         "a",
-        GpuAsk::Whole(1),
+        RequestedGpus::Whole(1),
         &[rdma(100), npu.clone()],
-        Some(&wishes),
+        Some(&constraints),
     );
     assert_eq!(
-        why(&fleet, GpuAsk::Whole(2), &[rdma(200), npu], &wishes),
+        why(&fleet, RequestedGpus::Whole(2), &[rdma(200), npu], &constraints),
         "2 rdma fit, no npu left on switch 0000:06"
     );
 }
@@ -790,11 +846,11 @@ fn three_types_on_the_same_switches() {
 #[case::same_numa_node_as_the_first_free(&[], vec![1])]
 fn near_without_the_same_switch(#[case] more: &[u32], #[case] expected: Vec<u32>) {
     let mut fleet = fleet_of(eight_switches(&[&[0][..], more].concat()));
-    take(&mut fleet, "a", GpuAsk::Whole(1), &[], None);
+    take(&mut fleet, "a", RequestedGpus::Whole(1), &[], None);
     assert_eq!(
         chosen(try_choose(
             &fleet,
-            GpuAsk::Whole(1),
+            RequestedGpus::Whole(1),
             &[rdma(1)],
             Some(&joint(false))
         ))
@@ -804,13 +860,13 @@ fn near_without_the_same_switch(#[case] more: &[u32], #[case] expected: Vec<u32>
 }
 
 #[test]
-fn whoever_sees_all_gpus_and_whoever_keeps_one_stay_apart() {
-    let all = GpuAsk::All { slots: 1 };
-    let keeps = wish_of(
-        Kind::Gpu,
-        Wish {
+fn pods_that_see_all_gpus_and_exclusive_pods_use_different_nodes() {
+    let all = RequestedGpus::All { slots: 1 };
+    let keeps = constraint_of(
+        DeviceKind::Gpu,
+        DeviceConstraint {
             exclusion: Some(Exclusion::Device),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
     let mut fleet = fleet_of(eight_switches(&[]));
@@ -833,9 +889,9 @@ fn whoever_sees_all_gpus_and_whoever_keeps_one_stay_apart() {
     );
 }
 
-/// Of whom it is not known what they hold, any device may be.
+/// A holder of unknown devices may hold any.
 #[test]
-fn a_doubtful_holder_keeps_everything() {
+fn a_doubtful_holder_blocks_every_device() {
     let mut fleet = fleet_of(eight_switches(&[0, 1]));
     let device = placement::DeviceRef::Any;
     let held = placement::HeldDevice {
@@ -856,28 +912,33 @@ fn a_doubtful_holder_keeps_everything() {
         },
     );
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Nothing, &[rdma(1)], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Nothing, &[rdma(1)], None)),
         Err(Reason::OtherDevices)
     );
     assert_eq!(fleet.check(), []);
 }
 
-/// GPUs that the vendor's plugin chooses cannot be wished for.
+/// GPUs that the vendor's plugin chooses take no constraints.
 #[test]
-fn wishes_where_the_vendor_chooses() {
+fn constraints_where_the_vendors_plugin_chooses() {
     let fleet = fleet_of(Inventory {
         serves_vendor: false,
         ..eight_switches(&[0])
     });
-    let wishes = Wishes {
-        partition: Some(PartitionWish::default()),
-        ..Wishes::default()
+    let constraints = Constraints {
+        partition: Some(PartitionConstraint::default()),
+        ..Constraints::default()
     };
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(2), &[], Some(&wishes))),
+        chosen(try_choose(
+            &fleet,
+            RequestedGpus::Whole(2),
+            &[],
+            Some(&constraints)
+        )),
         Err(Reason::Vendor)
     );
-    let choice = try_choose(&fleet, GpuAsk::Whole(2), &[rdma(1)], Some(&joint(false)));
+    let choice = try_choose(&fleet, RequestedGpus::Whole(2), &[rdma(1)], Some(&joint(false)));
     assert_eq!(
         choice.map(|placement| (placement.unknown_whole, placement.others.len())),
         Ok((2, 1)),
@@ -885,7 +946,7 @@ fn wishes_where_the_vendor_chooses() {
     );
 }
 
-/// Devices are so many that sets of them do not fit a word.
+/// More devices than a set has room for.
 #[test]
 fn more_than_64_devices() {
     let gpus = (0..80)
@@ -896,12 +957,17 @@ fn more_than_64_devices() {
         .collect();
     let fleet = fleet_of(Inventory {
         gpus,
-        classes: Some(vec![class("rdma", nics)]),
+        other_devices: Some(vec![class("rdma", nics)]),
         serves_vendor: true,
         ..Inventory::default()
     });
-    let n = |n, wishes: Option<&Wishes>| {
-        let choice = chosen(try_choose(&fleet, GpuAsk::Whole(n), &[rdma(1)], wishes));
+    let n = |n, constraints: Option<&Constraints>| {
+        let choice = chosen(try_choose(
+            &fleet,
+            RequestedGpus::Whole(n),
+            &[rdma(1)],
+            constraints,
+        ));
         choice.map(|(gpus, nics)| (gpus.len(), nics.len()))
     };
     assert_eq!(n(70, None), Ok((70, 1)));
@@ -910,9 +976,9 @@ fn more_than_64_devices() {
     assert_eq!(n(81, None), Err(Reason::TooLarge));
 }
 
-/// Nodes that are alike share an answer; those that differ in anything that matters do not.
+/// Nodes of an equivalence class share a result; nodes that differ in anything relevant do not.
 #[test]
-fn one_answer_for_nodes_that_are_alike() {
+fn one_result_per_equivalence_class() {
     let mut fleet = Fleet::new();
     for node in 0..30_u32 {
         let name = format!("n{node}");
@@ -927,7 +993,7 @@ fn one_answer_for_nodes_that_are_alike() {
                 &mut fleet,
                 &format!("o{node}"),
                 &name,
-                crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)),
+                crate::build::on_minor(0, placement::RequestedMemory::Ratio(10)),
             );
         }
         if node % 5 == 0 {
@@ -952,39 +1018,39 @@ fn one_answer_for_nodes_that_are_alike() {
             assert!(hinted);
         }
     }
-    let (wishes, others) = (joint(true), [rdma(1)]);
+    let (constraints, others) = (joint(true), [rdma(1)]);
     for hints in [Hints::Ignore, Hints::Respect, Hints::RespectOthers("h5")] {
-        let ask = Ask {
-            gpus: GpuAsk::Whole(3),
+        let ask = NodeRequest {
+            gpus: RequestedGpus::Whole(3),
             others: &others,
-            wishes: Some(&wishes),
-            ..Ask::default()
+            constraints: Some(&constraints),
+            ..NodeRequest::default()
         };
-        let mut asking = placement::Asking::new(&fleet, ask, hints);
+        let mut evaluation = fleet.evaluation(ask, hints);
         let ids: Vec<_> = fleet.nodes().map(placement::NodeView::id).collect();
         for id in ids {
-            assert_eq!(asking.fit(id), fleet.fit(id, ask, hints));
+            assert_eq!(evaluation.fit(id), fleet.fit(id, ask, hints));
             let policies = placement::Policies::default();
             assert_eq!(
-                asking.verdict(id, policies).unwrap_or_default(),
+                evaluation.evaluate(id, policies).unwrap_or_default(),
                 fleet.score(id, ask, policies, hints)
             );
         }
-        // A node whose only hint is the asker's own is not compared with those that have none.
-        let n_known = match hints {
+        // A node whose only hint is the requesting owner's own has another class than nodes without hints.
+        let n_evaluated = match hints {
             Hints::Ignore => 4,
             Hints::Respect => 8,
             Hints::RespectOthers(_) => 9,
         };
-        assert_eq!(asking.n_known(), n_known);
+        assert_eq!(evaluation.n_evaluated(), n_evaluated);
     }
     assert_eq!(fleet.check(), []);
 }
 
-/// By every policy, whatever is asked of nodes with places: what is remembered is what is worked out for one node.
+/// By every policy and for every request, cached results equal those that are computed for one node.
 #[test]
-fn verdicts_by_every_policy() {
-    use placement::{Asking, NodePolicy, Policies};
+fn evaluations_by_every_policy() {
+    use placement::{NodePolicy, Policies};
 
     let mut fleet = Fleet::new();
     for node in ["n0", "n1", "n2"] {
@@ -999,31 +1065,31 @@ fn verdicts_by_every_policy() {
         &mut fleet,
         "a",
         "n1",
-        crate::build::on_minor(0, placement::MemoryAsk::Ratio(10)),
+        crate::build::on_minor(0, placement::RequestedMemory::Ratio(10)),
     );
-    let share = |devices| GpuAsk::from(&ask(devices, placement::MemoryAsk::Ratio(30)));
-    let (wishes, others) = (joint(true), [rdma(1)]);
+    let share = |devices| RequestedGpus::from(&ask(devices, placement::RequestedMemory::Ratio(30)));
+    let (constraints, others) = (joint(true), [rdma(1)]);
     let plain = [
-        GpuAsk::Nothing,
-        GpuAsk::Whole(2),
-        GpuAsk::Whole(8),
+        RequestedGpus::Nothing,
+        RequestedGpus::Whole(2),
+        RequestedGpus::Whole(8),
         share(1),
         share(3),
-        GpuAsk::All { slots: 1 },
+        RequestedGpus::All { slots: 1 },
     ];
-    let plain = plain.map(|gpus| Ask {
+    let plain = plain.map(|gpus| NodeRequest {
         gpus,
-        ..Ask::default()
+        ..NodeRequest::default()
     });
-    let beside = Ask {
-        gpus: GpuAsk::Whole(1),
+    let beside = NodeRequest {
+        gpus: RequestedGpus::Whole(1),
         others: &others,
-        ..Ask::default()
+        ..NodeRequest::default()
     };
     let asks = plain.into_iter().chain([
         beside,
-        Ask {
-            wishes: Some(&wishes),
+        NodeRequest {
+            constraints: Some(&constraints),
             ..beside
         },
     ]);
@@ -1040,14 +1106,14 @@ fn verdicts_by_every_policy() {
             device: DevicePolicy::Binpack,
         };
         for hints in [Hints::Respect, Hints::Ignore] {
-            let mut asking = Asking::new(&fleet, ask, hints);
+            let mut evaluation = fleet.evaluation(ask, hints);
             for id in fleet.nodes().map(placement::NodeView::id) {
                 let fresh = fleet
                     .fit(id, ask, hints)
                     .map(|()| fleet.score(id, ask, policies, hints));
-                assert_eq!(asking.verdict(id, policies), fresh, "{ask:?} {policies:?}");
+                assert_eq!(evaluation.evaluate(id, policies), fresh, "{ask:?} {policies:?}");
                 assert_eq!(
-                    asking.verdict(id, policies),
+                    evaluation.evaluate(id, policies),
                     fresh,
                     "asked again: {ask:?} {policies:?}"
                 );
@@ -1056,29 +1122,35 @@ fn verdicts_by_every_policy() {
     }
 }
 
-/// A function that two facts name, and devices that have moved onto a switch that somebody keeps.
+/// A function that two facts name, and devices that have moved onto a switch of exclusive use.
 #[test]
-fn check_finds_what_is_held_twice_or_kept_in_vain() {
+fn check_finds_double_holdings_and_broken_exclusive_use() {
     let of = |switches: [u32; 2]| {
         let nics = (0..)
             .zip(switches)
             .map(|(minor, switch)| nic_at(minor, 0, switch))
             .collect();
         Inventory {
-            classes: Some(vec![class("rdma", nics)]),
+            other_devices: Some(vec![class("rdma", nics)]),
             ..Inventory::default()
         }
     };
     let mut fleet = fleet_of(of([0, 1]));
-    let keeps = wish_of(
+    let keeps = constraint_of(
         nic(),
-        Wish {
+        DeviceConstraint {
             exclusion: Some(Exclusion::Switch),
-            ..Wish::default()
+            ..DeviceConstraint::default()
         },
     );
-    take(&mut fleet, "keeper", GpuAsk::Nothing, &[rdma(1)], Some(&keeps));
-    take(&mut fleet, "other", GpuAsk::Nothing, &[rdma(1)], None);
+    take(
+        &mut fleet,
+        "keeper",
+        RequestedGpus::Nothing,
+        &[rdma(1)],
+        Some(&keeps),
+    );
+    take(&mut fleet, "other", RequestedGpus::Nothing, &[rdma(1)], None);
     fleet.set_inventory("n", of([1, 1]));
     let broken = fleet.check();
     assert!(
@@ -1123,14 +1195,14 @@ fn few_numa_nodes_come_before_few_switches() {
         ..Inventory::default()
     });
     assert_eq!(
-        chosen(try_choose(&fleet, GpuAsk::Whole(3), &[], None)),
+        chosen(try_choose(&fleet, RequestedGpus::Whole(3), &[], None)),
         Ok((vec![2, 3, 4], vec![]))
     );
 }
 
 /// Types that are far from each other cost no more than types that are near.
 #[test]
-fn many_types_are_decided_soon() {
+fn many_types_take_few_steps() {
     let gpus = (0..2).map(|minor| gpu_at(minor, 0, minor)).collect();
     let kinds: Vec<String> = (0..12).map(|nth| format!("type{nth:02}")).collect();
     let of = |kind: &String| {
@@ -1140,30 +1212,36 @@ fn many_types_are_decided_soon() {
         };
         class(kind, vec![device])
     };
-    let classes = Some(kinds.iter().map(of).collect());
+    let other_devices = Some(kinds.iter().map(of).collect());
     let fleet = fleet_of(Inventory {
         gpus,
-        classes,
+        other_devices,
         serves_vendor: true,
         ..Inventory::default()
     });
-    let request = |kind: &String| ClassRequest {
+    let request = |kind: &String| DeviceRequest {
         kind: kind.as_str().into(),
         amounts: [(kind.as_str().into(), 1)].into(),
         whole: None,
     };
-    let requests: Vec<ClassRequest> = kinds.iter().map(request).collect();
-    let joined = [Kind::Gpu]
+    let requests: Vec<DeviceRequest> = kinds.iter().map(request).collect();
+    let joined = [DeviceKind::Gpu]
         .into_iter()
-        .chain(kinds.iter().map(|kind| Kind::Other(kind.as_str().into())))
+        .chain(kinds.iter().map(|kind| DeviceKind::Other(kind.as_str().into())))
         .collect();
-    let wishes = Wishes {
-        joint: Some(Joint {
+    let constraints = Constraints {
+        joint: Some(JointAllocation {
             kinds: joined,
             same_switch: false,
         }),
-        ..Wishes::default()
+        ..Constraints::default()
     };
-    let (gpus, others) = chosen(try_choose(&fleet, GpuAsk::Whole(1), &requests, Some(&wishes))).unwrap();
+    let (gpus, others) = chosen(try_choose(
+        &fleet,
+        RequestedGpus::Whole(1),
+        &requests,
+        Some(&constraints),
+    ))
+    .unwrap();
     assert_eq!((gpus, others.len()), (vec![0], 12));
 }

@@ -1,10 +1,10 @@
-//! Whole GPUs in the vendor's name beside shared ones, GPUs left to the vendor's plugin, and owners that see all GPUs.
+//! Whole GPUs in the vendor's name on nodes with shared ones, GPUs left to the vendor's plugin, and owners that see all GPUs.
 
 use std::collections::BTreeMap;
 
 use placement::{
-    DevicePolicy, Fleet, Gpu, GpuAsk, GpuRef, HeldMemory, HeldShare, Hints, Holding, Holdings, Inventory,
-    MemoryAsk, Placement, Reason, ReserveError,
+    DevicePolicy, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Holdings, Inventory, Placement,
+    Reason, RequestedGpus, RequestedMemory, ReserveError,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -31,8 +31,8 @@ fn fleet(serves_vendor: bool, apart: &[u32]) -> Fleet {
     fleet
 }
 
-/// Chooses and reserves; minors, or how many the vendor's plugin will choose.
-fn place(fleet: &mut Fleet, owner: &str, ask: GpuAsk) -> Result<(Vec<u32>, u32), Reason> {
+/// Chooses and reserves; returns minors, and the number of GPUs that the vendor's plugin will choose.
+fn place(fleet: &mut Fleet, owner: &str, ask: RequestedGpus) -> Result<(Vec<u32>, u32), Reason> {
     let id = fleet.node_id("n").unwrap();
     let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(owner))?;
     fleet.reserve(&owner.into(), id, &placement).unwrap();
@@ -42,16 +42,16 @@ fn place(fleet: &mut Fleet, owner: &str, ask: GpuAsk) -> Result<(Vec<u32>, u32),
 }
 
 fn whole(fleet: &mut Fleet, owner: &str, n: u32) -> Result<(Vec<u32>, u32), Reason> {
-    place(fleet, owner, GpuAsk::Whole(n))
+    place(fleet, owner, RequestedGpus::Whole(n))
 }
 
 fn share(fleet: &mut Fleet, owner: &str, mib: u64) -> Result<(Vec<u32>, u32), Reason> {
-    place(fleet, owner, GpuAsk::Share(units(mib)))
+    place(fleet, owner, RequestedGpus::Share(units(mib)))
 }
 
-/// A pod whose whole GPUs kubelet has told.
-fn given(fleet: &mut Fleet, owner: &str, minor: u32) {
-    let memory = HeldMemory::Ask(MemoryAsk::Ratio(100));
+/// A pod whose whole GPU kubelet has reported.
+fn reported(fleet: &mut Fleet, owner: &str, minor: u32) {
+    let memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
     let share = HeldShare {
         gpu: GpuRef::Uuid(format!("n-{minor}").into()),
         memory,
@@ -64,7 +64,7 @@ fn given(fleet: &mut Fleet, owner: &str, minor: u32) {
         "n",
         Holdings {
             is_vendor: true,
-            ..Holdings::from(Holding::Shares(vec![share]))
+            ..Holdings::from(HeldGpus::Shares(vec![share]))
         },
     );
 }
@@ -76,7 +76,7 @@ fn both_kinds_share_a_node_that_serves_the_vendors_name() {
     assert_eq!(
         whole(&mut fleet, "v", 2),
         Ok((vec![1, 3], 0)),
-        "the one that nobody shares, and an empty one"
+        "the unshared one, and an empty one"
     );
     assert_eq!(whole(&mut fleet, "w", 2), Err(Reason::TooFew));
     assert_eq!(whole(&mut fleet, "w", 1), Ok((vec![2], 0)));
@@ -90,7 +90,7 @@ fn both_kinds_share_a_node_that_serves_the_vendors_name() {
     );
 }
 
-/// The vendor's plugin takes any GPU: nobody shares one meanwhile, and nobody is sent where others share.
+/// The vendor's plugin takes any GPU: no pod shares one meanwhile, and no whole request goes where pods share.
 #[test]
 fn the_vendors_plugin_has_the_node_to_itself_until_its_gpus_are_known() {
     let mut fleet = fleet(false, &[]);
@@ -99,10 +99,14 @@ fn the_vendors_plugin_has_the_node_to_itself_until_its_gpus_are_known() {
     assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![], 3)));
     assert_eq!(whole(&mut fleet, "x", 1), Err(Reason::TooFew));
     fleet.release("w");
-    given(&mut fleet, "v", 2);
+    reported(&mut fleet, "v", 2);
     assert_eq!(share(&mut fleet, "s", 1), Ok((vec![0], 0)));
     assert_eq!(
-        place(&mut fleet, "all", GpuAsk::Share(ask(4, MemoryAsk::Units(1)))),
+        place(
+            &mut fleet,
+            "all",
+            RequestedGpus::Share(ask(4, RequestedMemory::Units(1)))
+        ),
         Err(Reason::TooFew),
         "not on the vendor's"
     );
@@ -116,7 +120,7 @@ fn the_vendors_plugin_has_the_node_to_itself_until_its_gpus_are_known() {
 }
 
 #[test]
-fn gpus_of_its_own_keep_the_vendors_plugin_clear_of_shared_ones() {
+fn reserved_gpus_separate_the_vendors_plugin_from_shared_ones() {
     let mut fleet = fleet(false, &[2, 3]);
     assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
     assert_eq!(whole(&mut fleet, "v", 2), Ok((vec![], 2)));
@@ -126,17 +130,17 @@ fn gpus_of_its_own_keep_the_vendors_plugin_clear_of_shared_ones() {
     assert_eq!(share(&mut fleet, "u", 1), Err(Reason::Memory));
     let id = fleet.node_id("n").unwrap();
     assert_eq!(
-        fleet.fit(id, &ask(3, MemoryAsk::Units(1)), Hints::Ignore),
+        fleet.fit(id, &ask(3, RequestedMemory::Units(1)), Hints::Ignore),
         Err(Reason::Vendor)
     );
 }
 
 #[rstest]
-#[case::both_kinds_here(true, &[], &[0, 1, 2], 2, Err(Reason::Unhealthy))]
-#[case::sick_ones_are_not_taken(true, &[], &[0, 2], 2, Ok((vec![1, 3], 0)))]
-#[case::sick_apart(false, &[0, 1], &[1], 2, Err(Reason::Unhealthy))]
-#[case::sick_shared_ones_do_not_matter(false, &[0, 1], &[2, 3], 2, Ok((vec![], 2)))]
-fn sick_gpus_are_not_given_whole(
+#[case::served_by_the_node(true, &[], &[0, 1, 2], 2, Err(Reason::Unhealthy))]
+#[case::unhealthy_gpus_are_not_taken(true, &[], &[0, 2], 2, Ok((vec![1, 3], 0)))]
+#[case::unhealthy_reserved_gpu(false, &[0, 1], &[1], 2, Err(Reason::Unhealthy))]
+#[case::unhealthy_shared_gpus_do_not_matter(false, &[0, 1], &[2, 3], 2, Ok((vec![], 2)))]
+fn unhealthy_gpus_are_not_allocated_whole(
     #[case] serves: bool,
     #[case] apart: &[u32],
     #[case] sick: &[u32],
@@ -153,7 +157,7 @@ fn sick_gpus_are_not_given_whole(
     assert_eq!(whole(&mut fleet, "v", n), expected);
 }
 
-/// An inventory that is lost, or edited away, does not hide that somebody shares a GPU there.
+/// A lost or removed inventory does not hide that a pod shares a GPU there.
 #[test]
 fn without_an_inventory_only_sharers_that_are_known_refuse() {
     let mut fleet = fleet(false, &[]);
@@ -161,7 +165,7 @@ fn without_an_inventory_only_sharers_that_are_known_refuse() {
     fleet.remove_inventory("n");
     let id = fleet.node_id("n").unwrap();
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        fleet.fit(id, RequestedGpus::Whole(1), Hints::Ignore),
         Err(Reason::Vendor)
     );
     fleet.hold(
@@ -175,15 +179,15 @@ fn without_an_inventory_only_sharers_that_are_known_refuse() {
     );
     fleet.release("s");
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(9), Hints::Ignore),
+        fleet.fit(id, RequestedGpus::Whole(9), Hints::Ignore),
         Ok(()),
         "kubelet knows"
     );
 }
 
-/// One that the vendor's plugin gave away before ours took its resource over may be any of them.
+/// A GPU that the vendor's plugin gave out before the node served whole GPUs may be any of them.
 #[test]
-fn none_is_chosen_while_it_is_not_known_which_are_out() {
+fn none_is_chosen_while_uuids_in_use_are_unknown() {
     let mut fleet = fleet(true, &[]);
     fleet.hold(
         &"v".into(),
@@ -196,14 +200,14 @@ fn none_is_chosen_while_it_is_not_known_which_are_out() {
     );
     let id = fleet.node_id("n").unwrap();
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        fleet.fit(id, RequestedGpus::Whole(1), Hints::Ignore),
         Err(Reason::Vendor)
     );
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(5), Hints::Ignore),
+        fleet.fit(id, RequestedGpus::Whole(5), Hints::Ignore),
         Err(Reason::TooLarge)
     );
-    given(&mut fleet, "v", 0);
+    reported(&mut fleet, "v", 0);
     assert_eq!(whole(&mut fleet, "w", 3), Ok((vec![1, 2, 3], 0)));
 }
 
@@ -211,40 +215,43 @@ fn none_is_chosen_while_it_is_not_known_which_are_out() {
 fn hints_keep_both_kinds_apart_too() {
     let mut fleet = fleet(false, &[]);
     let id = fleet.node_id("n").unwrap();
-    let choose = |fleet: &Fleet, ask: GpuAsk| {
+    let choose = |fleet: &Fleet, ask: RequestedGpus| {
         fleet
             .choose(id, ask, DevicePolicy::Binpack, Hints::Ignore)
             .unwrap()
     };
-    let vendor = choose(&fleet, GpuAsk::Whole(3));
+    let vendor = choose(&fleet, RequestedGpus::Whole(3));
     assert!(fleet.hint(&"v".into(), id, vendor));
     assert_eq!(fleet.check(), []);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(2), Hints::Respect),
+        fleet.fit(id, RequestedGpus::Whole(2), Hints::Respect),
         Err(Reason::TooFew)
     );
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(4), Hints::RespectOthers("v")), Ok(()));
-    let sharer = choose(&fleet, GpuAsk::Share(units(1)));
+    assert_eq!(
+        fleet.fit(id, RequestedGpus::Whole(4), Hints::RespectOthers("v")),
+        Ok(())
+    );
+    let sharer = choose(&fleet, RequestedGpus::Share(units(1)));
     assert!(fleet.hint(&"v".into(), id, sharer));
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(1), Hints::Respect),
+        fleet.fit(id, RequestedGpus::Whole(1), Hints::Respect),
         Err(Reason::Vendor)
     );
 }
 
-/// The place for sharers comes first; it is all that is taken.
+/// The GPU with the taken slot comes first; nothing else is taken.
 #[test]
 fn an_owner_that_sees_all_takes_nothing() {
     let mut fleet = fleet(true, &[3]);
     assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
     let slot = HeldShare {
         slots: 1,
-        ..crate::build::share(GpuRef::Minor(1), MemoryAsk::Units(0))
+        ..crate::build::share(GpuRef::Minor(1), RequestedMemory::Units(0))
     };
-    fleet.hold(&"t".into(), "n", Holding::Shares(vec![slot]));
+    fleet.hold(&"t".into(), "n", HeldGpus::Shares(vec![slot]));
     assert_eq!(
-        place(&mut fleet, "m", GpuAsk::All { slots: 1 }),
+        place(&mut fleet, "m", RequestedGpus::All { slots: 1 }),
         Ok((vec![2, 0, 1, 3], 0))
     );
     let seen: Vec<_> = fleet
@@ -258,12 +265,12 @@ fn an_owner_that_sees_all_takes_nothing() {
     assert_eq!(
         whole(&mut fleet, "v", 3),
         Ok((vec![1, 2, 3], 0)),
-        "nobody else uses these"
+        "no other pod uses these"
     );
     assert_eq!(
         fleet.fit(
             fleet.node_id("n").unwrap(),
-            GpuAsk::All { slots: 101 },
+            RequestedGpus::All { slots: 101 },
             Hints::Ignore
         ),
         Err(Reason::Slots)
@@ -271,7 +278,7 @@ fn an_owner_that_sees_all_takes_nothing() {
 }
 
 #[test]
-fn what_takes_nothing_or_is_not_whole_is_not_reserved() {
+fn empty_and_partial_placements_are_not_reserved() {
     let mut fleet = fleet(true, &[]);
     let id = fleet.node_id("n").unwrap();
     let choice = fleet
@@ -283,7 +290,7 @@ fn what_takes_nothing_or_is_not_whole_is_not_reserved() {
     );
     fleet.reserve(&"a".into(), id, &choice).unwrap();
     let whole = fleet
-        .choose(id, GpuAsk::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
+        .choose(id, RequestedGpus::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     let mut taken = whole.clone();
     taken.shares[0].gpu = "n-0".into();
@@ -308,7 +315,7 @@ fn what_takes_nothing_or_is_not_whole_is_not_reserved() {
     );
 }
 
-/// What happens on a node where both kinds come and go.
+/// A step on a node where both kinds of pods come and go.
 #[derive(Clone, Debug)]
 enum Step {
     Inventory(bool, Vec<u32>),
@@ -333,7 +340,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What an owner of the model has.
+/// The holding of an owner of the model.
 #[derive(Clone, Debug, PartialEq)]
 enum Has {
     Shared(u32),
@@ -345,7 +352,7 @@ enum Has {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Wherever decisions go, no GPU that somebody shares is, or can be, given away whole, and the other way round.
+    /// No GPU is, or can be, shared and allocated whole at the same time.
     #[test]
     fn both_kinds_are_kept_apart(steps in proptest::collection::vec(step(), 1..50)) {
         let mut fleet = fleet(true, &[]);
@@ -371,21 +378,21 @@ proptest! {
                     let may = |gpu: u32| apart.is_empty() || apart.contains(&gpu);
                     let used = model.values().any(|has| *has == Has::Shared(*minor) || matches!(has, Has::Whole(gpus) if gpus.contains(minor)));
                     if model.get(owner) == Some(&Has::Unknown(1)) && may(*minor) && !serves {
-                        // The vendor's plugin may take any of its GPUs that it has not given: none of them may be shared.
+                        // The vendor's plugin may take any of its GPUs that are not in use: none of them may be shared.
                         let shared = model.values().any(|has| *has == Has::Shared(*minor));
                         prop_assert!(!shared, "GPU {minor} is shared and can be given away");
                         if !used {
-                            given(&mut fleet, &owner.to_string(), *minor);
+                            reported(&mut fleet, &owner.to_string(), *minor);
                             model.insert(*owner, Has::Whole(vec![*minor]));
                         }
                     }
                     continue;
                 }
-                Step::Share(owner, mib) => (*owner, GpuAsk::Share(units(*mib))),
-                Step::Whole(owner, n) => (*owner, GpuAsk::Whole(*n)),
-                Step::SeeAll(owner) => (*owner, GpuAsk::All { slots: 1 }),
+                Step::Share(owner, mib) => (*owner, RequestedGpus::Share(units(*mib))),
+                Step::Whole(owner, n) => (*owner, RequestedGpus::Whole(*n)),
+                Step::SeeAll(owner) => (*owner, RequestedGpus::All { slots: 1 }),
                 Step::Hint(owner, whole) => {
-                    let ask = if *whole { GpuAsk::Whole(1) } else { GpuAsk::Share(units(100)) };
+                    let ask = if *whole { RequestedGpus::Whole(1) } else { RequestedGpus::Share(units(100)) };
                     if let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) {
                         fleet.hint(&owner.to_string().as_str().into(), id, placement);
                     }
@@ -406,16 +413,16 @@ proptest! {
             let is_shared = |gpu: u32| model.values().any(|has| *has == Has::Shared(gpu));
             let for_vendor = |gpu: u32| serves || apart.is_empty() || apart.contains(&gpu);
             let has = match ask {
-                GpuAsk::Share(_) => {
+                RequestedGpus::Share(_) => {
                     prop_assert!(!is_whole(chosen[0]) && !apart.contains(&chosen[0]));
                     prop_assert!(n_unknown == 0 || !for_vendor(chosen[0]), "it may have been given away");
                     Has::Shared(chosen[0])
                 }
-                GpuAsk::Whole(n) if serves => {
+                RequestedGpus::Whole(n) if serves => {
                     prop_assert!(chosen.len() == n as usize && chosen.iter().all(|gpu| !is_whole(*gpu) && !is_shared(*gpu)));
                     Has::Whole(chosen)
                 }
-                GpuAsk::Whole(n) => {
+                RequestedGpus::Whole(n) => {
                     let left = (0..4).filter(|gpu| for_vendor(*gpu) && !is_whole(*gpu)).count();
                     prop_assert!(chosen.is_empty() && placement.unknown_whole == n);
                     prop_assert!((0..4).all(|gpu| !for_vendor(gpu) || !is_shared(gpu)), "the vendor's plugin may take a shared one");
@@ -432,21 +439,21 @@ proptest! {
     }
 }
 
-/// On GPUs that nobody sets apart, an ordinary fact and a whole one are told from each other.
+/// On GPUs of either use, the engine distinguishes a fact of a share from one of a whole GPU.
 #[test]
 fn a_fact_in_shares_refuses_the_vendors_plugin() {
     let mut fleet = fleet(false, &[]);
-    fleet.hold(&"old".into(), "n", on_minor(3, MemoryAsk::Units(1)));
+    fleet.hold(&"old".into(), "n", on_minor(3, RequestedMemory::Units(1)));
     let id = fleet.node_id("n").unwrap();
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        fleet.fit(id, RequestedGpus::Whole(1), Hints::Ignore),
         Err(Reason::Vendor)
     );
     fleet.set_inventory("n", inventory(4, false, &[0, 1]));
-    assert_eq!(fleet.fit(id, GpuAsk::Whole(2), Hints::Ignore), Ok(()));
+    assert_eq!(fleet.fit(id, RequestedGpus::Whole(2), Hints::Ignore), Ok(()));
     fleet.set_inventory("n", inventory(4, false, &[3]));
     assert_eq!(
-        fleet.fit(id, GpuAsk::Whole(1), Hints::Ignore),
+        fleet.fit(id, RequestedGpus::Whole(1), Hints::Ignore),
         Err(Reason::Vendor)
     );
 }

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use placement::{DeviceVerdict, GpuAsk, Hints, MemoryAsk, OwnerId, Reason, Request, Spec};
+use placement::{
+    DeviceFit, Hints, OwnerId, PodProfile, Reason, RequestedGpus, RequestedMemory, ShareRequest,
+};
 use serde::Serialize;
 
 use super::json;
@@ -237,7 +239,7 @@ impl Found {
         };
         let looks_ahead = best.iter().any(|leader| leader.cost.is_some());
         let expected = if looks_ahead {
-            index.read().fleet().expected()
+            index.read().fleet().expected_workload()
         } else {
             Vec::new()
         };
@@ -282,21 +284,21 @@ impl CostTerms {
     }
 }
 
-impl From<(Spec, u32)> for ExpectedPods {
-    fn from((Spec { gpus, host }, permille): (Spec, u32)) -> Self {
+impl From<(PodProfile, u32)> for ExpectedPods {
+    fn from((PodProfile { gpus, host }, permille): (PodProfile, u32)) -> Self {
         let gpus = match gpus {
-            GpuAsk::Nothing | GpuAsk::All { .. } => "no GPU".to_owned(),
-            GpuAsk::Whole(n) => format!("{n} whole GPUs"),
-            GpuAsk::Share(Request {
+            RequestedGpus::Nothing | RequestedGpus::All { .. } => "no GPU".to_owned(),
+            RequestedGpus::Whole(n) => format!("{n} whole GPUs"),
+            RequestedGpus::Share(ShareRequest {
                 devices,
                 memory,
                 core,
                 ..
             }) => {
                 let memory = match memory {
-                    MemoryAsk::Bytes(bytes) => format!("{:.1} GiB", to_gib(bytes)),
-                    MemoryAsk::Units(units) => format!("{units} units"),
-                    MemoryAsk::Ratio(percent) => format!("{percent} %"),
+                    RequestedMemory::Bytes(bytes) => format!("{:.1} GiB", to_gib(bytes)),
+                    RequestedMemory::Units(units) => format!("{units} units"),
+                    RequestedMemory::Ratio(percent) => format!("{percent} %"),
                 };
                 let of = if devices == 1 {
                     "a GPU's".to_owned()
@@ -393,7 +395,7 @@ fn devices(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<DeviceStanding> 
 }
 
 impl DeviceStanding {
-    fn new(node: &str, verdict: &DeviceVerdict<'_>) -> Self {
+    fn new(node: &str, verdict: &DeviceFit<'_>) -> Self {
         Self {
             node: node.to_owned(),
             id: verdict.gpu.minor,

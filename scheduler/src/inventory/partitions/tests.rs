@@ -1,7 +1,7 @@
 //! Tables of Device objects, of models, and none; places, labels and functions of devices.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Function, Inventory, LinkGroup, Place, Traits};
+use placement::{DeviceAttributes, DeviceLocation, Function, Inventory, LinkGroup};
 use proto::node::Node;
 use proto::resource::ResourceNames;
 use rstest::rstest;
@@ -182,12 +182,15 @@ fn places(#[case] topology: Value, #[case] expected: Option<(Option<u32>, Option
         devices[at]["topology"] = topology.clone();
     }
     let inventory = read(&json!({}), &json!({}), &devices).inventory;
-    let expected = expected.map(|(numa, switch)| Place {
+    let expected = expected.map(|(numa, switch)| DeviceLocation {
         numa,
         switch: switch.map(Into::into),
     });
-    assert_eq!(inventory.gpus[0].traits.place, expected);
-    assert_eq!(inventory.classes.unwrap()[0].devices[0].traits.place, expected);
+    assert_eq!(inventory.gpus[0].attributes.location, expected);
+    assert_eq!(
+        inventory.other_devices.unwrap()[0].devices[0].attributes.location,
+        expected
+    );
 }
 
 #[test]
@@ -197,8 +200,8 @@ fn an_assumed_numa_node_is_none() {
     devices[0]["labels"] = json!({"gpushare/numa-node": "unknown"});
     let inventory = read(&json!({}), &json!({}), &devices).inventory;
     assert_eq!(
-        inventory.gpus[0].traits.place,
-        Some(Place {
+        inventory.gpus[0].attributes.location,
+        Some(DeviceLocation {
             numa: None,
             switch: Some("0000:3a:00.0".into())
         })
@@ -213,11 +216,11 @@ fn labels_and_functions() {
     ]);
     let nic = json!({"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "health": true, "labels": {"type": "fakeW"}, "vfGroups": groups});
     let inventory = read(&json!({}), &json!({}), &json!([nic])).inventory;
-    let Traits {
+    let DeviceAttributes {
         labels,
-        place,
+        location: place,
         functions,
-    } = &inventory.classes.as_ref().unwrap()[0].devices[0].traits;
+    } = &inventory.other_devices.as_ref().unwrap()[0].devices[0].attributes;
     assert_eq!(
         (labels.get("type").map(|label| &**label), place),
         (Some("fakeW"), &None)

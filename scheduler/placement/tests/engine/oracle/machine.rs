@@ -1,10 +1,11 @@
-//! Small random machines, and what is asked of them.
+//! Small random machines and requests.
 
 use placement::{
-    Ask, Class, ClassRequest, Device, DeviceRef, DeviceShare, Exclusion, Fleet, Function, FunctionGroup, Gpu,
-    GpuAsk, GpuRef, HeldDevice, HeldMemory, HeldShare, Holding, Holdings, Inventory, Joint, Kind, Labels,
-    LinkGroup, MemoryAsk, Partition, PartitionTable, PartitionWish, Place, Placement, Requirement, Scope,
-    Selector, Share, Strategy as Count, Test, Traits, Wish, Wishes,
+    Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceKind, DeviceLocation, DeviceRef,
+    DeviceRequest, DeviceShare, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuRef,
+    HeldDevice, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, JointAllocation, Labels, LinkGroup,
+    NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, RequestedGpus, RequestedMemory,
+    Requirement, Scope, Selector, Share, Strategy as Count, Test,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -22,7 +23,7 @@ pub(super) struct Part {
     pub(super) n_functions: u32,
 }
 
-/// What somebody holds: percent of GPUs by minor, percent and perhaps a function of NICs by minor, and what it keeps.
+/// A holding: percent of GPUs by minor, percent and perhaps a function of NICs by minor, and exclusive use.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) gpus: Vec<(u32, u32)>,
@@ -33,12 +34,12 @@ pub(super) struct Owner {
 
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    /// How many GPUs, and how much of each: more than 100 means whole ones in the vendor's name.
+    /// Number of GPUs, and percent of each: more than 100 means whole ones in the vendor's name.
     pub(super) gpus: Option<(u32, u32)>,
     pub(super) nics: Option<u64>,
-    /// Whether NICs lead, and whether they share switches.
+    /// True if NICs lead; true if both types must share switches.
     pub(super) joint: Option<(bool, bool)>,
-    /// Whether restricted, and the bandwidth.
+    /// True if restricted; the bandwidth.
     pub(super) partition: Option<(bool, Option<u64>)>,
     pub(super) gpu_label: Option<bool>,
     pub(super) nic_label: Option<bool>,
@@ -52,15 +53,15 @@ pub(super) struct Asked {
 pub(super) type Row = (Vec<u32>, Option<u64>, i64);
 
 #[derive(Clone, Debug)]
-pub(super) struct Question {
+pub(super) struct Query {
     pub(super) gpus: Vec<Part>,
     pub(super) nics: Vec<Part>,
     pub(super) owners: Vec<Owner>,
-    /// Whether the table binds, and its partitions.
+    /// True if the table binds; its partitions.
     pub(super) table: Option<(bool, Vec<Row>)>,
     pub(super) links: Vec<(Vec<u32>, u32)>,
     pub(super) asked: Asked,
-    wishes: Option<Wishes>,
+    constraints: Option<Constraints>,
 }
 
 fn part() -> impl Strategy<Value = Part> {
@@ -149,7 +150,7 @@ fn asked() -> impl Strategy<Value = Asked> {
     })
 }
 
-pub(super) fn question() -> impl Strategy<Value = Question> {
+pub(super) fn query() -> impl Strategy<Value = Query> {
     let minors = || btree_set(0_u32..6, 1..4).prop_map(|minors| minors.into_iter().collect::<Vec<u32>>());
     let partitions = vec((minors(), option::of(1_u64..4), 0_i64..3), 0..8);
     let table = option::weighted(0.4, (any::<bool>(), partitions));
@@ -163,15 +164,15 @@ pub(super) fn question() -> impl Strategy<Value = Question> {
         asked(),
     )
         .prop_map(|(gpus, nics, owners, table, links, asked)| {
-            let wishes = wishes(&asked);
-            Question {
+            let constraints = constraints(&asked);
+            Query {
                 gpus,
                 nics,
                 owners,
                 table,
                 links,
                 asked,
-                wishes,
+                constraints,
             }
         })
 }
@@ -194,51 +195,56 @@ fn selector(label: bool) -> Selector {
     }
 }
 
-fn wishes(asked: &Asked) -> Option<Wishes> {
-    let nic = || Kind::Other("rdma".into());
+fn constraints(asked: &Asked) -> Option<Constraints> {
+    let nic = || DeviceKind::Other("rdma".into());
     let joint = asked.joint.map(|(nics_lead, same_switch)| {
         let kinds = if nics_lead {
-            vec![nic(), Kind::Gpu]
+            vec![nic(), DeviceKind::Gpu]
         } else {
-            vec![Kind::Gpu, Kind::Other("fpga".into()), nic()]
+            vec![DeviceKind::Gpu, DeviceKind::Other("fpga".into()), nic()]
         };
-        Joint { kinds, same_switch }
+        JointAllocation { kinds, same_switch }
     });
-    let partition = asked.partition.map(|(restricted, bandwidth)| PartitionWish {
-        restricted,
-        bandwidth,
-    });
+    let partition = asked
+        .partition
+        .map(|(restricted, bandwidth)| PartitionConstraint {
+            restricted,
+            bandwidth,
+        });
     let [keeps_gpus, keeps_nics] = asked.keeps;
-    let gpu = Wish {
+    let gpu = DeviceConstraint {
         selector: asked.gpu_label.map(selector),
         exclusion: keeps_gpus,
         scope: asked.scope,
-        ..Wish::default()
+        ..DeviceConstraint::default()
     };
     let functions = asked.functions.then(Selector::default);
     let (selector, strategy) = (asked.nic_label.map(selector), asked.strategy);
-    let nics = Wish {
+    let nics = DeviceConstraint {
         selector,
         functions,
         strategy,
         exclusion: keeps_nics,
         scope: None,
     };
-    let wishes = Wishes {
+    let constraints = Constraints {
         joint,
         partition,
-        by_kind: vec![(Kind::Gpu, gpu), (nic(), nics)],
+        by_kind: vec![(DeviceKind::Gpu, gpu), (nic(), nics)],
     };
-    let nothing = Wishes {
-        by_kind: vec![(Kind::Gpu, Wish::default()), (nic(), Wish::default())],
-        ..Wishes::default()
+    let nothing = Constraints {
+        by_kind: vec![
+            (DeviceKind::Gpu, DeviceConstraint::default()),
+            (nic(), DeviceConstraint::default()),
+        ],
+        ..Constraints::default()
     };
-    (wishes != nothing).then_some(wishes)
+    (constraints != nothing).then_some(constraints)
 }
 
-fn traits(part: &Part, minor: u32) -> Traits {
+fn attributes(part: &Part, minor: u32) -> DeviceAttributes {
     let (numa, switch) = part.place;
-    let place = (numa.is_some() || switch.is_some()).then(|| Place {
+    let place = (numa.is_some() || switch.is_some()).then(|| DeviceLocation {
         numa,
         switch: switch.map(|switch| format!("s{switch}").into()),
     });
@@ -248,9 +254,9 @@ fn traits(part: &Part, minor: u32) -> Traits {
             minor: 0,
         })
         .collect();
-    Traits {
+    DeviceAttributes {
         labels: labels(part.label),
-        place,
+        location: place,
         functions: vec![FunctionGroup {
             labels: Labels::new(),
             functions,
@@ -263,26 +269,26 @@ pub(super) fn function(nic: u32, at: u32) -> String {
     format!("f{nic}-{at}")
 }
 
-fn held_gpus(owner: &Owner) -> Holding {
+fn held_gpus(owner: &Owner) -> HeldGpus {
     let share = |(minor, percent): &(u32, u32)| HeldShare {
         gpu: GpuRef::Uuid(format!("n-{minor}").as_str().into()),
-        memory: HeldMemory::Ask(MemoryAsk::Ratio(*percent)),
+        memory: HeldMemory::Requested(RequestedMemory::Ratio(*percent)),
         core: 0,
         slots: 1,
         trusted: true,
     };
-    Holding::Shares(owner.gpus.iter().map(share).collect())
+    HeldGpus::Shares(owner.gpus.iter().map(share).collect())
 }
 
-impl Question {
+impl Query {
     fn inventory(&self) -> Inventory {
         let gpus = (0..).zip(&self.gpus).map(|(minor, part)| {
-            let traits = Traits {
+            let attributes = DeviceAttributes {
                 functions: Vec::new(),
-                ..traits(part, minor)
+                ..attributes(part, minor)
             };
             Gpu {
-                traits,
+                attributes,
                 healthy: part.healthy,
                 ..gpu("n", minor, GIB)
             }
@@ -292,7 +298,7 @@ impl Question {
             minor,
             resources: [("rdma".into(), 100)].into(),
             healthy: part.healthy,
-            traits: traits(part, minor),
+            attributes: attributes(part, minor),
         });
         let partition = |(minors, bandwidth, score): &Row| Partition {
             minors: minors.clone(),
@@ -304,7 +310,7 @@ impl Question {
             gpus: gpus.collect(),
             unit_bytes: None,
             serves_vendor: true,
-            classes: Some(vec![Class {
+            other_devices: Some(vec![DevicesOfType {
                 kind: "rdma".into(),
                 devices: nics.collect(),
             }]),
@@ -337,11 +343,11 @@ impl Question {
         fleet
     }
 
-    fn exclusions(owner: &Owner) -> Vec<(Kind, Exclusion)> {
+    fn exclusions(owner: &Owner) -> Vec<(DeviceKind, Exclusion)> {
         let [gpus, nics] = owner.keeps;
         let (gpus, nics) = (
-            gpus.map(|one| (Kind::Gpu, one)),
-            nics.map(|one| (Kind::Other("rdma".into()), one)),
+            gpus.map(|one| (DeviceKind::Gpu, one)),
+            nics.map(|one| (DeviceKind::Other("rdma".into()), one)),
         );
         gpus.into_iter().chain(nics).collect()
     }
@@ -366,7 +372,7 @@ impl Question {
 
     fn hint(&self, owner: &Owner) -> Placement {
         let memory = |percent| {
-            MemoryAsk::Ratio(percent)
+            RequestedMemory::Ratio(percent)
                 .on(placement::Memory::from_bytes(GIB), None)
                 .unwrap_or_default()
         };
@@ -410,8 +416,8 @@ impl Question {
         }
     }
 
-    pub(super) fn requests(&self) -> Vec<ClassRequest> {
-        let request = |amount| ClassRequest {
+    pub(super) fn requests(&self) -> Vec<DeviceRequest> {
+        let request = |amount| DeviceRequest {
             kind: "rdma".into(),
             amounts: [("rdma".into(), amount)].into(),
             whole: Some(100),
@@ -419,17 +425,17 @@ impl Question {
         self.asked.nics.map(request).into_iter().collect()
     }
 
-    pub(super) fn ask<'a>(&'a self, requests: &'a [ClassRequest]) -> Ask<'a> {
+    pub(super) fn ask<'a>(&'a self, requests: &'a [DeviceRequest]) -> NodeRequest<'a> {
         let gpus = match self.asked.gpus {
-            None => GpuAsk::Nothing,
-            Some((n, percent)) if percent > 100 => GpuAsk::Whole(n),
-            Some((n, percent)) => GpuAsk::from(&ask(n, MemoryAsk::Ratio(percent))),
+            None => RequestedGpus::Nothing,
+            Some((n, percent)) if percent > 100 => RequestedGpus::Whole(n),
+            Some((n, percent)) => RequestedGpus::from(&ask(n, RequestedMemory::Ratio(percent))),
         };
-        Ask {
+        NodeRequest {
             gpus,
             others: requests,
-            wishes: self.wishes.as_ref(),
-            ..Ask::default()
+            constraints: self.constraints.as_ref(),
+            ..NodeRequest::default()
         }
     }
 }

@@ -5,23 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{DevicePolicy, Exclusion, Scope, Strategy};
 
-use super::machine::{Part, Question, Row, function};
+use super::machine::{Part, Query, Row, function};
 
-/// Everything that is to be known of one type.
+/// Devices, holdings and request of one type.
 struct Devices<'a> {
     parts: &'a [Part],
     is_gpu: bool,
-    /// What is asked: how many, and percent of each.
+    /// Requested number, and percent of each.
     n: usize,
     each: i64,
     takes_all: bool,
-    /// Who holds what: percent by minor.
+    /// Holdings: percent by minor.
     held: Vec<BTreeMap<u32, i64>>,
     keeps: Vec<Option<Exclusion>>,
     used_functions: BTreeSet<String>,
 }
 
-/// Where a device sits: what is unknown is its own.
+/// The switch of a device; an unknown one is the device's own.
 fn switch(part: &Part, at: u32, is_gpu: bool) -> String {
     match part.place {
         (numa, Some(switch)) => format!("{numa:?} {switch}"),
@@ -62,7 +62,7 @@ impl Devices<'_> {
         self.held.iter().any(|held| held.contains_key(&at))
     }
 
-    /// Whether exclusions leave a device.
+    /// Returns true if exclusive use leaves a device.
     fn is_permitted(&self, at: u32, own: Option<Exclusion>) -> bool {
         let touches = |held: &BTreeMap<u32, i64>, exclusion| {
             held.keys()
@@ -91,10 +91,10 @@ impl Devices<'_> {
     }
 }
 
-pub(super) fn best(question: &Question, policy: DevicePolicy) -> Option<super::Choice> {
-    let gpus = Machine::gpus(question);
-    let nics = Machine::nics(question)?;
-    let (asked, mut gpu_choice, mut nic_choice) = (&question.asked, Vec::new(), Vec::new());
+pub(super) fn best(query: &Query, policy: DevicePolicy) -> Option<super::Choice> {
+    let gpus = Machine::gpus(query);
+    let nics = Machine::nics(query)?;
+    let (asked, mut gpu_choice, mut nic_choice) = (&query.asked, Vec::new(), Vec::new());
     let gpu_label = asked.gpu_label;
     let gpu_candidates: Vec<u32> = gpus
         .minors()
@@ -112,7 +112,7 @@ pub(super) fn best(question: &Question, policy: DevicePolicy) -> Option<super::C
     };
     let nic_candidates: Vec<u32> = selected.iter().copied().filter(usable).collect();
     let asks = (asked.gpus.is_some(), asked.nics.is_some());
-    let machine = Machine { question, policy };
+    let machine = Machine { query, policy };
     let choices = if asks.0 {
         machine.choices(&gpus, &gpu_candidates)
     } else {
@@ -147,7 +147,7 @@ pub(super) fn best(question: &Question, policy: DevicePolicy) -> Option<super::C
     Some((gpu_choice, nic_choice.iter().map(function).collect()))
 }
 
-/// Devices to choose from, and how good that is.
+/// Devices to choose from, and the rank of their partition.
 struct Allowed {
     of: Vec<u32>,
     score: usize,
@@ -156,7 +156,7 @@ struct Allowed {
 }
 
 struct Machine<'a> {
-    question: &'a Question,
+    query: &'a Query,
     policy: DevicePolicy,
 }
 
@@ -177,21 +177,21 @@ fn groups<K: Ord>(of: &[u32], key: impl Fn(u32) -> K) -> BTreeSet<K> {
 type Alone = (Reverse<u32>, Reverse<u32>, usize, usize, usize, Vec<u32>);
 
 impl Machine<'_> {
-    fn gpus(question: &Question) -> Devices<'_> {
-        let (n, each) = question.asked.gpus.map_or((0, 0), |(n, percent)| {
+    fn gpus(query: &Query) -> Devices<'_> {
+        let (n, each) = query.asked.gpus.map_or((0, 0), |(n, percent)| {
             (n as usize, if percent > 100 { 0 } else { i64::from(percent) })
         });
-        let held = question.owners.iter().map(|owner| {
+        let held = query.owners.iter().map(|owner| {
             owner
                 .gpus
                 .iter()
                 .map(|(at, percent)| (*at, i64::from(*percent)))
                 .collect()
         });
-        let keeps = question.owners.iter().map(|owner| owner.keeps[0]).collect();
+        let keeps = query.owners.iter().map(|owner| owner.keeps[0]).collect();
         let used_functions = BTreeSet::new();
         Devices {
-            parts: &question.gpus,
+            parts: &query.gpus,
             is_gpu: true,
             n,
             each,
@@ -202,15 +202,13 @@ impl Machine<'_> {
         }
     }
 
-    /// `None` if the amount is neither part of a NIC nor whole ones.
-    fn nics(question: &Question) -> Option<Devices<'_>> {
-        let amount = i64::try_from(question.asked.nics.unwrap_or(0)).ok()?;
-        let (n, each, takes_all) = match question.asked.strategy {
+    /// `None` if the amount is neither a part of a NIC nor a number of whole ones.
+    fn nics(query: &Query) -> Option<Devices<'_>> {
+        let amount = i64::try_from(query.asked.nics.unwrap_or(0)).ok()?;
+        let (n, each, takes_all) = match query.asked.strategy {
             _ if amount > 100 => (amount / 100, 100, false),
             Some(Strategy::All) => (0, amount, true),
-            Some(Strategy::Count) if question.asked.keeps[1] == Some(Exclusion::Device) => {
-                (amount, 100, false)
-            }
+            Some(Strategy::Count) if query.asked.keeps[1] == Some(Exclusion::Device) => (amount, 100, false),
             Some(Strategy::Count) => (amount, 1, false),
             None => (1, amount, false),
         };
@@ -221,15 +219,15 @@ impl Machine<'_> {
                 .map(|(at, amount, _)| (*at, i64::try_from(*amount).unwrap()))
                 .collect()
         };
-        let functions = question.owners.iter().flat_map(|owner| &owner.nics);
+        let functions = query.owners.iter().flat_map(|owner| &owner.nics);
         Some(Devices {
-            parts: &question.nics,
+            parts: &query.nics,
             is_gpu: false,
             n: usize::try_from(n).ok()?,
             each,
             takes_all,
-            held: question.owners.iter().map(held).collect(),
-            keeps: question.owners.iter().map(|owner| owner.keeps[1]).collect(),
+            held: query.owners.iter().map(held).collect(),
+            keeps: query.owners.iter().map(|owner| owner.keeps[1]).collect(),
             used_functions: functions
                 .filter_map(|(nic, _, at)| Some(function(*nic, (*at)?)))
                 .collect(),
@@ -237,16 +235,13 @@ impl Machine<'_> {
     }
 
     fn is_whole(&self) -> bool {
-        self.question
-            .asked
-            .gpus
-            .is_some_and(|(_, percent)| percent >= 100)
+        self.query.asked.gpus.is_some_and(|(_, percent)| percent >= 100)
     }
 
-    /// Partitions whose GPUs are all there, well, and nobody's.
+    /// Partitions whose GPUs all exist, are healthy and unused.
     fn whole_partitions(&self, gpus: &Devices<'_>) -> Vec<&Row> {
         let is_free = |at: &u32| gpus.minors().contains(at) && gpus.part(*at).healthy && !gpus.is_held(*at);
-        let all = self.question.table.iter().flat_map(|(_, all)| all);
+        let all = self.query.table.iter().flat_map(|(_, all)| all);
         all.filter(|(minors, ..)| minors.iter().all(is_free)).collect()
     }
 
@@ -267,7 +262,7 @@ impl Machine<'_> {
             .copied()
             .filter(|at| gpus.part(*at).place.1.is_some())
             .collect();
-        match self.question.asked.scope {
+        match self.query.asked.scope {
             None | Some(Scope::Machine) => vec![candidates.to_vec()],
             Some(Scope::Numa) => by(&|at| gpus.numa(at), &known),
             Some(Scope::Switch) => by(&|at| gpus.switch(at), &with_switch),
@@ -278,7 +273,7 @@ impl Machine<'_> {
     /// The sets of GPUs to choose from.
     fn choices(&self, gpus: &Devices<'_>, candidates: &[u32]) -> Vec<Allowed> {
         let scopes = self.scopes(gpus, candidates);
-        let (asked, table) = (&self.question.asked, self.question.table.as_ref());
+        let (asked, table) = (&self.query.asked, self.query.table.as_ref());
         let is_binding = self.is_whole()
             && (asked.partition.is_some() || table.is_some_and(|(is_binding, _)| *is_binding));
         let mut choices = Vec::new();
@@ -321,7 +316,7 @@ impl Machine<'_> {
         choices
     }
 
-    /// How good a table is without a partition: the size and bandwidth of the largest one left, and how many of each size.
+    /// The rank of a table without a partition: size and bandwidth of the largest one left, and the number of each size.
     fn left(whole: &[&Row], given: &[u32]) -> impl Ord + use<> {
         let left: Vec<_> = whole
             .iter()
@@ -369,7 +364,7 @@ impl Machine<'_> {
             .collect()
     }
 
-    /// Size of the largest whole partition or linked group with a GPU, and how many such there are.
+    /// Size of the largest whole partition or linked group with a GPU, and the number of these.
     fn largest(&self, devices: &Devices<'_>, at: u32) -> (usize, usize) {
         if !devices.is_gpu {
             return (0, 0);
@@ -381,7 +376,7 @@ impl Machine<'_> {
                 .filter(|at| devices.minors().contains(at))
                 .collect()
         };
-        let linked = self.question.links.iter().map(|(minors, _)| there(minors));
+        let linked = self.query.links.iter().map(|(minors, _)| there(minors));
         let linked = linked.filter(|minors| minors.iter().all(|at| !devices.is_held(*at)));
         let whole = self.whole_partitions(devices);
         let sets = whole.iter().map(|(minors, ..)| minors.clone()).chain(linked);
@@ -396,7 +391,7 @@ impl Machine<'_> {
     fn rank(&self, devices: &Devices<'_>, set: &[u32], levels: &BTreeMap<u32, usize>) -> Alone {
         let between = |one: &u32, other: &u32| -> u32 {
             let both = self
-                .question
+                .query
                 .links
                 .iter()
                 .filter(|(minors, _)| minors.contains(one) && minors.contains(other));
@@ -455,12 +450,12 @@ impl Machine<'_> {
         sets.min().map(|(_, set)| set)
     }
 
-    /// All that may be taken, whatever sets there are to choose from.
+    /// All devices that may be taken, of all sets.
     fn candidates(&self, devices: &Devices<'_>, choices: &[Allowed]) -> Vec<u32> {
         if !devices.is_gpu {
             return Self::all(choices);
         }
-        let asked = &self.question.asked;
+        let asked = &self.query.asked;
         let usable = |at: &u32| {
             devices.has_room(*at)
                 && asked
@@ -471,7 +466,7 @@ impl Machine<'_> {
         devices.minors().filter(usable).collect()
     }
 
-    /// The best leading devices, and those that come along.
+    /// The best leading devices, and those that follow.
     fn joint(
         &self,
         lead: &Devices<'_>,
@@ -504,7 +499,7 @@ impl Machine<'_> {
                 let covered = groups(&allowed(follow), |at| follow.switch(at))
                     .intersection(&switches)
                     .count();
-                // No more GPUs come along than are asked for.
+                // No more GPUs follow than are requested.
                 let n_coming = if follow.is_gpu {
                     follow.n
                 } else {

@@ -1,0 +1,193 @@
+//! The score cache: results of earlier evaluations, so that a request costs what has changed since the last one like it.
+//!
+//! For each kind of request there is one word per node: the node's version at its evaluation, and the result. Words are read
+//! and written whole and without locks, so that concurrent requests share them. A word of another version does not count.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::data::amounts::HostAmounts;
+use crate::data::constraints::Constraints;
+use crate::data::policy::{Policies, Score};
+use crate::data::reason::Reason;
+use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
+
+/// Kinds of requests in the cache; the one that was evaluated longest ago gives way.
+const MAX_REQUESTS: usize = 128;
+
+/// Bits of a result; the rest of a word is a version, which repeats after 68 billion changes.
+const RESULT_BITS: u32 = 28;
+const VERSION_MASK: u64 = u64::MAX >> RESULT_BITS;
+/// The word of a node without a result: its version comes last of all.
+const UNKNOWN: u64 = u64::MAX;
+/// Set in the result if it is a refusal.
+const REFUSED: u32 = 1 << (RESULT_BITS - 1);
+
+/// Everything that a result depends on besides the node.
+#[derive(Debug, PartialEq)]
+pub(crate) struct RequestKey {
+    gpus: RequestedGpus,
+    others: Box<[DeviceRequest]>,
+    constraints: Option<Constraints>,
+    host: HostAmounts,
+    pub(crate) policies: Policies,
+    /// Number of the workload model.
+    model: u32,
+}
+
+impl RequestKey {
+    fn new(request: &NodeRequest<'_>, policies: Policies, model: u32) -> Self {
+        Self {
+            gpus: request.gpus,
+            others: request.others.into(),
+            constraints: request.constraints.cloned(),
+            host: request.host,
+            policies,
+            model,
+        }
+    }
+
+    pub(crate) fn request(&self) -> NodeRequest<'_> {
+        NodeRequest {
+            gpus: self.gpus,
+            others: &self.others,
+            constraints: self.constraints.as_ref(),
+            host: self.host,
+        }
+    }
+
+    fn is_for(&self, request: &NodeRequest<'_>, policies: Policies, model: u32) -> bool {
+        self.policies == policies && self.model == model && self.request() == *request
+    }
+}
+
+/// The results of all kinds of requests.
+#[derive(Debug, Default)]
+pub(crate) struct ScoreCache {
+    /// In the order of the last use.
+    known: Mutex<Vec<(Arc<RequestKey>, Arc<CachedScores>)>>,
+}
+
+impl ScoreCache {
+    /// The results of one kind of request, with room for `n_nodes`.
+    pub(crate) fn scores(
+        &self,
+        request: &NodeRequest<'_>,
+        policies: Policies,
+        model: u32,
+        n_nodes: usize,
+    ) -> Arc<CachedScores> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known
+            .iter()
+            .rposition(|(key, _)| key.is_for(request, policies, model));
+        let (key, mut scores) = if let Some(at) = found {
+            // It goes to the end of the list again, which is in the order of use.
+            known.remove(at)
+        } else {
+            drop_oldest(&mut known, model);
+            let key = RequestKey::new(request, policies, model);
+            (Arc::new(key), Arc::new(CachedScores::new(n_nodes)))
+        };
+        // Requests that still hold the smaller copy lose the results that they add, but read no wrong ones.
+        if scores.words.len() < n_nodes {
+            scores = Arc::new(scores.grown(n_nodes));
+        }
+        known.push((key, Arc::clone(&scores)));
+        scores
+    }
+
+    /// The kinds of requests under a workload model, the last one last.
+    pub(crate) fn requests(&self, model: u32) -> Vec<Arc<RequestKey>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_model = known.iter().filter(|(key, _)| key.model == model);
+        of_model.map(|(key, _)| Arc::clone(key)).collect()
+    }
+
+    /// Drops the results under all other workload models.
+    pub(crate) fn retain_model(&mut self, model: u32) {
+        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(key, _)| key.model == model);
+    }
+}
+
+/// Drops the kind of request under a model that was used longest ago, if there is no room for one more.
+fn drop_oldest(known: &mut Vec<(Arc<RequestKey>, Arc<CachedScores>)>, model: u32) {
+    let n_of_model = known.iter().filter(|(key, _)| key.model == model).count();
+    let oldest = known.iter().position(|(key, _)| key.model == model);
+    if let Some(oldest) = oldest.filter(|_| n_of_model >= MAX_REQUESTS) {
+        known.remove(oldest);
+    }
+}
+
+/// The results of one kind of request on all nodes.
+#[derive(Debug)]
+pub(crate) struct CachedScores {
+    /// By the node's index in the fleet.
+    words: Box<[AtomicU64]>,
+}
+
+impl CachedScores {
+    fn new(n_nodes: usize) -> Self {
+        let words = std::iter::repeat_with(|| AtomicU64::new(UNKNOWN));
+        Self {
+            words: words.take(n_nodes).collect(),
+        }
+    }
+
+    /// A copy with room for nodes that have come since, and for some more.
+    fn grown(&self, n_nodes: usize) -> Self {
+        let grown = Self::new(n_nodes + n_nodes / 4);
+        for (word, known) in grown.words.iter().zip(&self.words) {
+            word.store(known.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        grown
+    }
+
+    /// The result on a node of this version, if it is known.
+    #[inline]
+    pub(crate) fn get(&self, index: u32, version: u64) -> Option<Result<Score, Reason>> {
+        let word = self.words.get(index as usize)?.load(Ordering::Relaxed);
+        // The version in the word makes a stale result worthless, so nothing has to be invalidated.
+        if word >> RESULT_BITS != version & VERSION_MASK {
+            return None;
+        }
+        let result = u32::try_from(word & ((1 << RESULT_BITS) - 1)).unwrap_or(0);
+        if result & REFUSED == 0 {
+            return Some(Ok(Score::of_points(result)));
+        }
+        let reason = Reason::ALL.get((result & !REFUSED) as usize)?;
+        Some(Err(*reason))
+    }
+
+    pub(crate) fn set(&self, index: u32, version: u64, result: Result<Score, Reason>) {
+        let result = match result {
+            Ok(score) => score.points(),
+            Err(reason) => {
+                let at = Reason::ALL.iter().position(|known| *known == reason).unwrap_or(0);
+                REFUSED | u32::try_from(at).unwrap_or(0)
+            }
+        };
+        if let Some(word) = self.words.get(index as usize) {
+            let version = (version & VERSION_MASK) << RESULT_BITS;
+            word.store(version | u64::from(result), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_never_evaluated_has_no_result() {
+        let scores = CachedScores::new(2);
+        scores.set(0, 7, Err(Reason::NoDevice));
+        let grown = scores.grown(4);
+        assert_eq!(
+            [7, 8].map(|version| grown.get(0, version)),
+            [Some(Err(Reason::NoDevice)), None]
+        );
+        assert!((1..4).all(|index| grown.get(index, 0).is_none()));
+    }
+}

@@ -1,0 +1,69 @@
+//! Prewarming of the score cache: a new workload model is evaluated for the current kinds of requests before it takes effect.
+//!
+//! Requests meanwhile get answers under the old model, at the old speed.
+
+use std::sync::Arc;
+
+use crate::batch::cache::{RequestKey, ScoreCache};
+use crate::batch::evaluation::BatchEvaluation;
+use crate::choice::cost::WorkloadModel;
+use crate::data::holding::Hints;
+use crate::data::ident::NodeId;
+use crate::data::policy::ResourceWeights;
+use crate::state::nodes::Nodes;
+
+/// Nodes that are evaluated in one step.
+const N_NODES_PER_STEP: usize = 64;
+
+/// The progress of a prewarm.
+#[derive(Debug)]
+pub struct Prewarm {
+    /// The kinds of requests that are left; the current one is last.
+    requests: Vec<Arc<RequestKey>>,
+    /// Index of the next node.
+    from: usize,
+    /// Number of the workload model that takes effect next.
+    model: u32,
+}
+
+impl Prewarm {
+    pub(crate) fn new(requests: Vec<Arc<RequestKey>>, model: &WorkloadModel) -> Self {
+        Self {
+            requests,
+            from: 0,
+            model: model.number(),
+        }
+    }
+
+    /// Evaluates some nodes for one request; returns false when all is done, or another model has taken its place.
+    pub(crate) fn step(
+        &mut self,
+        nodes: &Nodes,
+        weights: &ResourceWeights,
+        model: &WorkloadModel,
+        cache: &ScoreCache,
+    ) -> bool {
+        let Some(key) = self.requests.last().filter(|_| model.number() == self.model) else {
+            return false;
+        };
+        let mut evaluation =
+            BatchEvaluation::new(nodes, weights, model, cache, key.request(), Hints::Respect);
+        let slots = nodes.slots.iter().zip(0..).skip(self.from).take(N_NODES_PER_STEP);
+        for (slot, index) in slots.filter(|(slot, _)| slot.node.is_some()) {
+            let generation = slot.generation;
+            // The cache keeps the result, a refusal too.
+            evaluation
+                .evaluate(NodeId { index, generation }, key.policies)
+                .ok();
+        }
+        self.from += N_NODES_PER_STEP;
+        if self.from >= nodes.slots.len() {
+            self.from = 0;
+            self.requests.pop();
+        }
+        !self.requests.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! Decisions on one node: whether a request fits, which devices it takes, and how good the node is once it has them.
+
+use crate::choice::cost::{CostBasis, LookAhead, PlacementCost, cheapest, cost_decides, cost_of_gpus};
+use crate::choice::fit::{choose_all, eligible_devices, fit_devices, fit_gpus, free_whole, need};
+use crate::choice::order::{DeviceOrder, chosen_rows, resource_scores};
+use crate::choice::topology::decide;
+use crate::data::device::Gpu;
+use crate::data::holding::{DeviceShare, Hints, Placement, Share};
+use crate::data::misfit::Misfit;
+use crate::data::policy::{
+    BEST, DevicePolicy, NodePolicy, Policies, ResourceWeights, Score, ScoringStrategy,
+};
+use crate::data::reason::Reason;
+use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
+use crate::state::node::Node;
+
+/// Checks that there is room for everything, by all rules.
+#[inline]
+pub(crate) fn fit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Result<(), Reason> {
+    // Rules need a full decision; everything else is a few comparisons.
+    if node.has_rules || request.constraints.is_some() {
+        return misfit(node, request, hints).map_or(Ok(()), |misfit| Err(misfit.reason()));
+    }
+    fit_gpus(node, &request.gpus, hints)?;
+    if request.others.is_empty() {
+        Ok(())
+    } else {
+        fit_devices(node, request.others, hints)
+    }
+}
+
+/// The detailed explanation of a refusal; `None` if there is room.
+pub(crate) fn misfit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Option<Misfit> {
+    let order = DeviceOrder {
+        policy: DevicePolicy::InOrder,
+        weights: &ResourceWeights::default(),
+        look_ahead: None,
+    };
+    decide(node, request, order, hints).err()
+}
+
+/// Returns true if more than the free amounts decides which devices are taken.
+fn has_rules_or_topology(node: &Node, request: NodeRequest<'_>) -> bool {
+    node.has_rules || request.constraints.is_some() || node.has_topology()
+}
+
+/// The devices to take for a request.
+pub(crate) fn choose(
+    node: &Node,
+    request: NodeRequest<'_>,
+    policy: DevicePolicy,
+    weights: &ResourceWeights,
+    look_ahead: LookAhead<'_>,
+    hints: Hints<'_>,
+) -> Result<Placement, Reason> {
+    let order = DeviceOrder {
+        policy,
+        weights,
+        look_ahead: cost_decides(node, request).then_some(look_ahead),
+    };
+    let mut placement = Placement {
+        is_vendor: matches!(request.gpus, RequestedGpus::Whole(_)),
+        ..Placement::default()
+    };
+    let gpus: Vec<usize> = if has_rules_or_topology(node, request) {
+        let decision = decide(node, request, order, hints).map_err(|misfit| misfit.reason())?;
+        placement.others = decision.others;
+        decision.gpus
+    } else {
+        fit(node, request, hints)?;
+        placement.others = choose_devices(node, request.others, &order, hints);
+        choose_gpus(node, request.gpus, &order, hints)?
+    };
+    match request.gpus {
+        RequestedGpus::Nothing => {}
+        RequestedGpus::All { slots } => placement.shares = choose_all(node, slots, hints)?,
+        RequestedGpus::Share(request) => {
+            let need = need(node, &request)?;
+            placement.shares = shares_of(node, &gpus, |gpu| need.on(gpu.total()));
+        }
+        RequestedGpus::Whole(n) => {
+            placement.shares = shares_of(node, &gpus, Gpu::whole);
+            placement.unknown_whole = if gpus.is_empty() { n } else { 0 };
+        }
+    }
+    let constraints = request
+        .constraints
+        .map_or(&[][..], |constraints| &constraints.by_kind);
+    for (kind, constraint) in constraints.iter().filter(|(kind, _)| request.takes(kind)) {
+        let exclusion = constraint.exclusion.map(|exclusion| (kind.clone(), exclusion));
+        placement.exclusions.extend(exclusion);
+    }
+    Ok(placement)
+}
+
+/// Shares of GPUs by their indices, by rising minor.
+fn shares_of(
+    node: &Node,
+    gpus: &[usize],
+    amounts: impl Fn(&Gpu) -> crate::data::amounts::Amounts,
+) -> Vec<Share> {
+    let chosen = gpus.iter().filter_map(|at| node.gpus().get(*at));
+    let mut shares: Vec<Share> = chosen
+        .map(|gpu| Share {
+            gpu: gpu.uuid.clone(),
+            minor: gpu.minor,
+            amounts: amounts(gpu),
+        })
+        .collect();
+    shares.sort_by_key(|share| share.minor);
+    shares
+}
+
+/// Indices of the GPUs to take where only free amounts decide; empty where the vendor's plugin chooses.
+fn choose_gpus(
+    node: &Node,
+    request: RequestedGpus,
+    order: &DeviceOrder<'_>,
+    hints: Hints<'_>,
+) -> Result<Vec<usize>, Reason> {
+    match request {
+        RequestedGpus::Share(request) => {
+            let chosen = chosen_rows(node, need(node, &request)?, order, hints);
+            Ok(chosen.map(|(at, _)| at).collect())
+        }
+        RequestedGpus::Whole(n) if node.serves_vendor() => {
+            let n = usize::try_from(n).unwrap_or(usize::MAX);
+            Ok(free_whole(node, hints).map(|(at, _)| at).take(n).collect())
+        }
+        RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => Ok(Vec::new()),
+    }
+}
+
+/// The devices of other types to take where only free amounts decide.
+fn choose_devices(
+    node: &Node,
+    requests: &[DeviceRequest],
+    order: &DeviceOrder<'_>,
+    hints: Hints<'_>,
+) -> Vec<DeviceShare> {
+    let mut shares = Vec::new();
+    for request in requests {
+        let Some(mut eligible) = eligible_devices(node, request, hints) else {
+            continue;
+        };
+        eligible.devices.sort_by_cached_key(|(device, free)| {
+            (
+                order.device_preference(device, free, &eligible.amounts),
+                device.minor,
+            )
+        });
+        eligible.devices.truncate(eligible.n);
+        eligible.devices.sort_by_key(|(device, _)| device.minor);
+        for (device, _) in eligible.devices {
+            shares.push(DeviceShare {
+                kind: request.kind.clone(),
+                id: device.id.clone(),
+                minor: device.minor,
+                amounts: eligible.amounts.clone(),
+                functions: Vec::new(),
+            });
+        }
+    }
+    shares
+}
+
+/// The score of a node after the best choice of its devices, or the reason for which there is no room.
+pub(crate) fn score(
+    node: &Node,
+    request: NodeRequest<'_>,
+    policies: Policies,
+    weights: &ResourceWeights,
+    look_ahead: LookAhead<'_>,
+    hints: Hints<'_>,
+) -> Result<Score, Reason> {
+    if policies.node == NodePolicy::Fill {
+        let cost = cost(node, request, policies.device, weights, look_ahead, hints)?;
+        return Ok(Score::of_cost(cost.rank()));
+    }
+    fit(node, request, hints)?;
+    let order = DeviceOrder {
+        policy: policies.device,
+        weights,
+        look_ahead: cost_decides(node, request).then_some(look_ahead),
+    };
+    let (part, total) = match policies.node {
+        // Returned above.
+        NodePolicy::Fill => (0, 1),
+        NodePolicy::Binpack => {
+            let (left, total) = memory_left(node, request.gpus, &order, hints);
+            (total.saturating_sub(left), total)
+        }
+        NodePolicy::Spread => memory_left(node, request.gpus, &order, hints),
+        NodePolicy::LeastAllocated => share_of_best(resource_scores(
+            node,
+            request,
+            weights,
+            ScoringStrategy::LeastAllocated,
+            hints,
+        )),
+        NodePolicy::MostAllocated => share_of_best(resource_scores(
+            node,
+            request,
+            weights,
+            ScoringStrategy::MostAllocated,
+            hints,
+        )),
+    };
+    Ok(Score::of_share(part, total))
+}
+
+/// The sum of scores, and the highest that it could be.
+fn share_of_best(scores: impl Iterator<Item = u32>) -> (u128, u128) {
+    scores.fold((0, 0), |(sum, best), score| {
+        (sum + u128::from(score), best + u128::from(BEST))
+    })
+}
+
+/// The cost of the best choice of GPUs, or the reason for which there is no room.
+pub(crate) fn cost(
+    node: &Node,
+    request: NodeRequest<'_>,
+    policy: DevicePolicy,
+    weights: &ResourceWeights,
+    look_ahead: LookAhead<'_>,
+    hints: Hints<'_>,
+) -> Result<PlacementCost, Reason> {
+    let cost_decides = cost_decides(node, request);
+    // Where the cost decides, it also decides between GPUs of different locations.
+    if has_rules_or_topology(node, request) && !cost_decides {
+        let gpus = gpus_by_rules(node, request, policy, weights, hints)?;
+        return Ok(cost_of_gpus(node, request, gpus.into_iter(), look_ahead, hints));
+    }
+    fit(node, request, hints)?;
+    match request.gpus {
+        RequestedGpus::Share(share) => {
+            let need = need(node, &share)?;
+            if policy == DevicePolicy::Fill && cost_decides {
+                let basis = CostBasis::new(node, look_ahead, hints);
+                let cheapest = cheapest(node, need, &basis, hints);
+                return cheapest.map(|(.., cost)| cost).ok_or(Reason::TooFew);
+            }
+            let order = DeviceOrder {
+                policy,
+                weights,
+                look_ahead: None,
+            };
+            let gpus = chosen_rows(node, need, &order, hints).map(|(at, _)| at);
+            Ok(cost_of_gpus(node, request, gpus, look_ahead, hints))
+        }
+        RequestedGpus::Whole(n) => {
+            let n = usize::try_from(n).unwrap_or(usize::MAX);
+            let gpus = free_whole(node, hints).map(|(at, _)| at).take(n);
+            Ok(cost_of_gpus(node, request, gpus, look_ahead, hints))
+        }
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => {
+            Ok(cost_of_gpus(node, request, std::iter::empty(), look_ahead, hints))
+        }
+    }
+}
+
+/// The GPUs that are taken where rules or topology decide; the same for all nodes of an equivalence class.
+pub(crate) fn gpus_by_rules(
+    node: &Node,
+    request: NodeRequest<'_>,
+    policy: DevicePolicy,
+    weights: &ResourceWeights,
+    hints: Hints<'_>,
+) -> Result<Vec<usize>, Reason> {
+    let order = DeviceOrder {
+        policy,
+        weights,
+        look_ahead: None,
+    };
+    let decision = decide(node, request, order, hints).map_err(|misfit| misfit.reason())?;
+    Ok(decision.gpus)
+}
+
+/// Memory of healthy GPUs that would be free after the best choice, and all of it, in hundredths of a byte.
+fn memory_left(
+    node: &Node,
+    request: RequestedGpus,
+    order: &DeviceOrder<'_>,
+    hints: Hints<'_>,
+) -> (u128, u128) {
+    let (mut free, mut total) = (0_u128, 0_u128);
+    for (row, ..) in node.healthy_rows(hints) {
+        free += u128::from(row.free.memory.hundredths());
+        total += u128::from(row.total.memory.hundredths());
+    }
+    let taken = match request {
+        RequestedGpus::Share(request) => need(node, &request).map_or(0, |need| {
+            let chosen = chosen_rows(node, need, order, hints);
+            chosen
+                .map(|(_, row)| u128::from(need.on(row.total).memory.hundredths()))
+                .sum()
+        }),
+        RequestedGpus::Whole(n) => {
+            let n_gpus = u128::try_from(node.gpus().len()).unwrap_or(u128::MAX);
+            total * u128::from(n) / n_gpus.max(1)
+        }
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => 0,
+    };
+    (free.saturating_sub(taken), total)
+}

@@ -1,0 +1,263 @@
+//! The cost of a choice of GPUs, for the policy `fill`.
+//!
+//! cost = ½ · (value(node) − value(node after) − size of the choice) + ½ · increase in unusable idle capacity
+//! + weighted loss of whole GPUs that are idle together.
+//!
+//! The first term accounts for CPU, memory and devices together. The second keeps whole nodes for large pods, which small ones
+//! could fill as well if there were enough of them. The third is for pods unlike those seen so far. The choice with the lowest
+//! cost is best; of equals, the one that leaves less on its node.
+
+use rustc_hash::FxHashMap;
+
+use crate::choice::fit::need;
+use crate::choice::simulate::{
+    FreeGpus, GpuPart, N_SEQUENCES, Simulation, WHOLE, thousandths_down, thousandths_up,
+};
+use crate::data::amounts::{Amounts, HostAmounts, Memory};
+use crate::data::holding::Hints;
+use crate::data::inventory::GpuModel;
+use crate::data::policy::COST_END;
+use crate::data::request::{NodeRequest, RequestedGpus, ShareNeed, ShareRequest};
+use crate::data::workload::Sample;
+use crate::state::node::{Node, Row};
+
+/// Thousandths of a GPU that do not count as a difference.
+const STEP: i64 = 10;
+
+/// The rank of a cost of zero, in steps: a choice may cost less than nothing.
+const ZERO_STEPS: i64 = 1024;
+
+/// Bits of a rank for what is left on the node.
+const LEFT_BITS: u32 = 15;
+
+/// The workload model: the pods that are expected, and their simulation on every model of GPU.
+#[derive(Debug, Default)]
+pub(crate) struct WorkloadModel {
+    sample: Sample,
+    /// Unique among all models; 0 for the empty one that a fleet begins with.
+    number: u32,
+    by_gpu: FxHashMap<GpuModel, Simulation>,
+}
+
+impl WorkloadModel {
+    /// The model of another sample, with a number above all that are used; `None` if the sample is the same.
+    pub(crate) fn successor(&self, sample: Sample, used: u32) -> Option<Self> {
+        if sample == self.sample {
+            return None;
+        }
+        // The numbers of a model and its successor differ in their last bit, so that nodes cache values under both.
+        let number = used + 1 + (used + 1 + self.number + 1) % 2;
+        let models = self.by_gpu.keys();
+        let by_gpu = models.map(|gpu| (*gpu, Simulation::new(&sample, *gpu))).collect();
+        Some(Self {
+            sample,
+            number,
+            by_gpu,
+        })
+    }
+
+    /// Prepares the simulation for nodes with this model of GPU.
+    pub(crate) fn prepare(&mut self, gpu: GpuModel) {
+        self.by_gpu
+            .entry(gpu)
+            .or_insert_with(|| Simulation::new(&self.sample, gpu));
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn sample(&self) -> &Sample {
+        &self.sample
+    }
+}
+
+/// The expectations by which choices for one request are compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LookAhead<'a> {
+    pub(crate) model: &'a WorkloadModel,
+    /// CPU and memory of the request.
+    pub(crate) host: HostAmounts,
+}
+
+/// The cost of a choice in its terms, each of which may be negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlacementCost {
+    /// Loss of value beyond the size of the choice; half of it counts.
+    value_loss: i64,
+    /// Increase in unusable idle capacity; half of it counts.
+    unusable: i64,
+    /// Weighted loss of whole GPUs that are idle together.
+    broken: i64,
+    /// Idle thousandths of the node's GPUs after the choice.
+    left: u32,
+}
+
+impl PlacementCost {
+    /// Units of a term per thousandth of a GPU.
+    const SCALE: i64 = N_SEQUENCES as i64;
+
+    /// The terms as they count, in thousandths of a GPU: value, unusable capacity, whole idle GPUs.
+    pub const fn thousandths(self) -> [i64; 3] {
+        [
+            self.value_loss / (2 * Self::SCALE),
+            self.unusable / (2 * Self::SCALE),
+            self.broken / Self::SCALE,
+        ]
+    }
+
+    /// The cost in steps, then what is left on the node; less is better, and always below [`COST_END`].
+    pub(crate) fn rank(self) -> u32 {
+        let sum = (self.value_loss + self.unusable).div_euclid(2) + self.broken;
+        // Rounded up: a loss of less than a step is a loss.
+        let steps = -(-sum).div_euclid(STEP * Self::SCALE) + ZERO_STEPS;
+        let most_steps = i64::from(COST_END >> LEFT_BITS) - 1;
+        let steps = u32::try_from(steps.clamp(0, most_steps)).unwrap_or(0);
+        steps << LEFT_BITS | (self.left / 2).min((1 << LEFT_BITS) - 1)
+    }
+}
+
+/// One node before a choice, ready to compute the costs of choices.
+pub(crate) struct CostBasis<'a> {
+    simulation: Option<&'a Simulation>,
+    gpus: FreeGpus,
+    /// CPU and memory that the request leaves.
+    host_after: HostAmounts,
+    value: u32,
+    unusable: u32,
+    idle_weight: u64,
+}
+
+impl<'a> CostBasis<'a> {
+    pub(crate) fn new(node: &Node, look_ahead: LookAhead<'a>, hints: Hints<'_>) -> Self {
+        let model = look_ahead.model;
+        let simulation = node.model.and_then(|gpu| model.by_gpu.get(&gpu));
+        let gpus = FreeGpus::new(node.rows_with(hints).map(free_part));
+        let host = node.host.free();
+        let compute = || simulation.map_or((0, 0), |simulation| measure(simulation, &gpus, host));
+        // The node caches what holds for most requests: those that count every hint.
+        let (value, unusable) = if node.hints.iter().all(|hint| hints.counts(&hint.owner)) {
+            node.value_cache.get_or_compute(model.number, compute)
+        } else {
+            compute()
+        };
+        let idle_weight = simulation.map_or(0, |simulation| {
+            simulation.idle_weight(node.gpus().len(), node.host.total)
+        });
+        Self {
+            simulation,
+            gpus,
+            host_after: host.less(look_ahead.host),
+            value,
+            unusable,
+            idle_weight,
+        }
+    }
+
+    /// The cost of taking parts of GPUs, by their indices.
+    pub(crate) fn cost_of(&self, taken: impl IntoIterator<Item = (usize, GpuPart)>) -> PlacementCost {
+        let (mut gpus, mut size) = (self.gpus, 0);
+        for (at, part) in taken {
+            gpus.take(at, part);
+            size += i64::from(part.size());
+        }
+        // Without a model of the GPUs nothing is expected of the node, and only what is left counts.
+        let (value, unusable) = self
+            .simulation
+            .map_or((0, 0), |simulation| measure(simulation, &gpus, self.host_after));
+        let broken = self.gpus.idle_value().saturating_sub(gpus.idle_value()) * self.idle_weight / 1000;
+        PlacementCost {
+            value_loss: i64::from(self.value) - i64::from(value) - size * PlacementCost::SCALE,
+            unusable: i64::from(unusable) - i64::from(self.unusable),
+            broken: i64::try_from(broken).unwrap_or(0) * PlacementCost::SCALE,
+            left: gpus.idle(),
+        }
+    }
+}
+
+fn measure(simulation: &Simulation, gpus: &FreeGpus, host: HostAmounts) -> (u32, u32) {
+    (simulation.value(gpus, host), simulation.unusable(gpus, host))
+}
+
+/// Returns true if the cost decides which GPU is taken: for one share without constraints. Otherwise it compares nodes only.
+pub(crate) fn cost_decides(node: &Node, request: NodeRequest<'_>) -> bool {
+    let is_one_share = matches!(
+        request.gpus,
+        RequestedGpus::Share(ShareRequest { devices: 1, .. })
+    );
+    is_one_share && request.constraints.is_none() && request.others.is_empty() && !node.has_rules
+}
+
+/// The cost of taking these GPUs for a request.
+pub(crate) fn cost_of_gpus(
+    node: &Node,
+    request: NodeRequest<'_>,
+    gpus: impl Iterator<Item = usize>,
+    look_ahead: LookAhead<'_>,
+    hints: Hints<'_>,
+) -> PlacementCost {
+    let need = match request.gpus {
+        RequestedGpus::Share(request) => need(node, &request).ok(),
+        RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => None,
+    };
+    let taken = gpus.filter_map(|at| {
+        let total = node.rows.get(at)?.total;
+        let part = need.map_or(GpuPart::WHOLE, |need| taken_part(need.on(total), total));
+        Some((at, part))
+    });
+    CostBasis::new(node, look_ahead, hints).cost_of(taken)
+}
+
+/// Rank of the cost; then memory, core and slots that the GPU has left; then its index.
+type CheapestKey = (u32, Memory, u32, u32, usize);
+
+/// The GPU on which a share costs least, and its cost.
+pub(crate) fn cheapest(
+    node: &Node,
+    need: ShareNeed,
+    basis: &CostBasis<'_>,
+    hints: Hints<'_>,
+) -> Option<(usize, Row, PlacementCost)> {
+    let mut best: Option<(CheapestKey, Row, PlacementCost)> = None;
+    for (at, row) in node.rows_with(hints).enumerate() {
+        let amounts = need.on(row.total);
+        // Of GPUs with equal rows the first is as good as any.
+        if !amounts.within(row.free) || node.rows_with(hints).take(at).any(|known| known == row) {
+            continue;
+        }
+        let cost = basis.cost_of([(at, taken_part(amounts, row.total))]);
+        let left = row.free.less(amounts);
+        let key = (cost.rank(), left.memory, left.core, left.slots, at);
+        if best.is_none_or(|(best, ..)| key < best) {
+            best = Some((key, row, cost));
+        }
+    }
+    best.map(|((.., at), row, cost)| (at, row, cost))
+}
+
+/// Free amounts as a part of a GPU, rounded down.
+fn free_part(row: Row) -> GpuPart {
+    let Row { free, total } = row;
+    let core = if total.core == 0 {
+        WHOLE
+    } else {
+        thousandths_down(free.core.into(), total.core.into())
+    };
+    GpuPart {
+        memory: thousandths_down(free.memory.hundredths(), total.memory.hundredths()),
+        core,
+    }
+}
+
+/// Taken amounts as a part of a GPU; memory is rounded up.
+pub(crate) fn taken_part(taken: Amounts, total: Amounts) -> GpuPart {
+    let core = taken
+        .core
+        .saturating_mul(1000)
+        .checked_div(total.core)
+        .unwrap_or(0);
+    GpuPart {
+        memory: thousandths_up(taken.memory, total.memory).unwrap_or(WHOLE),
+        core: i16::try_from(core).unwrap_or(WHOLE).min(WHOLE),
+    }
+}

@@ -1,0 +1,295 @@
+//! Fit: whether devices of a node have room for a request, apart from rules; the hot path of every filter.
+//!
+//! A few comparisons per GPU, without allocation. Whole GPUs in the vendor's name keep clear of shared ones: where the node
+//! gives out the GPUs that the engine chooses, both kinds of pods use GPUs of their own; where the vendor's plugin takes any
+//! of its GPUs, shared pods stay off all of these.
+
+use crate::data::amounts::{Amounts, NamedAmounts, is_within};
+use crate::data::device::{Device, Gpu};
+use crate::data::holding::{Held, Hints, Share};
+use crate::data::inventory::Inventory;
+use crate::data::reason::Reason;
+use crate::data::request::{DeviceRequest, RequestedGpus, ShareNeed, ShareRequest};
+use crate::state::node::{GpuFlags, Node, Row};
+
+/// Checks that GPUs have room.
+#[inline]
+pub(crate) fn fit_gpus(node: &Node, request: &RequestedGpus, hints: Hints<'_>) -> Result<(), Reason> {
+    match request {
+        RequestedGpus::Share(request) => fit_shares(node, request, hints).map(drop),
+        RequestedGpus::Whole(n) => fit_whole(node, *n, hints),
+        RequestedGpus::All { slots } => choose_all(node, *slots, hints).map(drop),
+        RequestedGpus::Nothing => Ok(()),
+    }
+}
+
+/// The request in the terms of this node, if it has GPUs at all.
+#[inline]
+pub(crate) fn need(node: &Node, request: &ShareRequest) -> Result<ShareNeed, Reason> {
+    if node.rows.is_empty() {
+        return Err(Reason::NoDevice);
+    }
+    ShareNeed::new(request, node.unit_bytes())
+}
+
+/// The request in the terms of this node, if enough GPUs have room for a share.
+#[inline]
+pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) -> Result<ShareNeed, Reason> {
+    let need = need(node, request)?;
+    let comparison = if node.any_hint_counts(hints) {
+        compare(need, node.rows_with(hints))
+    } else {
+        compare(need, node.rows.iter().copied())
+    };
+    match comparison {
+        Comparison::Fits => Ok(need),
+        Comparison::Lacks(_) if node.any_unavailable => {
+            Err(reason_with_unavailable(node, need, hints, comparison))
+        }
+        Comparison::Lacks(lacks) => Err(lacks.reason(need)),
+    }
+}
+
+/// The reason where some GPUs are unhealthy or withheld: they lack everything, so they hide what the others lack.
+fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
+    if all.has_too_few_large_enough(need) {
+        return Reason::TooLarge;
+    }
+    let healthy = node.healthy_rows(hints);
+    let available = healthy.clone().filter(|(.., flags)| !flags.is_withheld);
+    match compare(need, available.map(|(row, ..)| row)) {
+        Comparison::Lacks(lacks) if lacks.n_large_enough >= need.devices => return lacks.reason(need),
+        _ => {}
+    }
+    if compare(need, healthy.map(|(row, ..)| row)).has_too_few_large_enough(need) {
+        Reason::Unhealthy
+    } else {
+        Reason::Vendor
+    }
+}
+
+/// The result of comparing a need with GPUs.
+#[derive(Clone, Copy)]
+enum Comparison {
+    /// Enough GPUs have room.
+    Fits,
+    /// Too few have.
+    Lacks(Lacks),
+}
+
+/// The dimensions in which GPUs lack room.
+#[derive(Clone, Copy, Default)]
+struct Lacks {
+    /// Number of GPUs that could take the share if they were empty.
+    n_large_enough: usize,
+    /// Bit `1 << set` is set if one of these lacks exactly this set of dimensions; memory is 1, core 2, slots 4.
+    sets: u8,
+}
+
+impl Comparison {
+    fn has_too_few_large_enough(self, need: ShareNeed) -> bool {
+        matches!(self, Self::Lacks(lacks) if lacks.n_large_enough < need.devices)
+    }
+}
+
+/// Compares a need with GPUs until enough have room.
+#[inline]
+fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
+    let mut n_missing = need.devices;
+    let mut lacks = Lacks::default();
+    for Row { free, total } in rows {
+        let needed = need.on(total);
+        // Without branches, since most of a filter's time goes into this loop.
+        let set = u8::from(needed.memory > free.memory)
+            | u8::from(needed.core > free.core) << 1
+            | u8::from(needed.slots > free.slots) << 2;
+        if set == 0 {
+            n_missing -= 1;
+            if n_missing == 0 {
+                return Comparison::Fits;
+            }
+        }
+        if needed.within(total) {
+            lacks.n_large_enough += 1;
+            lacks.sets |= 1 << set;
+        }
+    }
+    Comparison::Lacks(lacks)
+}
+
+impl Lacks {
+    /// The reason of the GPU that lacks the fewest dimensions.
+    fn reason(self, need: ShareNeed) -> Reason {
+        const FEWEST_FIRST: [(u8, Reason); 8] = [
+            (0b000, Reason::TooFew),
+            (0b001, Reason::Memory),
+            (0b010, Reason::Core),
+            (0b100, Reason::Slots),
+            (0b011, Reason::Memory),
+            (0b101, Reason::Memory),
+            (0b110, Reason::Core),
+            (0b111, Reason::Memory),
+        ];
+        if self.n_large_enough < need.devices {
+            return Reason::TooLarge;
+        }
+        let nearest = FEWEST_FIRST.iter().find(|(set, _)| self.sets & (1 << set) != 0);
+        nearest.map_or(Reason::TooLarge, |(_, reason)| *reason)
+    }
+}
+
+/// Checks one GPU against the amounts that a request takes of it.
+pub(crate) fn fit_gpu(gpu: &Gpu, flags: GpuFlags, free: Amounts, need: Amounts) -> Result<(), Reason> {
+    if !need.within(gpu.total()) {
+        return Err(Reason::TooLarge);
+    }
+    if !gpu.healthy {
+        return Err(Reason::Unhealthy);
+    }
+    if flags.is_withheld {
+        return Err(Reason::Vendor);
+    }
+    need.lacking(free)
+        .map_or(Ok(()), |dimension| Err(dimension.into()))
+}
+
+/// Checks that `n` whole GPUs can be had.
+pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Reason> {
+    let inventory = node.inventory.as_ref();
+    let Some(inventory) = inventory.filter(|inventory| !inventory.gpus.is_empty()) else {
+        // kube-scheduler knows how many GPUs kubelet offers, but not which pods share them.
+        let shares = |held: &Held| !held.holdings.is_vendor && !held.holdings.gpus.is_empty();
+        return if node.held.iter().any(shares) {
+            Err(Reason::Vendor)
+        } else {
+            Ok(())
+        };
+    };
+    let n = usize::try_from(n).unwrap_or(usize::MAX);
+    if inventory.for_vendor().count() < n {
+        return Err(Reason::TooLarge);
+    }
+    if !inventory.serves_vendor && is_any_shared(node, inventory, hints) {
+        return Err(Reason::Vendor);
+    }
+    let n_unknown = node
+        .counted_hints(hints)
+        .fold(node.n_unknown_whole(), |sum, hint| {
+            sum.saturating_add(hint.placement.unknown_whole)
+        });
+    // The vendor's plugin knows which of its GPUs are in use; a choice of the engine may hit one of them.
+    if inventory.serves_vendor && n_unknown > 0 {
+        return Err(Reason::Vendor);
+    }
+    if inventory.for_vendor().filter(|(_, gpu)| gpu.healthy).count() < n {
+        return Err(Reason::Unhealthy);
+    }
+    let n_unknown = usize::try_from(n_unknown).unwrap_or(usize::MAX);
+    if free_whole(node, hints).count().saturating_sub(n_unknown) < n {
+        return Err(Reason::TooFew);
+    }
+    Ok(())
+}
+
+/// Returns true if a GPU that the vendor's plugin may take is shared.
+fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
+    inventory.for_vendor().any(|(at, _)| {
+        let is_shared = node.flags.get(at).is_some_and(|flags| flags.is_shared);
+        is_shared || node.counted_hints(hints).any(|hint| hint.occupies(at))
+    })
+}
+
+/// Healthy unused GPUs that a request for whole ones may get: those first that are not shared anyway.
+pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = (usize, &'a Gpu)> {
+    let for_vendor = node.inventory.iter().flat_map(Inventory::for_vendor);
+    let free = for_vendor.filter(move |(at, gpu)| {
+        let is_occupied = node.flags.get(*at).is_none_or(|flags| flags.is_occupied);
+        gpu.healthy && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
+    });
+    let (reserved, shareable) = (free.clone(), free);
+    reserved
+        .filter(|(_, gpu)| !gpu.sharing)
+        .chain(shareable.filter(|(_, gpu)| gpu.sharing))
+}
+
+/// A share of all healthy GPUs, of which the pod takes slots on the first alone: on the GPU with most slots free.
+pub(crate) fn choose_all(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
+    if node.rows.is_empty() {
+        return Err(Reason::NoDevice);
+    }
+    let healthy = node.healthy_rows(hints);
+    let with_slots = healthy.clone().filter(|(row, ..)| row.free.slots >= slots);
+    let Some((_, first, _)) = with_slots.min_by_key(|(row, gpu, _)| (!row.free.slots, gpu.minor)) else {
+        let any_healthy = healthy.clone().next().is_some();
+        return Err(if any_healthy {
+            Reason::Slots
+        } else {
+            Reason::Unhealthy
+        });
+    };
+    let others = healthy.filter(|(_, gpu, _)| gpu.uuid != first.uuid);
+    let mut shares = vec![share_of_slots(first, slots)];
+    shares.extend(others.map(|(_, gpu, _)| share_of_slots(gpu, 0)));
+    Ok(shares)
+}
+
+fn share_of_slots(gpu: &Gpu, slots: u32) -> Share {
+    Share {
+        gpu: gpu.uuid.clone(),
+        minor: gpu.minor,
+        amounts: Amounts {
+            slots,
+            ..Amounts::ZERO
+        },
+    }
+}
+
+/// Checks that devices of other types have room.
+pub(crate) fn fit_devices(node: &Node, requests: &[DeviceRequest], hints: Hints<'_>) -> Result<(), Reason> {
+    // Without a report of other devices, kube-scheduler's check against kubelet's resources must do.
+    let reports_devices = node
+        .inventory
+        .as_ref()
+        .is_some_and(|inventory| inventory.other_devices.is_some());
+    if reports_devices
+        && requests
+            .iter()
+            .any(|request| eligible_devices(node, request, hints).is_none())
+    {
+        return Err(Reason::OtherDevices);
+    }
+    Ok(())
+}
+
+/// The devices that a request may take.
+pub(crate) struct EligibleDevices<'a> {
+    /// Number of devices that it takes.
+    pub(crate) n: usize,
+    /// Amounts that it takes of each.
+    pub(crate) amounts: NamedAmounts,
+    /// All healthy devices with room, and their free amounts.
+    pub(crate) devices: Vec<(&'a Device, NamedAmounts)>,
+}
+
+/// The devices that a request may take; `None` if they are too few.
+pub(crate) fn eligible_devices<'a>(
+    node: &'a Node,
+    request: &DeviceRequest,
+    hints: Hints<'_>,
+) -> Option<EligibleDevices<'a>> {
+    let (_, of_type, free) = node.type_at(&request.kind)?;
+    let (n, amounts) = request.split(of_type)?;
+    let mut devices = Vec::new();
+    for (device, free) in of_type
+        .devices
+        .iter()
+        .zip(free)
+        .filter(|(device, _)| device.healthy)
+    {
+        let free = node.free_of_device(&request.kind, device, free, hints);
+        if is_within(&amounts, &free) {
+            devices.push((device, free));
+        }
+    }
+    (devices.len() >= n).then_some(EligibleDevices { n, amounts, devices })
+}

@@ -1,0 +1,240 @@
+//! The order in which a policy prefers devices of one node, and scores by weighted resources.
+
+use crate::choice::cost::{CostBasis, LookAhead, cheapest};
+use crate::choice::fit::need;
+use crate::data::amounts::{Amounts, NamedAmounts};
+use crate::data::device::Device;
+use crate::data::holding::Hints;
+use crate::data::policy::{BEST, DevicePolicy, ResourceUsage, ResourceWeights, ScoringStrategy};
+use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus, ShareNeed, StatedAmounts};
+use crate::state::node::{Node, Row};
+
+/// A whole GPU in percent.
+const WHOLE: u64 = 100;
+
+/// The order of devices: a policy, and the weights and expectations that some policies need.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceOrder<'a> {
+    pub(crate) policy: DevicePolicy,
+    pub(crate) weights: &'a ResourceWeights,
+    /// Without it no policy looks ahead.
+    pub(crate) look_ahead: Option<LookAhead<'a>>,
+}
+
+/// Room that a GPU would have left: memory, core, slots; then its index.
+type RowKey = (u64, u32, u32, usize);
+
+impl DeviceOrder<'_> {
+    /// The look-ahead, if the policy uses it for one share of one GPU.
+    pub(crate) fn look_ahead_for(&self, need: ShareNeed) -> Option<LookAhead<'_>> {
+        self.look_ahead
+            .filter(|_| self.policy == DevicePolicy::Fill && need.devices == 1)
+    }
+
+    /// A key that is smaller for a GPU that the policy prefers; no two GPUs of a node have the same.
+    fn row_key(&self, need: ShareNeed, at: usize, row: &Row) -> RowKey {
+        let left = row.free.less(need.on(row.total));
+        let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
+        let by_score = |strategy: ScoringStrategy| {
+            let score = strategy.score(gpu_usages(self.weights, [*row], need.stated()));
+            (u64::from(BEST.saturating_sub(score)), 0, 0, at)
+        };
+        match self.policy {
+            DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
+            DevicePolicy::Spread => (!memory, !core, !slots, at),
+            DevicePolicy::InOrder => (0, 0, 0, at),
+            DevicePolicy::LeastAllocated => by_score(ScoringStrategy::LeastAllocated),
+            DevicePolicy::MostAllocated => by_score(ScoringStrategy::MostAllocated),
+        }
+    }
+
+    /// A key that is smaller for a GPU that the policy prefers; GPUs between which it does not decide have the same.
+    pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> impl Ord + use<> {
+        let (memory, core, slots, at) = self.row_key(need, at, row);
+        let at = if self.policy == DevicePolicy::InOrder {
+            at
+        } else {
+            0
+        };
+        (memory, core, slots, at)
+    }
+
+    /// A key that is smaller for a device of another type that the policy prefers.
+    pub(crate) fn device_preference(
+        &self,
+        device: &Device,
+        free: &NamedAmounts,
+        amounts: &NamedAmounts,
+    ) -> (Vec<u64>, u32) {
+        let left = amounts
+            .iter()
+            .map(|(resource, taken)| free.get(resource).unwrap_or(&0).saturating_sub(*taken));
+        let by_score = |strategy: ScoringStrategy| {
+            let score = strategy.score(device_usages(self.weights, &[(device, free)], amounts));
+            vec![u64::from(BEST.saturating_sub(score))]
+        };
+        match self.policy {
+            DevicePolicy::Fill | DevicePolicy::Binpack => (left.collect(), 0),
+            DevicePolicy::Spread => (left.map(|left| !left).collect(), 0),
+            DevicePolicy::InOrder => (Vec::new(), device.minor),
+            DevicePolicy::LeastAllocated => (by_score(ScoringStrategy::LeastAllocated), 0),
+            DevicePolicy::MostAllocated => (by_score(ScoringStrategy::MostAllocated), 0),
+        }
+    }
+}
+
+/// The GPUs that shares are taken of, best first; they are known to have room.
+pub(crate) fn chosen_rows<'a>(
+    node: &'a Node,
+    need: ShareNeed,
+    order: &'a DeviceOrder<'a>,
+    hints: Hints<'a>,
+) -> impl Iterator<Item = (usize, Row)> + 'a {
+    let look_ahead = order.look_ahead_for(need);
+    let cheapest = look_ahead.and_then(|look_ahead| {
+        let (at, row, _) = cheapest(node, need, &CostBasis::new(node, look_ahead, hints), hints)?;
+        Some((at, row))
+    });
+    let mut last: Option<RowKey> = None;
+    // Each step looks for the next best among the few GPUs of a node, so that nothing is allocated.
+    let by_order = std::iter::from_fn(move || {
+        let (key, row) = next_best(node, need, order, hints, last)?;
+        last = Some(key);
+        Some((key.3, row))
+    });
+    // The look-ahead takes the place of the order; it only applies to a single GPU.
+    let n_by_order = if look_ahead.is_some() { 0 } else { need.devices };
+    cheapest.into_iter().chain(by_order.take(n_by_order))
+}
+
+/// The best fitting GPU whose key is larger than the last one's.
+fn next_best(
+    node: &Node,
+    need: ShareNeed,
+    order: &DeviceOrder<'_>,
+    hints: Hints<'_>,
+    last: Option<RowKey>,
+) -> Option<(RowKey, Row)> {
+    let mut best: Option<(RowKey, Row)> = None;
+    for (at, row) in node.rows_with(hints).enumerate() {
+        if !need.on(row.total).within(row.free) {
+            continue;
+        }
+        let key = order.row_key(need, at, &row);
+        if last.is_none_or(|last| key > last) && best.is_none_or(|(best, _)| key < best) {
+            best = Some((key, row));
+        }
+    }
+    best
+}
+
+/// The scores of a node by weighted resources, for each type of device that is requested.
+///
+/// A score counts all healthy devices of the type together, and of the request what one device must have.
+pub(crate) fn resource_scores<'a>(
+    node: &'a Node,
+    request: NodeRequest<'a>,
+    weights: &'a ResourceWeights,
+    strategy: ScoringStrategy,
+    hints: Hints<'a>,
+) -> impl Iterator<Item = u32> + 'a {
+    let gpus = stated(node, request.gpus).map(|stated| {
+        let healthy = node.healthy_rows(hints);
+        strategy.score(gpu_usages(weights, healthy.map(|(row, ..)| row), stated))
+    });
+    let others = request
+        .others
+        .iter()
+        .map(move |request| device_score(node, request, weights, strategy, hints).unwrap_or(0));
+    gpus.into_iter().chain(others)
+}
+
+/// The amounts asked of one GPU; `None` if no GPU is asked for.
+fn stated(node: &Node, request: RequestedGpus) -> Option<StatedAmounts> {
+    match request {
+        RequestedGpus::Nothing => None,
+        RequestedGpus::Share(request) => need(node, &request).ok().map(ShareNeed::stated),
+        RequestedGpus::Whole(_) => Some(StatedAmounts {
+            ratio: WHOLE,
+            bytes: 0,
+            core: WHOLE,
+        }),
+        RequestedGpus::All { .. } => Some(StatedAmounts::default()),
+    }
+}
+
+fn device_score(
+    node: &Node,
+    request: &DeviceRequest,
+    weights: &ResourceWeights,
+    strategy: ScoringStrategy,
+    hints: Hints<'_>,
+) -> Option<u32> {
+    let (_, of_type, free) = node.type_at(&request.kind)?;
+    let (_, amounts) = request.split(of_type)?;
+    let healthy = of_type
+        .devices
+        .iter()
+        .zip(free)
+        .filter(|(device, _)| device.healthy);
+    let free: Vec<(&Device, NamedAmounts)> = healthy
+        .map(|(device, free)| (device, node.free_of_device(&request.kind, device, free, hints)))
+        .collect();
+    let devices: Vec<(&Device, &NamedAmounts)> = free.iter().map(|(device, free)| (*device, free)).collect();
+    Some(strategy.score(device_usages(weights, &devices, &amounts)))
+}
+
+/// Weighted resources of GPUs, summed: memory in percent, memory in bytes, computing power.
+fn gpu_usages(
+    weights: &ResourceWeights,
+    rows: impl IntoIterator<Item = Row>,
+    requested: StatedAmounts,
+) -> [ResourceUsage; 3] {
+    let usage = |weight, requested| ResourceUsage {
+        weight,
+        total: 0,
+        free: 0,
+        requested,
+    };
+    let mut usages = [
+        usage(weights.memory_ratio, requested.ratio),
+        usage(weights.memory, requested.bytes),
+        usage(weights.core, requested.core),
+    ];
+    for Row { free, total } in rows {
+        let Amounts { memory: used, .. } = total.less(free);
+        let free_ratio = WHOLE.saturating_sub(u64::from(used.percent_of(total.memory)));
+        let amounts = [
+            (WHOLE, free_ratio),
+            (total.memory.bytes_floor(), free.memory.bytes_floor()),
+            (u64::from(total.core), u64::from(free.core)),
+        ];
+        for (usage, (total, free)) in usages.iter_mut().zip(amounts) {
+            usage.total = usage.total.saturating_add(total);
+            usage.free = usage.free.saturating_add(free);
+        }
+    }
+    usages
+}
+
+/// Weighted resources of devices of another type, summed; resources without a weight are left out.
+fn device_usages<'a>(
+    weights: &'a ResourceWeights,
+    devices: &'a [(&Device, &NamedAmounts)],
+    requested: &'a NamedAmounts,
+) -> impl Iterator<Item = ResourceUsage> + 'a {
+    weights.others.iter().map(move |(resource, weight)| {
+        let amount = |amounts: &NamedAmounts| amounts.get(resource).copied().unwrap_or(0);
+        let (mut total, mut free) = (0_u64, 0_u64);
+        for (device, free_of_device) in devices {
+            total = total.saturating_add(amount(&device.resources));
+            free = free.saturating_add(amount(free_of_device));
+        }
+        ResourceUsage {
+            weight: *weight,
+            total,
+            free,
+            requested: amount(requested),
+        }
+    })
+}

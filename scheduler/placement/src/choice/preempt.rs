@@ -1,0 +1,499 @@
+//! Preemption: chooses the victims on a node so that a request fits, as few and as unimportant as kube-scheduler would.
+//!
+//! kube-scheduler chooses victims by the sums of a node, and cannot know on which device a pod is. The search chooses them by
+//! device: the holders of one set of GPUs, the least important first, until the request fits; then it reprieves each that can
+//! stay, the most important first. It tries every set of GPUs that might serve, and the cheapest set of victims wins.
+//!
+//! The search is bounded. It finds victims wherever evicting all pods that may be evicted helps, and none of its victims could
+//! stay. Of a few pods it tries every set; of more, with many sizes and priorities, a slightly better set may exist.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use crate::choice::choose::fit;
+use crate::data::device::DeviceLocation;
+use crate::data::holding::{Held, Hints};
+use crate::data::ident::OwnerId;
+use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
+use crate::state::charges::charges;
+use crate::state::node::Node;
+
+/// Most sets of GPUs that are tried on one node, besides those that its topology defines.
+const MAX_SETS: usize = 70;
+
+/// Most comparisons of the request with one node.
+const MAX_CHECKS: u32 = 4096;
+
+/// Most pods of which every set is tried.
+const FEW_PODS: usize = 8;
+
+/// A pod that may be evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evictable {
+    /// Its owner of holdings, if it has any.
+    pub owner: OwnerId,
+    /// Its priority: pods of low priority go first.
+    pub priority: i32,
+    /// The time of its start, on any scale: of equal pods the last to start goes first.
+    pub started: i64,
+    /// True if it is being deleted anyway, so that it is a victim at no cost.
+    pub is_leaving: bool,
+    /// True if it must be among the victims, for reasons that the search does not weigh.
+    pub is_forced: bool,
+    /// The disruption budgets that its eviction draws on, by their indices in [`Preemption::budgets`].
+    pub budgets: Vec<usize>,
+    /// The amount of each sum that its eviction frees, as in [`Preemption::must_free`].
+    pub frees: Vec<u64>,
+}
+
+/// The pods of a node that may be evicted for a request, and the limits on their eviction.
+#[derive(Clone, Copy, Debug)]
+pub struct Preemption<'a> {
+    /// The pods that may be evicted.
+    pub pods: &'a [Evictable],
+    /// The number of evictions that each budget allows.
+    pub budgets: &'a [i64],
+    /// The amounts that victims must free together, by sums other than those of devices.
+    pub must_free: &'a [u64],
+    /// The owners whose hints do not count against the request: the preemptor, and those of lower priority.
+    pub outranked: &'a [OwnerId],
+}
+
+/// The pods to evict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Victims {
+    /// By falling importance: priority, then start.
+    pub owners: Vec<OwnerId>,
+    /// The number of these pods whose eviction violates a budget.
+    pub n_violations: usize,
+}
+
+/// The cost of evicting a set of pods, in the order in which kube-scheduler compares nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EvictionCost {
+    n_violations: usize,
+    highest_priority: i64,
+    /// Sum of the priorities, each raised so that none is negative: more victims cost more.
+    sum: i64,
+    n_victims: usize,
+    /// The earliest start among the victims with the highest priority.
+    started: Reverse<i64>,
+}
+
+/// The victims by which a request fits on a node, none if it fits as it is; `None` if evicting all pods that may be evicted
+/// does not help.
+pub(crate) fn preempt(node: &Node, request: NodeRequest<'_>, preemption: Preemption<'_>) -> Option<Victims> {
+    let mut search = VictimSearch::new(node, request, preemption);
+    let (_, victims) = search.best()?;
+    let order = search.by_importance(&victims);
+    Some(Victims {
+        n_violations: n_violations(order.iter().copied(), preemption.budgets),
+        owners: order.iter().map(|pod| pod.owner.clone()).collect(),
+    })
+}
+
+/// Groups of pods to evict, one group after the other, until the request fits.
+type EvictionOrder = Vec<Vec<usize>>;
+
+/// The best victims so far and their cost.
+type Best = Option<(EvictionCost, Vec<usize>)>;
+
+struct VictimSearch<'a> {
+    request: NodeRequest<'a>,
+    preemption: Preemption<'a>,
+    /// A copy of the node, without the evicted pods.
+    node: Node,
+    pods: Vec<PodState>,
+    n_checks: u32,
+}
+
+/// The state of one pod that may be evicted, at the same index as in [`Preemption::pods`].
+struct PodState {
+    held: Option<Held>,
+    /// The GPUs that it holds something of.
+    gpus: BTreeSet<usize>,
+    /// True if it holds a device of another type that is requested.
+    holds_requested_devices: bool,
+    /// All GPU memory that it holds, in bytes.
+    size: u128,
+    /// 2 if a budget forbids its eviction, 1 if one counts it, 0 without.
+    protection: u8,
+    is_evicted: bool,
+}
+
+impl<'a> VictimSearch<'a> {
+    fn new(node: &Node, request: NodeRequest<'a>, preemption: Preemption<'a>) -> Self {
+        let node = node.copy_with_hints(|owner| !preemption.outranked.contains(owner));
+        let pods = preemption.pods.iter();
+        let pods = pods.map(|pod| PodState::new(pod, &node, request.others, preemption.budgets));
+        Self {
+            pods: pods.collect(),
+            request,
+            preemption,
+            node,
+            n_checks: 0,
+        }
+    }
+
+    /// The cheapest set of victims that the search finds.
+    fn best(&mut self) -> Best {
+        // If the eviction of all pods does not help, no smaller set does.
+        let everything: Vec<usize> = (0..self.pods.len()).collect();
+        self.evict(&everything);
+        if !self.fits() {
+            return None;
+        }
+        let mut best: Best = None;
+        if self.pods.len() <= FEW_PODS {
+            self.try_every_subset(&mut best);
+            return best;
+        }
+        let mut tried: BTreeSet<EvictionOrder> = BTreeSet::new();
+        for gpus in self.sets_of_gpus() {
+            for by_device_first in [true, false] {
+                let order = self.eviction_order(&gpus, by_device_first);
+                let may_try = best.is_none() || self.n_checks < MAX_CHECKS;
+                if may_try && tried.insert(order.clone()) {
+                    self.evict_and_reprieve(&order, &mut best);
+                }
+            }
+        }
+        best
+    }
+
+    fn try_every_subset(&mut self, best: &mut Best) {
+        let forced: usize = self.bits_of(|pod| pod.is_forced);
+        for bits in 0..1_usize << self.pods.len() {
+            let set: Vec<usize> = (0..self.pods.len()).filter(|at| bits & (1 << at) != 0).collect();
+            // Costs are cheap to compare; whether the request fits is not.
+            let cost = self.cost(&set);
+            let is_better =
+                |(cheapest, known): &(EvictionCost, Vec<usize>)| (&cost, set.len()) < (cheapest, known.len());
+            if bits & forced != forced || !best.as_ref().is_none_or(is_better) {
+                continue;
+            }
+            self.restore_all();
+            self.evict(&set);
+            if self.fits() {
+                *best = Some((cost, set));
+            }
+        }
+    }
+
+    /// The indices of some pods, as bits.
+    fn bits_of(&self, is_meant: impl Fn(&Evictable) -> bool) -> usize {
+        let pods = self.preemption.pods.iter().enumerate();
+        pods.filter(|(_, pod)| is_meant(pod))
+            .fold(0, |bits, (at, _)| bits | 1 << at)
+    }
+
+    /// Evicts group after group until the request fits, then reprieves the pods that can stay, in two orders.
+    fn evict_and_reprieve(&mut self, order: &EvictionOrder, best: &mut Best) {
+        self.restore_all();
+        let mut last = &[][..];
+        let mut fits = self.fits();
+        for group in order {
+            if fits {
+                break;
+            }
+            self.evict(group);
+            last = group;
+            fits = self.fits();
+        }
+        // Without the last group the request does not fit, so at least one of its pods is a victim.
+        let lowest = last
+            .iter()
+            .filter_map(|at| self.pod(*at))
+            .map(|pod| pod.priority)
+            .min();
+        let is_worse = |(cost, _): &(EvictionCost, Vec<usize>)| {
+            cost.n_violations == 0 && lowest.is_some_and(|lowest| cost.highest_priority < i64::from(lowest))
+        };
+        if !fits || best.as_ref().is_some_and(is_worse) {
+            return;
+        }
+        let evicted = self.evicted();
+        for small_first in [false, true] {
+            self.restore_all();
+            self.evict(&evicted);
+            self.reprieve(&evicted, small_first);
+            let victims = self.evicted();
+            let cost = self.cost(&victims);
+            if best.as_ref().is_none_or(|(cheapest, _)| cost < *cheapest) {
+                *best = Some((cost, victims));
+            }
+        }
+    }
+
+    /// Restores each of these pods without which the request still fits, the most important first.
+    fn reprieve(&mut self, evicted: &[usize], small_first: bool) {
+        let mut keyed = Vec::with_capacity(evicted.len());
+        for at in evicted {
+            if let (Some(pod), Some(state)) = (self.pod(*at), self.pods.get(*at))
+                && !pod.is_forced
+            {
+                let size = if small_first { state.size } else { 0 };
+                let importance = (
+                    Reverse(state.protection),
+                    Reverse(pod.priority),
+                    size,
+                    pod.started,
+                );
+                keyed.push(((pod.is_leaving, importance, &pod.owner), *at));
+            }
+        }
+        keyed.sort();
+        for (_, at) in keyed {
+            self.restore(at);
+            if !self.fits() {
+                self.evict(&[at]);
+            }
+        }
+    }
+
+    fn fits(&mut self) -> bool {
+        self.n_checks += 1;
+        for (sum, needed) in self.preemption.must_free.iter().enumerate() {
+            let evicted = self
+                .pods
+                .iter()
+                .zip(self.preemption.pods)
+                .filter(|(state, _)| state.is_evicted);
+            let freed = evicted.filter_map(|(_, pod)| pod.frees.get(sum).copied());
+            if freed.fold(0, u64::saturating_add) < *needed {
+                return false;
+            }
+        }
+        fit(&self.node, self.request, Hints::Respect).is_ok()
+    }
+
+    fn evict(&mut self, pods: &[usize]) {
+        let mut owners = BTreeSet::new();
+        for at in pods {
+            if let (Some(state), Some(pod)) = (self.pods.get_mut(*at), self.preemption.pods.get(*at)) {
+                state.is_evicted = true;
+                if state.held.is_some() {
+                    owners.insert(pod.owner.as_str());
+                }
+            }
+        }
+        if !owners.is_empty() {
+            self.node.remove_all_held(&owners);
+        }
+    }
+
+    fn restore(&mut self, at: usize) {
+        if let Some(state) = self.pods.get_mut(at).filter(|state| state.is_evicted) {
+            state.is_evicted = false;
+            if let Some(held) = &state.held {
+                self.node.insert_held(held.clone());
+            }
+        }
+    }
+
+    fn restore_all(&mut self) {
+        for at in 0..self.pods.len() {
+            self.restore(at);
+        }
+    }
+
+    fn evicted(&self) -> Vec<usize> {
+        let is_evicted = |at: &usize| self.pods.get(*at).is_some_and(|state| state.is_evicted);
+        (0..self.pods.len()).filter(is_evicted).collect()
+    }
+
+    fn pod(&self, at: usize) -> Option<&'a Evictable> {
+        self.preemption.pods.get(at)
+    }
+
+    /// The order in which to evict pods for a set of GPUs: pods that cost nothing, then the GPUs' holders, holders of other
+    /// requested devices, and the rest, in each by protection and priority; or by protection before all.
+    fn eviction_order(&self, gpus: &BTreeSet<usize>, by_device_first: bool) -> EvictionOrder {
+        let mut keyed = Vec::with_capacity(self.pods.len());
+        for (at, (state, pod)) in self.pods.iter().zip(self.preemption.pods).enumerate() {
+            let distance = if !state.gpus.is_disjoint(gpus) {
+                0
+            } else if state.holds_requested_devices {
+                1
+            } else {
+                2_u8
+            };
+            let (first, second) = if by_device_first {
+                (distance, state.protection)
+            } else {
+                (state.protection, distance)
+            };
+            let key = (first, second, pod.priority);
+            let costs_nothing = pod.is_leaving || pod.is_forced;
+            keyed.push((Some(key).filter(|_| !costs_nothing), at));
+        }
+        keyed.sort_unstable();
+        keyed
+            .chunk_by(|(key, _), (other, _)| key == other)
+            .map(|group| group.iter().map(|(_, at)| *at).collect())
+            .collect()
+    }
+
+    /// The sets of GPUs that may serve the request.
+    fn sets_of_gpus(&self) -> Vec<BTreeSet<usize>> {
+        let n_gpus = self.node.gpus().len();
+        let n_needed = match self.request.gpus {
+            RequestedGpus::Share(request) => usize::try_from(request.devices).unwrap_or(usize::MAX),
+            RequestedGpus::Whole(n) => usize::try_from(n).unwrap_or(usize::MAX),
+            RequestedGpus::All { .. } => n_gpus,
+            RequestedGpus::Nothing => 0,
+        };
+        let mut sets = if n_needed > 1 {
+            self.sets_by_topology(n_needed)
+        } else {
+            Vec::new()
+        };
+        sets.extend(combinations(n_gpus, n_needed).unwrap_or_else(|| self.growing_sets(n_needed)));
+        sets.push((0..n_gpus).collect());
+        sets
+    }
+
+    /// GPUs of one partition, switch or NUMA node, if there are enough of them; small sets first.
+    fn sets_by_topology(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
+        let gpus = self.node.gpus();
+        let mut sets: Vec<BTreeSet<usize>> = Vec::new();
+        for location in gpus.iter().filter_map(|gpu| gpu.attributes.location.as_ref()) {
+            sets.push(self.gpus_at(|other| other.numa == location.numa));
+            sets.push(self.gpus_at(|other| other == location));
+        }
+        let table = self
+            .node
+            .inventory
+            .as_ref()
+            .and_then(|inventory| inventory.partitions.as_ref());
+        for partition in table.into_iter().flat_map(|table| &table.partitions) {
+            let at = |minor: &u32| gpus.iter().position(|gpu| gpu.minor == *minor);
+            sets.push(partition.minors.iter().filter_map(at).collect());
+        }
+        sets.retain(|set| set.len() >= n_needed);
+        // Small sets first: they have the fewest holders.
+        sets.sort_unstable_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
+        sets.dedup();
+        sets
+    }
+
+    fn gpus_at(&self, is_there: impl Fn(&DeviceLocation) -> bool) -> BTreeSet<usize> {
+        let gpus = self.node.gpus().iter().enumerate();
+        gpus.filter(|(_, gpu)| gpu.attributes.location.as_ref().is_some_and(&is_there))
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// The GPUs whose holders cost least, more and more of them.
+    fn growing_sets(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
+        let mut gpus: Vec<usize> = (0..self.node.gpus().len()).collect();
+        gpus.sort_by_cached_key(|gpu| {
+            let pods = self.pods.iter().enumerate();
+            let holders = pods
+                .filter(|(_, state)| state.gpus.contains(gpu))
+                .map(|(at, _)| at);
+            self.cost(&holders.collect::<Vec<usize>>())
+        });
+        (n_needed..gpus.len())
+            .map(|n| gpus.iter().take(n).copied().collect())
+            .collect()
+    }
+
+    fn cost(&self, victims: &[usize]) -> EvictionCost {
+        let order = self.by_importance(victims);
+        let paid: Vec<&Evictable> = order.iter().copied().filter(|pod| !pod.is_leaving).collect();
+        let highest = paid.first().map(|pod| pod.priority);
+        let most_important = paid.iter().take_while(|pod| Some(pod.priority) == highest);
+        let started = most_important.map(|pod| pod.started).min();
+        let raised = paid
+            .iter()
+            .map(|pod| i64::from(pod.priority) - i64::from(i32::MIN));
+        EvictionCost {
+            n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
+            highest_priority: highest.map_or(i64::MIN, i64::from),
+            sum: raised.fold(0, i64::saturating_add),
+            n_victims: paid.len(),
+            started: Reverse(started.unwrap_or(i64::MAX)),
+        }
+    }
+
+    fn by_importance(&self, pods: &[usize]) -> Vec<&'a Evictable> {
+        by_importance(pods.iter().filter_map(|at| self.pod(*at)))
+    }
+}
+
+impl PodState {
+    fn new(pod: &Evictable, node: &Node, requests: &[DeviceRequest], budgets: &[i64]) -> Self {
+        let held = node.held_by(pod.owner.as_str()).cloned();
+        let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
+        if let (Some(held), Some(inventory)) = (&held, &node.inventory) {
+            for charge in charges(inventory, &held.holdings.gpus) {
+                gpus.insert(charge.gpu);
+                size += u128::from(charge.amounts.memory.bytes_ceil());
+            }
+            if held.holdings.unknown_whole > 0 {
+                // The vendor's plugin may have given it any GPU.
+                gpus.extend(0..inventory.gpus.len());
+            }
+        }
+        for part in held.iter().flat_map(|held| &held.holdings.others) {
+            holds_requested_devices |= requests.iter().any(|request| request.kind == part.kind);
+        }
+        let allowed = pod.budgets.iter().filter_map(|budget| budgets.get(*budget)).min();
+        let protection = allowed.map_or(0, |allowed| if *allowed <= 0 { 2 } else { 1 });
+        Self {
+            held,
+            gpus,
+            holds_requested_devices,
+            size,
+            protection,
+            is_evicted: false,
+        }
+    }
+}
+
+/// Pods by falling importance: of higher priority, or of the same and longer on their nodes.
+fn by_importance<'a>(pods: impl Iterator<Item = &'a Evictable>) -> Vec<&'a Evictable> {
+    let mut pods: Vec<&Evictable> = pods.collect();
+    pods.sort_by_key(|pod| (Reverse(pod.priority), pod.started, &pod.owner));
+    pods
+}
+
+/// The number of these pods whose eviction violates a disruption budget.
+///
+/// As in kube-scheduler, pods draw on their budgets by falling importance, and each that finds one used up counts.
+pub fn n_violations<'a>(pods: impl Iterator<Item = &'a Evictable>, budgets: &[i64]) -> usize {
+    let mut allowed = budgets.to_vec();
+    let mut n_violations = 0;
+    for pod in by_importance(pods) {
+        let mut is_violating = false;
+        for budget in &pod.budgets {
+            if let Some(allowed) = allowed.get_mut(*budget) {
+                *allowed -= 1;
+                is_violating |= *allowed < 0;
+            }
+        }
+        n_violations += usize::from(is_violating);
+    }
+    n_violations
+}
+
+/// All sets of `size` of the numbers below `n`, if they are few.
+fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
+    let mut sets = vec![BTreeSet::new()];
+    for _ in 0..size.min(n) {
+        let mut longer: Vec<BTreeSet<usize>> = Vec::new();
+        for set in &sets {
+            for next in set.last().map_or(0, |last| last + 1)..n {
+                let mut set = set.clone();
+                set.insert(next);
+                longer.push(set);
+            }
+        }
+        sets = longer;
+        if sets.len() > MAX_SETS {
+            return None;
+        }
+    }
+    Some(sets)
+}

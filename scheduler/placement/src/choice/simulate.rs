@@ -1,0 +1,474 @@
+//! Simulation of pods to come: how much of a node's GPUs typical pods would fill, which is the node's value.
+//!
+//! Sequences of typical pods are placed again and again until none of them fits. Each pod goes onto the fitting GPUs with the
+//! least left, as long as the node's CPU and memory last; the sum of all that the sequences take is the value. Each sequence
+//! is simulated twice: in arrival order, CPU-only pods included, because they take CPU that others need; and largest first,
+//! because large pods need unfragmented GPUs and would otherwise always lose to small ones. Amounts are thousandths of a GPU,
+//! of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
+//!
+//! The simulation also measures unusable capacity: what is idle on a node but of no use to a typical pod. On a node without
+//! the CPU, the memory or enough GPUs for the pod that is everything idle, else what is idle on GPUs that are too full for
+//! it. "Beware of Fragmentation" (USENIX ATC '23) places pods by this measure.
+//!
+//! Pods to come need not be like those seen so far. So whole GPUs that are idle together have a value besides, as a pod may
+//! come that needs any number of them. It is halved where pods ask for more CPU or memory per GPU than the node has: there
+//! these run out first.
+//!
+//! All of this estimates. Labels, topology, other devices and slots are ignored, GPUs beyond [`MAX_GPUS`] count as full, and
+//! on a node of different models every GPU counts as the largest.
+
+use std::cmp::Reverse;
+
+use crate::data::amounts::{HostAmounts, Memory};
+use crate::data::inventory::GpuModel;
+use crate::data::request::{RequestedGpus, RequestedMemory};
+use crate::data::workload::{N_PLACES, PodProfile, Sample};
+
+/// Number of simulated sequences.
+pub(crate) const N_SEQUENCES: u8 = 8;
+
+/// Pods of one sequence. Half of the sequences divide the sample among them, since each is simulated twice.
+const LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
+
+/// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one mix of sizes in 500 lands on up to
+/// three times the nodes that it needs; with 300, none of 1,000 (`tests/engine/nodes_used.rs`). With 400, the default list of
+/// the openb trace loses another quarter of a point.
+const IDLE_WEIGHT: u64 = 300;
+
+/// A whole GPU, in thousandths.
+pub(crate) const WHOLE: i16 = 1000;
+
+/// Most GPUs of one node that count.
+pub(crate) const MAX_GPUS: usize = LANES * 8;
+
+/// GPUs that are compared at once.
+const LANES: usize = 8;
+
+/// Sequences of typical pods for one model of GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Simulation {
+    /// Each kind of pod that asks for GPUs, once, and the number of its places in the sample.
+    kinds: Vec<(SimulatedPod, u32)>,
+    sequences: Vec<Sequence>,
+    /// CPU and memory that pods ask for per GPU, CPU-only pods included.
+    host_per_gpu: HostAmounts,
+}
+
+/// Pods that arrive one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sequence {
+    /// At most 64 pods, each with the places of equal pods as bits.
+    pods: Vec<(SimulatedPod, u64)>,
+    /// The places of pods that ask for GPUs, as bits.
+    with_gpus: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SimulatedPod {
+    cpu_milli: u64,
+    host_memory: u64,
+    part: GpuPart,
+    n_gpus: u16,
+}
+
+/// A part of one GPU, in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GpuPart {
+    pub(crate) memory: i16,
+    pub(crate) core: i16,
+}
+
+impl GpuPart {
+    /// A whole GPU.
+    pub(crate) const WHOLE: Self = Self {
+        memory: WHOLE,
+        core: WHOLE,
+    };
+
+    /// The part that counts as taken: the larger dimension.
+    pub(crate) fn size(self) -> i16 {
+        self.memory.max(self.core)
+    }
+
+    /// The part that counts as idle: the smaller dimension, at least zero.
+    fn idle(self) -> u32 {
+        u32::from(self.memory.min(self.core).max(0).unsigned_abs())
+    }
+}
+
+/// The free parts of the GPUs of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeGpus {
+    n: u32,
+    n_blocks: usize,
+    blocks: [Block; MAX_GPUS / LANES],
+}
+
+/// The free parts of eight GPUs, laid out for vector instructions.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    memory: [i16; LANES],
+    core: [i16; LANES],
+}
+
+/// GPUs on which no pod fits.
+const FULL: Block = Block {
+    memory: [-1; LANES],
+    core: [-1; LANES],
+};
+
+impl Simulation {
+    /// The sequences of a sample, for one model of GPU.
+    pub(crate) fn new(sample: &Sample, model: GpuModel) -> Self {
+        let mut kinds: Vec<(SimulatedPod, u32)> = Vec::new();
+        for profile in sample {
+            let Some(pod) = SimulatedPod::new(profile, model).filter(|pod| pod.n_gpus > 0) else {
+                continue;
+            };
+            match kinds.iter_mut().find(|(kind, _)| *kind == pod) {
+                Some((_, n)) => *n += 1,
+                None => kinds.push((pod, 1)),
+            }
+        }
+        let mut sequences = Vec::with_capacity(usize::from(N_SEQUENCES));
+        for profiles in sample.chunks(LENGTH) {
+            let pods = profiles
+                .iter()
+                .filter_map(|profile| SimulatedPod::new(profile, model));
+            let in_order: Vec<SimulatedPod> = pods.collect();
+            let mut largest_first: Vec<SimulatedPod> =
+                in_order.iter().copied().filter(|pod| pod.n_gpus > 0).collect();
+            largest_first.sort_by_key(|pod| Reverse(pod.size()));
+            sequences.push(Sequence::new(&in_order));
+            sequences.push(Sequence::new(&largest_first));
+        }
+        Self {
+            host_per_gpu: host_per_gpu(sample, &kinds),
+            kinds,
+            sequences,
+        }
+    }
+
+    /// Thousandths of GPUs that all sequences together take of a node.
+    pub(crate) fn value(&self, gpus: &FreeGpus, host: HostAmounts) -> u32 {
+        self.sequences
+            .iter()
+            .map(|sequence| sequence.simulate(*gpus, host))
+            .sum()
+    }
+
+    /// Idle thousandths of GPUs that are of no use to a typical pod, summed over as many pods as there are sequences.
+    pub(crate) fn unusable(&self, gpus: &FreeGpus, host: HostAmounts) -> u32 {
+        let (mut sum, mut n_pods) = (0, 0);
+        for (kind, n) in &self.kinds {
+            sum += u64::from(*n) * u64::from(gpus.unusable_to(kind, host));
+            n_pods += u64::from(*n);
+        }
+        u32::try_from((sum * u64::from(N_SEQUENCES)).checked_div(n_pods).unwrap_or(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Weight in thousandths of whole idle GPUs on a node with this number of GPUs and this CPU and memory.
+    pub(crate) fn idle_weight(&self, n_gpus: usize, host: Option<HostAmounts>) -> u64 {
+        let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX);
+        let HostAmounts { cpu_milli, memory } = self.host_per_gpu;
+        let suffices = |host: HostAmounts| {
+            cpu_milli.saturating_mul(n_gpus) <= host.cpu_milli && memory.saturating_mul(n_gpus) <= host.memory
+        };
+        if host.is_none_or(suffices) {
+            IDLE_WEIGHT
+        } else {
+            IDLE_WEIGHT / 2
+        }
+    }
+}
+
+/// CPU and memory of all pods of a sample, per GPU that the pods of these kinds ask for.
+fn host_per_gpu(sample: &Sample, kinds: &[(SimulatedPod, u32)]) -> HostAmounts {
+    let thousandths = kinds
+        .iter()
+        .map(|(pod, n)| u128::from(pod.size()) * u128::from(*n));
+    let gpus: u128 = thousandths.sum();
+    let per_gpu = |sum: u128| {
+        let each = (sum * 1000).checked_div(gpus).unwrap_or(0);
+        u64::try_from(each).unwrap_or(u64::MAX)
+    };
+    HostAmounts {
+        cpu_milli: per_gpu(sample.iter().map(|pod| u128::from(pod.host.cpu_milli)).sum()),
+        memory: per_gpu(sample.iter().map(|pod| u128::from(pod.host.memory)).sum()),
+    }
+}
+
+impl Sequence {
+    fn new(pods: &[SimulatedPod]) -> Self {
+        let mut sequence = Self {
+            pods: Vec::with_capacity(pods.len()),
+            with_gpus: 0,
+        };
+        for (at, pod) in pods.iter().enumerate() {
+            let mut equal = 0;
+            for (other_at, other) in pods.iter().enumerate() {
+                equal |= u64::from(other == pod) << other_at;
+            }
+            sequence.pods.push((*pod, equal));
+            sequence.with_gpus |= u64::from(pod.n_gpus > 0) << at;
+        }
+        sequence
+    }
+
+    /// Thousandths of GPUs that the pods take, placed again and again until none of them fits.
+    fn simulate(&self, mut gpus: FreeGpus, mut host: HostAmounts) -> u32 {
+        let (mut taken, mut most_memory) = (0, gpus.most_memory());
+        let n_unused_bits = u64::BITS - u32::try_from(self.pods.len()).unwrap_or(0);
+        // A pod that did not fit never will, since nothing is given back; nor will one that is equal.
+        let mut fitting = u64::MAX.checked_shr(n_unused_bits).unwrap_or(0);
+        while fitting & self.with_gpus != 0 {
+            let mut round = fitting;
+            while round != 0 {
+                let Some((pod, equal)) = self.pods.get(round.trailing_zeros() as usize) else {
+                    break;
+                };
+                round &= round - 1;
+                if pod.take(&mut gpus, &mut host, most_memory) {
+                    taken += pod.size();
+                    most_memory = gpus.most_memory();
+                } else {
+                    fitting &= !equal;
+                    round &= !equal;
+                }
+            }
+        }
+        taken
+    }
+}
+
+impl SimulatedPod {
+    /// The pod on a model of GPU; `None` if no GPU of the model can take it.
+    fn new(profile: &PodProfile, model: GpuModel) -> Option<Self> {
+        let (part, n_gpus) = if profile.asks_for_gpus() {
+            requested_part(profile.gpus, model)?
+        } else {
+            (GpuPart::default(), 0)
+        };
+        Some(Self {
+            cpu_milli: profile.host.cpu_milli,
+            host_memory: profile.host.memory,
+            part,
+            n_gpus,
+        })
+    }
+
+    /// Thousandths of all its GPUs together.
+    fn size(&self) -> u32 {
+        u32::from(self.n_gpus) * u32::from(self.part.size().unsigned_abs())
+    }
+
+    /// Takes the pod's GPUs, CPU and memory if it fits. No GPU has more memory free than `most_memory`.
+    #[inline]
+    fn take(&self, gpus: &mut FreeGpus, host: &mut HostAmounts, most_memory: i16) -> bool {
+        let may_fit = host.cpu_milli >= self.cpu_milli
+            && host.memory >= self.host_memory
+            && most_memory >= self.part.memory;
+        if !may_fit || (self.n_gpus > 0 && !gpus.take_tightest(self.part, self.n_gpus)) {
+            return false;
+        }
+        host.cpu_milli -= self.cpu_milli;
+        host.memory -= self.host_memory;
+        true
+    }
+}
+
+/// The part of each GPU, and the number of GPUs; `None` if that is more than a GPU has, or nothing.
+fn requested_part(gpus: RequestedGpus, model: GpuModel) -> Option<(GpuPart, u16)> {
+    match gpus {
+        RequestedGpus::Whole(n) => Some((GpuPart::WHOLE, u16::try_from(n).ok().filter(|n| *n > 0)?)),
+        RequestedGpus::Share(request) => {
+            let memory = match request.memory {
+                RequestedMemory::Ratio(percent) => i16::try_from(percent.checked_mul(10)?).ok()?,
+                memory => thousandths_up(memory.on(model.memory, model.unit_bytes)?, model.memory)?,
+            };
+            let core = i16::try_from(request.core.checked_mul(10)?).ok()?;
+            let part = GpuPart { memory, core };
+            (memory > 0 && part.size() <= WHOLE).then_some((part, u16::try_from(request.devices).ok()?))
+        }
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => None,
+    }
+}
+
+/// An amount in thousandths of `total`, rounded up.
+pub(crate) fn thousandths_up(amount: Memory, total: Memory) -> Option<i16> {
+    let total = u128::from(total.hundredths());
+    let scaled = u128::from(amount.hundredths()) * 1000;
+    i16::try_from(scaled.checked_add(total.checked_sub(1)?)? / total).ok()
+}
+
+/// An amount in thousandths of `total`, rounded down and at most a whole.
+pub(crate) fn thousandths_down(amount: u64, total: u64) -> i16 {
+    let scaled = match amount.checked_mul(1000) {
+        Some(scaled) => scaled.checked_div(total).unwrap_or(0),
+        None => amount.checked_div(total.div_ceil(1000)).unwrap_or(0),
+    };
+    i16::try_from(scaled).unwrap_or(WHOLE).min(WHOLE)
+}
+
+impl FreeGpus {
+    /// The free parts in the order of the inventory.
+    pub(crate) fn new(parts: impl Iterator<Item = GpuPart>) -> Self {
+        let mut gpus = Self {
+            n: 0,
+            n_blocks: 0,
+            blocks: [FULL; MAX_GPUS / LANES],
+        };
+        for (at, part) in parts.enumerate().take(MAX_GPUS) {
+            gpus.n += 1;
+            gpus.n_blocks = at / LANES + 1;
+            gpus.set(at, part);
+        }
+        gpus
+    }
+
+    /// Takes a part of one GPU, as much as there is.
+    pub(crate) fn take(&mut self, at: usize, part: GpuPart) {
+        if let Some(free) = self.get(at) {
+            let rest = GpuPart {
+                memory: (free.memory - part.memory).max(0),
+                core: (free.core - part.core).max(0),
+            };
+            self.set(at, rest);
+        }
+    }
+
+    /// The value of GPUs that are entirely idle: their number squared, divided by the number of all, in thousandths. So an
+    /// idle node counts for all its GPUs, and half of it for a quarter of them.
+    pub(crate) fn idle_value(&self) -> u64 {
+        let n_idle: u64 = self.parts().map(|part| u64::from(part == GpuPart::WHOLE)).sum();
+        (n_idle * n_idle * u64::from(WHOLE.unsigned_abs()))
+            .checked_div(u64::from(self.n))
+            .unwrap_or(0)
+    }
+
+    /// Idle thousandths of all GPUs.
+    pub(crate) fn idle(&self) -> u32 {
+        self.parts().map(GpuPart::idle).sum()
+    }
+
+    fn get(&self, at: usize) -> Option<GpuPart> {
+        let block = self.blocks.get(at / LANES)?;
+        Some(GpuPart {
+            memory: *block.memory.get(at % LANES)?,
+            core: *block.core.get(at % LANES)?,
+        })
+    }
+
+    fn set(&mut self, at: usize, part: GpuPart) {
+        let Some(block) = self.blocks.get_mut(at / LANES) else {
+            return;
+        };
+        if let (Some(memory), Some(core)) = (block.memory.get_mut(at % LANES), block.core.get_mut(at % LANES))
+        {
+            (*memory, *core) = (part.memory, part.core);
+        }
+    }
+
+    fn used_blocks(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.iter().take(self.n_blocks)
+    }
+
+    /// All parts, and full ones to the end of the last block.
+    fn parts(&self) -> impl Iterator<Item = GpuPart> {
+        let parts = self
+            .used_blocks()
+            .flat_map(|block| block.memory.iter().zip(&block.core));
+        parts.map(|(memory, core)| GpuPart {
+            memory: *memory,
+            core: *core,
+        })
+    }
+
+    /// The most memory that is free on one GPU.
+    fn most_memory(&self) -> i16 {
+        self.used_blocks()
+            .flat_map(|block| block.memory)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Idle thousandths that are of no use to a pod.
+    fn unusable_to(&self, pod: &SimulatedPod, host: HostAmounts) -> u32 {
+        let (mut n_fitting, mut too_full) = (0, 0);
+        for part in self.parts() {
+            let fits = part.memory >= pod.part.memory && part.core >= pod.part.core;
+            n_fitting += u16::from(fits);
+            too_full += if fits { 0 } else { part.idle() };
+        }
+        let has_room =
+            n_fitting >= pod.n_gpus && host.cpu_milli >= pod.cpu_milli && host.memory >= pod.host_memory;
+        if has_room { too_full } else { self.idle() }
+    }
+
+    /// Takes a part of each of `n` GPUs, those with least left; returns false, and takes nothing, if fewer fit.
+    fn take_tightest(&mut self, part: GpuPart, n: u16) -> bool {
+        if n == 1 {
+            let Some(at) = self.tightest(part) else {
+                return false;
+            };
+            self.take(at, part);
+            return true;
+        }
+        let untouched = *self;
+        let mut taken = 0_u64;
+        for _ in 0..n {
+            let Some(at) = self.tightest(part) else {
+                *self = untouched;
+                return false;
+            };
+            // Full for now, so that no GPU is taken twice.
+            self.set(at, GpuPart { memory: -1, core: -1 });
+            taken |= 1 << at;
+        }
+        while taken != 0 {
+            let at = taken.trailing_zeros() as usize;
+            taken &= taken - 1;
+            if let Some(free) = untouched.get(at) {
+                self.set(at, free);
+                self.take(at, part);
+            }
+        }
+        true
+    }
+
+    /// The fitting GPU with least left; the first of several.
+    #[inline]
+    fn tightest(&self, part: GpuPart) -> Option<usize> {
+        let mut best: Option<(i16, usize)> = None;
+        for (nth, block) in self.used_blocks().enumerate() {
+            let key = block.tightest(part);
+            if key < i16::MAX && best.is_none_or(|(best, _)| key >> 3 < best >> 3) {
+                best = Some((key, nth));
+            }
+        }
+        best.map(|(key, nth)| nth * LANES + usize::from(key.unsigned_abs() & 7))
+    }
+}
+
+impl Block {
+    /// The free sum of the fitting GPU with the least, times eight, plus its place; the largest number if none fits.
+    #[inline]
+    fn tightest(&self, part: GpuPart) -> i16 {
+        const PLACES: [i16; LANES] = [0, 1, 2, 3, 4, 5, 6, 7];
+        let mut least = i16::MAX;
+        for ((memory, core), place) in self.memory.iter().zip(&self.core).zip(PLACES) {
+            let fits = *memory >= part.memory && *core >= part.core;
+            // Two dimensions of at most 1,000 each, times eight, stay below 16,008.
+            let key = if fits {
+                (memory + core) * 8 + place
+            } else {
+                i16::MAX
+            };
+            least = least.min(key);
+        }
+        least
+    }
+}
+
+#[cfg(test)]
+mod tests;

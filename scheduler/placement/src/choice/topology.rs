@@ -1,0 +1,378 @@
+//! The choice of devices where it matters which: labels, virtual functions, exclusive use, partitions, links, locations, and
+//! devices of several types that are allocated close to one another.
+//!
+//! Rules come first: a device must be `eligible`; GPUs must be a partition (`groups`) where only partitions will do, and lie
+//! within their scope; devices that must share switches do. Of all choices that break no rule the engine takes the one with
+//! the least rank (`problem`), which the `search` finds.
+//!
+//! Types that are not joint are chosen one by one. A node whose GPUs the vendor's plugin chooses refuses constraints on GPUs.
+//! Of more than 64 devices of a type only the 64 preferred ones are candidates, and a request for more than 64 takes devices
+//! by preference alone.
+
+mod candidates;
+mod eligible;
+mod groups;
+mod problem;
+mod search;
+
+use std::borrow::Cow;
+
+use crate::choice::fit::{fit_gpus, free_whole};
+use crate::choice::order::DeviceOrder;
+use crate::choice::topology::candidates::{MAX_MEMBERS, Pool, Set};
+use crate::choice::topology::eligible::{
+    DecisionContext, TypeDemand, eligible_devices, eligible_gpus, takes_whole_gpus,
+};
+use crate::choice::topology::groups::{GpuSet, Links, Partitions};
+use crate::choice::topology::problem::{Follower, FollowerRank, Problem, Rank};
+use crate::choice::topology::search::search;
+use crate::data::constraints::{Constraints, DeviceKind, JointAllocation, Scope};
+use crate::data::holding::{DeviceShare, Hints};
+use crate::data::ident::SwitchId;
+use crate::data::misfit::Misfit;
+use crate::data::reason::Reason;
+use crate::data::request::{NodeRequest, RequestedGpus};
+use crate::state::hardware::Location;
+use crate::state::node::Node;
+use crate::state::occupancy::Occupancy;
+
+/// Chosen devices.
+#[derive(Debug, Default)]
+pub(crate) struct Decision {
+    /// Indices of GPUs, where the engine chooses them.
+    pub(crate) gpus: Vec<usize>,
+    pub(crate) others: Vec<DeviceShare>,
+}
+
+/// Chosen devices of one type, by their indices in the inventory.
+type Chosen<'p> = (&'p DeviceKind, Vec<usize>);
+
+/// The devices that a request gets, or the rule that no choice meets.
+pub(crate) fn decide(
+    node: &Node,
+    request: NodeRequest<'_>,
+    order: DeviceOrder<'_>,
+    hints: Hints<'_>,
+) -> Result<Decision, Misfit> {
+    fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
+    let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
+    if vendor_chooses && request.constraints.is_some_and(Constraints::narrow_gpus) {
+        return Err(Misfit::NotChosenHere);
+    }
+    let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
+        return Ok(Decision::default());
+    };
+    let context = DecisionContext {
+        node,
+        inventory,
+        hardware,
+        occupancy: Occupancy::of(node, hints),
+        constraints: request.constraints,
+        order,
+        hints,
+    };
+    let sees_all = matches!(request.gpus, RequestedGpus::All { .. });
+    if sees_all && context.occupancy.gpus.iter().any(|gpu| gpu.is_exclusive) {
+        return Err(Misfit::SeesExclusive);
+    }
+    decide_types(&context, request)
+}
+
+/// Chooses devices of all types: those of a joint allocation together, the others one by one.
+fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<Decision, Misfit> {
+    // Without a report of other devices, kube-scheduler's check against kubelet's resources must do.
+    let reports_devices = context.inventory.other_devices.is_some();
+    let requests = if reports_devices { request.others } else { &[] };
+    let (mut demands, mut pools) = (Vec::new(), Vec::new());
+    for request in requests {
+        let (demand, pool) = eligible_devices(context, request)?;
+        demands.push(demand);
+        pools.push(pool);
+    }
+    // Devices of other types come first, so that the misfit names them where both are missing.
+    let gpus = eligible_gpus(context, request.gpus)?;
+    let gpu_sets = match &gpus {
+        Some(pool) => gpu_sets(context, pool, takes_whole_gpus(context, request.gpus, pool))?,
+        None => Vec::new(),
+    };
+    let joint = context
+        .constraints
+        .and_then(|constraints| constraints.joint.as_ref());
+    let mut chosen = match joint {
+        Some(joint) => choose_joint(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?,
+        None => Vec::new(),
+    };
+    let vendor_gpus = vendor_gpus(context, request.gpus);
+    for pool in gpus.iter().chain(&pools) {
+        if chosen.iter().any(|(kind, _)| **kind == pool.kind) {
+            continue;
+        }
+        match &vendor_gpus {
+            Some(gpus) if joint.is_some_and(|joint| follows_gpus(joint, pool)) => {
+                chosen.push((&pool.kind, near(pool, gpus)));
+            }
+            _ => chosen.extend(choose(context, &[pool], &gpu_sets, false)?),
+        }
+    }
+    let devices_of = |kind: &DeviceKind| {
+        let found = chosen.iter().find(|(of, _)| *of == kind);
+        found.map_or(&[][..], |(_, devices)| devices)
+    };
+    let mut others = Vec::new();
+    for (demand, pool) in demands.iter().zip(&pools) {
+        others.extend(demand.shares(devices_of(&pool.kind)));
+    }
+    Ok(Decision {
+        gpus: devices_of(&DeviceKind::Gpu).to_vec(),
+        others,
+    })
+}
+
+/// The locations of the GPUs that the vendor's plugin will choose, if the pod takes all that are free.
+fn vendor_gpus(context: &DecisionContext<'_>, request: RequestedGpus) -> Option<Vec<Location>> {
+    let RequestedGpus::Whole(n) = request else {
+        return None;
+    };
+    let free =
+        free_whole(context.node, context.hints).filter_map(|(at, _)| context.hardware.locations.gpus.get(at));
+    let free: Vec<Location> = free.copied().collect();
+    let takes_all_free = usize::try_from(n).is_ok_and(|n| n == free.len());
+    (takes_all_free && !context.inventory.serves_vendor).then_some(free)
+}
+
+/// Returns true if the devices of a pool are allocated close to GPUs.
+fn follows_gpus(joint: &JointAllocation, pool: &Pool) -> bool {
+    let leads = joint.kinds.first() == Some(&DeviceKind::Gpu);
+    leads && joint.kinds.contains(&pool.kind) && pool.n <= MAX_MEMBERS
+}
+
+/// Devices that follow GPUs at these locations.
+fn near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
+    let pool = &*pool.narrowed();
+    let follower = Follower {
+        pool,
+        allowed: pool.all(),
+    };
+    let (chosen, _) = follower.follow(gpus);
+    pool.devices(chosen)
+}
+
+/// Devices of the types of a joint allocation that are requested, if there are two or more.
+fn choose_joint<'p>(
+    context: &DecisionContext<'_>,
+    joint: &JointAllocation,
+    gpus: Option<&'p Pool>,
+    demands: &[TypeDemand<'_>],
+    pools: &'p [Pool],
+    gpu_sets: &[GpuSet],
+) -> Result<Vec<Chosen<'p>>, Misfit> {
+    let counted = demands.iter().zip(pools).filter(|(demand, _)| !demand.takes_all);
+    let requested: Vec<&Pool> = gpus.into_iter().chain(counted.map(|(_, pool)| pool)).collect();
+    let mut types: Vec<&Pool> = Vec::new();
+    for kind in &joint.kinds {
+        let pool = requested.iter().find(|pool| pool.kind == *kind);
+        types.extend(pool.filter(|_| types.iter().all(|known| known.kind != *kind)));
+    }
+    let is_too_large = types.iter().any(|pool| pool.n > MAX_MEMBERS);
+    if types.len() < 2 || (is_too_large && !joint.same_switch) {
+        return Ok(Vec::new());
+    }
+    choose(context, &types, gpu_sets, joint.same_switch)
+}
+
+/// Devices of one type, or of types that are allocated close to one another; the leading type comes first.
+fn choose<'p>(
+    context: &DecisionContext<'_>,
+    pools: &[&'p Pool],
+    gpu_sets: &[GpuSet],
+    same_switch: bool,
+) -> Result<Vec<Chosen<'p>>, Misfit> {
+    let Some(lead) = pools.first() else {
+        return Ok(Vec::new());
+    };
+    let is_gpu = lead.kind == DeviceKind::Gpu;
+    if pools.len() == 1 {
+        let is_unrestricted = !is_gpu || *gpu_sets == [GpuSet::plain(lead.all())];
+        let takes_all = lead.n == lead.candidates.len() && !is_gpu;
+        if lead.n > MAX_MEMBERS || (lead.n == 1 && is_unrestricted) || takes_all {
+            return Ok(vec![(&lead.kind, lead.preferred())]);
+        }
+    }
+    let narrow: Vec<Cow<'_, Pool>> = pools.iter().map(|pool| pool.narrowed()).collect();
+    let narrow: Vec<&Pool> = narrow.iter().map(AsRef::as_ref).collect();
+    let links = narrow
+        .first()
+        .filter(|_| is_gpu)
+        .and_then(|lead| Links::new(&context.inventory.links, &context.inventory.gpus, lead));
+    let Some(sets) = best_sets(&narrow, gpu_sets, same_switch, links.as_ref()) else {
+        return Err(too_far_apart(context, &narrow));
+    };
+    let mut chosen = Vec::with_capacity(pools.len());
+    for ((pool, narrow), set) in pools.iter().zip(&narrow).zip(sets) {
+        chosen.push((&pool.kind, narrow.devices(set)));
+    }
+    Ok(chosen)
+}
+
+/// The best choice of devices of all types, in the order of the types, with the GPUs from one of the sets.
+fn best_sets(
+    pools: &[&Pool],
+    gpu_sets: &[GpuSet],
+    same_switch: bool,
+    links: Option<&Links>,
+) -> Option<Vec<Set>> {
+    let (lead, rest) = pools.split_first()?;
+    let without_gpus = [GpuSet::plain(Set::EMPTY)];
+    let has_gpus = pools.iter().any(|pool| pool.kind == DeviceKind::Gpu);
+    let gpu_sets = if has_gpus { gpu_sets } else { &without_gpus };
+    let mut best: Option<(Rank, Vec<FollowerRank>, Vec<Set>)> = None;
+    for gpu_set in gpu_sets {
+        let allowed = |pool: &Pool| match pool.kind {
+            DeviceKind::Gpu => gpu_set.allowed,
+            DeviceKind::Other(_) => pool.all(),
+        };
+        let mut followers = Vec::with_capacity(rest.len());
+        for pool in rest.iter().copied() {
+            let allowed = allowed(pool);
+            followers.push(Follower { pool, allowed });
+        }
+        let problem = Problem::new(lead, allowed(lead), followers, same_switch, links);
+        let found = if problem.allowed.len() == lead.n {
+            problem.rank(problem.allowed).map(|rank| (problem.allowed, rank))
+        } else {
+            search(&problem)
+        };
+        let Some((chosen, rank)) = found else { continue };
+        let rank = Rank {
+            score: gpu_set.score,
+            partition: gpu_set.partition,
+            ..rank
+        };
+        // The devices that follow only decide between equal ranks, and take longer to find.
+        if best.as_ref().is_some_and(|(best, ..)| *best < rank) {
+            continue;
+        }
+        let (followers, ranks): (Vec<Set>, Vec<FollowerRank>) = problem.follow(chosen).into_iter().unzip();
+        let is_better = best
+            .as_ref()
+            .is_none_or(|(best, best_followers, _)| (&rank, &ranks) < (best, best_followers));
+        if is_better {
+            best = Some((rank, ranks, [chosen].into_iter().chain(followers).collect()));
+        }
+    }
+    best.map(|(.., sets)| sets)
+}
+
+/// The sets of GPUs to choose from, each of which breaks no rule.
+fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Result<Vec<GpuSet>, Misfit> {
+    let pool = &*pool.narrowed();
+    let constraint = context.constraint(&DeviceKind::Gpu);
+    let scope = constraint
+        .and_then(|constraint| constraint.scope)
+        .unwrap_or(Scope::Machine);
+    let mut scopes = sets_within(pool, scope);
+    let misfit = Misfit::Scope {
+        needed: pool.n,
+        scope,
+        most: scopes.iter().map(|set| set.len()).max().unwrap_or(0),
+    };
+    // A pool of the whole machine is narrowed, so that it may have fewer candidates than the request takes.
+    let least = if scope == Scope::Machine {
+        pool.n.min(MAX_MEMBERS)
+    } else {
+        pool.n
+    };
+    scopes.retain(|set| set.len() >= least);
+    if scopes.is_empty() {
+        return Err(misfit);
+    }
+    let partitions = Partitions {
+        table: context.inventory.partitions.as_ref(),
+        constraint: context.constraints.and_then(|constraints| constraints.partition),
+        gpus: &context.inventory.gpus,
+        uses: &context.occupancy.gpus,
+        pool,
+    };
+    // Partitions consist of whole GPUs; shares of GPUs are chosen as if there were no table.
+    if !takes_whole || (partitions.table.is_none() && partitions.constraint.is_none()) {
+        return Ok(scopes.into_iter().map(GpuSet::plain).collect());
+    }
+    let is_binding = partitions.is_binding();
+    let mut sets = match partitions.choices() {
+        Err(misfit) if is_binding => return Err(misfit),
+        choices => choices.unwrap_or_default(),
+    };
+    sets.retain(|set| scopes.iter().any(|scope| set.allowed.is_within(*scope)));
+    if !is_binding {
+        sets.extend(scopes.into_iter().map(GpuSet::plain));
+    } else if sets.is_empty() {
+        return Err(misfit);
+    }
+    Ok(sets)
+}
+
+/// Sets of candidates that are within one scope each.
+fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
+    let place: fn(Location) -> Option<u16> = match scope {
+        Scope::Machine => return vec![pool.all()],
+        Scope::Numa => |location| location.knows_numa.then_some(location.numa),
+        Scope::Switch => |location| location.knows_switch.then_some(location.switch),
+        Scope::Device if pool.n > 1 => return Vec::new(),
+        Scope::Device => {
+            let placed = pool.select(|candidate| candidate.location.is_reported);
+            return placed.members().map(|at| Set::EMPTY.with(at)).collect();
+        }
+    };
+    let mut places: Vec<u16> = pool
+        .candidates
+        .iter()
+        .filter_map(|candidate| place(candidate.location))
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    let at_place = |at: u16| pool.select(|candidate| place(candidate.location) == Some(at));
+    places.into_iter().map(at_place).collect()
+}
+
+/// The misfit where devices of several types are not close enough: the type that is missing where they nearly are.
+fn too_far_apart(context: &DecisionContext<'_>, pools: &[&Pool]) -> Misfit {
+    nearest_misfit(context, pools).unwrap_or(Misfit::Plain(Reason::Together))
+}
+
+fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
+    let (lead, rest) = pools.split_first()?;
+    let mut followers = Vec::with_capacity(rest.len());
+    for pool in rest.iter().copied() {
+        let allowed = pool.all();
+        followers.push(Follower { pool, allowed });
+    }
+    // Without the rule of the same switch, the nearest choice shows what is missing on its switches.
+    let problem = Problem::new(lead, lead.all(), followers, false, None);
+    let (nearest, _) = search(&problem)?;
+    let mut lacking = *rest.first()?;
+    let mut switch = None;
+    let switches = problem.numas.iter().flat_map(|numa| &numa.switches);
+    for used in switches.filter(|switch| switch.is_used(nearest)) {
+        if let Some((pool, _)) = rest.iter().zip(&used.n_followers).find(|(_, n)| **n == 0) {
+            lacking = pool;
+            let first = used.lead.members().next();
+            let device = first.and_then(|at| lead.candidates.get(at));
+            switch = device.and_then(|candidate| switch_of(context, &lead.kind, candidate.device));
+            break;
+        }
+    }
+    Some(Misfit::Together {
+        lead: lead.kind.clone(),
+        needed: lead.n,
+        lacking: lacking.kind.clone(),
+        switch,
+    })
+}
+
+fn switch_of(context: &DecisionContext<'_>, kind: &DeviceKind, at: usize) -> Option<SwitchId> {
+    let attributes = match kind {
+        DeviceKind::Gpu => &context.inventory.gpus.get(at)?.attributes,
+        DeviceKind::Other(kind) => &context.node.type_at(kind)?.1.devices.get(at)?.attributes,
+    };
+    attributes.location.as_ref()?.switch.clone()
+}

@@ -1,0 +1,235 @@
+//! Candidates: the devices of one type that a request may take, and sets of them.
+
+use std::borrow::Cow;
+
+use crate::data::constraints::DeviceKind;
+use crate::state::hardware::Location;
+
+/// Most members that a set can have.
+pub(crate) const MAX_MEMBERS: usize = 64;
+
+/// A device that may be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    /// Its index in the inventory, which orders devices by minor.
+    pub(crate) device: usize,
+    pub(crate) location: Location,
+    /// Its place in the order of preference: 0 for the best; equals share one.
+    pub(crate) preference: u32,
+}
+
+/// All devices of one type that may be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pool {
+    pub(crate) kind: DeviceKind,
+    /// Number of devices that the request takes.
+    pub(crate) n: usize,
+    /// By rising minor.
+    pub(crate) candidates: Vec<Candidate>,
+}
+
+impl Pool {
+    /// A pool of devices with keys that are smaller for preferred ones.
+    pub(crate) fn new<K: Ord>(kind: DeviceKind, n: usize, keyed: &[(usize, Location, K)]) -> Self {
+        let mut order: Vec<&K> = keyed.iter().map(|(.., key)| key).collect();
+        order.sort_unstable();
+        order.dedup();
+        let mut candidates = Vec::with_capacity(keyed.len());
+        for (device, location, key) in keyed {
+            let preference = order.partition_point(|other| *other < key);
+            candidates.push(Candidate {
+                device: *device,
+                location: *location,
+                preference: u32::try_from(preference).unwrap_or(u32::MAX),
+            });
+        }
+        Self { kind, n, candidates }
+    }
+
+    /// The pool with at most [`MAX_MEMBERS`] candidates, the preferred ones.
+    pub(crate) fn narrowed(&self) -> Cow<'_, Self> {
+        if self.candidates.len() <= MAX_MEMBERS {
+            return Cow::Borrowed(self);
+        }
+        let mut pool = self.clone();
+        pool.candidates
+            .sort_by_key(|candidate| (candidate.preference, candidate.device));
+        pool.candidates.truncate(MAX_MEMBERS);
+        pool.candidates.sort_by_key(|candidate| candidate.device);
+        Cow::Owned(pool)
+    }
+
+    /// The set of candidates that a condition holds for.
+    pub(crate) fn select(&self, is_meant: impl Fn(&Candidate) -> bool) -> Set {
+        let mut set = Set::EMPTY;
+        for (at, candidate) in self.candidates.iter().enumerate() {
+            if is_meant(candidate) {
+                set = set.with(at);
+            }
+        }
+        set
+    }
+
+    /// The set of all candidates.
+    pub(crate) fn all(&self) -> Set {
+        self.select(|_| true)
+    }
+
+    /// Members of a set, the preferred ones first.
+    pub(crate) fn by_preference(&self, set: Set) -> Vec<usize> {
+        let mut members: Vec<usize> = set.members().collect();
+        members.sort_by_key(|at| (self.preference(*at), *at));
+        members
+    }
+
+    pub(crate) fn preference(&self, at: usize) -> u32 {
+        self.candidates
+            .get(at)
+            .map_or(0, |candidate| candidate.preference)
+    }
+
+    /// Sum of the members' places in the order of preference.
+    pub(crate) fn preferences(&self, set: Set) -> u32 {
+        set.members()
+            .fold(0, |sum, at| sum.saturating_add(self.preference(at)))
+    }
+
+    pub(crate) fn location(&self, at: usize) -> Location {
+        self.candidates
+            .get(at)
+            .map(|candidate| candidate.location)
+            .unwrap_or_default()
+    }
+
+    /// Indices in the inventory of the members of a set.
+    pub(crate) fn devices(&self, set: Set) -> Vec<usize> {
+        let members = set.members().filter_map(|at| self.candidates.get(at));
+        members.map(|candidate| candidate.device).collect()
+    }
+
+    /// Indices in the inventory of the preferred candidates, regardless of their locations.
+    pub(crate) fn preferred(&self) -> Vec<usize> {
+        let mut order: Vec<&Candidate> = self.candidates.iter().collect();
+        order.sort_by_key(|candidate| (candidate.preference, candidate.device));
+        order.truncate(self.n);
+        let mut devices: Vec<usize> = order.into_iter().map(|candidate| candidate.device).collect();
+        devices.sort_unstable();
+        devices
+    }
+}
+
+/// A set of candidates of one pool, as one bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Set(u64);
+
+impl Set {
+    pub(crate) const EMPTY: Self = Self(0);
+
+    /// The set with one more member, if its index is below [`MAX_MEMBERS`].
+    pub(crate) fn with(self, at: usize) -> Self {
+        let bit = u32::try_from(at).ok().and_then(|at| 1_u64.checked_shl(at));
+        Self(self.0 | bit.unwrap_or(0))
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(crate) fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(crate) fn is_within(self, other: Self) -> bool {
+        self.without(other).is_empty()
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// The members, lowest first.
+    pub(crate) fn members(self) -> impl Iterator<Item = usize> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let lowest = (rest != 0).then_some(rest.trailing_zeros() as usize);
+            rest &= rest.wrapping_sub(1);
+            lowest
+        })
+    }
+
+    /// Larger for the one of two sets of one size that has the lower members, compared from the lowest on.
+    pub(crate) fn lowness(self) -> u64 {
+        self.0.reverse_bits()
+    }
+
+    /// Visits every subset of `n` members.
+    pub(crate) fn for_each_subset(self, n: usize, visit: &mut impl FnMut(Self)) {
+        fn extend(chosen: Set, mut rest: Set, n: usize, visit: &mut impl FnMut(Set)) {
+            if n == 0 {
+                return visit(chosen);
+            }
+            while rest.len() >= n {
+                let lowest = Set(rest.0 & rest.0.wrapping_neg());
+                rest = rest.without(lowest);
+                extend(chosen.or(lowest), rest, n - 1, visit);
+            }
+        }
+        extend(Self::EMPTY, self, n, visit);
+    }
+
+    /// Number of subsets of `n` members, at most what the type holds.
+    pub(crate) fn n_subsets(self, n: usize) -> u64 {
+        let all = self.len();
+        if n > all {
+            return 0;
+        }
+        let mut product: u64 = 1;
+        for at in 0..n.min(all - n) {
+            product = product.saturating_mul(all.saturating_sub(at) as u64) / (at as u64 + 1);
+        }
+        product
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Set;
+
+    fn set(members: &[usize]) -> Set {
+        members.iter().fold(Set::EMPTY, |set, at| set.with(*at))
+    }
+
+    #[test]
+    fn members_come_lowest_first() {
+        assert_eq!(set(&[63, 0, 5]).members().collect::<Vec<_>>(), [0, 5, 63]);
+        assert_eq!(set(&[64]), Set::EMPTY, "a set has no room for more");
+    }
+
+    #[test]
+    fn the_set_with_the_lowest_members_is_the_lowest() {
+        assert!(set(&[0, 7]).lowness() > set(&[1, 2]).lowness());
+        assert!(set(&[0, 1]).lowness() > set(&[0, 2]).lowness());
+    }
+
+    #[test]
+    fn every_subset_is_visited_once() {
+        let all = set(&[1, 3, 4, 9, 60]);
+        let mut seen = Vec::new();
+        all.for_each_subset(3, &mut |subset| seen.push(subset));
+        assert_eq!((seen.len(), all.n_subsets(3)), (10, 10));
+        let is_new = |(at, one): (usize, &Set)| {
+            one.len() == 3 && one.is_within(all) && !seen.iter().take(at).any(|other| other == one)
+        };
+        assert!(seen.iter().enumerate().all(is_new));
+        assert_eq!(set(&(0..16).collect::<Vec<_>>()).n_subsets(8), 12_870);
+        assert_eq!(all.n_subsets(6), 0);
+    }
+}

@@ -1,0 +1,304 @@
+//! The problem of choosing leading devices so that the devices of other types that follow them are near.
+//!
+//! [`Rank`] is the specification: of all choices of leading devices that break no rule, the one with the least rank is taken.
+//! The leading devices are those of the first type of a joint allocation, or of a type that is chosen by itself. The devices
+//! of the other types follow from them, see [`Follower::follow`].
+
+use std::cmp::Reverse;
+
+use crate::choice::topology::candidates::{Pool, Set};
+use crate::choice::topology::groups::Links;
+use crate::data::constraints::DeviceKind;
+use crate::state::hardware::Location;
+
+/// The rank of a choice; smaller is better, the first field weighs most, and no two choices of leading devices are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    /// Place of the partition's score among the scores in the table, the highest first, if only partitions will do.
+    pub(crate) score: u32,
+    /// For each following type, the distance of the farthest requested device from the leading ones.
+    pub(crate) distances: Distances,
+    /// Number of leading devices' switches without a device of a following type, summed over these types.
+    pub(crate) n_bare: u32,
+    /// Place of the partition in the order of preference; the last place if it is none.
+    pub(crate) partition: u32,
+    /// Fewest links between any two of the GPUs, most first; zero for other types.
+    pub(crate) fewest_links: Reverse<u32>,
+    /// Links between the GPUs in all, most first.
+    pub(crate) links: Reverse<u32>,
+    /// Number of NUMA nodes that the leading devices are spread over.
+    pub(crate) n_numas: u32,
+    /// Number of switches that they are spread over.
+    pub(crate) n_switches: u32,
+    /// Sum of the devices' places in the order of preference: by policy, then by the groups that they break.
+    pub(crate) preferences: u32,
+    /// Lowest minors, compared from the lowest on.
+    pub(crate) lowness: Reverse<u64>,
+}
+
+/// Distances by type, the first type in the highest digit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Distances(u64);
+
+impl Distances {
+    fn then(self, distance: Distance) -> Self {
+        Self(self.0.saturating_mul(3).saturating_add(distance as u64))
+    }
+}
+
+/// The distance of a device from the leading ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Distance {
+    /// On the switch of one of them.
+    Switch,
+    /// On the NUMA node of one of them.
+    Numa,
+    /// On the machine.
+    Machine,
+}
+
+/// The quality of the following devices of one type; it decides between choices with the same leading devices.
+pub(crate) type FollowerRank = (Vec<Distance>, u32, Reverse<u64>);
+
+/// The devices of a type that follow leading devices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Follower<'a> {
+    pub(crate) pool: &'a Pool,
+    /// The devices that may be taken.
+    pub(crate) allowed: Set,
+}
+
+impl Follower<'_> {
+    /// Returns true if more devices may be taken than requested. Not for GPUs: they are the expensive part.
+    pub(crate) fn may_exceed_request(&self) -> bool {
+        self.pool.kind != DeviceKind::Gpu
+    }
+
+    /// The devices that follow leading ones at these locations.
+    ///
+    /// On every switch of a leading device the preferred device of the type is taken, requested or not, if there is one;
+    /// but no more GPUs than requested. If more are requested, the nearest are taken, of these the preferred, of these the
+    /// lowest minors.
+    pub(crate) fn follow(&self, lead: &[Location]) -> (Set, FollowerRank) {
+        let Self { pool, allowed } = *self;
+        let distance = |at: usize| distance(pool.location(at), lead);
+        let mut order = pool.by_preference(allowed);
+        order.sort_by_key(|at| distance(*at));
+        let mut switches = Vec::new();
+        let mut taken = Set::EMPTY;
+        // One device per switch first, so that no leading device has to go without while another has two.
+        for at in order.iter().filter(|at| distance(**at) == Distance::Switch) {
+            let switch = pool.location(*at).switch;
+            if !switches.contains(&switch) && (self.may_exceed_request() || taken.len() < pool.n) {
+                switches.push(switch);
+                taken = taken.with(*at);
+            }
+        }
+        for at in order {
+            if taken.len() < pool.n {
+                taken = taken.with(at);
+            }
+        }
+        let mut distances: Vec<Distance> = taken.members().map(distance).collect();
+        distances.sort_unstable_by_key(|distance| Reverse(*distance));
+        (
+            taken,
+            (distances, pool.preferences(taken), Reverse(taken.lowness())),
+        )
+    }
+}
+
+fn distance(location: Location, lead: &[Location]) -> Distance {
+    if lead.iter().any(|other| other.switch == location.switch) {
+        Distance::Switch
+    } else if lead.iter().any(|other| other.numa == location.numa) {
+        Distance::Numa
+    } else {
+        Distance::Machine
+    }
+}
+
+/// The devices to choose from and the rules between their types.
+#[derive(Debug)]
+pub(crate) struct Problem<'a> {
+    pub(crate) lead: &'a Pool,
+    /// Leading devices that may be taken.
+    pub(crate) allowed: Set,
+    pub(crate) followers: Vec<Follower<'a>>,
+    /// True if every switch must have devices of all types or of none.
+    pub(crate) same_switch: bool,
+    pub(crate) links: Option<&'a Links>,
+    /// NUMA nodes with leading devices that may be taken.
+    pub(crate) numas: Vec<Numa>,
+}
+
+/// A NUMA node with leading devices.
+#[derive(Debug)]
+pub(crate) struct Numa {
+    pub(crate) switches: Vec<Switch>,
+    /// Number of devices of each following type on the NUMA node.
+    pub(crate) n_followers: Vec<usize>,
+}
+
+/// A switch with leading devices.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    pub(crate) lead: Set,
+    /// Number of devices of each following type on the switch.
+    pub(crate) n_followers: Vec<usize>,
+}
+
+impl Numa {
+    fn is_used(&self, chosen: Set) -> bool {
+        self.switches.iter().any(|switch| switch.is_used(chosen))
+    }
+}
+
+impl Switch {
+    /// Returns true if the switch has a chosen leading device.
+    pub(crate) fn is_used(&self, chosen: Set) -> bool {
+        !self.lead.and(chosen).is_empty()
+    }
+
+    /// Number of following types without a device on the switch.
+    pub(crate) fn n_bare(&self) -> u32 {
+        self.n_followers.iter().map(|n| u32::from(*n == 0)).sum()
+    }
+}
+
+impl<'a> Problem<'a> {
+    pub(crate) fn new(
+        lead: &'a Pool,
+        allowed: Set,
+        followers: Vec<Follower<'a>>,
+        same_switch: bool,
+        links: Option<&'a Links>,
+    ) -> Self {
+        let mut problem = Self {
+            lead,
+            allowed,
+            followers,
+            same_switch,
+            links,
+            numas: Vec::new(),
+        };
+        let mut locations: Vec<Location> = allowed.members().map(|at| lead.location(at)).collect();
+        // Sorted, so that the switches of one NUMA node are next to each other.
+        locations.sort_by_key(|location| (location.numa, location.switch));
+        locations.dedup_by_key(|location| (location.numa, location.switch));
+        for on_numa in locations.chunk_by(|one, next| one.numa == next.numa) {
+            let switches: Vec<Switch> = on_numa.iter().filter_map(|at| problem.switch_at(*at)).collect();
+            let numa = on_numa.first().map_or(0, |location| location.numa);
+            if !switches.is_empty() {
+                let n_followers = problem.count_followers(|location| location.numa == numa);
+                problem.numas.push(Numa {
+                    switches,
+                    n_followers,
+                });
+            }
+        }
+        problem
+    }
+
+    /// The switch at a location; `None` if it must not be used.
+    fn switch_at(&self, location: Location) -> Option<Switch> {
+        let on_switch = self
+            .lead
+            .select(|candidate| candidate.location.switch == location.switch);
+        let switch = Switch {
+            lead: on_switch.and(self.allowed),
+            n_followers: self.count_followers(|other| other.switch == location.switch),
+        };
+        (!self.same_switch || switch.n_bare() == 0).then_some(switch)
+    }
+
+    /// Number of devices of each following type at some locations.
+    fn count_followers(&self, is_there: impl Fn(&Location) -> bool) -> Vec<usize> {
+        let mut counts = Vec::with_capacity(self.followers.len());
+        for follower in &self.followers {
+            let there = follower.pool.select(|candidate| is_there(&candidate.location));
+            counts.push(there.and(follower.allowed).len());
+        }
+        counts
+    }
+
+    pub(crate) fn n_switches(&self) -> usize {
+        self.numas.iter().map(|numa| numa.switches.len()).sum()
+    }
+
+    /// Most switches that leading devices may be on, so that each has a device of every type; `None` without a limit.
+    pub(crate) fn max_switches(&self) -> Option<usize> {
+        let limited = self
+            .followers
+            .iter()
+            .filter(|follower| self.same_switch && !follower.may_exceed_request());
+        limited.map(|follower| follower.pool.n).min()
+    }
+
+    /// The devices of each type that follow chosen leading ones.
+    pub(crate) fn follow(&self, chosen: Set) -> Vec<(Set, FollowerRank)> {
+        let lead: Vec<Location> = chosen.members().map(|at| self.lead.location(at)).collect();
+        self.followers
+            .iter()
+            .map(|follower| follower.follow(&lead))
+            .collect()
+    }
+
+    /// The rank of a choice of leading devices, apart from its partition; `None` if it breaks a rule.
+    pub(crate) fn rank(&self, chosen: Set) -> Option<Rank> {
+        let (fewest_links, links) = self.links.map_or((0, 0), |links| links.among(chosen));
+        let mut rank = Rank {
+            score: 0,
+            distances: Distances::default(),
+            n_bare: 0,
+            partition: 0,
+            fewest_links: Reverse(fewest_links),
+            links: Reverse(links),
+            n_numas: 0,
+            n_switches: 0,
+            preferences: self.lead.preferences(chosen),
+            lowness: Reverse(chosen.lowness()),
+        };
+        let mut on_switches = Set::EMPTY;
+        for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
+            rank.n_numas += 1;
+            for switch in numa.switches.iter().filter(|switch| switch.is_used(chosen)) {
+                rank.n_switches += 1;
+                rank.n_bare += switch.n_bare();
+                on_switches = on_switches.or(switch.lead);
+            }
+        }
+        let is_too_wide = self
+            .max_switches()
+            .is_some_and(|max| rank.n_switches as usize > max);
+        if chosen.len() != self.lead.n || !chosen.is_within(on_switches) || is_too_wide {
+            return None;
+        }
+        for at in 0..self.followers.len() {
+            rank.distances = rank.distances.then(self.distance(at, chosen)?);
+        }
+        Some(rank)
+    }
+
+    /// The distance of the farthest requested device of a following type; `None` if they are too few, or too far.
+    fn distance(&self, at: usize, chosen: Set) -> Option<Distance> {
+        let follower = self.followers.get(at)?;
+        let (mut on_switches, mut on_numas) = (0, 0);
+        for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
+            on_numas += numa.n_followers.get(at).copied().unwrap_or(0);
+            for switch in numa.switches.iter().filter(|switch| switch.is_used(chosen)) {
+                on_switches += switch.n_followers.get(at).copied().unwrap_or(0);
+            }
+        }
+        let n = follower.pool.n;
+        if on_switches >= n {
+            Some(Distance::Switch)
+        } else if self.same_switch {
+            None
+        } else if on_numas >= n {
+            Some(Distance::Numa)
+        } else {
+            (follower.allowed.len() >= n).then_some(Distance::Machine)
+        }
+    }
+}

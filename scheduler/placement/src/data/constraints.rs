@@ -1,0 +1,259 @@
+//! Constraints: rules that a pod sets for the choice of its devices.
+
+use std::fmt;
+
+use crate::data::device::Labels;
+use crate::data::ident::DeviceType;
+
+/// A type of devices, GPUs included.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceKind {
+    /// GPUs.
+    Gpu,
+    /// Devices of another type.
+    Other(DeviceType),
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu => f.write_str("GPU"),
+            Self::Other(kind) => kind.fmt(f),
+        }
+    }
+}
+
+/// Devices of several types that are allocated close to one another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JointAllocation {
+    /// The types, the leading one first.
+    pub kinds: Vec<DeviceKind>,
+    /// True if they must share their PCIe switches: every switch has devices of all types, or of none.
+    pub same_switch: bool,
+}
+
+/// Demands on a partition of GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartitionConstraint {
+    /// True if only partitions of the best score will do.
+    pub restricted: bool,
+    /// Least bandwidth of a ring through the GPUs, in bytes per second.
+    pub bandwidth: Option<u64>,
+}
+
+/// How an amount of a type becomes devices, where it is neither one device nor a number of whole ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// The amount is taken of every device that is selected.
+    All,
+    /// The amount is a number of devices.
+    Count,
+}
+
+/// Exclusive use: the devices that other pods must not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exclusion {
+    /// The devices of the type that the pod holds.
+    Device,
+    /// All devices of the type on the PCIe switches of those that the pod holds.
+    Switch,
+}
+
+/// The widest part of a machine that devices may be spread over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// One device.
+    Device,
+    /// One PCIe switch.
+    Switch,
+    /// One NUMA node.
+    Numa,
+    /// The machine.
+    Machine,
+}
+
+impl Scope {
+    /// The scope in words.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Switch => "switch",
+            Self::Numa => "NUMA node",
+            Self::Machine => "machine",
+        }
+    }
+}
+
+/// Constraints on the devices of one type.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceConstraint {
+    /// Only devices with these labels.
+    pub selector: Option<Selector>,
+    /// One virtual function of each device, out of groups with these labels, instead of the device itself.
+    pub functions: Option<Selector>,
+    /// How the amount becomes devices.
+    pub strategy: Option<Strategy>,
+    /// Exclusive use.
+    pub exclusion: Option<Exclusion>,
+    /// The widest part of the machine that the devices may be spread over.
+    pub scope: Option<Scope>,
+}
+
+/// All constraints of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Constraints {
+    /// Types of devices that are allocated close to one another.
+    pub joint: Option<JointAllocation>,
+    /// Demands on a partition of GPUs; if given, only partitions will do.
+    pub partition: Option<PartitionConstraint>,
+    /// Constraints by type, each type once.
+    pub by_kind: Vec<(DeviceKind, DeviceConstraint)>,
+}
+
+impl Constraints {
+    /// The constraints on devices of a type.
+    pub fn of(&self, kind: &DeviceKind) -> Option<&DeviceConstraint> {
+        let (_, constraint) = self.by_kind.iter().find(|(of, _)| of == kind)?;
+        Some(constraint)
+    }
+
+    /// Returns true if they bear on which GPUs are taken.
+    pub(crate) fn narrow_gpus(&self) -> bool {
+        let needs_switch =
+            |joint: &JointAllocation| joint.same_switch && joint.kinds.contains(&DeviceKind::Gpu);
+        let narrows = |gpus: &DeviceConstraint| {
+            gpus.selector.is_some()
+                || gpus.functions.is_some()
+                || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
+                || gpus.exclusion == Some(Exclusion::Switch)
+        };
+        self.partition.is_some()
+            || self.joint.as_ref().is_some_and(needs_switch)
+            || self.of(&DeviceKind::Gpu).is_some_and(narrows)
+    }
+}
+
+/// The widest exclusion that a list has for a type.
+pub(crate) fn widest(exclusions: &[(DeviceKind, Exclusion)], kind: &DeviceKind) -> Option<Exclusion> {
+    let of_kind = exclusions.iter().filter(|(of, _)| of == kind);
+    of_kind.map(|(_, exclusion)| *exclusion).max()
+}
+
+/// A condition on one label, as Kubernetes defines the operators of label selectors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// The label has one of these values.
+    In(Vec<Box<str>>),
+    /// The label has none of these values, or is missing.
+    NotIn(Vec<Box<str>>),
+    /// The label exists.
+    Exists,
+    /// The label is missing.
+    DoesNotExist,
+}
+
+/// A condition on the label with this key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// The label's key.
+    pub key: Box<str>,
+    /// The condition.
+    pub test: Test,
+}
+
+/// A label selector: all requirements must hold; without any, it selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// The requirements.
+    pub requirements: Vec<Requirement>,
+}
+
+impl Selector {
+    /// Returns true if all requirements hold.
+    pub fn selects(&self, labels: &Labels) -> bool {
+        self.requirements
+            .iter()
+            .all(|Requirement { key, test }| test.passes(labels.get(key).map(|value| &**value)))
+    }
+}
+
+impl Test {
+    fn passes(&self, value: Option<&str>) -> bool {
+        let is_one_of = |values: &[Box<str>]| values.iter().any(|one| value == Some(&**one));
+        match self {
+            Self::In(values) => is_one_of(values),
+            Self::NotIn(values) => !is_one_of(values),
+            Self::Exists => value.is_some(),
+            Self::DoesNotExist => value.is_none(),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, requirement) in self.requirements.iter().enumerate() {
+            write!(f, "{}{requirement}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, test } = self;
+        match test {
+            Test::In(values) if values.len() == 1 => write!(f, "{key}={}", values.join("")),
+            Test::In(values) => write!(f, "{key} in ({})", values.join(", ")),
+            Test::NotIn(values) => write!(f, "{key} notin ({})", values.join(", ")),
+            Test::Exists => f.write_str(key),
+            Test::DoesNotExist => write!(f, "!{key}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::{Requirement, Selector, Test};
+
+    fn one(test: Test) -> Selector {
+        Selector {
+            requirements: vec![Requirement {
+                key: "type".into(),
+                test,
+            }],
+        }
+    }
+
+    #[rstest]
+    #[case::empty(&Selector::default(), [true, true, true])]
+    #[case::is_in(&one(Test::In(vec!["a".into(), "c".into()])), [true, false, false])]
+    #[case::in_nothing(&one(Test::In(vec![])), [false, false, false])]
+    #[case::not_in(&one(Test::NotIn(vec!["a".into()])), [false, true, true])]
+    #[case::exists(&one(Test::Exists), [true, true, false])]
+    #[case::does_not_exist(&one(Test::DoesNotExist), [false, false, true])]
+    fn selects_by_labels(#[case] selector: &Selector, #[case] expected: [bool; 3]) {
+        let labels = [&[("type", "a")][..], &[("type", "b")], &[("other", "a")]];
+        let labels = labels.map(|pairs| {
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).into(), (*value).into()))
+                .collect()
+        });
+        assert_eq!(labels.map(|labels| selector.selects(&labels)), expected);
+    }
+
+    #[test]
+    fn all_requirements_must_hold() {
+        let both = Selector {
+            requirements: [one(Test::Exists), one(Test::NotIn(vec!["a".into()]))]
+                .into_iter()
+                .flat_map(|one| one.requirements)
+                .collect(),
+        };
+        let labels = |value: &str| [("type".into(), value.into())].into();
+        assert!(both.selects(&labels("b")));
+        assert!(!both.selects(&labels("a")));
+    }
+}

@@ -1,0 +1,228 @@
+//! The detailed explanation of a refusal, for users: the rule, and how far the node is from meeting it.
+
+use std::fmt;
+
+use crate::data::constraints::{DeviceKind, Scope, Selector};
+use crate::data::ident::SwitchId;
+use crate::data::reason::Reason;
+
+/// Why a node cannot take a request, in the terms of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// The reason says everything: too little is free, for example.
+    Plain(Reason),
+    /// Too few devices of a type are eligible.
+    TooFew {
+        /// The type.
+        kind: DeviceKind,
+        /// Number of devices that the request needs.
+        needed: usize,
+        /// Number of devices after each rule.
+        tally: CandidateCounts,
+    },
+    /// The request takes every selected device of a type, and one of them is not eligible.
+    NotAll {
+        /// The type.
+        kind: DeviceKind,
+        /// Number of devices after each rule.
+        tally: CandidateCounts,
+    },
+    /// No partition of GPUs can be allocated.
+    Partition {
+        /// Number of GPUs that the request needs.
+        needed: usize,
+        /// The rule that no partition meets.
+        problem: NoPartition,
+    },
+    /// The eligible GPUs are too far apart.
+    Scope {
+        /// Number of GPUs that the request needs.
+        needed: usize,
+        /// The widest part of the machine that they may be spread over.
+        scope: Scope,
+        /// The most eligible GPUs within one such part.
+        most: usize,
+    },
+    /// Devices of several types are not on the same switches.
+    Together {
+        /// The leading type.
+        lead: DeviceKind,
+        /// Number of its devices that the request needs.
+        needed: usize,
+        /// Another type with too few devices there.
+        lacking: DeviceKind,
+        /// The switch without a device of that type, if it is one switch.
+        switch: Option<SwitchId>,
+    },
+    /// The vendor's plugin chooses the GPUs, so the node cannot meet constraints on them.
+    NotChosenHere,
+    /// The request asks to see all GPUs, and another pod uses one exclusively.
+    SeesExclusive,
+}
+
+/// The number of devices of a type that remain after each rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CandidateCounts {
+    /// All of the type.
+    pub all: usize,
+    /// The requested labels.
+    pub selector: Option<Selector>,
+    /// Of all, those with the requested labels.
+    pub selected: usize,
+    /// True if virtual functions are requested.
+    pub wants_functions: bool,
+    /// Of the selected, those with a free virtual function of the requested kind.
+    pub with_function: usize,
+    /// Of these, those that are healthy and have room.
+    pub with_room: usize,
+    /// Of these, those that exclusive use leaves.
+    pub permitted: usize,
+}
+
+/// Why no partition can be allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPartition {
+    /// The node has no table.
+    Table,
+    /// The table has none of this size.
+    Size,
+    /// None is free.
+    Free,
+    /// No free one is known to have the bandwidth.
+    Bandwidth,
+    /// No free one has the best score.
+    Score {
+        /// The best score.
+        wanted: i64,
+        /// The best score of the free ones.
+        free: i64,
+    },
+}
+
+impl Misfit {
+    /// The refusal reason, of which there are few.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Plain(reason) => *reason,
+            Self::TooFew {
+                kind: DeviceKind::Gpu,
+                ..
+            }
+            | Self::SeesExclusive => Reason::Selected,
+            Self::TooFew { .. } | Self::NotAll { .. } => Reason::OtherDevices,
+            Self::Partition { .. } => Reason::Partition,
+            Self::Scope { .. } | Self::Together { .. } => Reason::Together,
+            Self::NotChosenHere => Reason::Vendor,
+        }
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(reason) => reason.fmt(f),
+            Self::TooFew { kind, needed, tally } => {
+                tally.write(kind, *needed, f)?;
+                write!(f, ", {needed} {} needed", if *needed == 1 { "is" } else { "are" })
+            }
+            Self::NotAll { kind, tally } if tally.selected == 0 => tally.write(kind, 1, f),
+            Self::NotAll { kind, tally } => {
+                tally.write(kind, tally.selected, f)?;
+                write!(f, ", all are needed")
+            }
+            Self::Partition { needed, problem } => problem.write(*needed, f),
+            Self::Scope { needed, scope, most } => {
+                let (scope, gpus) = (scope.name(), count(*needed, &DeviceKind::Gpu));
+                write!(
+                    f,
+                    "no {scope} has {gpus} that may be taken; the most on one {scope} is {most}"
+                )
+            }
+            Self::Together {
+                lead,
+                needed,
+                lacking,
+                switch,
+            } => {
+                let lead = count(*needed, lead);
+                match switch {
+                    Some(switch) => write!(f, "{lead} fit, no {lacking} left on switch {switch}"),
+                    None => write!(f, "{lead} fit, too few {lacking} left on their switches"),
+                }
+            }
+            Self::NotChosenHere => f.write_str(
+                "the vendor's plugin chooses GPUs on this node and cannot meet constraints on them",
+            ),
+            Self::SeesExclusive => f.write_str(
+                "another pod has exclusive use of a GPU, and a pod that sees all GPUs would see it",
+            ),
+        }
+    }
+}
+
+impl NoPartition {
+    fn write(self, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gpus = count(needed, &DeviceKind::Gpu);
+        match self {
+            Self::Table => write!(f, "the node has no table of GPU partitions"),
+            Self::Size => write!(f, "the node's table has no partition of {gpus}"),
+            Self::Free => write!(f, "no partition of {gpus} is free"),
+            Self::Bandwidth => write!(f, "no free partition of {gpus} is known to have the bandwidth"),
+            Self::Score { wanted, free } => write!(
+                f,
+                "no free partition of {gpus} with score {wanted}; the best free one has score {free}"
+            ),
+        }
+    }
+}
+
+impl CandidateCounts {
+    /// Writes the counts up to the first rule that leaves too few devices.
+    fn write(&self, kind: &DeviceKind, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut noun = match kind {
+            DeviceKind::Gpu => "GPUs".to_owned(),
+            DeviceKind::Other(kind) => format!("devices of type {kind}"),
+        };
+        if self.all < needed {
+            return write!(f, "the node has {} {noun}", self.all);
+        }
+        let labels = self.selector.as_ref();
+        if let Some(labels) = labels.filter(|labels| !labels.requirements.is_empty()) {
+            if self.selected < needed {
+                let (selected, all) = (self.selected, self.all);
+                return write!(f, "{selected} of the {all} {noun} have labels {labels}");
+            }
+            noun = format!("{noun} with labels {labels}");
+        }
+        if self.with_function < needed {
+            let (with_function, selected) = (self.with_function, self.selected);
+            return write!(
+                f,
+                "{with_function} of the {selected} {noun} have a free VF of the requested kind"
+            );
+        }
+        if self.wants_functions {
+            noun += " with a free VF";
+        }
+        if self.with_room < needed {
+            let (with_room, with_function) = (self.with_room, self.with_function);
+            return write!(
+                f,
+                "{with_room} of the {with_function} {noun} are healthy and have room"
+            );
+        }
+        let (permitted, with_room) = (self.permitted, self.with_room);
+        write!(
+            f,
+            "{permitted} of the {with_room} {noun} that have room are not ruled out by exclusive use"
+        )
+    }
+}
+
+fn count(n: usize, kind: &DeviceKind) -> String {
+    match kind {
+        DeviceKind::Gpu if n == 1 => "1 GPU".to_owned(),
+        DeviceKind::Gpu => format!("{n} GPUs"),
+        DeviceKind::Other(kind) => format!("{n} {kind}"),
+    }
+}

@@ -1,0 +1,152 @@
+//! Reasons for refusing a request.
+//!
+//! Each distinct text reaches the pod's condition, so there are few: eleven for all reasons, and the text of the broken rule
+//! for an invalid request.
+
+use std::fmt;
+
+use crate::data::amounts::Dimension;
+
+/// Why a node, or a device, cannot take a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The node is unknown, or has no GPU to share.
+    NoDevice,
+    /// There would be room if unhealthy GPUs were healthy.
+    Unhealthy,
+    /// No single GPU has the memory free.
+    Memory,
+    /// No single GPU has the computing power free.
+    Core,
+    /// No single GPU has a slot free.
+    Slots,
+    /// Some GPUs have room, but fewer than the request needs at once.
+    TooFew,
+    /// The node could not take the request even if it were empty.
+    TooLarge,
+    /// The node does not serve the form of the request.
+    NotServed,
+    /// Pods of the vendor's plugin and pods that share would meet on a GPU.
+    Vendor,
+    /// Devices of another type than GPU are too few or too full.
+    OtherDevices,
+    /// No partition of GPUs that the node, or the request, demands is free.
+    Partition,
+    /// Devices that belong together are not free close enough to one another.
+    Together,
+    /// Exclusive use, or labels, leave too few GPUs.
+    Selected,
+    /// The device plugin of the node does not serve kubelet, or has returned so recently that few pods are tried there.
+    PluginAway,
+    /// The request breaks a rule on every node; the pod's condition names the rule instead of a text of this list.
+    InvalidRequest,
+}
+
+impl Reason {
+    /// Every reason, in order.
+    pub const ALL: [Self; 15] = [
+        Self::NoDevice,
+        Self::Unhealthy,
+        Self::Memory,
+        Self::Core,
+        Self::Slots,
+        Self::TooFew,
+        Self::TooLarge,
+        Self::NotServed,
+        Self::Vendor,
+        Self::OtherDevices,
+        Self::Partition,
+        Self::Together,
+        Self::Selected,
+        Self::PluginAway,
+        Self::InvalidRequest,
+    ];
+
+    /// The text for users. It names no node, device or amount, so that kube-scheduler can count equal refusals.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoDevice => "node is not known to gpushare or offers no shareable GPU",
+            Self::Unhealthy => "too few healthy GPUs on the node",
+            Self::Memory => "not enough free GPU memory on any one GPU of the node",
+            Self::Core => "not enough free GPU core on any one GPU of the node",
+            Self::Slots | Self::TooFew | Self::Selected => {
+                "too few GPUs of the node have room at the same time"
+            }
+            Self::TooLarge => "request is larger than the node's GPUs even when they are empty",
+            Self::NotServed => {
+                "node does not serve what the pod asks for: its memory unit is unknown, or it lacks the pod's isolation provider"
+            }
+            Self::Vendor => {
+                "GPUs of the node are kept apart for pods that share them and for pods of the vendor's plugin"
+            }
+            Self::OtherDevices => {
+                "too few devices of another type than GPU on the node, or too little room on them"
+            }
+            Self::Partition | Self::Together => {
+                "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
+            }
+            Self::PluginAway => {
+                "node's device plugin does not serve kubelet now, or is tried again with few pods at a time"
+            }
+            Self::InvalidRequest => "pod's GPU request breaks a rule and fits nowhere",
+        }
+    }
+
+    /// Returns true if evicting pods of the node might make room.
+    pub const fn is_lack_of_room(self) -> bool {
+        match self {
+            Self::Memory
+            | Self::Core
+            | Self::Slots
+            | Self::TooFew
+            | Self::Vendor
+            | Self::OtherDevices
+            | Self::Partition
+            | Self::Together
+            | Self::Selected => true,
+            Self::NoDevice
+            | Self::Unhealthy
+            | Self::TooLarge
+            | Self::NotServed
+            | Self::PluginAway
+            | Self::InvalidRequest => false,
+        }
+    }
+
+    /// The label value in metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NoDevice => "no_device",
+            Self::Unhealthy => "unhealthy",
+            Self::Memory => "memory",
+            Self::Core => "core",
+            Self::Slots => "slots",
+            Self::TooFew => "too_few",
+            Self::TooLarge => "too_large",
+            Self::NotServed => "not_served",
+            Self::Vendor => "vendor",
+            Self::OtherDevices => "other_devices",
+            Self::Partition => "partition",
+            Self::Together => "together",
+            Self::Selected => "selected",
+            Self::PluginAway => "plugin_away",
+            Self::InvalidRequest => "invalid_request",
+        }
+    }
+}
+
+impl From<Dimension> for Reason {
+    fn from(dimension: Dimension) -> Self {
+        match dimension {
+            Dimension::Memory => Self::Memory,
+            Dimension::Core => Self::Core,
+            Dimension::Slots => Self::Slots,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

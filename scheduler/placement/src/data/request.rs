@@ -1,0 +1,225 @@
+//! Requests: the devices that a pod asks of one node.
+
+use crate::data::amounts::{Amounts, HostAmounts, Memory, NamedAmounts};
+use crate::data::constraints::{Constraints, DeviceKind};
+use crate::data::device::DevicesOfType;
+use crate::data::ident::DeviceType;
+use crate::data::reason::Reason;
+
+/// Memory on one GPU, in the terms of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RequestedMemory {
+    /// Bytes.
+    Bytes(u64),
+    /// Memory units, of which the node defines the size.
+    Units(u64),
+    /// Percent of the GPU's memory.
+    Ratio(u32),
+}
+
+/// Equal shares on `devices` distinct GPUs of one node; amounts are those of one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShareRequest {
+    /// Number of distinct GPUs, at least 1.
+    pub devices: u32,
+    /// Memory of each GPU, more than zero.
+    pub memory: RequestedMemory,
+    /// Percent of computing power of each GPU; 0 if it does not matter.
+    pub core: u32,
+    /// Slots on each GPU; usually 1.
+    pub slots: u32,
+}
+
+/// The GPUs that a pod asks of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RequestedGpus {
+    /// None.
+    #[default]
+    Nothing,
+    /// Shares.
+    Share(ShareRequest),
+    /// A number of whole GPUs in the vendor's name, which no other pod may use.
+    Whole(u32),
+    /// Access to all GPUs, of which the pod takes nothing but slots on one.
+    All {
+        /// The slots.
+        slots: u32,
+    },
+}
+
+/// The devices of one type that a pod asks for: amounts on one device, or whole devices if one has less.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRequest {
+    /// The type.
+    pub kind: DeviceType,
+    /// Amounts of all devices together.
+    pub amounts: NamedAmounts,
+    /// The amount of each resource that is a whole device; `None` if the node's largest device defines it.
+    pub whole: Option<u64>,
+}
+
+/// Everything that a pod asks of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeRequest<'a> {
+    /// GPUs.
+    pub gpus: RequestedGpus,
+    /// Other devices, one entry per type.
+    pub others: &'a [DeviceRequest],
+    /// Rules for the choice of devices, if the pod has any.
+    pub constraints: Option<&'a Constraints>,
+    /// CPU and memory of the node itself. No node is refused for it: kube-scheduler checks it.
+    pub host: HostAmounts,
+}
+
+impl From<&ShareRequest> for RequestedGpus {
+    fn from(request: &ShareRequest) -> Self {
+        Self::Share(*request)
+    }
+}
+
+impl From<&ShareRequest> for NodeRequest<'_> {
+    fn from(request: &ShareRequest) -> Self {
+        RequestedGpus::Share(*request).into()
+    }
+}
+
+impl From<RequestedGpus> for NodeRequest<'_> {
+    fn from(gpus: RequestedGpus) -> Self {
+        Self {
+            gpus,
+            ..Self::default()
+        }
+    }
+}
+
+impl NodeRequest<'_> {
+    /// Returns true if the request takes devices of this kind; access to all GPUs takes none of them.
+    pub(crate) fn takes(&self, kind: &DeviceKind) -> bool {
+        match kind {
+            DeviceKind::Gpu => matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::Whole(_)),
+            DeviceKind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
+        }
+    }
+}
+
+impl RequestedMemory {
+    /// The amount on a GPU with `total` memory; `None` if it is in units and their size is unknown.
+    pub fn on(self, total: Memory, unit_bytes: Option<u64>) -> Option<Memory> {
+        match self {
+            Self::Bytes(bytes) => Some(Memory::from_bytes(bytes)),
+            Self::Units(units) => unit_bytes.map(|unit| Memory::from_bytes(units.saturating_mul(unit))),
+            Self::Ratio(percent) => Some(total.percent(percent)),
+        }
+    }
+
+    const fn is_zero(self) -> bool {
+        matches!(self, Self::Bytes(0) | Self::Units(0) | Self::Ratio(0))
+    }
+}
+
+impl DeviceRequest {
+    /// The number of devices that the request comes to on a node, and the amounts on each; `None` if it is not a number
+    /// of whole devices.
+    pub(crate) fn split(&self, of_type: &DevicesOfType) -> Option<(usize, NamedAmounts)> {
+        let mut n_devices = 1;
+        for (resource, amount) in &self.amounts {
+            let whole = self.whole_device(of_type, resource).filter(|whole| *whole > 0)?;
+            // More than a device has must be whole devices: a share cannot span two of them.
+            if *amount > whole {
+                let n = amount.is_multiple_of(whole).then_some(amount / whole)?;
+                n_devices = n_devices.max(n);
+            }
+        }
+        let each = self
+            .amounts
+            .iter()
+            .map(|(resource, amount)| (resource.clone(), amount.div_ceil(n_devices)));
+        Some((usize::try_from(n_devices).ok()?, each.collect()))
+    }
+
+    /// The amount of a resource that is a whole device on a node.
+    pub(crate) fn whole_device(
+        &self,
+        of_type: &DevicesOfType,
+        resource: &crate::data::ident::ResourceName,
+    ) -> Option<u64> {
+        self.whole.or_else(|| of_type.largest(resource))
+    }
+}
+
+/// A share request in the terms of one node, ready to be compared with many GPUs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShareNeed {
+    memory: NeededMemory,
+    core: u32,
+    slots: u32,
+    pub(crate) devices: usize,
+}
+
+/// The amounts asked of one GPU as the request states them, with memory in one form only.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StatedAmounts {
+    /// Percent of its memory.
+    pub(crate) ratio: u64,
+    /// Bytes of its memory.
+    pub(crate) bytes: u64,
+    /// Percent of its computing power.
+    pub(crate) core: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum NeededMemory {
+    Absolute(Memory),
+    Percent(u32),
+}
+
+impl ShareNeed {
+    /// Translates a request for a node with this memory unit.
+    #[inline]
+    pub(crate) fn new(request: &ShareRequest, unit_bytes: Option<u64>) -> Result<Self, Reason> {
+        if request.devices == 0 || request.memory.is_zero() {
+            return Err(Reason::InvalidRequest);
+        }
+        let memory = match (request.memory, unit_bytes) {
+            (RequestedMemory::Ratio(percent), _) => NeededMemory::Percent(percent),
+            (RequestedMemory::Bytes(bytes), _) => NeededMemory::Absolute(Memory::from_bytes(bytes)),
+            (RequestedMemory::Units(units), Some(unit)) => {
+                NeededMemory::Absolute(Memory::from_bytes(units.saturating_mul(unit)))
+            }
+            (RequestedMemory::Units(_), None) => return Err(Reason::NotServed),
+        };
+        Ok(Self {
+            memory,
+            core: request.core,
+            slots: request.slots,
+            devices: usize::try_from(request.devices).unwrap_or(usize::MAX),
+        })
+    }
+
+    /// The amounts as the request states them.
+    pub(crate) fn stated(self) -> StatedAmounts {
+        let (ratio, bytes) = match self.memory {
+            NeededMemory::Absolute(memory) => (0, memory.bytes_ceil()),
+            NeededMemory::Percent(percent) => (u64::from(percent), 0),
+        };
+        StatedAmounts {
+            ratio,
+            bytes,
+            core: u64::from(self.core),
+        }
+    }
+
+    /// The amounts on a GPU with `total`.
+    #[inline]
+    pub(crate) fn on(self, total: Amounts) -> Amounts {
+        let memory = match self.memory {
+            NeededMemory::Absolute(memory) => memory,
+            NeededMemory::Percent(percent) => total.memory.percent(percent),
+        };
+        Amounts {
+            memory,
+            core: self.core,
+            slots: self.slots,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! CPU-only pods on nodes with GPUs: they take CPU and memory that pods with GPUs need, so the workload model counts them.
+//!
+//! They are counted as they come and go, so that no update of the model has to visit all pods.
+
+use crate::data::amounts::HostAmounts;
+use crate::data::request::RequestedGpus;
+use crate::data::workload::{PodProfile, Workload};
+use crate::state::node::HostUse;
+
+/// The pods that use nodes without holding devices.
+#[derive(Debug, Default)]
+pub(crate) struct CpuOnlyPods {
+    /// By the node's index in the fleet.
+    nodes: Vec<CpuOnlyNode>,
+    /// The pods on nodes with GPUs.
+    workload: Workload,
+}
+
+/// The CPU-only pods of one node.
+#[derive(Debug, Default)]
+struct CpuOnlyNode {
+    has_gpus: bool,
+    /// Numbers of pods by the amounts that they use.
+    counts: Vec<(HostAmounts, u32)>,
+}
+
+impl CpuOnlyPods {
+    /// The pods on nodes with GPUs.
+    pub(crate) fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
+    /// Counts one more pod.
+    pub(crate) fn add(&mut self, used: HostUse) {
+        if used.is_daemon {
+            return;
+        }
+        let (node, workload) = self.node(used.index);
+        let Some(node) = node else { return };
+        match node
+            .counts
+            .iter_mut()
+            .find(|(amounts, _)| *amounts == used.amounts)
+        {
+            Some((_, count)) => *count += 1,
+            None => node.counts.push((used.amounts, 1)),
+        }
+        if node.has_gpus {
+            workload.add(profile(used.amounts));
+        }
+    }
+
+    /// Counts one pod less: it ended, or holds devices now.
+    pub(crate) fn remove(&mut self, used: HostUse) {
+        if used.is_daemon {
+            return;
+        }
+        let (node, workload) = self.node(used.index);
+        let Some(node) = node else { return };
+        let Some(at) = node
+            .counts
+            .iter()
+            .position(|(amounts, _)| *amounts == used.amounts)
+        else {
+            return;
+        };
+        if let Some((_, count)) = node.counts.get_mut(at).filter(|(_, count)| *count > 1) {
+            *count -= 1;
+        } else {
+            node.counts.swap_remove(at);
+        }
+        if node.has_gpus {
+            workload.remove(&profile(used.amounts));
+        }
+    }
+
+    /// Records whether a node has GPUs, on which it depends whether its pods count.
+    pub(crate) fn set_has_gpus(&mut self, index: u32, has_gpus: bool) {
+        let (node, workload) = self.node(index);
+        let Some(node) = node.filter(|node| node.has_gpus != has_gpus) else {
+            return;
+        };
+        node.has_gpus = has_gpus;
+        for (amounts, count) in &node.counts {
+            for _ in 0..*count {
+                if has_gpus {
+                    workload.add(profile(*amounts));
+                } else {
+                    workload.remove(&profile(*amounts));
+                }
+            }
+        }
+    }
+
+    /// The entry of a node, which always exists afterwards, and the workload of all.
+    fn node(&mut self, index: u32) -> (Option<&mut CpuOnlyNode>, &mut Workload) {
+        let at = index as usize;
+        if self.nodes.len() <= at {
+            self.nodes.resize_with(at + 1, CpuOnlyNode::default);
+        }
+        (self.nodes.get_mut(at), &mut self.workload)
+    }
+}
+
+fn profile(host: HostAmounts) -> PodProfile {
+    PodProfile {
+        gpus: RequestedGpus::Nothing,
+        host,
+    }
+}

@@ -1,0 +1,157 @@
+//! Equivalence classes: nodes of one hardware class and one state of use give the same answer to every request.
+//!
+//! The fleet keeps each class once, so that comparing two nodes is comparing two numbers.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::data::amounts::Amounts;
+use crate::data::holding::Hints;
+use crate::state::node::Node;
+use crate::state::occupancy::{DeviceUse, Occupancy};
+
+/// Everything of a node that an answer depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct EquivalenceKey {
+    /// Number of the hardware class.
+    hardware: Option<u64>,
+    words: Box<[u64]>,
+}
+
+/// The number of an equivalence class that some node is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct EquivalenceClassId(u32);
+
+/// The equivalence classes of all nodes, each once.
+#[derive(Debug, Default)]
+pub(crate) struct EquivalenceClasses {
+    ids: FxHashMap<Arc<EquivalenceKey>, EquivalenceClassId>,
+    /// By number; `None` where the class has no node.
+    classes: Vec<Option<CountedClass>>,
+    vacant: Vec<EquivalenceClassId>,
+}
+
+/// A class and the number of its nodes.
+#[derive(Debug)]
+struct CountedClass {
+    key: Arc<EquivalenceKey>,
+    n_nodes: usize,
+}
+
+impl EquivalenceClasses {
+    /// Adds a node to its class and returns the class.
+    pub(crate) fn enter(&mut self, key: EquivalenceKey) -> EquivalenceClassId {
+        if let Some(id) = self.ids.get(&key).copied() {
+            if let Some(class) = self.class_mut(id) {
+                class.n_nodes += 1;
+            }
+            return id;
+        }
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.classes.push(None);
+            EquivalenceClassId(u32::try_from(self.classes.len() - 1).unwrap_or(u32::MAX))
+        });
+        let key = Arc::new(key);
+        self.ids.insert(Arc::clone(&key), id);
+        if let Some(vacant) = self.classes.get_mut(id.0 as usize) {
+            *vacant = Some(CountedClass { key, n_nodes: 1 });
+        }
+        id
+    }
+
+    /// Removes a node from its class, and the class with its last node.
+    pub(crate) fn leave(&mut self, id: EquivalenceClassId) {
+        let Some(class) = self.class_mut(id) else { return };
+        class.n_nodes -= 1;
+        if class.n_nodes == 0
+            && let Some(class) = self.classes.get_mut(id.0 as usize).and_then(Option::take)
+        {
+            self.ids.remove(&class.key);
+            self.vacant.push(id);
+        }
+    }
+
+    /// The key of a class, and the number of its nodes.
+    pub(crate) fn get(&self, id: EquivalenceClassId) -> Option<(&EquivalenceKey, usize)> {
+        let class = self.classes.get(id.0 as usize)?.as_ref()?;
+        Some((&class.key, class.n_nodes))
+    }
+
+    /// Number of classes.
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    fn class_mut(&mut self, id: EquivalenceClassId) -> Option<&mut CountedClass> {
+        self.classes.get_mut(id.0 as usize)?.as_mut()
+    }
+}
+
+/// Returns true if a node belongs to an equivalence class: its devices differ in more than the free amounts of GPUs, so
+/// that an answer takes more than a few comparisons.
+pub(crate) fn has_class(node: &Node) -> bool {
+    !node.types().is_empty() || node.has_rules || node.has_topology()
+}
+
+/// The key of a node with the hints that count.
+pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
+    let occupancy = Occupancy::of(node, hints);
+    let hinted = node.counted_hints(hints);
+    let n_hinted_unknown = hinted.clone().fold(0_u64, |sum, hint| {
+        sum.saturating_add(hint.placement.unknown_whole.into())
+    });
+    let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_unknown];
+    let mut bits = Bits::default();
+    let gpus = node.rows_with(hints).zip(&node.flags).zip(&occupancy.gpus);
+    for (at, ((row, flags), gpu)) in gpus.enumerate() {
+        let Amounts { memory, core, slots } = row.free;
+        words.extend([memory.hundredths(), u64::from(core) << 32 | u64::from(slots)]);
+        for bit in [flags.is_occupied, flags.is_shared, flags.is_withheld] {
+            bits.push(bit);
+        }
+        bits.push(hinted.clone().any(|hint| hint.occupies(at)));
+        bits.push_use(*gpu);
+    }
+    let types = node.types().iter().zip(&node.free_devices);
+    for (at, (of_type, free)) in types.enumerate() {
+        let functions = occupancy.functions_of(at);
+        for ((device, free), device_use) in of_type.devices.iter().zip(free).zip(occupancy.of_type(at)) {
+            words.extend(node.free_of_device(&of_type.kind, device, free, hints).values());
+            bits.push_use(*device_use);
+            for function in device.attributes.all_functions() {
+                bits.push(functions.contains(&&function.id));
+            }
+        }
+    }
+    words.append(&mut bits.words);
+    EquivalenceKey {
+        hardware: node.hardware.as_ref().map(|hardware| hardware.number),
+        words: words.into(),
+    }
+}
+
+/// Bits, 64 to a word.
+#[derive(Default)]
+struct Bits {
+    words: Vec<u64>,
+    n: usize,
+}
+
+impl Bits {
+    fn push(&mut self, bit: bool) {
+        if self.n.is_multiple_of(64) {
+            self.words.push(0);
+        }
+        if let Some(word) = self.words.last_mut() {
+            *word |= u64::from(bit) << (self.n % 64);
+        }
+        self.n += 1;
+    }
+
+    fn push_use(&mut self, device: DeviceUse) {
+        self.push(device.is_held);
+        self.push(device.is_occupied);
+        self.push(device.is_exclusive);
+    }
+}

@@ -1,0 +1,203 @@
+//! Hardware classes: inventories without identifiers, which nodes that were bought together share.
+//!
+//! A class has the location of every device in small numbers, so that the choice of devices compares no texts.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHasher};
+
+use crate::data::device::{DeviceAttributes, DeviceLocation};
+use crate::data::inventory::Inventory;
+
+/// The location of a device. A device of unknown location shares its switch and NUMA node with no other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Location {
+    /// Number of its PCIe switch; the same switch name below two NUMA nodes is two switches.
+    pub(crate) switch: u16,
+    /// Number of its NUMA node.
+    pub(crate) numa: u16,
+    /// True if the node reports anything about its location.
+    pub(crate) is_reported: bool,
+    /// True if the switch is known.
+    pub(crate) knows_switch: bool,
+    /// True if the NUMA node is known, or at least that devices of the same switch share it.
+    pub(crate) knows_numa: bool,
+}
+
+/// The locations of all devices of a node, in the order of its inventory.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Locations {
+    pub(crate) gpus: Box<[Location]>,
+    /// By type.
+    others: Box<[Box<[Location]>]>,
+}
+
+impl Locations {
+    fn of(inventory: &Inventory) -> Self {
+        let mut numbers = Numbers::default();
+        let gpus = inventory
+            .gpus
+            .iter()
+            .map(|gpu| numbers.locate(&gpu.attributes))
+            .collect();
+        let mut others = Vec::with_capacity(inventory.types().len());
+        for of_type in inventory.types() {
+            let devices = of_type.devices.iter();
+            others.push(devices.map(|device| numbers.locate(&device.attributes)).collect());
+        }
+        Self {
+            gpus,
+            others: others.into(),
+        }
+    }
+
+    /// The locations of the devices of the type at an index.
+    pub(crate) fn of_type(&self, at: usize) -> &[Location] {
+        self.others.get(at).map_or(&[], |locations| locations)
+    }
+}
+
+/// The hardware of a node.
+#[derive(Debug)]
+pub(crate) struct HardwareClass {
+    /// The inventory without identifiers.
+    inventory: Inventory,
+    pub(crate) locations: Locations,
+    /// True if devices differ in more than their amounts.
+    pub(crate) has_topology: bool,
+    /// Unique among all classes that have ever existed.
+    pub(crate) number: u64,
+    hash: u64,
+}
+
+impl HardwareClass {
+    fn new(inventory: &Inventory, number: u64) -> Self {
+        let inventory = without_identifiers(inventory);
+        let mut hasher = FxHasher::default();
+        inventory.hash(&mut hasher);
+        let devices = inventory.types().iter().flat_map(|of_type| &of_type.devices);
+        let mut attributes = inventory
+            .gpus
+            .iter()
+            .map(|gpu| &gpu.attributes)
+            .chain(devices.map(|device| &device.attributes));
+        let has_topology = attributes.any(|attributes| *attributes != DeviceAttributes::default())
+            || inventory.partitions.is_some()
+            || !inventory.links.is_empty();
+        Self {
+            locations: Locations::of(&inventory),
+            has_topology,
+            number,
+            hash: hasher.finish(),
+            inventory,
+        }
+    }
+}
+
+/// The hardware classes of all nodes, each once.
+#[derive(Debug, Default)]
+pub(crate) struct HardwareClasses {
+    by_hash: FxHashMap<u64, Vec<Arc<HardwareClass>>>,
+    n_numbers: u64,
+}
+
+impl HardwareClasses {
+    /// The class of an inventory.
+    pub(crate) fn class_of(&mut self, inventory: &Inventory) -> Arc<HardwareClass> {
+        let class = HardwareClass::new(inventory, self.n_numbers);
+        let same_hash = self.by_hash.entry(class.hash).or_default();
+        if let Some(known) = same_hash.iter().find(|known| known.inventory == class.inventory) {
+            return Arc::clone(known);
+        }
+        // Numbers are never reused, so that equivalence keys of a dropped class match no later one.
+        self.n_numbers += 1;
+        let class = Arc::new(class);
+        same_hash.push(Arc::clone(&class));
+        class
+    }
+
+    /// Drops a class that a node had, if no other node has it.
+    pub(crate) fn drop_unused(&mut self, class: Option<Arc<HardwareClass>>) {
+        let Some(hash) = class.map(|class| class.hash) else {
+            return;
+        };
+        if let Some(same_hash) = self.by_hash.get_mut(&hash) {
+            same_hash.retain(|known| Arc::strong_count(known) > 1);
+            if same_hash.is_empty() {
+                self.by_hash.remove(&hash);
+            }
+        }
+    }
+}
+
+/// The inventory without the identifiers by which one node's devices differ from another's.
+fn without_identifiers(inventory: &Inventory) -> Inventory {
+    let mut inventory = inventory.clone();
+    for gpu in &mut inventory.gpus {
+        // Memory, core, health and attributes stay: answers depend on them.
+        gpu.uuid = "".into();
+        clear_functions(&mut gpu.attributes);
+    }
+    let types = inventory.other_devices.iter_mut().flatten();
+    for device in types.flat_map(|of_type| &mut of_type.devices) {
+        device.id = "".into();
+        clear_functions(&mut device.attributes);
+    }
+    inventory
+}
+
+fn clear_functions(attributes: &mut DeviceAttributes) {
+    for function in attributes
+        .functions
+        .iter_mut()
+        .flat_map(|group| &mut group.functions)
+    {
+        (function.id, function.minor) = ("".into(), 0);
+    }
+}
+
+/// Assigns numbers to switches and NUMA nodes; `None` stands for a device of unknown location.
+#[derive(Default)]
+struct Numbers<'a> {
+    switches: Vec<Option<&'a DeviceLocation>>,
+    numas: Vec<Option<&'a DeviceLocation>>,
+}
+
+impl<'a> Numbers<'a> {
+    fn locate(&mut self, attributes: &'a DeviceAttributes) -> Location {
+        let location = attributes.location.as_ref();
+        let with_switch = location.filter(|location| location.switch.is_some());
+        let with_numa = location.filter(|location| location.numa.is_some() || location.switch.is_some());
+        Location {
+            switch: number(&mut self.switches, with_switch, |one, other| one == other),
+            numa: number(&mut self.numas, with_numa, is_same_numa),
+            is_reported: location.is_some(),
+            knows_switch: with_switch.is_some(),
+            knows_numa: with_numa.is_some(),
+        }
+    }
+}
+
+/// Devices without a NUMA node share one if they share their switch.
+fn is_same_numa(one: &DeviceLocation, other: &DeviceLocation) -> bool {
+    one.numa == other.numa && (one.numa.is_some() || one.switch == other.switch)
+}
+
+/// The number of a known location; a number of its own for an unknown one.
+fn number<'a>(
+    known: &mut Vec<Option<&'a DeviceLocation>>,
+    location: Option<&'a DeviceLocation>,
+    is_same: fn(&DeviceLocation, &DeviceLocation) -> bool,
+) -> u16 {
+    let same = |other: Option<&DeviceLocation>| {
+        location
+            .zip(other)
+            .is_some_and(|(one, other)| is_same(one, other))
+    };
+    let at = known.iter().position(|other| same(*other)).unwrap_or_else(|| {
+        known.push(location);
+        known.len() - 1
+    });
+    u16::try_from(at).unwrap_or(u16::MAX)
+}

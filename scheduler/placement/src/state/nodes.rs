@@ -1,0 +1,315 @@
+//! All nodes, by name and by dense index; which owner holds something where; and every change of these.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::data::amounts::{HostAmounts, HostLoad};
+use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
+use crate::data::ident::{NodeId, OwnerId};
+use crate::data::inventory::Inventory;
+use crate::state::cpu_only::CpuOnlyPods;
+use crate::state::equivalence::{EquivalenceClassId, EquivalenceClasses, has_class, key_with};
+use crate::state::hardware::{HardwareClass, HardwareClasses};
+use crate::state::names::Names;
+use crate::state::node::{HostUse, Node, NodeValueCache};
+
+/// All nodes with their inventories, holdings and hints.
+#[derive(Debug, Default)]
+pub(crate) struct Nodes {
+    pub(crate) names: Names,
+    pub(crate) slots: Vec<Slot>,
+    /// By the same index.
+    pub(crate) summaries: Vec<NodeSummary>,
+    /// By the same index; apart from the rest, because evaluations of all nodes read little else.
+    pub(crate) versions: Vec<u64>,
+    vacant: Vec<u32>,
+    /// Index of the node that each owner holds something of.
+    pub(crate) owners: FxHashMap<OwnerId, u32>,
+    /// Index of the node that each owner's hint is on.
+    pub(crate) hinted: FxHashMap<OwnerId, u32>,
+    /// CPU and memory that owners use.
+    pub(crate) host_uses: FxHashMap<OwnerId, HostUse>,
+    pub(crate) cpu_only: CpuOnlyPods,
+    hardware: HardwareClasses,
+    pub(crate) classes: EquivalenceClasses,
+    pub(crate) n_openings: u64,
+    n_changes: u64,
+}
+
+/// The place of a node at an index.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    /// Of the node, or of the next one if there is none.
+    pub(crate) generation: u32,
+    pub(crate) node: Option<Node>,
+}
+
+/// The part of a node that evaluations read first, dense, so that few of them read the node itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeSummary {
+    /// Of the node, or of the next one if there is none.
+    pub(crate) generation: u32,
+    /// False if there is no node at the index.
+    pub(crate) exists: bool,
+    pub(crate) has_hints: bool,
+    /// True if a request without constraints may break a rule although there is room.
+    pub(crate) has_rules: bool,
+    /// The equivalence class with no hint counted; `None` where an answer takes a few comparisons only.
+    pub(crate) class: Option<EquivalenceClassId>,
+}
+
+impl Nodes {
+    /// The node at an index.
+    pub(crate) fn id_at(&self, index: u32) -> Option<NodeId> {
+        let summary = self
+            .summaries
+            .get(index as usize)
+            .filter(|summary| summary.exists)?;
+        Some(NodeId {
+            index,
+            generation: summary.generation,
+        })
+    }
+
+    /// The node with this identifier, unless it is gone.
+    #[inline]
+    pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
+        let slot = self.slots.get(id.index as usize)?;
+        slot.node.as_ref().filter(|_| slot.generation == id.generation)
+    }
+
+    pub(crate) fn at(&self, index: u32) -> Option<&Node> {
+        self.slots.get(index as usize)?.node.as_ref()
+    }
+
+    /// Every node, by index.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        let slots = (0..).zip(&self.slots);
+        slots.filter_map(|(index, slot)| {
+            let generation = slot.generation;
+            Some((NodeId { index, generation }, slot.node.as_ref()?))
+        })
+    }
+
+    /// The summary of a node, unless it is gone.
+    #[inline]
+    pub(crate) fn summary(&self, id: NodeId) -> Option<&NodeSummary> {
+        let summary = self.summaries.get(id.index as usize)?;
+        Some(summary).filter(|summary| summary.generation == id.generation)
+    }
+
+    /// Grows with every change of the node at an index, also from one node to its successor there; 0 without any so far.
+    #[inline]
+    pub(crate) fn version_at(&self, index: u32) -> u64 {
+        self.versions.get(index as usize).copied().unwrap_or(0)
+    }
+
+    /// Sets a node's inventory, which is normalized.
+    pub(crate) fn set_inventory(&mut self, name: &str, inventory: Inventory) {
+        self.n_openings += 1;
+        let index = self.enter(name);
+        let hardware = self.hardware.class_of(&inventory);
+        self.replace_inventory(index, Some((inventory, hardware)));
+    }
+
+    /// Removes a node's inventory. Its holdings stay until they are released.
+    pub(crate) fn remove_inventory(&mut self, name: &str) {
+        if let Some(node) = self.names.get(name) {
+            self.replace_inventory(node.index, None);
+            self.remove_if_idle(node.index);
+        }
+    }
+
+    fn replace_inventory(&mut self, index: u32, inventory: Option<(Inventory, Arc<HardwareClass>)>) {
+        let replaced = self.change(index, |node| node.set_inventory(inventory));
+        let has_gpus = self.at(index).is_some_and(|node| !node.rows.is_empty());
+        self.cpu_only.set_has_gpus(index, has_gpus);
+        self.hardware.drop_unused(replaced.flatten());
+    }
+
+    /// Sets an owner's holding in place of everything that it held or hinted at before.
+    pub(crate) fn hold(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
+        let replaced = self.owners.insert(owner.clone(), index);
+        if replaced.is_some() {
+            // The new holding may be smaller, or on another node.
+            self.n_openings += 1;
+        } else if let Some(used) = self.host_uses.get(owner) {
+            self.cpu_only.remove(*used);
+        }
+        let held = Held {
+            owner: owner.clone(),
+            origin,
+            holdings,
+        };
+        // The new node gets its holding first: the owner's hint may be all that it exists for.
+        self.change(index, |node| node.insert_held(held));
+        if let Some(replaced) = replaced.filter(|replaced| *replaced != index) {
+            self.change(replaced, |node| node.remove_held(owner.as_str()));
+            self.remove_if_idle(replaced);
+        }
+        self.unhint(owner.as_str());
+    }
+
+    /// Removes an owner's holding and hint; returns false if it held nothing.
+    pub(crate) fn release(&mut self, owner: &str) -> bool {
+        self.unhint(owner);
+        let Some(index) = self.owners.remove(owner) else {
+            return false;
+        };
+        if let Some(used) = self.host_uses.get(owner) {
+            self.cpu_only.add(*used);
+        }
+        self.change(index, |node| node.remove_held(owner));
+        self.remove_if_idle(index);
+        self.n_openings += 1;
+        true
+    }
+
+    /// Sets an owner's hint; returns false if the owner holds something or the node is gone.
+    pub(crate) fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: Placement) -> bool {
+        self.unhint(owner.as_str());
+        if self.owners.contains_key(owner) || self.get(node).is_none() {
+            return false;
+        }
+        self.change(node.index, |node| node.insert_hint(owner.clone(), placement));
+        self.hinted.insert(owner.clone(), node.index);
+        true
+    }
+
+    /// Removes an owner's hint; returns false if it had none.
+    pub(crate) fn unhint(&mut self, owner: &str) -> bool {
+        let Some(index) = self.hinted.remove(owner) else {
+            return false;
+        };
+        self.change(index, |node| node.remove_hint(owner));
+        self.remove_if_idle(index);
+        true
+    }
+
+    /// Sets a node's CPU and memory; `None` if they are not known.
+    pub(crate) fn set_host(&mut self, name: &str, total: Option<HostAmounts>) {
+        let known = self.names.get(name).map(|node| node.index);
+        // A node of which nothing is known gets no entry for that.
+        let Some(index) = known.or_else(|| total.map(|_| self.enter(name))) else {
+            return;
+        };
+        if self.at(index).is_some_and(|node| node.host.total != total) {
+            self.change(index, |node| node.host.total = total);
+        }
+        self.remove_if_idle(index);
+    }
+
+    /// Sets the CPU and memory that an owner uses, in place of its former use.
+    pub(crate) fn set_host_use(&mut self, owner: &OwnerId, name: &str, load: HostLoad) {
+        let HostLoad { amounts, is_daemon } = load;
+        let used = HostUse {
+            index: self.enter(name),
+            amounts,
+            is_daemon,
+        };
+        if self.host_uses.get(owner) == Some(&used) {
+            return;
+        }
+        self.change(used.index, |node| {
+            node.host.used = node.host.used.plus(amounts);
+            node.host.n_owners += 1;
+        });
+        let holds_devices = self.owners.contains_key(owner);
+        if !holds_devices {
+            self.cpu_only.add(used);
+        }
+        if let Some(replaced) = self.host_uses.insert(owner.clone(), used) {
+            self.subtract_host_use(replaced, holds_devices);
+        }
+    }
+
+    /// Removes the CPU and memory that an owner uses.
+    pub(crate) fn clear_host_use(&mut self, owner: &str) {
+        if let Some(used) = self.host_uses.remove(owner) {
+            self.subtract_host_use(used, self.owners.contains_key(owner));
+        }
+    }
+
+    fn subtract_host_use(&mut self, used: HostUse, holds_devices: bool) {
+        if !holds_devices {
+            self.cpu_only.remove(used);
+        }
+        self.change(used.index, |node| {
+            node.host.used = node.host.used.less(used.amounts);
+            node.host.n_owners -= 1;
+        });
+        self.remove_if_idle(used.index);
+    }
+
+    /// Changes a node, and updates everything that follows from it.
+    fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let node = slot.node.as_mut()?;
+        let result = change(node);
+        // Every change may change the value, and a new value is only computed when a request needs it.
+        node.value_cache = NodeValueCache::default();
+        // The node enters its new class before it leaves the old one: most often both are the same.
+        let key = has_class(node).then(|| key_with(node, Hints::Ignore));
+        let summary = NodeSummary {
+            generation: slot.generation,
+            exists: true,
+            has_hints: !node.hints.is_empty(),
+            has_rules: node.has_rules,
+            class: key.map(|key| self.classes.enter(key)),
+        };
+        self.set_summary(index, summary);
+        Some(result)
+    }
+
+    fn set_summary(&mut self, index: u32, summary: NodeSummary) {
+        self.n_changes += 1;
+        let at = index as usize;
+        if let (Some(known), Some(version)) = (self.summaries.get_mut(at), self.versions.get_mut(at)) {
+            *version = self.n_changes;
+            if let Some(class) = std::mem::replace(known, summary).class {
+                self.classes.leave(class);
+            }
+        }
+    }
+
+    /// Index of the node with this name, which gets an entry if it has none.
+    pub(crate) fn enter(&mut self, name: &str) -> u32 {
+        if let Some(known) = self.names.get(name) {
+            return known.index;
+        }
+        // Indices are reused, so that the dense vectors stay as short as the fleet is large.
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.summaries.push(NodeSummary::default());
+            self.versions.push(0);
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let at = index as usize;
+        if let (Some(slot), Some(summary)) = (self.slots.get_mut(at), self.summaries.get_mut(at)) {
+            slot.node = Some(Node::new(name.into()));
+            summary.exists = true;
+            let generation = slot.generation;
+            self.names.insert(name, NodeId { index, generation });
+        }
+        index
+    }
+
+    fn remove_if_idle(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return;
+        };
+        let Some(node) = slot.node.take_if(|node| node.is_idle()) else {
+            return;
+        };
+        // Identifiers of the node that is gone must not find its successor.
+        slot.generation = slot.generation.wrapping_add(1);
+        let summary = NodeSummary {
+            generation: slot.generation,
+            ..NodeSummary::default()
+        };
+        self.set_summary(index, summary);
+        self.names.remove(&node.name);
+        self.vacant.push(index);
+    }
+}
