@@ -1,8 +1,6 @@
-//! What the operator chooses: flags and their environment variables, checked once, at start.
+//! The flags and their environment variables, checked once, at start.
 
-mod dra_drivers;
 mod values;
-mod vendor_resource;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -24,18 +22,19 @@ use crate::health::{HealthPolicy, Xids};
 use crate::injection::InjectionSettings;
 use crate::injection::content::VOID;
 use crate::inventory::{FileSource, MachineSource, NvmlSource, PciVendor, Source, SysfsSource};
-use crate::publish::additions::Files;
+use crate::publish::node_overrides::OverrideFiles;
 use crate::settings::{OnMismatch, Settings, StartPolicy, Unplaced};
-use crate::uninstall::When;
+use crate::uninstall::UninstallWhen;
 
 use values::{
     DeviceKind, GpuMemory, Inject, InventoryKind, MemoryResource, PartitionPolicy, ReservedMemory,
     VariableName, duration, limit,
 };
 
-pub use dra_drivers::DraDrivers;
-pub use values::{InvalidValue, NoGpu, NodeName};
-pub use vendor_resource::{VendorResource, VendorServer};
+pub use values::{DraDrivers, InvalidValue, NoGpu, NodeName, VendorResource, VendorServer};
+
+/// Longest wait of a call from kubelet for its pod to arrive by the watch.
+const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
 
 /// Shares the GPUs of this node among pods.
 ///
@@ -48,11 +47,11 @@ pub use vendor_resource::{VendorResource, VendorServer};
 )]
 #[command(name = "gpushare-device-plugin", version, max_term_width = 120)]
 pub struct Args {
-    /// Name of the node this runs on
+    /// Name of this node
     #[arg(long, env = "NODE_NAME")]
     node_name: NodeName,
 
-    /// UID of the pod this runs in, by which the scheduler knows whose word on the node it reads
+    /// UID of the plugin's own pod, which the scheduler compares with the state that the plugin writes into the Node
     #[arg(long, env = "POD_UID", value_name = "UID")]
     pod_uid: Option<String>,
 
@@ -65,7 +64,7 @@ pub struct Args {
     )]
     device_plugin_dir: PathBuf,
 
-    /// Where the devices come from: nvml (GPUs by NVML, others by sysfs), or a file of simulated ones
+    /// Source of the devices: nvml (GPUs by NVML, others by sysfs), or a file of simulated devices
     #[arg(
         long,
         env = "GPUSHARE_INVENTORY",
@@ -74,20 +73,11 @@ pub struct Args {
     )]
     inventory: InventoryKind,
 
-    /// NVIDIA's management library: a path, or a name for the dynamic loader
-    #[arg(
-        long,
-        env = "GPUSHARE_NVML_LIBRARY",
-        default_value = "libnvidia-ml.so.1",
-        value_name = "LIBRARY"
-    )]
-    nvml_library: PathBuf,
-
-    /// Where sysfs is mounted, which tells where in the machine devices sit, and of RDMA adapters and FPGAs
+    /// Mount point of sysfs, which shows RDMA adapters, FPGAs, and the PCI location of each device
     #[arg(long, env = "GPUSHARE_SYSFS_ROOT", default_value = "/sys", value_name = "DIR")]
     sysfs_root: PathBuf,
 
-    /// The types of devices that are looked for in this machine
+    /// Types of devices that the plugin looks for in this machine
     #[arg(
         long,
         env = "GPUSHARE_LOOK_FOR",
@@ -108,15 +98,15 @@ pub struct Args {
     )]
     fpga_vendors: Vec<PciVendor>,
 
-    /// A file with labels of devices and of virtual functions, by which pods choose them; may be missing, and may change
+    /// File with labels of devices and of virtual functions, by which pods select them; may be missing, and may change
     #[arg(long, env = "GPUSHARE_DEVICE_LABELS", value_name = "FILE")]
     device_labels: Option<PathBuf>,
 
-    /// A file with the partitions of this node's GPUs; may be missing, and may change
+    /// File with the partitions of this node's GPUs; may be missing, and may change
     #[arg(long, env = "GPUSHARE_GPU_PARTITIONS", value_name = "FILE")]
     gpu_partitions: Option<PathBuf>,
 
-    /// Whether pods get partitions alone (honor), or best a partition (prefer)
+    /// Policy for partitions: pods get only partitions (honor), or a partition if possible (prefer)
     #[arg(long, env = "GPUSHARE_GPU_PARTITION_POLICY", value_enum)]
     gpu_partition_policy: Option<PartitionPolicy>,
 
@@ -128,15 +118,15 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_RESERVED_MEMORY", default_value = "share", value_enum)]
     reserved_memory: ReservedMemory,
 
-    /// What to do when this node has no library, driver or GPU
+    /// Reaction to a node without library, driver or GPU
     #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
     no_gpu: NoGpu,
 
-    /// How many containers may share one GPU: the number of koordinator.sh/gpu.shared per GPU
+    /// Number of containers that may share one GPU: the amount of koordinator.sh/gpu.shared per GPU
     #[arg(long, env = "GPUSHARE_SLOTS", default_value_t = NonZeroU32::MIN.saturating_add(proto::resource::DEFAULT_SLOTS - 1))]
     slots: NonZeroU32,
 
-    /// The GPUs that pods may share: all, or UUIDs and minor numbers separated by commas; the others are left to whole-GPU pods
+    /// GPUs that pods may share: all, or UUIDs and minor numbers separated by commas; the others are left to whole-GPU pods
     #[arg(
         long,
         env = "GPUSHARE_SHARED_DEVICES",
@@ -145,7 +135,7 @@ pub struct Args {
     )]
     shared_devices: SharedDevices,
 
-    /// Who serves a vendor's resource on this node: the vendor's plugin (its pods are watched), this one, or nobody; may be repeated
+    /// Server of a vendor's resource on this node: the vendor's plugin (this one watches its pods), this plugin, or none; may be repeated
     #[arg(
         long = "vendor-resource",
         env = "GPUSHARE_VENDOR_RESOURCES",
@@ -155,7 +145,7 @@ pub struct Args {
     )]
     vendor_resources: Vec<VendorResource>,
 
-    /// The DRA drivers whose devices are GPUs of this node, separated by commas, or none: GPUs that their claims have are not shared
+    /// DRA drivers whose devices are GPUs of this node, separated by commas, or none: GPUs of their claims are not shared
     #[arg(
         long,
         env = "GPUSHARE_DRA_DRIVERS",
@@ -164,15 +154,11 @@ pub struct Args {
     )]
     dra_drivers: DraDrivers,
 
-    /// kubelet's pod-resources socket; without this, pod-resources/kubelet.sock beside the device plugin directory
-    #[arg(long, env = "GPUSHARE_POD_RESOURCES_SOCKET", value_name = "SOCKET")]
-    pod_resources_socket: Option<PathBuf>,
-
     /// Resource name of memory units
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = GPU_MEM, value_name = "NAME")]
     memory_resource: MemoryResource,
 
-    /// How much one memory unit is: MiB, GiB, or a quantity such as 256Mi
+    /// Size of one memory unit: MiB, GiB, or a quantity such as 256Mi
     #[arg(
         long,
         env = "GPUSHARE_MEMORY_UNIT",
@@ -181,7 +167,7 @@ pub struct Args {
     )]
     memory_unit: MemoryUnit,
 
-    /// The variable that tells the container runtime which GPUs a container sees
+    /// Variable from which the container runtime reads the GPUs of a container
     #[arg(
         long,
         env = "GPUSHARE_VISIBLE_DEVICES_ENV",
@@ -190,19 +176,15 @@ pub struct Args {
     )]
     visible_devices_env: VariableName,
 
-    /// How long a call of kubelet waits for its pod to show up in the watch
-    #[arg(long, env = "GPUSHARE_ALLOCATE_WAIT", default_value = "2s", value_parser = duration, value_name = "DURATION")]
-    allocate_wait: Duration,
-
-    /// The way in which containers get their devices: CDI, the vendor's variable, or the one that is seen to work on this node
+    /// Injection mode: CDI, the vendor's variable, or the one that works on this node
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     inject: Inject,
 
-    /// Tell kubelet on which NUMA node each device hangs, for its topology manager; needs --inject=cdi
+    /// Report the NUMA node of each device to kubelet, for its topology manager; needs --inject=cdi
     #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
     numa_hints: bool,
 
-    /// Where CDI specs are written; the container runtime must look there
+    /// Directory for CDI specs; the container runtime must read it
     #[arg(
         long,
         env = "GPUSHARE_CDI_DIR",
@@ -211,7 +193,7 @@ pub struct Args {
     )]
     cdi_dir: PathBuf,
 
-    /// Where NVIDIA's CDI specs are looked for, separated by commas
+    /// Directories of NVIDIA's CDI specs, separated by commas
     #[arg(
         long,
         env = "GPUSHARE_CDI_SPEC_DIRS",
@@ -221,20 +203,20 @@ pub struct Args {
     )]
     cdi_spec_dirs: Vec<PathBuf>,
 
-    /// Hand over device nodes in answers to kubelet too, for runtimes that are not NVIDIA's
+    /// Also name device nodes in answers to kubelet, for runtimes that are not NVIDIA's
     #[arg(long, env = "GPUSHARE_PASS_DEVICE_SPECS")]
     pass_device_specs: bool,
 
-    /// The container runtime's socket for plugins (NRI): each container then gets the devices of its pod's record when it is made
+    /// Socket of the container runtime for plugins (NRI): each container then gets the devices of its pod's record at its creation
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     nri_socket: Option<PathBuf>,
 
-    /// Let containers start that see all GPUs of this node and are charged for none (annotation gpushare/all-devices); the scheduler
-    /// needs it too
+    /// Start containers that see all GPUs of this node without being counted (annotation gpushare/all-devices); the scheduler needs
+    /// the flag too
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
     allow_all_devices: bool,
 
-    /// Namespaces whose containers keep the vendor's variable though they ask for no GPU; others lose it by --nri-socket
+    /// Namespaces whose containers keep the vendor's variable although they request no GPU; with --nri-socket all others lose it
     #[arg(
         long,
         env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
@@ -244,17 +226,11 @@ pub struct Args {
     )]
     unrestricted_namespaces: Vec<String>,
 
-    /// Where the node's root directory is seen from here, for device nodes
-    #[arg(
-        long,
-        alias = "device-root",
-        env = "GPUSHARE_HOST_ROOT",
-        default_value = "/",
-        value_name = "DIR"
-    )]
+    /// Mount point of the node's root directory, for device nodes
+    #[arg(long, env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
     host_root: PathBuf,
 
-    /// Directories of the node that may hold the driver, as seen from here; NVML comes from the first that has it
+    /// Mount points of the node's directories that may hold the driver; NVML comes from the first that has it
     #[arg(
         long = "driver-root",
         env = "GPUSHARE_DRIVER_ROOT",
@@ -267,19 +243,19 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_RUNTIME_CLASS", value_name = "NAME")]
     runtime_class: Option<String>,
 
-    /// What to do with a pod that sees other devices than its record names, for as long as it lives
+    /// Reaction to a pod that would see other devices than its record names
     #[arg(long, env = "GPUSHARE_ON_MISMATCH", default_value = "refuse", value_enum)]
     on_mismatch: OnMismatch,
 
-    /// What to do with a pod that the scheduler did not place
+    /// Reaction to a pod that the scheduler did not place
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     unplaced: Unplaced,
 
-    /// Critical XIDs that nobody is told of: numbers separated by commas, all, or none
+    /// Critical XIDs without effect: numbers separated by commas, all, or none
     #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = Xids::none(), value_name = "XIDS")]
     ignore_xids: Xids,
 
-    /// Critical XIDs that an application causes: the pods on the GPU are told, and it stays healthy
+    /// Critical XIDs that an application causes: they make events on the pods of the GPU, which stays healthy
     #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
     application_xids: Xids,
 
@@ -291,29 +267,29 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
     evict_from_sick_devices: bool,
 
-    /// How often each GPU is probed; for simulated ones, how often their file is read
+    /// Interval between probes of each GPU; for simulated ones, between reads of their file
     #[arg(long, env = "GPUSHARE_PROBE_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
     probe_interval: Duration,
 
-    /// How long a GPU must have been without trouble to be healthy again
+    /// Time without trouble after which a GPU is healthy again
     #[arg(long, env = "GPUSHARE_RECOVERY_QUIET", default_value = "60s", value_parser = duration, value_name = "DURATION")]
     recovery_quiet: Duration,
 
-    /// Only list to kubelet the devices that it remembers, from a boot until another process of the plugin serves: a service of the
-    /// host, without which kubelet fails the pods that hold devices before the plugin's own pod can run
+    /// Only list to kubelet the devices that it remembers, from a boot until another process of the plugin serves. For a service of the
+    /// host: without it kubelet fails the pods that hold devices before the plugin's own pod can run
     #[arg(long, env = "GPUSHARE_AT_BOOT", conflicts_with = "uninstall")]
     at_boot: bool,
 
-    /// Remove what the plugin has written on this node and about it, instead of serving devices: once no pod holds one (unused), or
-    /// at once (now)
+    /// Remove everything that the plugin has written on this node and into its Node, instead of serving devices: once no pod holds a
+    /// device (unused), or at once (now)
     #[arg(long, env = "GPUSHARE_UNINSTALL", value_enum, value_name = "unused|now")]
-    uninstall: Option<When>,
+    uninstall: Option<UninstallWhen>,
 
-    /// Configuration for the API server; without it the pod's service account
+    /// Kubeconfig for the API server; without it the pod's service account
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Where to answer /healthz, /readyz and /metrics, such as 0.0.0.0:8081; nowhere if left out
+    /// Address for /healthz, /readyz and /metrics, such as 0.0.0.0:8081; none if left out
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     health_listen: Option<SocketAddr>,
 
@@ -326,7 +302,7 @@ pub struct Args {
     #[arg(long, env = "GPUSHARE_LOG_FORMAT", default_value = "text", value_enum)]
     log_format: LogFormat,
 
-    /// What is logged: error, warn, info, debug, trace, or directives such as info,kube=debug
+    /// Lines in the log: error, warn, info, debug, trace, or directives such as info,kube=debug
     #[arg(
         long,
         env = "GPUSHARE_LOG_LEVEL",
@@ -336,71 +312,71 @@ pub struct Args {
     log_level: LogFilter,
 }
 
-/// The checked choices.
+/// The checked settings.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The node this runs on.
+    /// This node.
     pub node_name: NodeName,
-    /// UID of the pod this runs in, if in any.
+    /// UID of the plugin's own pod, if it runs in one.
     pub pod_uid: Option<String>,
     /// kubelet's device plugin directory.
     pub device_plugin_dir: PathBuf,
-    /// Where the devices come from.
+    /// The source of the devices.
     pub source: Source,
-    /// Where the operator says more of the devices.
-    pub additions: Files,
-    /// What partitions of GPUs are for, if the operator says it.
+    /// The operator's files about the devices.
+    pub overrides: OverrideFiles,
+    /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// What to do without devices.
+    /// The reaction to a node without devices.
     pub no_gpu: NoGpu,
     /// Shares of each GPU.
     pub slots: NonZeroU32,
     /// The GPUs that are shared.
     pub shared_devices: SharedDevices,
-    /// Who serves the vendors' resources.
+    /// The servers of the vendors' resources.
     pub vendor_resources: Vec<VendorResource>,
     /// The DRA drivers whose claims are watched.
     pub dra_drivers: DraDrivers,
     /// kubelet's pod-resources socket.
     pub pod_resources_socket: PathBuf,
-    /// The container runtime's socket for plugins, if its hook is wanted.
+    /// The container runtime's socket for plugins, if the runtime hook is wanted.
     pub nri_socket: Option<PathBuf>,
-    /// What Allocate answers depend on.
+    /// The settings of the kubelet server.
     pub settings: Settings,
     /// The value of the vendor's variable in this process.
     pub visible_devices: Option<String>,
-    /// Where the driver may be.
+    /// Directories that may hold the driver.
     pub driver_roots: Vec<PathBuf>,
     /// The `RuntimeClass` of this plugin's pod.
     pub runtime_class: Option<String>,
     /// Namespaces that the runtime hook does not restrict.
     pub unrestricted_namespaces: Vec<String>,
-    /// What lets a container start.
+    /// The policy of the check before a container starts.
     pub starts: StartPolicy,
-    /// What makes a GPU sick and well.
+    /// The rules of health.
     pub health: HealthPolicy,
-    /// Whether pods of a sick device are evicted.
+    /// True if pods of an unhealthy device are evicted.
     pub evicts_from_sick_devices: bool,
-    /// Whether kubelet is told on which NUMA node each device hangs.
+    /// True if kubelet gets the NUMA node of each device.
     pub numa_hints: bool,
     /// True if this process only lists devices after a boot.
     pub at_boot: bool,
-    /// When to remove what the plugin has written, if this process is for that alone.
-    pub uninstall: Option<When>,
-    /// Configuration for the API server, in-cluster if none.
+    /// Set if this process only removes what the plugin has written.
+    pub uninstall: Option<UninstallWhen>,
+    /// Kubeconfig for the API server; the pod's service account if none.
     pub kubeconfig: Option<PathBuf>,
-    /// Where to answer health requests.
+    /// The address for probes and metrics.
     pub health_listen: Option<SocketAddr>,
     /// Time for which the process may hang before it ends itself; zero for no limit.
     pub hang_timeout: Duration,
     /// Form of the log.
     pub log_format: LogFormat,
-    /// What is logged.
+    /// The lines in the log.
     pub log_filter: LogFilter,
 }
 
 impl Config {
-    /// The resources that this server serves.
+    /// The vendors' resources with this server.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
         let theirs = self
             .vendor_resources
@@ -409,7 +385,7 @@ impl Config {
         theirs.map(|resource| resource.name.as_str())
     }
 
-    /// Whether this plugin serves a vendor's resource.
+    /// Returns true if this plugin serves a vendor's resource.
     pub fn serves_vendor(&self) -> bool {
         self.served_by(VendorServer::Ours).next().is_some()
     }
@@ -426,10 +402,8 @@ impl Args {
             });
         }
         let looks_for = |kind| self.look_for.contains(&kind);
-        let (library, sysfs) = (self.nvml_library.clone(), self.sysfs_root.clone());
-        let nvml = || NvmlSource {
-            library,
-            sysfs,
+        let nvml = NvmlSource {
+            sysfs: self.sysfs_root.clone(),
             driver_roots: self.driver_roots.clone(),
             unknown_memory: self.gpu_memory.map(|memory| memory.0),
             withholds_reserved: self.reserved_memory == ReservedMemory::Withhold,
@@ -444,7 +418,7 @@ impl Args {
             fpga_vendors: self.fpga_vendors.clone(),
         };
         Source::Machine(MachineSource {
-            gpus: looks_for(DeviceKind::Gpu).then(nvml),
+            gpus: looks_for(DeviceKind::Gpu).then_some(nvml),
             others,
         })
     }
@@ -463,7 +437,7 @@ fn own_variable(name: &str) -> Option<String> {
 impl From<Args> for Config {
     fn from(args: Args) -> Self {
         let source = args.source();
-        let vendor_resources = vendor_resource::distinct(args.vendor_resources);
+        let vendor_resources = values::distinct(args.vendor_resources);
         let whole = vendor_resources
             .iter()
             .find(|resource| resource.server == VendorServer::Ours)
@@ -478,7 +452,7 @@ impl From<Args> for Config {
             },
             memory_unit: args.memory_unit,
             visible_devices_env: args.visible_devices_env.0,
-            allocate_wait: args.allocate_wait,
+            allocate_wait: ALLOCATE_WAIT,
             injection: InjectionSettings {
                 mode: args.inject.mode(),
                 specs: SpecDir::new(args.cdi_dir),
@@ -488,13 +462,9 @@ impl From<Args> for Config {
             },
             allows_all_devices: args.allow_all_devices,
         };
-        let beside = || {
-            args.device_plugin_dir
-                .parent()
-                .unwrap_or(&args.device_plugin_dir)
-                .join("pod-resources/kubelet.sock")
-        };
-        let pod_resources_socket = args.pod_resources_socket.clone().unwrap_or_else(beside);
+        // kubelet keeps both directories below its root.
+        let kubelet_root = args.device_plugin_dir.parent().unwrap_or(&args.device_plugin_dir);
+        let pod_resources_socket = kubelet_root.join("pod-resources/kubelet.sock");
         let starts = StartPolicy {
             pod_resources: pod_resources_socket.clone(),
             on_mismatch: args.on_mismatch,
@@ -511,7 +481,7 @@ impl From<Args> for Config {
             pod_uid: args.pod_uid.filter(|uid| !uid.is_empty()),
             device_plugin_dir: args.device_plugin_dir,
             source,
-            additions: Files {
+            overrides: OverrideFiles {
                 labels: args.device_labels,
                 partitions: args.gpu_partitions,
             },

@@ -1,23 +1,23 @@
-//! The resources that this plugin serves to kubelet, each over a socket of its own.
+//! The extended resources that this plugin advertises to kubelet, each over a socket of its own.
 //!
-//! Says nothing about resources that are only written into node status.
+//! Resources that the plugin only writes into node status are not among them.
 
 use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::request::ContainerRequest;
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames};
 
-/// A resource that kubelet may ask this plugin for.
+/// An extended resource of this plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExtendedResource {
     /// Shares of a GPU, `koordinator.sh/gpu.shared`.
     Shared,
-    /// Memory units, `aliyun.com/gpu-mem` unless the cluster calls them otherwise.
+    /// Memory units, `aliyun.com/gpu-mem` unless the cluster has another name for them.
     Memory,
-    /// Whole GPUs in the vendor's name, such as `nvidia.com/gpu`, where the operator wishes so.
+    /// Whole GPUs under the vendor's name, such as `nvidia.com/gpu`, where the operator wants it.
     Whole,
-    /// Percent of network adapters, where there are any.
+    /// Percent of RDMA adapters, where there are any.
     Rdma,
-    /// Percent of programmable cards, where there are any.
+    /// Percent of FPGAs, where there are any.
     Fpga,
 }
 
@@ -25,7 +25,7 @@ impl ExtendedResource {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Shared, Self::Memory, Self::Whole, Self::Rdma, Self::Fpga];
 
-    /// Those that are served on every node.
+    /// The resources that every node advertises.
     pub const ALWAYS: [Self; 2] = [Self::Shared, Self::Memory];
 
     /// File name of the socket in kubelet's device plugin directory.
@@ -39,7 +39,7 @@ impl ExtendedResource {
         }
     }
 
-    /// How many device IDs kubelet will ask for on behalf of a container; 0 means no call.
+    /// The number of device IDs that kubelet allocates for a container; 0 means no call of Allocate.
     pub fn count(self, container: &ContainerRequest) -> u64 {
         match self {
             Self::Shared => container.shared,
@@ -50,7 +50,7 @@ impl ExtendedResource {
         }
     }
 
-    /// The type of the devices that it is about, as records and Device objects call it.
+    /// The type of its devices in records and Device objects.
     pub fn device_type(self) -> &'static str {
         match self {
             Self::Shared | Self::Memory | Self::Whole => TYPE_GPU,
@@ -59,7 +59,7 @@ impl ExtendedResource {
         }
     }
 
-    /// The resource of devices of a type other than GPU.
+    /// The resource of a device type other than GPU.
     pub fn of_type(device_type: &str) -> Option<Self> {
         [Self::Rdma, Self::Fpga]
             .into_iter()
@@ -67,7 +67,7 @@ impl ExtendedResource {
     }
 }
 
-/// What the resources are called in pods and nodes.
+/// The names of the resources in pods and nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExtendedResourceNames {
     /// The cluster's names.
@@ -77,7 +77,7 @@ pub struct ExtendedResourceNames {
 }
 
 impl ExtendedResourceNames {
-    /// The resource's name; none of one that this node's plugin never serves.
+    /// The name of a resource; none if this node's plugin never serves it.
     pub fn of(&self, resource: ExtendedResource) -> Option<&str> {
         match resource {
             ExtendedResource::Shared => Some(GPU_SHARED),
@@ -88,7 +88,7 @@ impl ExtendedResourceNames {
         }
     }
 
-    /// The resource of this name.
+    /// The resource with this name.
     pub fn find(&self, name: &str) -> Option<ExtendedResource> {
         ExtendedResource::ALL
             .into_iter()

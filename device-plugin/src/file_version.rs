@@ -1,11 +1,11 @@
-//! Whether a file is still the one that was read: by what changes with its text, without reading it.
+//! Detects changes of a file without reading it.
 //!
-//! Two texts written within one tick of the file system's clock, in place and of one length, are not told apart.
+//! Two texts of the same length that are written in place within one tick of the file system's clock have the same version.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-/// What changes when a file is written, or another takes its place.
+/// Properties of a file that change when it is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion {
     inode: u64,

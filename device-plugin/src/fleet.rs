@@ -1,10 +1,9 @@
 //! The devices of this node together with their health: one immutable value per moment.
 //!
-//! [`watch_devices`](watch::watch_devices) makes a new value when something changes; kubelet's
-//! streams, the Device object and node status are functions of the latest one.
+//! [`watch_devices`](watch::watch_devices) makes a new value at each change; kubelet's device lists, the Device object and node
+//! status are functions of the latest one.
 
-pub mod clear;
-pub mod recall;
+pub mod corrections;
 pub mod sharing;
 pub mod watch;
 
@@ -13,35 +12,38 @@ use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
 use crate::device_ids::IdScheme;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
-use crate::health::HealthReason;
+use crate::health::{HealthChange, HealthReason};
 use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
 use crate::pods::DeviceName;
 
-/// One GPU and the state it is in.
+/// The message of a device without any observation.
+const NO_TROUBLE: &str = "no trouble has been reported";
+
+/// One GPU and its health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetGpu {
-    /// What it is.
+    /// The GPU.
     pub gpu: Gpu,
-    /// Whether pods may share it; else it is left to whole-device pods.
+    /// True if pods may share it; otherwise it is left to pods that take whole GPUs.
     pub is_shared: bool,
-    /// Whether pods may be placed on it.
+    /// True if pods may be placed on it.
     pub is_healthy: bool,
-    /// Why it is in this state; none for a device of which nothing was heard.
+    /// The reason for its state; none without any observation.
     pub reason: Option<HealthReason>,
-    /// The same for a person.
+    /// The reason in a sentence for people.
     pub message: String,
 }
 
-/// One device of another type and the state it is in.
+/// One device of another type and its health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetDevice {
-    /// What it is.
+    /// The device.
     pub device: OtherDevice,
-    /// Whether pods may be placed on it.
+    /// True if pods may be placed on it.
     pub is_healthy: bool,
-    /// Why it is in this state; none for a device of which nothing was heard.
+    /// The reason for its state; none without any observation.
     pub reason: Option<HealthReason>,
-    /// The same for a person.
+    /// The reason in a sentence for people.
     pub message: String,
 }
 
@@ -52,25 +54,185 @@ pub struct Fleet {
     pub gpus: Vec<FleetGpu>,
     /// Devices of other types, sorted by type and minor number.
     pub others: Vec<FleetDevice>,
-    /// How the virtual devices are called.
+    /// The device IDs that kubelet gets.
     pub ids: IdScheme,
-    /// How the GPUs are linked with each other, as far as that is known.
+    /// The links between GPUs, as far as the source reports them.
     pub links: Vec<GpuLinks>,
-    /// The partitions of the GPUs that the source of the devices tells.
+    /// The partitions of the GPUs, if the source reports them.
     pub partitions: Option<GpuPartitionTable>,
-    /// What they are for, if the source tells.
+    /// The policy for these partitions, if the source reports it.
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// True if containers need the vendor's driver to use the GPUs.
     pub needs_driver: bool,
-    /// Version of the driver, if known.
+    /// Version of the driver, if the source reports it.
     pub driver_version: Option<String>,
-    /// Who makes the devices.
+    /// The vendor of the GPUs.
     pub vendor: String,
-    /// False while the errors that an earlier process saw on the devices are not known yet.
+    /// False until the errors that an earlier process observed on the devices are loaded.
     pub is_health_loaded: bool,
 }
 
-/// What devices of a type are called before people.
+impl Fleet {
+    /// The devices of an inventory, all healthy. Pods may share the GPUs that `ids` has.
+    pub fn new(inventory: Inventory, ids: IdScheme) -> Self {
+        let ids = ids.with(&inventory);
+        let mut gpus = Vec::with_capacity(inventory.gpus.len());
+        for gpu in inventory.gpus {
+            gpus.push(FleetGpu {
+                is_shared: ids.knows(&gpu.uuid),
+                gpu,
+                is_healthy: true,
+                reason: None,
+                message: NO_TROUBLE.to_owned(),
+            });
+        }
+        let mut others = Vec::with_capacity(inventory.others.len());
+        for device in inventory.others {
+            others.push(FleetDevice {
+                device,
+                is_healthy: true,
+                reason: None,
+                message: NO_TROUBLE.to_owned(),
+            });
+        }
+        Self {
+            gpus,
+            others,
+            ids,
+            links: inventory.links,
+            partitions: inventory.partitions,
+            partition_policy: inventory.partition_policy,
+            needs_driver: inventory.needs_driver,
+            driver_version: inventory.driver_version,
+            vendor: inventory.vendor,
+            is_health_loaded: true,
+        }
+    }
+
+    /// The devices of another inventory. A device that stays keeps its health.
+    #[must_use]
+    pub fn with_inventory(&self, inventory: Inventory, ids: IdScheme) -> Self {
+        let mut fleet = Self {
+            is_health_loaded: self.is_health_loaded,
+            ..Self::new(inventory, ids)
+        };
+        for entry in &mut fleet.gpus {
+            if let Some(known) = self.gpus.iter().find(|known| known.gpu.uuid == entry.gpu.uuid) {
+                entry.is_healthy = known.is_healthy;
+                entry.reason = known.reason;
+                entry.message.clone_from(&known.message);
+            }
+        }
+        for entry in &mut fleet.others {
+            let same = |known: &&FleetDevice| known.device.id == entry.device.id;
+            if let Some(known) = self.others.iter().find(same) {
+                entry.is_healthy = known.is_healthy;
+                entry.reason = known.reason;
+                entry.message.clone_from(&known.message);
+            }
+        }
+        fleet
+    }
+
+    /// Changes the health of a device.
+    pub fn apply(&mut self, change: &HealthChange) {
+        for entry in &mut self.gpus {
+            if entry.gpu.uuid == change.device {
+                entry.is_healthy = change.is_healthy;
+                entry.reason = Some(change.reason);
+                entry.message.clone_from(&change.message);
+            }
+        }
+        for entry in &mut self.others {
+            if entry.device.id == change.device {
+                entry.is_healthy = change.is_healthy;
+                entry.reason = Some(change.reason);
+                entry.message.clone_from(&change.message);
+            }
+        }
+    }
+
+    /// The identity of every device.
+    pub fn ids_of_devices(&self) -> impl Iterator<Item = &PhysicalId> {
+        let gpus = self.gpus.iter().map(|entry| &entry.gpu.uuid);
+        gpus.chain(self.others.iter().map(|entry| &entry.device.id))
+    }
+
+    /// The devices of a type other than GPUs, such as `rdma`, by minor number.
+    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice> {
+        self.others
+            .iter()
+            .filter(move |entry| entry.device.device_type == device_type)
+    }
+
+    /// Every device, GPUs first.
+    pub fn all_entries(&self) -> impl Iterator<Item = FleetEntry<'_>> {
+        let gpus = self.gpus.iter().map(FleetEntry::from);
+        gpus.chain(self.others.iter().map(FleetEntry::from))
+    }
+
+    /// The devices of a type, GPUs included.
+    pub fn entries<'a>(&'a self, device_type: &'a str) -> impl Iterator<Item = FleetEntry<'a>> {
+        self.all_entries()
+            .filter(move |entry| entry.device_type == device_type)
+    }
+
+    /// The device that a record names for a resource, healthy or not.
+    pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
+        self.entries(resource.device_type())
+            .map(|entry| entry.key)
+            .find(|key| name.is(key))
+    }
+
+    /// Returns true if the plugin advertises a resource to kubelet.
+    pub fn advertises(&self, resource: ExtendedResource, names: &ExtendedResourceNames) -> bool {
+        match resource {
+            ExtendedResource::Shared | ExtendedResource::Memory => true,
+            ExtendedResource::Whole => names.whole.is_some(),
+            ExtendedResource::Rdma | ExtendedResource::Fpga => self.ids.has(resource),
+        }
+    }
+
+    /// The devices with these `names`, without duplicates, if a pod may get all of them for a resource.
+    ///
+    /// # Errors
+    /// The first name of a device that this node does not have, that is unhealthy, or that pods may not share.
+    pub fn resolve(
+        &self,
+        resource: ExtendedResource,
+        names: &[DeviceName],
+    ) -> Result<Vec<PhysicalId>, Unavailable> {
+        let device_type = resource.device_type();
+        let is_sharing = matches!(resource, ExtendedResource::Shared | ExtendedResource::Memory);
+        let mut found = Vec::<PhysicalId>::with_capacity(names.len());
+        for name in names {
+            let Some(entry) = self.entries(device_type).find(|entry| name.is(&entry.key)) else {
+                let name = match name {
+                    DeviceName::Id(id) => id.to_string(),
+                    DeviceName::Minor(minor) => format!("with minor {minor}"),
+                };
+                return Err(Unavailable::Unknown { device_type, name });
+            };
+            let id = entry.key.id;
+            if is_sharing && !entry.is_shared {
+                return Err(Unavailable::NotShared(id));
+            }
+            if !entry.is_healthy {
+                return Err(Unavailable::Unhealthy {
+                    device_type,
+                    id,
+                    message: entry.message.to_owned(),
+                });
+            }
+            if !found.contains(&id) {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The name of a device type in texts for people.
 pub fn type_name(device_type: &str) -> &str {
     if device_type == TYPE_GPU {
         "GPU"
@@ -79,10 +241,10 @@ pub fn type_name(device_type: &str) -> &str {
     }
 }
 
-/// What records name a device by.
+/// The two names of a device in records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKey {
-    /// What identifies it.
+    /// Its identity.
     pub id: PhysicalId,
     /// Its minor number, unique among the devices of its type.
     pub minor: u32,
@@ -106,180 +268,77 @@ impl From<&OtherDevice> for DeviceKey {
     }
 }
 
-/// A device of any type and the state it is in.
+/// A device of any type and its health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetEntry<'a> {
-    /// What it is called.
+    /// Its type.
+    pub device_type: &'a str,
+    /// Its names in records.
     pub key: DeviceKey,
-    /// Whether pods may share it.
+    /// True if pods may share it.
     pub is_shared: bool,
-    /// Whether pods may be placed on it.
+    /// True if pods may be placed on it.
     pub is_healthy: bool,
-    /// Why it is in this state.
+    /// The reason for its state; none without any observation.
+    pub reason: Option<HealthReason>,
+    /// The reason in a sentence for people.
     pub message: &'a str,
-    /// The NUMA node it hangs on, where that is known.
+    /// Its NUMA node, if known.
     pub numa_node: Option<i32>,
 }
 
-/// A record names a device that the pod cannot have.
+impl<'a> From<&'a FleetGpu> for FleetEntry<'a> {
+    fn from(entry: &'a FleetGpu) -> Self {
+        Self {
+            device_type: TYPE_GPU,
+            key: DeviceKey::from(&entry.gpu),
+            is_shared: entry.is_shared,
+            is_healthy: entry.is_healthy,
+            reason: entry.reason,
+            message: &entry.message,
+            numa_node: entry.gpu.location.numa_node,
+        }
+    }
+}
+
+impl<'a> From<&'a FleetDevice> for FleetEntry<'a> {
+    fn from(entry: &'a FleetDevice) -> Self {
+        Self {
+            device_type: &entry.device.device_type,
+            key: DeviceKey::from(&entry.device),
+            is_shared: true,
+            is_healthy: entry.is_healthy,
+            reason: entry.reason,
+            message: &entry.message,
+            numa_node: entry.device.location.numa_node,
+        }
+    }
+}
+
+/// The reason that a pod cannot have a device that its record names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
-    /// It is not in this node.
+    /// This node does not have it.
     #[error("{} {name} is not on this node", type_name(device_type))]
     Unknown {
-        /// The type that it is said to be of.
+        /// The type in the record.
         device_type: &'static str,
-        /// What the record calls it.
+        /// The name in the record.
         name: String,
     },
-    /// It is sick.
+    /// It is unhealthy.
     #[error("{} {id} of this node is unhealthy: {message}", type_name(device_type))]
     Unhealthy {
         /// Its type.
         device_type: &'static str,
         /// The device.
         id: PhysicalId,
-        /// What is wrong with it.
+        /// Its trouble.
         message: String,
     },
-    /// It is for pods that take whole devices.
+    /// It is left to pods that take whole GPUs.
     #[error(
         "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs"
     )]
     NotShared(PhysicalId),
-}
-
-impl Fleet {
-    /// The devices of an inventory, all healthy until something is heard of them. The GPUs that `ids` knows are shared.
-    pub fn new(inventory: Inventory, ids: IdScheme) -> Self {
-        let ids = ids.with(&inventory);
-        let message = || "no trouble has been reported".to_owned();
-        let gpu = |gpu: Gpu| FleetGpu {
-            is_shared: ids.knows(&gpu.uuid),
-            gpu,
-            is_healthy: true,
-            reason: None,
-            message: message(),
-        };
-        let other = |device| FleetDevice {
-            device,
-            is_healthy: true,
-            reason: None,
-            message: message(),
-        };
-        let Inventory {
-            gpus,
-            others,
-            links,
-            partitions,
-            partition_policy,
-            needs_driver,
-            driver_version,
-            vendor,
-            ..
-        } = inventory;
-        let (gpus, others) = (
-            gpus.into_iter().map(gpu).collect(),
-            others.into_iter().map(other).collect(),
-        );
-        Self {
-            gpus,
-            others,
-            ids,
-            links,
-            partitions,
-            partition_policy,
-            needs_driver,
-            driver_version,
-            vendor,
-            is_health_loaded: true,
-        }
-    }
-
-    /// The devices of a type other than GPUs, such as `rdma`, by minor number.
-    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice> {
-        self.others
-            .iter()
-            .filter(move |entry| entry.device.device_type == device_type)
-    }
-
-    /// The devices of a type, GPUs included.
-    pub fn entries<'a>(&'a self, device_type: &'a str) -> impl Iterator<Item = FleetEntry<'a>> {
-        let gpu = |entry: &'a FleetGpu| FleetEntry {
-            key: DeviceKey::from(&entry.gpu),
-            is_shared: entry.is_shared,
-            is_healthy: entry.is_healthy,
-            message: &entry.message,
-            numa_node: entry.gpu.location.numa_node,
-        };
-        let other = |entry: &'a FleetDevice| FleetEntry {
-            key: DeviceKey::from(&entry.device),
-            is_shared: true,
-            is_healthy: entry.is_healthy,
-            message: &entry.message,
-            numa_node: entry.device.location.numa_node,
-        };
-        let gpus = self.gpus.iter().filter(move |_| device_type == TYPE_GPU).map(gpu);
-        gpus.chain(
-            self.others
-                .iter()
-                .filter(move |entry| entry.device.device_type == device_type)
-                .map(other),
-        )
-    }
-
-    /// The device of a resource that a record names so, sick or not.
-    pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
-        self.entries(resource.device_type())
-            .map(|entry| entry.key)
-            .find(|key| name.is(key))
-    }
-
-    /// Whether kubelet is told of a resource.
-    pub fn offers(&self, resource: ExtendedResource, names: &ExtendedResourceNames) -> bool {
-        match resource {
-            ExtendedResource::Shared | ExtendedResource::Memory => true,
-            ExtendedResource::Whole => names.whole.is_some(),
-            ExtendedResource::Rdma | ExtendedResource::Fpga => self.ids.has(resource),
-        }
-    }
-
-    /// The healthy devices that `names` name and that a pod may be given of a resource, without duplicates.
-    ///
-    /// # Errors
-    /// The first name that stands for no device of this node, for a sick one, or for one that is not shared.
-    pub fn resolve(
-        &self,
-        resource: ExtendedResource,
-        names: &[DeviceName],
-    ) -> Result<Vec<PhysicalId>, Unavailable> {
-        let device_type = resource.device_type();
-        let is_sharing = matches!(resource, ExtendedResource::Shared | ExtendedResource::Memory);
-        let mut found = Vec::<PhysicalId>::with_capacity(names.len());
-        for name in names {
-            let entry = self.entries(device_type).find(|entry| name.is(&entry.key));
-            let entry = entry.ok_or_else(|| Unavailable::Unknown {
-                device_type,
-                name: match name {
-                    DeviceName::Id(id) => id.to_string(),
-                    DeviceName::Minor(minor) => format!("with minor {minor}"),
-                },
-            })?;
-            let id = entry.key.id;
-            if is_sharing && !entry.is_shared {
-                return Err(Unavailable::NotShared(id));
-            }
-            if !entry.is_healthy {
-                return Err(Unavailable::Unhealthy {
-                    device_type,
-                    id,
-                    message: entry.message.to_owned(),
-                });
-            }
-            if !found.contains(&id) {
-                found.push(id);
-            }
-        }
-        Ok(found)
-    }
 }

@@ -180,6 +180,7 @@ impl DeviceHealth {
                 0
             };
         }
+        // Further trouble starts the recovery again.
         self.trouble = Some(Trouble {
             reason,
             needs_reset,
@@ -311,6 +312,7 @@ impl Health {
             ObservationKind::InventoryChanged | ObservationKind::DriverReplaced(_) => return None,
             ObservationKind::Answered => return state.record_answer(&self.policy, device, now),
             ObservationKind::AnsweredWithoutFault => {
+                // From here on answered probes count towards recovery again.
                 if let Some(trouble) = state.trouble.as_mut() {
                     trouble.needs_reset = false;
                 }

@@ -1,7 +1,7 @@
-//! What follows from the health of devices for those who look at nodes and pods: events on the node when a device falls
-//! sick, goes, comes or returns, events on the pods that it is counted for, and their eviction if the operator wishes so.
+//! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, comes or goes; events on the pods that
+//! hold it; and their eviction, if the operator wants it.
 //!
-//! Whether a device is sick is decided in [`crate::health`]; nothing here keeps a pod from being placed on it.
+//! [`crate::health`] decides whether a device is healthy; nothing here keeps a pod from being placed on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,60 +10,62 @@ use std::time::Duration;
 use daemon::api_server::one_line;
 use daemon::events::{EventType, Recorder};
 use kube::Client;
+use proto::device::TYPE_GPU;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet, type_name};
+use crate::fleet::{DeviceKey, Fleet, FleetEntry, type_name};
 use crate::health::ApplicationFault;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 
-use proto::device::TYPE_GPU;
+/// The time for which a device must have been unhealthy before its pods are evicted: some trouble passes.
+const EVICTION_GRACE: Duration = Duration::from_secs(60);
 
-/// How long a device must have been sick before its pods are evicted: some trouble passes.
-const GRACE: Duration = Duration::from_secs(60);
+/// Delay before another attempt after a refused eviction.
+const EVICTION_RETRY: Duration = Duration::from_secs(15);
 
-/// How long after an eviction that was refused it is tried again.
-const AGAIN: Duration = Duration::from_secs(15);
+/// The trouble of a device that is not listed any more.
+const GONE: &str = "is no longer on this node";
 
-/// A device type and what identifies the device.
-type Id = (String, String);
+/// The type and the identity of a device.
+type DeviceId = (String, String);
 
-/// One device as it was seen last.
-#[derive(Clone, Debug)]
-struct Bed {
-    key: DeviceKey,
-    /// What is wrong with it, and since when.
-    sick: Option<(String, Instant)>,
-    /// Pods that have been told of that.
-    told: BTreeSet<PodUid>,
-}
-
-/// Something to do.
+/// An action that follows from a change of health.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
-    /// An event on the node.
-    TellNode(EventType, &'static str, String),
-    /// An event on a pod.
-    TellPod(PodUid, &'static str, String),
-    /// The pod is to go.
+pub enum HealthAction {
+    /// Write an event on the node, with this reason and message.
+    NodeEvent(EventType, &'static str, String),
+    /// Write an event on a pod, with this reason and message.
+    PodEvent(PodUid, &'static str, String),
+    /// Evict the pod.
     Evict(PodUid),
 }
 
-/// The devices that are known and the pods that have been told of their trouble. Pure: whoever calls brings the time.
-#[derive(Clone, Debug, Default)]
-pub struct Ward {
-    /// None before the first look, which finds nothing new.
-    beds: Option<BTreeMap<Id, Bed>>,
-    evicts: bool,
-    /// When the eviction of a pod was asked for last.
-    asked: BTreeMap<PodUid, Instant>,
+/// The last known state of one device.
+#[derive(Clone, Debug)]
+struct DeviceState {
+    key: DeviceKey,
+    /// Its trouble and the time since when it is unhealthy; none while it is healthy.
+    trouble: Option<(String, Instant)>,
+    /// Pods with an event about this trouble.
+    notified: BTreeSet<PodUid>,
 }
 
-impl Ward {
-    /// A ward that has seen no device; `evicts` says whether pods of sick devices are to go.
+/// Tracks the devices and decides on actions. Pure: the caller passes the time.
+#[derive(Clone, Debug, Default)]
+pub struct HealthTracker {
+    /// None before the first update, which finds nothing new.
+    devices: Option<BTreeMap<DeviceId, DeviceState>>,
+    evicts: bool,
+    /// The time of the last attempt to evict each pod.
+    evicted: BTreeMap<PodUid, Instant>,
+}
+
+impl HealthTracker {
+    /// A tracker without devices; `evicts` says whether to evict pods from unhealthy devices.
     pub fn new(evicts: bool) -> Self {
         Self {
             evicts,
@@ -71,236 +73,237 @@ impl Ward {
         }
     }
 
-    /// Takes in how devices and pods are now.
-    pub fn look(&mut self, fleet: &Fleet, pods: &Pods, now: Instant) -> Vec<Deed> {
-        let mut deeds = Vec::new();
-        self.admit(fleet, now, &mut deeds);
-        self.asked.retain(|uid, _| pods.get(uid).is_some());
-        for ((device_type, id), bed) in self.beds.iter_mut().flatten() {
-            let Some((problem, since)) = &bed.sick else {
+    /// Compares devices and pods with the last update and returns the actions that follow.
+    pub fn update(&mut self, fleet: &Fleet, pods: &Pods, now: Instant) -> Vec<HealthAction> {
+        let mut actions = self.update_devices(fleet, now);
+        self.evicted.retain(|uid, _| pods.get(uid).is_some());
+        for ((device_type, id), device) in self.devices.iter_mut().flatten() {
+            let Some((trouble, since)) = &device.trouble else {
                 continue;
             };
-            let affected = pods
-                .iter()
-                .filter(|pod| pod.stage != Stage::Terminal && holds(pod, device_type, &bed.key));
-            for pod in affected {
-                let device = format!("{} {id}", type_name(device_type));
-                if bed.told.insert(pod.uid.clone()) {
-                    deeds.push(Deed::TellPod(
-                        pod.uid.clone(),
-                        "GPUUnhealthy",
-                        format!("{device}, which this pod holds: {problem}"),
-                    ));
+            for pod in pods.iter() {
+                if pod.stage == Stage::Terminal || !holds(pod, device_type, &device.key) {
+                    continue;
                 }
-                let is_asked = self.asked.get(&pod.uid).is_some_and(|asked| *asked + AGAIN > now);
-                if self.evicts && !pod.deleting && now >= *since + GRACE && !is_asked {
-                    self.asked.insert(pod.uid.clone(), now);
-                    deeds.push(Deed::Evict(pod.uid.clone()));
+                if device.notified.insert(pod.uid.clone()) {
+                    let name = type_name(device_type);
+                    let message = format!("{name} {id}, which this pod holds: {trouble}");
+                    actions.push(HealthAction::PodEvent(pod.uid.clone(), "GPUUnhealthy", message));
+                }
+                let last = self.evicted.get(&pod.uid);
+                let is_recent = last.is_some_and(|last| *last + EVICTION_RETRY > now);
+                if self.evicts && !pod.deleting && now >= *since + EVICTION_GRACE && !is_recent {
+                    self.evicted.insert(pod.uid.clone(), now);
+                    actions.push(HealthAction::Evict(pod.uid.clone()));
                 }
             }
         }
-        deeds
+        actions
     }
 
-    /// Compares the devices with those known before. One that has gone stays, sick, as long as it is not back.
-    fn admit(&mut self, fleet: &Fleet, now: Instant, deeds: &mut Vec<Deed>) {
-        let is_first = self.beds.is_none();
-        let beds = self.beds.get_or_insert_default();
-        let mut gone: BTreeSet<Id> = beds.keys().cloned().collect();
-        for (id, key, is_healthy, message) in all(fleet) {
+    /// Compares the devices with those of the last update. One that has gone stays, unhealthy, until it is back.
+    fn update_devices(&mut self, fleet: &Fleet, now: Instant) -> Vec<HealthAction> {
+        let is_first = self.devices.is_none();
+        let devices = self.devices.get_or_insert_default();
+        let mut gone: BTreeSet<DeviceId> = devices.keys().cloned().collect();
+        let mut actions = Vec::new();
+        for entry in fleet.all_entries() {
+            let id = (entry.device_type.to_owned(), entry.key.id.to_string());
             gone.remove(&id);
-            let device = format!("{} {}", type_name(&id.0), id.1);
-            let sick = (!is_healthy).then(|| message.to_owned());
-            let before = beds.get(&id).map(|bed| bed.sick.clone());
-            let news = match (&before, &sick) {
-                (None, None) if is_first => None,
-                (None, None) => Some((EventType::Normal, "GPUAdded", format!("{device} has come"))),
-                (Some(Some(_)), None) => Some((
-                    EventType::Normal,
-                    "GPUHealthy",
-                    format!("{device} is healthy again: {message}"),
-                )),
-                (before, Some(problem))
-                    if before
-                        .as_ref()
-                        .and_then(|before| before.as_ref())
-                        .map(|(text, _)| text)
-                        != Some(problem) =>
-                {
-                    Some((
-                        EventType::Warning,
-                        "GPUUnhealthy",
-                        format!("{device} is unhealthy: {problem}"),
-                    ))
-                }
-                _ => None,
-            };
-            let is_news = news.is_some();
-            deeds.extend(news.map(|(weight, reason, text)| Deed::TellNode(weight, reason, text)));
-            let since = before.flatten().map_or(now, |(_, since)| since);
-            let told = if is_news {
-                BTreeSet::new()
+            let before = devices.get(&id);
+            let event = if is_first && entry.is_healthy {
+                None
             } else {
-                beds.remove(&id).map(|bed| bed.told).unwrap_or_default()
+                node_event(before, &entry)
             };
-            beds.insert(
+            // The time of eviction counts from the first trouble, also when another reason follows.
+            let trouble = (!entry.is_healthy).then(|| {
+                let since = before.and_then(|before| before.trouble.as_ref());
+                (entry.message.to_owned(), since.map_or(now, |(_, since)| *since))
+            });
+            let notified = match before {
+                Some(before) if event.is_none() => before.notified.clone(),
+                _ => BTreeSet::new(),
+            };
+            actions.extend(event);
+            let key = entry.key;
+            devices.insert(
                 id,
-                Bed {
+                DeviceState {
                     key,
-                    sick: sick.map(|problem| (problem, since)),
-                    told,
+                    trouble,
+                    notified,
                 },
             );
         }
         for id in gone {
-            let Some(bed) = beds
-                .get_mut(&id)
-                .filter(|bed| bed.sick.as_ref().is_none_or(|(problem, _)| problem != GONE))
-            else {
+            let Some(device) = devices.get_mut(&id) else {
                 continue;
             };
-            deeds.push(Deed::TellNode(
-                EventType::Warning,
-                "GPUGone",
-                format!("{} {} {GONE}", type_name(&id.0), id.1),
-            ));
-            let since = bed.sick.take().map_or(now, |(_, since)| since);
-            bed.sick = Some((GONE.to_owned(), since));
-            bed.told.clear();
+            let since = match &device.trouble {
+                Some((trouble, _)) if trouble == GONE => continue,
+                Some((_, since)) => *since,
+                None => now,
+            };
+            let message = format!("{} {} {GONE}", type_name(&id.0), id.1);
+            actions.push(HealthAction::NodeEvent(EventType::Warning, "GPUGone", message));
+            device.trouble = Some((GONE.to_owned(), since));
+            device.notified.clear();
         }
+        actions
     }
 
-    /// When something is to be done though nothing changes.
-    pub fn next(&self, now: Instant) -> Option<Instant> {
-        let beds = self.beds.iter().flatten().filter(|_| self.evicts);
-        let due = beds.filter_map(|(_, bed)| bed.sick.as_ref().map(|(_, since)| *since + GRACE));
-        due.map(|due| if due > now { due } else { now + AGAIN }).min()
+    /// The time of the next eviction if nothing changes until then.
+    pub fn next_eviction(&self, now: Instant) -> Option<Instant> {
+        if !self.evicts {
+            return None;
+        }
+        let mut next = None;
+        for device in self.devices.iter().flat_map(BTreeMap::values) {
+            if let Some((_, since)) = &device.trouble {
+                let due = *since + EVICTION_GRACE;
+                let due = if due > now { due } else { now + EVICTION_RETRY };
+                next = Some(next.map_or(due, |next| due.min(next)));
+            }
+        }
+        next
     }
 
-    /// What pods are told of a fault that leaves the device in order.
-    pub fn fault(fault: &ApplicationFault, pods: &Pods, fleet: &Fleet) -> Vec<Deed> {
-        let Some(entry) = fleet.gpus.iter().find(|entry| entry.gpu.uuid == fault.uuid) else {
+    /// The events on running pods after a fault that leaves the device in order.
+    pub fn on_application_fault(fault: &ApplicationFault, pods: &Pods, fleet: &Fleet) -> Vec<HealthAction> {
+        let ApplicationFault { uuid, xid } = fault;
+        let Some(entry) = fleet.gpus.iter().find(|entry| entry.gpu.uuid == *uuid) else {
             return Vec::new();
         };
-        let (key, ApplicationFault { uuid, xid }) = (DeviceKey::from(&entry.gpu), fault);
-        let affected = pods
-            .iter()
-            .filter(|pod| pod.stage == Stage::Running && holds(pod, TYPE_GPU, &key));
-        let text = format!(
+        let key = DeviceKey::from(&entry.gpu);
+        let message = format!(
             "the driver reported XID {xid} on GPU {uuid}, which an application causes by a fault of its own: this pod, or another one on that GPU"
         );
-        affected
-            .map(|pod| Deed::TellPod(pod.uid.clone(), "GPUApplicationFault", text.clone()))
-            .collect()
+        let mut actions = Vec::new();
+        for pod in pods.iter() {
+            if pod.stage == Stage::Running && holds(pod, TYPE_GPU, &key) {
+                actions.push(HealthAction::PodEvent(
+                    pod.uid.clone(),
+                    "GPUApplicationFault",
+                    message.clone(),
+                ));
+            }
+        }
+        actions
     }
 }
 
-/// What is said of a device that is not listed any more.
-const GONE: &str = "is no longer on this node";
-
-/// Every device with its state and what is said of it.
-fn all(fleet: &Fleet) -> impl Iterator<Item = (Id, DeviceKey, bool, &str)> {
-    let gpus = fleet.gpus.iter().map(|entry| {
-        (
-            TYPE_GPU.to_owned(),
-            DeviceKey::from(&entry.gpu),
-            entry.is_healthy,
-            entry.message.as_str(),
-        )
-    });
-    let others = fleet.others.iter().map(|entry| {
-        let device = &entry.device;
-        (
-            device.device_type.clone(),
-            DeviceKey::from(device),
-            entry.is_healthy,
-            entry.message.as_str(),
-        )
-    });
-    gpus.chain(others).map(|(device_type, key, is_healthy, message)| {
-        ((device_type, key.id.to_string()), key, is_healthy, message)
-    })
+/// The event on the node if the device is new, or if its health or its trouble differs from `before`.
+fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<HealthAction> {
+    let device = format!("{} {}", type_name(entry.device_type), entry.key.id);
+    let trouble_before = before.and_then(|before| before.trouble.as_ref());
+    let (weight, reason, message) = match (before, trouble_before) {
+        (_, Some((trouble, _))) if !entry.is_healthy && trouble == entry.message => return None,
+        (Some(_), None) if entry.is_healthy => return None,
+        (None, _) if entry.is_healthy => (EventType::Normal, "GPUAdded", format!("{device} has come")),
+        _ if entry.is_healthy => (
+            EventType::Normal,
+            "GPUHealthy",
+            format!("{device} is healthy again: {}", entry.message),
+        ),
+        _ => (
+            EventType::Warning,
+            "GPUUnhealthy",
+            format!("{device} is unhealthy: {}", entry.message),
+        ),
+    };
+    Some(HealthAction::NodeEvent(weight, reason, message))
 }
 
+/// Returns true if the pod's record names the device.
 fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
     };
-    let resources = [
+    // `Whole` stands for all resources of GPUs: a record names the same GPUs for each of them.
+    [
         ExtendedResource::Whole,
         ExtendedResource::Rdma,
         ExtendedResource::Fpga,
     ]
     .into_iter()
-    .filter(|resource| resource.device_type() == device_type);
-    resources
-        .flat_map(|resource| placement.names(resource))
-        .any(|name| name.is(key))
+    .filter(|resource| resource.device_type() == device_type)
+    .flat_map(|resource| placement.names(resource))
+    .any(|name| name.is(key))
 }
 
-/// Where it is learned what devices and pods do, and who is told.
-#[derive(Debug)]
-pub struct Sources {
+/// Reacts to changes of health.
+#[expect(missing_debug_implementations, reason = "a client has none")]
+pub struct HealthReaction {
     /// The devices and their health.
     pub fleet: watch::Receiver<Arc<Fleet>>,
     /// The pods of this node.
     pub pods: watch::Receiver<Pods>,
     /// Faults of applications.
     pub faults: mpsc::Receiver<ApplicationFault>,
-    /// Who writes events.
+    /// Writes the events.
     pub recorder: Recorder,
+    /// The client for evictions.
+    pub client: Client,
+    /// True if pods of unhealthy devices are evicted.
+    pub evicts: bool,
 }
 
-/// Tells and evicts until the task is dropped.
-pub async fn look_after(client: Client, sources: Sources, evicts: bool) {
-    let Sources {
-        mut fleet,
-        mut pods,
-        mut faults,
-        recorder,
-    } = sources;
-    let mut ward = Ward::new(evicts);
-    if pods.wait_for(Pods::is_synced).await.is_err() {
-        return std::future::pending().await;
-    }
-    loop {
-        let now = Instant::now();
-        let known = Arc::clone(&fleet.borrow_and_update());
-        let deeds = ward.look(&known, &pods.borrow_and_update(), now);
-        carry_out(&client, &recorder, &pods, deeds).await;
-        let next = ward.next(now);
-        tokio::select! {
-            _ = fleet.changed() => {}
-            _ = pods.changed() => {}
-            Some(fault) = faults.recv() => {
-                let deeds = Ward::fault(&fault, &pods.borrow(), &known);
-                carry_out(&client, &recorder, &pods, deeds).await;
+impl HealthReaction {
+    /// Writes events and evicts pods until the task is dropped.
+    pub async fn run(mut self) {
+        let mut tracker = HealthTracker::new(self.evicts);
+        if self.pods.wait_for(Pods::is_synced).await.is_err() {
+            return std::future::pending().await;
+        }
+        loop {
+            let now = Instant::now();
+            let fleet = Arc::clone(&self.fleet.borrow_and_update());
+            let actions = tracker.update(&fleet, &self.pods.borrow_and_update(), now);
+            self.perform(actions).await;
+            let next = tracker.next_eviction(now);
+            tokio::select! {
+                _ = self.fleet.changed() => {}
+                _ = self.pods.changed() => {}
+                Some(fault) = self.faults.recv() => {
+                    let actions = HealthTracker::on_application_fault(&fault, &self.pods.borrow(), &fleet);
+                    self.perform(actions).await;
+                }
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
             }
-            () = async { sleep_until(next.unwrap_or(now)).await }, if next.is_some() => {}
         }
     }
-}
 
-async fn carry_out(client: &Client, recorder: &Recorder, pods: &watch::Receiver<Pods>, deeds: Vec<Deed>) {
-    let pod = |uid: &PodUid| pods.borrow().get(uid).cloned();
-    for deed in deeds {
-        match deed {
-            Deed::TellNode(weight, reason, text) => recorder.node(weight, reason, text),
-            Deed::TellPod(uid, reason, text) => drop(pod(&uid).map(|pod| recorder.warn(&pod, reason, text))),
-            Deed::Evict(uid) => {
-                let Some(pod) = pod(&uid) else { continue };
-                match evict(client, &pod).await {
-                    Ok(()) => info!(
-                        pod = pod.display_name(),
-                        "evicted, as a device that it holds is sick"
-                    ),
-                    Err(error) => warn!(
-                        pod = pod.display_name(),
-                        error = one_line(&error),
-                        "a pod stays on a sick device"
-                    ),
+    async fn perform(&self, actions: Vec<HealthAction>) {
+        for action in actions {
+            match action {
+                HealthAction::NodeEvent(weight, reason, message) => {
+                    self.recorder.node(weight, reason, message);
+                }
+                HealthAction::PodEvent(uid, reason, message) => {
+                    if let Some(pod) = self.pods.borrow().get(&uid) {
+                        self.recorder.warn(pod, reason, message);
+                    }
+                }
+                HealthAction::Evict(uid) => {
+                    let pod = self.pods.borrow().get(&uid).cloned();
+                    if let Some(pod) = pod {
+                        self.evict(&pod).await;
+                    }
                 }
             }
+        }
+    }
+
+    async fn evict(&self, pod: &NodePod) {
+        let name = pod.display_name();
+        match evict(&self.client, pod).await {
+            Ok(()) => info!(pod = name, "evicted a pod from an unhealthy device"),
+            Err(error) => warn!(
+                pod = name,
+                error = one_line(&error),
+                "cannot evict a pod from an unhealthy device"
+            ),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The physical devices of this node, and a feed of observations about them.
 //!
 //! A [`Source`] lists the devices ([`Source::discover`]) and watches them from threads of its own ([`Source::watch`]). It reports
-//! [`Observation`]s and decides nothing: [`crate::health`] decides whether a device is healthy. It knows neither kubelet nor the
+//! [`Observation`]s and decides nothing: The module `health` decides whether a device is healthy. It knows neither kubelet nor the
 //! API server.
 //!
 //! Only `inventory/nvml` uses NVML.
@@ -162,7 +162,7 @@ impl Inventory {
     }
 
     /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not
-    /// count, nor does the new order of the others: [`crate::health`] makes a missing device unhealthy.
+    /// count, nor does the new order of the others: the module `health` makes a missing device unhealthy.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor

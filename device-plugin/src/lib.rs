@@ -1,4 +1,4 @@
-//! The node side of gpushare: finds the devices of this node and serves them to kubelet.
+//! The device plugin of gpushare: finds the devices of this node, serves them to kubelet, and publishes them with their health.
 
 pub mod assigned;
 #[cfg(test)]

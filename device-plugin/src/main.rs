@@ -1,4 +1,4 @@
-//! The binary: reads the flags, runs the daemon, logs how it ended.
+//! The binary: reads the flags and runs the daemon; the exit code says whether it ended with an error.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What this daemon counts, for `/metrics`.
+//! The counters, gauges and histograms of `/metrics`.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use prometheus_client::registry::Registry;
 
 use crate::injection::Injection;
 
-/// What became of a container that would not have seen what its pod's record says, or must not start.
+/// The outcome for a container that would not have seen the devices of its pod's record, or must not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Two pods exchanged their records.
+    /// Two pods swapped their records.
     Exchanged,
-    /// A CDI spec said something else and was rewritten.
+    /// A CDI spec named other devices and was rewritten.
     Rewritten,
-    /// A pod without record got one.
+    /// A pod without a record got one.
     Adopted,
     /// The start was refused for now.
     Refused,
-    /// The start was refused and trying again cannot help.
+    /// The start was refused, and another attempt cannot help.
     Impossible,
     /// The pod was evicted.
     Evicted,
-    /// The record of a running pod was made to say what it has.
+    /// The record of a running pod was changed to the devices that the pod has.
     Recorded,
-    /// The Device object had forgotten what was exchanged, and was told again.
+    /// The Device object lacked the swapped records, and got them again.
     Restored,
-    /// A pod that kubelet has given nothing was marked assigned, and is not any more.
+    /// A pod without devices from kubelet was marked as assigned; the mark was removed.
     Unflagged,
-    /// A running pod and its record do not agree, and nothing could be done.
+    /// A running pod has other devices than its record names, and there was no remedy.
     Reported,
 }
 
@@ -53,22 +53,22 @@ impl Outcome {
     }
 }
 
-/// What the runtime hook did with a container that was made.
+/// The outcome of the runtime hook for a new container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hooked {
-    /// It is none of ours.
+pub enum HookOutcome {
+    /// It is not served by this plugin.
     Left,
-    /// It had its devices already.
+    /// It already had its devices.
     Confirmed,
-    /// It was given the devices of its pod's record in place of others.
+    /// It got the devices of its pod's record in place of others.
     Adjusted,
-    /// It asks for no GPU, and its image or author would have shown it some.
+    /// It requests no GPU, and its image or author would have shown it some.
     Hidden,
-    /// It was not made.
+    /// The hook refused its creation.
     Refused,
 }
 
-impl Hooked {
+impl HookOutcome {
     fn as_str(self) -> &'static str {
         match self {
             Self::Left => "left",
@@ -81,36 +81,36 @@ impl Hooked {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Label {
+struct OutcomeLabel {
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InjectionLabel {
+struct InjectionLabels {
     mode: &'static str,
     certainty: &'static str,
     reason: &'static str,
 }
 
-/// The counters. Cheap to clone.
+/// The metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    mismatches: Family<Label, Counter>,
+    mismatches: Family<OutcomeLabel, Counter>,
     pre_start: Histogram,
     allocate: Histogram,
-    hooked: Family<Label, Counter>,
+    hooked: Family<OutcomeLabel, Counter>,
     hook_connected: Gauge,
-    injection: Family<InjectionLabel, Gauge>,
+    injection: Family<InjectionLabels, Gauge>,
     is_exposed: Gauge,
     admitted_before: Gauge,
 }
 
 impl Metrics {
-    /// Counters that the registry shows.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         // From 1 ms, doubled each time, to 16 s; kubelet waits 30 s.
         let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
-        // From 62.5 us, doubled each time, to 4 s; all other pods of the node wait meanwhile.
+        // From 62.5 us, doubled each time, to 4 s; kubelet admits no other pod of the node meanwhile.
         let fine_bounds = (0..17_u32).map(|n| 0.000_062_5 * f64::from(1_u32 << n));
         let metrics = Self {
             mismatches: Family::default(),
@@ -124,7 +124,7 @@ impl Metrics {
         };
         registry.register(
             "gpushare_device_plugin_identity_mismatch",
-            "Container starts that were not simply right, by what was done",
+            "Container starts that needed more than a check, by outcome",
             metrics.mismatches.clone(),
         );
         registry.register(
@@ -139,22 +139,22 @@ impl Metrics {
         );
         registry.register(
             "gpushare_device_plugin_runtime_hook",
-            "Containers that the runtime was about to make, by what the hook did with them",
+            "Containers that the runtime was about to create, by outcome of the runtime hook",
             metrics.hooked.clone(),
         );
         registry.register(
             "gpushare_device_plugin_runtime_hook_connected",
-            "Whether the container runtime asks before it makes a container",
+            "1 while the container runtime is connected to the runtime hook",
             metrics.hook_connected.clone(),
         );
         registry.register(
             "gpushare_device_plugin_injection",
-            "1 for the mode in force, with its certainty (proven, assumed, impossible) and the reason",
+            "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason",
             metrics.injection.clone(),
         );
         registry.register(
             "gpushare_device_plugin_gpus_exposed",
-            "1 if a container that asks for no GPU sees all of them when its image sets the vendor's variable",
+            "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable",
             metrics.is_exposed.clone(),
         );
         registry.register(
@@ -165,7 +165,7 @@ impl Metrics {
         metrics
     }
 
-    /// Shows how containers get their devices.
+    /// Sets the injection mode.
     pub fn set_injection(&self, injection: &Injection) {
         let Injection {
             mode,
@@ -175,7 +175,7 @@ impl Metrics {
         } = injection;
         self.injection.clear();
         self.injection
-            .get_or_create(&InjectionLabel {
+            .get_or_create(&InjectionLabels {
                 mode: mode.as_str(),
                 certainty: certainty.as_str(),
                 reason,
@@ -184,41 +184,41 @@ impl Metrics {
         self.is_exposed.set(i64::from(injection.exposure.is_some()));
     }
 
-    /// Shows how many containers have answers of an earlier version.
+    /// Sets the number of containers with an Allocate answer of an earlier version.
     pub fn set_admitted_before(&self, n_containers: usize) {
         self.admitted_before
             .set(i64::try_from(n_containers).unwrap_or(i64::MAX));
     }
 
-    /// Counts one.
+    /// Counts a start.
     pub fn count(&self, outcome: Outcome) {
         self.mismatches
-            .get_or_create(&Label {
+            .get_or_create(&OutcomeLabel {
                 outcome: outcome.as_str(),
             })
             .inc();
     }
 
-    /// Counts a container that the runtime was about to make.
-    pub fn hooked(&self, outcome: Hooked) {
+    /// Counts a container that the runtime was about to create.
+    pub fn count_hook(&self, outcome: HookOutcome) {
         self.hooked
-            .get_or_create(&Label {
+            .get_or_create(&OutcomeLabel {
                 outcome: outcome.as_str(),
             })
             .inc();
     }
 
-    /// Notes whether the runtime asks; whether it did before.
-    pub fn hook_connected(&self, is_connected: bool) -> bool {
+    /// Sets whether the runtime is connected; returns the value before.
+    pub fn set_hook_connected(&self, is_connected: bool) -> bool {
         self.hook_connected.set(i64::from(is_connected)) != 0
     }
 
-    /// Enters how long one Allocate took.
+    /// Records the time of one call of Allocate.
     pub fn allocated(&self, took: Duration) {
         self.allocate.observe(took.as_secs_f64());
     }
 
-    /// Enters how long one call took.
+    /// Records the time of one call of `PreStartContainer`.
     pub fn pre_started(&self, took: Duration) {
         self.pre_start.observe(took.as_secs_f64());
     }
@@ -235,8 +235,8 @@ mod tests {
         metrics.count(Outcome::Exchanged);
         metrics.pre_started(Duration::from_millis(3));
         metrics.allocated(Duration::from_micros(300));
-        metrics.hooked(Hooked::Adjusted);
-        assert!(!metrics.hook_connected(true) && metrics.hook_connected(true));
+        metrics.count_hook(HookOutcome::Adjusted);
+        assert!(!metrics.set_hook_connected(true) && metrics.set_hook_connected(true));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         assert!(

@@ -1,5 +1,5 @@
-//! Gauges of the node's state: devices, registration, held containers. They are read when metrics are collected, so that they
-//! cannot differ from the state.
+//! Gauges of the node's state: devices, registration, held containers. A scrape reads the state itself, so that they cannot differ
+//! from it.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -17,20 +17,20 @@ use crate::fleet::Fleet;
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
 
-/// The source of the gauges; there are none before the devices of the node are found. Clones share it.
+/// The gauges; there are none before the devices of the node are found. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct NodeGauges(Arc<OnceLock<Sources>>);
+pub struct NodeGauges(Arc<OnceLock<GaugeSources>>);
 
 /// The state that the gauges show.
 #[derive(Debug)]
-struct Sources {
+struct GaugeSources {
     node: Arc<NodeState>,
     registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
     blocked: BlockedStarts,
 }
 
 impl NodeGauges {
-    /// Gauges that the registry shows.
+    /// Registers the gauges.
     pub fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
         registry.register_collector(Box::new(gauges.clone()));
@@ -44,7 +44,7 @@ impl NodeGauges {
         registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
         blocked: BlockedStarts,
     ) {
-        self.0.get_or_init(|| Sources {
+        self.0.get_or_init(|| GaugeSources {
             node,
             registered,
             blocked,
@@ -72,7 +72,7 @@ struct ReasonLabels {
 
 impl Collector for NodeGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(Sources {
+        let Some(GaugeSources {
             node,
             registered,
             blocked,
@@ -87,7 +87,7 @@ impl Collector for NodeGauges {
             encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
         for (resource, is_registered) in registered
             .iter()
-            .filter(|(resource, _)| fleet.offers(*resource, &node.settings.names))
+            .filter(|(resource, _)| fleet.advertises(*resource, &node.settings.names))
         {
             let labels = ResourceLabels {
                 resource: node.settings.names.of(*resource).unwrap_or_default().to_owned(),

@@ -168,7 +168,7 @@ impl NodeState {
         let fleet = self.fleet.borrow();
         ExtendedResource::ALL
             .into_iter()
-            .filter(|resource| fleet.offers(*resource, &self.settings.names))
+            .filter(|resource| fleet.advertises(*resource, &self.settings.names))
             .collect()
     }
 

@@ -1,20 +1,15 @@
-//! Tells the API server what this node has: memory unit, labels, node status and Device object.
+//! Publishes what this node has to the API server: memory unit, labels, node status and Device object.
 //!
-//! Each of them is a pure function of devices, pods and what the API server holds already, and
-//! is written only when that differs. Failures are tried again with backoff; kubelet never waits
-//! for any of this.
+//! Each of them is a pure function of devices, pods and the objects in the API server, and the plugin writes it only when it differs
+//! from them. It tries again with backoff after a failure; kubelet never waits for any of this.
 
-pub mod additions;
 pub mod device_object;
-pub mod device_watch;
-pub mod labels;
-pub mod node_status;
-pub mod node_watch;
+pub mod node_overrides;
+pub mod node_patches;
+pub mod own_objects;
 pub mod partitions;
-pub mod state;
-pub mod unit;
-pub mod wake;
-pub mod without_devices;
+pub mod plugin_state;
+pub mod pods_without_devices;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +17,8 @@ use std::time::Duration;
 
 use chrono::Utc;
 use daemon::api_server::{Backoff, Connection, one_line};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
 use proto::device::Device;
 use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use proto::memory_unit::MemoryUnit;
@@ -40,109 +35,132 @@ use crate::fleet::Fleet;
 use crate::injection::Injection;
 use crate::pods::{Pods, Requests};
 
-use additions::Additions;
-use device_object::Remarks;
-use device_watch::Held;
+use device_object::DeviceObjectInputs;
+use node_overrides::NodeOverrides;
+use own_objects::StoredDevice;
 
-/// Who writes, as the API server records it.
+/// The field manager of the plugin's writes.
 pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
 
-/// How long one request may take.
+/// Longest time that one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Changes that come together are published together.
+/// Changes within this time are published together.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How long what somebody else wrote into the Device object, or its deletion, stands after we wrote it: two that write
-/// different things must not keep the API server busy, and our own write is seen a moment later only.
-const UNDO: Duration = Duration::from_secs(10);
+/// Delay after a write of the Device object before the plugin undoes another writer's change or deletion of it: two writers that
+/// disagree must not keep the API server busy, and the watch shows the plugin's own write a moment later only.
+const UNDO_DELAY: Duration = Duration::from_secs(10);
 
-/// Pauses after failures, doubled each time.
+/// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// A request to the API server that failed.
+/// A request to the API server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// It was answered with an error, or not at all.
-    #[error("cannot write {what}")]
+    /// The API server answered with an error, or could not be reached.
+    #[error("cannot write {object}")]
     Request {
-        /// What was to be written.
-        what: &'static str,
-        /// What went wrong.
+        /// The object of the write.
+        object: &'static str,
+        /// The client's error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// No answer in time.
-    #[error("cannot write {what}: no answer within {REQUEST_LIMIT:?}")]
+    /// The API server did not answer in time.
+    #[error("cannot write {object}: no answer within {REQUEST_LIMIT:?}")]
     Slow {
-        /// What was to be written.
-        what: &'static str,
+        /// The object of the write.
+        object: &'static str,
     },
 }
 
-/// What is the same for the life of the process.
+/// The settings of a [`Publisher`], which do not change while the process runs.
 #[derive(Clone, Debug)]
-pub struct Facts {
-    /// This node.
+pub struct PublisherSettings {
+    /// The name of this node.
     pub node_name: String,
     /// The cluster's resource names.
     pub names: ResourceNames,
-    /// Bytes of a memory unit.
+    /// The size of a memory unit.
     pub memory_unit: MemoryUnit,
-    /// Whether this plugin serves a vendor's resource too.
+    /// True if this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
-    /// What partitions of GPUs are for, if the operator says it.
+    /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// The boot of this node, if the kernel names it.
+    /// The present boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
 }
 
-/// Where a [`Publisher`] learns what to publish.
+/// The inputs of a [`Publisher`].
 #[derive(Clone, Debug)]
-pub struct Sources {
+pub struct PublisherInputs {
     /// The devices and their health.
     pub fleet: watch::Receiver<Arc<Fleet>>,
     /// The pods of this node.
     pub pods: watch::Receiver<Pods>,
-    /// This node as the API server holds it.
+    /// The Node in the API server.
     pub node: watch::Receiver<Option<Node>>,
-    /// The Device object as the API server holds it.
-    pub device: watch::Receiver<Held>,
-    /// The devices of pods that somebody else placed; none as long as that is not known.
+    /// The Device object in the API server.
+    pub device: watch::Receiver<StoredDevice>,
+    /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
     pub checkpoints: watch::Receiver<Option<KubeletAllocations>>,
-    /// What the operator says of the devices.
-    pub additions: watch::Receiver<Arc<Additions>>,
-    /// The way in which containers get their devices; none until that is decided.
+    /// The operator's labels and partitions.
+    pub overrides: watch::Receiver<Arc<NodeOverrides>>,
+    /// The injection mode; `None` until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
-    /// The pods that have no device; `None` as long as that is not known, or if containers start unguarded.
-    pub without_devices: watch::Receiver<Option<String>>,
+    /// The report on pods without devices; `None` until it is known.
+    pub pods_without_devices: watch::Receiver<Option<String>>,
 }
 
-/// Publishes what it is told by watches.
+impl PublisherInputs {
+    /// Returns when one of the inputs has changed, or at `undo_at`.
+    async fn changed(&mut self, undo_at: Option<Instant>) {
+        let undo = async move {
+            match undo_at {
+                Some(moment) => sleep_until(moment).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.fleet.changed() => {}
+            _ = self.pods.changed() => {}
+            _ = self.node.changed() => {}
+            _ = self.device.changed() => {}
+            _ = self.checkpoints.changed() => {}
+            _ = self.overrides.changed() => {}
+            // A node without devices has no task that decides or reports these: their channels are closed from the start.
+            Ok(()) = self.pods_without_devices.changed() => {}
+            Ok(()) = self.injection.changed() => {}
+            () = undo => {}
+        }
+    }
+}
+
+/// Publishes the inputs.
 #[derive(Debug)]
 pub struct Publisher {
     nodes: Api<Node>,
     devices: Api<Device>,
     backoff: Backoff,
-    facts: Facts,
-    sources: Sources,
-    /// The Device object as it was last written.
+    settings: PublisherSettings,
+    inputs: PublisherInputs,
+    /// The Device object of the last write, and its time.
     applied: Option<(Device, Instant)>,
-    /// When somebody else's change of the Device object may be undone.
+    /// The time at which the plugin may undo another writer's change of the Device object.
     undo_at: Option<Instant>,
 }
 
 impl Publisher {
-    /// Publishes what `sources` tell.
-    pub fn new(connection: &Connection, facts: Facts, sources: Sources) -> Self {
+    /// A publisher that has written nothing yet.
+    pub fn new(connection: &Connection, settings: PublisherSettings, inputs: PublisherInputs) -> Self {
         let Connection { client, contact } = connection;
-        let (nodes, devices) = (Api::all(client.clone()), Api::all(client.clone()));
         Self {
-            nodes,
-            devices,
+            nodes: Api::all(client.clone()),
+            devices: Api::all(client.clone()),
             backoff: contact.backoff(PAUSES),
-            facts,
-            sources,
+            settings,
+            inputs,
             applied: None,
             undo_at: None,
         }
@@ -154,173 +172,138 @@ impl Publisher {
             match self.publish().await {
                 Ok(()) => {
                     self.backoff.reset();
-                    changed(&mut self.sources, self.undo_at).await;
+                    self.inputs.changed(self.undo_at).await;
                     sleep(SETTLE).await;
                 }
                 Err(error) => {
                     warn!(error = one_line(&error), "publishing is tried again");
-                    // What has changed since may be what kept it from succeeding, but is not worth a storm.
+                    // A change may be the cure, but many changes must not become as many requests.
                     sleep(SETTLE).await;
                     tokio::select! {
                         () = self.backoff.pause() => {}
-                        () = changed(&mut self.sources, self.undo_at) => {}
+                        () = self.inputs.changed(self.undo_at) => {}
                     }
                 }
             }
         }
     }
 
-    /// Writes whatever differs. Does nothing as long as this node or its pods are not known.
+    /// Writes everything that differs. Does nothing until this node is known.
     async fn publish(&mut self) -> Result<(), PublishError> {
-        let fleet = Arc::clone(&self.sources.fleet.borrow_and_update());
-        let requests = {
-            let pods = self.sources.pods.borrow_and_update();
-            pods.is_synced().then(|| node_status::requests(&pods))
+        let fleet = Arc::clone(&self.inputs.fleet.borrow_and_update());
+        let requested = {
+            let pods = self.inputs.pods.borrow_and_update();
+            pods.is_synced().then(|| node_patches::requested(&pods))
         };
-        let held = self.sources.device.borrow_and_update().clone();
-        let Some(node) = self.sources.node.borrow_and_update().clone() else {
+        let stored = self.inputs.device.borrow_and_update().clone();
+        let Some(node) = self.inputs.node.borrow_and_update().clone() else {
             return Ok(());
         };
-        let wanted = self.wanted(&fleet, &node, &held);
-        // The unit comes first: nobody may have to guess it. What fails keeps nothing else from being written.
+        let wanted = self.wanted_device(&fleet, &node, &stored);
+        // The unit comes first, because no reader should have to guess it. A failed write does not keep the others back.
         let unit = self.publish_unit(&node).await;
         if !fleet.is_health_loaded {
-            // The Device object may hold what an earlier process saw, and this one does not know yet.
+            // The Device object may name errors of an earlier process that are not loaded yet.
             return unit;
         }
         let labels = self.publish_labels(&wanted, &node).await;
-        let offers = node_status::offers(&wanted.spec.devices);
-        let wake = self.wake_scheduler(&wanted, &held, &node).await;
-        let device = self.publish_device(wanted, &held).await;
-        let status = match requests {
-            Some(requests) => self.publish_status(offers.max(requests), &node).await,
+        let offered = node_patches::offered(&wanted.spec.devices);
+        let revision = self.publish_revision(&wanted, &stored, &node).await;
+        let device = self.publish_device(wanted, &stored).await;
+        let status = match requested {
+            Some(requested) => self.publish_status(offered.max(requested), &node).await,
             None => Ok(()),
         };
-        unit.and(labels).and(wake).and(device).and(status)
+        unit.and(labels).and(revision).and(device).and(status)
     }
 
     async fn publish_unit(&self, node: &Node) -> Result<(), PublishError> {
-        let unit = self.facts.memory_unit;
-        let Some(patch) = unit::patch(node, &self.facts.names, unit) else {
-            return Ok(());
-        };
-        self.patch_node("the memory unit", &patch, false).await?;
-        info!(%unit, "published the memory unit");
+        let unit = self.settings.memory_unit;
+        if let Some(patch) = node_patches::memory_unit(node, &self.settings.names, unit) {
+            self.patch_node("the memory unit", &patch).await?;
+            info!(%unit, "published the memory unit");
+        }
         Ok(())
     }
 
     async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), PublishError> {
-        let Some(patch) = labels::patch(node, wanted.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()))
-        else {
-            return Ok(());
-        };
-        self.patch_node("node labels", &patch, false).await?;
-        info!(%patch, "published node labels");
-        Ok(())
-    }
-
-    async fn publish_status(&self, values: Requests, node: &Node) -> Result<(), PublishError> {
-        let Some(patch) = node_status::patch(node, values) else {
-            return Ok(());
-        };
-        self.patch_node("node status", &patch, true).await?;
-        info!(%values, "published node status");
-        Ok(())
-    }
-
-    /// Touches the node once the API server has shown everybody the Device object as it is to be.
-    async fn wake_scheduler(&self, wanted: &Device, held: &Held, node: &Node) -> Result<(), PublishError> {
-        let Held::Object(shown) = held else { return Ok(()) };
-        if !device_object::says(shown, wanted) {
-            return Ok(());
+        let no_labels = BTreeMap::new();
+        let labels = wanted.metadata.labels.as_ref().unwrap_or(&no_labels);
+        if let Some(patch) = node_patches::labels(node, labels) {
+            self.patch_node("node labels", &patch).await?;
+            info!(%patch, "published node labels");
         }
-        let Some(patch) = wake::patch(node, shown) else {
-            return Ok(());
-        };
-        self.patch_node("what wakes kube-scheduler", &patch, false).await
+        Ok(())
     }
 
-    async fn patch_node(
+    /// Writes the revision of the Device object into the node, once every reader can see the object as it should be.
+    async fn publish_revision(
         &self,
-        what: &'static str,
-        patch: &Value,
-        is_status: bool,
+        wanted: &Device,
+        stored: &StoredDevice,
+        node: &Node,
     ) -> Result<(), PublishError> {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        if is_status {
-            within(
-                what,
-                self.nodes.patch_status(&self.facts.node_name, &params, &patch),
-            )
-            .await?;
-        } else {
-            within(what, self.nodes.patch(&self.facts.node_name, &params, &patch)).await?;
+        if let Some(object) = stored.object()
+            && device_object::matches(object, wanted)
+            && let Some(patch) = node_patches::revision(node, object)
+        {
+            self.patch_node("the revision of the Device object", &patch)
+                .await?;
         }
+        Ok(())
+    }
+
+    async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), PublishError> {
+        if let Some(patch) = node_patches::status(node, amounts) {
+            let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+            let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
+            within_limit("node status", request).await?;
+            info!(values = %amounts, "published node status");
+        }
+        Ok(())
+    }
+
+    async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), PublishError> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let request = self.nodes.patch(&self.settings.node_name, &params, &patch);
+        within_limit(part, request).await?;
         Ok(())
     }
 
     /// The Device object as it should be.
-    fn wanted(&mut self, fleet: &Fleet, node: &Node, held: &Held) -> Device {
-        let held = match held {
-            Held::Object(held) => Some(held),
-            Held::Unknown | Held::Nothing => None,
-        };
-        let checkpoints = match &*self.sources.checkpoints.borrow_and_update() {
+    fn wanted_device(&mut self, fleet: &Fleet, node: &Node, stored: &StoredDevice) -> Device {
+        let stored = stored.object();
+        // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.
+        let stored_annotation = |key| stored.and_then(|stored| stored.annotations().get(key).cloned());
+        let checkpoints = match &*self.inputs.checkpoints.borrow_and_update() {
             Some(known) => known.annotation(),
-            // What was written before this process began is better than nothing, which would free those devices.
-            None => held.and_then(|held| {
-                held.metadata
-                    .annotations
-                    .as_ref()?
-                    .get(DEVICES_CHECKPOINTS)
-                    .cloned()
-            }),
+            None => stored_annotation(DEVICES_CHECKPOINTS),
         };
+        let report = self.inputs.pods_without_devices.borrow_and_update().clone();
+        // The watch may not show the last write yet, and its conditions have the right times.
         let before = match &self.applied {
             Some((device, _)) => Some(device.spec.clone()),
-            None => held.and_then(|held| held.read().ok()),
+            None => stored.and_then(|stored| stored.read().ok()),
         };
-        let additions = Arc::clone(&self.sources.additions.borrow_and_update());
-        let Facts {
-            serves_vendor,
-            partition_policy,
-            ..
-        } = self.facts;
-        let injection = self.sources.injection.borrow_and_update().clone();
-        let boot_id = self.facts.boot_id.clone();
-        // An annotation that an earlier process wrote stays true.
-        let written = held.and_then(|held| {
-            held.metadata
-                .annotations
-                .as_ref()?
-                .get(PODS_WITHOUT_DEVICES)
-                .cloned()
-        });
-        let without_devices = self
-            .sources
-            .without_devices
-            .borrow_and_update()
-            .clone()
-            .or(written);
-        let remarks = Remarks {
+        let inputs = DeviceObjectInputs {
             checkpoints,
-            serves_vendor,
-            additions,
-            partition_policy,
-            injection,
-            boot_id,
-            without_devices,
+            serves_vendor: self.settings.serves_vendor,
+            overrides: Arc::clone(&self.inputs.overrides.borrow_and_update()),
+            partition_policy: self.settings.partition_policy,
+            injection: self.inputs.injection.borrow_and_update().clone(),
+            boot_id: self.settings.boot_id.clone(),
+            pods_without_devices: report.or_else(|| stored_annotation(PODS_WITHOUT_DEVICES)),
         };
-        device_object::device(fleet, node, &remarks, before.as_ref(), Utc::now())
+        inputs.device(fleet, node, before.as_ref(), Utc::now())
     }
 
-    /// Writes the Device object if it is to say something new, and puts right what somebody else wrote, but not all the time.
-    async fn publish_device(&mut self, wanted: Device, held: &Held) -> Result<(), PublishError> {
+    /// Writes the Device object if it must change, and undoes changes of other writers after a delay.
+    async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), PublishError> {
         self.undo_at = None;
-        let is_right = match held {
-            Held::Unknown => return Ok(()),
-            Held::Nothing => false,
-            Held::Object(held) => device_object::says(held, &wanted),
+        let is_right = match stored {
+            StoredDevice::Unknown => return Ok(()),
+            StoredDevice::Absent => false,
+            StoredDevice::Present(object) => device_object::matches(object, &wanted),
         };
         if let Some((device, at)) = &self.applied
             && *device == wanted
@@ -328,31 +311,24 @@ impl Publisher {
             if is_right {
                 return Ok(());
             }
-            if at.elapsed() < UNDO {
-                self.undo_at = Some(*at + UNDO);
+            if at.elapsed() < UNDO_DELAY {
+                self.undo_at = Some(*at + UNDO_DELAY);
                 return Ok(());
             }
         }
+        // The plugin owns these fields, whichever manager wrote them last.
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        within(
-            "the Device object",
-            self.devices
-                .patch(&self.facts.node_name, &params, &Patch::Apply(&wanted)),
-        )
-        .await?;
-        info!(
-            n_devices = wanted.spec.devices.len(),
-            "published the Device object"
-        );
-        let additions = self.sources.additions.borrow().clone();
-        if let Some(minor) = additions
-            .partitions
-            .as_ref()
-            .and_then(|table| partitions::stranger(&self.sources.fleet.borrow(), table))
+        let patch = Patch::Apply(&wanted);
+        let request = self.devices.patch(&self.settings.node_name, &params, &patch);
+        within_limit("the Device object", request).await?;
+        let n_devices = wanted.spec.devices.len();
+        info!(n_devices, "published the Device object");
+        if let Some(table) = &self.inputs.overrides.borrow().partitions
+            && let Some(minor) = partitions::missing_gpu(&self.inputs.fleet.borrow(), table)
         {
             warn!(
                 minor,
-                "--gpu-partitions is of no use here: it names a GPU that this node does not have"
+                "--gpu-partitions is ignored: it names a GPU that this node does not have"
             );
         }
         self.applied = Some((wanted, Instant::now()));
@@ -360,39 +336,19 @@ impl Publisher {
     }
 }
 
-/// Returns when there may be something new to publish, or at `undo_at`.
-async fn changed(sources: &mut Sources, undo_at: Option<Instant>) {
-    let undo = async move {
-        match undo_at {
-            Some(moment) => sleep_until(moment).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        _ = sources.fleet.changed() => {}
-        _ = sources.pods.changed() => {}
-        _ = sources.node.changed() => {}
-        _ = sources.device.changed() => {}
-        _ = sources.checkpoints.changed() => {}
-        _ = sources.additions.changed() => {}
-        Ok(()) = sources.without_devices.changed() => {}
-        // Where nothing decides, as on a node without devices, there is nothing to wait for.
-        Ok(()) = sources.injection.changed() => {}
-        () = undo => {}
-    }
-}
-
-async fn within<T>(
-    what: &'static str,
+/// The answer to a request, or an error that names the object of the write.
+async fn within_limit<T>(
+    object: &'static str,
     request: impl Future<Output = kube::Result<T>>,
 ) -> Result<T, PublishError> {
-    let answer = timeout(REQUEST_LIMIT, request)
-        .await
-        .map_err(|_| PublishError::Slow { what })?;
-    answer.map_err(|source| PublishError::Request {
-        what,
-        source: Box::new(source),
-    })
+    match timeout(REQUEST_LIMIT, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(PublishError::Request {
+            object,
+            source: Box::new(source),
+        }),
+        Err(_) => Err(PublishError::Slow { object }),
+    }
 }
 
 #[cfg(test)]

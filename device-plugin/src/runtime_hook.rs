@@ -1,9 +1,9 @@
-//! The runtime hook: a plugin of the container runtime by the Node Resource Interface (NRI). When a container is made, it is
-//! given the devices of its pod's record, whatever kubelet or a vendor's plugin has given it; and when the runtime tells what
-//! runs already, devices of containers that nobody has a record of become known.
+//! The runtime hook: a plugin of the container runtime by the Node Resource Interface (NRI). The runtime calls it before it creates a
+//! container, and the hook gives the container the devices of its pod's record, whatever kubelet or a vendor's plugin has given it. When
+//! the runtime reports the running containers, the hook learns which GPUs containers without a record see.
 //!
-//! A runtime closes a plugin that takes longer than 2 s, and makes no other container meanwhile: every answer comes from
-//! memory and waits for the watch of pods only. Nothing here talks to the API server.
+//! A runtime closes a plugin that takes longer than 2 s, and creates no other container meanwhile: every answer comes from
+//! memory and waits for the watch of pods only. The hook sends no request to the API server.
 //!
 //! The protocol is written out here and in [`proto::nri`] rather than taken from a crate: `ttrpc` and `trapeze` build on an
 //! older prost or on another protobuf runtime beside the one that kubelet's protocols use, the first fixes the version of a crate that
@@ -25,57 +25,57 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
-use crate::metrics::{Hooked, Metrics};
+use crate::metrics::{HookOutcome, Metrics};
 use crate::node_state::NodeState;
 use crate::pods::PodUid;
 
-use adjust::{Change, Decision, View};
-use seen::Seen;
+use adjust::{DeviceAdjustment, HookDecision, HookInputs};
+use seen::SeenGpus;
 use session::SessionError;
 
-/// Pauses between attempts to connect, doubled each time.
+/// The shortest and the longest pause between attempts to connect, doubled each time.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// How long a container's making waits for its pod to be known. The runtime makes no other one meanwhile.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait for a container's pod to be known. The runtime creates no other container meanwhile.
+const POD_WAIT: Duration = Duration::from_secs(1);
 
 /// Answers a container runtime.
 #[derive(Debug)]
-pub struct Hook {
+pub struct RuntimeHook {
     node: Arc<NodeState>,
     metrics: Metrics,
-    seen: watch::Sender<Seen>,
-    /// Namespaces whose containers keep the vendor's variable although they ask for nothing.
+    seen: watch::Sender<SeenGpus>,
+    /// Namespaces whose containers keep the vendor's variable although they request no GPU.
     unrestricted: Vec<String>,
 }
 
-/// Why a container is not made. The runtime tells kubelet, which tries again.
+/// The hook lets the runtime create no container. kubelet tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// It is not known yet what it is to get.
+pub enum HookRefusal {
+    /// Its devices are not known yet.
     #[error("pod {pod}: {problem}; trying again may help")]
     NotKnown {
         /// The pod.
         pod: String,
-        /// What is missing.
+        /// The missing knowledge.
         problem: String,
     },
-    /// What it is to get cannot be given.
+    /// Its devices cannot be given to it.
     #[error("pod {pod}: {problem}")]
     Impossible {
         /// The pod.
         pod: String,
-        /// Why.
+        /// The reason.
         problem: String,
     },
 }
 
-impl Hook {
-    /// A hook that tells `seen` which GPUs containers really see.
+impl RuntimeHook {
+    /// A hook that sends the GPUs that containers see to `seen`.
     pub fn new(
         node: Arc<NodeState>,
         metrics: Metrics,
-        seen: watch::Sender<Seen>,
+        seen: watch::Sender<SeenGpus>,
         unrestricted: Vec<String>,
     ) -> Self {
         Self {
@@ -86,20 +86,20 @@ impl Hook {
         }
     }
 
-    /// What is to be changed of a container that is being made; waits at most so long for its pod to be known.
+    /// The adjustment of a container that the runtime is about to create; waits at most `limit` for its pod to be known.
     async fn create(
         &self,
         sandbox: &PodSandbox,
         container: &Container,
         limit: Duration,
-    ) -> Result<ContainerAdjustment, Refused> {
-        let until = Instant::now() + limit.min(PATIENCE);
+    ) -> Result<ContainerAdjustment, HookRefusal> {
+        let until = Instant::now() + limit.min(POD_WAIT);
         let mut pods = self.node.pods.clone();
         loop {
             let decision = {
                 let (pods, fleet) = (pods.borrow_and_update(), self.node.fleet.borrow());
                 let (settings, mode) = (&self.node.settings, self.node.mode());
-                View {
+                HookInputs {
                     pods: &pods,
                     fleet: &fleet,
                     settings,
@@ -109,27 +109,27 @@ impl Hook {
                 .decide(sandbox, container)
             };
             let problem = match decision {
-                Decision::Leave => {
-                    self.metrics.hooked(Hooked::Left);
-                    self.note(sandbox, container);
+                HookDecision::Ignore => {
+                    self.metrics.count_hook(HookOutcome::Left);
+                    self.record_seen(sandbox, container);
                     return Ok(ContainerAdjustment::default());
                 }
-                Decision::Change(change) => return Ok(self.apply(sandbox, container, *change)),
-                Decision::Refuse(problem) => {
+                HookDecision::Adjust(change) => return Ok(self.apply(sandbox, container, *change)),
+                HookDecision::Refuse(problem) => {
                     return Err(self.refuse(
                         container,
-                        Refused::Impossible {
+                        HookRefusal::Impossible {
                             pod: name_of(sandbox),
                             problem,
                         },
                     ));
                 }
-                Decision::Unknown(problem) => problem,
+                HookDecision::Unknown(problem) => problem,
             };
             if !matches!(timeout_at(until, pods.changed()).await, Ok(Ok(()))) {
                 return Err(self.refuse(
                     container,
-                    Refused::NotKnown {
+                    HookRefusal::NotKnown {
                         pod: name_of(sandbox),
                         problem,
                     },
@@ -138,7 +138,12 @@ impl Hook {
         }
     }
 
-    fn apply(&self, sandbox: &PodSandbox, container: &Container, change: Change) -> ContainerAdjustment {
+    fn apply(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        change: DeviceAdjustment,
+    ) -> ContainerAdjustment {
         let uuids: Vec<&str> = change
             .gpus
             .iter()
@@ -150,16 +155,16 @@ impl Hook {
                 pod,
                 container = container.name,
                 before,
-                "a container that asks for no GPU is shown none"
+                "hid the GPUs from a container that requests none"
             );
-            self.metrics.hooked(Hooked::Hidden);
+            self.metrics.count_hook(HookOutcome::Hidden);
             return change.into_adjustment();
         }
         if change.is_empty() {
             debug!(
                 pod = name_of(sandbox),
                 container = container.name,
-                "a container is made with its devices"
+                "a container already has its devices"
             );
         } else {
             let (pod, gpus, before) = (
@@ -172,29 +177,29 @@ impl Hook {
                 container = container.name,
                 gpus,
                 before,
-                "a container is given the devices of its pod's record"
+                "gave a container the devices of its pod's record"
             );
         }
-        self.metrics.hooked(if change.is_empty() {
-            Hooked::Confirmed
+        self.metrics.count_hook(if change.is_empty() {
+            HookOutcome::Confirmed
         } else {
-            Hooked::Adjusted
+            HookOutcome::Adjusted
         });
         let (uid, gpus) = (PodUid::from(sandbox.uid.as_str()), change.gpus.clone());
         self.seen
-            .send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
+            .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));
         change.into_adjustment()
     }
 
-    fn refuse(&self, container: &Container, refused: Refused) -> Refused {
-        self.metrics.hooked(Hooked::Refused);
-        warn!(container = container.name, reason = %refused, "a container is not made");
+    fn refuse(&self, container: &Container, refused: HookRefusal) -> HookRefusal {
+        self.metrics.count_hook(HookOutcome::Refused);
+        warn!(container = container.name, reason = %refused, "refused the creation of a container");
         refused
     }
 
-    /// Remembers what a container sees that is left as it is.
-    fn note(&self, sandbox: &PodSandbox, container: &Container) {
-        let found = seen::of_container(
+    /// Records the GPUs of a container that stays as it is.
+    fn record_seen(&self, sandbox: &PodSandbox, container: &Container) {
+        let found = seen::gpus_of(
             container,
             &self.node.settings.visible_devices_env,
             &self.node.fleet.borrow(),
@@ -202,19 +207,19 @@ impl Hook {
         let Some(gpus) = found else { return };
         let uid = PodUid::from(sandbox.uid.as_str());
         self.seen
-            .send_if_modified(|seen| seen.note(uid, &container.name, gpus, &self.node.pods.borrow()));
+            .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));
     }
 
-    /// Takes in everything that runs.
-    fn synchronize(&self, running: Seen) {
+    /// Replaces the known GPUs of containers by those of all running ones.
+    fn synchronize(&self, running: SeenGpus) {
         info!(
-            n_containers = running.len(),
-            "the runtime has told which containers see GPUs"
+            n_containers = running.n_containers(),
+            "the container runtime has reported the running containers"
         );
         self.seen.send_if_modified(|seen| {
-            let is_news = *seen != running;
+            let is_changed = *seen != running;
             *seen = running;
-            is_news
+            is_changed
         });
     }
 }
@@ -223,13 +228,13 @@ fn name_of(sandbox: &PodSandbox) -> String {
     format!("{}/{}", sandbox.namespace, sandbox.name)
 }
 
-/// Serves the runtime that listens there until the task is dropped. A runtime without this interface is asked now and then.
-pub async fn serve_runtime(hook: Hook, socket: PathBuf) {
+/// Serves the runtime at this socket until the task is dropped. It tries again now and then while the runtime has no such interface.
+pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut pause = PAUSES.0;
     let mut complaint = None;
     loop {
         let ended = connect(&hook, &socket).await;
-        if hook.metrics.hook_connected(false) {
+        if hook.metrics.set_hook_connected(false) {
             (pause, complaint) = (PAUSES.0, None);
         }
         match ended {
@@ -240,7 +245,7 @@ pub async fn serve_runtime(hook: Hook, socket: PathBuf) {
                 let problem = one_line(&error);
                 if complaint.as_ref() != Some(&problem) {
                     let socket = socket.display();
-                    warn!(%socket, error = problem, "no runtime hook: containers get what kubelet has given them; trying again");
+                    warn!(%socket, error = problem, "no runtime hook: containers get the devices that kubelet has given them; trying again");
                     complaint = Some(problem);
                 }
             }
@@ -250,7 +255,7 @@ pub async fn serve_runtime(hook: Hook, socket: PathBuf) {
     }
 }
 
-async fn connect(hook: &Hook, socket: &Path) -> Result<(), SessionError> {
+async fn connect(hook: &RuntimeHook, socket: &Path) -> Result<(), SessionError> {
     let stream = UnixStream::connect(socket)
         .await
         .map_err(|source| match source.kind() {

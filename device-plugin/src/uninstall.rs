@@ -1,9 +1,9 @@
-//! Removes from a node what the plugin has written there: CDI specs, sockets, and of the Node object annotations, labels and
-//! amounts. A process with `--uninstall` does this instead of serving devices.
+//! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels and amounts of the Node
+//! object. A process with `--uninstall` does this instead of serving devices.
 //!
-//! kubelet remembers a plugin for five minutes after its end, and writes the amounts that it served into node status again
-//! until then, so that they are removed last. The Device object and the label by which the operator chose the node are not
-//! removed here: the plugin has no right to either.
+//! kubelet remembers a plugin for five minutes after its end, and writes the amounts of its resources into node status again until
+//! then, so they are removed last. The Device object and the label by which the operator selected the node stay: the plugin may
+//! remove neither.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,16 +27,16 @@ use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::pods::{IN_NODE_STATUS, Pods, Stage};
 
-/// Pause between looks at the node.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Longest time of a request to the API server, and of a look at another plugin's socket.
+/// Longest time of a request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The prefix of this project's own annotations.
 const OWN_PREFIX: &str = "gpushare/";
 
-/// The resources of which kubelet's amounts are removed. Whole GPUs are not among them: their name is the vendor's, whose own
+/// The resources whose amounts in node status are removed. Whole GPUs are not among them: their name is the vendor's, whose own
 /// plugin may serve them next.
 const OWN_RESOURCES: [ExtendedResource; 4] = [
     ExtendedResource::Shared,
@@ -45,25 +45,25 @@ const OWN_RESOURCES: [ExtendedResource; 4] = [
     ExtendedResource::Fpga,
 ];
 
-/// When the plugin removes what it has written.
+/// The time of the removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum When {
+pub enum UninstallWhen {
     /// Once no pod of the node holds a device
     Unused,
     /// At once: a container that starts again gets no device any more
     Now,
 }
 
-/// A reason for which something is left on the node. All of them are tried again.
+/// A reason that something is left on the node. The removal tries again after each.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
     /// The pods of the node are not known yet.
-    #[error("the API server has not told the pods of this node yet")]
+    #[error("the pods of this node are not known yet")]
     UnknownPods,
     /// Pods hold devices.
     #[error("pods hold devices: {}", .0.join(", "))]
     Pods(Vec<String>),
-    /// A plugin serves the node.
+    /// Another process of the plugin serves the node.
     #[error("another process of the plugin serves {}", socket.display())]
     PluginRunning {
         /// Its socket.
@@ -75,7 +75,7 @@ pub enum Obstacle {
     /// kubelet would write the amounts again.
     #[error("kubelet remembers the plugin until five minutes after its end: {}", .0.join(", "))]
     Remembered(Vec<String>),
-    /// The Node object has not been seen without what was removed.
+    /// The watch of the Node object has not shown the changes yet.
     #[error("the API server does not show the node's changes yet")]
     Unseen,
     /// kubelet's checkpoint cannot be read.
@@ -84,15 +84,15 @@ pub enum Obstacle {
     /// A file cannot be removed.
     #[error("cannot remove files of the plugin")]
     Files(#[source] io::Error),
-    /// The API server did not take a change of the node.
+    /// The API server refused a change of the node.
     #[error("cannot change the node")]
     Request(#[source] Box<kube::Error>),
-    /// The API server did not answer.
+    /// The API server did not answer in time.
     #[error("cannot change the node: no answer within {REQUEST_LIMIT:?}")]
     Slow,
 }
 
-/// The pods that hold devices of this node, or may be given some.
+/// The pods that hold devices of this node, or may get some.
 pub fn holders(pods: &Pods) -> Vec<String> {
     let mut holders: Vec<String> = pods
         .iter()
@@ -143,16 +143,16 @@ fn removals<'a>(keys: impl Iterator<Item = &'a String>, is_ours: impl Fn(&str) -
     (!removals.is_empty()).then_some(Value::Object(removals))
 }
 
-/// Removes what a plugin has left on its node.
+/// Removes everything that a plugin has written on its node.
 #[derive(Debug)]
 pub struct Removal {
-    /// When it begins.
-    pub when: When,
+    /// The time of the removal.
+    pub when: UninstallWhen,
     /// The API server's nodes.
     pub nodes: Api<Node>,
     /// This node.
     pub node_name: String,
-    /// The names under which the plugin served resources.
+    /// The names of the resources that the plugin served.
     pub names: ExtendedResourceNames,
     /// kubelet's device plugin directory.
     pub device_plugin_dir: PathBuf,
@@ -165,18 +165,18 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// Removes everything, tells so once, and then waits until the task is dropped.
+    /// Removes everything, sets `removed`, and then waits until the task is dropped.
     pub async fn run(self, removed: watch::Sender<bool>) {
-        let mut told = String::new();
+        let mut complaint = String::new();
         while let Err(obstacle) = self.attempt().await {
             let problem = one_line(&obstacle);
-            if problem != told {
+            if problem != complaint {
                 warn!(
                     node = self.node_name,
                     reason = problem,
                     "something of the plugin is left on this node"
                 );
-                told = problem;
+                complaint = problem;
             }
             sleep(PAUSE).await;
         }
@@ -188,12 +188,12 @@ impl Removal {
         std::future::pending::<()>().await;
     }
 
-    /// Removes as much as can be removed now.
+    /// Removes everything that can be removed now.
     ///
     /// # Errors
     /// Something is left.
     pub async fn attempt(&self) -> Result<(), Obstacle> {
-        if self.when == When::Unused {
+        if self.when == UninstallWhen::Unused {
             let pods = self.pods.borrow();
             if !pods.is_synced() {
                 return Err(Obstacle::UnknownPods);
@@ -203,6 +203,7 @@ impl Removal {
                 return Err(Obstacle::Pods(holders));
             }
         }
+        // A socket that answers belongs to a plugin that would write everything again.
         self.remove_sockets().await?;
         let n_removed = self.specs.remove_all().map_err(Obstacle::Files)?;
         if n_removed > 0 {
@@ -250,7 +251,7 @@ impl Removal {
         Ok(())
     }
 
-    /// The resources that kubelet knows a plugin of.
+    /// The resources that a plugin has registered with kubelet, with their device IDs.
     fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, Obstacle> {
         match kubelet_checkpoint::registered(&self.device_plugin_dir) {
             Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => {

@@ -1,5 +1,6 @@
-//! What flags may hold: values that are checked as they are read.
+//! The types of flags, which are checked as they are parsed.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,7 +15,7 @@ use crate::injection::Mode;
 use crate::inventory::InventoryError;
 use crate::pods::IN_NODE_STATUS;
 
-/// A flag's value that cannot be accepted.
+/// An invalid value of a flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidValue(pub(super) String);
@@ -42,7 +43,7 @@ impl FromStr for NodeName {
     }
 }
 
-/// Name of a resource that kubelet lets plugins serve.
+/// Name of the extended resource for memory units.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryResource(pub(super) String);
 
@@ -58,7 +59,7 @@ impl FromStr for MemoryResource {
     }
 }
 
-/// Checks the name of a resource that plugins may serve.
+/// Checks the name of an extended resource.
 pub(super) fn extended_resource(text: &str) -> Result<(), InvalidValue> {
     let Some((domain, name)) = text.split_once('/') else {
         return Err(InvalidValue("not of the form domain/name".to_owned()));
@@ -66,7 +67,7 @@ pub(super) fn extended_resource(text: &str) -> Result<(), InvalidValue> {
     let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.ends_with(|c: char| c.is_ascii_alphanumeric());
-    // The annotation of the unit has a longer name, which must be legal too.
+    // The annotation with the size of the unit has a longer name, which must be valid too.
     if !is_dns_subdomain(domain)
         || !is_bounded
         || !name.chars().all(is_name_char)
@@ -126,16 +127,16 @@ impl FromStr for GpuMemory {
     }
 }
 
-/// What becomes of the memory that a driver reserves.
+/// The treatment of the memory that a driver reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReservedMemory {
-    /// It counts as the rest does, as in gpushare and Koordinator.
+    /// Pods may share it, as in gpushare and Koordinator.
     Share,
-    /// It is left out of what pods may share; pods that run keep their records.
+    /// Pods may not share it; running pods keep their records.
     Withhold,
 }
 
-/// Where devices come from, as written on the command line.
+/// The source of devices, as written on the command line.
 #[derive(Clone, Debug)]
 pub(super) enum InventoryKind {
     Nvml,
@@ -156,12 +157,12 @@ impl FromStr for InventoryKind {
     }
 }
 
-/// What partitions of GPUs are for, as written on the command line.
+/// The policy for partitions of GPUs, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum PartitionPolicy {
-    /// They alone are given away.
+    /// Pods get only partitions.
     Honor,
-    /// They are given away first.
+    /// Pods get a partition if possible.
     Prefer,
 }
 
@@ -174,7 +175,7 @@ impl From<PartitionPolicy> for GpuPartitionPolicy {
     }
 }
 
-/// A type of devices that is looked for in a machine.
+/// A type of devices that the plugin looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum DeviceKind {
     /// GPUs that NVML lists.
@@ -185,14 +186,14 @@ pub(super) enum DeviceKind {
     Fpga,
 }
 
-/// How containers get their devices, as written on the command line.
+/// The injection mode, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Inject {
-    /// By CDI or by the variable, whichever is seen to work on the node.
+    /// The mode that works on the node.
     Auto,
-    /// By the variable that the vendor's runtime acts on.
+    /// The variable of the vendor's runtime.
     Envvar,
-    /// By CDI devices.
+    /// CDI devices.
     Cdi,
 }
 
@@ -206,7 +207,7 @@ impl Inject {
     }
 }
 
-/// What to do when there are no devices.
+/// The reaction to a node without devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NoGpu {
     /// End with an error.
@@ -217,7 +218,7 @@ pub enum NoGpu {
 
 impl NoGpu {
     /// Returns true if the daemon waits after this error. It always waits where an operator has left out every GPU, as with
-    /// MIG mode: kubelet would restart it again and again.
+    /// MIG mode, because kubelet would restart it again and again.
     pub fn waits_after(self, error: &InventoryError) -> bool {
         error.is_by_choice() || self == Self::Wait && error.is_absence()
     }
@@ -240,7 +241,7 @@ pub(super) fn limit(text: &str) -> Result<Duration, InvalidValue> {
 
 /// A duration such as `500ms`, `2s` or `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
-    /// Nothing here makes sense beyond an hour.
+    /// No flag makes sense beyond an hour.
     const LONGEST: Duration = Duration::from_secs(3600);
     let fail = || {
         InvalidValue("not a duration: write a number and ms, s or m, such as 500ms; at most 60m".to_owned())
@@ -259,4 +260,128 @@ pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
     } else {
         Ok(duration)
     }
+}
+
+/// The text for no driver.
+const NONE: &str = "none";
+
+/// Names of DRA drivers; may be empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraDrivers(BTreeSet<String>);
+
+impl DraDrivers {
+    /// The names.
+    pub fn names(&self) -> &BTreeSet<String> {
+        &self.0
+    }
+}
+
+impl FromStr for DraDrivers {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        if text == NONE {
+            return Ok(Self(BTreeSet::new()));
+        }
+        let name = |name: &str| {
+            let invalid = || {
+                InvalidValue(format!(
+                    "{name:?} is not the name of a DRA driver; write names such as gpu.nvidia.com, or {NONE}"
+                ))
+            };
+            // The API server accepts no longer name.
+            if is_dns_subdomain(name) && name.len() <= 63 && name != NONE {
+                Ok(name.to_owned())
+            } else {
+                Err(invalid())
+            }
+        };
+        text.split(',')
+            .map(str::trim)
+            .map(name)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl fmt::Display for DraDrivers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.0.iter().map(String::as_str).collect();
+        f.write_str(
+            if names.is_empty() {
+                NONE.to_owned()
+            } else {
+                names.join(",")
+            }
+            .as_str(),
+        )
+    }
+}
+
+/// A resource of whole devices and its server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VendorResource {
+    /// Its name in pods and nodes.
+    pub name: String,
+    /// Its server.
+    pub server: VendorServer,
+}
+
+/// The server of a vendor's resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VendorServer {
+    /// The vendor's plugin, whose allocations this plugin publishes.
+    Vendor,
+    /// This plugin.
+    Ours,
+    /// None, or a plugin whose allocations need not be published.
+    Ignore,
+}
+
+impl FromStr for VendorResource {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let form =
+            || InvalidValue("write the name of a resource, = and one of vendor, ours, ignore".to_owned());
+        let (name, server) = text.trim().rsplit_once('=').ok_or_else(form)?;
+        let server = match server {
+            "vendor" => VendorServer::Vendor,
+            "ours" => VendorServer::Ours,
+            "ignore" => VendorServer::Ignore,
+            _ => return Err(form()),
+        };
+        extended_resource(name)?;
+        if server == VendorServer::Ours && !VENDOR_GPUS.contains(&name) {
+            return Err(InvalidValue(format!(
+                "this plugin can serve one of {}",
+                VENDOR_GPUS.join(", ")
+            )));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            server,
+        })
+    }
+}
+
+impl fmt::Display for VendorResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = match self.server {
+            VendorServer::Vendor => "vendor",
+            VendorServer::Ours => "ours",
+            VendorServer::Ignore => "ignore",
+        };
+        write!(f, "{}={server}", self.name)
+    }
+}
+
+/// One entry per name, the last one.
+pub(super) fn distinct(all: Vec<VendorResource>) -> Vec<VendorResource> {
+    let mut distinct = Vec::<VendorResource>::new();
+    for resource in all {
+        distinct.retain(|before| before.name != resource.name);
+        distinct.push(resource);
+    }
+    distinct
 }

@@ -1,16 +1,45 @@
-//! Which GPUs pods may share: the operator's choice.
+//! The operator's choice of the GPUs that pods share, and of the units that kubelet gets of them.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use crate::inventory::{Gpu, InvalidPhysicalId, PhysicalId};
+use proto::memory_unit::MemoryUnit;
 
-/// The GPUs that are shared; the others are left to pods that take whole devices.
+use crate::device_ids::{IdScheme, TooLong};
+use crate::inventory::{Gpu, InvalidPhysicalId, Inventory, PhysicalId};
+
+/// The settings that determine the device IDs which kubelet gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// The GPUs that pods may share.
+    pub devices: SharedDevices,
+    /// The number of containers that may share one GPU.
+    pub slots: NonZeroU32,
+    /// The size of a memory unit.
+    pub memory_unit: MemoryUnit,
+    /// True if kubelet gets the NUMA node of each device.
+    pub has_numa_hints: bool,
+}
+
+impl Sharing {
+    /// The device IDs of an inventory.
+    ///
+    /// # Errors
+    /// The list of IDs would be longer than kubelet accepts.
+    pub fn id_scheme(&self, inventory: &Inventory) -> Result<IdScheme, TooLong> {
+        let gpus = inventory.gpus.iter();
+        let shared: Vec<Gpu> = gpus.filter(|gpu| self.devices.includes(gpu)).cloned().collect();
+        IdScheme::with_numa_nodes(self.has_numa_hints, &shared, self.slots.get(), self.memory_unit)
+    }
+}
+
+/// The GPUs that pods may share; the others are left to pods that take whole GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SharedDevices {
-    /// Every one.
+    /// All GPUs.
     All,
-    /// Only those that are named.
+    /// Only the named GPUs.
     Only {
         /// By UUID.
         uuids: BTreeSet<PhysicalId>,
@@ -19,16 +48,13 @@ pub enum SharedDevices {
     },
 }
 
-/// The list cannot be read.
+/// The text is no list of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidSharedDevices {
-    /// One of the names is neither a number nor a UUID.
-    #[error("write all, or UUIDs and minor numbers of GPUs, separated by commas")]
-    Name(#[source] InvalidPhysicalId),
-}
+#[error("write all, or UUIDs and minor numbers of GPUs, separated by commas")]
+pub struct InvalidSharedDevices(#[source] InvalidPhysicalId);
 
 impl SharedDevices {
-    /// Whether pods may share this GPU.
+    /// Returns true if pods may share this GPU.
     pub fn includes(&self, gpu: &Gpu) -> bool {
         match self {
             Self::All => true,
@@ -49,7 +75,7 @@ impl FromStr for SharedDevices {
             if let Ok(minor) = name.parse() {
                 minors.insert(minor);
             } else {
-                uuids.insert(name.parse().map_err(InvalidSharedDevices::Name)?);
+                uuids.insert(name.parse().map_err(InvalidSharedDevices)?);
             }
         }
         Ok(Self::Only { uuids, minors })

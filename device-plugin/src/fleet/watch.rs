@@ -1,11 +1,10 @@
-//! Follows the devices: what the source observes becomes health, and health becomes a new [`Fleet`].
+//! Watches the devices: observations of the source become health, and health becomes a new [`Fleet`].
 //!
-//! Everything that has been observed by the time one observation is read makes one new value, so a
-//! node whose GPUs all fail at once sends kubelet one list, not one per device.
+//! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not one
+//! per device.
 //!
-//! A call into a driver that hangs cannot be ended. Its thread is left alone and no other is begun in
-//! its place; what is known of its devices then does not stay for ever: when nothing has been said of a
-//! device for long, it counts as failed until its source speaks again.
+//! A call into a driver that hangs cannot be ended. Its thread is left alone and no other is started in its place. What the fleet says
+//! of its devices does not last: a device without any observation for a long time counts as failed until its source reports it again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,212 +17,281 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
-use crate::device_ids::IdScheme;
 use crate::health::{ApplicationFault, Health, HealthChange};
 use crate::inventory::{Inventory, InventoryError, Observation, ObservationKind, PhysicalId, Source};
 
-use super::recall::Recalled;
-use super::{Fleet, FleetDevice, FleetGpu};
+use super::Fleet;
+use super::corrections::Correction;
+use super::sharing::Sharing;
 
-/// How soon a watch that has ended is begun again.
-const RETRY: Duration = Duration::from_secs(1);
+/// Delay before a watch that has ended is started again.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// How soon devices that could not be adopted are looked at again.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// Delay before another look at devices that could not be adopted.
+const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// How long one such look is waited for; meanwhile no observation is taken in.
-const LOOK_LIMIT: Duration = Duration::from_secs(20);
+/// Longest wait for the list of devices; observations wait meanwhile.
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
 
-/// What makes a fleet of an inventory.
-pub type Number = Box<dyn Fn(&Inventory) -> anyhow::Result<IdScheme> + Send + Sync>;
+/// The time by which an observation may be late: opening a session and waking idle GPUs takes NVML seconds for each.
+const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 
-/// How long after it was due a source may leave us without an observation: opening a session and waking
-/// idle GPUs takes NVML seconds for each.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-
-/// The ends of the channels that the follower has.
+/// The channels of a [`FleetWatch`].
 #[derive(Debug)]
-pub struct Channels {
+pub struct FleetChannels {
     /// The devices and their health.
     pub fleet: watch::Sender<Arc<Fleet>>,
     /// Faults of applications; those for which there is no room are dropped.
     pub faults: mpsc::Sender<ApplicationFault>,
-    /// What others know of the devices' health.
+    /// Changes of health that do not come from the source of the devices.
     pub corrections: mpsc::Receiver<Correction>,
 }
 
-/// A change of health that does not come from the source of the devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Correction {
-    /// An operator has cleared a device.
-    Cleared(PhysicalId),
-    /// The critical errors that an earlier process saw: from now on they are known.
-    Recalled(Vec<Recalled>),
-}
-
-/// This process must end, so that its container is made again with the library of the driver that the node has now.
+/// This process must end, so that its container is created again with the library of the present driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{how}; ending, so that this container is made again")]
+#[error("{how}; ending, so that this container is created again")]
 pub struct DriverReplaced {
     how: String,
 }
 
-/// Follows the devices of `source` until the task is dropped or another process is needed for it.
-pub async fn watch_devices(
-    source: Source,
-    inventory: Inventory,
-    health: Health,
-    number: Number,
-    channels: Channels,
-) -> DriverReplaced {
-    let discovery = Discovery {
-        source: source.clone(),
-        running: None,
-    };
-    let mut follower = Follower {
-        discovery,
-        inventory,
-        health,
-        number,
-        channels,
-        began: Instant::now(),
-    };
-    loop {
-        match source.watch(&follower.inventory) {
-            // The feed goes on with the devices it knows, and so does their health as long as no others are adopted.
-            Ok((_feed, seen)) => {
-                if let Err(replaced) = follower
-                    .follow(seen, source.probe_interval() + ANSWER_LIMIT)
-                    .await
-                {
-                    return replaced;
-                }
-            }
-            Err(error) => {
-                warn!(error = one_line(&error), "cannot watch the devices, trying again");
-                while let Ok(correction) = follower.channels.corrections.try_recv() {
-                    follower.correct(correction);
-                }
-                follower.look_again().await;
-            }
-        }
-        sleep(RETRY).await;
-    }
+/// Lists the devices on a thread that may block.
+pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
+    let source = source.clone();
+    Ok(spawn_blocking(move || source.discover()).await??)
 }
 
-/// What is known of the devices, and how to look at them again.
-struct Follower {
+/// Watches the devices of a source and keeps the fleet up to date.
+#[derive(Debug)]
+pub struct FleetWatch {
     discovery: Discovery,
     inventory: Inventory,
     health: Health,
-    number: Number,
-    channels: Channels,
-    began: Instant,
+    sharing: Sharing,
+    channels: FleetChannels,
+    /// The time that counts as zero for [`Health`].
+    started: Instant,
 }
 
-impl Follower {
-    /// Until the feed ends or other devices have been adopted.
+impl FleetWatch {
+    /// A watch of the devices of `inventory`.
+    pub fn new(
+        source: Source,
+        inventory: Inventory,
+        health: Health,
+        sharing: Sharing,
+        channels: FleetChannels,
+    ) -> Self {
+        Self {
+            discovery: Discovery {
+                source,
+                running: None,
+            },
+            inventory,
+            health,
+            sharing,
+            channels,
+            started: Instant::now(),
+        }
+    }
+
+    /// Watches until the task is dropped or the driver has been replaced.
+    pub async fn run(mut self) -> DriverReplaced {
+        let source = self.discovery.source.clone();
+        loop {
+            match source.watch(&self.inventory) {
+                // The feed must live while its channel is read: dropping it stops its threads.
+                Ok((_feed, observations)) => {
+                    let limit = source.probe_interval() + OBSERVATION_DELAY;
+                    if let Err(replaced) = self.follow(observations, limit).await {
+                        return replaced;
+                    }
+                }
+                Err(error) => {
+                    warn!(error = one_line(&error), "cannot watch the devices, trying again");
+                    while let Ok(correction) = self.channels.corrections.try_recv() {
+                        self.correct(correction);
+                    }
+                    self.discover_again().await;
+                }
+            }
+            sleep(RESTART_DELAY).await;
+        }
+    }
+
+    /// Reads one feed until it ends or other devices have been adopted.
     ///
-    /// A feed that says nothing of a device for `limit` is waiting for its driver. It is kept: another one would wait too,
-    /// and its thread could not be ended either.
+    /// A feed without an observation of a device for `limit` is waiting for its driver. It is kept: another one would wait too, and its
+    /// thread could not be ended either.
     async fn follow(
         &mut self,
-        mut seen: mpsc::Receiver<Observation>,
+        mut observations: mpsc::Receiver<Observation>,
         limit: Duration,
     ) -> Result<(), DriverReplaced> {
-        let mut look_at = None;
+        let mut discover_at = None;
         let mut silence = Silence::new(limit, self.inventory.ids().cloned());
         loop {
             let silence_ends = silence.ends();
-            let next = tokio::select! {
-                // What has been said counts before silence.
+            let has_changed = tokio::select! {
+                // Observations that have arrived count before silence.
                 biased;
                 Some(correction) = self.channels.corrections.recv() => {
                     self.correct(correction);
-                    Seen::Health
+                    false
                 }
-                next = take_in(&mut seen, &mut self.health, &mut silence, self.began, &self.channels.fleet, &self.channels.faults) => next,
-                () = at(look_at) => Seen::OtherDevices,
-                () = at(silence_ends) => {
-                    self.fail(&silence.over(), limit);
-                    Seen::Health
+                first = observations.recv() => match first {
+                    Some(first) => self.observe_all(first, &mut observations, &mut silence)?,
+                    None => return Ok(()),
+                },
+                () = sleep_until_some(discover_at) => true,
+                () = sleep_until_some(silence_ends) => {
+                    self.fail(&silence.take_silent(), limit);
+                    false
                 }
             };
-            match next {
-                Seen::Health => {}
-                Seen::End => return Ok(()),
-                Seen::OtherDriver(how) => return Err(DriverReplaced { how }),
-                Seen::OtherDevices if self.look_again().await => return Ok(()),
-                Seen::OtherDevices => look_at = Some(Instant::now() + LOOK_AGAIN),
+            if has_changed {
+                if self.discover_again().await {
+                    return Ok(());
+                }
+                discover_at = Some(Instant::now() + DISCOVERY_RETRY);
             }
         }
+    }
+
+    /// Applies `first` and the observations that wait behind it. Returns true if the inventory has changed.
+    fn observe_all(
+        &mut self,
+        first: Observation,
+        waiting: &mut mpsc::Receiver<Observation>,
+        silence: &mut Silence,
+    ) -> Result<bool, DriverReplaced> {
+        let mut changes = Vec::new();
+        let mut next = Some(first);
+        let mut result = Ok(false);
+        while let Some(observation) = next {
+            silence.interrupt(&observation);
+            if observation.kind == ObservationKind::InventoryChanged {
+                info!("the devices of this node have changed");
+                result = Ok(true);
+                break;
+            }
+            if let ObservationKind::DriverReplaced(how) = observation.kind {
+                result = Err(DriverReplaced { how });
+                break;
+            }
+            if let Some(fault) = self.health.application_fault(&observation) {
+                warn!(device = %fault.uuid, xid = fault.xid, "an application has caused an error on a device");
+                // A fault leads only to events, so it may be lost while the channel is full.
+                let _ = self.channels.faults.try_send(fault);
+            }
+            changes.extend(self.health.observe(self.started.elapsed(), &observation));
+            next = waiting.try_recv().ok();
+        }
+        self.apply(&changes);
+        result
     }
 
     fn correct(&mut self, correction: Correction) {
-        let (now, health) = (self.began.elapsed(), &mut self.health);
+        let now = self.started.elapsed();
         match correction {
-            Correction::Cleared(device) => tell(&self.channels.fleet, health.clear(now, &device).as_slice()),
-            Correction::Recalled(errors) => {
-                let recalled = errors
-                    .iter()
-                    .filter_map(|error| health.load(now, &error.device, error.xid, &error.since));
-                let changes: Vec<_> = recalled.collect();
-                self.channels.fleet.send_modify(|fleet| {
-                    *fleet = Arc::new(Fleet {
-                        is_health_loaded: true,
-                        ..changed(fleet, &changes)
-                    });
-                });
+            Correction::Cleared(device) => {
+                let change = self.health.clear(now, &device);
+                self.apply(change.as_slice());
+            }
+            Correction::Loaded(errors) => {
+                for error in errors {
+                    let change = self.health.load(now, &error.device, error.xid, &error.since);
+                    self.apply(change.as_slice());
+                }
+                self.channels
+                    .fleet
+                    .send_modify(|fleet| Arc::make_mut(fleet).is_health_loaded = true);
             }
         }
     }
 
-    /// The driver of these devices does not answer, so nothing is known of them.
+    /// Makes these devices unhealthy because their driver does not answer.
     fn fail(&mut self, devices: &[PhysicalId], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
-        let (now, health) = (self.began.elapsed(), &mut self.health);
-        let failed = |uuid: &PhysicalId| Observation {
-            device: Some(uuid.clone()),
-            kind: ObservationKind::Failed(how.clone()),
-        };
-        let changes = devices
-            .iter()
-            .filter_map(|id| health.observe(now, &failed(id)))
-            .collect::<Vec<_>>();
-        tell(&self.channels.fleet, &changes);
+        let mut changes = Vec::new();
+        for device in devices {
+            let observation = Observation {
+                device: Some(device.clone()),
+                kind: ObservationKind::Failed(how.clone()),
+            };
+            changes.extend(self.health.observe(self.started.elapsed(), &observation));
+        }
+        self.apply(&changes);
     }
 
-    /// Adopts the devices that are there now; false if that is not possible.
-    async fn look_again(&mut self) -> bool {
+    /// Publishes a fleet with these changes, if there are any.
+    fn apply(&self, changes: &[HealthChange]) {
+        if changes.is_empty() {
+            return;
+        }
+        for change in changes {
+            let (device, reason, message) = (&change.device, change.reason, &change.message);
+            if change.is_healthy {
+                info!(%device, %reason, message, "device is healthy again");
+            } else {
+                error!(%device, %reason, message, "device is unhealthy");
+            }
+        }
+        self.channels.fleet.send_modify(|fleet| {
+            let fleet = Arc::make_mut(fleet);
+            for change in changes {
+                fleet.apply(change);
+            }
+        });
+    }
+
+    /// Lists the devices again and adopts them. Returns false if that is not possible.
+    async fn discover_again(&mut self) -> bool {
         match self.discovery.run().await {
             Ok(found) if found.gpus.is_empty() && !self.inventory.gpus.is_empty() => {
-                warn!("no GPU answers now, keeping what is known of the devices");
+                warn!("no GPU answers now, keeping the known devices");
                 false
             }
-            Ok(found) => adopt(
-                found,
-                &mut self.inventory,
-                &mut self.health,
-                &self.number,
-                &self.channels.fleet,
-            ),
+            Ok(found) => self.adopt(found),
             Err(error) => {
-                warn!(error = %format!("{error:#}"), "cannot look at the devices again, keeping what is known");
+                warn!(error = %format!("{error:#}"), "cannot list the devices again, keeping the known ones");
                 false
             }
         }
+    }
+
+    /// Goes over to another inventory. Returns false if kubelet could not accept the list of its device IDs.
+    fn adopt(&mut self, found: Inventory) -> bool {
+        if found == self.inventory {
+            // The change has been undone. Another feed must start, because this one reports only its first change.
+            return true;
+        }
+        let ids = match self.sharing.id_scheme(&found) {
+            Ok(ids) => ids,
+            Err(error) => {
+                error!(%error, "keeping the known devices");
+                return false;
+            }
+        };
+        info!(n_gpus = found.gpus.len(), "serving other devices from now on");
+        self.health.set_devices(found.ids().cloned());
+        self.inventory.clone_from(&found);
+        self.channels
+            .fleet
+            .send_modify(|fleet| *fleet = Arc::new(fleet.with_inventory(found, ids)));
+        true
     }
 }
 
-/// Never, if there is no such moment.
-async fn at(moment: Option<Instant>) {
+/// Waits until this moment; for ever if there is none.
+async fn sleep_until_some(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
     }
 }
 
-/// Looks at the devices one at a time: a look that hangs is waited for again, not begun beside another.
+/// Lists the devices, one call at a time: the next call waits for one that hangs, instead of starting another beside it.
+#[derive(Debug)]
 struct Discovery {
     source: Source,
     running: Option<JoinHandle<Result<Inventory, InventoryError>>>,
@@ -235,7 +303,7 @@ impl Discovery {
         let running = self
             .running
             .get_or_insert_with(|| spawn_blocking(move || source.discover()));
-        let found = timeout(LOOK_LIMIT, &mut *running)
+        let found = timeout(DISCOVERY_LIMIT, &mut *running)
             .await
             .context("the driver does not answer")?;
         self.running = None;
@@ -243,10 +311,10 @@ impl Discovery {
     }
 }
 
-/// Since when nothing has been said of each device: one source may hang while another one speaks.
+/// The time of the last observation of each device: one source may hang while another one reports.
 struct Silence {
     limit: Duration,
-    heard: BTreeMap<PhysicalId, Instant>,
+    observed: BTreeMap<PhysicalId, Instant>,
 }
 
 impl Silence {
@@ -254,176 +322,38 @@ impl Silence {
         let now = Instant::now();
         Self {
             limit,
-            heard: devices.map(|device| (device, now)).collect(),
+            observed: devices.map(|device| (device, now)).collect(),
         }
     }
 
-    fn hear(&mut self, observation: &Observation) {
-        if let Some(heard) = observation
-            .device
-            .as_ref()
-            .and_then(|device| self.heard.get_mut(device))
+    fn interrupt(&mut self, observation: &Observation) {
+        if let Some(device) = &observation.device
+            && let Some(observed) = self.observed.get_mut(device)
         {
-            *heard = Instant::now();
+            *observed = Instant::now();
         }
     }
 
-    /// When the first device has been silent for too long.
+    /// The time at which the first device has been silent for too long.
     fn ends(&self) -> Option<Instant> {
-        self.heard.values().min().map(|heard| *heard + self.limit)
+        self.observed
+            .values()
+            .min()
+            .map(|observed| *observed + self.limit)
     }
 
-    /// The devices that have been silent for too long; for each it begins anew.
-    fn over(&mut self) -> Vec<PhysicalId> {
+    /// The devices that have been silent for too long; their silence starts again.
+    fn take_silent(&mut self) -> Vec<PhysicalId> {
         let now = Instant::now();
-        let limit = self.limit;
-        let silent = self.heard.iter_mut().filter(|(_, heard)| **heard + limit <= now);
+        let mut silent = Vec::new();
+        for (device, observed) in &mut self.observed {
+            if *observed + self.limit <= now {
+                *observed = now;
+                silent.push(device.clone());
+            }
+        }
         silent
-            .map(|(device, heard)| {
-                *heard = now;
-                device.clone()
-            })
-            .collect()
     }
-}
-
-/// What a feed has told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Seen {
-    Health,
-    OtherDevices,
-    OtherDriver(String),
-    End,
-}
-
-/// Looks at the devices on a thread where that may block.
-pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
-    let source = source.clone();
-    Ok(spawn_blocking(move || source.discover()).await??)
-}
-
-/// Takes in what was observed since.
-async fn take_in(
-    seen: &mut mpsc::Receiver<Observation>,
-    health: &mut Health,
-    silence: &mut Silence,
-    began: Instant,
-    fleet: &watch::Sender<Arc<Fleet>>,
-    faults: &mpsc::Sender<ApplicationFault>,
-) -> Seen {
-    let Some(mut observation) = seen.recv().await else {
-        return Seen::End;
-    };
-    let mut changes = Vec::new();
-    let goes_on = loop {
-        silence.hear(&observation);
-        if observation.kind == ObservationKind::InventoryChanged {
-            info!("the devices of this node have changed");
-            break Seen::OtherDevices;
-        }
-        if let ObservationKind::DriverReplaced(how) = observation.kind {
-            break Seen::OtherDriver(how);
-        }
-        if let Some(fault) = health.application_fault(&observation) {
-            warn!(device = %fault.uuid, xid = fault.xid, "an application has made a mistake on a device");
-            let _ = faults.try_send(fault);
-        }
-        changes.extend(health.observe(began.elapsed(), &observation));
-        match seen.try_recv() {
-            Ok(next) => observation = next,
-            Err(_) => break Seen::Health,
-        }
-    };
-    tell(fleet, &changes);
-    goes_on
-}
-
-fn tell(fleet: &watch::Sender<Arc<Fleet>>, changes: &[HealthChange]) {
-    if !changes.is_empty() {
-        fleet.send_modify(|fleet| *fleet = Arc::new(changed(fleet, changes)));
-    }
-}
-
-/// `fleet` after these changes.
-pub fn changed(fleet: &Fleet, changes: &[HealthChange]) -> Fleet {
-    let mut fleet = fleet.clone();
-    for change in changes {
-        if change.is_healthy {
-            info!(device = %change.device, reason = %change.reason, message = change.message, "device is healthy again");
-        } else {
-            error!(device = %change.device, reason = %change.reason, message = change.message, "device is unhealthy");
-        }
-        let gpus = fleet
-            .gpus
-            .iter_mut()
-            .filter(|entry| entry.gpu.uuid == change.device);
-        let gpus = gpus.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
-        let others = fleet
-            .others
-            .iter_mut()
-            .filter(|entry| entry.device.id == change.device);
-        let others = others.map(|entry| (&mut entry.is_healthy, &mut entry.reason, &mut entry.message));
-        for (is_healthy, reason, message) in gpus.chain(others) {
-            *is_healthy = change.is_healthy;
-            *reason = Some(change.reason);
-            message.clone_from(&change.message);
-        }
-    }
-    fleet
-}
-
-/// Goes over to another inventory, and says whether it did: not if kubelet could not be told of it.
-/// A device that stays keeps its state.
-fn adopt(
-    found: Inventory,
-    inventory: &mut Inventory,
-    health: &mut Health,
-    number: &Number,
-    fleet: &watch::Sender<Arc<Fleet>>,
-) -> bool {
-    if found == *inventory {
-        // The change has been undone, and the feed tells of the next one only when begun anew.
-        return true;
-    }
-    let ids = match number(&found) {
-        Ok(ids) => ids,
-        Err(error) => {
-            error!(error = %format!("{error:#}"), "keeping the devices known before");
-            return false;
-        }
-    };
-    info!(n_gpus = found.gpus.len(), "serving other devices from now on");
-    health.set_devices(found.ids().cloned());
-    inventory.clone_from(&found);
-    fleet.send_modify(|fleet| {
-        let mut new = Fleet {
-            is_health_loaded: fleet.is_health_loaded,
-            ..Fleet::new(found, ids)
-        };
-        for entry in &mut new.gpus {
-            if let Some(before) = fleet.gpus.iter().find(|before| before.gpu.uuid == entry.gpu.uuid) {
-                *entry = FleetGpu {
-                    gpu: entry.gpu.clone(),
-                    is_shared: entry.is_shared,
-                    ..before.clone()
-                };
-            }
-        }
-        for entry in &mut new.others {
-            if let Some(before) = fleet
-                .others
-                .iter()
-                .find(|before| before.device.id == entry.device.id)
-            {
-                *entry = FleetDevice {
-                    device: entry.device.clone(),
-                    ..before.clone()
-                };
-            }
-        }
-        *fleet = Arc::new(new);
-    });
-    true
 }
 
 #[cfg(test)]

@@ -256,7 +256,7 @@ fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
     );
 }
 
-/// The quiet time begins anew with the process.
+/// The quiet time starts again with the process.
 #[test]
 fn xid_of_an_earlier_process_is_loaded() {
     let mut health = two_devices();
@@ -421,7 +421,7 @@ proptest! {
     }
 }
 
-/// What an application causes is told to its pods and no sign of illness; what is ignored is neither.
+/// An XID that an application causes is a fault for its pods and leaves the device healthy; an ignored one is neither.
 #[rstest]
 #[case::application(31, Some(31), false)]
 #[case::device(92, None, true)]

@@ -1,4 +1,4 @@
-//! Days in the ward.
+//! Events and evictions as devices and pods change.
 
 use http::{Request, Response};
 use kube::client::Body;
@@ -18,21 +18,21 @@ fn with(healthy: &[(bool, &str)]) -> Fleet {
     fleet
 }
 
-fn shown(deeds: &[Deed]) -> Vec<String> {
-    let show = |deed: &Deed| match deed {
-        Deed::TellNode(weight, reason, text) => format!("node {weight:?} {reason}: {text}"),
-        Deed::TellPod(uid, reason, text) => format!("{} {reason}: {text}", uid.as_str()),
-        Deed::Evict(uid) => format!("evict {}", uid.as_str()),
+fn shown(actions: &[HealthAction]) -> Vec<String> {
+    let show = |action: &HealthAction| match action {
+        HealthAction::NodeEvent(weight, reason, text) => format!("node {weight:?} {reason}: {text}"),
+        HealthAction::PodEvent(uid, reason, text) => format!("{} {reason}: {text}", uid.as_str()),
+        HealthAction::Evict(uid) => format!("evict {}", uid.as_str()),
     };
-    deeds
+    actions
         .iter()
-        .map(|deed| show(deed).replace(FIRST, "GPU-0"))
+        .map(|action| show(action).replace(FIRST, "GPU-0"))
         .collect()
 }
 
 #[test]
-fn each_change_is_told_once_and_whoever_comes_later_too() {
-    let mut ward = Ward::new(false);
+fn each_change_makes_one_event_also_on_pods_that_come_later() {
+    let mut tracker = HealthTracker::new(false);
     let now = Instant::now();
     let a = || pod("a", 1, [units(2)]);
     let others = || pod("b", 1, [units(2)]).on([1]);
@@ -41,33 +41,39 @@ fn each_change_is_told_once_and_whoever_comes_later_too() {
         [(false, "XID 79"), (true, "fine")],
     );
     assert!(
-        ward.look(&with(&well), &pods([a(), others()]), now).is_empty(),
+        tracker
+            .update(&with(&well), &pods([a(), others()]), now)
+            .is_empty(),
         "nothing is new at first"
     );
-    let told = ward.look(&with(&sick), &pods([a(), others()]), now);
+    let actions = tracker.update(&with(&sick), &pods([a(), others()]), now);
     assert_eq!(
-        shown(&told),
+        shown(&actions),
         [
             "node Warning GPUUnhealthy: GPU GPU-0 is unhealthy: XID 79",
             "a GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"
         ]
     );
-    assert!(ward.look(&with(&sick), &pods([a(), others()]), now).is_empty());
+    assert!(
+        tracker
+            .update(&with(&sick), &pods([a(), others()]), now)
+            .is_empty()
+    );
     let late = pod("late", 2, [units(2)]);
     assert_eq!(
-        shown(&ward.look(&with(&sick), &pods([a(), late]), now)),
+        shown(&tracker.update(&with(&sick), &pods([a(), late]), now)),
         ["late GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]
     );
-    let told = ward.look(&with(&well), &pods([a()]), now);
+    let actions = tracker.update(&with(&well), &pods([a()]), now);
     assert_eq!(
-        shown(&told),
+        shown(&actions),
         ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]
     );
 }
 
 #[test]
 fn a_device_that_goes_and_comes_back() {
-    let mut ward = Ward::new(false);
+    let mut tracker = HealthTracker::new(false);
     let (now, here) = (
         Instant::now(),
         pods([pod("a", 1, [units(2)]), pod("ended", 1, [units(2)])]),
@@ -77,60 +83,69 @@ fn a_device_that_goes_and_comes_back() {
         stage: Stage::Terminal,
         ..pod("ended", 1, [units(2)])
     });
-    ward.look(&with(&[(true, "fine")]), &here, now);
-    let told = ward.look(&with(&[]), &here, now);
+    tracker.update(&with(&[(true, "fine")]), &here, now);
+    let actions = tracker.update(&with(&[]), &here, now);
     assert_eq!(
-        shown(&told),
+        shown(&actions),
         [
             "node Warning GPUGone: GPU GPU-0 is no longer on this node",
             "a GPUUnhealthy: GPU GPU-0, which this pod holds: is no longer on this node"
         ]
     );
-    assert!(ward.look(&with(&[]), &here, now).is_empty());
+    assert!(tracker.update(&with(&[]), &here, now).is_empty());
     assert_eq!(
-        shown(&ward.look(&with(&[(true, "fine")]), &here, now)),
+        shown(&tracker.update(&with(&[(true, "fine")]), &here, now)),
         ["node Normal GPUHealthy: GPU GPU-0 is healthy again: fine"]
     );
-    let told = ward.look(&with(&[(true, "fine"), (true, "fine")]), &here, now);
-    assert_eq!(told.len(), 1, "another one: {told:?}");
+    let actions = tracker.update(&with(&[(true, "fine"), (true, "fine")]), &here, now);
+    assert_eq!(actions.len(), 1, "another one: {actions:?}");
 }
 
-/// Off unless it is asked for; not before the trouble has lasted; again while it is refused, but not all the time.
+/// Only if the operator wants it; not before the trouble has lasted; again after a refusal, but with a delay.
 #[test]
 fn eviction() {
     let sick = || with(&[(false, "XID 79")]);
-    let evictions = |deeds: Vec<Deed>| {
-        deeds
+    let evictions = |actions: Vec<HealthAction>| {
+        actions
             .into_iter()
-            .filter(|deed| matches!(deed, Deed::Evict(_)))
+            .filter(|action| matches!(action, HealthAction::Evict(_)))
             .count()
     };
     let now = Instant::now();
     let here = pods([pod("a", 1, [units(2)])]);
-    let mut never = Ward::new(false);
-    never.look(&sick(), &here, now);
+    let mut never = HealthTracker::new(false);
+    never.update(&sick(), &here, now);
     assert_eq!(
         (
-            evictions(never.look(&sick(), &here, now + 2 * GRACE)),
-            never.next(now)
+            evictions(never.update(&sick(), &here, now + 2 * EVICTION_GRACE)),
+            never.next_eviction(now)
         ),
         (0, None)
     );
-    let mut ward = Ward::new(true);
-    assert_eq!(evictions(ward.look(&sick(), &here, now)), 0);
-    assert_eq!(ward.next(now), Some(now + GRACE));
-    assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE)), 1);
-    assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE + AGAIN / 2)), 0);
-    assert_eq!(evictions(ward.look(&sick(), &here, now + GRACE + AGAIN)), 1);
+    let mut tracker = HealthTracker::new(true);
+    assert_eq!(evictions(tracker.update(&sick(), &here, now)), 0);
+    assert_eq!(tracker.next_eviction(now), Some(now + EVICTION_GRACE));
+    assert_eq!(evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE)), 1);
+    assert_eq!(
+        evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE + EVICTION_RETRY / 2)),
+        0
+    );
+    assert_eq!(
+        evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE + EVICTION_RETRY)),
+        1
+    );
     let leaving = pods([NodePod {
         deleting: true,
         ..pod("a", 1, [units(2)])
     }]);
-    assert_eq!(evictions(ward.look(&sick(), &leaving, now + 2 * GRACE)), 0);
+    assert_eq!(
+        evictions(tracker.update(&sick(), &leaving, now + 2 * EVICTION_GRACE)),
+        0
+    );
 }
 
 #[test]
-fn faults_of_applications_are_told_to_whoever_runs_there() {
+fn faults_of_applications_make_events_on_running_pods() {
     let running = NodePod {
         stage: Stage::Running,
         ..pod("a", 1, [units(2)])
@@ -144,16 +159,16 @@ fn faults_of_applications_are_told_to_whoever_runs_there() {
         uuid: FIRST.parse().unwrap(),
         xid: 31,
     };
-    let told = Ward::fault(&fault, &here, &fleet(2));
+    let actions = HealthTracker::on_application_fault(&fault, &here, &fleet(2));
     assert!(
-        matches!(told.as_slice(), [Deed::TellPod(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"),
-        "{told:?}"
+        matches!(actions.as_slice(), [HealthAction::PodEvent(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"),
+        "{actions:?}"
     );
 }
 
 /// The API server refuses as long as a disruption budget does not allow it.
 #[tokio::test(start_paused = true)]
-async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
+async fn pods_of_an_unhealthy_device_are_evicted_as_the_api_server_allows() {
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
     let (_health, fleet) = watch::channel(Arc::new(with(&[(false, "XID 79"), (true, "fine")])));
@@ -164,22 +179,23 @@ async fn pods_of_a_sick_device_are_evicted_as_the_api_server_allows() {
     let (_faults, faults) = mpsc::channel(1);
     let (recorder, _writer) = daemon::events::recorder(&client.clone().into(), "test", Some("n1".to_owned()));
     let began = Instant::now();
-    let task = tokio::spawn(look_after(
-        client,
-        Sources {
+    let task = tokio::spawn(
+        HealthReaction {
             fleet,
             pods,
             faults,
             recorder,
-        },
-        true,
-    ));
-    for (answer, after) in [(429, GRACE), (201, GRACE + AGAIN)] {
+            client,
+            evicts: true,
+        }
+        .run(),
+    );
+    for (answer, after) in [(429, EVICTION_GRACE), (201, EVICTION_GRACE + EVICTION_RETRY)] {
         let (request, response) = requests.next_request().await.unwrap();
         let body = request.method().as_str().to_owned() + " " + request.uri().path();
         assert_eq!(body, "POST /api/v1/namespaces/default/pods/a/eviction");
         assert!(
-            began.elapsed() >= after && began.elapsed() < after + AGAIN,
+            began.elapsed() >= after && began.elapsed() < after + EVICTION_RETRY,
             "after {:?}",
             began.elapsed()
         );

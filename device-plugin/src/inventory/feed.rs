@@ -114,6 +114,7 @@ impl Feed {
 
 impl Drop for Feed {
     fn drop(&mut self) {
+        // Does not wait for the threads: one of them may hang in the driver.
         self.signal();
     }
 }

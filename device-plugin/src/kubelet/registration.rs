@@ -105,7 +105,7 @@ impl Registration {
     /// Serves and registers the resource while this node has anything of it, until `stop`.
     pub async fn keep_offered(self, stop: CancellationToken) {
         let mut fleet = self.node.fleet.clone();
-        let is_there = |fleet: &Arc<Fleet>| fleet.offers(self.resource, &self.node.settings.names);
+        let is_there = |fleet: &Arc<Fleet>| fleet.advertises(self.resource, &self.node.settings.names);
         loop {
             self.is_registered.send_replace(!is_there(&fleet.borrow()));
             tokio::select! {

@@ -1,53 +1,55 @@
-//! The partitions of this node's GPUs: the operator's, else those that the source of the devices tells, else those of a model
-//! that is known.
+//! The partition table of this node's GPUs: the operator's, else that of the source of the devices, else that of a known model.
 //!
-//! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20); their table is
-//! [`partitions_of_board`].
+//! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20); their table is [`partitions_of_board`].
 
 use proto::topology::{BOARD_GPUS, GpuPartitionTable, partitions_of_board};
 
 use crate::fleet::Fleet;
 
-/// Words in the names of known models, and words of cards of the same name that are on no board.
+/// Words in the names of known models.
 const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
+
+/// Words in the names of cards that have the name of a known model and sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The table for these devices, if there is one; the operator's only if it names no GPU that is not there.
+/// The table for these devices, if there is one; the operator's only if this node has all GPUs that it names.
 pub fn table(fleet: &Fleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
-    let is_fit = |table: &&GpuPartitionTable| stranger(fleet, table).is_none();
-    of_operator
-        .filter(is_fit)
-        .or(fleet.partitions.as_ref())
-        .cloned()
-        .or_else(|| known(fleet))
+    if let Some(table) = of_operator
+        && missing_gpu(fleet, table).is_none()
+    {
+        return Some(table.clone());
+    }
+    if let Some(table) = &fleet.partitions {
+        return Some(table.clone());
+    }
+    is_known_board(fleet).then(partitions_of_board)
 }
 
-/// The first GPU that a table names and that is not there.
-pub fn stranger(fleet: &Fleet, table: &GpuPartitionTable) -> Option<u32> {
-    let is_there = |minor: &u32| fleet.gpus.iter().any(|entry| entry.gpu.minor == *minor);
-    table
-        .values()
-        .flatten()
-        .flat_map(|set| &set.minors)
-        .find(|minor| !is_there(minor))
-        .copied()
+/// The minor number of the first GPU that a table names and this node does not have.
+pub fn missing_gpu(fleet: &Fleet, table: &GpuPartitionTable) -> Option<u32> {
+    let is_present = |minor: u32| fleet.gpus.iter().any(|entry| entry.gpu.minor == minor);
+    let mut minors = table.values().flatten().flat_map(|partition| &partition.minors);
+    minors.find(|minor| !is_present(**minor)).copied()
 }
 
-/// The table of a known board.
-fn known(fleet: &Fleet) -> Option<GpuPartitionTable> {
-    let has_word = |model: &str, words: &[&str]| model.split([' ', '-']).any(|word| words.contains(&word));
+fn is_known_board(fleet: &Fleet) -> bool {
+    for entry in &fleet.gpus {
+        let mut is_board = false;
+        for word in entry.gpu.model.split([' ', '-']) {
+            if CARDS.contains(&word) {
+                return false;
+            }
+            is_board |= BOARDS.contains(&word);
+        }
+        if !is_board {
+            return false;
+        }
+    }
     let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
     minors.sort_unstable();
-    let are_on_board = fleet
-        .gpus
-        .iter()
-        .all(|entry| has_word(&entry.gpu.model, &BOARDS) && !has_word(&entry.gpu.model, &CARDS));
-    // Where NVML tells how they are linked, they must be, all eight.
+    // Where NVML reports links, one group must have all eight GPUs.
     let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
-    if minors != (0..BOARD_GPUS).collect::<Vec<_>>() || !are_on_board || !are_linked {
-        return None;
-    }
-    Some(partitions_of_board())
+    are_linked && minors == (0..BOARD_GPUS).collect::<Vec<_>>()
 }
 
 #[cfg(test)]
@@ -75,7 +77,7 @@ mod tests {
 
     #[rstest]
     #[case::h100(8, "NVIDIA H100 80GB HBM3", &[0, 1, 2, 3, 4, 5, 6, 7], true)]
-    #[case::links_are_not_told(8, "NVIDIA H800", &[], true)]
+    #[case::links_are_unknown(8, "NVIDIA H800", &[], true)]
     #[case::h20(8, "NVIDIA H20-3e", &[], true)]
     #[case::too_few(4, "NVIDIA H100 80GB HBM3", &[], false)]
     #[case::one_has_no_link(8, "NVIDIA H100 80GB HBM3", &[0, 1, 2, 3, 4, 5, 6], false)]
@@ -83,7 +85,7 @@ mod tests {
     #[case::pairs_of_cards(8, "NVIDIA H100 NVL", &[], false)]
     #[case::h200(8, "NVIDIA H200", &[], false)]
     #[case::another(8, "NVIDIA A100-SXM4-80GB", &[], false)]
-    fn boards_are_known(
+    fn known_boards(
         #[case] n_gpus: u32,
         #[case] model: &str,
         #[case] linked: &[u32],

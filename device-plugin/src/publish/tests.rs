@@ -1,4 +1,4 @@
-//! What is written, and how the API server's moods are met.
+//! The publisher's writes, and its reaction to errors of the API server.
 
 mod amounts;
 mod objects;
@@ -43,16 +43,16 @@ fn at(seconds: i64) -> DateTime<Utc> {
 
 /// The Device object of a fleet of which nothing was said before.
 fn object(fleet: &Fleet) -> Device {
-    device_object::device(fleet, &node(&json!({})), &Remarks::default(), None, at(0))
+    DeviceObjectInputs::default().device(fleet, &node(&json!({})), None, at(0))
 }
 
 fn offers(fleet: &Fleet) -> Requests {
-    node_status::offers(&object(fleet).spec.devices)
+    node_patches::offered(&object(fleet).spec.devices)
 }
 
-/// What the API server holds once `device` is applied.
-fn held(device: &Device) -> Held {
-    Held::Object(Box::new(RawDevice {
+/// The stored object once `device` is applied.
+fn stored(device: &Device) -> StoredDevice {
+    StoredDevice::Present(Box::new(RawDevice {
         metadata: device.metadata.clone(),
         spec: json!(device.spec),
     }))
@@ -97,17 +97,17 @@ struct Server {
     fleet: watch::Sender<Arc<Fleet>>,
     pods: watch::Sender<Pods>,
     node: watch::Sender<Option<Node>>,
-    device: watch::Sender<Held>,
+    device: watch::Sender<StoredDevice>,
     checkpoints: watch::Sender<Option<KubeletAllocations>>,
-    additions: watch::Sender<Arc<Additions>>,
+    overrides: watch::Sender<Arc<NodeOverrides>>,
 }
 
 impl Server {
     fn new() -> Self {
-        Self::holding(Held::Nothing)
+        Self::holding(StoredDevice::Absent)
     }
 
-    fn holding(held: Held) -> Self {
+    fn holding(held: StoredDevice) -> Self {
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let client = Client::new(service, "default");
         let (fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
@@ -115,18 +115,18 @@ impl Server {
         let (node, node_seen) = watch::channel(Some(node(&json!({}))));
         let (device, device_seen) = watch::channel(held);
         let (checkpoints, checkpoints_seen) = watch::channel(None);
-        let (additions, additions_seen) = watch::channel(Arc::default());
-        let sources = Sources {
+        let (overrides, overrides_seen) = watch::channel(Arc::default());
+        let inputs = PublisherInputs {
             fleet: fleet_seen,
             pods: pods_seen,
             node: node_seen,
             device: device_seen,
             checkpoints: checkpoints_seen,
-            additions: additions_seen,
+            overrides: overrides_seen,
             injection: watch::channel(None).1,
-            without_devices: watch::channel(None).1,
+            pods_without_devices: watch::channel(None).1,
         };
-        let facts = Facts {
+        let settings = PublisherSettings {
             node_name: "n1".to_owned(),
             names: ResourceNames::default(),
             memory_unit: MemoryUnit::GIB,
@@ -134,7 +134,7 @@ impl Server {
             partition_policy: None,
             boot_id: None,
         };
-        tokio::spawn(Publisher::new(&client.into(), facts, sources).run());
+        tokio::spawn(Publisher::new(&client.into(), settings, inputs).run());
         Self {
             requests,
             fleet,
@@ -142,7 +142,7 @@ impl Server {
             node,
             device,
             checkpoints,
-            additions,
+            overrides,
         }
     }
 
@@ -164,7 +164,7 @@ impl Server {
         )
     }
 
-    /// Whether nothing is asked for so many seconds.
+    /// Returns true if no request comes for this number of seconds.
     async fn is_silent(&mut self, seconds: u64) -> bool {
         timeout(Duration::from_secs(seconds), self.requests.next_request())
             .await
@@ -200,8 +200,8 @@ impl Server {
         ]
     }
 
-    /// Settles, and the node tells what was written into it, last of all that the Device object is there.
-    async fn come_to_rest(&mut self) -> Node {
+    /// Settles, and the node shows everything that was written into it, the revision of the Device object last.
+    async fn settle_completely(&mut self) -> Node {
         self.settle().await;
         let held = json!({
             "aliyun.com/gpu-count": "1", "koordinator.sh/gpu": "100", "koordinator.sh/gpu-core": "100",
@@ -212,7 +212,7 @@ impl Server {
             Some([("aliyun.com/gpu-mem-unit".to_owned(), "GiB".to_owned())].into());
         settled.metadata.labels = object(&fleet(1)).metadata.labels;
         self.node.send_replace(Some(settled.clone()));
-        self.device.send_replace(held_by_all());
+        self.device.send_replace(stored_as_wanted());
         let (line, body, answer) = self.next().await;
         let revision = body["metadata"]["annotations"][DEVICES_REVISION]
             .as_str()
@@ -231,8 +231,8 @@ impl Server {
 const DEVICE: &str = "PATCH /apis/scheduling.koordinator.sh/v1alpha1/devices/n1?&force=true&fieldManager=gpushare-device-plugin";
 
 /// The Device object of one GPU as the API server holds it.
-fn held_by_all() -> Held {
-    held(&object(&fleet(1)))
+fn stored_as_wanted() -> StoredDevice {
+    stored(&object(&fleet(1)))
 }
 
 fn response(code: StatusCode, body: &Value) -> Response<Body> {
@@ -320,14 +320,14 @@ async fn pause_ends_with_a_change() {
 /// The object is looked at before it is written, so that the times in it are kept.
 #[tokio::test(start_paused = true)]
 async fn device_object_is_not_written_before_it_is_known() {
-    let mut server = Server::holding(Held::Unknown);
+    let mut server = Server::holding(StoredDevice::Unknown);
     for _ in 0..3 {
         assert!(!server.accept().await.starts_with(DEVICE));
     }
     let mut before = object(&sick(0));
     before.spec.devices.truncate(1);
     before.spec.devices[0].conditions[0].status = "True".to_owned();
-    server.device.send_replace(held(&before));
+    server.device.send_replace(stored(&before));
     // The node says nothing new, so the unit and the labels are tried again first.
     let written = loop {
         let (line, body, answer) = server.next().await;
@@ -343,13 +343,13 @@ async fn device_object_is_not_written_before_it_is_known() {
     assert_eq!(condition(&written.spec), Some(("True", "Xid79", 0)));
 }
 
-/// Whoever writes nonsense into the object, or deletes it, is put right; whoever does it again and again, now and then.
+/// The publisher undoes an invalid write or a deletion of the object, but repeated ones only now and then.
 #[tokio::test(start_paused = true)]
 async fn what_others_do_to_the_device_object_is_undone_at_a_pace() {
     let mut server = Server::new();
-    server.come_to_rest().await;
+    server.settle_completely().await;
     let nonsense = || {
-        Held::Object(Box::new(RawDevice {
+        StoredDevice::Present(Box::new(RawDevice {
             spec: json!({"devices": [{"health": "perhaps"}]}),
             ..RawDevice::default()
         }))
@@ -361,15 +361,15 @@ async fn what_others_do_to_the_device_object_is_undone_at_a_pace() {
     for _ in 0..5 {
         server.device.send_replace(nonsense());
         let began = Instant::now();
-        server.device.send_replace(Held::Nothing);
+        server.device.send_replace(StoredDevice::Absent);
         server.written().await;
         assert!(began.elapsed() > Duration::from_secs(9), "{:?}", began.elapsed());
     }
-    server.device.send_replace(held_by_all());
+    server.device.send_replace(stored_as_wanted());
     assert!(server.is_silent(60).await);
 }
 
-/// What was written before this process began stands until kubelet has told; then that counts.
+/// The annotation of an earlier process stands until kubelet's allocations are known.
 #[tokio::test(start_paused = true)]
 async fn checkpoints_of_before_stand_until_others_are_known() {
     let mut before = object(&fleet(1));
@@ -383,7 +383,7 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
             .and_then(|all| all.get(DEVICES_CHECKPOINTS))
             .cloned()
     };
-    let mut server = Server::holding(held(&before));
+    let mut server = Server::holding(stored(&before));
     for _ in 0..3 {
         server.accept().await;
     }
@@ -405,19 +405,19 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
 #[tokio::test(start_paused = true)]
 async fn what_the_operator_says_is_published_when_it_changes() {
     let mut server = Server::new();
-    server.come_to_rest().await;
+    server.settle_completely().await;
     let set = proto::topology::GpuPartition {
         minors: vec![0],
         ..Default::default()
     };
-    let additions = Additions {
+    let overrides = NodeOverrides {
         partitions: Some([(1, vec![set])].into()),
-        ..Additions::default()
+        ..NodeOverrides::default()
     };
-    server.additions.send_replace(Arc::new(additions));
-    let told = server.written().await.metadata.annotations.unwrap();
+    server.overrides.send_replace(Arc::new(overrides));
+    let annotations = server.written().await.metadata.annotations.unwrap();
     assert_eq!(
-        told["scheduling.koordinator.sh/gpu-partitions"],
+        annotations["scheduling.koordinator.sh/gpu-partitions"],
         r#"{"1":[{"minors":[0]}]}"#
     );
 }
@@ -425,7 +425,7 @@ async fn what_the_operator_says_is_published_when_it_changes() {
 #[tokio::test(start_paused = true)]
 async fn health_and_pods_and_a_zeroed_node_are_published_again() {
     let mut server = Server::new();
-    let settled = server.come_to_rest().await;
+    let settled = server.settle_completely().await;
     let mut sick = fleet(1);
     sick.gpus[0].is_healthy = false;
     server.fleet.send_replace(Arc::new(sick));

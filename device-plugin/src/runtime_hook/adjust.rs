@@ -1,8 +1,8 @@
-//! What is to be changed of a container that is being made, so that it sees the devices of its pod's record and no others.
+//! Decides how a new container must be adjusted so that it sees the devices of its pod's record and no others.
 //!
-//! Pure except that it looks at device nodes. A container that asks for GPUs is changed only if its pod is known and has a
-//! record. One that asks for none loses the variable by which its image or its author would show it GPUs that are shared,
-//! except in namespaces that the operator names.
+//! Pure except that it reads device nodes. A container that requests GPUs is adjusted only if its pod is known and has a record. One
+//! that requests none loses the variable by which its image or its author would show it GPUs that are shared, except in namespaces
+//! that the operator names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,62 +26,62 @@ use crate::verify::visible::named_devices;
 
 use super::seen;
 
-/// The resources that are about GPUs.
-const OF_GPUS: [ExtendedResource; 3] = [
+/// The resources of GPUs.
+const GPU_RESOURCES: [ExtendedResource; 3] = [
     ExtendedResource::Memory,
     ExtendedResource::Shared,
     ExtendedResource::Whole,
 ];
 
-/// Everything that a decision is reached by.
+/// The inputs of a decision.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a> {
+pub(super) struct HookInputs<'a> {
     pub(super) pods: &'a Pods,
     pub(super) fleet: &'a Fleet,
     pub(super) settings: &'a Settings,
     pub(super) mode: Mode,
-    /// Namespaces whose containers keep the variable although they ask for nothing.
+    /// Namespaces whose containers keep the variable although they request no GPU.
     pub(super) unrestricted: &'a [String],
 }
 
-/// What is to be done.
+/// The decision about a container.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Decision {
-    /// The container is none of ours.
-    Leave,
-    /// It is to be made like this, which may be no change at all.
-    Change(Box<Change>),
-    /// It must not be made.
+pub(super) enum HookDecision {
+    /// The container stays as it is, because this plugin does not serve it.
+    Ignore,
+    /// The container is created with this adjustment, which may be empty.
+    Adjust(Box<DeviceAdjustment>),
+    /// The container must not be created, for this reason.
     Refuse(String),
-    /// It is not known yet.
+    /// The decision is not possible yet, for this reason.
     Unknown(String),
 }
 
-/// How a container differs from what it is to be.
+/// The changes that give a container the right devices.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Change {
-    /// The GPUs that it is to see.
+pub(super) struct DeviceAdjustment {
+    /// The GPUs that it must see.
     pub(super) gpus: BTreeSet<PhysicalId>,
-    /// What it would have seen by the variable.
+    /// The value of the vendor's variable without the adjustment.
     pub(super) before: Option<String>,
     env: BTreeMap<String, String>,
-    nodes_away: Vec<String>,
-    nodes: Vec<LinuxDevice>,
+    removed_nodes: Vec<String>,
+    added_nodes: Vec<LinuxDevice>,
 }
 
-impl Change {
-    /// Whether the container is as it should be.
+impl DeviceAdjustment {
+    /// Returns true if the container needs no change.
     pub(super) fn is_empty(&self) -> bool {
-        self.env.is_empty() && self.nodes_away.is_empty() && self.nodes.is_empty()
+        self.env.is_empty() && self.removed_nodes.is_empty() && self.added_nodes.is_empty()
     }
 
-    /// The same in the runtime's words.
+    /// The adjustment in the runtime's form.
     pub(super) fn into_adjustment(self) -> ContainerAdjustment {
-        let away = self.nodes_away.into_iter().map(|path| LinuxDevice {
+        let removed = self.removed_nodes.into_iter().map(|path| LinuxDevice {
             path: format!("-{path}"),
             ..LinuxDevice::default()
         });
-        let devices: Vec<LinuxDevice> = away.chain(self.nodes).collect();
+        let devices: Vec<LinuxDevice> = removed.chain(self.added_nodes).collect();
         ContainerAdjustment {
             env: self
                 .env
@@ -93,9 +93,9 @@ impl Change {
     }
 }
 
-impl View<'_> {
-    /// What is to be done with a container that the runtime is making.
-    pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> Decision {
+impl HookInputs<'_> {
+    /// Decides about a container that the runtime is about to create.
+    pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
         let variable = self.settings.visible_devices_env.as_str();
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
@@ -104,37 +104,40 @@ impl View<'_> {
                 .any(|key| sandbox.annotations.contains_key(*key));
             if has_record
                 && !self.pods.asks_for_nothing(&uid)
-                && seen::is_given(container, variable, self.fleet)
+                && seen::has_devices(container, variable, self.fleet)
             {
-                return Decision::Unknown(
-                    "it has a record, and the API server has not told this node's plugin of the pod yet"
+                return HookDecision::Unknown(
+                    "it has a record, and this node's plugin has not received the pod from the API server yet"
                         .to_owned(),
                 );
             }
             return self.hide(sandbox, container, self.pods.asks_for_nothing(&uid));
         };
         let asks = |request: &&ContainerRequest| {
-            request.name == container.name && OF_GPUS.iter().any(|resource| resource.count(request) > 0)
+            request.name == container.name && GPU_RESOURCES.iter().any(|resource| resource.count(request) > 0)
         };
         let Some(request) = pod.containers.iter().find(asks) else {
             return self.hide(sandbox, container, true);
         };
-        // A pod without a record was let through before, or is the vendor's: kubelet's choice stands, and is published.
+        // The check before the start lets a pod without a record through only if kubelet's choice may stand; a pod of the vendor's plugin
+        // has no record either. What it sees is published.
         let Ok(placement) = &pod.placement else {
-            return Decision::Leave;
+            return HookDecision::Ignore;
         };
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
         if is_served && self.pods.swapped().is_none() {
-            return Decision::Unknown("it is not known yet which pods have swapped their records".to_owned());
+            return HookDecision::Unknown(
+                "it is not known yet which pods have swapped their records".to_owned(),
+            );
         }
         if is_served && self.mode == Mode::Cdi && is_without_cdi(container, variable) {
-            return Decision::Refuse(
+            return HookDecision::Refuse(
                 "the container runtime has dropped its CDI devices: set enable_cdi = true in containerd's configuration and restart it"
                     .to_owned(),
             );
         }
         match placement.gpus.iter().map(|name| self.gpu(name)).collect() {
-            Some(gpus) => self.change(
+            Some(gpus) => self.adjust(
                 &Recipient {
                     pod,
                     container: request,
@@ -143,20 +146,20 @@ impl View<'_> {
                 container,
                 &gpus,
             ),
-            None => Decision::Refuse(format!(
+            None => HookDecision::Refuse(format!(
                 "its record names {placement}, which this node does not have"
             )),
         }
     }
 
-    /// Takes the variable away from a container that asks for no GPU, where it would show it any of this node.
+    /// Removes the variable from a container that requests no GPU, if it would show any GPU of this node.
     ///
-    /// As long as the pod is not known (`is_known`), kubelet may have set a value that names single GPUs for a vendor's plugin,
-    /// but never `all`.
-    fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> Decision {
+    /// While the pod is not known (`is_known`), kubelet may have set a value that names single GPUs for a vendor's plugin, but never
+    /// `all`.
+    fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
         let variable = self.settings.visible_devices_env.as_str();
         if self.unrestricted.contains(&sandbox.namespace) {
-            return Decision::Leave;
+            return HookDecision::Ignore;
         }
         let value = seen::value_of(container, variable);
         let has = |name: &str| seen::value_of(container, name).is_some_and(|value| !value.is_empty());
@@ -171,17 +174,17 @@ impl View<'_> {
             None => has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA"),
         };
         if !shows_some {
-            return Decision::Leave;
+            return HookDecision::Ignore;
         }
         let env = [(variable.to_owned(), VOID.to_owned())].into();
-        Decision::Change(Box::new(Change {
+        HookDecision::Adjust(Box::new(DeviceAdjustment {
             before: value.map(str::to_owned),
             env,
-            ..Change::default()
+            ..DeviceAdjustment::default()
         }))
     }
 
-    /// Sick ones too: what they do to a pod is not decided here.
+    /// The GPU of this name, healthy or not: the check before the start decides about unhealthy ones.
     fn gpu(&self, name: &DeviceName) -> Option<&Gpu> {
         self.fleet
             .gpus
@@ -190,11 +193,11 @@ impl View<'_> {
             .find(|gpu| name.names(gpu))
     }
 
-    fn change(&self, known: &Recipient<'_>, container: &Container, gpus: &Vec<&Gpu>) -> Decision {
+    fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &Vec<&Gpu>) -> HookDecision {
         let variable = self.settings.visible_devices_env.as_str();
         let before = seen::value_of(container, variable);
         let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let present = seen::by_nodes(container, self.fleet);
+        let present = seen::gpus_by_nodes(container, self.fleet);
         let names_wanted = |value: Option<&str>| {
             named_devices(ExtendedResource::Shared, value.unwrap_or_default(), self.fleet)
                 .is_some_and(|named| BTreeSet::from_iter(named) == wanted)
@@ -217,44 +220,44 @@ impl View<'_> {
             .keys()
             .find(|name| seen::values_of(container, name).count() > 1)
         {
-            return Decision::Refuse(format!(
-                "its container {} sets {name} itself, which is what tells it its devices; leave that out of the pod",
+            return HookDecision::Refuse(format!(
+                "its container {} sets {name} itself, from which it reads its devices; leave that out of the pod",
                 container.name
             ));
         }
         let is_by_nodes =
             !present.is_empty() || (self.settings.injection.pass_device_specs && self.mode == Mode::Envvar);
-        let mut change = Change {
+        let mut change = DeviceAdjustment {
             gpus: wanted,
             before: before.map(str::to_owned),
             env,
-            ..Change::default()
+            ..DeviceAdjustment::default()
         };
         if is_by_nodes && present != change.gpus {
-            self.change_nodes(&mut change, gpus, &present);
+            self.adjust_nodes(&mut change, gpus, &present);
         }
-        Decision::Change(Box::new(change))
+        HookDecision::Adjust(Box::new(change))
     }
 
-    /// Takes device nodes of other GPUs away, and adds those of the record. The driver's libraries came with the others.
-    fn change_nodes(&self, change: &mut Change, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
+    /// Removes device nodes of other GPUs and adds those of the record. The driver's libraries came with the former.
+    fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
         let others = self
             .fleet
             .gpus
             .iter()
             .map(|entry| &entry.gpu)
             .filter(|gpu| present.contains(&gpu.uuid) && !change.gpus.contains(&gpu.uuid));
-        change.nodes_away = others
+        change.removed_nodes = others
             .map(|gpu| gpu.device_node.to_string_lossy().into_owned())
             .collect();
         let root = &self.settings.injection.host_root;
         let missing = gpus.iter().filter(|gpu| !present.contains(&gpu.uuid));
-        change.nodes = missing.filter_map(|gpu| device(root, &gpu.device_node)).collect();
+        change.added_nodes = missing.filter_map(|gpu| device(root, &gpu.device_node)).collect();
     }
 
-    /// The variables that the container is to have.
+    /// The variables that the container must have.
     fn variables(&self, known: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
-        let asked = OF_GPUS
+        let asked = GPU_RESOURCES
             .into_iter()
             .filter(|resource| resource.count(known.container) > 0);
         let assigned = AssignedDevices::Gpus(gpus.to_vec());
@@ -264,8 +267,7 @@ impl View<'_> {
     }
 }
 
-/// Returns true if the container has nothing of the CDI devices in its answer to Allocate, whose spec sets this project's
-/// variable.
+/// Returns true if the container lacks the CDI devices of its answer to Allocate, whose spec sets this project's variable.
 fn is_without_cdi(container: &Container, variable: &str) -> bool {
     seen::value_of(container, variable) == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_none()
 }
@@ -274,7 +276,7 @@ fn is_without_cdi(container: &Container, variable: &str) -> bool {
 fn device(root: &Path, path: &Path) -> Option<LinuxDevice> {
     let found = fs::metadata(root.join(path.strip_prefix("/").unwrap_or(path))).ok()?;
     let number = found.rdev();
-    // As the C library packs them: 12 and 20 bits, and the rest above.
+    // The C library packs 12 bits of the major and 8 of the minor number first, and their other bits above.
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & !0xfff);
     let minor = (number & 0xff) | ((number >> 12) & !0xff);
     Some(LinuxDevice {

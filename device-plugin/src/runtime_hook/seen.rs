@@ -1,72 +1,69 @@
-//! Which GPUs containers really see, as the runtime tells: for the Device object, where kubelet tells something else or nobody
-//! has a record.
+//! The GPUs that containers see according to the runtime. They correct kubelet's allocations for the Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
 use proto::record::GPU_DEVICES;
-use proto::resource::VENDOR_GPUS;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::injection::content::VOID;
-use crate::inventory::{Gpu, PhysicalId};
-use crate::pods::{PodUid, Pods, Stage};
-use crate::vendor::{Allocation, PodName, uid_of};
+use crate::inventory::PhysicalId;
+use crate::pods::{PodUid, Pods};
 use crate::verify::visible::named_devices;
 
-/// Most containers that are remembered. A node has a few hundred pods.
+/// Most containers in memory. A node has a few hundred pods.
 const MOST_CONTAINERS: usize = 16_384;
 
 /// Values of the visible-devices variable that name no device.
 const NAMELESS: [&str; 4] = ["", "all", "none", "void"];
 
-/// The GPUs of each container that was seen with some, by its pod's UID and its name.
+/// A container, by its pod's UID and its name.
+type ContainerKey = (PodUid, String);
+
+/// The GPUs of each container that sees some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    by_container: BTreeMap<(PodUid, String), BTreeSet<PhysicalId>>,
+pub struct SeenGpus {
+    by_container: BTreeMap<ContainerKey, BTreeSet<PhysicalId>>,
     is_synced: bool,
 }
 
-/// There are more containers than can be on a node.
+/// There are more containers than a node can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more than {MOST_CONTAINERS} containers with GPUs")]
-pub struct TooMany;
+pub struct TooManyContainers;
 
-impl Seen {
-    /// Whether a runtime has told of everything that runs.
+impl SeenGpus {
+    /// Returns true once a runtime has reported all running containers.
     pub fn is_synced(&self) -> bool {
         self.is_synced
     }
 
-    /// Returns true if some container of the pod sees a GPU.
-    pub fn names(&self, uid: &PodUid) -> bool {
+    /// Returns true if a container of the pod sees a GPU.
+    pub fn has_pod(&self, uid: &PodUid) -> bool {
         let first = (uid.clone(), String::new());
-        self.by_container
-            .range(first..)
-            .next()
-            .is_some_and(|((found, _), _)| found == uid)
+        let mut following = self.by_container.range(first..);
+        following.next().is_some_and(|((found, _), _)| found == uid)
+    }
+
+    /// The GPUs of a container, if it sees some.
+    pub fn gpus_of(&self, uid: &PodUid, container: &str) -> Option<&BTreeSet<PhysicalId>> {
+        self.by_container.get(&(uid.clone(), container.to_owned()))
+    }
+
+    /// Every container with its GPUs.
+    pub fn iter(&self) -> impl Iterator<Item = (&(PodUid, String), &BTreeSet<PhysicalId>)> {
+        self.by_container.iter()
     }
 
     /// The number of containers with GPUs.
-    pub fn len(&self) -> usize {
+    pub(super) fn n_containers(&self) -> usize {
         self.by_container.len()
     }
 
-    /// Whether no container is known to see a GPU.
-    pub fn is_empty(&self) -> bool {
-        self.by_container.is_empty()
-    }
-
-    /// Remembers a container that is being made; whether that is news. When there are too many, those whose pods are gone
-    /// are forgotten.
-    pub(super) fn note(
-        &mut self,
-        uid: PodUid,
-        container: &str,
-        gpus: BTreeSet<PhysicalId>,
-        pods: &Pods,
-    ) -> bool {
+    /// Records the GPUs of a container that is being created; returns true if they are new. When there are too many containers, those
+    /// whose pods are gone are removed.
+    pub fn record(&mut self, uid: PodUid, container: &str, gpus: BTreeSet<PhysicalId>, pods: &Pods) -> bool {
         if self.by_container.len() >= MOST_CONTAINERS {
             self.by_container.retain(|(uid, _), _| pods.get(uid).is_some());
         }
@@ -77,167 +74,97 @@ impl Seen {
         self.by_container.insert(key, gpus);
         true
     }
-
-    /// Corrects kubelet's allocations by what containers really see, and adds what containers see whose pods have no record,
-    /// as kubelet does not report that. A claim holds its devices whatever a container sees of them.
-    pub fn correct(&self, allocations: Vec<Allocation>, pods: &Pods, fleet: &Fleet) -> Vec<Allocation> {
-        let mut told = BTreeSet::new();
-        let mut corrected: Vec<Allocation> = Vec::with_capacity(allocations.len());
-        for mut allocation in allocations {
-            let uid = uid_of(pods, &allocation.pod).cloned();
-            let key = uid.map(|uid| (uid, allocation.container.clone()));
-            if let Some((key, gpus)) = key.and_then(|key| self.by_container.get_key_value(&key)) {
-                told.insert(key);
-                if allocation.claim.is_none() {
-                    allocation.device_ids = ids(gpus);
-                    allocation.is_by_record = false;
-                }
-            }
-            corrected.push(allocation);
-        }
-        let is_unrecorded = |uid: &PodUid| {
-            pods.get(uid)
-                .is_some_and(|pod| pod.placement.is_err() && pod.stage != Stage::Terminal)
-        };
-        let others = self
-            .by_container
-            .iter()
-            .filter(|(key, _)| !told.contains(key) && is_unrecorded(&key.0));
-        corrected.extend(others.filter_map(|((uid, container), gpus)| {
-            let resource = resource_of(pods, uid, container, fleet)?;
-            Some(Allocation {
-                pod: PodName::Uid(uid.clone()),
-                container: container.clone(),
-                resource,
-                device_ids: ids(gpus),
-                is_by_record: false,
-                claim: None,
-            })
-        }));
-        corrected
-    }
 }
 
-fn ids(gpus: &BTreeSet<PhysicalId>) -> Vec<String> {
-    gpus.iter().map(ToString::to_string).collect()
-}
-
-/// The name in which the container asks for whole GPUs; none if it does not. Shares without a record are counted by the
-/// scheduler wherever they may be.
-fn resource_of(pods: &Pods, uid: &PodUid, container: &str, fleet: &Fleet) -> Option<String> {
-    let request = pods
-        .get(uid)?
-        .containers
-        .iter()
-        .find(|request| request.name == container)?;
-    let is_vendors = |name: &&&str| {
-        name.strip_prefix(fleet.vendor.as_str())
-            .is_some_and(|rest| rest.starts_with('.'))
-    };
-    let name = VENDOR_GPUS.iter().find(is_vendors).or(VENDOR_GPUS.first())?;
-    (request.whole > 0).then(|| (*name).to_owned())
-}
-
-/// What the runtime tells of everything that runs, as far as it has come: in parts, in which a container may come before its
-/// sandbox.
+/// The runtime's report of all running containers, which comes in parts; a container may come before its sandbox.
 #[derive(Debug, Default)]
-pub(super) struct Telling {
-    /// Whose each sandbox is, by its ID.
+pub(super) struct RunningContainers {
+    /// The pod of each sandbox, by the ID of the sandbox.
     sandboxes: BTreeMap<String, PodUid>,
     /// The sandbox, name and GPUs of each container that sees some.
     containers: Vec<(String, String, BTreeSet<PhysicalId>)>,
 }
 
-impl Telling {
-    /// Takes in a part.
+impl RunningContainers {
+    /// Adds a part.
     ///
     /// # Errors
-    /// There is too much of it.
-    pub(super) fn take_in(
+    /// There are too many containers.
+    pub(super) fn add(
         &mut self,
         part: SynchronizeRequest,
         variable: &str,
         fleet: &Fleet,
-    ) -> Result<(), TooMany> {
-        self.sandboxes.extend(
-            part.pods
-                .into_iter()
-                .map(|sandbox| (sandbox.id, PodUid::from(sandbox.uid.as_str()))),
-        );
-        let lasting = part
-            .containers
-            .into_iter()
-            .filter(|container| container.state() != ContainerState::Stopped);
-        self.containers.extend(lasting.filter_map(|container| {
-            let gpus = of_container(&container, variable, fleet)?;
-            Some((container.pod_sandbox_id, container.name, gpus))
-        }));
+    ) -> Result<(), TooManyContainers> {
+        for sandbox in part.pods {
+            self.sandboxes
+                .insert(sandbox.id, PodUid::from(sandbox.uid.as_str()));
+        }
+        for container in part.containers {
+            if container.state() == ContainerState::Stopped {
+                continue;
+            }
+            if let Some(gpus) = gpus_of(&container, variable, fleet) {
+                self.containers
+                    .push((container.pod_sandbox_id, container.name, gpus));
+            }
+        }
         if self.sandboxes.len().max(self.containers.len()) > MOST_CONTAINERS {
-            Err(TooMany)
+            Err(TooManyContainers)
         } else {
             Ok(())
         }
     }
 
-    /// All of it.
-    pub(super) fn complete(self) -> Seen {
-        let Self {
-            sandboxes,
-            containers,
-        } = self;
-        let named = containers
-            .into_iter()
-            .filter_map(|(sandbox, name, gpus)| Some(((sandboxes.get(&sandbox)?.clone(), name), gpus)));
-        Seen {
-            by_container: named.collect(),
+    /// The GPUs of all containers, once every part has been added.
+    pub(super) fn complete(self) -> SeenGpus {
+        let mut by_container = BTreeMap::new();
+        for (sandbox, name, gpus) in self.containers {
+            if let Some(uid) = self.sandboxes.get(&sandbox) {
+                by_container.insert((uid.clone(), name), gpus);
+            }
+        }
+        SeenGpus {
+            by_container,
             is_synced: true,
         }
     }
 }
 
 /// The GPUs that a container sees: those that the vendor's variable names, else those whose device nodes it has, else those
-/// that a CDI spec of this plugin names; none if these do not resolve to GPUs of this node.
-pub(super) fn of_container(
-    container: &Container,
-    variable: &str,
-    fleet: &Fleet,
-) -> Option<BTreeSet<PhysicalId>> {
-    match value_of(container, variable).filter(|value| !NAMELESS.contains(value)) {
-        Some(value) => named_devices(ExtendedResource::Shared, value, fleet).map(BTreeSet::from_iter),
-        None => Some(by_nodes(container, fleet))
-            .filter(|gpus| !gpus.is_empty())
-            .or_else(|| by_spec(container, variable, fleet)),
+/// that a CDI spec of this plugin names; none if these are no GPUs of this node.
+pub(super) fn gpus_of(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
+    let value = value_of(container, variable);
+    if let Some(names) = value.filter(|value| !NAMELESS.contains(value)) {
+        return named_devices(ExtendedResource::Shared, names, fleet).map(BTreeSet::from_iter);
     }
+    let by_nodes = gpus_by_nodes(container, fleet);
+    if !by_nodes.is_empty() {
+        return Some(by_nodes);
+    }
+    // A CDI spec of this plugin also sets the vendor's variable to `void`.
+    let by_spec = value_of(container, GPU_DEVICES).filter(|_| value == Some(VOID))?;
+    named_devices(ExtendedResource::Shared, by_spec, fleet).map(BTreeSet::from_iter)
 }
 
-/// The GPUs that a CDI spec of this plugin names, which also sets the vendor's variable to `void`.
-fn by_spec(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
-    let named = value_of(container, GPU_DEVICES).filter(|_| value_of(container, variable) == Some(VOID))?;
-    named_devices(ExtendedResource::Shared, named, fleet).map(BTreeSet::from_iter)
-}
-
-/// Whether somebody has given devices to a container: a variable that names some, or the device node of a GPU.
-pub(super) fn is_given(container: &Container, variable: &str, fleet: &Fleet) -> bool {
+/// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a GPU.
+pub(super) fn has_devices(container: &Container, variable: &str, fleet: &Fleet) -> bool {
     value_of(container, variable).is_some_and(|value| !NAMELESS.contains(&value))
-        || !by_nodes(container, fleet).is_empty()
+        || !gpus_by_nodes(container, fleet).is_empty()
 }
 
 /// The GPUs whose device nodes a container has.
-pub(super) fn by_nodes(container: &Container, fleet: &Fleet) -> BTreeSet<PhysicalId> {
-    let nodes: BTreeSet<&str> = container
-        .linux
-        .iter()
-        .flat_map(|linux| &linux.devices)
-        .map(|device| device.path.as_str())
-        .collect();
-    let has_node = |gpu: &&Gpu| gpu.device_node.to_str().is_some_and(|path| nodes.contains(path));
-    fleet
-        .gpus
-        .iter()
-        .map(|entry| &entry.gpu)
-        .filter(has_node)
-        .map(|gpu| gpu.uuid.clone())
-        .collect()
+pub(super) fn gpus_by_nodes(container: &Container, fleet: &Fleet) -> BTreeSet<PhysicalId> {
+    let linux = container.linux.iter().flat_map(|linux| &linux.devices);
+    let nodes: BTreeSet<&str> = linux.map(|device| device.path.as_str()).collect();
+    let mut gpus = BTreeSet::new();
+    for entry in &fleet.gpus {
+        let path = entry.gpu.device_node.to_str();
+        if path.is_some_and(|path| nodes.contains(path)) {
+            gpus.insert(entry.gpu.uuid.clone());
+        }
+    }
+    gpus
 }
 
 /// The value of a variable: where it is set twice, the last one counts.
@@ -256,11 +183,9 @@ pub(super) fn values_of<'a>(container: &'a Container, variable: &str) -> impl It
 #[cfg(test)]
 mod tests {
     use proto::nri::api::PodSandbox;
-    use rstest::rstest;
 
     use super::*;
-    use crate::builders::{fleet, gpu, pod, pods, units, whole};
-    use crate::pods::{NodePod, Unplaced};
+    use crate::builders::{fleet, gpu, pod, pods, whole};
 
     const VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -268,24 +193,16 @@ mod tests {
         gpu(minor).uuid.to_string()
     }
 
-    fn seen(entries: &[(&str, &str, u32)]) -> Seen {
+    fn seen(entries: &[(&str, &str, u32)]) -> SeenGpus {
         let entry = |(uid, container, minor): &(&str, &str, u32)| {
             (
                 (PodUid::from(*uid), (*container).to_owned()),
                 [gpu(*minor).uuid].into(),
             )
         };
-        Seen {
+        SeenGpus {
             by_container: entries.iter().map(entry).collect(),
             is_synced: true,
-        }
-    }
-
-    fn stranger(name: &str, request: proto::request::ContainerRequest) -> NodePod {
-        NodePod {
-            placement: Err(Unplaced::NoDevice("gpu")),
-            stage: Stage::Running,
-            ..pod(name, 1, [request])
         }
     }
 
@@ -301,9 +218,9 @@ mod tests {
         }
     }
 
-    /// Parts in which containers come before their sandboxes; one has stopped, one sees nothing, one is nobody's.
+    /// Parts in which containers come before their sandboxes; one has stopped, one sees nothing, one has no sandbox.
     #[test]
-    fn what_runs_is_told_in_parts() {
+    fn running_containers_come_in_parts() {
         let sandbox = |id: &str| PodSandbox {
             id: id.to_owned(),
             uid: format!("uid-{id}"),
@@ -318,9 +235,9 @@ mod tests {
             running("d", ContainerState::Running, &[format!("{VARIABLE}=all")]),
             running("e", ContainerState::Running, &by_uuid),
         ];
-        let mut telling = Telling::default();
-        telling
-            .take_in(
+        let mut containers = RunningContainers::default();
+        containers
+            .add(
                 SynchronizeRequest {
                     pods: vec![sandbox("d")],
                     containers: first,
@@ -331,8 +248,8 @@ mod tests {
             )
             .unwrap();
         let rest = vec![sandbox("a"), sandbox("b"), sandbox("c")];
-        telling
-            .take_in(
+        containers
+            .add(
                 SynchronizeRequest {
                     pods: rest,
                     containers: Vec::new(),
@@ -348,11 +265,11 @@ mod tests {
             .get_mut(&("uid-b".into(), "w1".to_owned()))
             .unwrap()
             .insert(gpu(2).uuid);
-        assert_eq!(telling.complete(), expected);
+        assert_eq!(containers.complete(), expected);
     }
 
     #[test]
-    fn there_may_be_too_many() {
+    fn too_many_containers_are_an_error() {
         let many = (0..=MOST_CONTAINERS)
             .map(|n| PodSandbox {
                 id: n.to_string(),
@@ -364,77 +281,20 @@ mod tests {
             ..SynchronizeRequest::default()
         };
         assert_eq!(
-            Telling::default().take_in(part, VARIABLE, &fleet(1)),
-            Err(TooMany)
+            RunningContainers::default().add(part, VARIABLE, &fleet(1)),
+            Err(TooManyContainers)
         );
     }
 
-    /// kubelet has given GPU 0 to container `w1` of the pod `told`.
-    #[rstest]
-    #[case::nothing_is_known(&[], &["told w1 0"])]
-    #[case::the_container_sees_the_same(&[("told", "w1", 0)], &["told w1 0"])]
-    #[case::the_container_sees_another(&[("told", "w1", 2)], &["told w1 2"])]
-    #[case::another_container(&[("told", "other", 2)], &["told w1 0"])]
-    #[case::without_record_and_kubelet_does_not_tell(&[("untold", "w1", 3)], &["told w1 0", "untold w1 3"])]
-    #[case::without_record_for_units(&[("units", "u2", 3)], &["told w1 0"])]
-    #[case::with_record(&[("ours", "w1", 3)], &["told w1 0"])]
-    #[case::ended(&[("ended", "w1", 3)], &["told w1 0"])]
-    #[case::unknown(&[("unknown", "w1", 3)], &["told w1 0"])]
-    fn corrects_what_kubelet_tells(#[case] entries: &[(&str, &str, u32)], #[case] expected: &[&str]) {
-        let ended = NodePod {
-            stage: Stage::Terminal,
-            ..stranger("ended", whole(1))
-        };
-        let known = [
-            stranger("told", whole(1)),
-            stranger("untold", whole(1)),
-            stranger("units", units(2)),
-            pod("ours", 1, [whole(1)]),
-            ended,
-        ];
-        let allocation = Allocation {
-            pod: PodName::Named {
-                namespace: "default".to_owned(),
-                name: "told".to_owned(),
-            },
-            container: "w1".to_owned(),
-            resource: "nvidia.com/gpu".to_owned(),
-            device_ids: vec![uuid(0)],
-            is_by_record: false,
-            claim: None,
-        };
-        let corrected = seen(entries).correct(vec![allocation], &pods(known), &fleet(4));
-        let minor = |id: &String| {
-            fleet(4)
-                .gpus
-                .iter()
-                .find(|entry| entry.gpu.uuid.as_str() == id)
-                .map(|entry| entry.gpu.minor.to_string())
-        };
-        let texts: Vec<String> = corrected
-            .iter()
-            .map(|allocation| {
-                assert_eq!(allocation.resource, "nvidia.com/gpu");
-                let pod = match &allocation.pod {
-                    PodName::Named { name, .. } => name,
-                    PodName::Uid(uid) => uid.as_str(),
-                };
-                let minors: Vec<String> = allocation.device_ids.iter().filter_map(minor).collect();
-                format!("{pod} {} {}", allocation.container, minors.join(","))
-            })
-            .collect();
-        assert_eq!(texts, expected);
-    }
-
-    /// When there is no more room, containers of pods that are gone make some.
+    /// When there is no more room, containers of pods that are gone are removed.
     #[test]
-    fn pods_that_are_gone_are_forgotten() {
-        let mut seen = Seen::default();
+    fn containers_of_pods_that_are_gone_are_removed() {
+        let mut seen = SeenGpus::default();
         let known = pods([pod("kept", 1, [whole(1)])]);
-        assert!(seen.note("kept".into(), "w1", [gpu(0).uuid].into(), &known));
-        assert!(!seen.note("kept".into(), "w1", [gpu(0).uuid].into(), &known));
+        assert!(seen.record("kept".into(), "w1", [gpu(0).uuid].into(), &known));
+        assert!(!seen.record("kept".into(), "w1", [gpu(0).uuid].into(), &known));
         for n in 0..MOST_CONTAINERS {
-            seen.note(
+            seen.record(
                 format!("gone-{n}").as_str().into(),
                 "c",
                 [gpu(1).uuid].into(),

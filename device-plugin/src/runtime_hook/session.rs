@@ -1,6 +1,6 @@
-//! One connection to a runtime: registers, then answers calls until the runtime closes it. Decides nothing about devices.
+//! One connection to a runtime: registers the hook, then answers calls until the runtime closes it. Decides nothing about devices.
 //!
-//! What makes no sense ends the connection, except for a call that can be answered with an error.
+//! Invalid data ends the connection, except for a call that the session can answer with an error.
 
 use std::io;
 use std::time::Duration;
@@ -19,28 +19,28 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::info;
 
-use super::seen::Telling;
-use super::{Hook, Refused};
+use super::seen::RunningContainers;
+use super::{HookRefusal, RuntimeHook};
 
-/// The name that the runtime shows.
+/// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
 
-/// Plugins are called in the order of their indices. Late, so that what others have set is seen.
+/// The runtime calls plugins in the order of their indices. This one is late, so that it sees the changes of others.
 const INDEX: &str = "90";
 
-/// The number of the only call of ours.
+/// The number of this plugin's only call.
 const REGISTRATION: u32 = 1;
 
-/// How long the runtime may take to register and to configure this plugin: it allows itself 5 s and 2 s.
+/// Longest time for the runtime to register and to configure this plugin: it allows itself 5 s and 2 s.
 const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long the runtime may take to read an answer.
+/// Longest time for the runtime to read an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Most calls that are answered at once; further ones are read later.
+/// Most calls that are answered at the same time; further ones are read later.
 const MOST_CALLS: usize = 64;
 
-/// Why there is no connection, or no longer.
+/// The reason that there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error("there is no socket: the container runtime has no Node Resource Interface, or it is turned off")]
@@ -49,20 +49,20 @@ pub(super) enum SessionError {
     Connect(#[source] io::Error),
     #[error("the connection is broken")]
     Broken(#[source] io::Error),
-    #[error("the runtime does not read what it is told")]
+    #[error("the runtime does not read answers")]
     Stuck,
     #[error("the runtime has not configured this plugin within {CONFIGURED_WITHIN:?}")]
     Silent,
     #[error("the runtime refuses this plugin: {0}")]
     Rejected(String),
-    #[error("what the runtime says cannot be understood")]
+    #[error("a message of the runtime is invalid")]
     Wire(#[from] WireError),
-    #[error("an envelope of the runtime cannot be understood")]
+    #[error("an envelope of the runtime is invalid")]
     Envelope(#[source] prost::DecodeError),
 }
 
 /// Serves the runtime at the other end until it closes the connection.
-pub(super) async fn run<S>(stream: S, hook: &Hook) -> Result<(), SessionError>
+pub(super) async fn run<S>(stream: S, hook: &RuntimeHook) -> Result<(), SessionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -71,7 +71,7 @@ where
         hook,
         writer,
         is_configured: false,
-        told: Telling::default(),
+        running: RunningContainers::default(),
     };
     session.register().await?;
     let deadline = Instant::now() + CONFIGURED_WITHIN;
@@ -86,7 +86,7 @@ where
                     return Ok(());
                 }
                 for message in decoder.feed(buffer.get(..n_read).unwrap_or_default())? {
-                    calls.extend(session.take(message).await?);
+                    calls.extend(session.handle(message).await?);
                 }
             }
             Some((call, answer)) = calls.next() => session.answer(call, answer).await?,
@@ -95,15 +95,15 @@ where
     }
 }
 
-/// The payload of an answer, or why there is none.
+/// The payload of an answer, or an error.
 type Answer = Result<Vec<u8>, Status>;
 
 struct Session<'a, W> {
-    hook: &'a Hook,
+    hook: &'a RuntimeHook,
     writer: W,
     is_configured: bool,
-    /// What the runtime has told so far of what runs, in several parts.
-    told: Telling,
+    /// The running containers that the runtime has reported so far, in several parts.
+    running: RunningContainers,
 }
 
 impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
@@ -136,8 +136,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             .map_err(SessionError::Broken)
     }
 
-    /// Takes in a message; if it is a call whose answer takes time, what answers it.
-    async fn take(
+    /// Handles a message. Returns the future of its answer if that takes time.
+    async fn handle(
         &mut self,
         message: Message,
     ) -> Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>, SessionError> {
@@ -166,7 +166,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 self.answer(call, answer).await?;
                 Ok(None)
             }
-            // Nobody else has been called, and nothing streams.
+            // This plugin makes no other call, and no call streams.
             _ => Ok(None),
         }
     }
@@ -196,14 +196,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let payload = request.payload.as_slice();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN_SERVICE, "Configure") => {
-                let told = ConfigureRequest::decode(payload).map_err(|error| invalid(&error))?;
+                let configuration = ConfigureRequest::decode(payload).map_err(|error| invalid(&error))?;
                 info!(
-                    runtime = told.runtime_name,
-                    version = told.runtime_version,
-                    "the container runtime has taken this plugin"
+                    runtime = configuration.runtime_name,
+                    version = configuration.runtime_version,
+                    "the container runtime has accepted the runtime hook"
                 );
                 self.is_configured = true;
-                self.hook.metrics.hook_connected(true);
+                self.hook.metrics.set_hook_connected(true);
                 Ok(ConfigureResponse {
                     events: CREATE_CONTAINER_EVENT,
                 }
@@ -212,7 +212,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             (PLUGIN_SERVICE, "Synchronize") => {
                 self.synchronize(SynchronizeRequest::decode(payload).map_err(|error| invalid(&error))?)
             }
-            // Not asked for; an empty answer asks for no change.
+            // The plugin has not subscribed to these; an empty answer asks for no change.
             (
                 PLUGIN_SERVICE,
                 "StateChange" | "UpdateContainer" | "StopContainer" | "UpdatePodSandbox" | "Shutdown",
@@ -227,21 +227,21 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let (more, node) = (part.more, &self.hook.node);
         let taken = self
-            .told
-            .take_in(part, &node.settings.visible_devices_env, &node.fleet.borrow());
+            .running
+            .add(part, &node.settings.visible_devices_env, &node.fleet.borrow());
         if taken.is_err() || !more {
-            let told = std::mem::take(&mut self.told);
+            let running = std::mem::take(&mut self.running);
             taken.map_err(|problem| Status {
                 code: code::FAILED_PRECONDITION,
                 message: problem.to_string(),
             })?;
-            self.hook.synchronize(told.complete());
+            self.hook.synchronize(running.complete());
         }
         Ok(SynchronizeResponse { more }.encode_to_vec())
     }
 }
 
-async fn create(hook: &Hook, request: &Request) -> Answer {
+async fn create(hook: &RuntimeHook, request: &Request) -> Answer {
     let asked =
         CreateContainerRequest::decode(request.payload.as_slice()).map_err(|error| invalid(&error))?;
     // Half of what the runtime waits for, so that the answer is there in time.
@@ -270,9 +270,9 @@ fn invalid(error: &prost::DecodeError) -> Status {
     }
 }
 
-fn code_of(refused: &Refused) -> i32 {
+fn code_of(refused: &HookRefusal) -> i32 {
     match refused {
-        Refused::NotKnown { .. } => code::UNAVAILABLE,
-        Refused::Impossible { .. } => code::FAILED_PRECONDITION,
+        HookRefusal::NotKnown { .. } => code::UNAVAILABLE,
+        HookRefusal::Impossible { .. } => code::FAILED_PRECONDITION,
     }
 }

@@ -33,7 +33,7 @@ struct Scene {
     _dir: tempfile::TempDir,
     listener: UnixListener,
     pods: watch::Sender<Pods>,
-    seen: watch::Receiver<Seen>,
+    seen: watch::Receiver<SeenGpus>,
     _fleet: watch::Sender<Arc<Fleet>>,
     hook: JoinHandle<()>,
 }
@@ -52,8 +52,8 @@ fn scene(known: impl IntoIterator<Item = NodePod>) -> Scene {
     let (pods_sender, pods) = watch::channel(pods(known));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
-    let (seen_sender, seen) = watch::channel(Seen::default());
-    let hook = Hook::new(
+    let (seen_sender, seen) = watch::channel(SeenGpus::default());
+    let hook = RuntimeHook::new(
         node,
         Metrics::register(&mut Registry::default()),
         seen_sender,
@@ -82,7 +82,7 @@ impl Scene {
     async fn accept(&self) -> Runtime {
         let (stream, _) = timeout(LIMIT, self.listener.accept())
             .await
-            .expect("nobody connects")
+            .expect("no connection")
             .unwrap();
         Runtime {
             stream,
@@ -239,7 +239,7 @@ async fn a_container_gets_the_devices_of_its_record() {
     let mut runtime = scene.connected().await;
     let made: CreateContainerResponse = runtime.call("CreateContainer", &making("p")).await.unwrap();
     assert_eq!(visible(made), Some(gpu(2).uuid.to_string()));
-    assert_eq!(scene.seen.borrow().len(), 1);
+    assert_eq!(scene.seen.borrow().n_containers(), 1);
     let _: proto::nri::api::Empty = runtime
         .call("StateChange", &proto::nri::api::Empty {})
         .await
@@ -291,7 +291,7 @@ async fn a_pod_that_stays_unknown_is_refused_in_time() {
     assert_eq!(refused.code, code::UNAVAILABLE);
     assert_eq!(
         refused.message,
-        "pod default/p: it has a record, and the API server has not told this node's plugin of the pod yet; trying again may help"
+        "pod default/p: it has a record, and this node's plugin has not received the pod from the API server yet; trying again may help"
     );
 }
 
@@ -323,14 +323,14 @@ async fn what_runs_already_becomes_known() {
     };
     let answer: SynchronizeResponse = runtime.call("Synchronize", &last).await.unwrap();
     assert!(!answer.more);
-    let seen = timeout(LIMIT, scene.seen.wait_for(Seen::is_synced))
+    let seen = timeout(LIMIT, scene.seen.wait_for(SeenGpus::is_synced))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(seen.len(), 1);
+    assert_eq!(seen.n_containers(), 1);
 }
 
-/// A call that cannot be answered is told so, and the next one is answered.
+/// A call without an implementation gets an error, and the next one its answer.
 #[tokio::test]
 async fn calls_that_make_no_sense() {
     let scene = scene([pod("p", 1, [whole(1)]).on([2])]);
@@ -403,10 +403,10 @@ async fn a_runtime_that_says_nothing_is_left() {
     let (_pods, pods) = watch::channel(pods([]));
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
-    let hook = Hook::new(
+    let hook = RuntimeHook::new(
         node,
         Metrics::register(&mut Registry::default()),
-        watch::channel(Seen::default()).0,
+        watch::channel(SeenGpus::default()).0,
         Vec::new(),
     );
     assert!(matches!(

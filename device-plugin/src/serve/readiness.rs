@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 use crate::pods::Pods;
 
-/// What makes this daemon ready.
+/// The conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
     /// One for each resource that this node has: true while it is registered with kubelet.

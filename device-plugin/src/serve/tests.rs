@@ -1,4 +1,4 @@
-//! How the parts begin and end.
+//! The start and the end of the process.
 
 use std::collections::BTreeMap;
 use std::task::Poll;
@@ -9,15 +9,23 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
+use proto::kubelet_allocations::KubeletAllocations;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::offer::{keeps_memory_units, unit_published, whole_published};
+use tokio::time::timeout;
+
+use super::advertise::{keeps_memory_units, unit_published, whole_published};
+use super::devices::publish_no_devices;
+use super::tasks::CLOSE_LIMIT;
 use super::*;
 use crate::config::Args;
+use crate::device_ids::IdScheme;
+use crate::fleet::Fleet;
+use crate::inventory::Inventory;
 use crate::settings::Settings;
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
@@ -79,25 +87,25 @@ fn units_that_kubelet_has_already(
     assert_eq!(keeps_memory_units(dir.path(), &settings, &now), expected);
 }
 
-/// kubelet is told of whole GPUs when the scheduler can know of them: that it chooses, and which are taken.
+/// Whole GPUs are registered once the scheduler can see that it chooses them and which of them other pods hold.
 #[tokio::test]
 async fn whole_gpus_wait_for_the_device_object() {
     let held = |labels: Value, annotations: Value| {
         let device = json!({"metadata": {"name": "n1", "labels": labels, "annotations": annotations}, "spec": {"devices": []}});
-        Held::Object(Box::new(serde_json::from_value(device).unwrap()))
+        StoredDevice::Present(Box::new(serde_json::from_value(device).unwrap()))
     };
-    let (device, device_seen) = watch::channel(Held::Nothing);
+    let (device, device_seen) = watch::channel(StoredDevice::Absent);
     let (checkpoints, checkpoints_seen) = watch::channel(None);
     let mut wait = std::pin::pin!(whole_published(device_seen, checkpoints_seen));
     let label = json!({"gpushare/serves-vendor": "true"});
     device.send_replace(held(label.clone(), json!({})));
-    assert_eq!(poll!(&mut wait), Poll::Pending, "who holds what is not known yet");
+    assert_eq!(poll!(&mut wait), Poll::Pending, "the holders are not known yet");
     let entry = proto::kubelet_allocations::KubeletAllocation {
         resource_name: "nvidia.com/gpu".to_owned(),
         ..Default::default()
     };
     checkpoints.send_replace(Some(KubeletAllocations { entries: vec![entry] }));
-    assert_eq!(poll!(&mut wait), Poll::Pending, "and not told yet");
+    assert_eq!(poll!(&mut wait), Poll::Pending, "and not published yet");
     device.send_replace(held(
         json!({}),
         json!({"node.koordinator.sh/devices-checkpoints": "[]"}),
@@ -108,7 +116,7 @@ async fn whole_gpus_wait_for_the_device_object() {
     assert_eq!(poll!(&mut wait), Poll::Ready(()));
 }
 
-/// What one request is about: its method and the last parts of its path.
+/// A request in short: its method and the last parts of its path.
 fn line(request: &Request<Body>) -> String {
     let path: Vec<&str> = request.uri().path().rsplit('/').take(2).collect();
     format!(
@@ -131,7 +139,7 @@ async fn what_was_published_goes_away_with_the_devices() {
     ];
     let config = Config::from(Args::try_parse_from(args).unwrap());
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let _parts = Parts::without_devices(&config, &Client::new(service, "default").into()).unwrap();
+    let _tasks = publish_no_devices(&config, &Client::new(service, "default").into()).unwrap();
     let amounts = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu": "100", "cpu": "4"});
     let node = json!({
         "metadata": {"name": "n1", "uid": "u", "labels": {"node.koordinator.sh/gpu-vendor": "nvidia"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},
@@ -143,7 +151,10 @@ async fn what_was_published_goes_away_with_the_devices() {
     let mut written = BTreeMap::new();
     let mut watches = Vec::new();
     while written.len() < 3 {
-        let (request, answer) = timeout(ENDING, requests.next_request()).await.unwrap().unwrap();
+        let (request, answer) = timeout(CLOSE_LIMIT, requests.next_request())
+            .await
+            .unwrap()
+            .unwrap();
         let line = line(&request);
         let list = |item: &Value| json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [item]});
         let body = match line.as_str() {
@@ -186,19 +197,19 @@ async fn what_was_published_goes_away_with_the_devices() {
 #[tokio::test]
 async fn a_task_that_ends_is_an_error() {
     let stop = CancellationToken::new();
-    let mut parts = Parts::default();
-    parts.servers.spawn("server", std::future::pending());
-    parts.watches.spawn("watch", async {});
-    let error = timeout(ENDING, parts.run(stop)).await.unwrap().unwrap_err();
+    let mut tasks = PluginTasks::default();
+    tasks.servers.spawn("server", std::future::pending());
+    tasks.watches.spawn("watch", async {});
+    let error = timeout(CLOSE_LIMIT, tasks.run(stop)).await.unwrap().unwrap_err();
     assert_eq!(
         error.to_string(),
         "task \"watch\" has ended, and the process with it"
     );
     let stop = CancellationToken::new();
     stop.cancel();
-    let mut parts = Parts::default();
-    parts.watches.spawn("watch", async {});
-    assert!(parts.run(stop).await.is_ok());
+    let mut tasks = PluginTasks::default();
+    tasks.watches.spawn("watch", async {});
+    assert!(tasks.run(stop).await.is_ok());
 }
 
 /// One plugin knows one vendor's GPUs.

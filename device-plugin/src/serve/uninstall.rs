@@ -1,4 +1,4 @@
-//! The process that removes what the plugin has left on its node, instead of serving devices.
+//! The process that removes everything that the plugin has written on its node, instead of serving devices.
 
 use std::sync::Arc;
 
@@ -12,28 +12,28 @@ use tracing::info;
 
 use crate::config::Config;
 use crate::pods::Pods;
-use crate::publish::node_watch::watch_node;
-use crate::uninstall::{Removal, When};
+use crate::publish::own_objects::watch_node;
+use crate::uninstall::{Removal, UninstallWhen};
 
-use super::Parts;
+use super::tasks::PluginTasks;
 
-/// Removes what is there, is ready once nothing is left, and ends with a signal.
+/// Removes everything, is ready once nothing is left, and ends with a signal.
 ///
 /// # Errors
-/// What keeps it from starting, or the end of a task.
-pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
+/// The process cannot start, or a task has ended.
+pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<()> {
     let stop = cancel_on_signal().context("cannot wait for signals")?;
     let (removed, is_removed) = watch::channel(false);
-    let mut parts = Parts::default();
+    let mut tasks = PluginTasks::default();
     let readiness = move || check(*is_removed.borrow());
-    parts
+    tasks
         .serve_health(&config, readiness, Arc::new(Registry::default()))
         .await?;
     let connection = Connection::new(config.kubeconfig.as_deref()).await?;
     let (pods, pods_seen) = watch::channel(Pods::default());
-    parts.watch_pods(&config, &connection, pods);
+    tasks.watch_pods(&config, &connection, pods);
     let (sender, node) = watch::channel(None);
-    parts.watches.spawn(
+    tasks.watches.spawn(
         "watch of the node",
         watch_node(connection.clone(), config.node_name.to_string(), sender),
     );
@@ -47,8 +47,8 @@ pub(super) async fn run(config: Config, when: When) -> anyhow::Result<()> {
         pods: pods_seen,
         node,
     };
-    parts.watches.spawn("removal", removal.run(removed));
-    parts.run(stop).await?;
+    tasks.watches.spawn("removal", removal.run(removed));
+    tasks.run(stop).await?;
     info!("ended");
     Ok(())
 }

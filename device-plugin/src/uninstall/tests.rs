@@ -1,4 +1,4 @@
-//! What is removed, in which order, and what is waited for.
+//! The removal, its order, and its obstacles.
 
 use http::{Request, Response};
 use http_body_util::BodyExt;
@@ -80,7 +80,7 @@ struct Scene {
 
 impl Scene {
     /// A node as a plugin leaves it that has ended just now.
-    fn new(when: When) -> Self {
+    fn new(when: UninstallWhen) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let (pods, pods_seen) = watch::channel(pods([]));
@@ -169,7 +169,7 @@ fn dir_of(scene: &Scene, file: &str) -> PathBuf {
 
 #[tokio::test]
 async fn what_kubelet_writes_again_is_removed_last() {
-    let mut scene = Scene::new(When::Unused);
+    let mut scene = Scene::new(UninstallWhen::Unused);
     let (outcome, lines) = scene.attempt().await;
     assert_eq!(
         outcome,
@@ -204,13 +204,10 @@ async fn what_kubelet_writes_again_is_removed_last() {
 
 #[tokio::test]
 async fn pods_are_waited_for() {
-    let mut scene = Scene::new(When::Unused);
+    let mut scene = Scene::new(UninstallWhen::Unused);
     let all = scene.files();
     scene.pods.send_replace(Pods::default());
-    assert_eq!(
-        scene.attempt().await.0,
-        "the API server has not told the pods of this node yet"
-    );
+    assert_eq!(scene.attempt().await.0, "the pods of this node are not known yet");
     scene.pods.send_replace(pods([NodePod {
         stage: Stage::Running,
         ..pod("a", 0, [units(1)])
@@ -221,13 +218,13 @@ async fn pods_are_waited_for() {
         "{outcome}"
     );
     assert_eq!((lines, scene.files()), (Vec::new(), all));
-    scene.removal.when = When::Now;
+    scene.removal.when = UninstallWhen::Now;
     assert_eq!(scene.attempt().await.1.len(), 2);
 }
 
 #[tokio::test]
 async fn a_plugin_that_serves_is_waited_for() {
-    let mut scene = Scene::new(When::Now);
+    let mut scene = Scene::new(UninstallWhen::Now);
     let socket = dir_of(&scene, ExtendedResource::Shared.socket());
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let (outcome, lines) = scene.attempt().await;

@@ -1,7 +1,7 @@
 //! Finds devices of a claim that are allocated for administration only: a monitor sees them, and others may have them meanwhile.
 //!
-//! kubelet does not report it, so the `ResourceClaim` is read from the API server, once for each that kubelet has prepared. As long
-//! as it cannot be read its devices count as used.
+//! kubelet does not report it, so the plugin reads the `ResourceClaim` from the API server, once for each that kubelet has prepared. Its
+//! devices count as used until it can be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,7 +13,8 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::claims::{ClaimName, ClaimedDevice, DraDevice};
+use super::allocation::{ClaimName, DraDevice};
+use super::claims::ClaimedDevice;
 
 /// Time limit of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -22,23 +23,23 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct AdminAccess {
     api: Client,
-    /// The claims that were in use at the last look.
-    known: BTreeMap<ClaimName, Known>,
+    /// The claims that containers used at the last call.
+    known: BTreeMap<ClaimName, ReadClaim>,
 }
 
 /// A claim that a container uses, as last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Known {
-    /// Its CDI devices, which identify the object: claims of one name may follow one another.
+struct ReadClaim {
+    /// Its CDI devices, which identify the object: a claim may be deleted and created again with its name.
     cdi_names: BTreeSet<String>,
-    /// Its devices that are allocated for administration only; none as long as it could not be read.
+    /// Its devices that are allocated for administration only; none until it has been read.
     devices: Option<BTreeSet<DraDevice>>,
 }
 
-/// The reason that it is not known how a claim's devices are allocated.
+/// A claim cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum ClaimError {
-    /// The API server does not give it.
+    /// The API server answers with an error.
     #[error("cannot get ResourceClaim {claim} (resource.k8s.io/v1)")]
     Get {
         /// The claim.
@@ -46,10 +47,10 @@ enum ClaimError {
         #[source]
         source: kube::Error,
     },
-    /// It answers too late.
+    /// The API server does not answer in time.
     #[error("no answer within {REQUEST_LIMIT:?} to the request for ResourceClaim {0}")]
     Silent(ClaimName),
-    /// It cannot be understood.
+    /// Its form is invalid.
     #[error("ResourceClaim {claim} is not of the form of resource.k8s.io/v1")]
     Form {
         /// The claim.
@@ -57,12 +58,12 @@ enum ClaimError {
         #[source]
         source: serde_json::Error,
     },
-    /// kubelet has prepared another one of its name.
+    /// kubelet has prepared another claim of this name.
     #[error("kubelet's CDI devices of ResourceClaim {claim} do not bear its UID {uid}")]
     Replaced {
         /// The claim.
         claim: ClaimName,
-        /// Of the one that the API server has.
+        /// The UID of the claim in the API server.
         uid: String,
     },
 }
@@ -103,7 +104,7 @@ struct AllocatedDevice {
 }
 
 impl AdminAccess {
-    /// Reads from this API server.
+    /// Reads with this client.
     pub fn new(api: Client) -> Self {
         Self {
             api,
@@ -125,24 +126,22 @@ impl AdminAccess {
             let known = before.remove(&claim).filter(|known| known.cdi_names == cdi_names);
             let now = match known {
                 Some(known) if known.devices.is_some() => known,
-                known => self.look_up(&claim, cdi_names, known.is_some()).await,
+                known => self.read(&claim, cdi_names, known.is_some()).await,
             };
             self.known.insert(claim, now);
         }
-        let is_admins = |claimed: &ClaimedDevice| {
-            let devices = self
-                .known
-                .get(&claimed.claim)
-                .and_then(|known| known.devices.as_ref());
-            devices.is_some_and(|devices| devices.contains(&claimed.device))
-        };
-        claimed
-            .into_iter()
-            .filter(|claimed| !is_admins(claimed))
-            .collect()
+        let mut used = Vec::new();
+        for claimed in claimed {
+            let known = self.known.get(&claimed.claim);
+            let for_administration = known.and_then(|known| known.devices.as_ref());
+            if !for_administration.is_some_and(|devices| devices.contains(&claimed.device)) {
+                used.push(claimed);
+            }
+        }
+        used
     }
 
-    async fn look_up(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> Known {
+    async fn read(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> ReadClaim {
         let devices = match self.get(claim, &cdi_names).await {
             Ok(devices) => Some(devices),
             Err(error) => {
@@ -152,7 +151,7 @@ impl AdminAccess {
                 None
             }
         };
-        Known { cdi_names, devices }
+        ReadClaim { cdi_names, devices }
     }
 
     /// The devices of a claim that are allocated for administration only.
@@ -193,24 +192,23 @@ impl AdminAccess {
     }
 }
 
-/// A device that a claim has a second time, for use, is used.
+/// The devices that a claim has for administration only. A device that it also has for use is used.
 fn for_administration(results: Vec<AllocatedDevice>) -> BTreeSet<DraDevice> {
-    let (admins, used): (Vec<_>, Vec<_>) = results
-        .into_iter()
-        .partition(|result| result.admin_access == Some(true));
-    let device = |AllocatedDevice {
-                      driver, pool, device, ..
-                  }| DraDevice {
-        driver,
-        pool,
-        name: device,
-    };
-    let used: BTreeSet<DraDevice> = used.into_iter().map(device).collect();
-    admins
-        .into_iter()
-        .map(device)
-        .filter(|device| !used.contains(device))
-        .collect()
+    let (mut for_administration, mut used) = (BTreeSet::new(), BTreeSet::new());
+    for result in results {
+        let device = DraDevice {
+            driver: result.driver,
+            pool: result.pool,
+            name: result.device,
+        };
+        if result.admin_access == Some(true) {
+            for_administration.insert(device);
+        } else {
+            used.insert(device);
+        }
+    }
+    for_administration.retain(|device| !used.contains(device));
+    for_administration
 }
 
 #[cfg(test)]

@@ -1,66 +1,27 @@
-//! Devices that DRA drivers have prepared for containers, and which GPUs of this node they are.
+//! Devices that DRA drivers have prepared for containers, and the GPUs of this node that they are.
 //!
 //! NVIDIA's driver names a GPU by its minor number, `gpu-0`, and an instance (MIG) by that of its GPU, `gpu-0-mig-1g5gb-19-0`.
 //! Any other name, such as that of a GPU passed through to a virtual machine, may stand for every GPU of the node.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use crate::fleet::Fleet;
-use crate::inventory::PhysicalId;
 
-use super::{Allocation, PodName};
+use super::allocation::{Allocation, Claim, ClaimName, DraDevice, PodName};
 
-/// A `ResourceClaim`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClaimName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-impl fmt::Display for ClaimName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// A device as its driver publishes it; unique in the cluster.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DraDevice {
-    /// The driver.
-    pub driver: String,
-    /// The pool of the driver, which is the node's name for devices of one node.
-    pub pool: String,
-    /// The device.
-    pub name: String,
-}
-
-/// A device that a driver has prepared for a claim which a container uses.
+/// A device that a driver has prepared for a claim of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimedDevice {
-    /// Whose container it is.
-    pub pod: PodName,
+pub(super) struct ClaimedDevice {
+    /// The pod of the container.
+    pub(super) pod: PodName,
     /// The container.
-    pub container: String,
+    pub(super) container: String,
     /// The claim.
-    pub claim: ClaimName,
+    pub(super) claim: ClaimName,
     /// The device.
-    pub device: DraDevice,
+    pub(super) device: DraDevice,
     /// The CDI devices that the runtime gives the container for it, and possibly for others of the claim.
-    pub cdi_names: BTreeSet<String>,
-}
-
-/// By which claim a container holds a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The claim.
-    pub name: ClaimName,
-    /// The device.
-    pub device: DraDevice,
-    /// True if the device is known to be of one certain GPU. If not, every GPU counts as allocated.
-    pub is_mapped: bool,
+    pub(super) cdi_names: BTreeSet<String>,
 }
 
 /// The GPU or GPU instance that a device's name stands for.
@@ -70,7 +31,7 @@ enum Named {
     Gpu(u32),
     /// An instance of the GPU of this minor number.
     Instance(u32),
-    /// Nothing that is understood.
+    /// A device of another kind.
     Unknown,
 }
 
@@ -91,44 +52,32 @@ impl Named {
     }
 }
 
-/// The allocation that a container holds by a claim; none if that is no GPU which this plugin shares.
+/// The allocation that a container holds by a claim; none if the device is no GPU that this plugin shares.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Allocation> {
-    let ClaimedDevice {
-        pod,
-        container,
-        claim,
-        device,
-        ..
-    } = claimed;
-    let with = |minor: u32| {
-        fleet
-            .gpus
-            .iter()
-            .map(|entry| &entry.gpu)
-            .find(|gpu| gpu.minor == minor)
-            .map(|gpu| &gpu.uuid)
-    };
-    let (gpu, is_mapped) = match Named::parse(&device.name) {
-        // A GPU in MIG mode is not in the fleet.
-        Named::Instance(minor) => (with(minor), true),
-        Named::Gpu(minor) => (with(minor), with(minor).is_some()),
+    let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.gpu.minor == minor);
+    let (gpu, is_mapped) = match Named::parse(&claimed.device.name) {
+        // A GPU in MIG mode is not in the fleet, so an instance stands for a GPU that is not shared.
+        Named::Instance(minor) => (find(minor), true),
+        Named::Gpu(minor) => (find(minor), find(minor).is_some()),
         Named::Unknown => (None, false),
     };
-    let all = fleet
-        .gpus
-        .iter()
-        .map(|entry| &entry.gpu.uuid)
-        .filter(|_| !is_mapped);
-    let device_ids: Vec<String> = gpu.into_iter().chain(all).map(PhysicalId::to_string).collect();
-    (!device_ids.is_empty()).then(|| Allocation {
-        pod,
-        container,
-        resource: device.driver.clone(),
+    let mut device_ids = Vec::new();
+    device_ids.extend(gpu.map(|entry| entry.gpu.uuid.to_string()));
+    if !is_mapped {
+        device_ids.extend(fleet.gpus.iter().map(|entry| entry.gpu.uuid.to_string()));
+    }
+    if device_ids.is_empty() {
+        return None;
+    }
+    Some(Allocation {
+        pod: claimed.pod,
+        container: claimed.container,
+        resource: claimed.device.driver.clone(),
         device_ids,
         is_by_record: false,
         claim: Some(Claim {
-            name: claim,
-            device,
+            name: claimed.claim,
+            device: claimed.device,
             is_mapped,
         }),
     })

@@ -1,9 +1,9 @@
-//! kubelet's pod-resources API: which devices the containers of its pods hold, by device plugins and by DRA drivers.
+//! kubelet's pod-resources API: the devices that containers hold by device plugins and by DRA drivers.
 //!
 //! Ordinary init containers are not in it. The devices that plugins gave them are those of the containers that follow; a claim
 //! that they alone use is not listed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -11,40 +11,40 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use proto::kubelet::podresources::{
-    ClaimResource, ContainerDevices, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse,
+    ContainerDevices, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::claims::{ClaimName, ClaimedDevice, DraDevice};
-use super::{Allocation, PodName};
+use super::allocation::{Allocation, ClaimName, DraDevice, PodName};
+use super::claims::ClaimedDevice;
 
-/// How long kubelet may take: it answers one question at a time.
+/// Longest time of one request: kubelet answers one at a time.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Longest answer that is taken. Every device ID of every container is in it, those of memory units too.
+/// Longest accepted answer. It has every device ID of every container, memory units included.
 const MAX_ANSWER_BYTES: usize = 32 << 20;
 
-/// Why kubelet has not told.
+/// The devices cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum PodResourcesError {
-    /// It has no such API.
+    /// kubelet has no such API.
     #[error("there is no pod-resources API")]
     Absent,
-    /// Its socket takes no connection.
+    /// Its socket accepts no connection.
     #[error("no connection")]
     Connect(#[source] tonic::transport::Error),
-    /// It refuses to tell.
-    #[error("kubelet does not tell")]
+    /// kubelet answers with an error.
+    #[error("kubelet answers with an error")]
     Refused(#[source] Box<tonic::Status>),
-    /// It says nothing.
+    /// kubelet does not answer in time.
     #[error("no answer within {LIMIT:?}")]
     Silent,
 }
 
-/// What the containers of kubelet's pods hold.
+/// The devices of kubelet's containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listed {
     /// Devices of device plugins.
@@ -53,24 +53,24 @@ pub(super) struct Listed {
     pub(super) claimed: Vec<ClaimedDevice>,
 }
 
-/// Asks kubelet.
+/// Lists the devices of all containers.
 pub(super) async fn list(socket: &Path) -> Result<Listed, PodResourcesError> {
     if socket.try_exists().is_ok_and(|exists| !exists) {
         return Err(PodResourcesError::Absent);
     }
-    let answer = timeout(LIMIT, ask(socket))
+    let answer = timeout(LIMIT, request(socket))
         .await
         .map_err(|_| PodResourcesError::Silent)??;
     Ok(Listed::from(answer))
 }
 
-async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, PodResourcesError> {
+async fn request(socket: &Path) -> Result<ListPodResourcesResponse, PodResourcesError> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
     });
-    // The address is not looked at; the host name is what Go sends.
+    // Nothing resolves the address; Go clients send this host name.
     let endpoint = Endpoint::from_static("http://localhost");
     let channel = endpoint
         .connect_with_connector(connector)
@@ -99,19 +99,16 @@ impl From<ListPodResourcesResponse> for Listed {
                 listed
                     .allocations
                     .extend(of_plugins(&name, &container.name, container.devices));
-                listed.claimed.extend(
-                    container
-                        .dynamic_resources
-                        .into_iter()
-                        .flat_map(|claim| of_claim(&name, &container.name, claim)),
-                );
+                for claim in container.dynamic_resources {
+                    listed.claimed.extend(of_claim(&name, &container.name, claim));
+                }
             }
         }
         listed
     }
 }
 
-/// One resource may come in several parts, one for each NUMA node.
+/// The devices of plugins. A resource may come in several parts, one for each NUMA node.
 fn of_plugins(pod: &PodName, container: &str, devices: Vec<ContainerDevices>) -> Vec<Allocation> {
     let mut by_resource = BTreeMap::<String, Vec<String>>::new();
     for devices in devices {
@@ -120,37 +117,40 @@ fn of_plugins(pod: &PodName, container: &str, devices: Vec<ContainerDevices>) ->
             .or_default()
             .extend(devices.device_ids);
     }
-    let allocation = |(resource, device_ids)| Allocation {
-        pod: pod.clone(),
-        container: container.to_owned(),
-        resource,
-        device_ids,
-        is_by_record: false,
-        claim: None,
-    };
-    by_resource.into_iter().map(allocation).collect()
+    let mut allocations = Vec::new();
+    for (resource, device_ids) in by_resource {
+        allocations.push(Allocation {
+            pod: pod.clone(),
+            container: container.to_owned(),
+            resource,
+            device_ids,
+            is_by_record: false,
+            claim: None,
+        });
+    }
+    allocations
 }
 
-/// All devices of the claim, whichever of its requests the container names.
+/// All devices of a claim, whichever of its requests the container names.
 fn of_claim(pod: &PodName, container: &str, resource: DynamicResource) -> Vec<ClaimedDevice> {
     let claim = ClaimName {
         namespace: resource.claim_namespace,
         name: resource.claim_name,
     };
-    let claimed = |device: ClaimResource| ClaimedDevice {
-        pod: pod.clone(),
-        container: container.to_owned(),
-        claim: claim.clone(),
-        device: DraDevice {
-            driver: device.driver_name,
-            pool: device.pool_name,
-            name: device.device_name,
-        },
-        cdi_names: device
-            .cdi_devices
-            .into_iter()
-            .map(|device| device.name)
-            .collect::<BTreeSet<_>>(),
-    };
-    resource.claim_resources.into_iter().map(claimed).collect()
+    let mut claimed = Vec::new();
+    for device in resource.claim_resources {
+        let cdi_devices = device.cdi_devices.into_iter();
+        claimed.push(ClaimedDevice {
+            pod: pod.clone(),
+            container: container.to_owned(),
+            claim: claim.clone(),
+            device: DraDevice {
+                driver: device.driver_name,
+                pool: device.pool_name,
+                name: device.device_name,
+            },
+            cdi_names: cdi_devices.map(|device| device.name).collect(),
+        });
+    }
+    claimed
 }

@@ -1,4 +1,4 @@
-//! What is left for the annotation of what kubelet tells.
+//! The annotation that follows from kubelet's allocations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +12,7 @@ use proto::kubelet::podresources::{
     ContainerDevices as Devices, ContainerResources, DynamicResource, GetPodResourcesRequest,
     GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
 };
+use proto::request::ContainerRequest;
 use rstest::rstest;
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -21,8 +22,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, pods, whole};
-use crate::pods::Unplaced;
+use crate::builders::{fleet, gpu, pod, pods, units, whole};
+use crate::pods::{Claimant, NodePod, Unplaced};
 
 const NVIDIA: &str = "nvidia.com/gpu";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -50,12 +51,16 @@ fn named(name: &str) -> PodName {
     }
 }
 
-/// A pod of which our scheduler wrote nothing.
-fn stranger(name: &str) -> NodePod {
+/// A pod without a record of our scheduler.
+fn unrecorded_pod(name: &str) -> NodePod {
+    unplaced(name, whole(1))
+}
+
+fn unplaced(name: &str, request: ContainerRequest) -> NodePod {
     NodePod {
         placement: Err(Unplaced::NoDevice("gpu")),
         stage: Stage::Running,
-        ..pod(name, 1, [whole(1)])
+        ..pod(name, 1, [request])
     }
 }
 
@@ -63,7 +68,7 @@ fn published(
     allocations: &[Allocation],
     known: impl IntoIterator<Item = NodePod>,
 ) -> Vec<(String, Vec<String>)> {
-    let checkpoints = foreign(allocations, &pods(known), &fleet(4));
+    let checkpoints = unrecorded(allocations, &pods(known), &fleet(4));
     checkpoints
         .entries
         .into_iter()
@@ -83,7 +88,7 @@ fn published(
 #[case::no_such_index("9", "9")]
 #[case::nonsense("", "")]
 fn ids_become_uuids_where_that_is_known(#[case] id: &str, #[case] expected: String) {
-    assert_eq!(normalised(id, &fleet(4)), expected);
+    assert_eq!(allocation::device_name(id, &fleet(4)), expected);
 }
 
 #[test]
@@ -108,7 +113,7 @@ fn pods_of_others_are_published_and_pods_on_record_are_not() {
         ("theirs".to_owned(), vec![uuid(2)]),
     ];
     assert_eq!(
-        published(&allocations, [ours, elsewhere, stranger("theirs")]),
+        published(&allocations, [ours, elsewhere, unrecorded_pod("theirs")]),
         expected
     );
 }
@@ -131,7 +136,7 @@ fn records_must_name_every_device() {
 fn pods_that_have_ended_hold_nothing() {
     let ended = NodePod {
         stage: Stage::Terminal,
-        ..stranger("ended")
+        ..unrecorded_pod("ended")
     };
     let by_uid = |uid: &str| PodName::Uid(uid.into());
     let allocations = [
@@ -142,7 +147,7 @@ fn pods_that_have_ended_hold_nothing() {
         allocation(by_uid("there"), &[]),
     ];
     assert_eq!(
-        published(&allocations, [ended, stranger("there")]),
+        published(&allocations, [ended, unrecorded_pod("there")]),
         [("there".to_owned(), vec![uuid(2)])]
     );
 }
@@ -152,7 +157,7 @@ proptest! {
     #[test]
     fn no_device_in_use_is_forgotten(held in prop::collection::vec((0..4_u32, 0..5_u32, 0..3_u32, any::<bool>()), 0..6)) {
         let known = held.iter().enumerate().map(|(at, (_, record, _, is_ended))| {
-            let pod = if *record == 4 { stranger(&at.to_string()) } else { pod(&at.to_string(), 1, [whole(1)]).on([*record]) };
+            let pod = if *record == 4 { unrecorded_pod(&at.to_string()) } else { pod(&at.to_string(), 1, [whole(1)]).on([*record]) };
             NodePod { stage: if *is_ended { Stage::Terminal } else { Stage::Running }, ..pod }
         });
         let allocations: Vec<_> = held.iter().enumerate().map(|(at, (device, _, form, _))| {
@@ -172,8 +177,8 @@ proptest! {
 
     #[test]
     fn any_id_is_normalised(id in "(GPU-|MIG-|[0-9]|:|/|a){0,10}") {
-        let once = normalised(&id, &fleet(4));
-        prop_assert_eq!(normalised(&once, &fleet(4)), once);
+        let once = allocation::device_name(&id, &fleet(4));
+        prop_assert_eq!(allocation::device_name(&once, &fleet(4)), once);
     }
 }
 
@@ -206,8 +211,8 @@ impl PodResourcesLister for Kubelet {
     }
 }
 
-/// A pod with one container, as kubelet tells of it: each list of devices on a NUMA node of its own.
-fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
+/// A pod with one container as kubelet lists it: each list of devices on a NUMA node of its own.
+fn listed(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
     let part = |ids: &&[&str]| Devices {
         resource_name: resource.to_owned(),
         device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
@@ -226,7 +231,7 @@ fn told(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
 }
 
 /// Serves what kubelet lists.
-fn serve(settings: &Settings, lists: watch::Receiver<Vec<PodResources>>) {
+fn serve(settings: &VendorSettings, lists: watch::Receiver<Vec<PodResources>>) {
     let listener = UnixListener::bind(&settings.socket).unwrap();
     let server = Server::builder().add_service(PodResourcesListerServer::new(Kubelet(lists)));
     tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
@@ -292,23 +297,27 @@ fn recorder() -> Recorder {
     .0
 }
 
-fn sinks(checkpoints: watch::Sender<Option<KubeletAllocations>>) -> Sinks {
-    Sinks {
-        checkpoints,
-        recorder: recorder(),
-    }
-}
-
-fn sources(fleet: watch::Receiver<Arc<Fleet>>, pods: watch::Receiver<Pods>) -> Sources {
-    Sources {
+/// Starts a watch with these settings; its devices arrive at the receiver.
+fn start(
+    settings: VendorSettings,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    pods: watch::Receiver<Pods>,
+    checkpoints: watch::Sender<Option<KubeletAllocations>>,
+) {
+    let watch = VendorWatch {
+        settings,
         fleet,
         pods,
-        seen: watch::channel(Seen::default()).1,
-    }
+        seen: watch::channel(SeenGpus::default()).1,
+        admin_access: no_claims(),
+        checkpoints,
+        recorder: recorder(),
+    };
+    tokio::spawn(watch.run());
 }
 
-fn settings(dir: &std::path::Path) -> Settings {
-    Settings {
+fn settings(dir: &std::path::Path) -> VendorSettings {
+    VendorSettings {
         resources: [NVIDIA.to_owned()].into(),
         ours: None,
         dra_drivers: [DRIVER.to_owned()].into(),
@@ -340,23 +349,18 @@ async fn follows_the_pods_by_the_api() {
     let dir = tempfile::tempdir().unwrap();
     let settings = settings(dir.path());
     let (kubelet, lists) = watch::channel(vec![
-        told("a", NVIDIA, &[&[&uuid(1)], &[&uuid(0)]]),
-        told("b", "other.com/gpu", &[&["x"]]),
+        listed("a", NVIDIA, &[&[&uuid(1)], &[&uuid(0)]]),
+        listed("b", "other.com/gpu", &[&["x"]]),
     ]);
     serve(&settings, lists);
-    let (known, pods_seen) = watch::channel(pods([stranger("a")]));
+    let (known, pods_seen) = watch::channel(pods([unrecorded_pod("a")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(
-        settings,
-        sources(fleet_seen, pods_seen),
-        no_claims(),
-        sinks(sender),
-    ));
+    start(settings, fleet_seen, pods_seen, sender);
     until(&mut seen, &[uuid(0), uuid(1)]).await;
 
-    kubelet.send_replace(vec![told("c", NVIDIA, &[&[&uuid(2)]])]);
-    known.send_if_modified(|pods| pods.apply(stranger("c")));
+    kubelet.send_replace(vec![listed("c", NVIDIA, &[&[&uuid(2)]])]);
+    known.send_if_modified(|pods| pods.apply(unrecorded_pod("c")));
     until(&mut seen, &[uuid(2)]).await;
     kubelet.send_replace(Vec::new());
     known.send_modify(|pods| pods.delete(&"c".into()));
@@ -378,22 +382,17 @@ async fn reads_the_checkpoint_where_there_is_no_api() {
         json!({"Data": {"PodDeviceEntries": entries}}).to_string(),
     )
     .unwrap();
-    let (_pods, pods_seen) = watch::channel(pods([stranger("a"), stranger("b")]));
+    let (_pods, pods_seen) = watch::channel(pods([unrecorded_pod("a"), unrecorded_pod("b")]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(
-        settings(dir.path()),
-        sources(fleet_seen, pods_seen),
-        no_claims(),
-        sinks(sender),
-    ));
+    start(settings(dir.path()), fleet_seen, pods_seen, sender);
     until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
 }
 
-/// Where this plugin has taken the resource over, its own answers say no more than the records do. What the vendor's plugin
-/// gave before is told by the answer, also where kubelet has another name for it, and whatever the record says.
+/// Where this plugin has taken the resource over, its own answers add nothing to the records. The devices of the vendor's plugin come
+/// from its answer, also where kubelet has another name for them, and whatever the record names.
 #[tokio::test]
-async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
+async fn devices_of_the_vendors_plugin_count_after_it() {
     use crate::injection::content::cdi_answer;
     let dir = tempfile::tempdir().unwrap();
     let by_variable = |minor: u32| ContainerAllocateResponse {
@@ -424,7 +423,7 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
         json!({"Data": {"PodDeviceEntries": entries}}).to_string(),
     )
     .unwrap();
-    let settings = Settings {
+    let settings = VendorSettings {
         resources: BTreeSet::new(),
         ours: Some(NVIDIA.to_owned()),
         ..settings(dir.path())
@@ -436,9 +435,9 @@ async fn what_the_vendors_plugin_gave_before_is_told_after_it() {
     let known = [
         placed("ours", 0),
         placed("ours-by-variable", 1),
-        stranger("theirs"),
+        unrecorded_pod("theirs"),
         placed("theirs-elsewhere", 0),
-        stranger("ours-without-record"),
+        unrecorded_pod("ours-without-record"),
     ];
     let found = published(
         &read(&settings, &fleet(4), false, &mut no_claims()).await.unwrap(),
@@ -461,7 +460,7 @@ async fn without_either_nothing_is_claimed() {
         .await
         .unwrap_err();
     assert!(matches!(error, VendorError::Neither { .. }), "{error}");
-    // A socket that nobody listens on any more is not a missing API: kubelet is restarting.
+    // A socket without a listener is not a missing API: kubelet is restarting.
     drop(UnixListener::bind(dir.path().join("kubelet.sock")).unwrap());
     let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims())
         .await
@@ -475,7 +474,7 @@ async fn without_either_nothing_is_claimed() {
 #[tokio::test(start_paused = true)]
 async fn nobody_to_watch_is_known_at_once() {
     let nothing = settings(std::path::Path::new("/nowhere"));
-    let settings = Settings {
+    let settings = VendorSettings {
         resources: BTreeSet::new(),
         dra_drivers: BTreeSet::new(),
         ..nothing
@@ -483,12 +482,7 @@ async fn nobody_to_watch_is_known_at_once() {
     let (_pods, pods_seen) = watch::channel(Pods::default());
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(
-        settings,
-        sources(fleet_seen, pods_seen),
-        no_claims(),
-        sinks(sender),
-    ));
+    start(settings, fleet_seen, pods_seen, sender);
     assert_eq!(
         seen.wait_for(Option::is_some).await.unwrap().clone(),
         Some(KubeletAllocations::default())
@@ -499,7 +493,7 @@ async fn nobody_to_watch_is_known_at_once() {
 #[tokio::test]
 async fn follows_the_claims_of_a_driver() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings {
+    let settings = VendorSettings {
         resources: BTreeSet::new(),
         ..settings(dir.path())
     };
@@ -512,12 +506,7 @@ async fn follows_the_claims_of_a_driver() {
     let (known, pods_seen) = watch::channel(pods([shares]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
     let (sender, mut seen) = watch::channel(None);
-    tokio::spawn(watch_vendor(
-        settings,
-        sources(fleet_seen, pods_seen),
-        no_claims(),
-        sinks(sender),
-    ));
+    start(settings, fleet_seen, pods_seen, sender);
     until(&mut seen, &[]).await;
 
     let admitted = |stage| move |pods: &mut Pods| pods.note_claimant(claimant("a", stage));
@@ -540,7 +529,7 @@ async fn follows_the_claims_of_a_driver() {
 #[tokio::test]
 async fn devices_that_are_no_known_gpu_are_all_gpus() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings {
+    let settings = VendorSettings {
         resources: BTreeSet::new(),
         ..settings(dir.path())
     };
@@ -565,7 +554,7 @@ async fn devices_that_are_no_known_gpu_are_all_gpus() {
 #[tokio::test]
 async fn claims_that_cannot_be_listed_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings {
+    let settings = VendorSettings {
         resources: BTreeSet::new(),
         ..settings(dir.path())
     };
@@ -581,4 +570,65 @@ async fn claims_that_cannot_be_listed_are_an_error() {
         matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))),
         "{error}"
     );
+}
+
+/// kubelet has allocated GPU 0 to container `w1` of the pod `listed`; the runtime hook has seen other GPUs.
+#[rstest]
+#[case::nothing_is_known(&[], &["listed w1 0"])]
+#[case::the_container_sees_the_same(&[("listed", "w1", 0)], &["listed w1 0"])]
+#[case::the_container_sees_another(&[("listed", "w1", 2)], &["listed w1 2"])]
+#[case::another_container(&[("listed", "other", 2)], &["listed w1 0"])]
+#[case::without_record_and_not_listed(&[("unlisted", "w1", 3)], &["listed w1 0", "unlisted w1 3"])]
+#[case::without_record_for_units(&[("units", "u2", 3)], &["listed w1 0"])]
+#[case::with_record(&[("ours", "w1", 3)], &["listed w1 0"])]
+#[case::ended(&[("ended", "w1", 3)], &["listed w1 0"])]
+#[case::unknown(&[("unknown", "w1", 3)], &["listed w1 0"])]
+fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)], #[case] expected: &[&str]) {
+    let ended = NodePod {
+        stage: Stage::Terminal,
+        ..unplaced("ended", whole(1))
+    };
+    let known = [
+        unplaced("listed", whole(1)),
+        unplaced("unlisted", whole(1)),
+        unplaced("units", units(2)),
+        pod("ours", 1, [whole(1)]),
+        ended,
+    ];
+    let allocation = Allocation {
+        pod: PodName::Named {
+            namespace: "default".to_owned(),
+            name: "listed".to_owned(),
+        },
+        container: "w1".to_owned(),
+        resource: "nvidia.com/gpu".to_owned(),
+        device_ids: vec![uuid(0)],
+        is_by_record: false,
+        claim: None,
+    };
+    let mut seen = SeenGpus::default();
+    for (uid, container, minor) in entries {
+        seen.record((*uid).into(), container, [gpu(*minor).uuid].into(), &pods([]));
+    }
+    let corrected = correct(vec![allocation], &seen, &pods(known), &fleet(4));
+    let minor = |id: &String| {
+        fleet(4)
+            .gpus
+            .iter()
+            .find(|entry| entry.gpu.uuid.as_str() == id)
+            .map(|entry| entry.gpu.minor.to_string())
+    };
+    let texts: Vec<String> = corrected
+        .iter()
+        .map(|allocation| {
+            assert_eq!(allocation.resource, "nvidia.com/gpu");
+            let pod = match &allocation.pod {
+                PodName::Named { name, .. } => name,
+                PodName::Uid(uid) => uid.as_str(),
+            };
+            let minors: Vec<String> = allocation.device_ids.iter().filter_map(minor).collect();
+            format!("{pod} {} {}", allocation.container, minors.join(","))
+        })
+        .collect();
+    assert_eq!(texts, expected);
 }

@@ -7,23 +7,23 @@ use daemon::events::{EventType, Recorder};
 use crate::fleet::Fleet;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 
-use super::{Allocation, Claim, PodName, has_ended, uid_of};
+use super::allocation::{Allocation, Claim, PodName};
 
-/// A claim has a device that stands for no certain GPU.
+/// The event reason for a claim whose device is no known GPU.
 const UNKNOWN_DEVICE: &str = "ClaimedDeviceUnknown";
 
-/// A claim has a GPU that the record of a pod names.
+/// The event reason for a claim whose GPU the record of a pod names.
 const RECORDED_GPU: &str = "GPUClaimed";
 
-/// A warning: about a pod by its UID, or about the node; and its text.
+/// The UID of the pod of an event, or `None` for one on the node; and its message.
 type Warning = (Option<PodUid>, String);
 
-/// The warnings that hold now. Each is written once, when it comes.
+/// The present warnings. Each makes one event, when it starts to hold.
 #[derive(Debug, Default)]
 pub(super) struct Warnings(BTreeSet<Warning>);
 
 impl Warnings {
-    /// Takes in what is allocated now, and writes what is new.
+    /// Writes an event for each warning that was not there at the last update.
     pub(super) fn update(
         &mut self,
         allocations: &[Allocation],
@@ -44,39 +44,38 @@ impl Warnings {
 
 fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
-    for allocation in allocations
-        .iter()
-        .filter(|allocation| !has_ended(allocation, pods))
-    {
+    for allocation in allocations {
         let Some(claim) = &allocation.claim else { continue };
-        if claim.is_mapped {
-            let own = uid_of(pods, &allocation.pod);
-            let holders = holders(&allocation.device_ids, pods, fleet).filter(|pod| Some(&pod.uid) != own);
-            warnings.extend(holders.map(|pod| (Some(pod.uid.clone()), recorded(allocation, claim))));
-        } else {
+        if allocation.has_ended(pods) {
+            continue;
+        }
+        if !claim.is_mapped {
             warnings.insert((None, unknown(allocation, claim)));
+            continue;
+        }
+        let own = allocation.pod.uid(pods);
+        for pod in pods.iter() {
+            let is_other = Some(&pod.uid) != own && pod.stage != Stage::Terminal;
+            if is_other && has_recorded(pod, &allocation.device_ids, fleet) {
+                warnings.insert((Some(pod.uid.clone()), recorded(allocation, claim)));
+            }
         }
     }
     warnings
 }
 
-/// The pods that have not ended and whose records name one of these GPUs.
-fn holders<'a>(uuids: &'a [String], pods: &'a Pods, fleet: &'a Fleet) -> impl Iterator<Item = &'a NodePod> {
-    let names_one = move |pod: &&NodePod| {
-        let gpus = fleet
-            .gpus
-            .iter()
-            .map(|entry| &entry.gpu)
-            .filter(|gpu| uuids.iter().any(|uuid| uuid == gpu.uuid.as_str()));
-        let Ok(placement) = &pod.placement else {
-            return false;
-        };
-        gpus.into_iter()
-            .any(|gpu| placement.gpus.iter().any(|name| name.names(gpu)))
+/// Returns true if the pod's record names one of these GPUs.
+fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &Fleet) -> bool {
+    let Ok(placement) = &pod.placement else {
+        return false;
     };
-    pods.iter()
-        .filter(|pod| pod.stage != Stage::Terminal)
-        .filter(names_one)
+    for entry in &fleet.gpus {
+        let is_claimed = uuids.iter().any(|uuid| uuid == entry.gpu.uuid.as_str());
+        if is_claimed && placement.gpus.iter().any(|name| name.names(&entry.gpu)) {
+            return true;
+        }
+    }
+    false
 }
 
 fn unknown(allocation: &Allocation, claim: &Claim) -> String {
@@ -117,8 +116,9 @@ mod tests {
     use super::*;
     use crate::builders::{fleet, pod, pods, shares};
     use crate::pods::Claimant;
+    use crate::vendor::allocation::{ClaimName, DraDevice};
+    use crate::vendor::claims::ClaimedDevice;
     use crate::vendor::claims::allocation;
-    use crate::vendor::{ClaimName, ClaimedDevice, DraDevice};
 
     fn claimed(device: &str) -> Allocation {
         let claimed = ClaimedDevice {

@@ -7,7 +7,7 @@ use device_plugin::extended_resource::ExtendedResource;
 use device_plugin::fleet::Fleet;
 use device_plugin::inventory::{Gpu, Inventory};
 use device_plugin::pods::IN_NODE_STATUS;
-use device_plugin::publish::{labels, node_status};
+use device_plugin::publish::node_patches;
 use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -59,7 +59,7 @@ fn resources(input: &Value, spec: &DeviceSpec) -> Amounts {
     if input["plugin"] == "rdma" {
         return advertised_rdma(spec);
     }
-    let offered = node_status::offers(&spec.devices);
+    let offered = node_patches::offered(&spec.devices);
     let mut amounts: Amounts = offered
         .iter()
         .filter(|(name, amount)| *amount > 0 && *name != GPU_COUNT)
@@ -132,7 +132,7 @@ fn removed(spec: &DeviceSpec) -> BTreeSet<String> {
     let all: BTreeMap<&str, &str> = IN_NODE_STATUS.into_iter().map(|name| (name, "1")).collect();
     let node: Node =
         serde_json::from_value(json!({"status": {"capacity": all, "allocatable": all}})).unwrap();
-    let patch = node_status::patch(&node, node_status::offers(&spec.devices)).unwrap_or_default();
+    let patch = node_patches::status(&node, node_patches::offered(&spec.devices)).unwrap_or_default();
     let nulls = |field: &str| -> BTreeSet<String> {
         let fields = patch["status"][field].as_object().into_iter().flatten();
         fields
@@ -156,7 +156,7 @@ fn of_node_status(names: &Value) -> BTreeSet<String> {
 /// The labels of a node that had none.
 fn labels_of(of_device: &Value) -> Value {
     let of_device: BTreeMap<String, String> = serde_json::from_value(of_device.clone()).unwrap_or_default();
-    let patch =
-        labels::patch(&Node::default(), &of_device).unwrap_or_else(|| json!({"metadata": {"labels": {}}}));
+    let patch = node_patches::labels(&Node::default(), &of_device)
+        .unwrap_or_else(|| json!({"metadata": {"labels": {}}}));
     patch["metadata"]["labels"].clone()
 }

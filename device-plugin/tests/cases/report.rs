@@ -8,7 +8,7 @@ use device_plugin::device_ids::IdScheme;
 use device_plugin::fleet::Fleet;
 use device_plugin::health::HealthReason;
 use device_plugin::inventory::{Gpu, Inventory, PciLocation, pci};
-use device_plugin::publish::device_object::{self, Remarks};
+use device_plugin::publish::device_object::DeviceObjectInputs;
 use proto::device::DeviceInfo;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -140,7 +140,8 @@ fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(HealthReason, Str
         }
     }
     let now = DateTime::from_timestamp(0, 0).unwrap();
-    device_object::device(&fleet, &Node::default(), &Remarks::default(), None, now)
+    DeviceObjectInputs::default()
+        .device(&fleet, &Node::default(), None, now)
         .spec
         .devices
 }

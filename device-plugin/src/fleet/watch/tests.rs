@@ -1,11 +1,15 @@
-//! What a follower makes of feeds that speak, end, change their devices or hang.
+//! Feeds that report, end, change their devices or hang.
 
 use std::fs;
 
 use super::*;
 use crate::builders;
+use crate::fleet::corrections::EarlierXid;
+use crate::fleet::sharing::SharedDevices;
 use crate::health::{HealthPolicy, HealthReason};
 use crate::inventory::FileSource;
+use std::num::NonZeroU32;
+
 use proto::memory_unit::MemoryUnit;
 use serde_json::{Value, json};
 
@@ -17,39 +21,34 @@ fn seen(minor: u32, kind: ObservationKind) -> Observation {
 }
 
 /// Without a reader of faults, and without corrections.
-fn channels(fleet: watch::Sender<Arc<Fleet>>) -> Channels {
-    Channels {
+fn sharing(memory_unit: MemoryUnit) -> Sharing {
+    Sharing {
+        devices: SharedDevices::All,
+        slots: NonZeroU32::new(100).unwrap(),
+        memory_unit,
+        has_numa_hints: false,
+    }
+}
+
+fn channels(fleet: watch::Sender<Arc<Fleet>>) -> FleetChannels {
+    FleetChannels {
         fleet,
         faults: mpsc::channel(1).0,
         corrections: mpsc::channel(1).1,
     }
 }
 
-/// What is seen at once makes one new value.
+/// Observations that wait together make one new value.
 #[tokio::test]
 async fn changes_that_come_together_are_one_change() {
-    let (fleet, mut changed) = watch::channel(Arc::new(builders::fleet(3)));
-    let channels = channels(fleet);
-    let mut health = Health::new(
-        HealthPolicy::default(),
-        (0..3).map(|minor| builders::gpu(minor).uuid),
-    );
+    let (mut fleet_watch, mut changed) = fleet_watch(no_discovery());
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
-    for minor in 0..3 {
-        sender.try_send(seen(minor, ObservationKind::Lost)).unwrap();
-    }
+    sender.try_send(seen(1, ObservationKind::Lost)).unwrap();
+    let first = seen(0, ObservationKind::Lost);
     assert_eq!(
-        take_in(
-            &mut receiver,
-            &mut health,
-            &mut silence,
-            Instant::now(),
-            &channels.fleet,
-            &channels.faults
-        )
-        .await,
-        Seen::Health
+        fleet_watch.observe_all(first, &mut receiver, &mut silence),
+        Ok(false)
     );
     assert!(receiver.is_empty());
     let now = changed.borrow_and_update();
@@ -61,38 +60,20 @@ async fn changes_that_come_together_are_one_change() {
 }
 
 #[tokio::test]
-async fn no_change_wakes_nobody() {
-    let (fleet, changed) = watch::channel(Arc::new(builders::fleet(1)));
-    let channels = channels(fleet);
-    let mut health = Health::new(HealthPolicy::default(), [builders::gpu(0).uuid]);
+async fn observations_without_a_change_wake_no_reader() {
+    let (mut fleet_watch, changed) = fleet_watch(no_discovery());
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
-    sender.try_send(seen(0, ObservationKind::Answered)).unwrap();
+    let first = seen(0, ObservationKind::Answered);
     assert_eq!(
-        take_in(
-            &mut receiver,
-            &mut health,
-            &mut silence,
-            Instant::now(),
-            &channels.fleet,
-            &channels.faults
-        )
-        .await,
-        Seen::Health
+        fleet_watch.observe_all(first, &mut receiver, &mut silence),
+        Ok(false)
     );
     assert!(!changed.has_changed().unwrap());
     drop(sender);
     assert_eq!(
-        take_in(
-            &mut receiver,
-            &mut health,
-            &mut silence,
-            Instant::now(),
-            &channels.fleet,
-            &channels.faults
-        )
-        .await,
-        Seen::End
+        fleet_watch.follow(receiver, Duration::from_secs(70)).await,
+        Ok(())
     );
 }
 
@@ -100,7 +81,7 @@ fn write(path: &std::path::Path, gpus: &Value) {
     fs::write(path, json!({"gpus": gpus}).to_string()).unwrap();
 }
 
-/// A second GPU appears; the first stays sick.
+/// A second GPU appears; the first stays unhealthy.
 #[tokio::test]
 async fn other_devices_are_adopted_and_health_is_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,14 +94,14 @@ async fn other_devices_are_adopted_and_health_is_kept() {
         interval: Duration::from_millis(20),
     });
     let inventory = discover(&source).await.unwrap();
-    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
-    let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
+    let sharing = sharing(MemoryUnit::MIB);
+    let first = Fleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
+    tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
     let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
         timeout(Duration::from_secs(20), fleet.wait_for(is_so))
             .await
@@ -140,7 +121,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     );
 }
 
-/// A second GPU cannot be adopted; the trouble of the first is seen all the same.
+/// A second GPU cannot be adopted; the watch still reports the trouble of the first.
 #[tokio::test]
 async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
     let dir = tempfile::tempdir().unwrap();
@@ -152,14 +133,14 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
         interval: Duration::from_millis(20),
     });
     let inventory = discover(&source).await.unwrap();
-    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
-    let first = Fleet::new(inventory.clone(), number(&inventory).unwrap());
+    let sharing = sharing(MemoryUnit::MIB);
+    let first = Fleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
+    tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
     let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
     write(
         &path,
@@ -173,32 +154,39 @@ async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
     assert_eq!(sick.expect("blind").unwrap().gpus.len(), 1);
 }
 
-fn follower(discovery: Discovery) -> (Follower, watch::Receiver<Arc<Fleet>>) {
+fn fleet_watch(discovery: Discovery) -> (FleetWatch, watch::Receiver<Arc<Fleet>>) {
     let inventory = Inventory {
         gpus: vec![builders::gpu(0), builders::gpu(1)],
         vendor: "v".to_owned(),
         ..Inventory::default()
     };
-    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
+    let sharing = sharing(MemoryUnit::GIB);
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (fleet, seen) = watch::channel(Arc::new(Fleet::new(
         inventory.clone(),
-        number(&inventory).unwrap(),
+        sharing.id_scheme(&inventory).unwrap(),
     )));
     (
-        Follower {
+        FleetWatch {
             discovery,
             inventory,
             health,
-            number,
+            sharing,
             channels: channels(fleet),
-            began: Instant::now(),
+            started: Instant::now(),
         },
         seen,
     )
+}
+
+fn no_discovery() -> Discovery {
+    Discovery {
+        source: no_file(),
+        running: None,
+    }
 }
 
 fn no_file() -> Source {
@@ -212,13 +200,10 @@ fn no_file() -> Source {
 /// The feed hangs in the driver, then goes on.
 #[tokio::test(start_paused = true)]
 async fn silence_fails_all_devices_until_they_answer_again() {
-    let (mut follower, mut fleet) = follower(Discovery {
-        source: no_file(),
-        running: None,
-    });
+    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
-    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
     sleep(Duration::from_secs(50)).await;
     sender.send(seen(0, ObservationKind::Answered)).await.unwrap();
     let failed = fleet
@@ -231,13 +216,13 @@ async fn silence_fails_all_devices_until_they_answer_again() {
         120,
         "counted from the last observation"
     );
-    let told = failed
+    let states = failed
         .gpus
         .iter()
         .map(|entry| (entry.is_healthy, entry.reason, entry.message.as_str()));
     let message = "the device does not answer: the driver has not answered for 70 s";
     assert_eq!(
-        told.collect::<Vec<_>>(),
+        states.collect::<Vec<_>>(),
         [(false, Some(HealthReason::ProbeFailed), message); 2]
     );
     for _ in 0..7 {
@@ -256,13 +241,10 @@ async fn silence_fails_all_devices_until_they_answer_again() {
 /// One source speaks all the time, and the other one hangs.
 #[tokio::test(start_paused = true)]
 async fn silence_of_one_device_is_not_hidden_by_another() {
-    let (mut follower, mut fleet) = follower(Discovery {
-        source: no_file(),
-        running: None,
-    });
+    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
-    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
     tokio::spawn(async move {
         loop {
             sleep(Duration::from_secs(10)).await;
@@ -285,7 +267,7 @@ async fn silence_of_one_device_is_not_hidden_by_another() {
     );
 }
 
-/// Of a source whose next word is an hour away no more is heard than its first.
+/// A source with a very long interval reports once, and its devices fail when the next report is late.
 #[tokio::test(start_paused = true)]
 async fn feed_that_is_late_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -297,17 +279,17 @@ async fn feed_that_is_late_is_noticed() {
         interval: Duration::from_secs(3600),
     });
     let inventory = source.discover().unwrap();
-    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB)?));
+    let sharing = sharing(MemoryUnit::GIB);
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(
         inventory.clone(),
-        number(&inventory).unwrap(),
+        sharing.id_scheme(&inventory).unwrap(),
     )));
     let began = Instant::now();
-    tokio::spawn(watch_devices(source, inventory, health, number, channels(sender)));
+    tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
     assert!(
         began.elapsed() >= Duration::from_secs(3660),
@@ -316,62 +298,52 @@ async fn feed_that_is_late_is_noticed() {
     );
 }
 
-/// However often it is looked, one thread hangs, and the devices stay those that are known.
+/// One thread hangs however often the watch lists the devices again, and the known devices stay.
 #[tokio::test(start_paused = true)]
 async fn look_that_hangs_is_not_begun_again() {
     let (answer, hanging) = std::sync::mpsc::channel::<Inventory>();
     let running = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
-    let (mut follower, _fleet) = follower(Discovery {
+    let (mut fleet_watch, _fleet) = fleet_watch(Discovery {
         source: no_file(),
         running,
     });
     // The clock stands still for as long as a blocking task runs.
     for _ in 0..3 {
-        let mut look = Box::pin(follower.look_again());
+        let mut look = Box::pin(fleet_watch.discover_again());
         assert!(futures::poll!(&mut look).is_pending());
-        tokio::time::advance(LOOK_LIMIT + Duration::from_secs(1)).await;
+        tokio::time::advance(DISCOVERY_LIMIT + Duration::from_secs(1)).await;
         assert!(!look.await);
     }
-    answer.send(follower.inventory.clone()).unwrap();
-    assert!(follower.look_again().await, "the look of before has ended");
-    assert!(!follower.look_again().await, "the next one finds no file");
+    answer.send(fleet_watch.inventory.clone()).unwrap();
+    assert!(fleet_watch.discover_again().await, "the look of before has ended");
+    assert!(!fleet_watch.discover_again().await, "the next one finds no file");
 }
 
-#[test]
-fn devices_that_kubelet_could_not_be_told_of_are_not_adopted() {
-    let number: Number = Box::new(|inventory| Ok(IdScheme::new(&inventory.gpus, 100, MemoryUnit::MIB)?));
-    let of = |gpus| Inventory {
-        gpus,
-        vendor: "nvidia".to_owned(),
-        ..Inventory::default()
-    };
-    let mut inventory = of(vec![builders::gpu(0)]);
-    let (sender, fleet) = watch::channel(Arc::new(builders::fleet(1)));
+#[tokio::test]
+async fn devices_with_a_list_that_kubelet_would_refuse_are_not_adopted() {
+    let (mut fleet_watch, fleet) = fleet_watch(no_discovery());
+    fleet_watch.sharing = sharing(MemoryUnit::MIB);
     let huge = crate::inventory::Gpu {
         memory_bytes: 1 << 40,
         ..builders::gpu(1)
     };
-    let mut health = Health::new(HealthPolicy::default(), []);
-    assert!(!adopt(
-        of(vec![huge]),
-        &mut inventory,
-        &mut health,
-        &number,
-        &sender
-    ));
+    let known = fleet_watch.inventory.clone();
+    let found = Inventory {
+        gpus: vec![huge],
+        vendor: "nvidia".to_owned(),
+        ..Inventory::default()
+    };
+    assert!(!fleet_watch.adopt(found));
     assert_eq!(
-        (inventory.gpus[0].minor, fleet.has_changed().unwrap()),
-        (0, false)
+        (fleet_watch.inventory, fleet.has_changed().unwrap()),
+        (known, false)
     );
 }
 
-/// A driver that this container was not made with ends the follower, whatever else was said.
+/// A driver that this container was not created with ends the watch, whatever else it has observed.
 #[tokio::test(start_paused = true)]
-async fn another_driver_ends_the_follower() {
-    let (mut follower, _fleet) = follower(Discovery {
-        source: no_file(),
-        running: None,
-    });
+async fn another_driver_ends_the_watch() {
+    let (mut fleet_watch, _fleet) = fleet_watch(no_discovery());
     let (sender, receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Lost)).unwrap();
     let replaced = ObservationKind::DriverReplaced("the driver is another one".to_owned());
@@ -381,27 +353,23 @@ async fn another_driver_ends_the_follower() {
             kind: replaced,
         })
         .unwrap();
-    let ended = follower
+    let ended = fleet_watch
         .follow(receiver, Duration::from_secs(70))
         .await
         .unwrap_err();
     assert_eq!(
         ended.to_string(),
-        "the driver is another one; ending, so that this container is made again"
+        "the driver is another one; ending, so that this container is created again"
     );
 }
 
-/// An operator's word is taken at once.
 #[tokio::test(start_paused = true)]
 async fn a_cleared_device_is_healthy() {
-    let (mut follower, mut fleet) = follower(Discovery {
-        source: no_file(),
-        running: None,
-    });
+    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
     let (correct, corrections) = mpsc::channel(1);
-    follower.channels.corrections = corrections;
+    fleet_watch.channels.corrections = corrections;
     let (sender, receiver) = mpsc::channel(8);
-    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
     sender.send(seen(0, ObservationKind::Xid(48))).await.unwrap();
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
     correct
@@ -412,27 +380,24 @@ async fn a_cleared_device_is_healthy() {
     assert_eq!(well.gpus[0].reason, Some(HealthReason::Cleared));
 }
 
-/// Until the errors that an earlier process saw are known, neither is the Device object written nor does a container start.
+/// Until the errors of an earlier process are loaded, the plugin neither writes the Device object nor starts a container.
 #[tokio::test(start_paused = true)]
 async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
-    let (mut follower, mut fleet) = follower(Discovery {
-        source: no_file(),
-        running: None,
-    });
-    follower
+    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
+    fleet_watch
         .channels
         .fleet
         .send_modify(|fleet| Arc::make_mut(fleet).is_health_loaded = false);
     let (correct, corrections) = mpsc::channel(1);
-    follower.channels.corrections = corrections;
+    fleet_watch.channels.corrections = corrections;
     let (_sender, receiver) = mpsc::channel(8);
-    tokio::spawn(async move { follower.follow(receiver, Duration::from_secs(70)).await });
-    let error = Recalled {
+    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
+    let error = EarlierXid {
         device: builders::gpu(0).uuid,
         xid: 48,
         since: "then".to_owned(),
     };
-    correct.send(Correction::Recalled(vec![error])).await.unwrap();
+    correct.send(Correction::Loaded(vec![error])).await.unwrap();
     let sick = fleet.wait_for(|fleet| fleet.is_health_loaded).await.unwrap();
     assert_eq!(
         (sick.gpus[0].is_healthy, sick.gpus[0].reason),

@@ -14,7 +14,7 @@ use crate::inventory::{Gpu, PciLocation};
 
 mod others;
 
-/// How long a test waits for what must happen.
+/// Longest wait of a test for an observation.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 const T4: &str = r#"{"uuid": "GPU-a", "minor": 0, "memory": "16276Mi", "model": "T4"}"#;

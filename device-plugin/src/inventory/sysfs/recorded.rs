@@ -47,7 +47,7 @@ impl Machine {
         Self::of(text)
     }
 
-    /// The machine that a text tells of.
+    /// The machine that a text describes.
     pub(crate) fn of(text: &str) -> Self {
         let machine = Self {
             dir: tempfile::tempdir().unwrap(),
@@ -85,7 +85,7 @@ impl Machine {
         machine
     }
 
-    /// Where sysfs is.
+    /// The root of its sysfs.
     pub(crate) fn root(&self) -> &Path {
         self.dir.path()
     }

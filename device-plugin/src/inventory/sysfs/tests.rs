@@ -1,4 +1,4 @@
-//! Recorded machines, and what becomes of them in the Device object.
+//! Recorded machines, and their devices in the Device object.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::device_ids::IdScheme;
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, Source};
 use crate::inventory::{MachineSource, pci};
-use crate::publish::device_object::{self, Remarks};
+use crate::publish::device_object::DeviceObjectInputs;
 
 fn source(machine: &Machine) -> SysfsSource {
     SysfsSource {
@@ -45,13 +45,7 @@ fn inventory(machine: &Machine) -> Inventory {
 fn published(inventory: &Inventory) -> Device {
     let ids = IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB).unwrap();
     let now = DateTime::from_timestamp(0, 0).unwrap();
-    device_object::device(
-        &Fleet::new(inventory.clone(), ids),
-        &Node::default(),
-        &Remarks::default(),
-        None,
-        now,
-    )
+    DeviceObjectInputs::default().device(&Fleet::new(inventory.clone(), ids), &Node::default(), None, now)
 }
 
 /// A device in one line.
@@ -177,7 +171,7 @@ fn vendors(#[case] text: &str, #[case] expected: Option<u16>) {
     assert_eq!(text.parse::<PciVendor>().ok().map(|vendor| vendor.0), expected);
 }
 
-/// What is observed of the adapters next, until there is something of each.
+/// The last observation of each adapter among the next `n`.
 async fn observed(
     seen: &mut tokio::sync::mpsc::Receiver<crate::inventory::Observation>,
     n: usize,
@@ -196,7 +190,7 @@ async fn observed(
     last
 }
 
-/// Ports and whole adapters come and go, and the watch says so; what is new is announced once.
+/// Ports and whole adapters come and go, and the watch reports it; it announces a new adapter once.
 #[tokio::test]
 async fn a_watch_follows_ports_and_adapters() {
     let machine = Machine::recorded("sr-iov");

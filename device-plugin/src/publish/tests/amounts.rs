@@ -1,4 +1,4 @@
-//! What node status says, and what becomes of pods when kubelet restarts.
+//! The amounts in node status, and the pods that kubelet admits after its restart.
 
 use insta::assert_json_snapshot;
 use proto::device::DeviceInfo;
@@ -11,10 +11,10 @@ use crate::pods::{NodePod, Stage};
 
 #[test]
 fn node_status_of_two_gpus() {
-    assert_json_snapshot!(node_status::patch(&node(&json!({})), offers(&fleet(2))));
+    assert_json_snapshot!(node_patches::status(&node(&json!({})), offers(&fleet(2))));
 }
 
-/// What the plugin serves, and what is not shared, is not in node status.
+/// Extended resources of the plugin, and GPUs that are not shared, are not in node status.
 #[test]
 fn only_healthy_shared_gpus_are_offered() {
     let mut fleet = sick(0);
@@ -43,7 +43,7 @@ fn right_status_is_left_alone() {
         "koordinator.sh/gpu-memory": "17179869184", "koordinator.sh/gpu-memory-ratio": "100",
         "aliyun.com/gpu-mem": "16", "cpu": "4",
     });
-    assert_eq!(node_status::patch(&node(&held), offers(&fleet(1))), None);
+    assert_eq!(node_patches::status(&node(&held), offers(&fleet(1))), None);
 }
 
 /// A sick device takes no new pods, but those that run must survive kubelet's restart.
@@ -60,8 +60,8 @@ fn requests_of_pods_outweigh_a_sick_device() {
         uid: "b".into(),
         ..asking.clone()
     };
-    let values = offers(&sick(0)).max(node_status::requests(&pods([asking, ended])));
-    let patch = node_status::patch(&node(&json!({})), values).unwrap();
+    let values = offers(&sick(0)).max(node_patches::requested(&pods([asking, ended])));
+    let patch = node_patches::status(&node(&json!({})), values).unwrap();
     assert_eq!(patch["status"]["capacity"]["koordinator.sh/gpu-core"], "150");
     assert_eq!(
         patch["status"]["allocatable"]["koordinator.sh/gpu-memory-ratio"],
@@ -72,14 +72,14 @@ fn requests_of_pods_outweigh_a_sick_device() {
 #[test]
 fn nothing_left_is_removed_not_zeroed() {
     let held = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu.shared": "100"});
-    let patch = node_status::patch(&node(&held), Requests::default()).unwrap();
+    let patch = node_patches::status(&node(&held), Requests::default()).unwrap();
     assert_eq!(
         patch,
         json!({"status": {"capacity": {"koordinator.sh/gpu-core": null}, "allocatable": {"koordinator.sh/gpu-core": null}}})
     );
-    assert_eq!(node_status::patch(&node(&json!({})), Requests::default()), None);
+    assert_eq!(node_patches::status(&node(&json!({})), Requests::default()), None);
 }
-/// What kubelet has not admitted, and cannot, must not make room for itself.
+/// A pod that kubelet has not admitted, and cannot admit, must not make room for itself.
 #[test]
 fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
     let asking = |name: &str, stage| NodePod {
@@ -99,10 +99,10 @@ fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
         asking("e", Stage::Terminal),
     ];
     let three = (0..3).fold(Requests::default(), |sum, _| sum.plus(Requests::of_device(1)));
-    assert_eq!(node_status::requests(&pods(all)), three);
+    assert_eq!(node_patches::requested(&pods(all)), three);
 }
 
-/// kubelet as far as node status goes: it admits every pod anew when it restarts, and without its checkpoint zeroes what no plugin serves.
+/// kubelet as far as node status goes: it admits every pod again when it restarts, and without its checkpoint zeroes what no plugin serves.
 struct Kubelet {
     node: Node,
 }
@@ -146,7 +146,7 @@ impl Kubelet {
         }
     }
 
-    /// What the API server makes of the publisher's merge patch.
+    /// Applies the publisher's merge patch as the API server does.
     fn merge(&mut self, patch: Option<Value>) {
         let Some(patch) = patch else { return };
         for (field, amounts) in [
@@ -193,8 +193,8 @@ proptest::proptest! {
         }).collect();
         let mut kubelet = Kubelet { node: node(&json!({})) };
         let publish = |kubelet: &mut Kubelet, fleet: &Fleet, all: &[NodePod]| {
-            let values = offers(fleet).max(node_status::requests(&pods(all.iter().cloned())));
-            kubelet.merge(node_status::patch(&kubelet.node, values));
+            let values = offers(fleet).max(node_patches::requested(&pods(all.iter().cloned())));
+            kubelet.merge(node_patches::status(&kubelet.node, values));
         };
         publish(&mut kubelet, &fleet, &running);
         for (entry, is_healthy) in fleet.gpus.iter_mut().zip(&are_healthy) {
@@ -216,7 +216,7 @@ proptest::proptest! {
     }
 }
 
-/// What a Device object offers does not depend on what nobody knows.
+/// The amounts of a Device object do not depend on fields that the publisher does not know.
 #[test]
 fn amounts_that_cannot_be_counted_are_none() {
     let mut device = DeviceInfo {
@@ -231,7 +231,7 @@ fn amounts_that_cannot_be_counted_are_none() {
         .resources
         .insert("koordinator.sh/gpu-core".to_owned(), "100m".parse().unwrap());
     assert_eq!(
-        node_status::offers(&[device]),
+        node_patches::offered(&[device]),
         Requests::from_fn(|name| u64::from(name == "aliyun.com/gpu-count"))
     );
 }

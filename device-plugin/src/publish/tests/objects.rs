@@ -1,4 +1,4 @@
-//! What the Device object, the labels and the unit say.
+//! The Device object, the labels and the memory unit.
 
 use insta::assert_json_snapshot;
 use rstest::rstest;
@@ -17,18 +17,12 @@ fn device_object() {
     };
     fleet.others = vec![nic(false)];
     let checkpoints = Some(r#"[{"podUID":"u"}]"#.to_owned());
-    let remarks = Remarks {
+    let inputs = DeviceObjectInputs {
         checkpoints,
         serves_vendor: true,
-        ..Remarks::default()
+        ..DeviceObjectInputs::default()
     };
-    assert_json_snapshot!(device_object::device(
-        &fleet,
-        &node(&json!({})),
-        &remarks,
-        None,
-        at(0)
-    ));
+    assert_json_snapshot!(inputs.device(&fleet, &node(&json!({})), None, at(0)));
 }
 
 /// Healthy, sick, sick for another reason, well again; then another process that only knows the object.
@@ -36,7 +30,9 @@ fn device_object() {
 fn conditions_say_why_and_since_when() {
     let node = node(&json!({}));
     let after = |fleet: &Fleet, before: &DeviceSpec, second| {
-        device_object::device(fleet, &node, &Remarks::default(), Some(before), at(second)).spec
+        DeviceObjectInputs::default()
+            .device(fleet, &node, Some(before), at(second))
+            .spec
     };
     let healthy = object(&fleet(2)).spec;
     assert_eq!(condition(&healthy), None);
@@ -91,15 +87,15 @@ fn topology(
 #[test]
 fn what_others_add_is_left_alone_and_what_they_change_is_not() {
     let wanted = object(&sick(1));
-    let says = |change: fn(&mut RawDevice)| {
-        let Held::Object(mut held) = held(&wanted) else {
+    let matches = |change: fn(&mut RawDevice)| {
+        let StoredDevice::Present(mut held) = stored(&wanted) else {
             unreachable!()
         };
         change(&mut held);
-        device_object::says(&held, &wanted)
+        device_object::matches(&held, &wanted)
     };
-    assert!(says(|_| {}));
-    assert!(says(|held| {
+    assert!(matches(|_| {}));
+    assert!(matches(|held| {
         held.metadata
             .labels
             .as_mut()
@@ -113,13 +109,13 @@ fn what_others_add_is_left_alone_and_what_they_change_is_not() {
             .into(),
         );
     }));
-    assert!(!says(|held| held.metadata.labels = None));
-    assert!(!says(|held| held.metadata.owner_references = None));
-    assert!(!says(|held| held.spec["devices"][1]["health"] = json!(true)));
-    assert!(!says(
+    assert!(!matches(|held| held.metadata.labels = None));
+    assert!(!matches(|held| held.metadata.owner_references = None));
+    assert!(!matches(|held| held.spec["devices"][1]["health"] = json!(true)));
+    assert!(!matches(
         |held| held.spec["devices"][0]["resources"]["koordinator.sh/gpu-memory"] = json!("a lot")
     ));
-    assert!(!says(|held| held.spec = Value::Null));
+    assert!(!matches(|held| held.spec = Value::Null));
 }
 
 #[test]
@@ -140,7 +136,7 @@ fn labels_are_legal_and_say_nothing_of_mixed_models() {
 fn node_bears_the_labels_of_its_devices() {
     let mut node = node(&json!({}));
     let labels = object(&fleet(1)).metadata.labels.unwrap();
-    let patch = labels::patch(&node, &labels).unwrap();
+    let patch = node_patches::labels(&node, &labels).unwrap();
     assert_eq!(
         patch,
         json!({"metadata": {"labels": {
@@ -154,10 +150,10 @@ fn node_bears_the_labels_of_its_devices() {
         .as_mut()
         .unwrap()
         .insert("gpushare".to_owned(), "true".to_owned());
-    assert_eq!(labels::patch(&node, &labels), None);
+    assert_eq!(node_patches::labels(&node, &labels), None);
     let gone = json!({"node.koordinator.sh/gpu-vendor": null, "node.koordinator.sh/gpu-model": null, "node.koordinator.sh/gpu-driver-version": null});
     assert_eq!(
-        labels::patch(&node, &BTreeMap::new()),
+        node_patches::labels(&node, &BTreeMap::new()),
         Some(json!({"metadata": {"labels": gone}}))
     );
 }
@@ -166,17 +162,17 @@ fn node_bears_the_labels_of_its_devices() {
 fn unit_is_annotated_once() {
     let names = ResourceNames::default();
     let mut node = node(&json!({}));
-    let patch = unit::patch(&node, &names, MemoryUnit::GIB).unwrap();
+    let patch = node_patches::memory_unit(&node, &names, MemoryUnit::GIB).unwrap();
     assert_eq!(
         patch,
         json!({"metadata": {"annotations": {"aliyun.com/gpu-mem-unit": "GiB"}}})
     );
     node.metadata.annotations = serde_json::from_value(patch["metadata"]["annotations"].clone()).unwrap();
-    assert_eq!(unit::patch(&node, &names, MemoryUnit::GIB), None);
-    assert!(unit::patch(&node, &names, MemoryUnit::MIB).is_some());
+    assert_eq!(node_patches::memory_unit(&node, &names, MemoryUnit::GIB), None);
+    assert!(node_patches::memory_unit(&node, &names, MemoryUnit::MIB).is_some());
 }
 
-/// What the operator's files say is added to what the devices are, and is told anew when it changes.
+/// The operator's labels add to those of the devices, and the publisher writes them again when they change.
 #[test]
 fn labels_links_and_partitions() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +182,7 @@ fn labels_links_and_partitions() {
         "devices: {gpu: {tier: high}, '0000:1F:00.0': {fabric: b}}\nvirtualFunctions: {rdma: {type: fast}}",
     )
     .unwrap();
-    let files = additions::Files {
+    let files = node_overrides::OverrideFiles {
         labels: Some(path),
         partitions: None,
     };
@@ -208,17 +204,17 @@ fn labels_links_and_partitions() {
         minors: (0..8).collect(),
         links: 18,
     }];
-    let said = |policy| {
-        let additions = Arc::new(Additions::read(&files).unwrap());
-        let remarks = Remarks {
-            additions,
+    let published = |policy| {
+        let overrides = Arc::new(NodeOverrides::read(&files).unwrap());
+        let inputs = DeviceObjectInputs {
+            overrides,
             partition_policy: policy,
-            ..Remarks::default()
+            ..DeviceObjectInputs::default()
         };
-        device_object::device(&fleet, &node(&json!({})), &remarks, None, at(0))
+        inputs.device(&fleet, &node(&json!({})), None, at(0))
     };
-    let told = said(None);
-    let (gpu, nic) = (&told.spec.devices[0], &told.spec.devices[8]);
+    let device = published(None);
+    let (gpu, nic) = (&device.spec.devices[0], &device.spec.devices[8]);
     assert_eq!(
         (
             gpu.labels["tier"].as_str(),
@@ -227,7 +223,7 @@ fn labels_links_and_partitions() {
         ),
         ("high", "b", "fast")
     );
-    let annotations = told.metadata.annotations.unwrap();
+    let annotations = device.metadata.annotations.unwrap();
     assert_eq!(
         annotations["gpushare/gpu-links"],
         r#"[{"links":18,"minors":[0,1,2,3,4,5,6,7]}]"#
@@ -248,9 +244,9 @@ fn labels_links_and_partitions() {
             .unwrap()
             .remove("node.koordinator.sh/gpu-partition-policy")
     };
-    assert_eq!(policy(said(None)).as_deref(), Some("Prefer"));
+    assert_eq!(policy(published(None)).as_deref(), Some("Prefer"));
     assert_eq!(
-        policy(said(Some(GpuPartitionPolicy::Honor))).as_deref(),
+        policy(published(Some(GpuPartitionPolicy::Honor))).as_deref(),
         Some("Honor")
     );
     assert_eq!(policy(object(&sick(0))), None, "there is nothing to honour");
@@ -258,11 +254,11 @@ fn labels_links_and_partitions() {
 
 /// The conditions of a node's first GPU about the way in which containers get it: type, status and reason of each.
 fn conditions_of(injection: Injection) -> (Vec<String>, String) {
-    let remarks = Remarks {
+    let inputs = DeviceObjectInputs {
         injection: Some(injection),
-        ..Remarks::default()
+        ..DeviceObjectInputs::default()
     };
-    let device = device_object::device(&fleet(1), &node(&json!({})), &remarks, None, at(0));
+    let device = inputs.device(&fleet(1), &node(&json!({})), None, at(0));
     let conditions = &device.spec.devices[0].conditions;
     let text = |one: &proto::device::DeviceCondition| {
         format!("{} {} {}", one.condition_type, one.status, one.reason)

@@ -1,4 +1,4 @@
-//! What is done with containers, in few words: GPUs are called G0, G1, and so on.
+//! Decisions about containers, in short texts: GPUs are called G0, G1, and so on.
 
 use proto::memory_unit::MemoryUnit;
 use proto::nri::api::LinuxContainer;
@@ -58,13 +58,13 @@ fn settings() -> Settings {
     settings
 }
 
-fn told(decision: Decision) -> String {
+fn text_of(decision: HookDecision) -> String {
     let change = match decision {
-        Decision::Leave => return "leave".to_owned(),
-        Decision::Refuse(problem) => return format!("refuse: {problem}"),
-        Decision::Unknown(problem) => return format!("unknown: {problem}"),
-        Decision::Change(change) if change.is_empty() => return "right".to_owned(),
-        Decision::Change(change) => change,
+        HookDecision::Ignore => return "leave".to_owned(),
+        HookDecision::Refuse(problem) => return format!("refuse: {problem}"),
+        HookDecision::Unknown(problem) => return format!("unknown: {problem}"),
+        HookDecision::Adjust(change) if change.is_empty() => return "right".to_owned(),
+        HookDecision::Adjust(change) => change,
     };
     let adjustment = change.into_adjustment();
     let env = adjustment
@@ -83,8 +83,8 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
     let sandbox = sandbox(pod.uid.as_str());
     let (mut pods, fleet, settings) = (pods([pod]), fleet(4), settings());
     pods.set_swapped(BTreeMap::new());
-    told(
-        View {
+    text_of(
+        HookInputs {
             pods: &pods,
             fleet: &fleet,
             settings: &settings,
@@ -111,7 +111,7 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
 #[case::more_nodes_than_recorded(&["NVIDIA_VISIBLE_DEVICES=G1"], &[0, 1, 3], "-/dev/nvidia0 -/dev/nvidia3")]
 #[case::the_pod_sets_it_too(
     &["NVIDIA_VISIBLE_DEVICES=G1", "NVIDIA_VISIBLE_DEVICES=all"], &[],
-    "refuse: its container w1 sets NVIDIA_VISIBLE_DEVICES itself, which is what tells it its devices; leave that out of the pod"
+    "refuse: its container w1 sets NVIDIA_VISIBLE_DEVICES itself, from which it reads its devices; leave that out of the pod"
 )]
 #[case::the_pod_sets_it_rightly(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
 fn whole_gpus(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
@@ -185,7 +185,7 @@ fn who_asks_for_nothing_sees_nothing(
     all.note_idle("alone".into(), None);
     let (fleet, settings) = (fleet(4), settings());
     let unrestricted = ["kube-system".to_owned()];
-    let view = View {
+    let view = HookInputs {
         pods: &all,
         fleet: &fleet,
         settings: &settings,
@@ -193,7 +193,7 @@ fn who_asks_for_nothing_sees_nothing(
         unrestricted: &unrestricted,
     };
     for (uid, expected) in [("p", sidecar), ("alone", alone), ("unknown", unknown)] {
-        let found = told(view.decide(&sandbox(uid), &container("c", env, &[])));
+        let found = text_of(view.decide(&sandbox(uid), &container("c", env, &[])));
         assert_eq!(
             found.replace("NVIDIA_VISIBLE_DEVICES=void", "void"),
             expected,
@@ -203,7 +203,10 @@ fn who_asks_for_nothing_sees_nothing(
             namespace: "kube-system".to_owned(),
             ..sandbox(uid)
         };
-        assert_eq!(told(view.decide(&operators, &container("c", env, &[]))), "leave");
+        assert_eq!(
+            text_of(view.decide(&operators, &container("c", env, &[]))),
+            "leave"
+        );
     }
 }
 
@@ -243,12 +246,12 @@ fn another_order_is_right() {
 #[case::with_record_and_device(
     true,
     "NVIDIA_VISIBLE_DEVICES=G0",
-    "unknown: it has a record, and the API server"
+    "unknown: it has a record, and this node's plugin"
 )]
 #[case::with_record_and_an_image_for_gpus(true, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void")]
 #[case::with_record_and_nothing(true, "A=b", "leave")]
 #[case::pinned_by_hand(false, "NVIDIA_VISIBLE_DEVICES=G0", "leave")]
-fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[case] expected: &str) {
+fn unknown_pods(#[case] has_record: bool, #[case] env: &str, #[case] expected: &str) {
     let mut sandbox = sandbox("unknown");
     if has_record {
         sandbox
@@ -256,18 +259,18 @@ fn pods_that_nobody_has_told_of(#[case] has_record: bool, #[case] env: &str, #[c
             .insert(DEVICE_ALLOCATED.to_owned(), "{}".to_owned());
     }
     let (pods, fleet, settings) = (pods([]), fleet(4), settings());
-    let view = View {
+    let view = HookInputs {
         pods: &pods,
         fleet: &fleet,
         settings: &settings,
         mode: Mode::Envvar,
         unrestricted: &[],
     };
-    let found = told(view.decide(&sandbox, &container("c", &[env], &[])));
+    let found = text_of(view.decide(&sandbox, &container("c", &[env], &[])));
     assert!(found.starts_with(expected), "{found}");
 }
 
-/// The swapped records are known before a container with shares starts; after a restart not at once.
+/// A container of this plugin starts only once swapped records are known, which takes a moment after a restart.
 #[test]
 fn swaps_are_waited_for() {
     let (all, fleet, settings) = (
@@ -275,20 +278,21 @@ fn swaps_are_waited_for() {
         fleet(4),
         settings(),
     );
-    let view = View {
+    let view = HookInputs {
         pods: &all,
         fleet: &fleet,
         settings: &settings,
         mode: Mode::Envvar,
         unrestricted: &[],
     };
-    let of =
-        |view: &View<'_>, uid: &str, name: &str| told(view.decide(&sandbox(uid), &container(name, &[], &[])));
+    let of = |view: &HookInputs<'_>, uid: &str, name: &str| {
+        text_of(view.decide(&sandbox(uid), &container(name, &[], &[])))
+    };
     assert!(of(&view, "p", "u2").starts_with("unknown: it is not known yet which pods have swapped"));
     assert_eq!(of(&view, "w", "w1"), "NVIDIA_VISIBLE_DEVICES=G0");
     let mut known = all.clone();
     known.set_swapped(BTreeMap::new());
-    assert!(of(&View { pods: &known, ..view }, "p", "u2").ends_with("NVIDIA_VISIBLE_DEVICES=G0"));
+    assert!(of(&HookInputs { pods: &known, ..view }, "p", "u2").ends_with("NVIDIA_VISIBLE_DEVICES=G0"));
 }
 
 /// The numbers of a device that every system has; a file that is no device is none.

@@ -1,4 +1,4 @@
-//! What the files may say, and in which words the rest is refused.
+//! Valid files, and the errors of invalid ones.
 
 use std::fmt::Write as _;
 
@@ -8,14 +8,14 @@ use tempfile::TempDir;
 
 use super::*;
 
-fn files(labels: &str, partitions: &str) -> (TempDir, Files) {
+fn files(labels: &str, partitions: &str) -> (TempDir, OverrideFiles) {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = dir.path().join(name);
         fs::write(&path, text).unwrap();
         Some(path)
     };
-    let files = Files {
+    let files = OverrideFiles {
         labels: file("labels.yaml", labels),
         partitions: file("partitions.json", partitions),
     };
@@ -23,7 +23,7 @@ fn files(labels: &str, partitions: &str) -> (TempDir, Files) {
 }
 
 fn labels(text: &str) -> DeviceLabels {
-    Additions::read(&files(text, "").1).unwrap().labels
+    NodeOverrides::read(&files(text, "").1).unwrap().labels
 }
 
 fn of(pairs: &[(&str, &str)]) -> Labels {
@@ -85,15 +85,21 @@ fn virtual_functions_are_grouped_by_their_labels() {
 }
 
 #[test]
-fn what_is_not_there_says_nothing() {
-    assert_eq!(Additions::read(&Files::default()).unwrap(), Additions::default());
-    let absent = Files {
+fn missing_and_empty_files_override_nothing() {
+    assert_eq!(
+        NodeOverrides::read(&OverrideFiles::default()).unwrap(),
+        NodeOverrides::default()
+    );
+    let absent = OverrideFiles {
         labels: Some("/nowhere/labels.yaml".into()),
         partitions: Some("/nowhere/p.json".into()),
     };
-    assert_eq!(Additions::read(&absent).unwrap(), Additions::default());
-    assert_eq!(Additions::read(&files("", "").1).unwrap(), Additions::default());
-    let table = Additions::read(&files("", r#"{"1": [{"minors": [0], "ringBusBandwidth": "400Gi"}]}"#).1)
+    assert_eq!(NodeOverrides::read(&absent).unwrap(), NodeOverrides::default());
+    assert_eq!(
+        NodeOverrides::read(&files("", "").1).unwrap(),
+        NodeOverrides::default()
+    );
+    let table = NodeOverrides::read(&files("", r#"{"1": [{"minors": [0], "ringBusBandwidth": "400Gi"}]}"#).1)
         .unwrap()
         .partitions
         .unwrap();
@@ -117,49 +123,49 @@ fn refusals() {
         .iter()
         .map(|text| (*text, ""))
         .chain(bad_tables.iter().map(|text| ("", *text)));
-    let mut told = String::new();
+    let mut text = String::new();
     for (labels, table) in cases {
         let (dir, files) = files(labels, table);
-        let error =
-            one_line(&Additions::read(&files).unwrap_err()).replace(&dir.path().display().to_string(), "DIR");
-        writeln!(told, "{labels}{table}\n  {error}").unwrap();
+        let error = one_line(&NodeOverrides::read(&files).unwrap_err())
+            .replace(&dir.path().display().to_string(), "DIR");
+        writeln!(text, "{labels}{table}\n  {error}").unwrap();
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(text);
 }
 
-/// A change is told, a mistake is not, and what was there before stands.
+/// The reader gets each valid change; after an invalid one the last valid contents stand.
 #[tokio::test(start_paused = true)]
 async fn files_are_read_again() {
     let (_dir, files) = files("devices: {rdma: {a: b}}", "");
     let path = files.labels.clone().unwrap();
-    let (sender, mut told) = watch::channel(Arc::new(Additions::read(&files).unwrap()));
-    let reading = tokio::spawn(watch_additions(files, Duration::from_secs(10), sender));
+    let (sender, mut overrides) = watch::channel(Arc::new(NodeOverrides::read(&files).unwrap()));
+    let reading = tokio::spawn(watch_node_overrides(files, Duration::from_secs(10), sender));
     fs::write(&path, "devices: {").unwrap();
     sleep(Duration::from_secs(60)).await;
-    assert!(!told.has_changed().unwrap());
+    assert!(!overrides.has_changed().unwrap());
     fs::write(&path, "devices: {rdma: {a: c}}").unwrap();
-    told.changed().await.unwrap();
+    overrides.changed().await.unwrap();
     assert_eq!(
-        told.borrow_and_update().labels.of("rdma", "x", None),
+        overrides.borrow_and_update().labels.of("rdma", "x", None),
         of(&[("a", "c")])
     );
     fs::remove_file(&path).unwrap();
-    told.changed().await.unwrap();
-    assert_eq!(**told.borrow_and_update(), Additions::default());
+    overrides.changed().await.unwrap();
+    assert_eq!(**overrides.borrow_and_update(), NodeOverrides::default());
     reading.abort();
 }
 
 proptest! {
     #[test]
     fn no_text_panics(labels in "\\PC{0,40}", table in "\\PC{0,40}") {
-        let _ = Additions::read(&files(&labels, &table).1);
+        let _ = NodeOverrides::read(&files(&labels, &table).1);
     }
 
     /// As Kubernetes itself checks the parts of a label.
     #[test]
-    fn labels_that_are_taken_are_labels(name in "[a-z./_-]{0,8}", value in "[a-zA-Z0-9._-]{0,5}") {
+    fn accepted_labels_are_valid(name in "[a-z./_-]{0,8}", value in "[a-zA-Z0-9._-]{0,5}") {
         let is_word = |text: &str| !text.is_empty() && !text.starts_with(['.', '_', '-']) && !text.ends_with(['.', '_', '-']);
-        if fault(&name, &value).is_none() {
+        if broken_rule(&name, &value).is_none() {
             prop_assert!(value.is_empty() || is_word(&value));
             prop_assert!(name.split('/').all(is_word) && name.split('/').count() <= 2);
         }

@@ -1,9 +1,8 @@
-//! The report on pods of this node that have no device although their records or requests name some: the scheduler counts
-//! such pods until it reads the report.
+//! The report on pods of this node that have no device although their records or requests name some: the scheduler counts such pods
+//! until it reads the report.
 //!
-//! kubelet gives devices at admission, so that nothing is known of a pod before kubelet has reported on it, and nothing changes
-//! afterwards. A pod that asks for something which kubelet calls this plugin for is never reported: its start is held until it
-//! has a record.
+//! kubelet allocates devices at admission: before kubelet has reported on a pod its devices are unknown, and afterwards they do not
+//! change. A pod that requests an extended resource of this plugin is never reported: it does not start before it has a record.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,35 +15,40 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::kubelet_checkpoint;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
-use crate::runtime_hook::seen::Seen;
+use crate::pods::{PodUid, Pods, Stage};
+use crate::runtime_hook::seen::SeenGpus;
 
-/// Events that come together are one.
+/// Changes within this time are reported together.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// The time after which the plugin reads kubelet's file again if it could not be read.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Delay before the plugin reads kubelet's checkpoint again after an error.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// The pods to report: kubelet has admitted them and allocated them nothing, and no runtime has shown their containers a GPU.
-pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &Seen) -> String {
-    let is_admitted = |stage: Stage| matches!(stage, Stage::Admitted | Stage::Running);
-    let asks_in_vain =
-        |pod: &&NodePod| pod.containers.is_empty() && pod.placement.is_err() && is_admitted(pod.stage);
-    let asking = pods.iter().filter(asks_in_vain).map(|pod| &pod.uid);
-    let recorded = pods
-        .only_recorded()
-        .filter(|(_, stage)| is_admitted(*stage))
-        .map(|(uid, _)| uid);
-    let has_nothing =
-        |uid: &&PodUid| !allocated.contains(*uid) && !seen.names(uid) && pods.claimant(uid).is_none();
-    plugin_reports::write_pods_without_devices(asking.chain(recorded).filter(has_nothing).map(PodUid::as_str))
+pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
+    let mut candidates = Vec::new();
+    for pod in pods.iter() {
+        if pod.containers.is_empty() && pod.placement.is_err() {
+            candidates.push((&pod.uid, pod.stage));
+        }
+    }
+    candidates.extend(pods.only_recorded());
+    let mut reported = Vec::new();
+    for (uid, stage) in candidates {
+        let is_admitted = matches!(stage, Stage::Admitted | Stage::Running);
+        let has_device = allocated.contains(uid) || seen.has_pod(uid) || pods.claimant(uid).is_some();
+        if is_admitted && !has_device {
+            reported.push(uid.as_str());
+        }
+    }
+    plugin_reports::write_pods_without_devices(reported)
 }
 
-/// Keeps the report up to date until the task is dropped; it stays as it is while kubelet's file cannot be read.
-pub async fn watch_without_devices(
+/// Keeps the report up to date until the task is dropped; it stays as it is while kubelet's checkpoint cannot be read.
+pub async fn watch_pods_without_devices(
     device_plugin_dir: PathBuf,
     mut pods: watch::Receiver<Pods>,
-    mut seen: watch::Receiver<Seen>,
+    mut seen: watch::Receiver<SeenGpus>,
     sender: watch::Sender<Option<String>>,
 ) {
     if pods.wait_for(Pods::is_synced).await.is_err() {
@@ -52,14 +56,16 @@ pub async fn watch_without_devices(
     }
     let mut complaint = None;
     loop {
-        // The file is read after the pods, so that it is no older: kubelet writes it before it reports on a pod.
-        let (known, shown) = (pods.borrow_and_update().clone(), seen.borrow_and_update().clone());
-        let again = match kubelet_checkpoint::read(&device_plugin_dir) {
+        // The checkpoint is read after the pods, so that it is no older: kubelet writes it before it reports on a pod.
+        let (known, seen_now) = (pods.borrow_and_update().clone(), seen.borrow_and_update().clone());
+        let limit = match kubelet_checkpoint::read(&device_plugin_dir) {
             Ok(entries) => {
                 complaint = None;
-                let held = entries.iter().filter(|entry| !entry.device_ids.is_empty());
-                let allocated = held.map(|entry| PodUid::from(entry.pod_uid.as_str())).collect();
-                publish(report(&known, &allocated, &shown), &sender);
+                let mut allocated = BTreeSet::new();
+                for entry in entries.iter().filter(|entry| !entry.device_ids.is_empty()) {
+                    allocated.insert(PodUid::from(entry.pod_uid.as_str()));
+                }
+                publish(report(&known, &allocated, &seen_now), &sender);
                 Duration::MAX
             }
             Err(error) => {
@@ -67,11 +73,11 @@ pub async fn watch_without_devices(
                 if complaint.as_ref() != Some(&problem) {
                     warn!(
                         error = problem,
-                        "it is not known which pods kubelet has given no device"
+                        "cannot read which pods kubelet has allocated devices"
                     );
                     complaint = Some(problem);
                 }
-                AGAIN
+                RETRY
             }
         };
         let changed = async {
@@ -81,20 +87,16 @@ pub async fn watch_without_devices(
                 else => std::future::pending().await,
             }
         };
-        let _ = timeout(again, changed).await;
+        let _ = timeout(limit, changed).await;
         sleep(SETTLE).await;
     }
 }
 
 fn publish(report: String, sender: &watch::Sender<Option<String>>) {
-    sender.send_if_modified(|held| {
-        let is_news = held.as_ref() != Some(&report);
-        if is_news {
-            info!(pods = report, "pods that speak of devices and have none");
-            *held = Some(report);
-        }
-        is_news
-    });
+    if sender.borrow().as_ref() != Some(&report) {
+        info!(pods = report, "pods that name devices and have none");
+        sender.send_replace(Some(report));
+    }
 }
 
 #[cfg(test)]
@@ -103,6 +105,7 @@ mod tests {
 
     use super::*;
     use crate::builders::{pod, pods, units};
+    use crate::pods::NodePod;
     use crate::pods::{Requests, Unplaced};
 
     /// Asks for computing power and for nothing that kubelet allocates.
@@ -122,7 +125,7 @@ mod tests {
         report(
             pods,
             &allocated.iter().map(|uid| PodUid::from(*uid)).collect(),
-            &Seen::default(),
+            &SeenGpus::default(),
         )
     }
 
@@ -132,7 +135,7 @@ mod tests {
     #[case::running(Stage::Running, &[], "[\"core\"]")]
     #[case::ended(Stage::Terminal, &[], "[]")]
     #[case::kubelet_gave_it_something(Stage::Running, &["core"], "[]")]
-    fn pods_that_ask_for_what_nobody_gives(
+    fn pods_that_ask_for_amounts_that_kubelet_does_not_allocate(
         #[case] stage: Stage,
         #[case] allocated: &[&str],
         #[case] expected: &str,
@@ -169,8 +172,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (sender, mut report) = watch::channel(None);
         let (pods, receiver) = watch::channel(pods([core_alone(Stage::Running)]));
-        let (_seen, seen) = watch::channel(Seen::default());
-        let task = tokio::spawn(watch_without_devices(
+        let (_seen, seen) = watch::channel(SeenGpus::default());
+        let task = tokio::spawn(watch_pods_without_devices(
             dir.path().to_owned(),
             receiver,
             seen,

@@ -1,7 +1,7 @@
-//! Writes into the Node whether this plugin serves kubelet ([`proto::plugin_reports::PluginState`]), for the scheduler.
+//! Writes the state of this plugin ([`proto::plugin_reports::PluginState`]) into the Node, for the scheduler.
 //!
-//! Written when that changes and at no other time: when kubelet has opened all device lists, when it has closed one, and before
-//! the process ends. kubelet never waits for it.
+//! The state says whether the plugin serves kubelet. It is written when that changes and at no other time: when kubelet has opened all
+//! device lists, when it has closed one, and before the process ends. kubelet never waits for it.
 
 use std::time::Duration;
 
@@ -16,51 +16,51 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{PublishError, within};
+use super::{PublishError, within_limit};
 
-/// Pauses after failures, doubled each time: the scheduler sends no pods before it knows.
+/// The shortest and the longest pause after a failure: the scheduler sends no pods before it knows the state.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
 
 /// Writes the state of this plugin.
 #[derive(Debug)]
-pub struct StateWriter {
+pub struct PluginStateWriter {
     nodes: Api<Node>,
     node_name: String,
-    pod: Option<String>,
+    pod_uid: Option<String>,
     backoff: Backoff,
 }
 
-impl StateWriter {
-    /// A writer for the plugin of this node, which runs in the pod with this UID, if in any.
-    pub fn new(connection: &Connection, node_name: String, pod: Option<String>) -> Self {
+impl PluginStateWriter {
+    /// A writer for the plugin of this node, which runs in the pod with this UID, if in a pod.
+    pub fn new(connection: &Connection, node_name: String, pod_uid: Option<String>) -> Self {
         Self {
             nodes: Api::all(connection.client.clone()),
             node_name,
-            pod,
+            pod_uid,
             backoff: connection.contact.backoff(PAUSES),
         }
     }
 
-    /// Writes until the task is dropped. `registered` are the resources, `leaving` says that the process is to end; `is_written` is
-    /// set when the Node says so, or has nothing to say.
+    /// Writes until the task is dropped. `registered` has a flag for each resource that kubelet may register; after `shutdown` is
+    /// cancelled the plugin no longer counts as serving, and `is_written` becomes true once the Node says so.
     pub async fn run(
         mut self,
         mut registered: Vec<watch::Receiver<bool>>,
-        leaving: CancellationToken,
+        shutdown: CancellationToken,
         is_written: watch::Sender<bool>,
     ) {
-        let mut written = None;
+        // The Node need not say that a plugin that has not served yet does not serve.
+        let mut written = false;
         loop {
-            let is_leaving = leaving.is_cancelled();
-            let serving = registered
-                .iter_mut()
-                .all(|is_registered| *is_registered.borrow_and_update())
-                && !is_leaving;
-            // A plugin that has not served yet has nothing to take back.
-            if written.unwrap_or(false) != serving {
+            let is_ending = shutdown.is_cancelled();
+            let mut serving = !is_ending;
+            for is_registered in &mut registered {
+                serving &= *is_registered.borrow_and_update();
+            }
+            if written != serving {
                 match self.write(serving).await {
                     Ok(()) => {
-                        written = Some(serving);
+                        written = serving;
                         self.backoff.reset();
                     }
                     Err(error) => {
@@ -71,14 +71,15 @@ impl StateWriter {
                         self.backoff.pause().await;
                     }
                 }
+                // The flags may have changed during the write.
                 continue;
             }
-            if is_leaving {
+            if is_ending {
                 is_written.send_replace(true);
                 return pending().await;
             }
             tokio::select! {
-                () = leaving.cancelled() => {}
+                () = shutdown.cancelled() => {}
                 () = any_changed(&mut registered) => {}
             }
         }
@@ -88,22 +89,21 @@ impl StateWriter {
         let state = PluginState {
             serving,
             since: Timestamp::now(),
-            pod: self.pod.clone(),
+            pod: self.pod_uid.clone(),
         };
-        let patch = state.patch();
-        within(
-            "the plugin's state",
-            self.nodes
-                .patch(&self.node_name, &PatchParams::default(), &Patch::Merge(&patch)),
-        )
-        .await?;
+        let (params, patch) = (PatchParams::default(), Patch::Merge(state.patch()));
+        let request = self.nodes.patch(&self.node_name, &params, &patch);
+        within_limit("the plugin's state", request).await?;
         info!(serving, "published whether this plugin serves kubelet");
         Ok(())
     }
 }
 
-/// Returns when one of them has changed; one whose task has ended does not change.
+/// Returns when one of the flags has changed. The flag of a task that has ended does not change any more.
 async fn any_changed(registered: &mut [watch::Receiver<bool>]) {
+    if registered.is_empty() {
+        return pending().await;
+    }
     let changes = registered.iter_mut().map(|is_registered| {
         Box::pin(async {
             if is_registered.changed().await.is_err() {
@@ -111,10 +111,6 @@ async fn any_changed(registered: &mut [watch::Receiver<bool>]) {
             }
         })
     });
-    let changes: Vec<_> = changes.collect();
-    if changes.is_empty() {
-        return pending().await;
-    }
     select_all(changes).await;
 }
 
@@ -127,7 +123,6 @@ mod tests {
     use tower_test::mock::{Handle, SendResponse};
 
     use super::*;
-    use tokio_util::sync::CancellationToken;
 
     type Requests = Handle<Request<Body>, Response<Body>>;
 
@@ -138,20 +133,20 @@ mod tests {
         watch::Receiver<bool>,
     ) {
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let writer = StateWriter::new(
+        let writer = PluginStateWriter::new(
             &Client::new(service, "default").into(),
             "n1".to_owned(),
             Some("u".to_owned()),
         );
         let (registered, receiver) = watch::channel(false);
-        let leaving = CancellationToken::new();
+        let shutdown = CancellationToken::new();
         let (is_written, written) = watch::channel(false);
         tokio::spawn(writer.run(
             vec![receiver, watch::channel(true).1],
-            leaving.clone(),
+            shutdown.clone(),
             is_written,
         ));
-        (requests, registered, leaving, written)
+        (requests, registered, shutdown, written)
     }
 
     /// The next state that is written.
@@ -178,8 +173,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_changes_is_written_until_it_is_taken() {
-        let (mut requests, registered, leaving, mut written) = start();
+    async fn each_change_is_written_until_the_api_server_accepts_it() {
+        let (mut requests, registered, shutdown, mut written) = start();
         registered.send_replace(true);
         let (state, answer) = next(&mut requests).await;
         assert!(state.serving && state.pod.as_deref() == Some("u"));
@@ -193,17 +188,17 @@ mod tests {
         answer.send_response(node());
         registered.send_replace(true);
         next(&mut requests).await.1.send_response(node());
-        leaving.cancel();
-        let (leaving, answer) = next(&mut requests).await;
-        assert!(!leaving.serving && !*written.borrow());
+        shutdown.cancel();
+        let (ending, answer) = next(&mut requests).await;
+        assert!(!ending.serving && !*written.borrow());
         answer.send_response(node());
         written.wait_for(|is_written| *is_written).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_plugin_that_never_served_writes_nothing() {
-        let (_requests, _registered, leaving, mut written) = start();
-        leaving.cancel();
+        let (_requests, _registered, shutdown, mut written) = start();
+        shutdown.cancel();
         written.wait_for(|is_written| *is_written).await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The conditions under which a resource is served to kubelet.
+//! The conditions under which the plugin advertises a resource to kubelet.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,28 +16,28 @@ use crate::fleet::Fleet;
 use crate::kubelet::registration::Registration;
 use crate::kubelet_checkpoint;
 use crate::node_state::NodeState;
-use crate::publish::device_watch::Held;
-use crate::publish::unit;
+use crate::publish::node_patches;
+use crate::publish::own_objects::StoredDevice;
 use crate::settings::Settings;
 
-/// What the API server holds of this node, and which devices of others it is to be told of.
+/// The published objects of this node.
 #[derive(Clone, Debug)]
 pub(super) struct Published {
     /// The Node object.
     pub(super) node: watch::Receiver<Option<Node>>,
     /// The Device object.
-    pub(super) device: watch::Receiver<Held>,
-    /// Devices of pods that somebody else placed; none as long as that is not known.
+    pub(super) device: watch::Receiver<StoredDevice>,
+    /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
     pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
-    /// True if kubelet has the same memory units from an earlier process, which has published them.
+    /// True if kubelet has the same memory units from an earlier process, which published their size.
     pub(super) keeps_units: bool,
 }
 
-/// Serves a resource until the end is asked for.
+/// Advertises and serves a resource until the end is requested.
 ///
-/// kubelet fails every pod that it admits while a resource is not registered, so nothing waits for the API server but what
-/// would be counted wrongly: memory waits until the node says what a unit is, unless kubelet has the same units already, and
-/// whole GPUs wait until the scheduler can know that it chooses them and which are taken.
+/// kubelet fails every pod that it admits while a resource is not registered, so a resource waits for the API server only if the
+/// scheduler would count it wrongly: memory waits until the node has the size of a unit, unless kubelet has the same units already, and
+/// whole GPUs wait until the Device object says that this plugin serves them and which ones other pods hold.
 pub(super) async fn serve(registration: Registration, published: Published, stop: CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => return,
@@ -55,11 +55,10 @@ async fn prepare(resource: ExtendedResource, node: &NodeState, published: Publis
     }
 }
 
-/// Returns true if kubelet has memory units from an earlier process, and these devices have the same: an earlier process
-/// registered them after it had published their size.
+/// Returns true if kubelet has memory units from an earlier process, which published their size, and these devices have the same.
 ///
-/// A unit of another size passes for the same where no GPU has another number of them; the difference is less than one unit
-/// for each GPU, and is published as soon as the API server answers. A GPU without units in kubelet's checkpoint was unhealthy.
+/// A unit of another size passes for the same if every GPU has the same number of units; the difference is less than one unit for each
+/// GPU, and the size is published as soon as the API server answers. A GPU without units in kubelet's checkpoint was unhealthy.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;
@@ -79,14 +78,14 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet)
     n_registered > 0 && registered.is_empty()
 }
 
-/// Returns when the Device object has been seen to tell that this plugin serves whole GPUs, and which of them pods of the
-/// vendor's plugin still have: a pod that is placed before is placed without a record.
+/// Returns once the watched Device object says that this plugin serves whole GPUs, and which of them pods of the vendor's plugin still
+/// hold: the scheduler would place an earlier pod without a record.
 pub(super) async fn whole_published(
-    mut device: watch::Receiver<Held>,
+    mut device: watch::Receiver<StoredDevice>,
     mut checkpoints: watch::Receiver<Option<KubeletAllocations>>,
 ) {
-    let is_told = |held: &Held, checkpoints: Option<&KubeletAllocations>| {
-        let (Held::Object(object), Some(checkpoints)) = (held, checkpoints) else {
+    let is_published = |held: &StoredDevice, checkpoints: Option<&KubeletAllocations>| {
+        let (StoredDevice::Present(object), Some(checkpoints)) = (held, checkpoints) else {
             return false;
         };
         object
@@ -95,7 +94,7 @@ pub(super) async fn whole_published(
             .is_some_and(|value| value == "true")
             && object.annotations().contains_key(DEVICES_CHECKPOINTS) != checkpoints.entries.is_empty()
     };
-    while !is_told(
+    while !is_published(
         &device.borrow_and_update(),
         checkpoints.borrow_and_update().as_ref(),
     ) {
@@ -104,23 +103,24 @@ pub(super) async fn whole_published(
             changed = checkpoints.changed() => changed.is_ok(),
         };
         if !is_alive {
-            // Without these tasks nobody will tell; their end ends the process.
+            // The end of these tasks ends the process.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Returns when the node's annotation has been seen to tell our unit. From then on the publisher keeps it so.
+/// Returns once the watched node has the size of the memory unit. From then on the publisher keeps it there.
 pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Settings) {
-    let is_told = |node: &Option<Node>| {
-        node.as_ref()
-            .is_some_and(|node| unit::patch(node, &settings.names.cluster, settings.memory_unit).is_none())
+    let is_published = |node: &Option<Node>| {
+        node.as_ref().is_some_and(|node| {
+            node_patches::memory_unit(node, &settings.names.cluster, settings.memory_unit).is_none()
+        })
     };
-    if !is_told(&node.borrow()) {
-        info!(resource = settings.names.cluster.memory, unit = %settings.memory_unit, "registering once the node's annotation tells the memory unit");
+    if !is_published(&node.borrow()) {
+        info!(resource = settings.names.cluster.memory, unit = %settings.memory_unit, "registering once the node's annotation has the memory unit");
     }
-    if node.wait_for(is_told).await.is_err() {
-        // Without a watch of the node nobody will tell; the end of that task ends the process.
+    if node.wait_for(is_published).await.is_err() {
+        // The end of the watch ends the process.
         std::future::pending::<()>().await;
     }
 }

@@ -1,7 +1,7 @@
-//! The end of the process: it goes on serving for pods that were bound before the scheduler knew that it ends.
+//! The end of the process: it goes on serving pods that were bound before the scheduler knew of the end.
 //!
-//! kubelet fails a pod for good that it admits without the plugin. The scheduler sends no more pods once the Node says that the
-//! plugin ends; those that are bound by then are admitted within moments.
+//! kubelet fails a pod for good if it admits it without the plugin. The scheduler binds no more pods once the Node says that the
+//! plugin ends; kubelet admits those that are bound by then within moments.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use tracing::{info, warn};
 use crate::pods::{NodePod, Pods, Stage};
 
 /// Longest wait for the Node to say that the plugin ends.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(2);
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Time for which the plugin serves on in any case: the scheduler's last bindings are on their way, and the watch behind.
-const SHORTEST: Duration = Duration::from_secs(2);
+/// Time for which the plugin goes on serving in any case: the scheduler's last bindings may be under way, and the watch may lag.
+const MIN_SERVING: Duration = Duration::from_secs(2);
 
 /// Longest time after that for kubelet to admit the pods that are bound to this node.
-const LONGEST: Duration = Duration::from_secs(5);
+const ADMISSION_LIMIT: Duration = Duration::from_secs(5);
 
-/// What an end waits for.
+/// The conditions of the end.
 #[derive(Debug)]
-pub(super) struct Ending {
-    /// Whether kubelet knows each resource.
+pub(super) struct Shutdown {
+    /// A flag for each resource: true while kubelet has it registered.
     pub(super) registered: Vec<watch::Receiver<bool>>,
     /// Set when the Node says that this plugin ends.
     pub(super) is_written: watch::Receiver<bool>,
@@ -32,8 +32,8 @@ pub(super) struct Ending {
     pub(super) pods: watch::Receiver<Pods>,
 }
 
-impl Ending {
-    /// Cancels `stop` some time after `signal`, when no pod needs the plugin any more. Never returns.
+impl Shutdown {
+    /// Cancels `stop` once the signal has come and no pod needs the plugin. Goes on until the task is dropped.
     pub(super) async fn run(mut self, signal: CancellationToken, stop: CancellationToken) {
         signal.cancelled().await;
         if self
@@ -42,31 +42,31 @@ impl Ending {
             .any(|is_registered| *is_registered.borrow())
         {
             info!("asked to end: serving kubelet until pods that are bound to this node are admitted");
-            self.serve_on().await;
+            self.serve_bound_pods().await;
         }
         stop.cancel();
         std::future::pending::<()>().await;
     }
 
-    async fn serve_on(&mut self) {
-        if timeout(WRITTEN_WITHIN, self.is_written.wait_for(|is_written| *is_written))
+    async fn serve_bound_pods(&mut self) {
+        if timeout(WRITE_LIMIT, self.is_written.wait_for(|is_written| *is_written))
             .await
             .is_err()
         {
             warn!(
-                "the Node does not say in time that this plugin ends: pods that are bound here later will fail"
+                "the Node does not say in time that this plugin ends: pods that are bound to it later will fail"
             );
         }
-        sleep(SHORTEST).await;
-        let admitted = self.pods.wait_for(|pods| !pods.iter().any(is_on_its_way));
-        if timeout(LONGEST, admitted).await.is_err() {
+        sleep(MIN_SERVING).await;
+        let admitted = self.pods.wait_for(|pods| !pods.iter().any(is_awaiting_admission));
+        if timeout(ADMISSION_LIMIT, admitted).await.is_err() {
             warn!("kubelet has not admitted all pods that are bound to this node: they will fail");
         }
     }
 }
 
 /// Returns true if kubelet may ask for devices for the pod at any moment.
-fn is_on_its_way(pod: &NodePod) -> bool {
+fn is_awaiting_admission(pod: &NodePod) -> bool {
     pod.stage == Stage::Bound && !pod.deleting && !pod.containers.is_empty()
 }
 
@@ -87,9 +87,9 @@ mod tests {
 
     #[rstest]
     #[case::never_registered(false, true, Stage::Bound, Duration::ZERO)]
-    #[case::nothing_is_on_its_way(true, true, Stage::Running, SHORTEST)]
-    #[case::a_pod_is_never_admitted(true, true, Stage::Bound, SHORTEST + LONGEST)]
-    #[case::the_api_server_does_not_answer(true, false, Stage::Admitted, WRITTEN_WITHIN + SHORTEST)]
+    #[case::nothing_is_awaiting_admission(true, true, Stage::Running, MIN_SERVING)]
+    #[case::a_pod_is_never_admitted(true, true, Stage::Bound, MIN_SERVING + ADMISSION_LIMIT)]
+    #[case::the_api_server_does_not_answer(true, false, Stage::Admitted, WRITE_LIMIT + MIN_SERVING)]
     #[tokio::test(start_paused = true)]
     async fn the_time_until_the_end(
         #[case] is_registered: bool,
@@ -100,13 +100,13 @@ mod tests {
         let (_registered, registered) = watch::channel(is_registered);
         let (_written, is_written) = watch::channel(is_written);
         let (_pods, pods) = watch::channel(bound(stage));
-        let ending = Ending {
+        let shutdown = Shutdown {
             registered: vec![registered],
             is_written,
             pods,
         };
         let (signal, stop) = (CancellationToken::new(), CancellationToken::new());
-        tokio::spawn(ending.run(signal.clone(), stop.clone()));
+        tokio::spawn(shutdown.run(signal.clone(), stop.clone()));
         let began = Instant::now();
         signal.cancel();
         stop.cancelled().await;
@@ -122,15 +122,15 @@ mod tests {
         let (_registered, registered) = watch::channel(true);
         let (_written, is_written) = watch::channel(true);
         let (pods_sender, pods) = watch::channel(bound(Stage::Bound));
-        let ending = Ending {
+        let shutdown = Shutdown {
             registered: vec![registered],
             is_written,
             pods,
         };
         let (signal, stop) = (CancellationToken::new(), CancellationToken::new());
-        tokio::spawn(ending.run(signal.clone(), stop.clone()));
+        tokio::spawn(shutdown.run(signal.clone(), stop.clone()));
         signal.cancel();
-        sleep(SHORTEST + LONGEST / 2).await;
+        sleep(MIN_SERVING + ADMISSION_LIMIT / 2).await;
         assert!(!stop.is_cancelled());
         pods_sender.send_replace(bound(Stage::Admitted));
         stop.cancelled().await;

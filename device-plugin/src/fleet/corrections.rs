@@ -1,0 +1,181 @@
+//! Changes of health that come from the node's Device object and not from a watch of the devices.
+//!
+//! When the process starts, it loads the XIDs that the object names, which no probe finds again. It does not load loss and failed
+//! probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
+//!
+//! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
+//! separated by commas, or `all`. The plugin removes the annotation when it has acted on it, so that later trouble makes the device
+//! unhealthy again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::api_server::{Backoff, Connection, one_line};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use proto::device::{BOOT_ID, CLEAR_UNHEALTHY, DeviceSpec, RawDevice};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::inventory::PhysicalId;
+use crate::publish::device_object;
+use crate::publish::own_objects::StoredDevice;
+
+use super::Fleet;
+
+/// Longest time that one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// The shortest and the longest pause after a failure.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// A change of health that does not come from a watch of the devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Correction {
+    /// An operator has cleared a device.
+    Cleared(PhysicalId),
+    /// The critical errors that an earlier process observed; empty if there are none. Sent once.
+    Loaded(Vec<EarlierXid>),
+}
+
+/// A critical error that an earlier process observed on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlierXid {
+    /// The device.
+    pub device: PhysicalId,
+    /// The number of the error.
+    pub xid: u64,
+    /// The time since which the device is unhealthy, in the text of the Device object.
+    pub since: String,
+}
+
+/// Sends corrections until the task is dropped. `boot_id` is the present boot, if the kernel names it.
+pub async fn correct_health(
+    connection: Connection,
+    node_name: String,
+    boot_id: Option<String>,
+    device: watch::Receiver<StoredDevice>,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    corrections: mpsc::Sender<Correction>,
+) {
+    let devices = Api::all(connection.client.clone());
+    let mut backoff = connection.contact.backoff(PAUSES);
+    let errors = load_xids(&devices, &node_name, boot_id.as_deref(), &mut backoff).await;
+    // The task that watches the devices keeps this channel's other end as long as the process lives.
+    let _ = corrections.send(Correction::Loaded(errors)).await;
+    clear_devices(devices, device, fleet, corrections).await;
+}
+
+/// The XIDs in the node's Device object; none if there is no such object, or it cannot be read.
+///
+/// kubelet gets the devices before this is done. Until then the plugin does not write the Device object and starts no container.
+async fn load_xids(
+    devices: &Api<RawDevice>,
+    node: &str,
+    boot_id: Option<&str>,
+    backoff: &mut Backoff,
+) -> Vec<EarlierXid> {
+    let Some(device) = read_device(devices, node, backoff).await else {
+        return Vec::new();
+    };
+    let annotations = device.metadata.annotations.as_ref();
+    let written_in = annotations.and_then(|annotations| annotations.get(BOOT_ID));
+    if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
+        info!("this node has booted since its Device object was written, so its devices have been reset");
+        return Vec::new();
+    }
+    let spec = device.read().unwrap_or_else(|error| {
+        warn!(%error, "the present Device object is not valid, so all devices start as healthy");
+        DeviceSpec::default()
+    });
+    let mut errors = Vec::new();
+    for (device, xid, since) in device_object::unhealthy_by_xid(&spec) {
+        let since = since.to_owned();
+        errors.push(EarlierXid { device, xid, since });
+    }
+    errors
+}
+
+/// Reads the object, again and again while the API server is away or cannot answer.
+async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Option<RawDevice> {
+    let mut is_logged = false;
+    loop {
+        let error = match timeout(REQUEST_LIMIT, devices.get_opt(node)).await {
+            Ok(Ok(found)) => return found,
+            Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
+                warn!(
+                    error = one_line(&status),
+                    "the present Device object cannot be read, so all devices start as healthy"
+                );
+                return None;
+            }
+            Ok(Err(error)) => one_line(&error),
+            Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
+        };
+        if !is_logged {
+            warn!(
+                error,
+                "the present Device object cannot be read yet; containers start once it is"
+            );
+            is_logged = true;
+        }
+        backoff.pause().await;
+    }
+}
+
+/// Acts on the operator's annotation until the task is dropped.
+async fn clear_devices(
+    devices: Api<RawDevice>,
+    mut device: watch::Receiver<StoredDevice>,
+    fleet: watch::Receiver<Arc<Fleet>>,
+    corrections: mpsc::Sender<Correction>,
+) {
+    while device.changed().await.is_ok() {
+        let Some((node, value)) = clear_annotation(&device.borrow_and_update()) else {
+            continue;
+        };
+        let named = named_devices(&value, &fleet.borrow());
+        if named.is_empty() {
+            warn!(
+                node,
+                value, "the annotation {CLEAR_UNHEALTHY} names no device of this node"
+            );
+        }
+        for device in named {
+            info!(%device, "an operator clears a device");
+            if corrections.send(Correction::Cleared(device)).await.is_err() {
+                return;
+            }
+        }
+        let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
+        if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
+            warn!(
+                node,
+                error = one_line(&error),
+                "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
+            );
+        }
+    }
+}
+
+/// The name of the node and the value of the annotation, if the object has it.
+fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
+    let object = device.object()?;
+    let value = object.metadata.annotations.as_ref()?.get(CLEAR_UNHEALTHY)?;
+    Some((object.metadata.name.clone()?, value.clone()))
+}
+
+/// The devices of the fleet that the annotation's value names.
+fn named_devices(value: &str, fleet: &Fleet) -> Vec<PhysicalId> {
+    let names: Vec<_> = value.split(',').map(str::trim).collect();
+    fleet
+        .ids_of_devices()
+        .filter(|id| names.contains(&"all") || names.contains(&id.as_str()))
+        .cloned()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! The operator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
+//!
+//! The plugin reads the files again and again, so a `ConfigMap` that is mounted may change. A missing file overrides nothing. An
+//! invalid file keeps the plugin from starting, and changes nothing while it runs.
+//!
+//! ```yaml
+//! # --device-labels: by type, by PCI address, or by the UUID of a GPU; the narrower wins, label by label
+//! devices:
+//!   rdma: {fabric: storage}
+//!   "0000:1f:00.0": {fabric: compute}
+//! # of virtual functions: by the type of their device, its address, or their own
+//! virtualFunctions:
+//!   rdma: {type: general}
+//!   "0000:1f:00.2": {type: fast}
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::api_server::one_line;
+use proto::device::VirtualFunctionGroup;
+use proto::topology::{GpuPartitionTable, TopologyError, read_partitions};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use crate::inventory::pci;
+
+/// The prefix of labels that only this plugin writes.
+const OWN_PREFIX: &str = "gpushare/";
+
+/// Longest name and value of a label.
+const MAX_LABEL: usize = 63;
+
+/// Longest prefix of a label's name.
+const MAX_LABEL_PREFIX: usize = 253;
+
+/// The paths of the files; none where the operator has no such file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OverrideFiles {
+    /// Labels, in YAML or JSON.
+    pub labels: Option<PathBuf>,
+    /// A partition table, in the JSON of its annotation or in YAML.
+    pub partitions: Option<PathBuf>,
+}
+
+/// The contents of the files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeOverrides {
+    /// Labels of devices.
+    pub labels: DeviceLabels,
+    /// The partitions of the node's GPUs, if the file has any.
+    pub partitions: Option<GpuPartitionTable>,
+}
+
+impl NodeOverrides {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// One of them exists and is invalid.
+    pub fn read(files: &OverrideFiles) -> Result<Self, NodeOverridesError> {
+        let mut overrides = Self::default();
+        if let Some(path) = &files.labels {
+            overrides.labels = DeviceLabels::read(path)?;
+        }
+        if let Some(path) = &files.partitions {
+            overrides.partitions = read_partition_table(path)?;
+        }
+        Ok(overrides)
+    }
+}
+
+/// An invalid file.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeOverridesError {
+    /// It exists and cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// It has not the required form.
+    #[error("{} is not of the form that is asked for", path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// The parser's error, with the position.
+        #[source]
+        source: serde_yaml_ng::Error,
+    },
+    /// A label is invalid.
+    #[error("{}: the label {label:?} of {device:?} {rule}", path.display())]
+    Label {
+        /// The file.
+        path: PathBuf,
+        /// The name of the device in the file.
+        device: String,
+        /// The label.
+        label: String,
+        /// The rule that it breaks.
+        rule: &'static str,
+    },
+    /// The partition table is invalid.
+    #[error("{}", path.display())]
+    Partitions {
+        /// The file.
+        path: PathBuf,
+        /// The rule that it breaks.
+        #[source]
+        source: TopologyError,
+    },
+}
+
+type Labels = BTreeMap<String, String>;
+
+/// Labels of devices and of their virtual functions, by the names that the file uses for them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DeviceLabels {
+    #[serde(default)]
+    devices: BTreeMap<String, Labels>,
+    #[serde(default)]
+    virtual_functions: BTreeMap<String, Labels>,
+}
+
+impl DeviceLabels {
+    fn read(path: &Path) -> Result<Self, NodeOverridesError> {
+        let read = read_file::<Self>(path)?.unwrap_or_default();
+        let labels = Self {
+            devices: with_sysfs_addresses(read.devices),
+            virtual_functions: with_sysfs_addresses(read.virtual_functions),
+        };
+        for (device, of_device) in labels.devices.iter().chain(&labels.virtual_functions) {
+            for (name, value) in of_device {
+                if let Some(rule) = broken_rule(name, value) {
+                    return Err(NodeOverridesError::Label {
+                        path: path.to_owned(),
+                        device: device.clone(),
+                        label: format!("{name}={value}"),
+                        rule,
+                    });
+                }
+            }
+        }
+        Ok(labels)
+    }
+
+    /// The labels of a device.
+    pub fn of(&self, device_type: &str, id: &str, bus_id: Option<&str>) -> Labels {
+        merge(&self.devices, [Some(device_type), bus_id, Some(id)])
+    }
+
+    /// The virtual functions of a device in groups of equal labels, in the order of the first function of each group.
+    pub fn regroup(
+        &self,
+        device_type: &str,
+        device: &str,
+        groups: &[VirtualFunctionGroup],
+    ) -> Vec<VirtualFunctionGroup> {
+        let mut regrouped = Vec::<VirtualFunctionGroup>::new();
+        for group in groups {
+            for function in &group.vfs {
+                let names = [Some(device_type), Some(device), Some(function.bus_id.as_str())];
+                let mut labels = group.labels.clone();
+                labels.extend(merge(&self.virtual_functions, names));
+                match regrouped.iter_mut().find(|group| group.labels == labels) {
+                    Some(group) => group.vfs.push(function.clone()),
+                    None => regrouped.push(VirtualFunctionGroup {
+                        labels,
+                        vfs: vec![function.clone()],
+                    }),
+                }
+            }
+        }
+        regrouped
+    }
+}
+
+/// The labels with their keys that are PCI addresses in the form of sysfs.
+fn with_sysfs_addresses(labels: BTreeMap<String, Labels>) -> BTreeMap<String, Labels> {
+    let mut converted = BTreeMap::new();
+    for (name, of_device) in labels {
+        converted.insert(pci::address(&name).unwrap_or(name), of_device);
+    }
+    converted
+}
+
+/// The labels under all of these names; those of a later name win.
+fn merge(all: &BTreeMap<String, Labels>, names: [Option<&str>; 3]) -> Labels {
+    let mut merged = Labels::new();
+    for name in names.into_iter().flatten() {
+        merged.extend(all.get(name).cloned().unwrap_or_default());
+    }
+    merged
+}
+
+/// The rule that a label breaks, if it breaks one.
+fn broken_rule(name: &str, value: &str) -> Option<&'static str> {
+    let (prefix, short) = match name.split_once('/') {
+        Some((prefix, short)) => (Some(prefix), short),
+        None => (None, name),
+    };
+    let is_prefix = |prefix: &str| prefix.len() <= MAX_LABEL_PREFIX && prefix.split('.').all(is_label_text);
+    if name.starts_with(OWN_PREFIX) {
+        Some("is written by this plugin alone")
+    } else if !is_label_text(short) || !prefix.is_none_or(is_prefix) {
+        Some("has a name that no label may have")
+    } else if !value.is_empty() && !is_label_text(value) {
+        Some("has a value that no label may have")
+    } else {
+        None
+    }
+}
+
+/// Returns true if the text may be a label's value, or a part of its name.
+fn is_label_text(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    text.len() <= MAX_LABEL
+        && text.bytes().all(is_inner)
+        && is_end(text.bytes().next())
+        && is_end(text.bytes().last())
+}
+
+fn read_partition_table(path: &Path) -> Result<Option<GpuPartitionTable>, NodeOverridesError> {
+    let Some(value) = read_file::<serde_json::Value>(path)? else {
+        return Ok(None);
+    };
+    match read_partitions(&value.to_string()) {
+        Ok(table) => Ok(Some(table)),
+        Err(source) => Err(NodeOverridesError::Partitions {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Parses a file; `None` if it is empty or does not exist.
+fn read_file<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, NodeOverridesError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => {
+            return Err(NodeOverridesError::Read {
+                path: path.to_owned(),
+                source,
+            });
+        }
+    };
+    serde_yaml_ng::from_str(&text).map_err(|source| NodeOverridesError::Form {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Reads the files at this interval until the task is dropped.
+pub async fn watch_node_overrides(
+    files: OverrideFiles,
+    interval: Duration,
+    overrides: watch::Sender<Arc<NodeOverrides>>,
+) {
+    if files == OverrideFiles::default() {
+        std::future::pending::<()>().await;
+    }
+    let mut complaint = None;
+    loop {
+        sleep(interval).await;
+        match NodeOverrides::read(&files) {
+            Ok(now) => {
+                complaint = None;
+                if **overrides.borrow() != now {
+                    overrides.send_replace(Arc::new(now));
+                    info!("the files of labels and partitions have changed");
+                }
+            }
+            Err(error) => {
+                let problem = one_line(&error);
+                if complaint.as_ref() != Some(&problem) {
+                    warn!(error = problem, "keeping the last valid labels and partitions");
+                    complaint = Some(problem);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! Merge patches of this node's Node: its memory unit, its labels, its status, and the revision of its Device object.
+//!
+//! Each function returns `None` if the node needs no change.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use kube::ResourceExt;
+use proto::device::{
+    DEVICES_REVISION, DeviceInfo, NODE_LABELS, RawDevice, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+};
+use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
+use proto::memory_unit::MemoryUnit;
+use proto::node::Node;
+use proto::plugin_reports::PODS_WITHOUT_DEVICES;
+use proto::pod::QuantityText;
+use proto::quantity::Quantity;
+use proto::resource::{GPU, GPU_CORE, GPU_COUNT, ResourceNames};
+use serde_json::{Map, Value, json};
+
+use crate::pods::{Pods, Requests, Stage};
+
+/// The annotation with the size of a memory unit, so that no reader has to guess it.
+pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {
+    let (key, unit) = (names.memory_unit_annotation(), unit.to_string());
+    let is_there = node.annotations().get(&key) == Some(&unit);
+    (!is_there).then(|| json!({"metadata": {"annotations": {key: unit}}}))
+}
+
+/// The labels that describe the node's GPUs: those of its Device object.
+pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value> {
+    let mut labels = Map::new();
+    for key in NODE_LABELS {
+        let wanted = of_device.get(key);
+        if node.labels().get(key) != wanted {
+            let value = wanted.map_or(Value::Null, |value| json!(value));
+            labels.insert(key.to_owned(), value);
+        }
+    }
+    (!labels.is_empty()).then(|| json!({"metadata": {"labels": labels}}))
+}
+
+/// The annotation that changes with the Device object.
+///
+/// kube-scheduler does not watch Device objects: it tries a pod that our scheduler refused because of the object again only when a
+/// node or a pod changes.
+pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
+    let mut hasher = DefaultHasher::new();
+    // The generation changes with every change of the devices, undone ones included.
+    let annotations = [DEVICES_CHECKPOINTS, PODS_WITHOUT_DEVICES].map(|key| device.annotations().get(key));
+    (&device.metadata.uid, device.metadata.generation, annotations).hash(&mut hasher);
+    let revision = format!("{:016x}", hasher.finish());
+    let is_there = node.annotations().get(DEVICES_REVISION) == Some(&revision);
+    (!is_there).then(|| json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
+}
+
+/// The amounts of resources in node status that no device plugin advertises.
+///
+/// Each amount is that of the healthy devices ([`offered`]), or what the pods there request ([`requested`]) if that is more: kubelet
+/// admits running pods again when it restarts, and must not refuse them because a device is unhealthy. Capacity and allocatable are
+/// the same. A resource is removed rather than set to zero, which would make every pod that requests it fail instead of wait.
+pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
+    let mut fields = Map::new();
+    for (field, present) in [
+        ("capacity", &node.status.capacity),
+        ("allocatable", &node.status.allocatable),
+    ] {
+        let mut changes = Map::new();
+        for (name, amount) in amounts.iter() {
+            if let Some(change) = amount_change(present.get(name), amount) {
+                changes.insert(name.to_owned(), change);
+            }
+        }
+        if !changes.is_empty() {
+            fields.insert(field.to_owned(), Value::Object(changes));
+        }
+    }
+    (!fields.is_empty()).then(|| json!({"status": fields}))
+}
+
+/// The value that replaces `present`; none if that is right.
+fn amount_change(present: Option<&QuantityText>, amount: u64) -> Option<Value> {
+    if amount == 0 {
+        return present.map(|_| Value::Null);
+    }
+    let wanted = Quantity::from_unsigned(amount);
+    let is_right = present.is_some_and(|present| present.quantity() == Ok(wanted));
+    (!is_right).then(|| Value::String(wanted.to_string()))
+}
+
+/// The amounts that the healthy GPUs among these devices offer to pods that share them.
+pub fn offered(devices: &[DeviceInfo]) -> Requests {
+    let mut sum = Requests::default();
+    for device in devices {
+        let sharing = device.labels.get(SHARING_LABEL).map(String::as_str);
+        if device.device_type == TYPE_GPU && device.health && sharing != Some(SHARING_DISABLED) {
+            sum = sum.plus(Requests::from_fn(|name| match name {
+                GPU_COUNT => 1,
+                GPU => amount(device, GPU_CORE),
+                _ => amount(device, name),
+            }));
+        }
+    }
+    sum
+}
+
+fn amount(device: &DeviceInfo, resource: &str) -> u64 {
+    let quantity = device.resources.get(resource);
+    quantity.and_then(|quantity| quantity.unsigned()).unwrap_or(0)
+}
+
+/// The amounts that pods request which kubelet has admitted, or may admit because they have a usable record.
+pub fn requested(pods: &Pods) -> Requests {
+    let mut sum = Requests::default();
+    for pod in pods.iter() {
+        let counts = match pod.stage {
+            Stage::Admitted | Stage::Running => true,
+            Stage::Bound => pod.placement.is_ok(),
+            Stage::Terminal => false,
+        };
+        if counts {
+            sum = sum.plus(pod.requests);
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn device(uid: &str, generation: i64, checkpoints: Option<&str>) -> RawDevice {
+        let object = json!({"metadata": {"uid": uid, "generation": generation, "annotations": {DEVICES_CHECKPOINTS: checkpoints}}});
+        serde_json::from_value(object).unwrap_or_default()
+    }
+
+    #[rstest]
+    #[case::the_same(("u", 1, Some("[1]")), false)]
+    #[case::other_devices(("u", 2, Some("[1]")), true)]
+    #[case::another_object(("v", 1, Some("[1]")), true)]
+    #[case::other_checkpoints(("u", 1, Some("[2]")), true)]
+    #[case::no_checkpoints(("u", 1, None), true)]
+    fn the_node_changes_with_the_device_object(
+        #[case] (uid, generation, checkpoints): (&str, i64, Option<&str>),
+        #[case] changes: bool,
+    ) {
+        let mut node = Node::default();
+        let first = revision(&node, &device("u", 1, Some("[1]"))).unwrap();
+        let value = first["metadata"]["annotations"][DEVICES_REVISION]
+            .as_str()
+            .unwrap();
+        node.annotations_mut()
+            .insert(DEVICES_REVISION.to_owned(), value.to_owned());
+        assert_eq!(
+            revision(&node, &device(uid, generation, checkpoints)).is_some(),
+            changes
+        );
+    }
+}

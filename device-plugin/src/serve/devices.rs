@@ -1,0 +1,89 @@
+//! Finds the devices of this node at the start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::api_server::Connection;
+use daemon::events::EventType;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use crate::config::Config;
+use crate::fleet::Fleet;
+use crate::fleet::watch::discover;
+use crate::inventory::{Inventory, InventoryError};
+use crate::pods::Pods;
+use crate::runtime_hook::seen::SeenGpus;
+
+use super::tasks::{PluginTasks, PublishedSources, sharing};
+
+/// Delay before another look at a node without devices.
+const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
+
+/// The devices of this node. Waits for some if the operator wants it; until then the plugin publishes that the node has none.
+pub(super) async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
+    let mut waiting_tasks = None;
+    loop {
+        let error = match discover_with_warnings(config).await {
+            Ok(inventory) => return Ok(inventory),
+            Err(error) => error,
+        };
+        let cause = error.downcast_ref::<InventoryError>();
+        if !cause.is_some_and(|cause| config.no_gpu.waits_after(cause)) {
+            return Err(error);
+        }
+        let is_by_choice = cause.is_some_and(InventoryError::is_by_choice);
+        warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", DISCOVERY_RETRY.as_secs());
+        let tasks = if let Some(tasks) = &mut waiting_tasks {
+            tasks
+        } else {
+            let connection = Connection::new(config.kubeconfig.as_deref()).await?;
+            let mut tasks = publish_no_devices(config, &connection)?;
+            if is_by_choice {
+                let recorder = tasks.write_events(config, &connection);
+                recorder.node(EventType::Warning, "GPUNotShared", format!("{error:#}"));
+            }
+            waiting_tasks.insert(tasks)
+        };
+        tokio::select! {
+            () = sleep(DISCOVERY_RETRY) => {}
+            ended = tasks.watches.ended() => return Err(ended.into()),
+        }
+    }
+}
+
+/// Lists the devices, and logs again and again while the driver does not answer.
+async fn discover_with_warnings(config: &Config) -> anyhow::Result<Inventory> {
+    let mut found = std::pin::pin!(discover(&config.source));
+    loop {
+        if let Ok(found) = timeout(DISCOVERY_RETRY, &mut found).await {
+            return found;
+        }
+        warn!(
+            "the driver does not answer: one of its calls hangs until the GPU is reset or this node reboots"
+        );
+    }
+}
+
+/// Publishes that this node has no devices, so that everything that was published about earlier devices goes away.
+pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<PluginTasks> {
+    let mut tasks = PluginTasks::default();
+    let nothing = Inventory::default();
+    let ids = sharing(config).id_scheme(&nothing)?;
+    let (fleet_sender, fleet) = watch::channel(Arc::new(Fleet::new(nothing, ids)));
+    let (pods_sender, pods) = watch::channel(Pods::default());
+    tasks.watch_pods(config, connection, pods_sender);
+    let recorder = tasks.write_events(config, connection);
+    let sources = PublishedSources {
+        fleet,
+        pods,
+        injection: watch::channel(None).1,
+        seen: watch::channel(SeenGpus::default()).1,
+    };
+    tasks.publish(config, connection, sources, Arc::default(), recorder);
+    // The publisher needs the sender of the fleet as long as it runs.
+    let keep_sender = async move { fleet_sender.closed().await };
+    tasks.watches.spawn("absent devices", keep_sender);
+    Ok(tasks)
+}

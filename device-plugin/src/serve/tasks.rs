@@ -1,0 +1,334 @@
+//! The tasks of the process, and those that every kind of process starts: watches, publishing, probes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use daemon::api_server::Connection;
+use daemon::events::{self, Recorder};
+use daemon::health;
+use daemon::panics::named;
+use daemon::supervise::Tasks;
+use prometheus_client::registry::Registry;
+use proto::kubelet_allocations::KubeletAllocations;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::config::{Config, VendorServer};
+use crate::fleet::Fleet;
+use crate::fleet::corrections::Correction;
+use crate::fleet::sharing::Sharing;
+use crate::fleet::watch::{DriverReplaced, FleetChannels, FleetWatch};
+use crate::health::{ApplicationFault, Health};
+use crate::injection::Injection;
+use crate::inventory::Inventory;
+use crate::pods::Pods;
+use crate::pods::watch::watch_pods;
+use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
+use crate::publish::own_objects::{StoredDevice, watch_device, watch_node};
+use crate::publish::pods_without_devices::watch_pods_without_devices;
+use crate::publish::{Publisher, PublisherInputs, PublisherSettings};
+use crate::runtime_hook::seen::SeenGpus;
+use crate::vendor::{AdminAccess, VendorSettings, VendorWatch};
+
+use super::advertise::Published;
+
+/// Most faults of applications and corrections of health that wait to be read; more faults are dropped.
+const CHANNEL_CAPACITY: usize = 64;
+
+/// Longest time for the servers to close.
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The tasks of the process.
+#[derive(Default)]
+pub(super) struct PluginTasks {
+    /// The task that watches the devices. It ends when the container must be created again.
+    devices: JoinSet<DriverReplaced>,
+    /// Tasks that are dropped at the end.
+    pub(super) watches: Tasks,
+    /// Tasks that have something to close.
+    pub(super) servers: Tasks,
+}
+
+/// The state of this node that is published.
+pub(super) struct PublishedSources {
+    /// The devices and their health.
+    pub(super) fleet: watch::Receiver<Arc<Fleet>>,
+    /// The pods of this node.
+    pub(super) pods: watch::Receiver<Pods>,
+    /// The injection mode.
+    pub(super) injection: watch::Receiver<Option<Injection>>,
+    /// The GPUs that containers see.
+    pub(super) seen: watch::Receiver<SeenGpus>,
+}
+
+/// The channels of the task that watches the devices.
+pub(super) struct WatchedDevices {
+    pub(super) fleet: watch::Receiver<Arc<Fleet>>,
+    pub(super) faults: mpsc::Receiver<ApplicationFault>,
+    /// Takes changes of health that do not come from the devices.
+    pub(super) corrections: mpsc::Sender<Correction>,
+}
+
+impl PluginTasks {
+    /// Watches the devices of an inventory.
+    pub(super) fn watch_devices(
+        &mut self,
+        config: &Config,
+        inventory: Inventory,
+    ) -> anyhow::Result<WatchedDevices> {
+        let sharing = sharing(config);
+        let fleet = Fleet {
+            is_health_loaded: false,
+            ..Fleet::new(inventory.clone(), sharing.id_scheme(&inventory)?)
+        };
+        describe(config, &fleet);
+        let health = Health::new(config.health.clone(), inventory.ids().cloned());
+        let (fleet_sender, fleet) = watch::channel(Arc::new(fleet));
+        let (fault_sender, faults) = mpsc::channel(CHANNEL_CAPACITY);
+        let (correction_sender, corrections) = mpsc::channel(CHANNEL_CAPACITY);
+        let channels = FleetChannels {
+            fleet: fleet_sender,
+            faults: fault_sender,
+            corrections,
+        };
+        let watch = FleetWatch::new(config.source.clone(), inventory, health, sharing, channels);
+        self.devices.spawn(named("watch of devices", watch.run()));
+        Ok(WatchedDevices {
+            fleet,
+            faults,
+            corrections: correction_sender,
+        })
+    }
+
+    /// Watches the pods of this node.
+    pub(super) fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
+        let (node, names) = (
+            config.node_name.to_string(),
+            config.settings.names.cluster.clone(),
+        );
+        self.watches
+            .spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
+    }
+
+    /// Publishes this node's state, and watches the objects that hold it.
+    pub(super) fn publish(
+        &mut self,
+        config: &Config,
+        connection: &Connection,
+        sources: PublishedSources,
+        overrides: Arc<NodeOverrides>,
+        recorder: Recorder,
+    ) -> Published {
+        let (sender, node) = watch::channel(None);
+        self.watches.spawn(
+            "watch of the node",
+            watch_node(connection.clone(), config.node_name.to_string(), sender),
+        );
+        let (sender, device) = watch::channel(StoredDevice::default());
+        self.watches.spawn(
+            "watch of the Device object",
+            watch_device(connection.clone(), config.node_name.to_string(), sender),
+        );
+        let pods_without_devices = self.watch_pods_without_devices(config, &sources);
+        let checkpoints = self.watch_vendor(config, connection, &sources, recorder);
+        let published = Published {
+            node: node.clone(),
+            device: device.clone(),
+            checkpoints: checkpoints.clone(),
+            keeps_units: false,
+        };
+        let inputs = PublisherInputs {
+            fleet: sources.fleet,
+            pods: sources.pods,
+            node,
+            device,
+            checkpoints,
+            overrides: self.watch_overrides(config, overrides),
+            injection: sources.injection,
+            pods_without_devices,
+        };
+        let settings = PublisherSettings {
+            node_name: config.node_name.to_string(),
+            names: config.settings.names.cluster.clone(),
+            memory_unit: config.settings.memory_unit,
+            serves_vendor: config.serves_vendor(),
+            partition_policy: config.partition_policy,
+            boot_id: boot_id(),
+        };
+        self.watches
+            .spawn("publication", Publisher::new(connection, settings, inputs).run());
+        published
+    }
+
+    fn watch_pods_without_devices(
+        &mut self,
+        config: &Config,
+        sources: &PublishedSources,
+    ) -> watch::Receiver<Option<String>> {
+        let (sender, receiver) = watch::channel(None);
+        self.watches.spawn(
+            "pods without devices",
+            watch_pods_without_devices(
+                config.device_plugin_dir.clone(),
+                sources.pods.clone(),
+                sources.seen.clone(),
+                sender,
+            ),
+        );
+        receiver
+    }
+
+    fn watch_overrides(
+        &mut self,
+        config: &Config,
+        first: Arc<NodeOverrides>,
+    ) -> watch::Receiver<Arc<NodeOverrides>> {
+        let (sender, receiver) = watch::channel(first);
+        self.watches.spawn(
+            "node overrides",
+            watch_node_overrides(config.overrides.clone(), config.source.probe_interval(), sender),
+        );
+        receiver
+    }
+
+    fn watch_vendor(
+        &mut self,
+        config: &Config,
+        connection: &Connection,
+        sources: &PublishedSources,
+        recorder: Recorder,
+    ) -> watch::Receiver<Option<KubeletAllocations>> {
+        let vendor_resources = config.served_by(VendorServer::Vendor);
+        let settings = VendorSettings {
+            resources: vendor_resources.map(str::to_owned).collect(),
+            ours: config.settings.names.whole.clone(),
+            dra_drivers: config.dra_drivers.names().clone(),
+            visible_devices_env: config.settings.visible_devices_env.clone(),
+            socket: config.pod_resources_socket.clone(),
+            device_plugin_dir: config.device_plugin_dir.clone(),
+            has_hook: config.nri_socket.is_some(),
+        };
+        let (sender, checkpoints) = watch::channel(None);
+        let watch = VendorWatch {
+            settings,
+            fleet: sources.fleet.clone(),
+            pods: sources.pods.clone(),
+            seen: sources.seen.clone(),
+            admin_access: AdminAccess::new(connection.client.clone()),
+            checkpoints: sender,
+            recorder,
+        };
+        self.watches.spawn("other plugins' devices", watch.run());
+        checkpoints
+    }
+
+    /// Starts the task that writes events.
+    pub(super) fn write_events(&mut self, config: &Config, connection: &Connection) -> Recorder {
+        let (recorder, writer) = events::recorder(
+            connection,
+            "gpushare-device-plugin",
+            Some(config.node_name.to_string()),
+        );
+        self.watches.spawn("events", writer.run());
+        recorder
+    }
+
+    /// Answers probes and serves metrics, if the operator wants it.
+    pub(super) async fn serve_health(
+        &mut self,
+        config: &Config,
+        readiness: impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static,
+        registry: Arc<Registry>,
+    ) -> anyhow::Result<()> {
+        let Some(address) = config.health_listen else {
+            return Ok(());
+        };
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("--health-listen: cannot listen on {address}"))?;
+        self.watches.spawn(
+            "probes and metrics",
+            answer_probes(listener, health::router(readiness, registry)),
+        );
+        Ok(())
+    }
+
+    /// Runs until `stop` is cancelled or a task ends, and then closes the servers.
+    ///
+    /// # Errors
+    /// A task ended that should run as long as the process.
+    pub(super) async fn run(mut self, stop: CancellationToken) -> anyhow::Result<()> {
+        let ended = tokio::select! {
+            // A task that ends because the process ends is no error.
+            biased;
+            () = stop.cancelled() => {
+                info!("asked to end");
+                Ok(())
+            }
+            Some(ended) = self.devices.join_next() => Err(ended.map_or_else(devices_failed, |replaced| anyhow!(replaced))),
+            ended = self.watches.ended() => Err(ended.into()),
+            ended = self.servers.ended() => Err(ended.into()),
+        };
+        if ended.is_err() {
+            self.servers.abort_all();
+        }
+        let closed = timeout(CLOSE_LIMIT, self.servers.all_ended()).await;
+        if closed.is_err() {
+            warn!("not all servers could be closed in time");
+        }
+        ended
+    }
+}
+
+/// Answers until the task is dropped.
+async fn answer_probes(listener: TcpListener, routes: axum::Router) {
+    if let Err(error) = axum::serve(listener, routes).await {
+        warn!(%error, "probes are no longer answered");
+    }
+}
+
+fn devices_failed(error: JoinError) -> anyhow::Error {
+    anyhow!(error).context("task \"watch of devices\" has failed, and the process with it")
+}
+
+/// The present boot of this node, if the kernel names it.
+pub(super) fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
+/// The operator's choice of shared GPUs and units.
+pub(super) fn sharing(config: &Config) -> Sharing {
+    Sharing {
+        devices: config.shared_devices.clone(),
+        slots: config.slots,
+        memory_unit: config.settings.memory_unit,
+        has_numa_hints: config.numa_hints,
+    }
+}
+
+/// Logs the devices.
+fn describe(config: &Config, fleet: &Fleet) {
+    let (unit, node) = (config.settings.memory_unit, config.node_name.as_str());
+    for entry in &fleet.gpus {
+        let gpu = &entry.gpu;
+        if !entry.is_shared {
+            info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, "not sharing a GPU: --shared-devices leaves it out");
+            continue;
+        }
+        let units = unit.units_in(gpu.memory_bytes);
+        info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
+        if units == 0 {
+            warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
+        }
+    }
+    for entry in &fleet.others {
+        let device = &entry.device;
+        info!(node, device = %device.id, kind = device.device_type, minor = device.minor, "publishing a device");
+    }
+}

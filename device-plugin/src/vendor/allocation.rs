@@ -1,0 +1,205 @@
+//! Devices that kubelet allocated to containers for resources of other plugins, and those among them that no record of gpushare's
+//! scheduler names.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
+
+use crate::fleet::Fleet;
+use crate::inventory::PhysicalId;
+use crate::kubelet_checkpoint::Entry;
+use crate::pods::{NodePod, PodUid, Pods, Stage};
+
+/// Devices of one resource that kubelet allocated to one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The pod of the container.
+    pub pod: PodName,
+    /// The container.
+    pub container: String,
+    /// The resource; of a claim its DRA driver.
+    pub resource: String,
+    /// kubelet's IDs of the devices.
+    pub device_ids: Vec<String>,
+    /// True if the container sees the devices of its pod's record, whatever IDs kubelet allocated.
+    pub is_by_record: bool,
+    /// The claim, if a DRA driver serves the devices.
+    pub claim: Option<Claim>,
+}
+
+impl From<Entry> for Allocation {
+    fn from(entry: Entry) -> Self {
+        Self {
+            pod: PodName::Uid(PodUid::from(entry.pod_uid.as_str())),
+            container: entry.container_name,
+            resource: entry.resource_name,
+            device_ids: entry.device_ids,
+            is_by_record: false,
+            claim: None,
+        }
+    }
+}
+
+impl Allocation {
+    /// Returns true if its pod has ended. The pod-resources API lists only pods that exist, known to this plugin or not.
+    pub(super) fn has_ended(&self, pods: &Pods) -> bool {
+        let Some(uid) = self.pod.uid(pods) else {
+            return matches!(self.pod, PodName::Uid(_));
+        };
+        let stage = match pods.get(uid) {
+            Some(pod) => Some(pod.stage),
+            None => pods.claimant(uid).map(|claimant| claimant.stage),
+        };
+        stage == Some(Stage::Terminal)
+    }
+
+    /// The devices in the form of the Device object's annotation; none if the pod has ended or its record names them.
+    fn unrecorded(&self, pods: &Pods, fleet: &Fleet) -> Option<KubeletAllocation> {
+        let mut device_ids = BTreeSet::new();
+        for id in &self.device_ids {
+            device_ids.insert(device_name(id, fleet));
+        }
+        if self.has_ended(pods) || device_ids.is_empty() {
+            return None;
+        }
+        let uid = self.pod.uid(pods);
+        if let Some(pod) = uid.and_then(|uid| pods.get(uid))
+            && (self.is_by_record && has_recorded_gpus(pod) || is_recorded(pod, &device_ids, fleet))
+        {
+            return None;
+        }
+        Some(KubeletAllocation {
+            pod_uid: uid.map(|uid| uid.as_str().to_owned()).unwrap_or_default(),
+            container_name: self.container.clone(),
+            resource_name: self.resource.clone(),
+            device_ids: device_ids.into_iter().collect(),
+            alloc_resp: None,
+        })
+    }
+}
+
+/// kubelet's name for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodName {
+    /// Namespace and name, in the pod-resources API.
+    Named {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The UID, in the checkpoint.
+    Uid(PodUid),
+}
+
+impl PodName {
+    /// The UID of the pod, if the plugin knows it: the pod requests a resource of this plugin, or uses claims.
+    pub fn uid<'a>(&self, pods: &'a Pods) -> Option<&'a PodUid> {
+        let (namespace, name) = match self {
+            Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),
+            Self::Named { namespace, name } => (namespace, name),
+        };
+        for pod in pods.iter() {
+            if pod.name == *name && pod.namespace == *namespace {
+                return Some(&pod.uid);
+            }
+        }
+        let mut claimants = pods.claimants();
+        let claimant =
+            claimants.find(|claimant| claimant.name == *name && claimant.namespace == *namespace)?;
+        Some(&claimant.uid)
+    }
+}
+
+/// The name of a `ResourceClaim`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for ClaimName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A device as its driver publishes it; unique in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DraDevice {
+    /// The driver.
+    pub driver: String,
+    /// The pool of the driver, which is the node's name for devices of one node.
+    pub pool: String,
+    /// The device.
+    pub name: String,
+}
+
+/// The claim by which a container holds a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The claim.
+    pub name: ClaimName,
+    /// The device.
+    pub device: DraDevice,
+    /// True if the device is known to be of one certain GPU. If not, every GPU counts as allocated.
+    pub is_mapped: bool,
+}
+
+/// The devices of those `allocations` that no record of gpushare's scheduler names.
+///
+/// A pod that has ended holds nothing. Of the checkpoint's entries only those of known pods count, because kubelet removes the entries
+/// of ended pods only when it allocates again; the pod-resources API lists only pods that exist.
+pub fn unrecorded(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> KubeletAllocations {
+    let mut entries = BTreeSet::new();
+    for allocation in allocations {
+        entries.extend(allocation.unrecorded(pods, fleet));
+    }
+    KubeletAllocations {
+        entries: entries.into_iter().collect(),
+    }
+}
+
+/// The UUID of the GPU that kubelet's ID stands for; the ID of the physical device as it is, if that is no known GPU.
+pub(super) fn device_name(id: &str, fleet: &Fleet) -> String {
+    let physical = physical_id(id);
+    // An index such as `0`, or `0:1` for an instance of that GPU.
+    let index = physical
+        .split(':')
+        .next()
+        .and_then(|index| index.parse::<u32>().ok());
+    let by_index = fleet.gpus.iter().find(|entry| Some(entry.gpu.index) == index);
+    match by_index {
+        Some(entry) => entry.gpu.uuid.to_string(),
+        None => physical.to_owned(),
+    }
+}
+
+fn has_recorded_gpus(pod: &NodePod) -> bool {
+    let placement = pod.placement.as_ref();
+    placement.is_ok_and(|placement| !placement.gpus.is_empty())
+}
+
+/// Returns true if the pod's record names all of these devices.
+fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> bool {
+    let Ok(placement) = &pod.placement else {
+        return false;
+    };
+    for id in device_ids {
+        let uuid = id.parse::<PhysicalId>().ok();
+        let Some(entry) = fleet
+            .gpus
+            .iter()
+            .find(|entry| Some(&entry.gpu.uuid) == uuid.as_ref())
+        else {
+            return false;
+        };
+        if !placement.gpus.iter().any(|name| name.names(&entry.gpu)) {
+            return false;
+        }
+    }
+    true
+}
