@@ -13,7 +13,7 @@ use crate::pod::null_as_default;
 /// The annotation that is written (proposal "Fine-grained device scheduling").
 pub const DEVICES_CHECKPOINTS: &str = "node.koordinator.sh/devices-checkpoints";
 /// The name of the same annotation in the proposal's example; read where the other one is absent.
-pub const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
+const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
 
 /// Longest annotation that is read or written, in bytes; the API server allows 256 KiB of annotations in all.
 pub const MAX_BYTES: usize = 128 * 1024;

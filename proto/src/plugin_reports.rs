@@ -28,12 +28,12 @@ pub const PODS_WITHOUT_DEVICES: &str = "gpushare/pods-without-devices";
 ///
 /// The plugin writes it when kubelet has opened all of its device lists, when it has lost one, and before it ends. A plugin
 /// that is killed writes nothing, so the annotation alone does not prove that the plugin lives.
-pub const PLUGIN_STATE: &str = "gpushare/device-plugin";
+const PLUGIN_STATE: &str = "gpushare/device-plugin";
 
 /// Longest [`EXCHANGED_RECORDS`], in bytes; the API server allows 256 KiB of annotations in all.
-pub const MAX_SWAPPED_BYTES: usize = 96 * 1024;
+const MAX_SWAPPED_BYTES: usize = 96 * 1024;
 /// Longest [`PODS_WITHOUT_DEVICES`], in bytes.
-pub const MAX_PODS_BYTES: usize = 16 * 1024;
+const MAX_PODS_BYTES: usize = 16 * 1024;
 /// Longest [`PLUGIN_STATE`], in bytes.
 const MAX_STATE_BYTES: usize = 512;
 /// Most pods with swapped records; kubelet runs a few hundred.
