@@ -3,8 +3,8 @@
 //! Every container that starts is compared with the record of its pod at that moment. The schedule holds everything random; how
 //! the processes interleave is not controlled, and no outcome may depend on it.
 
-mod book;
-mod ledger;
+mod accounting;
+mod recorder;
 mod report;
 mod runner;
 mod schedule;
@@ -22,9 +22,9 @@ use crate::cluster::{NodeKind, NodeSpec, RuntimeSpec, default_deploy};
 use crate::console::Console;
 use crate::daemons::Binaries;
 
-pub use book::{Book, Pages};
+pub use recorder::{Recorder, Tally};
 pub use report::{Figures, render};
-pub use schedule::{Batch, Meanwhile, Shape, Step, n_admissions, schedule};
+pub use schedule::{Batch, Disruption, Shape, Step, n_admissions, schedule};
 
 /// The nodes of [`Mode::Kinds`]. The hook is where the runtime acts on the variable of images.
 const KINDS: [(NodeKind, RuntimeSpec); 4] = [
@@ -42,7 +42,7 @@ pub enum Mode {
     Cdi,
     /// Devices by environment variable, proof before every start.
     Envvar,
-    /// Nodes of several kinds, with what the plugin finds out there; their runtimes read changed CDI specs some time later.
+    /// Nodes of several kinds, with the mode that the plugin finds there; their runtimes read changed CDI specs some time later.
     Kinds,
 }
 
@@ -122,7 +122,7 @@ pub struct ChaosArgs {
     deploy: PathBuf,
 }
 
-/// Runs what the arguments name; whether nothing went wrong.
+/// Runs the arguments' schedule; true if nothing went wrong.
 pub async fn run(args: ChaosArgs) -> Result<bool> {
     if !args.list {
         Binaries::locate().await?;
@@ -166,8 +166,8 @@ pub async fn one_run(
 ) -> Result<Figures> {
     console.step(&format!("{mode}: starting the testbed"));
     let steps = schedule(seed, n_steps, mode.n_nodes());
-    let book = Arc::new(Book::default());
-    let mut runner = runner::Runner::start(mode, seed, deploy, &book).await?;
+    let recorder = Arc::new(Recorder::default());
+    let mut runner = runner::Runner::start(mode, seed, deploy, &recorder).await?;
     let crashes = runner.crashes().clone();
     let began = Instant::now();
     for (idx, step) in steps.iter().enumerate() {
@@ -183,23 +183,23 @@ pub async fn one_run(
                 runner.dir().display()
             )
         })?;
-        let pages = book.pages();
+        let tally = recorder.tally();
         console.step(&format!(
             "{mode}: step {} of {n_steps}, {} pods admitted, {} wrong, {} stale, {} killed by us, {} by kubelet",
             idx + 1,
-            pages.admitted.len(),
-            pages.wrong.len(),
-            pages.stale.len(),
-            pages.killed.len(),
-            pages.died.len()
+            tally.admitted.len(),
+            tally.wrong.len(),
+            tally.stale.len(),
+            tally.killed.len(),
+            tally.died.len()
         ));
     }
     let took = began.elapsed();
-    let is_clean = book.pages().is_clean();
+    let is_clean = recorder.tally().is_clean();
     let dir = runner.dir().to_owned();
     let heals = runner.end(!is_clean).await?;
     if !is_clean {
         console.say(&format!("logs are in {}", dir.display()));
     }
-    Ok(Figures::of(mode, seed, &book.pages(), heals, took))
+    Ok(Figures::of(mode, seed, &recorder.tally(), heals, took))
 }

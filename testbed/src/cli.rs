@@ -8,7 +8,7 @@ use futures::FutureExt;
 use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
-use crate::kube_scheduler::process as kube_scheduler;
+use crate::kube_scheduler::leader_election as kube_scheduler;
 use crate::{chaos, demo, e2e, waves};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.

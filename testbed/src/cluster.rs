@@ -24,8 +24,9 @@ use crate::observer::{Condition, Observer, Snapshot};
 use crate::ports::free_address;
 
 pub use cdi_dir::CdiDir;
-pub use node::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec, SimulatedNode};
+pub use node::SimulatedNode;
 pub use node_kind::{Deployment, NodeKind, OwnContainer, RUNTIME_CLASS};
+pub use node_spec::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec};
 pub use webhooks::WebhookSpec;
 
 use webhooks::Webhooks;
@@ -33,6 +34,7 @@ use webhooks::Webhooks;
 mod cdi_dir;
 mod node;
 mod node_kind;
+mod node_spec;
 pub(crate) mod webhooks;
 
 /// The user that people are.
@@ -55,7 +57,7 @@ const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
 
 /// The parts to start.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct ClusterSpec {
     /// The nodes.
     pub nodes: Vec<NodeSpec>,
     /// The directory `deploy/` of the repository.
@@ -68,11 +70,11 @@ pub struct Spec {
     pub managed: Vec<&'static str>,
     /// Longest wait of the scheduling loop between two attempts, if not as configured.
     pub max_backoff: Option<Duration>,
-    /// Decides what is random in kubelets.
+    /// Seed of everything random in kubelets.
     pub seed: u64,
 }
 
-impl Spec {
+impl ClusterSpec {
     /// A cluster of these nodes with the repository's own `deploy/`.
     pub fn of(nodes: Vec<NodeSpec>) -> Self {
         Self {
@@ -94,7 +96,7 @@ pub fn default_deploy() -> PathBuf {
 
 /// A running cluster.
 pub struct Cluster {
-    // Fields are dropped in this order: first what acts on the API server, then the server, then the files.
+    // Fields are dropped in this order: first the clients of the API server, then the server, then the files.
     kube_scheduler: Option<KubeScheduler>,
     /// `gpushare-scheduler`.
     pub scheduler: Daemon,
@@ -128,14 +130,14 @@ impl fmt::Debug for Cluster {
 
 impl Cluster {
     /// Starts everything and waits until every node offers its GPUs and the scheduler is ready.
-    pub async fn start(spec: Spec) -> Result<Self> {
+    pub async fn start(spec: ClusterSpec) -> Result<Self> {
         let cluster = Self::launch(spec).await?;
         cluster.until_ready(Duration::from_secs(60)).await?;
         Ok(cluster)
     }
 
     /// Starts everything and does not wait.
-    pub async fn launch(spec: Spec) -> Result<Self> {
+    pub async fn launch(spec: ClusterSpec) -> Result<Self> {
         let binaries = Binaries::locate().await?;
         let dir = TempDir::with_prefix("gpushare-testbed-").context("cannot make a directory")?;
         let api = ApiServer::start(ApiServerConfig::loopback())

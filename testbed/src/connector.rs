@@ -1,4 +1,4 @@
-//! Connections of HTTP clients: plain, or over TLS with authorities and a certificate of one's own; a name may lead to an
+//! Connections of HTTP clients: plain, or over TLS with their own authorities and certificate; a name may lead to an
 //! address that no DNS server knows.
 
 use std::io;
@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Connects to what a URL names.
+/// Connects to the host of a URL.
 #[derive(Clone, Default)]
 pub struct Connector {
     tls: Option<TlsConnector>,

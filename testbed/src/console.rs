@@ -25,7 +25,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// A check with what it found.
+    /// A check with its problems.
     pub fn new(name: impl Into<String>, problems: Vec<String>) -> Self {
         Self {
             name: name.into(),
@@ -67,7 +67,7 @@ impl Console {
         }
     }
 
-    /// Says what is being done.
+    /// Shows the current step.
     pub fn step(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),

@@ -371,7 +371,7 @@ impl Daemon {
         })
     }
 
-    /// Asks it to end (SIGTERM) and kills it if it does not within `grace`; whether it ended by itself with success.
+    /// Sends SIGTERM, and SIGKILL if it has not ended within `grace`; true if it ended by itself with success.
     pub async fn stop(self, grace: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         // If the signal cannot be sent, the kill below ends it.

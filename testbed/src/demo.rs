@@ -1,6 +1,6 @@
-//! The main job: three simulated nodes, the real daemons, the proposal's two figures and the sample pods.
+//! `testbed demo`: three simulated nodes, the real daemons, the proposal's two figures and the sample pods.
 //!
-//! Everything goes through the API as on a real cluster; what is claimed at the end is read back from there.
+//! Everything goes through the API as on a real cluster; the checks at the end read their values back from there.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, NodeSpec, Spec, default_deploy};
+use crate::cluster::{Cluster, ClusterSpec, NodeSpec, default_deploy};
 use crate::console::{Check, Console, table};
 use crate::daemons::Binaries;
-use crate::invariants::{self, Accounts, GpuUse, Sight};
+use crate::invariants::{self, Accounts, ContainerView, GpuUse};
 use crate::kube_scheduler::{Attempt, Outcome};
 use crate::manifests;
 use crate::observer::{Snapshot, is_running, node_of};
@@ -51,7 +51,7 @@ struct Outcomes {
     containers: Vec<Value>,
 }
 
-/// Runs the demo; whether every check held.
+/// Runs the demo; true if every check held.
 pub async fn run(args: DemoArgs) -> Result<bool> {
     // Before the live line, which cargo's progress would garble.
     Binaries::locate().await?;
@@ -66,9 +66,9 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         allocated_resources_status: false,
         ..NodeSpec::new(name, &gpus).unit("MiB")
     });
-    let cluster = Cluster::start(Spec {
+    let cluster = Cluster::start(ClusterSpec {
         deploy: args.deploy,
-        ..Spec::of(nodes.to_vec())
+        ..ClusterSpec::of(nodes.to_vec())
     })
     .await?;
     let mut demo = Demo {
@@ -336,14 +336,14 @@ impl Demo {
             format!("{when}: nothing is oversubscribed, every record is right"),
             accounts.violations,
         ));
-        let sights = invariants::sights(self.cluster.client(), &snapshot).await?;
-        let mut problems = invariants::misfits(&sights);
-        if sights.is_empty() {
+        let views = invariants::container_views(self.cluster.client(), &snapshot).await?;
+        let mut problems = invariants::misfits(&views);
+        if views.is_empty() {
             problems.push("no container runs".to_owned());
         }
         let name = format!(
             "{when}: each of {} containers sees exactly the GPUs of its pod's annotation",
-            sights.len()
+            views.len()
         );
         self.checks.push(Check::new(name, problems));
         Ok(())
@@ -357,7 +357,7 @@ fn of_node<'a>(accounts: &'a Accounts, node: &'a str) -> impl Iterator<Item = &'
 async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Result<bool> {
     let snapshot = cluster.observer().now();
     let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
-    let sights = invariants::sights(cluster.client(), &snapshot).await?;
+    let views = invariants::container_views(cluster.client(), &snapshot).await?;
     let mut gpus = table(["NODE", "GPU", "UUID", "MEMORY MiB", "CORE %", "PODS"]);
     for gpu in accounts.gpus.values() {
         let pods: Vec<&str> = gpu
@@ -376,7 +376,7 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
         ]);
     }
     console.result(&gpus.to_string());
-    for sight in &sights {
+    for sight in &views {
         console.result(&describe(sight, &snapshot));
     }
     console.result("");
@@ -385,11 +385,11 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
     let seconds = console.elapsed().as_secs_f64();
     let n_checks = checks.len();
     let gpu = |gpu: &GpuUse| json!({"node": gpu.node, "minor": gpu.minor, "uuid": gpu.uuid, "total": gpu.total, "used": gpu.used(), "core": gpu.core, "pods": gpu.pods});
-    let container = |s: &Sight| json!({"pod": s.pod, "container": s.container, "sees": s.sees, "shouldSee": s.should_see});
+    let container = |s: &ContainerView| json!({"pod": s.pod, "container": s.container, "sees": s.sees, "shouldSee": s.should_see});
     console.json(&Outcomes {
         seconds,
         gpus: accounts.gpus.values().map(gpu).collect(),
-        containers: sights.iter().map(container).collect(),
+        containers: views.iter().map(container).collect(),
         checks,
     });
     console.result(&format!(
@@ -399,7 +399,7 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
     Ok(is_ok)
 }
 
-fn describe(sight: &Sight, snapshot: &Snapshot) -> String {
+fn describe(sight: &ContainerView, snapshot: &Snapshot) -> String {
     let node = snapshot.pod(&sight.pod).and_then(node_of).unwrap_or("no node");
     let sees = if sight.sees.is_empty() {
         "no GPU".to_owned()

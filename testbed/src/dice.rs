@@ -1,4 +1,4 @@
-//! Randomness that depends on the seed and on what is decided, never on how tasks interleave.
+//! Randomness that depends on the seed and on the name of the decision, never on how tasks interleave.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;

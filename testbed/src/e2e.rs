@@ -1,6 +1,6 @@
 //! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and prints their results.
 //!
-//! Scenarios that break something run on a real cluster where a file says by which commands.
+//! On a real cluster the scenarios that break something run if a file gives the commands for it.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub struct E2eArgs {
 
 /// The result of a scenario.
 #[derive(Clone, Debug, Serialize)]
-pub struct Ending {
+pub struct ScenarioResult {
     /// Its name.
     pub scenario: &'static str,
     /// The testbed's cluster that it ran on; empty for a real one.
@@ -54,7 +54,7 @@ pub struct Ending {
     pub seconds: f64,
 }
 
-/// Runs what the arguments name; whether all went well.
+/// Runs the scenarios of the arguments; true if all succeeded.
 pub async fn run(args: E2eArgs) -> Result<bool> {
     if args.kubeconfig.is_none() && !args.list {
         Binaries::locate().await?;
@@ -93,7 +93,11 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
 }
 
 /// Runs scenarios on clusters of the testbed that are started for them, side by side.
-pub async fn on_testbed(console: &Console, chosen: &[Scenario], deploy: PathBuf) -> Result<Vec<Ending>> {
+pub async fn on_testbed(
+    console: &Console,
+    chosen: &[Scenario],
+    deploy: PathBuf,
+) -> Result<Vec<ScenarioResult>> {
     console.step("starting the testbed");
     let endings = Stage::ALL.map(|stage| {
         let here: Vec<Scenario> = chosen
@@ -115,7 +119,7 @@ async fn on_stage(
     stage: Stage,
     chosen: Vec<Scenario>,
     deploy: PathBuf,
-) -> Result<Vec<Ending>> {
+) -> Result<Vec<ScenarioResult>> {
     if chosen.is_empty() {
         return Ok(Vec::new());
     }
@@ -145,7 +149,7 @@ async fn run_all(
     world: &mut World,
     stage: &'static str,
     chosen: &[Scenario],
-) -> Vec<Ending> {
+) -> Vec<ScenarioResult> {
     let mut endings = Vec::new();
     for scenario in chosen {
         console.step(&format!("{}: {}", scenario.name, scenario.about));
@@ -156,7 +160,7 @@ async fn run_all(
             console.say(&format!("{} FAILED: {failure}", scenario.name));
             world.recover().await;
         }
-        endings.push(Ending {
+        endings.push(ScenarioResult {
             scenario: scenario.name,
             stage,
             failure,
@@ -199,7 +203,7 @@ fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     Ok(chosen)
 }
 
-fn show(console: &Console, endings: &[Ending]) {
+fn show(console: &Console, endings: &[ScenarioResult]) {
     let mut results = table(["SCENARIO", "CLUSTER", "RESULT", "SECONDS", ""]);
     for ending in endings {
         let result = if ending.failure.is_none() { "ok" } else { "FAILED" };

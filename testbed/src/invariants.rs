@@ -18,19 +18,19 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_
 use crate::kube_scheduler::Amounts;
 use crate::kubelet::{self, DEVICE_NODES};
 use crate::observer::{Snapshot, node_of, phase};
-use crate::printed;
+use crate::pods;
 
 use others::Others;
 
+mod constraints;
 mod others;
-mod wishes;
 
 /// Resources that make kubelet call the plugin, besides those of vendors.
 const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
 /// The variable that says which devices a container sees.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// One GPU and what pods hold of it.
+/// One GPU and the amounts that pods hold of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuUse {
     /// The node it is in.
@@ -71,7 +71,7 @@ pub struct Accounts {
 
 /// A pod's use of the GPUs that it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
+enum GpuUseKind {
     /// Amounts of some.
     Shares,
     /// Some in a vendor's name, to itself.
@@ -83,7 +83,7 @@ enum Manner {
 /// A pod's request of each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
-    manner: Manner,
+    manner: GpuUseKind,
     n_devices: u64,
     units: u64,
     bytes: u64,
@@ -99,7 +99,7 @@ impl Share {
         if n_whole > 0 {
             let (units, bytes) = (0, 0);
             return Some(Self {
-                manner: Manner::Whole,
+                manner: GpuUseKind::Whole,
                 n_devices: n_whole,
                 units,
                 bytes,
@@ -115,9 +115,9 @@ impl Share {
             .get(ALL_DEVICES)
             .is_some_and(|mark| mark == "true")
         {
-            Manner::All
+            GpuUseKind::All
         } else {
-            Manner::Shares
+            GpuUseKind::Shares
         };
         let (bytes, ratio, core) = (
             whole(GPU_MEMORY),
@@ -237,7 +237,7 @@ fn is_served_by_vendor(device: &Device) -> bool {
         .is_none_or(|mark| mark != "true")
 }
 
-/// Adds up what every pod holds, and says what is wrong. Pods in `excused` may have broken records.
+/// Adds up the amounts that pods hold, and lists the violations. Pods in `excused` may have broken records.
 pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
     let mut accounts = Accounts::default();
     for (node, device) in &snapshot.devices {
@@ -283,12 +283,12 @@ fn disregarded(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Vec<String> {
             .collect();
         for (name, pod) in &here {
             sentences.extend(
-                wishes::unmet(pod, device)
+                constraints::unmet(pod, device)
                     .into_iter()
                     .map(|what| format!("pod {name} on {node}: {what}")),
             );
         }
-        sentences.extend(wishes::clashes(device, &here));
+        sentences.extend(constraints::clashes(device, &here));
     }
     sentences
 }
@@ -324,7 +324,7 @@ impl Accounts {
         share: Share,
     ) -> Result<(), String> {
         let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-        if share.manner == Manner::Whole
+        if share.manner == GpuUseKind::Whole
             && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
         {
             // Only its containers show which devices the pod has: see `clashes`.
@@ -332,7 +332,7 @@ impl Accounts {
         }
         let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
-        if share.manner == Manner::All {
+        if share.manner == GpuUseKind::All {
             let all: BTreeSet<i32> = self
                 .gpus
                 .keys()
@@ -467,7 +467,7 @@ pub fn memory_unit(snapshot: &Snapshot, node: &str) -> u64 {
 
 /// The view of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct ContainerView {
     /// `namespace/name`.
     pub pod: String,
     /// Name of the container.
@@ -478,9 +478,9 @@ pub struct Sight {
     pub should_see: Vec<String>,
 }
 
-/// Reads what the started containers of all pods that hold devices see, each from its log.
-pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Sight>> {
-    let mut sights = Vec::new();
+/// Reads the devices that the started containers of all pods with devices see, each from its log.
+pub async fn container_views(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<ContainerView>> {
+    let mut views = Vec::new();
     for (name, pod) in &snapshot.pods {
         let known = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
         if !known || Share::of(pod).is_none() || phase(pod) == "Failed" {
@@ -488,7 +488,7 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
         }
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
         for container in started_containers(pod) {
-            let log = match printed::whole(&api, &pod.name_any(), container).await {
+            let log = match pods::read_log(&api, &pod.name_any(), container).await {
                 // The pod has gone since the snapshot.
                 Err(kube::Error::Api(status)) if status.code == 404 => continue,
                 log => log?,
@@ -503,7 +503,7 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
             } else {
                 should_see(pod, device, &container.name)
             };
-            sights.push(Sight {
+            views.push(ContainerView {
                 pod: name.clone(),
                 container: container.name.clone(),
                 sees,
@@ -511,12 +511,12 @@ pub async fn sights(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<Si
             });
         }
     }
-    Ok(sights)
+    Ok(views)
 }
 
 /// Returns evidence that the content of a started container's CDI specs was not written for this start, if there is any.
 ///
-/// The runtime resolves names by what it has read before: a name that had other content, or whose spec is gone, is stale.
+/// The runtime resolves names by the specs it has read: a name that had other content, or whose spec is gone, is stale.
 /// And a spec of the right name must say how many memory units this container has.
 pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
     if let Some(name) = container.stale_devices.first() {
@@ -536,8 +536,8 @@ pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
 }
 
 /// A sentence for each container that sees other devices than it should.
-pub fn misfits(sights: &[Sight]) -> Vec<String> {
-    let wrong = sights.iter().filter(|sight| sight.sees != sight.should_see);
+pub fn misfits(views: &[ContainerView]) -> Vec<String> {
+    let wrong = views.iter().filter(|view| view.sees != view.should_see);
     wrong
         .map(|s| {
             format!(
@@ -549,18 +549,21 @@ pub fn misfits(sights: &[Sight]) -> Vec<String> {
 }
 
 /// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
-pub fn clashes(snapshot: &Snapshot, sights: &[Sight]) -> Vec<String> {
-    let manner = |sight: &Sight| {
+pub fn clashes(snapshot: &Snapshot, views: &[ContainerView]) -> Vec<String> {
+    let manner = |view: &ContainerView| {
         let pod = snapshot
             .pods
-            .get(&sight.pod)
+            .get(&view.pod)
             .filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed"))?;
         Share::of(pod).map(|share| share.manner)
     };
     let mut clashes = Vec::new();
-    for one in sights.iter().filter(|sight| manner(sight) == Some(Manner::Whole)) {
-        let others = sights.iter().filter(|sight| {
-            sight.pod != one.pod && manner(sight).is_some_and(|manner| manner != Manner::All)
+    for one in views
+        .iter()
+        .filter(|view| manner(view) == Some(GpuUseKind::Whole))
+    {
+        let others = views.iter().filter(|view| {
+            view.pod != one.pod && manner(view).is_some_and(|manner| manner != GpuUseKind::All)
         });
         for other in others {
             let both = one.sees.iter().filter(|uuid| other.sees.contains(uuid));
@@ -613,7 +616,7 @@ fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     all.filter(move |container| started.contains(container.name.as_str()))
 }
 
-/// The GPUs that a container sees by what it has printed, sorted: those of its device nodes if it prints them, else, of
+/// The GPUs that a container sees by its output, sorted: those of its device nodes if it prints them, else, of
 /// simulated GPUs without nodes, those that its variables name. Of a line that is there several times the last one counts,
 /// as the container may have started more than once.
 pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {

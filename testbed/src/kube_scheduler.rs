@@ -1,9 +1,12 @@
-//! A scheduling loop that behaves as kube-scheduler does towards pods, nodes and extenders.
+//! A model of kube-scheduler 1.36: it behaves as the original does towards pods, nodes and extenders.
 //!
-//! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP:
-//! one scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It evicts pods for more
-//! important ones, and schedules the pods of a `PodGroup` together, as kube-scheduler 1.36 does with the feature gates
-//! `GenericWorkload` and `GangScheduling`.
+//! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP: one
+//! scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It models the queue with
+//! its back-offs, the sampling of nodes, the fit of resources, the messages of conditions and events, preemption, leader
+//! election, and the scheduling of a `PodGroup` with the feature gates `GenericWorkload` and `GangScheduling`.
+//!
+//! It leaves out the plugins that no extender can notice: affinity between pods, spreading, images, and most scores. It
+//! looks at one node after the other, as kube-scheduler does on one processor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,25 +26,21 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
-use binding::Binder;
+use binding::{Binder, VolumeClaims};
 use cache::{Cache, NodeView};
-use cycle::{Cycle, Failure};
+use cycle::{Cycle, Failure, Sampling};
 use pod_group::Groups;
-use preemption::{Nomination, Scene, evict, nominated_node, priority};
+use preemption::{Nomination, PreemptionContext, evict, nominated_node, priority};
 use queue::Queue;
-use report::{News, Report};
-use sampling::Sampling;
-use waits::Claims;
+use report::{Report, ReportContent};
 
-pub use amounts::{AmountError, Amounts};
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
 
+pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 pub use diagnosis::{Diagnosis, Refusal, sentence};
-pub use extender::{Extender, ExtenderError, Filtered};
-pub use fit::repels;
-pub use waits::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
+pub use extender::{Extender, ExtenderError, FittingNodes};
+pub use fit::{AmountError, Amounts, repels};
 
-mod amounts;
 mod binding;
 mod cache;
 mod configuration;
@@ -49,14 +48,11 @@ mod cycle;
 mod diagnosis;
 mod extender;
 mod fit;
-mod leader_election;
+pub mod leader_election;
 mod pod_group;
 mod preemption;
-pub mod process;
 mod queue;
 mod report;
-mod sampling;
-mod waits;
 
 /// The result of an attempt to schedule a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,12 +114,12 @@ enum Input {
     Budget(Box<watcher::Event<PodDisruptionBudget>>),
     Capacity(Box<watcher::Event<CSIStorageCapacity>>),
     Group(Box<watcher::Event<PodGroup>>),
-    BindingEnded(Box<Binding>),
+    BindingEnded(Box<BindingCycle>),
 }
 
 /// A binding cycle and how it ended.
 #[derive(Debug)]
-struct Binding {
+struct BindingCycle {
     uid: String,
     pod: Arc<Pod>,
     node: String,
@@ -185,7 +181,7 @@ impl Loop {
                 ignored: configuration.ignored_resources(),
                 ties: options.seed.map(StdRng::seed_from_u64),
                 sampling: Sampling::of(configuration.percentage_of_nodes_to_score),
-                claims: Claims::default(),
+                claims: VolumeClaims::default(),
             },
             configuration: configuration.clone(),
             bindings: JoinSet::new(),
@@ -431,7 +427,11 @@ impl Loop {
             Err(Failure::NoFit) => {
                 let nomination = self.preempt(uid, &pod, &diagnosis).await;
                 self.queue.park(uid, diagnosis.is_by_extender(), Instant::now());
-                self.report(uid, &pod, News::Unschedulable(diagnosis.message(), nomination));
+                self.report(
+                    uid,
+                    &pod,
+                    ReportContent::Unschedulable(diagnosis.message(), nomination),
+                );
                 self.record(&pod, diagnosis, Outcome::NoFit);
             }
             Err(Failure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
@@ -459,7 +459,7 @@ impl Loop {
         let pod = self.queue.get(uid).cloned().unwrap_or_else(|| Arc::clone(pod));
         let (nodes, pods) = (self.nodes_for(uid, &pod), self.cache.pods());
         let budgets: Vec<PodDisruptionBudget> = self.budgets.values().cloned().collect();
-        let scene = Scene {
+        let scene = PreemptionContext {
             nodes: &nodes,
             pods: &pods,
             budgets: &budgets,
@@ -493,7 +493,7 @@ impl Loop {
             }
             let result = binder.bind(&pod, &uid, &node).await;
             // The loop is gone if the channel is closed; there is nothing left to do.
-            let _ = inbox.send(Input::BindingEnded(Box::new(Binding {
+            let _ = inbox.send(Input::BindingEnded(Box::new(BindingCycle {
                 uid,
                 pod,
                 node,
@@ -504,8 +504,8 @@ impl Loop {
     }
 
     /// After a failed binding the pod is tried again, unless the watch has shown meanwhile that it is bound after all.
-    fn end_binding(&mut self, binding: Binding) {
-        let Binding {
+    fn end_binding(&mut self, binding: BindingCycle) {
+        let BindingCycle {
             uid,
             pod,
             node,
@@ -516,7 +516,7 @@ impl Loop {
         self.cycle.claims.bind(&pod, &node);
         match result {
             Ok(()) => {
-                self.report(&uid, &pod, News::Scheduled(node.clone()));
+                self.report(&uid, &pod, ReportContent::Scheduled(node.clone()));
                 self.record(&pod, diagnosis, Outcome::Bound(node));
             }
             Err(message) if self.cache.is_assumed(&uid) => {
@@ -534,11 +534,11 @@ impl Loop {
     fn fail(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: Diagnosis, message: String) {
         self.queue.retry(uid, Instant::now());
         self.nominated.remove(uid);
-        self.report(uid, pod, News::Failed(message.clone()));
+        self.report(uid, pod, ReportContent::Failed(message.clone()));
         self.record(pod, diagnosis, Outcome::Error(message));
     }
 
-    fn report(&self, uid: &str, pod: &Arc<Pod>, news: News) {
+    fn report(&self, uid: &str, pod: &Arc<Pod>, news: ReportContent) {
         let newest = self.queue.get(uid).unwrap_or(pod);
         if let Some(reports) = &self.reports {
             // The writer ends only with the loop.

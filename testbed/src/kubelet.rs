@@ -17,7 +17,6 @@ mod device_manager;
 mod devices;
 mod endpoint;
 mod fit;
-mod held;
 mod injector;
 mod machine;
 mod node_status;
@@ -28,7 +27,6 @@ mod pod_resources;
 mod pod_table;
 mod pod_worker;
 mod process;
-mod rate_limit;
 mod runtime;
 mod socket;
 mod status_manager;
@@ -44,8 +42,8 @@ use tokio::sync::{broadcast, watch};
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
 pub use config::{
-    CdiSupport, Delays, Faults, KubeletConfig, LogSink, MachineGpus, OrderRule, Ordering, RuntimeConfig,
-    Start, StartHook,
+    CdiSupport, ContainerStart, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus, OrderRule,
+    Ordering, RuntimeConfig, StartHook,
 };
 pub use machine::{Admission, StartupError};
 pub use pod::{ContainerKind, EXIT_AFTER};
@@ -53,9 +51,9 @@ pub use pod::{ContainerKind, EXIT_AFTER};
 pub use runtime::{Container, DEVICE_NODES, RunState};
 
 use config::Hold;
-use machine::{Counts, Machine};
-use pod_table::Command;
-use process::Process;
+use machine::{KubeletCounts, Machine};
+use pod_table::PodCommand;
+use process::KubeletProcess;
 
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +82,7 @@ pub struct UnknownContainer {
 #[derive(Debug)]
 pub struct Kubelet {
     machine: Arc<Machine>,
-    process: Process,
+    process: KubeletProcess,
 }
 
 impl Kubelet {
@@ -95,7 +93,7 @@ impl Kubelet {
 
     fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
         let machine = Arc::new(Machine::start(config, hold)?);
-        let process = Process::start(&machine)?;
+        let process = KubeletProcess::start(&machine)?;
         Ok(Self { machine, process })
     }
 
@@ -108,7 +106,7 @@ impl Kubelet {
     pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<(), StartupError> {
         self.process.stop().await;
         meanwhile(&self.machine.config);
-        self.process = Process::start(&self.machine)?;
+        self.process = KubeletProcess::start(&self.machine)?;
         Ok(())
     }
 
@@ -183,10 +181,10 @@ impl Kubelet {
 
     /// The number of pods that wait because of [`Kubelet::hold`].
     pub fn n_held(&self) -> usize {
-        Counts::get(&self.machine.counts.held)
+        KubeletCounts::get(&self.machine.counts.held)
     }
 
-    /// Admits the pods that wait, as one batch in this order; `seed` decides what is random in it.
+    /// Admits the pods that wait, as one batch in this order; `seed` decides everything random in it.
     pub fn release(&self, rule: OrderRule, seed: u64) {
         self.machine.hold.send_replace(Hold {
             is_held: false,
@@ -196,7 +194,7 @@ impl Kubelet {
 
     /// The number of calls of Allocate that have begun.
     pub fn n_allocate_calls(&self) -> usize {
-        Counts::get(&self.machine.counts.allocate_calls)
+        KubeletCounts::get(&self.machine.counts.allocate_calls)
     }
 
     /// The duration of each answered call of Allocate, as kubelet sees it.
@@ -211,12 +209,12 @@ impl Kubelet {
 
     /// The number of List calls of the pod-resources API.
     pub fn n_lists(&self) -> usize {
-        Counts::get(&self.machine.counts.lists)
+        KubeletCounts::get(&self.machine.counts.lists)
     }
 
     /// The number of registrations of plugins, each resource counted.
     pub fn n_registrations(&self) -> usize {
-        Counts::get(&self.machine.counts.registrations)
+        KubeletCounts::get(&self.machine.counts.registrations)
     }
 
     /// All admissions so far, in order.
@@ -239,7 +237,7 @@ impl Kubelet {
         self.machine.admissions.subscribe()
     }
 
-    /// Makes a container crash; kubelet starts it again with what Allocate once answered.
+    /// Makes a container crash; kubelet starts it again with the earlier answer to Allocate.
     pub fn restart_container(
         &self,
         namespace: &str,
@@ -253,7 +251,7 @@ impl Kubelet {
         let found = self.container(namespace, pod, container).ok_or_else(unknown)?;
         let pods = self.process.pods.lock();
         let record = pods.0.get(&found.pod_uid).ok_or_else(unknown)?;
-        if record.send(Command::Restart(container.to_owned())) {
+        if record.send(PodCommand::Restart(container.to_owned())) {
             Ok(())
         } else {
             Err(unknown())
@@ -275,7 +273,7 @@ impl Kubelet {
             .is_ok()
     }
 
-    /// Waits until `condition` holds, looking again at every change; whether it did before `deadline`.
+    /// Waits until `condition` holds, checking at every change; false if `deadline` comes first.
     pub async fn until(&self, deadline: Duration, mut condition: impl FnMut(&Self) -> bool) -> bool {
         let mut changes = self.machine.subscribe();
         let held = async {

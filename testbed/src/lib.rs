@@ -1,7 +1,12 @@
-//! A small Kubernetes in one process, in which gpushare's real binaries run unchanged.
+//! A small Kubernetes in one process, in which gpushare's real binaries run unchanged, without a cluster and a GPU.
 //!
-//! An API server over HTTP, kubelet's device manager over its sockets and a scheduling loop that calls extenders,
-//! each behaving as the original does where gpushare can tell the difference. Nothing of it ships.
+//! The kit models the programs that the daemons meet: [`apiserver`], [`kube_scheduler`] and [`kubelet`] with its container
+//! runtime, each behaving as the original does where gpushare can notice the difference; [`vendor_plugin`],
+//! [`second_scheduler`] and [`replicas`] complete a cluster. [`cluster`] starts them together with the daemons as processes
+//! ([`daemons`]), [`observer`] shows the API server's objects, and [`invariants`] checks them independently of the daemons.
+//!
+//! The scenarios use it: [`demo`], [`e2e`] with its [`scenario`]s, [`chaos`] and [`waves`]; [`mod@cli`] has the commands. The
+//! crate `laboratory` measures with the same kit. Nothing of either is shipped.
 
 pub mod apiserver;
 pub mod chaos;
@@ -22,7 +27,6 @@ pub mod observer;
 pub mod parts;
 pub mod pods;
 pub mod ports;
-pub mod printed;
 pub mod rbac;
 pub mod replicas;
 pub mod scenario;

@@ -46,7 +46,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The answer of a condition that is waited for.
 ///
-/// A condition that knows what is still missing returns a `Result` with that text as its error; one that does not returns
+/// A condition that knows the missing part returns a `Result` with that text as its error; one that does not returns
 /// an `Option`, and the snapshot's pods that do not run stand for the text.
 pub trait Condition {
     /// The result of the wait.
@@ -124,7 +124,7 @@ impl Observer {
 
     /// Waits until `condition` is met, evaluating it at every change.
     ///
-    /// A wait that takes long logs every few seconds what is still missing.
+    /// A wait that takes long logs the missing part every few seconds.
     pub async fn until<C: Condition>(
         &self,
         what: &str,

@@ -1,6 +1,6 @@
 //! The parts of a real cluster that scenarios may break, and the commands that do it.
 //!
-//! A file names the commands, as only its author knows how to reach a node and what starts a part again there. The parts
+//! A file gives the commands, as only its author knows the way to a node and how to start a part again there. The parts
 //! are fixed; a file may leave out any of them.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Something that runs, and that everything else has to survive the end of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
+pub enum ClusterPart {
     /// `gpushare-device-plugin` of a node.
     Plugin,
     /// `gpushare-scheduler`.
@@ -35,7 +35,7 @@ pub enum Part {
     Apiserver,
 }
 
-impl std::fmt::Display for Part {
+impl std::fmt::Display for ClusterPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Plugin => "plugin",
@@ -90,7 +90,7 @@ pub struct PartCommands {
 pub struct Commands {
     /// The parts that may be broken.
     #[serde(default)]
-    pub parts: BTreeMap<Part, PartCommands>,
+    pub parts: BTreeMap<ClusterPart, PartCommands>,
     /// The commands that remove files.
     #[serde(default)]
     pub remove: BTreeMap<NodeFile, String>,
@@ -106,9 +106,9 @@ pub struct Commands {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Kills a part, and starts it again.
-    Kill(Part),
+    Kill(ClusterPart),
     /// Stops a part for a while.
-    Pause(Part),
+    Pause(ClusterPart),
     /// Removes a file.
     Remove(NodeFile),
     /// Creates pods that are more important than others.
@@ -166,20 +166,20 @@ impl Commands {
         }
     }
 
-    fn of(&self, part: Part) -> Result<&PartCommands> {
+    fn of(&self, part: ClusterPart) -> Result<&PartCommands> {
         self.parts
             .get(&part)
             .with_context(|| format!("the file has no commands for parts.{part}"))
     }
 
     /// Kills a part; `node` is the node of a part that there is one of on each.
-    pub(crate) async fn kill(&self, part: Part, node: &str) -> Result<()> {
+    pub(crate) async fn kill(&self, part: ClusterPart, node: &str) -> Result<()> {
         self.run(&format!("parts.{part}.kill"), &self.of(part)?.kill, node)
             .await
     }
 
     /// Starts a part that was killed, unless something else does.
-    pub(crate) async fn start(&self, part: Part, node: &str) -> Result<()> {
+    pub(crate) async fn start(&self, part: ClusterPart, node: &str) -> Result<()> {
         match &self.of(part)?.start {
             Some(command) => self.run(&format!("parts.{part}.start"), command, node).await,
             None => Ok(()),
@@ -187,7 +187,7 @@ impl Commands {
     }
 
     /// Stops a part.
-    pub(crate) async fn pause(&self, part: Part, node: &str) -> Result<()> {
+    pub(crate) async fn pause(&self, part: ClusterPart, node: &str) -> Result<()> {
         let command = self
             .of(part)?
             .pause
@@ -197,7 +197,7 @@ impl Commands {
     }
 
     /// Lets a part go on that was stopped.
-    pub(crate) async fn resume(&self, part: Part, node: &str) -> Result<()> {
+    pub(crate) async fn resume(&self, part: ClusterPart, node: &str) -> Result<()> {
         let command = self
             .of(part)?
             .resume
@@ -251,10 +251,10 @@ evict: true
 "#;
 
     #[rstest]
-    #[case::killed(Need::Kill(Part::Plugin), true)]
-    #[case::stopped(Need::Pause(Part::Plugin), true)]
-    #[case::killed_only(Need::Pause(Part::KubeScheduler), false)]
-    #[case::left_alone(Need::Kill(Part::Kubelet), false)]
+    #[case::killed(Need::Kill(ClusterPart::Plugin), true)]
+    #[case::stopped(Need::Pause(ClusterPart::Plugin), true)]
+    #[case::killed_only(Need::Pause(ClusterPart::KubeScheduler), false)]
+    #[case::left_alone(Need::Kill(ClusterPart::Kubelet), false)]
     #[case::file(Need::Remove(NodeFile::KubeletSocket), true)]
     #[case::another_file(Need::Remove(NodeFile::PluginSockets), false)]
     #[case::eviction(Need::Evict, true)]
@@ -285,15 +285,19 @@ parts:
   plugin: {kill: "true"}
 "#;
         let commands = Commands::parse(file, Path::new("k")).unwrap();
-        commands.kill(Part::Kubelet, "n1").await.unwrap();
-        commands.start(Part::Plugin, "n1").await.unwrap();
-        let error = commands.start(Part::Kubelet, "n1").await.unwrap_err().to_string();
+        commands.kill(ClusterPart::Kubelet, "n1").await.unwrap();
+        commands.start(ClusterPart::Plugin, "n1").await.unwrap();
+        let error = commands
+            .start(ClusterPart::Kubelet, "n1")
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("parts.kubelet.start of node \"n1\" failed"),
             "{error}"
         );
         assert!(
-            commands.kill(Part::Scheduler, "").await.is_err(),
+            commands.kill(ClusterPart::Scheduler, "").await.is_err(),
             "it is not in the file"
         );
     }

@@ -1,14 +1,17 @@
-//! Pods for the demo and the scenarios, and what one does with them through the API.
+//! Pods for tests and scenarios: a builder, their creation and deletion, and the output of their containers.
+//!
+//! A container runs before it prints, and the runtime hands its lines on one by one: on a real cluster a log that is read
+//! too early is empty or ends in the middle. [`read_log`] waits for the whole output.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::api::{Api, DeleteParams, ListParams, LogParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
-
-use crate::printed::LAST_VARIABLE;
+use tokio::time::{Instant, sleep};
 
 /// Limits of a container, by resource name.
 pub type Limits<'a> = [(&'a str, &'a str)];
@@ -246,4 +249,43 @@ impl std::fmt::Debug for Pods {
             .field("path", &self.api.resource_url())
             .finish()
     }
+}
+
+/// A variable that sorts behind all others: a log that has it has everything.
+pub const LAST_VARIABLE: &str = "zz_last";
+
+/// The longest time that a container may take to print.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The log of a started container. A container that has [`LAST_VARIABLE`] is waited for, any other one is not.
+///
+/// # Errors
+///
+/// The API server's error, 404 if the pod has gone. A container that prints too little in half a minute is no error.
+pub async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
+    let params = LogParams {
+        container: Some(container.name.clone()),
+        ..LogParams::default()
+    };
+    let is_marked = container
+        .env
+        .iter()
+        .flatten()
+        .any(|variable| variable.name == LAST_VARIABLE);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let log = api.logs(pod, &params).await?;
+        if !is_marked || has_last(&log) || Instant::now() >= deadline {
+            return Ok(log);
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+fn has_last(log: &str) -> bool {
+    log.lines().any(|line| {
+        line.split_once('=')
+            .is_some_and(|(name, _)| name == LAST_VARIABLE)
+    })
 }

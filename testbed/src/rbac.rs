@@ -1,8 +1,8 @@
 //! The requests that the RBAC objects of a deployment allow, and those that the daemons need.
 //!
-//! Knows resource rules and the bindings of users, groups and service accounts; aggregated roles, wildcards inside a
-//! group's name and non-resource URLs are not read. The two tables are what a deployment has to allow, and a record
-//! of real requests may hold nothing else.
+//! It reads resource rules and the bindings of users, groups and service accounts, but no aggregated roles, wildcards
+//! inside a group's name or non-resource URLs. A deployment has to allow the two tables of requests, and the record of real
+//! requests may hold no others.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,7 +31,7 @@ pub struct Access<'a> {
 
 /// The objects that a request is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Target<'a> {
+pub struct RbacTarget<'a> {
     /// Its namespace; empty for cluster-wide requests.
     pub namespace: &'a str,
     /// Its name; empty where a request names none.
@@ -141,7 +141,7 @@ pub const DEVICE_PLUGIN: &[Access<'static>] = &[
 #[derive(Clone, Debug, Default)]
 pub struct Rbac {
     roles: Vec<NamedRole>,
-    bindings: Vec<Binding>,
+    bindings: Vec<SubjectBinding>,
 }
 
 /// A Role, or a `ClusterRole`, which has no namespace.
@@ -154,7 +154,7 @@ struct NamedRole {
 
 /// A `RoleBinding`, or a `ClusterRoleBinding`, which has no namespace.
 #[derive(Clone, Debug)]
-struct Binding {
+struct SubjectBinding {
     namespace: String,
     role: RoleRef,
     subjects: Vec<Subject>,
@@ -204,11 +204,11 @@ impl Rbac {
             Some("ClusterRoleBinding") => {
                 let binding: ClusterRoleBinding = parse(object)?;
                 self.bindings
-                    .push(Binding::new(None, binding.role_ref, binding.subjects));
+                    .push(SubjectBinding::new(None, binding.role_ref, binding.subjects));
             }
             Some("RoleBinding") => {
                 let binding: RoleBinding = parse(object)?;
-                self.bindings.push(Binding::new(
+                self.bindings.push(SubjectBinding::new(
                     binding.metadata.namespace,
                     binding.role_ref,
                     binding.subjects,
@@ -220,7 +220,7 @@ impl Rbac {
     }
 
     /// True if a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may send this request.
-    pub fn allows(&self, user: &str, access: Access<'_>, target: Target<'_>) -> bool {
+    pub fn allows(&self, user: &str, access: Access<'_>, target: RbacTarget<'_>) -> bool {
         self.rules_of(user).any(|(namespace, rule)| {
             let here = namespace.is_empty() || namespace == target.namespace;
             here && is_named(rule, target.name) && covers(rule, access)
@@ -259,7 +259,7 @@ impl NamedRole {
     }
 }
 
-impl Binding {
+impl SubjectBinding {
     fn new(namespace: Option<String>, role: RoleRef, subjects: Option<Vec<Subject>>) -> Self {
         Self {
             namespace: namespace.unwrap_or_default(),
@@ -374,7 +374,7 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use super::{Access, Rbac, Target};
+    use super::{Access, Rbac, RbacTarget};
 
     const READER: &str = "system:serviceaccount:team:reader";
 
@@ -424,7 +424,7 @@ mod tests {
             verb,
         };
         assert_eq!(
-            rbac.allows(user, access, Target { namespace, name }),
+            rbac.allows(user, access, RbacTarget { namespace, name }),
             expected,
             "{access}"
         );

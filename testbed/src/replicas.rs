@@ -19,7 +19,7 @@ use crate::http_client;
 use crate::manifests;
 use crate::ports::free_address;
 
-use front::{Addresses, Ports, Selector};
+use front::{Ports, ReplicaAddresses, Selector};
 
 mod front;
 
@@ -29,7 +29,7 @@ pub const NAMESPACE: &str = "gpushare-system";
 const NAME: &str = "gpushare-scheduler";
 /// The kind that names the leader to the API server's policy.
 const LEADERS: &str = "schedulerleaders.gpushare.io";
-/// Flags that say where the scheduler serves what.
+/// Flags of the scheduler's addresses.
 const EXTENDER: &str = "--listen";
 const WEBHOOKS: &str = "--webhook-listen";
 const HEALTH: &str = "--health-listen";
@@ -89,7 +89,7 @@ pub struct Replicas {
     model: Invocation,
     dir: PathBuf,
     crashes: Crashes,
-    addresses: Addresses,
+    addresses: ReplicaAddresses,
     running: BTreeMap<String, Replica>,
     n_made: usize,
     fronts: Vec<AbortOnDropHandle<()>>,
@@ -112,7 +112,7 @@ impl Replicas {
         for n in 0..MOST {
             write_kubeconfig(cluster, &format!("{NAME}-{n}"))?;
         }
-        let addresses = Addresses::default();
+        let addresses = ReplicaAddresses::default();
         let model = cluster.scheduler.invocation().clone();
         let mut fronts = Vec::new();
         for service in SERVICES {
@@ -170,7 +170,7 @@ impl Replicas {
         Ok(name)
     }
 
-    /// The arguments of the only scheduler with ports of its own, and what it takes to be elected.
+    /// The arguments of the only scheduler with ports of its own, and the flags of the election.
     fn args(&self, name: &str) -> Result<(Vec<String>, Ports)> {
         let (mut args, mut ports) = (self.model.args.clone(), Ports::new());
         for flag in [EXTENDER, WEBHOOKS, HEALTH] {
@@ -344,7 +344,7 @@ pub(crate) fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Removes what other replicas have left, and the policies, which know no scheduler without replicas.
+/// Removes the traces of other replicas, and the policies, which know no scheduler without replicas.
 pub(crate) fn clean(api: &apiserver::Cluster) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {

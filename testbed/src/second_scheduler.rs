@@ -289,7 +289,7 @@ impl SecondScheduler {
         Ok(deciders)
     }
 
-    /// Ends all processes and removes what they have left.
+    /// Ends all processes and removes their objects.
     pub fn end(self) -> Result<()> {
         let api = self.api.clone();
         drop(self);

@@ -1,7 +1,8 @@
 //! A stand-in for a vendor's device plugin: whole GPUs under the vendor's name, picked by kubelet alone.
 //!
-//! As NVIDIA's with `deviceIDStrategy=uuid` and `deviceListStrategy=envvar`: one ID per GPU, the environment names the
-//! UUIDs, and there is no preference that gpushare could steer. It does not see when kubelet restarts: start another one then.
+//! It models NVIDIA's plugin with `deviceIDStrategy=uuid` and `deviceListStrategy=envvar`: one ID per GPU, the environment
+//! names the UUIDs, and there is no preference that gpushare could steer. It does not see when kubelet restarts: start
+//! another one then.
 
 use std::path::Path;
 use std::pin::Pin;

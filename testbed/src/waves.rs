@@ -1,7 +1,8 @@
-//! `testbed waves`: waves of pods on a cluster whose parts are killed in turn, and how many pods each kind of fault costs.
+//! `testbed waves`: waves of pods on a cluster whose parts are killed in turn, and the number of pods that each fault
+//! costs.
 //!
-//! The pods are bare, so that one that kubelet refuses for good stays lost. Parts are killed by SIGKILL: a rollout, which
-//! takes its leave, is not tried here.
+//! The pods are bare, so that one that kubelet refuses for good stays lost. Parts are killed by SIGKILL; a rollout with
+//! SIGTERM is not tried here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,12 +13,17 @@ use clap::Args;
 use crate::cluster::{Cluster, client_of, default_deploy};
 use crate::console::{Console, table};
 use crate::daemons::Binaries;
-use crate::parts::{Commands, Need, Part};
+use crate::parts::{ClusterPart, Commands, Need};
 use crate::scenario::waves::{Plan, Wave, run as run_wave};
 use crate::scenario::{Stage, World};
 
 /// The parts of the testbed that can be killed.
-const OF_TESTBED: [Part; 4] = [Part::Plugin, Part::Scheduler, Part::KubeScheduler, Part::Kubelet];
+const OF_TESTBED: [ClusterPart; 4] = [
+    ClusterPart::Plugin,
+    ClusterPart::Scheduler,
+    ClusterPart::KubeScheduler,
+    ClusterPart::Kubelet,
+];
 
 /// `testbed waves`.
 #[derive(Clone, Debug, Args)]
@@ -39,7 +45,7 @@ pub struct WavesArgs {
     wave: usize,
     /// Parts that are killed, in turn, one in each wave; all that can be without it.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
-    kill: Vec<Part>,
+    kill: Vec<ClusterPart>,
     /// Print every wave as JSON.
     #[arg(long)]
     json: bool,
@@ -51,7 +57,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
     ensure!(args.wave > 0, "--wave is 0");
     let (mut world, parts) = if let (Some(kubeconfig), Some(file)) = (&args.kubeconfig, &args.break_with) {
         let commands = Commands::read(file, kubeconfig)?;
-        let parts: Vec<Part> = commands.parts.keys().copied().collect();
+        let parts: Vec<ClusterPart> = commands.parts.keys().copied().collect();
         let namespace = format!("gpushare-waves-{}", std::process::id());
         let world = World::new(
             client_of(kubeconfig).await?,
@@ -96,9 +102,14 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         .all(|wave| wave.wrong.is_empty() && wave.over.is_empty() && wave.stuck.is_empty()))
 }
 
-async fn run_all(console: &Console, world: &mut World, args: &WavesArgs, kill: &[Part]) -> Result<Vec<Wave>> {
+async fn run_all(
+    console: &Console,
+    world: &mut World,
+    args: &WavesArgs,
+    kill: &[ClusterPart],
+) -> Result<Vec<Wave>> {
     // Every part is killed in as many waves as no part is.
-    let faults: Vec<Option<Part>> = std::iter::once(None)
+    let faults: Vec<Option<ClusterPart>> = std::iter::once(None)
         .chain(kill.iter().copied().map(Some))
         .collect();
     let mut waves = Vec::new();
@@ -141,7 +152,7 @@ async fn run_all(console: &Console, world: &mut World, args: &WavesArgs, kill: &
 
 /// One line per kind of fault.
 fn show(waves: &[Wave]) -> String {
-    let mut by_fault = BTreeMap::<Option<Part>, Vec<&Wave>>::new();
+    let mut by_fault = BTreeMap::<Option<ClusterPart>, Vec<&Wave>>::new();
     for wave in waves {
         by_fault.entry(wave.killed).or_default().push(wave);
     }
@@ -184,7 +195,7 @@ mod tests {
     fn one_line_for_each_kind_of_fault() {
         let lost = BTreeMap::from([("UnexpectedAdmissionError".to_owned(), 3)]);
         let plugin = Wave {
-            killed: Some(Part::Plugin),
+            killed: Some(ClusterPart::Plugin),
             n_pods: 25,
             n_ran: 22,
             lost,

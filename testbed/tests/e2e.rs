@@ -10,12 +10,14 @@ use kube::{Api, ResourceExt};
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use serde_json::json;
 use testbed::apiserver::{self, Fault, Matching};
-use testbed::cluster::{Cluster, NodeSpec, PLUGIN_USER, SCHEDULER_USER, Spec, WebhookSpec, default_deploy};
+use testbed::cluster::{
+    Cluster, ClusterSpec, NodeSpec, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
+};
 use testbed::console::Console;
 use testbed::kubelet::PreparedDevice;
 use testbed::observer::Snapshot;
 use testbed::pods::PodSpec;
-use testbed::rbac::{self, Access, Rbac, Target};
+use testbed::rbac::{self, Access, Rbac, RbacTarget};
 use testbed::scenario::{self, World};
 use testbed::{e2e, manifests, replicas};
 use tokio::time::timeout;
@@ -88,7 +90,7 @@ async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
 /// The roles of `deploy/` must allow what the daemons really do, and nothing in them may be for show.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemons_do_only_what_their_roles_allow() {
-    let cluster = Cluster::start(Spec::of(vec![
+    let cluster = Cluster::start(ClusterSpec::of(vec![
         NodeSpec::new("n1", &[16384, 16384]),
         NodeSpec::new("n2", &[16384]),
     ]))
@@ -153,11 +155,11 @@ async fn the_daemons_do_only_what_their_roles_allow() {
                 verb: &a.verb,
             };
             // The leader's own pod and Lease, and the object by which it announces room, are where the daemon itself is.
-            let at_home = ["gpushare-scheduler", "gpushare-room"].map(|name| Target {
+            let at_home = ["gpushare-scheduler", "gpushare-room"].map(|name| RbacTarget {
                 namespace: replicas::NAMESPACE,
                 name,
             });
-            !std::iter::once(Target::default())
+            !std::iter::once(RbacTarget::default())
                 .chain(at_home)
                 .any(|target| rbac.allows(&a.user, access, target))
         })
@@ -197,11 +199,11 @@ async fn the_daemons_do_only_what_their_roles_allow() {
 }
 
 /// Reads the views as users do that show a token and no certificate; returns the accesses of the daemons that this takes.
-async fn read_the_views_with_a_token() -> Result<Vec<apiserver::Access>, Box<dyn Error>> {
+async fn read_the_views_with_a_token() -> Result<Vec<apiserver::UsedAccess>, Box<dyn Error>> {
     let webhooks = Some(WebhookSpec { lifetime: "90d" });
-    let cluster = Cluster::start(Spec {
+    let cluster = Cluster::start(ClusterSpec {
         webhooks,
-        ..Spec::of(vec![NodeSpec::new("n1", &[16384])])
+        ..ClusterSpec::of(vec![NodeSpec::new("n1", &[16384])])
     })
     .await?;
     let url = format!("{}/gpushare-scheduler/inspect", cluster.scheduler_url());

@@ -1,4 +1,4 @@
-//! Every kind of node with every value of `--inject`: what a pod with a GPU gets there, and what a container gets that asks for
+//! Every kind of node with every value of `--inject`: the devices of a pod with a GPU, and of a container that asks for
 //! none while its image asks for all. `docs/nvidia.md` has the table.
 //!
 //! One cluster holds a node for each cell. The images are those of CUDA, which set `NVIDIA_VISIBLE_DEVICES=all`.
@@ -13,9 +13,9 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::device::{CONDITION_INJECTABLE, CONDITION_ISOLATED, DeviceCondition};
 use proto::record::GPU_DEVICES;
 use proto::resource::GPU_MEM;
-use testbed::cluster::{Cluster, NodeKind, NodeSpec, RUNTIME_CLASS, RuntimeSpec, Spec};
+use testbed::cluster::{Cluster, ClusterSpec, NodeKind, NodeSpec, RUNTIME_CLASS, RuntimeSpec};
 use testbed::invariants;
-use testbed::kubelet::{Container, RunState, Start, StartHook};
+use testbed::kubelet::{Container, ContainerStart, RunState, StartHook};
 use testbed::observer::{Snapshot, is_running, unscheduled_because};
 use testbed::pods::{PodSpec, Pods};
 
@@ -222,7 +222,7 @@ struct Starts(Arc<Mutex<Vec<(String, Container)>>>);
 impl Starts {
     fn hook(&self, node: &str) -> StartHook {
         let (starts, node) = (self.clone(), node.to_owned());
-        StartHook::new(move |start: &Start| {
+        StartHook::new(move |start: &ContainerStart| {
             starts
                 .0
                 .lock()
@@ -459,7 +459,7 @@ async fn until_decided(cluster: &Cluster, cases: &[Case]) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_kind_of_node_gives_the_gpu_of_the_record_or_a_reason() -> Result<()> {
     let starts = Starts::default();
-    let cluster = Cluster::launch(Spec::of(nodes(&starts))).await?;
+    let cluster = Cluster::launch(ClusterSpec::of(nodes(&starts))).await?;
     let pods = Pods::of(cluster.client(), "default");
     let scene = Scene {
         cluster,

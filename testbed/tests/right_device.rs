@@ -1,4 +1,4 @@
-//! The node as the last line of defence, and what it puts right by itself: on a cluster of the real daemons.
+//! The checks of the node's plugin before a start, and its repairs, on a cluster of the real daemons.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use proto::record::{
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{Cluster, Health, NodeSpec, Spec};
+use testbed::cluster::{Cluster, ClusterSpec, Health, NodeSpec};
 use testbed::invariants;
 use testbed::kubelet::RunState;
 use testbed::observer::is_running;
@@ -33,7 +33,7 @@ async fn cluster(plugin_args: &[&str]) -> Result<(Cluster, Pods)> {
 }
 
 async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
-    let cluster = Cluster::start(Spec::of(vec![node])).await?;
+    let cluster = Cluster::start(ClusterSpec::of(vec![node])).await?;
     let pods = Pods::of(cluster.client(), "default");
     Ok((cluster, pods))
 }
@@ -133,7 +133,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
     let snapshot = cluster.observer().now();
     let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
-    let misfits = invariants::misfits(&invariants::sights(cluster.client(), &snapshot).await?);
+    let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
     ensure!(misfits.is_empty(), "{misfits:?}");
     Ok(())
 }

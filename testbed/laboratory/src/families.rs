@@ -1,7 +1,7 @@
-//! `laboratory families`: what policies get out of clusters and workloads of many kinds, and how far each is from the best.
+//! `laboratory families`: results of policies on clusters and workloads of many kinds, and their distances from the best.
 //!
-//! A trace shows one cluster; these are made up, so that there can be as many as one likes, and others to judge by than those
-//! that a policy was made with. Pods are placed as `laboratory replay` does it.
+//! A trace shows one cluster; these are made up, so that there can be any number of them, also others than those that a
+//! policy was made with. Pods are placed as in `laboratory replay`.
 
 pub mod cluster;
 pub mod mix;
@@ -16,13 +16,13 @@ use scheduler::config::AnswerNodes;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
-use crate::replay::conditions::{Conditions, Named, Overrides};
+use crate::replay::conditions::{Conditions, NamedConditions, Overrides};
 use crate::replay::fragment::typical_pods;
 use crate::replay::parallel::in_parallel;
 use crate::replay::policy::Policy;
-use crate::replay::run::{self, Job, Outcome};
+use crate::replay::run::{self, Job, RunResult};
 use crate::replay::{Seeds, seeds};
-use cluster::{Kind, Measure};
+use cluster::{AllocationMeasure, Family};
 use testbed::console::{Bars, Console, table};
 
 /// Policies that are compared by default.
@@ -33,8 +33,8 @@ const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
 pub struct FamiliesArgs {
     /// Kinds of clusters and workloads; all, if not given.
     #[arg(long, value_delimiter = ',', value_enum)]
-    kind: Vec<Kind>,
-    /// Numbers that decide what the nodes and pods of each kind are like, such as 1-4.
+    kind: Vec<Family>,
+    /// Numbers that decide the nodes and pods of each kind, such as 1-4.
     #[arg(long, default_value = "1-4", value_parser = seeds)]
     numbers: Seeds,
     /// Seeds that decide which pods come, such as 1-3.
@@ -45,7 +45,7 @@ pub struct FamiliesArgs {
     policy: Vec<Policy>,
     /// Conditions, as for `replay`.
     #[arg(long, value_enum, ignore_case = true, default_value = "A")]
-    condition: Named,
+    condition: NamedConditions,
     /// Runs at one time; as many as there are processors, if not given.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
@@ -56,7 +56,7 @@ pub struct FamiliesArgs {
 
 /// The results of policies on one kind and number.
 #[derive(Clone, Debug, Serialize)]
-pub struct Line {
+pub struct FamilyResult {
     /// The kind's name.
     pub kind: String,
     /// Its number.
@@ -74,7 +74,7 @@ pub struct Spread {
     pub deviation: f64,
 }
 
-/// Runs all; true, as what breaks an invariant is an error.
+/// Runs all; true, as a violated invariant is an error.
 pub async fn run(args: FamiliesArgs) -> Result<bool> {
     let console = Console::new(args.json);
     let stop = Arc::new(AtomicBool::new(false));
@@ -92,14 +92,14 @@ pub async fn run(args: FamiliesArgs) -> Result<bool> {
 /// All policies on one made-up cluster.
 #[derive(Clone, Copy)]
 struct Task {
-    kind: Kind,
+    kind: Family,
     number: u64,
     seed: u64,
 }
 
-fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Line>> {
+fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -> Result<Vec<FamilyResult>> {
     let kinds = if args.kind.is_empty() {
-        Kind::value_variants()
+        Family::value_variants()
     } else {
         &args.kind
     };
@@ -135,7 +135,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
             )
         };
         let kind = kinds.get(kind_at).map(|kind| kind.name()).unwrap_or_default();
-        Line {
+        FamilyResult {
             kind,
             number,
             allocated: (0..args.policy.len()).map(of_policy).collect(),
@@ -184,8 +184,8 @@ impl Task {
     }
 }
 
-impl Measure {
-    fn of(self, outcome: &Outcome) -> f64 {
+impl AllocationMeasure {
+    fn of(self, outcome: &RunResult) -> f64 {
         let all = &outcome.allocated;
         match self {
             Self::End => all.last().copied().unwrap_or(0.0),
@@ -207,7 +207,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     if n > 0.0 { sum / n } else { 0.0 }
 }
 
-impl Line {
+impl FamilyResult {
     fn best(&self) -> f64 {
         self.allocated
             .iter()
@@ -222,8 +222,8 @@ impl Line {
     }
 }
 
-/// A line for each kind and number, and what each policy loses against the best, at worst and on average.
-fn render(policies: &[Policy], lines: &[Line]) -> String {
+/// A line for each kind and number, and the loss of each policy against the best, at worst and on average.
+fn render(policies: &[Policy], lines: &[FamilyResult]) -> String {
     let heads = ["KIND", "NO"]
         .into_iter()
         .map(str::to_owned)

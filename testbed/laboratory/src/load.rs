@@ -19,17 +19,17 @@ use testbed::http_client::{HttpClient, is_ok};
 use testbed::ports::free_address;
 
 mod admission;
+mod baseline;
 mod bind;
 mod churn;
 mod filter;
 mod fleet;
-mod floor;
 mod growth;
 mod histogram;
 mod injection;
-mod line;
+mod kept_connection;
 mod order;
-mod questions;
+mod requests;
 mod schedule;
 mod viewers;
 
@@ -60,7 +60,7 @@ enum Load {
     Schedule(ScheduleArgs),
     /// Let one node's kubelet admit and start pods as fast as it goes.
     Admission(AdmissionArgs),
-    /// Let containerd's own code inject what the plugin writes, in bursts of starts on nodes that are full.
+    /// Let containerd's own code inject the plugin's specs, in bursts of starts on nodes that are full.
     Injection(InjectionArgs),
 }
 
@@ -175,7 +175,7 @@ impl Rig {
     }
 }
 
-/// A scheduler that has started first waits out what its predecessor may be writing. A pod that does not exist asks when that is over.
+/// Waits until the scheduler binds: after its start it waits for binds that a predecessor may have in flight.
 async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     let question =
         json!({"PodName": "missing", "PodNamespace": "default", "PodUID": "missing", "Node": "missing"})

@@ -1,6 +1,4 @@
 //! Plots as SVG: panels side by side with axes, curves and bars, and one legend above them.
-//!
-//! Does not know what is shown.
 
 use std::path::Path;
 
@@ -82,7 +80,7 @@ impl Axis {
         (place(value.clamp(self.range.0, self.range.1)) - from) / (to - from).max(f64::EPSILON)
     }
 
-    /// Values with lines, and what is written there.
+    /// Values with lines, and their labels.
     fn ticks(&self) -> Vec<(f64, String)> {
         let (from, to) = self.range;
         if let Some(step) = self.step {
@@ -106,7 +104,7 @@ impl Axis {
     }
 }
 
-/// A little more than one: what calculating may lose.
+/// A little more than one: the tolerance of rounding.
 const NEARLY: f64 = 1.0 + 1e-9;
 
 /// Round numbers in order: 1, 2, 5, 10, 20 and so on, from far below one to far above.

@@ -1,4 +1,4 @@
-//! `laboratory replay`: places the pods of a trace one by one, by policies that are to be compared, and measures the GPUs.
+//! `laboratory replay`: places the pods of a trace one by one by several policies, and compares the allocated GPUs.
 //!
 //! The engine's policies run the code of the scheduler's own filter and bind; kube-scheduler's part is a model of it.
 
@@ -11,16 +11,16 @@ use clap::Args;
 use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
-use conditions::{Conditions, Named, Overrides, PlainPods, TieBreak};
-use fragment::{Typical, typical_pods};
-use kube::Sampling;
+use conditions::{Conditions, NamedConditions, Overrides, PlainPods, TieBreak};
+use fragment::{TypicalPod, typical_pods};
+use kube::SampleSize;
 use parallel::in_parallel;
-use plot::Measure;
+use plot::PlottedValue;
 use policy::{Policy, Reference};
-use run::{Job, Outcome};
+use run::{Job, RunResult};
 use summary::Summary;
 use testbed::console::{Bars, Console};
-use world::World;
+use world::ReplayInput;
 
 pub mod affinity;
 pub mod arrivals;
@@ -65,7 +65,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "CSV", required_unless_present = "kubeconfig")]
     nodes: Option<PathBuf>,
     /// Your own cluster in place of a trace's nodes: its nodes, Device objects and pods are listed, and nothing is written.
-    /// With --pods these come on top of what is there; without, the cluster's own pods are placed again, oldest first.
+    /// With --pods these come on top of its own pods; without, the cluster's own pods are placed again, oldest first.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "departures"])]
     kubeconfig: Option<PathBuf>,
     /// Pods of the trace, a CSV file with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli`, and
@@ -88,7 +88,7 @@ pub struct ReplayArgs {
         ignore_case = true,
         default_value = "A,S"
     )]
-    condition: Vec<Named>,
+    condition: Vec<NamedConditions>,
     /// One run for each of these seeds, such as 42-51 or 1,2,3.
     #[arg(long, default_value = "42-51", value_parser = seeds)]
     seeds: Seeds,
@@ -97,7 +97,7 @@ pub struct ReplayArgs {
     tune: f64,
     /// Nodes that kube-scheduler looks at, in place of the condition's: stock, all, or a percentage.
     #[arg(long, value_name = "NODES")]
-    sampling: Option<Sampling>,
+    sampling: Option<SampleSize>,
     /// Choice among equal nodes, in place of the condition's.
     #[arg(long, value_enum)]
     ties: Option<TieBreak>,
@@ -107,7 +107,7 @@ pub struct ReplayArgs {
     /// The number of fitting nodes in the extender's answer, 1 to 11 or all, as for the scheduler's flag.
     #[arg(long, default_value = "1")]
     answer_nodes: AnswerNodes,
-    /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then what would be there at the time.
+    /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then the demand at the time.
     #[arg(long)]
     departures: bool,
     /// With --departures, multiply the life of pods by this factor, so that more of them are there together.
@@ -171,11 +171,11 @@ fn factor(text: &str) -> Result<f64, String> {
 /// A list of pods with its nodes.
 struct List {
     name: String,
-    world: World,
-    typical: Vec<Typical>,
+    world: ReplayInput,
+    typical: Vec<TypicalPod>,
 }
 
-/// Replays; true, as what breaks an invariant is an error.
+/// Replays; true, as a violated invariant is an error.
 pub async fn run(args: ReplayArgs) -> Result<bool> {
     let console = Console::new(args.json);
     console.step("reading the trace");
@@ -191,7 +191,7 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
         .map(|named| Conditions::of(*named, overrides))
         .collect();
     let plots = args.plots.clone();
-    let plan = Plan {
+    let plan = ReplayPlan {
         lists,
         conditions,
         bars: console.bars(),
@@ -208,7 +208,7 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Draws what was measured, three plots for each list of pods.
+/// Draws the measurements, three plots for each list of pods.
 fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     let mut lists: Vec<&str> = summaries.iter().map(|summary| summary.list.as_str()).collect();
     lists.dedup();
@@ -223,11 +223,19 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
         let plots = [
             (
                 "allocated",
-                plot::curves(&format!("Allocated GPUs: {list}"), Measure::Allocated, &of_list),
+                plot::curves(
+                    &format!("Allocated GPUs: {list}"),
+                    PlottedValue::Allocated,
+                    &of_list,
+                ),
             ),
             (
                 "fragmentation",
-                plot::curves(&format!("Fragmentation: {list}"), Measure::Fragment, &of_list),
+                plot::curves(
+                    &format!("Fragmentation: {list}"),
+                    PlottedValue::Fragment,
+                    &of_list,
+                ),
             ),
             (
                 "policies",
@@ -244,7 +252,7 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
 }
 
 async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
-    let named = |path: &Path, world: World| {
+    let named = |path: &Path, world: ReplayInput| {
         let name = path
             .file_stem()
             .map(|name| name.to_string_lossy().into_owned())
@@ -277,7 +285,7 @@ async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
 }
 
 /// Everything that is to be run.
-struct Plan {
+struct ReplayPlan {
     lists: Vec<List>,
     conditions: Vec<Conditions>,
     bars: Bars,
@@ -286,22 +294,22 @@ struct Plan {
 
 /// One line of the results, by places in the plan.
 #[derive(Clone, Copy)]
-struct Line<'p> {
+struct RunGroup<'p> {
     list: &'p List,
     policy: &'p Policy,
     conditions: &'p Conditions,
 }
 
-impl Plan {
+impl ReplayPlan {
     /// True if a cluster's own pods are placed again.
     fn is_again(&self) -> bool {
         self.args.kubeconfig.is_some() && self.args.pods.is_empty()
     }
 
-    fn lines(&self) -> Vec<Line<'_>> {
+    fn lines(&self) -> Vec<RunGroup<'_>> {
         let policies = |list| self.args.policy.iter().map(move |policy| (list, policy));
         let conditions = |(list, policy)| {
-            self.conditions.iter().map(move |conditions| Line {
+            self.conditions.iter().map(move |conditions| RunGroup {
                 list,
                 policy,
                 conditions,
@@ -314,8 +322,8 @@ impl Plan {
             .collect()
     }
 
-    fn run(&self, line: Line<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<Outcome>> {
-        let Line {
+    fn run(&self, line: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
+        let RunGroup {
             list,
             policy,
             conditions,
@@ -355,7 +363,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-async fn replay(plan: Plan, console: &Console) -> Result<Vec<Summary>> {
+async fn replay(plan: ReplayPlan, console: &Console) -> Result<Vec<Summary>> {
     let stop = Arc::new(AtomicBool::new(false));
     let _guard = StopOnDrop(Arc::clone(&stop));
     let n_runs = plan.lines().len() * plan.args.seeds.0.len();
@@ -366,7 +374,7 @@ async fn replay(plan: Plan, console: &Console) -> Result<Vec<Summary>> {
         .context("the replay broke off")?
 }
 
-fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
+fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
     let lines = plan.lines();
     let seeds = &plan.args.seeds.0;
     let runs: Vec<(usize, u64)> = (0..lines.len())
@@ -378,7 +386,7 @@ fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Sum
         };
         Ok(plan.run(*line, *seed, stop)?.map(|outcome| (*line_at, outcome)))
     })?;
-    let mut done: Vec<(usize, Outcome)> = done.into_iter().map(|(_, done)| done).collect();
+    let mut done: Vec<(usize, RunResult)> = done.into_iter().map(|(_, done)| done).collect();
     done.sort_by_key(|(line, outcome)| (*line, outcome.seed));
     let outcomes = |at: usize| {
         done.iter()
@@ -391,7 +399,7 @@ fn replay_all(plan: &Plan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Sum
         .iter()
         .filter(|_| plan.is_again())
         .map(|list| Summary::as_it_is(&list.name, &list.world, &list.typical));
-    let summary = |(at, line): (usize, &Line<'_>)| {
+    let summary = |(at, line): (usize, &RunGroup<'_>)| {
         Summary::of(
             &line.list.name,
             line.policy.to_string(),

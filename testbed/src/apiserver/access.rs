@@ -1,7 +1,6 @@
-//! Callers and their access: bearer tokens, and the audit record.
+//! Callers and their access: bearer tokens, kubeconfig files, and the audit record.
 //!
-//! Nothing is authorised here. The record exists so that a test can hold the RBAC rules of a deployment against
-//! what its programs really do.
+//! Every request is allowed. Tests compare the record of a deployment's requests with its RBAC rules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError, RwLock};
@@ -50,7 +49,7 @@ const ANONYMOUS: &str = "system:anonymous";
 
 /// One kind of access that was used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Access {
+pub struct UsedAccess {
     /// Name of the user; `system:anonymous` where tokens are off.
     pub user: String,
     /// RBAC verb: get, list, watch, create, update, patch, delete or deletecollection.
@@ -125,21 +124,34 @@ impl Tokens {
 
 /// The access that has been used so far.
 #[derive(Debug)]
-pub(crate) struct Audit(Mutex<BTreeSet<Access>>);
+pub(crate) struct Audit(Mutex<BTreeSet<UsedAccess>>);
 
 impl Audit {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(BTreeSet::new()))
     }
 
-    pub(crate) fn record(&self, access: Access) {
+    pub(crate) fn record(&self, access: UsedAccess) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(access);
     }
 
-    pub(crate) fn snapshot(&self) -> BTreeSet<Access> {
+    pub(crate) fn snapshot(&self) -> BTreeSet<UsedAccess> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// The file's text.
+pub(crate) fn kubeconfig(url: &str, user: &str, token: Option<&str>) -> String {
+    let credentials = token.map_or_else(|| json!({}), |token| json!({"token": token}));
+    let config: Value = json!({
+        "apiVersion": "v1", "kind": "Config", "preferences": {}, "current-context": "testbed",
+        "clusters": [{"name": "testbed", "cluster": {"server": url}}],
+        "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": user, "namespace": "default"}}],
+        "users": [{"name": user, "user": credentials}],
+    });
+    // JSON is YAML, and every client reads it.
+    format!("{config:#}\n")
 }

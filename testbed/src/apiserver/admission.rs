@@ -1,13 +1,11 @@
-//! Admission webhooks and policies: which are asked about a request, and what becomes of it.
+//! Admission webhooks and policies: the choice of those that a request has to pass, and their verdicts.
 //!
-//! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then policies, then the
-//! validating webhooks.
+//! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then policies, then
+//! the validating webhooks.
 
 mod call;
-mod expressions;
 mod hook;
 mod policy;
-mod review;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::Value;
 
-use self::expressions::Expressions;
-use self::hook::{Hook, Phase};
+use self::hook::{AdmissionPhase, Webhook};
+use self::policy::Expressions;
 use super::access::User;
 use super::object;
 use super::resource::Resource;
 use super::status::ApiError;
 use super::store::{Key, Version};
-use super::verbs::{State, Target};
+use super::verbs::{ApiState, Target};
 
 pub(crate) use self::hook::check_configuration;
 pub(crate) use self::policy::Params;
@@ -83,17 +81,17 @@ pub(crate) struct Request<'a> {
 
 /// The object of a request before and after; null where there is none.
 #[derive(Debug, Clone)]
-pub(crate) struct Objects {
+pub(crate) struct ReviewObjects {
     pub(crate) old: Arc<Value>,
     pub(crate) new: Value,
 }
 
 /// The webhooks and policies that one request has to pass.
 #[derive(Debug)]
-pub(crate) struct Gate {
-    mutating: Vec<Hook>,
-    validating: Vec<Hook>,
-    policies: Vec<policy::Rule>,
+pub(crate) struct AdmissionChain {
+    mutating: Vec<Webhook>,
+    validating: Vec<Webhook>,
+    policies: Vec<policy::PolicyRule>,
     /// The namespace of the request as an object; null for cluster-scoped ones.
     namespace: Arc<Value>,
     services: Arc<Services>,
@@ -101,10 +99,10 @@ pub(crate) struct Gate {
     warnings: Mutex<Vec<String>>,
 }
 
-impl Gate {
+impl AdmissionChain {
     /// The webhooks whose rules and namespace selector match, and the policies whose rules do.
     pub(crate) fn of(
-        state: &State,
+        state: &ApiState,
         services: &Arc<Services>,
         params: &Params,
         request: &Request<'_>,
@@ -114,7 +112,7 @@ impl Gate {
             resource.plural.as_str(),
             "mutatingwebhookconfigurations" | "validatingwebhookconfigurations"
         );
-        let hooks = |phase: Phase| {
+        let hooks = |phase: AdmissionPhase| {
             let hooks = if own_kind {
                 Vec::new()
             } else {
@@ -128,8 +126,8 @@ impl Gate {
             .get(super::resource::NAMESPACES, &key)
             .map(|version| Arc::clone(&version.value));
         Self {
-            mutating: hooks(Phase::Mutating),
-            validating: hooks(Phase::Validating),
+            mutating: hooks(AdmissionPhase::Mutating),
+            validating: hooks(AdmissionPhase::Validating),
             policies: policy::rules(state, params, request),
             namespace: namespace.unwrap_or_default(),
             services: Arc::clone(services),
@@ -154,7 +152,7 @@ impl Gate {
     pub(crate) async fn mutate(
         &self,
         request: &Request<'_>,
-        mut objects: Objects,
+        mut objects: ReviewObjects,
     ) -> Result<Value, ApiError> {
         let mut seen = Vec::new();
         for hook in &self.mutating {
@@ -171,9 +169,9 @@ impl Gate {
 
     async fn mutate_by(
         &self,
-        hook: &Hook,
+        hook: &Webhook,
         request: &Request<'_>,
-        objects: &mut Objects,
+        objects: &mut ReviewObjects,
     ) -> Result<(), ApiError> {
         let patch = self.ask(hook, request, objects).await?;
         let Some(patch) = patch.filter(|_| !objects.new.is_null()) else {
@@ -184,7 +182,11 @@ impl Gate {
     }
 
     /// Asks policies and the validating webhooks, which receive the object as it would be stored.
-    pub(crate) async fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
+    pub(crate) async fn validate(
+        &self,
+        request: &Request<'_>,
+        objects: &ReviewObjects,
+    ) -> Result<(), ApiError> {
         for policy in &self.policies {
             policy.validate(request, objects)?;
         }
@@ -201,9 +203,9 @@ impl Gate {
     /// The patch that a webhook answers with.
     async fn ask(
         &self,
-        hook: &Hook,
+        hook: &Webhook,
         request: &Request<'_>,
-        objects: &Objects,
+        objects: &ReviewObjects,
     ) -> Result<Option<Value>, ApiError> {
         if !hook.selects(request, objects, &self.namespace) {
             return Ok(None);
@@ -218,10 +220,10 @@ impl Gate {
             )));
         }
         let uid = super::name::uid();
-        let review = review::request(&uid, request, objects);
+        let review = call::request(&uid, request, objects);
         let called = call::post(&self.services, hook, &review)
             .await
-            .and_then(|answer| review::read(&uid, hook, &answer));
+            .and_then(|answer| call::read(&uid, hook, &answer));
         match called {
             Ok(verdict) => {
                 let warnings = verdict.warnings.iter().cloned();
@@ -243,7 +245,7 @@ impl Gate {
     }
 
     /// Returns true if a webhook's `matchConditions` are met; one that cannot be evaluated is a failure of the webhook.
-    fn is_meant(hook: &Hook, request: &Request<'_>, objects: &Objects) -> Result<bool, ApiError> {
+    fn is_meant(hook: &Webhook, request: &Request<'_>, objects: &ReviewObjects) -> Result<bool, ApiError> {
         if hook.conditions.is_empty() {
             return Ok(true);
         }

@@ -1,7 +1,7 @@
-//! The in-process handle to the API: the same rules as over HTTP without the HTTP, for the parts of the testbed.
+//! The in-process handle to the API: the rules of the HTTP layer without HTTP, for other parts of the testbed.
 //!
-//! Objects are untyped and shared. Access control, admission webhooks, audit and injected faults belong to the HTTP layer and do not
-//! apply here.
+//! Objects are untyped and shared. Access control, admission webhooks, audit and injected faults belong to the HTTP layer
+//! and do not apply here.
 
 use std::borrow::Borrow;
 use std::net::SocketAddr;
@@ -19,8 +19,8 @@ use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Key, Store};
 use super::verbs::delete::DeleteOptions;
-use super::verbs::{State, Target, WriteOptions};
-use super::watch::{Start, Watch};
+use super::verbs::{ApiState, Target, WriteOptions};
+use super::watch::{Watch, WatchStart};
 use super::{object, read};
 
 /// A cheap handle to one API; clones share it.
@@ -31,7 +31,7 @@ pub struct Cluster {
 
 #[derive(Debug)]
 struct Inner {
-    state: RwLock<State>,
+    state: RwLock<ApiState>,
     logs: PodLogs,
     services: Arc<Services>,
     params: Params,
@@ -43,7 +43,7 @@ const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube
 impl Cluster {
     /// An empty cluster that remembers `event_window` changes per resource.
     pub fn new(event_window: usize) -> Self {
-        let state = State {
+        let state = ApiState {
             store: Store::new(event_window),
             registry: Registry::new(),
         };
@@ -65,11 +65,11 @@ impl Cluster {
         cluster
     }
 
-    pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, ApiState> {
         self.inner.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, ApiState> {
         self.inner.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -240,7 +240,7 @@ impl Cluster {
     ) -> Result<Watch, ApiError> {
         let resource = self.resource(resource)?;
         let selectors = Selectors::parse(label_selector, field_selector)?;
-        let start = after.map_or(Start::Present, Start::After);
+        let start = after.map_or(WatchStart::Present, WatchStart::After);
         Watch::new(self, &resource.storage, namespace, selectors, start)
     }
 

@@ -1,7 +1,7 @@
-//! Discovery and `OpenAPI`: how clients find out what is served.
+//! Discovery and `OpenAPI`: the lists of kinds that the server serves.
 //!
-//! The `OpenAPI` documents are the least that kubectl needs: which kinds exist and which parameters a patch takes.
-//! They hold no field schemas of built-in kinds.
+//! The `OpenAPI` documents are the least that kubectl needs: the kinds, and the parameters of a patch. They hold no field
+//! schemas of built-in kinds.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! Injected faults: what goes wrong, for which requests, and how often.
+//! Injected faults: the requests that fail, in which way, and how often.
 //!
 //! Faults concern requests over HTTP only; the rules of the API itself never see them.
 
@@ -119,7 +119,7 @@ pub(crate) struct Call<'a> {
 }
 
 #[derive(Debug)]
-struct Rule {
+struct FaultRule {
     matching: Matching,
     fault: Fault,
     n_hits: Arc<AtomicU64>,
@@ -153,20 +153,20 @@ impl Injected {
 /// The events of watches, held back until this is dropped.
 #[derive(Debug)]
 pub struct HeldWatches {
-    watches: Watches,
+    watches: WatchFault,
     faults: Faults,
 }
 
 /// The watches that a fault meets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Watches {
+pub(crate) struct WatchFault {
     /// Plural; empty for all.
     resource: String,
     /// Empty for everybody.
     user: String,
 }
 
-impl Watches {
+impl WatchFault {
     pub(crate) fn include(&self, resource: &str, user: &str) -> bool {
         let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
         is(&self.resource, resource) && is(&self.user, user)
@@ -185,19 +185,19 @@ impl Drop for HeldWatches {
 
 /// All faults of one server; clones share them.
 #[derive(Debug, Clone)]
-pub struct Faults(Arc<Inner>);
+pub struct Faults(Arc<FaultState>);
 
 #[derive(Debug)]
-struct Inner {
-    rules: Mutex<BTreeMap<u64, Rule>>,
+struct FaultState {
+    rules: Mutex<BTreeMap<u64, FaultRule>>,
     next_id: AtomicU64,
-    held: watch::Sender<Vec<Watches>>,
-    cut: broadcast::Sender<Watches>,
+    held: watch::Sender<Vec<WatchFault>>,
+    cut: broadcast::Sender<WatchFault>,
 }
 
 impl Faults {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(FaultState {
             rules: Mutex::new(BTreeMap::new()),
             next_id: AtomicU64::new(0),
             held: watch::Sender::new(Vec::new()),
@@ -209,7 +209,7 @@ impl Faults {
     pub fn inject(&self, matching: Matching, fault: Fault) -> Injected {
         let n_hits = Arc::new(AtomicU64::new(0));
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
-        let rule = Rule {
+        let rule = FaultRule {
             matching,
             fault,
             n_hits: Arc::clone(&n_hits),
@@ -243,7 +243,7 @@ impl Faults {
     /// Cuts the connections of one user's watches on a resource.
     pub fn drop_watches_of(&self, user: &str, resource: &str) {
         // Without a running watch there is no receiver.
-        let _ = self.0.cut.send(Watches {
+        let _ = self.0.cut.send(WatchFault {
             resource: resource.to_owned(),
             user: user.to_owned(),
         });
@@ -256,7 +256,7 @@ impl Faults {
 
     /// Holds back the events of one user's watches on a resource until the result is dropped.
     pub fn hold_watches_of(&self, user: &str, resource: &str) -> HeldWatches {
-        let watches = Watches {
+        let watches = WatchFault {
             resource: resource.to_owned(),
             user: user.to_owned(),
         };
@@ -278,11 +278,11 @@ impl Faults {
         Some(rule.fault)
     }
 
-    pub(crate) fn held(&self) -> watch::Receiver<Vec<Watches>> {
+    pub(crate) fn held(&self) -> watch::Receiver<Vec<WatchFault>> {
         self.0.held.subscribe()
     }
 
-    pub(crate) fn cuts(&self) -> broadcast::Receiver<Watches> {
+    pub(crate) fn cuts(&self) -> broadcast::Receiver<WatchFault> {
         self.0.cut.subscribe()
     }
 }

@@ -2,14 +2,8 @@
 //!
 //! It decides nothing about objects. Every error is answered as a `Status`.
 
-mod admitted;
-mod answer;
-mod collection;
-mod connection;
-mod object_verbs;
-mod route;
-mod watch_stream;
-
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,20 +12,31 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT, WARNING};
+use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
 
-use self::answer::{Hangup, json_answer};
-use self::route::{Query, Route};
-use super::access::{Access, Audit, Tokens, User};
+use super::access::{Audit, Tokens, UsedAccess, User};
 use super::cluster::Cluster;
-use super::discovery;
 use super::faults::{Call, Fault, Faults, refusal};
-use super::object;
 use super::status::ApiError;
+use super::{discovery, object};
+use route::{Query, Route};
 
-pub(crate) use self::connection::serve;
+mod admitted;
+mod collection;
+mod object_verbs;
+mod route;
+mod watch_stream;
 
 /// The largest body that is read, as in etcd-backed servers.
 const MAX_BODY: usize = 3 * 1024 * 1024;
@@ -67,13 +72,13 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
 async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response {
     respond(server, request)
         .await
-        .unwrap_or_else(|error| answer::error_answer(&error))
+        .unwrap_or_else(|error| error_answer(&error))
 }
 
 async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiError> {
     let path = request.uri().path().trim_matches('/').to_owned();
     match path.as_str() {
-        "healthz" | "livez" | "readyz" => return Ok(answer::text_answer("ok".into())),
+        "healthz" | "livez" | "readyz" => return Ok(text_answer("ok".into())),
         "version" => return Ok(json_answer(200, &discovery::version())),
         _ => {}
     }
@@ -87,7 +92,7 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
     }
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let route = Route::parse(&server.cluster, request.method(), &path, &query)?;
-    server.audit.record(Access {
+    server.audit.record(UsedAccess {
         user: user.name.clone(),
         verb: route.verb.to_owned(),
         api_group: route.resource.group.clone(),
@@ -200,7 +205,133 @@ impl ApiRequest {
             .unwrap_or_default()
     }
 
-    fn read_body(&self) -> Result<serde_json::Value, ApiError> {
-        answer::parse_body(&self.content_type, &self.body)
+    fn read_body(&self) -> Result<Value, ApiError> {
+        parse_body(&self.content_type, &self.body)
+    }
+}
+
+/// Serves connections until the server stops, and then until the running requests have ended.
+pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
+    let stopping = server.stopping.clone();
+    let router = router(server);
+    let connections = TaskTracker::new();
+    loop {
+        tokio::select! {
+            () = stopping.cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok(connection) => {
+                    connections.spawn(converse(connection, router.clone(), stopping.clone()));
+                }
+                Err(error) => tracing::warn!(%error, "cannot accept a connection"),
+            },
+        }
+    }
+    connections.close();
+    connections.wait().await;
+}
+
+async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopping: CancellationToken) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, %peer, "cannot set TCP_NODELAY");
+    }
+    let service = service_fn(move |request| answer(router.clone(), request));
+    let connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stopping.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, %peer, "connection ended");
+    }
+}
+
+/// One exchange; an error closes the connection without a reply.
+async fn answer(router: Router, request: http::Request<Incoming>) -> Result<Response, io::Error> {
+    let response = match router.oneshot(request.map(Body::new)).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    };
+    if response.extensions().get::<Hangup>().is_some() {
+        return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "injected fault"));
+    }
+    Ok(response)
+}
+
+/// Marks a response that is never sent: the connection closes instead.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hangup;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// A JSON answer from serialised bytes.
+pub(super) fn bytes_answer(code: u16, body: Bytes) -> Response {
+    body_answer(code, JSON, Body::from(body))
+}
+
+/// An answer whose body is produced as it is sent.
+pub(super) fn body_answer(code: u16, content_type: HeaderValue, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+/// An answer with the warnings of webhooks.
+pub(super) fn warned(mut response: Response, warnings: &[String]) -> Response {
+    for warning in warnings {
+        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(WARNING, value);
+        }
+    }
+    response
+}
+
+/// A JSON answer.
+pub(super) fn json_answer(code: u16, value: &Value) -> Response {
+    bytes_answer(code, Bytes::from(value.to_string()))
+}
+
+/// A plain text answer.
+pub(super) fn text_answer(text: String) -> Response {
+    body_answer(
+        200,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+        Body::from(text),
+    )
+}
+
+/// An error as a `Status`.
+pub(super) fn error_answer(error: &ApiError) -> Response {
+    let mut response = json_answer(error.code, &error.to_status());
+    if let Some(seconds) = error.retry_after {
+        response
+            .headers_mut()
+            .insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// Parses a body by its content type.
+pub(super) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
+    let refuse = |why: String| ApiError::bad_request(format!("the body is not valid: {why}"));
+    match content_type {
+        "application/yaml" | "application/apply-patch+yaml" if body.first() != Some(&b'{') => {
+            serde_yaml_ng::from_slice(body).map_err(|e| refuse(e.to_string()))
+        }
+        "application/vnd.kubernetes.protobuf" | "application/cbor" | "application/apply-patch+cbor" => {
+            Err(ApiError::new(
+                415,
+                "the body of the request was in an unknown format - accepted media types include: \
+                 application/json, application/yaml",
+            ))
+        }
+        _ => serde_json::from_slice(body).map_err(|e| refuse(e.to_string())),
     }
 }

@@ -1,4 +1,4 @@
-//! Names: which are legal for which resource, and generated names and uids.
+//! Names: the legal ones of each resource, and generated names and UIDs.
 
 use std::collections::hash_map::RandomState;
 use std::fmt::Write as _;

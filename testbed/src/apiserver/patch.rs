@@ -1,17 +1,16 @@
-//! Patches: from an object and what a client sent to the object that should result.
+//! Patches: an object and a client's patch make the new object. Holds the JSON merge patch of RFC 7386.
 //!
 //! Pure functions over untyped objects. Preconditions, immutability and storage are the callers' concern.
+
+use serde_json::Value;
+
+use super::object;
+use super::status::ApiError;
 
 pub(crate) mod apply;
 pub(crate) mod fields;
 pub(crate) mod managers;
-pub(crate) mod merge;
-pub(crate) mod schema;
 pub(crate) mod strategic;
-
-use serde_json::Value;
-
-use super::status::ApiError;
 
 /// The patch formats, by content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +45,22 @@ pub(crate) fn json_patch(object: &mut Value, patch: Value) -> Result<(), ApiErro
             format!("the server rejected our request due to an error in our request: {e}"),
         )
     })
+}
+
+/// Merges a patch into a target: null removes, objects merge, everything else replaces.
+pub(crate) fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    let map = object::make_object(target);
+    for (field, change) in patch {
+        if change.is_null() {
+            map.remove(field);
+        } else {
+            merge(map.entry(field).or_insert(Value::Null), change);
+        }
+    }
 }
 
 #[cfg(test)]

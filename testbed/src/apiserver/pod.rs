@@ -1,20 +1,21 @@
-//! Pods on their way in: defaults, validation, immutability.
+//! Pods on their way in: defaults, validation, resources with the quality-of-service class, and the fields that may change
+//! after creation.
 //!
 //! Pure functions over untyped pods.
 
-pub(crate) mod immutable;
-pub(crate) mod resources;
-pub(crate) mod validate;
+use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
+use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::object;
+use super::status::FieldError;
+use super::{name, object};
 
-/// Fills in what a new pod leaves out, and resets its status.
+/// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     default_spec(pod);
-    let qos = resources::qos_class(pod);
+    let qos = qos_class(pod);
     let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
     status.clear();
@@ -30,7 +31,7 @@ pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     }
 }
 
-/// Fills in what a pod's spec leaves out, as on every write.
+/// Fills in the defaults of a pod's spec, as on every write.
 pub(crate) fn default_spec(pod: &mut Value) {
     let spec = object::child(pod, "spec");
     object::default(spec, "restartPolicy", "Always");
@@ -82,7 +83,7 @@ fn default_container(container: &mut Value) {
     {
         object::default(object::make_object(port), "protocol", "TCP");
     }
-    resources::default_requests(container);
+    default_requests(container);
 }
 
 fn tolerate_unreachable(spec: &mut Map<String, Value>) {
@@ -131,5 +132,302 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
     match asked.or(own).unwrap_or(30) {
         negative if negative < 0 => 1,
         seconds => seconds,
+    }
+}
+
+/// The problems of a defaulted pod.
+pub(crate) fn validate(pod: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    if object::array(pod, "/spec/containers").is_empty() {
+        errors.push(FieldError::required("spec.containers", ""));
+    }
+    for list in ["initContainers", "containers"] {
+        for (i, container) in object::array(pod, &format!("/spec/{list}")).iter().enumerate() {
+            let at = format!("spec.{list}[{i}]");
+            check_container(container, &at, &mut names, &mut errors);
+        }
+    }
+    let policy = object::text(pod, "/spec/restartPolicy");
+    if !matches!(policy, "Always" | "OnFailure" | "Never") {
+        let allowed = ["Always", "OnFailure", "Never"];
+        errors.push(FieldError::unsupported("spec.restartPolicy", policy, &allowed));
+    }
+    let grace = pod
+        .pointer("/spec/terminationGracePeriodSeconds")
+        .and_then(Value::as_i64);
+    if let Some(negative) = grace.filter(|g| *g < 0) {
+        let why = "must be greater than or equal to 0";
+        errors.push(FieldError::invalid(
+            "spec.terminationGracePeriodSeconds",
+            &negative.to_string(),
+            why,
+        ));
+    }
+    errors
+}
+
+fn check_container<'a>(
+    container: &'a Value,
+    at: &str,
+    names: &mut HashSet<&'a str>,
+    errors: &mut Vec<FieldError>,
+) {
+    let found = object::text(container, "/name");
+    if found.is_empty() {
+        errors.push(FieldError::required(format!("{at}.name"), ""));
+    } else if !name::is_label(found) {
+        errors.push(FieldError::invalid(
+            format!("{at}.name"),
+            found,
+            "a lowercase RFC 1123 label is required",
+        ));
+    } else if !names.insert(found) {
+        errors.push(FieldError::duplicate(format!("{at}.name"), found));
+    }
+    if object::text(container, "/image").is_empty() {
+        errors.push(FieldError::required(format!("{at}.image"), ""));
+    }
+    check_resources(container, at, errors);
+}
+
+/// The forbidden changes of an update.
+pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
+    let (before, after) = (old.get("spec"), new.get("spec"));
+    if before == after {
+        return Vec::new();
+    }
+    let mut errors = Vec::new();
+    if !keeps_all(
+        object::array(old, "/spec/tolerations"),
+        object::array(new, "/spec/tolerations"),
+    ) {
+        errors.push(FieldError::forbidden(
+            "spec.tolerations",
+            "existing toleration can not be modified except its tolerationSeconds",
+        ));
+    }
+    if !keeps_all(
+        object::array(new, "/spec/schedulingGates"),
+        object::array(old, "/spec/schedulingGates"),
+    ) {
+        errors.push(FieldError::forbidden(
+            "spec.schedulingGates",
+            "only deletion is allowed",
+        ));
+    }
+    let deadline = |pod: &Value| pod.pointer("/spec/activeDeadlineSeconds").and_then(Value::as_i64);
+    if let Some(was) = deadline(old)
+        && deadline(new).is_none_or(|is| is > was)
+    {
+        let is = deadline(new).map_or_else(|| "null".to_owned(), |d| d.to_string());
+        let why = "must be less than or equal to previous value";
+        errors.push(FieldError::invalid("spec.activeDeadlineSeconds", &is, why));
+    }
+    let gated = !object::array(old, "/spec/schedulingGates").is_empty();
+    if frozen(before, gated) != frozen(after, gated) {
+        let why = "pod updates may not change fields other than `spec.containers[*].image`,\
+            `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
+            tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+        errors.push(FieldError::forbidden("spec", why));
+    }
+    errors
+}
+
+fn keeps_all(kept: &[Value], all: &[Value]) -> bool {
+    let same = |a: &Value, b: &Value| without_seconds(a) == without_seconds(b);
+    kept.iter().all(|k| all.iter().any(|a| same(k, a)))
+}
+
+fn without_seconds(toleration: &Value) -> Value {
+    let mut toleration = toleration.clone();
+    if let Some(map) = toleration.as_object_mut() {
+        map.remove("tolerationSeconds");
+    }
+    toleration
+}
+
+/// The part of a spec that may not change; a gated pod's node selection may still be narrowed.
+fn frozen(spec: Option<&Value>, gated: bool) -> Map<String, Value> {
+    let mut spec = spec.and_then(Value::as_object).cloned().unwrap_or_default();
+    for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
+        spec.remove(field);
+    }
+    if gated {
+        spec.remove("nodeSelector");
+        spec.remove("affinity");
+    }
+    for field in ["containers", "initContainers"] {
+        for container in spec
+            .get_mut(field)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            if let Some(map) = container.as_object_mut() {
+                map.remove("image");
+            }
+        }
+    }
+    spec
+}
+
+/// Copies limits into requests that are not given.
+pub(crate) fn default_requests(container: &mut Value) {
+    let Some(limits) = object::object(container, "/resources/limits").cloned() else {
+        return;
+    };
+    let resources = object::child(container, "resources");
+    let requests = object::make_object(resources.entry("requests").or_insert(Value::Null));
+    for (name, limit) in limits {
+        requests.entry(name).or_insert(limit);
+    }
+}
+
+/// Writes amounts given as JSON numbers as strings, the form in which the API keeps quantities.
+pub(crate) fn normalize(amounts: Option<&mut Value>) {
+    for amount in amounts
+        .and_then(Value::as_object_mut)
+        .into_iter()
+        .flat_map(Map::values_mut)
+    {
+        if let Value::Number(number) = amount {
+            *amount = Value::from(number.to_string());
+        }
+    }
+}
+
+/// The same for every container of a pod.
+pub(crate) fn normalize_pod(pod: &mut Value) {
+    for list in ["/spec/containers", "/spec/initContainers"] {
+        for container in pod
+            .pointer_mut(list)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            normalize(container.pointer_mut("/resources/limits"));
+            normalize(container.pointer_mut("/resources/requests"));
+        }
+    }
+}
+
+/// The same for a node.
+pub(crate) fn normalize_node(node: &mut Value) {
+    normalize(node.pointer_mut("/status/capacity"));
+    normalize(node.pointer_mut("/status/allocatable"));
+}
+
+/// True if a resource is neither native nor of the `kubernetes.io` domain.
+pub(crate) fn is_extended(name: &str) -> bool {
+    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
+}
+
+fn is_overcommittable(name: &str) -> bool {
+    !is_extended(name) && !name.starts_with("hugepages-")
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn amount(value: &Value) -> Option<Quantity> {
+    text_of(value).parse().ok()
+}
+
+/// Checks one container's resources; `at` is the path of the container.
+fn check_resources(container: &Value, at: &str, errors: &mut Vec<FieldError>) {
+    let empty = Map::new();
+    let limits = object::object(container, "/resources/limits").unwrap_or(&empty);
+    let requests = object::object(container, "/resources/requests").unwrap_or(&empty);
+    for (list, amounts) in [("limits", limits), ("requests", requests)] {
+        for (name, value) in amounts {
+            check_amount(&format!("{at}.resources.{list}"), name, value, errors);
+        }
+    }
+    let field = format!("{at}.resources.requests");
+    for (name, request) in requests {
+        let Some(limit) = limits.get(name) else {
+            if !is_overcommittable(name) {
+                let why = "Limit must be set for non overcommitable resources";
+                errors.push(FieldError::required(format!("{at}.resources.limits"), why));
+            }
+            continue;
+        };
+        let (Some(asked), Some(allowed)) = (amount(request), amount(limit)) else {
+            continue;
+        };
+        let (asked_text, limit_text) = (text_of(request), text_of(limit));
+        if !is_overcommittable(name) && asked != allowed {
+            let why = format!("must be equal to {name} limit of {limit_text}");
+            errors.push(FieldError::invalid(&field, &asked_text, &why));
+        } else if asked > allowed {
+            let why = format!("must be less than or equal to {name} limit of {limit_text}");
+            errors.push(FieldError::invalid(&field, &asked_text, &why));
+        }
+    }
+}
+
+fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<FieldError>) {
+    let field = format!("{list}[{name}]");
+    let text = text_of(value);
+    if !name.contains('/') && !is_native(name) {
+        errors.push(FieldError::invalid(
+            &field,
+            name,
+            "must be a standard resource type or fully qualified",
+        ));
+    }
+    match amount(value) {
+        Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
+            errors.push(FieldError::invalid(
+                &field,
+                &text,
+                "must be greater than or equal to 0",
+            ));
+        }
+        Some(found) if is_extended(name) && found.integer().is_none() => {
+            errors.push(FieldError::invalid(&field, &text, "must be an integer"));
+        }
+        _ => {}
+    }
+}
+
+fn is_native(name: &str) -> bool {
+    matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
+}
+
+/// The first amount that is no quantity, as text.
+pub(crate) fn unparsable(container: &Value) -> Option<String> {
+    let lists = ["/resources/limits", "/resources/requests"];
+    let mut amounts = lists
+        .iter()
+        .filter_map(|list| object::object(container, list))
+        .flat_map(Map::values);
+    amounts.find(|value| amount(value).is_none()).map(text_of)
+}
+
+/// Guaranteed, Burstable or `BestEffort`, by the cpu and memory of all containers.
+pub(crate) fn qos_class(pod: &Value) -> &'static str {
+    let mut any = false;
+    let mut guaranteed = true;
+    let containers = ["/spec/containers", "/spec/initContainers"]
+        .into_iter()
+        .flat_map(|p| object::array(pod, p));
+    for container in containers {
+        for name in ["cpu", "memory"] {
+            let of = |list: &str| {
+                let value = container.pointer(&format!("/resources/{list}/{name}"));
+                value.and_then(amount).filter(|q| *q > Quantity::from_integer(0))
+            };
+            let (request, limit) = (of("requests"), of("limits"));
+            any |= request.is_some() || limit.is_some();
+            guaranteed &= limit.is_some() && (request.is_none() || request == limit);
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
     }
 }

@@ -1,4 +1,4 @@
-//! From stored versions to what a client asked to see: objects, their metadata only, or printed tables.
+//! Answers to reads: objects, their metadata only, or printed tables.
 //!
 //! Plain objects of the stored version are served from their shared bytes; everything else is built on demand.
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::resource::{Conversion, Resource};
 use super::store::Version;
-use super::{event_form, object, table};
+use super::{object, table};
 
 /// The part of an object that a table row carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(crate) fn shown(resource: &Resource, stored: &Value) -> Value {
             object::make_object(&mut value)
                 .insert("apiVersion".to_owned(), Value::from(resource.api_version()));
         }
-        Conversion::Event => event_form::to_new(&mut value),
+        Conversion::Event => object::event_to_new(&mut value),
     }
     value
 }

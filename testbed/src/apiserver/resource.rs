@@ -122,7 +122,7 @@ const CLUSTER: bool = false;
 const STATUS: bool = true;
 const PLAIN: bool = false;
 
-type Row = (
+type BuiltinRow = (
     &'static str,
     &'static str,
     &'static str,
@@ -134,7 +134,7 @@ type Row = (
 );
 
 /// group, version, plural, kind, namespaced, short names, categories, status subresource.
-const BUILTIN: &[Row] = &[
+const BUILTIN: &[BuiltinRow] = &[
     ("", "v1", "bindings", "Binding", NS, "", "", PLAIN),
     ("", "v1", "configmaps", "ConfigMap", NS, "cm", "", PLAIN),
     ("", "v1", "endpoints", "Endpoints", NS, "ep", "", PLAIN),
@@ -392,7 +392,7 @@ fn words(list: &str) -> Vec<String> {
         .collect()
 }
 
-fn builtin(row: &Row) -> Resource {
+fn builtin(row: &BuiltinRow) -> Resource {
     let (group, version, plural, kind, namespaced, short, categories, status) = *row;
     let is_new_event = group == "events.k8s.io";
     let storage = if is_new_event {
@@ -499,7 +499,7 @@ impl Registry {
             .filter(|r| r.namespaced && r.conversion == Conversion::None)
     }
 
-    /// Serves what a custom resource definition defines, in place of what it defined before.
+    /// Serves the resource of a custom resource definition, in place of an earlier version of it.
     pub(crate) fn define(&mut self, definition: &Value) {
         self.undefine(definition);
         for version in object::array(definition, "/spec/versions") {
@@ -509,7 +509,7 @@ impl Registry {
         }
     }
 
-    /// Stops serving what a custom resource definition defines.
+    /// Stops serving the resource of a custom resource definition.
     pub(crate) fn undefine(&mut self, definition: &Value) {
         let group = object::text(definition, "/spec/group");
         let plural = object::text(definition, "/spec/names/plural");

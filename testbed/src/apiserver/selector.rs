@@ -1,4 +1,4 @@
-//! Label and field selectors: parsing what a client typed, and matching untyped objects.
+//! Label and field selectors: parsing a client's text, and matching untyped objects.
 //!
 //! Any dotted path is accepted as a field; a real API server accepts a few per kind.
 

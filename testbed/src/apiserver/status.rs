@@ -1,6 +1,6 @@
 //! Errors as Kubernetes reports them: an HTTP code, a reason, a sentence, and the `Status` JSON of it.
 //!
-//! This file decides wording and shape only; who raises which error is decided where the rule lives.
+//! This file holds wording and form only; the rules that raise an error are elsewhere.
 
 use serde_json::{Value, json};
 

@@ -2,27 +2,29 @@
 //!
 //! Everything here runs under the state's write lock, synchronously; the current time comes with the request.
 
-pub(crate) mod binding;
-pub(crate) mod create;
-pub(crate) mod delete;
-pub(crate) mod namespace;
-pub(crate) mod patch;
-pub(crate) mod update;
-
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::patch::managers::Writer;
 use super::resource::{Conversion, Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, Store, Version};
-use super::{decode, object, pod};
+use super::{object, pod};
+
+pub(crate) mod binding;
+pub(crate) mod create;
+pub(crate) mod delete;
+pub(crate) mod patch;
+pub(crate) mod update;
 
 /// Everything the server holds: objects, and which resources are served.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ApiState {
     pub(crate) store: Store,
     pub(crate) registry: Registry,
 }
@@ -78,7 +80,7 @@ impl Target {
     }
 }
 
-impl State {
+impl ApiState {
     /// The stored version of a target.
     pub(crate) fn current(&self, target: &Target) -> Result<Arc<Version>, ApiError> {
         self.store
@@ -158,17 +160,17 @@ fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Brings amounts into their kept form and refuses what does not decode as its kind.
+/// Brings amounts into their kept form and refuses an object that does not decode as its kind.
 fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     if resource.is_pod() {
-        pod::resources::normalize_pod(body);
+        pod::normalize_pod(body);
     } else if resource.is("", "nodes") {
-        pod::resources::normalize_node(body);
+        pod::normalize_node(body);
     }
-    decode::check(resource, body)
+    check_type(resource, body)
 }
 
-/// Turns what a client of this resource's version sent into the stored form.
+/// Turns an object of this resource's version into the stored form.
 fn to_stored(resource: &Resource, body: &mut Value) {
     match resource.conversion {
         Conversion::None => {}
@@ -176,8 +178,39 @@ fn to_stored(resource: &Resource, body: &mut Value) {
             let version = Value::from(resource.storage_version.clone());
             object::make_object(body).insert("apiVersion".to_owned(), version);
         }
-        Conversion::Event => super::event_form::to_core(body),
+        Conversion::Event => object::event_to_core(body),
     }
+}
+
+/// Refuses an object that does not decode.
+fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
+    let failure = match (resource.group.as_str(), resource.plural.as_str()) {
+        ("", "pods") => failure::<Pod>(body).or_else(|| bad_quantity(body)),
+        ("", "nodes") => failure::<Node>(body),
+        ("", "configmaps") => failure::<ConfigMap>(body),
+        ("" | "events.k8s.io", "events") => failure::<Event>(body),
+        ("coordination.k8s.io", "leases") => failure::<Lease>(body),
+        _ => None,
+    };
+    let Some(why) = failure else { return Ok(()) };
+    let (kind, version) = (&resource.kind, &resource.version);
+    Err(ApiError::bad_request(format!(
+        "{kind} in version \"{version}\" cannot be handled as a {kind}: {why}"
+    )))
+}
+
+fn failure<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
+    T::deserialize(body).err().map(|error| error.to_string())
+}
+
+fn bad_quantity(pod: &Value) -> Option<String> {
+    let mut containers = ["/spec/containers", "/spec/initContainers"]
+        .into_iter()
+        .flat_map(|p| object::array(pod, p));
+    let text = containers.find_map(pod::unparsable)?;
+    Some(format!(
+        "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"
+    ))
 }
 
 #[cfg(test)]

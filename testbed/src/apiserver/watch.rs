@@ -1,7 +1,7 @@
 //! Watches: a cursor into a collection's event log.
 //!
-//! A watch holds no queue of its own. It reads the log when the collection signals a change, so a slow watcher
-//! costs nothing until its cursor falls out of the window, when it gets 410 like everybody who asks too late.
+//! A watch holds no queue of its own. It reads the log when the collection signals a change, so a slow watcher costs
+//! nothing until its cursor falls out of the window and it gets 410.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -11,9 +11,9 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::cluster::Cluster;
-use super::event_log::{Change, Event};
 use super::selector::Selectors;
 use super::status::ApiError;
+use super::store::{Change, Event};
 use super::store::{Slice, Version};
 
 /// Changes read from the log at a time, to keep the lock short.
@@ -21,7 +21,7 @@ const BATCH: usize = 1000;
 
 /// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum WatchStart {
     /// Every present object first, as added.
     Present,
     /// The changes after a revision.
@@ -62,7 +62,7 @@ impl Watch {
         storage: &str,
         namespace: Option<&str>,
         selectors: Selectors,
-        start: Start,
+        start: WatchStart,
     ) -> Result<Self, ApiError> {
         let mut state = cluster.state_mut();
         let mut watch = Self {
@@ -74,7 +74,7 @@ impl Watch {
             signal: state.store.signal(storage),
             pending: VecDeque::new(),
         };
-        if let Start::After(rv) = start {
+        if let WatchStart::After(rv) = start {
             watch.cursor = rv;
             state
                 .store

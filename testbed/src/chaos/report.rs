@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use super::Mode;
-use super::book::Pages;
+use super::recorder::Tally;
 
 /// The figures of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,7 +22,7 @@ pub struct Figures {
     pub admissions: usize,
     /// Starts of containers.
     pub starts: usize,
-    /// Starts of containers whose record the book has not seen.
+    /// Starts of containers whose record was not seen.
     pub unknown: usize,
     /// Starts with other devices than recorded.
     pub wrong: usize,
@@ -53,33 +53,33 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The figures of what stands in a book.
-    pub fn of(mode: Mode, seed: u64, pages: &Pages, heals: BTreeMap<String, u64>, took: Duration) -> Self {
-        let killed = pages
+    /// The figures of a run.
+    pub fn of(mode: Mode, seed: u64, tally: &Tally, heals: BTreeMap<String, u64>, took: Duration) -> Self {
+        let killed = tally
             .killed
             .iter()
             .take(5)
             .map(|quote| format!("killed: {quote}"));
-        let died = pages.died.iter().take(3).map(|quote| format!("died: {quote}"));
+        let died = tally.died.iter().take(3).map(|quote| format!("died: {quote}"));
         Self {
             mode,
             seed,
-            steps: pages.step,
-            admissions: pages.admitted.len(),
-            starts: pages.n_starts,
-            unknown: pages.n_unknown,
-            wrong: pages.wrong.len(),
-            sees_more: pages.sees_more.len(),
-            stale: pages.stale.len(),
-            killed: pages.killed.len(),
-            evicted: pages.evicted.len(),
-            died: pages.died.len(),
-            refusals: pages.refusals.clone(),
+            steps: tally.step,
+            admissions: tally.admitted.len(),
+            starts: tally.n_starts,
+            unknown: tally.n_unknown,
+            wrong: tally.wrong.len(),
+            sees_more: tally.sees_more.len(),
+            stale: tally.stale.len(),
+            killed: tally.killed.len(),
+            evicted: tally.evicted.len(),
+            died: tally.died.len(),
+            refusals: tally.refusals.clone(),
             heals,
-            admission_ms: median_and_worst(&pages.admissions),
-            delay_ms: median_and_worst(&pages.delays),
-            violations: pages.violations.clone(),
-            quotes: pages
+            admission_ms: median_and_worst(&tally.admissions),
+            delay_ms: median_and_worst(&tally.delays),
+            violations: tally.violations.clone(),
+            quotes: tally
                 .wrong_quotes
                 .iter()
                 .cloned()
@@ -118,7 +118,7 @@ fn median_and_worst(durations: &[Duration]) -> [f64; 2] {
     ]
 }
 
-/// Outcomes that are heals, and what they are called in the table; refusals stand in a row of their own.
+/// Outcomes that are heals, and their names in the table; refusals have a row of their own.
 const HEALS: [(&str, &str); 3] = [
     ("exchanged", "healed: records of two pods exchanged"),
     ("rewritten", "healed: CDI spec rewritten"),

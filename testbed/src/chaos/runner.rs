@@ -1,4 +1,4 @@
-//! Takes the steps of a schedule on a cluster of real daemons, and looks at everything after each.
+//! Takes the steps of a schedule on a cluster of real daemons, and checks everything after each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::Instant;
 
 use super::Mode;
-use super::book::Book;
-use super::ledger;
+use super::accounting;
+use super::recorder::Recorder;
 use super::schedule::{N_GPUS, Step, UNITS_PER_GPU};
-use crate::cluster::{CdiDir, Cluster, NodeSpec, SimulatedNode, Spec};
+use crate::cluster::{CdiDir, Cluster, ClusterSpec, NodeSpec, SimulatedNode};
 use crate::daemons::Crashes;
 use crate::http_client::HttpClient;
-use crate::invariants::{self, Sight};
+use crate::invariants::{self, ContainerView};
 use crate::kubelet::{Container, ContainerKind, Delays, Kubelet, RunState, StartHook};
 use crate::observer::{Snapshot, is_running, node_of, phase};
 use crate::pods::Pods;
@@ -35,7 +35,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 pub(super) struct Runner {
     cluster: Cluster,
     pods: Pods,
-    book: Arc<Book>,
+    recorder: Arc<Recorder>,
     /// Outcomes counted by plugins that have been killed since.
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
@@ -59,14 +59,14 @@ impl Runner {
         mode: Mode,
         seed: u64,
         deploy: std::path::PathBuf,
-        book: &Arc<Book>,
+        recorder: &Arc<Recorder>,
     ) -> Result<Self> {
         let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
         let nodes = (0..mode.n_nodes()).map(|idx| {
-            let (name, book) = (node_name(idx), Arc::clone(book));
+            let (name, recorder) = (node_name(idx), Arc::clone(recorder));
             let node = mode.node(idx, &name, &gpus);
             NodeSpec {
-                started: StartHook::new(move |start| book.started(&name, start)),
+                started: StartHook::new(move |start| recorder.note_start(&name, start)),
                 inject: mode.inject(),
                 plugin_args: node
                     .plugin_args
@@ -75,7 +75,7 @@ impl Runner {
                     .chain(mode.plugin_args())
                     .collect(),
                 disk_may_be_full: true,
-                // A real kubelet waits ten seconds; the book counts them in.
+                // A real kubelet waits ten seconds; the recorder counts them in.
                 delays: Delays {
                     start_retry: Duration::from_millis(100),
                     ..node.delays
@@ -83,15 +83,15 @@ impl Runner {
                 ..node
             }
         });
-        let spec = Spec {
+        let spec = ClusterSpec {
             seed,
             deploy,
             max_backoff: Some(Duration::from_millis(500)),
-            ..Spec::of(nodes.collect())
+            ..ClusterSpec::of(nodes.collect())
         };
         let mut cluster = Cluster::start(spec).await?;
         cluster.keep_files(true);
-        book.open(cluster.api().cluster().clone());
+        recorder.connect(cluster.api().cluster().clone());
         let cdi = cluster
             .nodes()
             .map(|node| CdiDir::of(node.kubelet().config()))
@@ -100,7 +100,7 @@ impl Runner {
         Ok(Self {
             cluster,
             pods,
-            book: Arc::clone(book),
+            recorder: Arc::clone(recorder),
             heals: BTreeMap::new(),
             cdi,
             n_admissions_seen: vec![0; mode.n_nodes()],
@@ -121,7 +121,7 @@ impl Runner {
 
     /// Takes one step, and looks at everything.
     pub(super) async fn take(&mut self, step: &Step) -> Result<()> {
-        self.book.pages().step += 1;
+        self.recorder.tally().step += 1;
         match step {
             Step::Batch(batch) => self.batch(batch).await?,
             Step::Delete(numbers) => self.delete(numbers).await?,
@@ -280,25 +280,25 @@ impl Runner {
             .await
     }
 
-    /// Enters what kubelets have done, and checks what must hold at every moment.
+    /// Notes the admissions of kubelets, and checks the invariants that hold at every moment.
     async fn look(&mut self) -> Result<()> {
         for (node, seen) in self.cluster.nodes().zip(&mut self.n_admissions_seen) {
             let admissions = node.kubelet().admissions_since(*seen);
             *seen += admissions.len();
             for admission in admissions {
-                self.book.admitted(&admission);
+                self.recorder.note_admission(&admission);
             }
         }
         let mut snapshot = Snapshot::of(self.cluster.api().cluster());
-        self.book.replace_known(snapshot.pods.clone());
+        self.recorder.replace_pods(snapshot.pods.clone());
         let (there, gone) = std::mem::take(&mut self.wanted)
             .into_iter()
             .partition(|name| snapshot.pod(name).is_some());
         self.wanted = there;
-        self.book.evicted(gone);
+        self.recorder.note_evicted(gone);
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
         let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
-        self.book.violated(accounts.violations);
+        self.recorder.note_violations(accounts.violations);
         self.look_at_scheduler().await;
         self.look_at_started().await;
         Ok(())
@@ -311,12 +311,12 @@ impl Runner {
         loop {
             let accounts =
                 invariants::accounts(&Snapshot::of(self.cluster.api().cluster()), &BTreeSet::new());
-            let differences = ledger::differences(&client, &url, &accounts).await;
+            let differences = accounting::differences(&client, &url, &accounts).await;
             if differences.is_empty() {
                 return;
             }
             if Instant::now() > until {
-                return self.book.violated(differences);
+                return self.recorder.note_violations(differences);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -337,16 +337,16 @@ impl Runner {
             .await
             .is_err()
         {
-            let mut pages = self.book.pages();
-            for (uid, turn, sight) in misplaced(&self.cluster, &Snapshot::of(&api)) {
-                pages.enter_wrong(&uid, turn, &sight);
+            let mut tally = self.recorder.tally();
+            for (uid, turn, view) in misplaced(&self.cluster, &Snapshot::of(&api)) {
+                tally.note_wrong(&uid, turn, &view);
             }
         }
     }
 
     /// Nothing follows where starts have been wrong already.
     fn settling(&self) -> Duration {
-        if self.book.pages().wrong.is_empty() {
+        if self.recorder.tally().wrong.is_empty() {
             SETTLING
         } else {
             Duration::ZERO
@@ -366,7 +366,7 @@ impl Runner {
         }
     }
 
-    /// Ends the run; what the plugins did about differences, by outcome.
+    /// Ends the run; returns the plugins' reactions to differences, by outcome.
     pub(super) async fn end(mut self, keep_files: bool) -> Result<BTreeMap<String, u64>> {
         for node in 0..self.mode.n_nodes() {
             self.count_heals(node).await;
@@ -378,7 +378,7 @@ impl Runner {
 }
 
 /// Containers that have started and see other devices than their pods' records name now.
-fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)> {
+fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, ContainerView)> {
     let mut found = Vec::new();
     for node in cluster.nodes() {
         let device = snapshot.devices.get(node.name());
@@ -402,7 +402,7 @@ fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, Sight)
                 found.push((
                     container.pod_uid,
                     container.starts,
-                    Sight {
+                    ContainerView {
                         pod: key,
                         container: container.name,
                         sees,

@@ -1,7 +1,7 @@
 //! The schedule of a run, worked out from the seed alone: batches of equal pods, deletions, restarts, faults.
 //!
-//! Pure. Pods are named by their number; the schedule keeps its own books of how full each node is, so that every pod
-//! has room with any behaviour of the daemons.
+//! Pure. Pods are named by their number; the schedule counts the room of each node itself, so that every pod has room with
+//! any behaviour of the daemons.
 
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -59,7 +59,7 @@ impl Shape {
 
 /// An event between the binding of a batch and its admission, or during that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Meanwhile {
+pub enum Disruption {
     /// Nothing.
     Nothing,
     /// The plugin is killed, and registers again before the pods are admitted.
@@ -74,7 +74,7 @@ pub enum Meanwhile {
     KubeSchedulerRestarts,
     /// The plugin's watch of pods breaks.
     PluginWatchBreaks,
-    /// Everybody's watches break, and what they missed is compacted away.
+    /// All watches break, and the changes that they missed are compacted away.
     AllWatchesBreak,
     /// The plugin learns of the pods only after kubelet has asked it for the first of them.
     PluginWatchLags,
@@ -94,7 +94,7 @@ pub enum Meanwhile {
     CdiWiped,
     /// The API server refuses the first writes of the plugin.
     ApiRefuses,
-    /// The API server does what it is asked, and the first replies are lost.
+    /// The API server serves the requests, and the first replies are lost.
     RepliesLost,
 }
 
@@ -117,7 +117,7 @@ pub struct Batch {
     /// True if they are removed at once, without waiting for kubelet.
     pub by_force: bool,
     /// The other events of the step.
-    pub meanwhile: Meanwhile,
+    pub meanwhile: Disruption,
 }
 
 /// One step of a run.
@@ -148,7 +148,7 @@ struct Placed {
 }
 
 /// The books of a schedule in the making.
-struct Books {
+struct RoomCount {
     n_nodes: usize,
     dice: StdRng,
     n_pods: usize,
@@ -157,7 +157,7 @@ struct Books {
 
 /// The steps of a run on `n_nodes` nodes.
 pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
-    let mut books = Books {
+    let mut books = RoomCount {
         n_nodes,
         dice: StdRng::seed_from_u64(seed),
         n_pods: 0,
@@ -166,7 +166,7 @@ pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
     (0..n_steps).map(|_| books.step()).collect()
 }
 
-impl Books {
+impl RoomCount {
     fn step(&mut self) -> Step {
         let node = self.dice.random_range(0..self.n_nodes);
         if self.used(node) > MOST_UNITS * 2 / 3 || self.on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
@@ -236,7 +236,7 @@ impl Books {
         let meanwhile = self.meanwhile();
         let misses_deletions = matches!(
             meanwhile,
-            Meanwhile::PluginMissesDeletions | Meanwhile::KubeletMissesDeletions
+            Disruption::PluginMissesDeletions | Disruption::KubeletMissesDeletions
         );
         // In two batches of three no pod is deleted early, unless that is the point.
         let has_deletions = misses_deletions || self.dice.random_range(0..3) == 0;
@@ -289,8 +289,8 @@ impl Books {
         }
     }
 
-    fn meanwhile(&mut self) -> Meanwhile {
-        use Meanwhile as M;
+    fn meanwhile(&mut self) -> Disruption {
+        use Disruption as M;
         match self.dice.random_range(0..100) {
             0..30 => M::Nothing,
             30..36 => M::PluginRestarts,

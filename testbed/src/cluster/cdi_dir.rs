@@ -1,6 +1,6 @@
 //! A node's directory of CDI specs, made unusable and usable again.
 //!
-//! The testbed may run as root, whom no permission keeps from writing: a file in place of the directory does.
+//! Permissions do not keep root from writing, and the testbed may run as root; a file in place of the directory does.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl CdiDir {
     }
 }
 
-/// Removes what is at a path and puts something else there, until nothing has come between.
+/// Replaces the file or directory at a path, and tries again if another one came in between.
 fn in_place_of(path: &Path, put: impl Fn() -> io::Result<()>) -> io::Result<()> {
     let mut done = remove(path).and_then(|()| put());
     for _ in 1..TRIES {

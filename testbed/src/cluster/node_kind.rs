@@ -1,5 +1,5 @@
-//! The kinds of NVIDIA nodes that clusters have: what the container runtime does there, which CDI specs the vendor's tools have
-//! written, and how the plugin is deployed. Pure.
+//! The kinds of NVIDIA nodes that clusters have: the container runtime's behaviour, the CDI specs of the vendor's tools,
+//! and the plugin's deployment. Pure.
 //!
 //! `docs/nvidia.md` describes them for operators. Jetson, WSL2 and MIG are left out.
 

@@ -130,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// A client of the scheduler's that it lets do what kube-scheduler does.
+    /// A client with kube-scheduler's rights on the scheduler.
     pub fn scheduler_client(&self) -> Result<crate::http_client::HttpClient> {
         self.scheduler_client_at(self.scheduler_address)
     }

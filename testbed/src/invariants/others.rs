@@ -1,4 +1,4 @@
-//! Devices of other types than GPUs: what each has, and what pods' records hold of it.
+//! Devices of other types than GPUs: their totals, and the amounts that pods' records hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,16 +8,16 @@ use proto::device::{Device, TYPE_GPU};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations};
 use proto::resource::canonical;
 
-use super::wishes::Wishes;
+use super::constraints::Constraints;
 use crate::kube_scheduler::Amounts;
 
 /// Node, type, minor, resource.
-type Place = (String, String, i32, String);
+type AmountKey = (String, String, i32, String);
 
 /// Totals and held amounts of devices other than GPUs, with their holders.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Others {
-    amounts: BTreeMap<Place, (u64, u64, Vec<String>)>,
+    amounts: BTreeMap<AmountKey, (u64, u64, Vec<String>)>,
 }
 
 impl Others {
@@ -72,9 +72,9 @@ impl Others {
                 held.entry((resource, kind)).or_default().push(amount);
             }
         }
-        let (asked, wishes) = (
+        let (asked, constraints) = (
             Amounts::of_pod(pod).map_err(|error| error.to_string())?,
-            Wishes::of(pod),
+            Constraints::of(pod),
         );
         for resource in resources {
             let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);
@@ -82,8 +82,8 @@ impl Others {
             let is_right = match &*of {
                 [] => asked == 0,
                 [((_, kind), amounts)] => {
-                    if wishes.speak_of(kind) {
-                        wishes.should_hold(kind, asked, amounts)
+                    if constraints.speak_of(kind) {
+                        constraints.should_hold(kind, asked, amounts)
                     } else {
                         amounts.iter().sum::<u64>() == asked
                     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-use super::amounts::Amounts;
+use super::fit::Amounts;
 
 /// One node as the filters see it.
 #[derive(Clone, Debug)]

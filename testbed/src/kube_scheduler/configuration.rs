@@ -1,7 +1,7 @@
 //! A `KubeSchedulerConfiguration` (`kubescheduler.config.k8s.io/v1`), read as kube-scheduler reads it.
 //!
-//! Keeps what the loop acts on: the profiles' names, the back-off, the extenders and the election. Plugins and their arguments
-//! are not simulated, so they are read over; an extender's fields are all checked, because a misspelt one matters.
+//! Keeps the fields that the model uses: the profiles' names, the back-off, the extenders and the election. Plugins and
+//! their arguments are not modelled and are skipped; an extender's fields are all checked, because a misspelt one matters.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

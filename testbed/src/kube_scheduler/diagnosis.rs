@@ -1,4 +1,4 @@
-//! Why a pod found no node: per node its reasons, and the sentence that kube-scheduler makes of them.
+//! The reasons for which a pod found no node, by node, and the sentence that kube-scheduler makes of them.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! The client side of an extender: kube-scheduler's JSON over HTTP, and what it makes of the answers.
+//! The client side of an extender: kube-scheduler's JSON over HTTP, and its treatment of the answers.
 //!
-//! Written from the scheduler's point of view and on its own, so that a mistake in the daemon's half shows.
+//! Written from the scheduler's point of view and without the daemon's types, so that a mistake in the daemon's half shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -82,7 +82,7 @@ pub enum ExtenderError {
 
 /// The answer of `filter`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filtered {
+pub struct FittingNodes {
     /// Nodes that fit.
     pub passed: BTreeSet<String>,
     /// Nodes that do not, with the reason.
@@ -197,7 +197,11 @@ impl Extender {
     }
 
     /// Asks which of the nodes fit.
-    pub async fn filter(&self, pod: &Pod, nodes: &BTreeMap<&str, &Node>) -> Result<Filtered, ExtenderError> {
+    pub async fn filter(
+        &self,
+        pod: &Pod,
+        nodes: &BTreeMap<&str, &Node>,
+    ) -> Result<FittingNodes, ExtenderError> {
         let verb = &self.configuration.filter_verb;
         let result: FilterResult = self.post(verb, &self.args(pod, nodes)).await?;
         if !result.error.is_empty() {
@@ -223,7 +227,7 @@ impl Extender {
                 node: unknown.clone(),
             });
         }
-        Ok(Filtered {
+        Ok(FittingNodes {
             passed: names.into_iter().collect(),
             failed: result.failed_nodes.unwrap_or_default(),
             unresolvable: result.failed_and_unresolvable_nodes.unwrap_or_default(),

@@ -1,10 +1,12 @@
 //! The cycle of a `PodGroup`: its members are placed one after the other, in memory, and bound only if enough of them are.
 //!
-//! As kube-scheduler 1.36 has it (`schedule_one_podgroup.go`, `gangscheduling.go`), as far as an extender can see: every member
-//! that is not bound is asked about in each cycle, in the same order, the placed ones of the cycle counted; no other pod is
-//! asked about meanwhile. A cycle that comes to nothing gives all room back, and all members are tried again after a back-off,
-//! with any event in the cluster. Left out: placements (`TopologyAwareWorkloadScheduling`), preemption for whole groups
-//! (`WorkloadAwarePreemption`), and that an idle kube-scheduler does not wait out the back-off of a member that was refused.
+//! As in kube-scheduler 1.36 (`schedule_one_podgroup.go`, `gangscheduling.go`), as far as an extender can see: each cycle
+//! calls the extender for every member that is not bound, in the same order, with the members that it has placed counted,
+//! and for no other pod. A cycle that places too few gives all room back, and all members are tried again after a back-off,
+//! with any event in the cluster.
+//!
+//! It leaves out placements (`TopologyAwareWorkloadScheduling`), preemption for whole groups (`WorkloadAwarePreemption`),
+//! and that an idle kube-scheduler does not wait out the back-off of a member that was refused.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +17,11 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use tokio::time::Instant;
 
-use super::amounts::Amounts;
 use super::cycle::Failure;
 use super::diagnosis::Diagnosis;
+use super::fit::Amounts;
 use super::preemption::Nomination;
-use super::report::{News, namespace};
+use super::report::{ReportContent, namespace};
 use super::{Loop, Outcome};
 
 /// The message of a member that has a place while its group has not enough of them.
@@ -61,7 +63,7 @@ impl Groups {
 
 /// The result of one member in a cycle.
 #[derive(Debug)]
-enum Found {
+enum Placement {
     /// It fits this node.
     Place(String),
     /// It will fit this node once its victims have ended.
@@ -74,7 +76,7 @@ enum Found {
 
 /// The end of a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum GroupVerdict {
     /// Members that have a place are bound.
     Bind,
     /// Enough have a place, once victims have ended.
@@ -85,7 +87,7 @@ enum Verdict {
     Error,
 }
 
-impl Found {
+impl Placement {
     fn node(&self) -> Option<&str> {
         match self {
             Self::Place(node) | Self::AfterVictims(node, _) => Some(node),
@@ -95,22 +97,26 @@ impl Found {
 }
 
 /// Returns how a cycle ends. `n_placed_before` members had a place before it; a group without a least number needs one place.
-fn verdict<'a>(found: impl IntoIterator<Item = &'a Found>, n_placed_before: usize, least: usize) -> Verdict {
+fn verdict<'a>(
+    found: impl IntoIterator<Item = &'a Placement>,
+    n_placed_before: usize,
+    least: usize,
+) -> GroupVerdict {
     let (mut n_placed, mut n_found, mut has_victims) = (n_placed_before, 0, false);
     for member in found {
         match member {
-            Found::Error(_) => return Verdict::Error,
-            Found::Nowhere(_) => continue,
-            Found::AfterVictims(..) => has_victims = true,
-            Found::Place(_) => {}
+            Placement::Error(_) => return GroupVerdict::Error,
+            Placement::Nowhere(_) => continue,
+            Placement::AfterVictims(..) => has_victims = true,
+            Placement::Place(_) => {}
         }
         n_placed += 1;
         n_found += 1;
     }
     match (n_found > 0 && n_placed >= least, has_victims) {
-        (false, _) => Verdict::TooFew,
-        (true, true) => Verdict::AwaitVictims,
-        (true, false) => Verdict::Bind,
+        (false, _) => GroupVerdict::TooFew,
+        (true, true) => GroupVerdict::AwaitVictims,
+        (true, false) => GroupVerdict::Bind,
     }
 }
 
@@ -120,7 +126,7 @@ struct Member {
     pod: Arc<Pod>,
     request: Amounts,
     diagnosis: Diagnosis,
-    found: Found,
+    found: Placement,
 }
 
 impl Loop {
@@ -149,7 +155,7 @@ impl Loop {
         let mut members = Vec::new();
         for (uid, pod) in self.queue.take(&unbound) {
             let member = self.look_at_member(uid, pod).await;
-            let is_error = matches!(member.found, Found::Error(_));
+            let is_error = matches!(member.found, Placement::Error(_));
             if let Some(node) = member.found.node() {
                 self.cache
                     .assume(&member.uid, node, &member.pod, member.request.clone());
@@ -160,7 +166,7 @@ impl Loop {
             }
         }
         let verdict = verdict(members.iter().map(|member| &member.found), placed.len(), least);
-        // All room is given back, and what is bound is assumed afresh.
+        // All room is given back, and bound members are assumed again.
         for member in members.iter().filter(|member| member.found.node().is_some()) {
             self.cache.release(&member.uid);
         }
@@ -188,17 +194,17 @@ impl Loop {
                     pod,
                     request: Amounts::default(),
                     diagnosis,
-                    found: Found::Error(error.to_string()),
+                    found: Placement::Error(error.to_string()),
                 };
             }
         };
         let nodes = self.nodes_for(&uid, &pod);
         let found = match self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await {
-            Ok(node) => Found::Place(node),
-            Err(Failure::Error(message)) => Found::Error(message),
+            Ok(node) => Placement::Place(node),
+            Err(Failure::Error(message)) => Placement::Error(message),
             Err(Failure::NoFit) => match self.preempt(&uid, &pod, &diagnosis).await {
-                Nomination::Node(node) => Found::AfterVictims(node.clone(), Nomination::Node(node)),
-                nomination => Found::Nowhere(nomination),
+                Nomination::Node(node) => Placement::AfterVictims(node.clone(), Nomination::Node(node)),
+                nomination => Placement::Nowhere(nomination),
             },
         };
         Member {
@@ -210,7 +216,7 @@ impl Loop {
         }
     }
 
-    fn end_member(&mut self, member: Member, verdict: Verdict) {
+    fn end_member(&mut self, member: Member, verdict: GroupVerdict) {
         let Member {
             uid,
             pod,
@@ -219,13 +225,13 @@ impl Loop {
             found,
         } = member;
         let (text, nomination) = match (verdict, found) {
-            (Verdict::Bind, Found::Place(node)) => {
+            (GroupVerdict::Bind, Placement::Place(node)) => {
                 self.cache.assume(&uid, &node, &pod, request);
                 self.nominated.remove(&uid);
                 return self.start_binding(uid, pod, node, diagnosis);
             }
-            (_, Found::Error(message)) => return self.fail(&uid, &pod, diagnosis, message),
-            (Verdict::Error, _) => {
+            (_, Placement::Error(message)) => return self.fail(&uid, &pod, diagnosis, message),
+            (GroupVerdict::Error, _) => {
                 return self.fail(
                     &uid,
                     &pod,
@@ -233,11 +239,12 @@ impl Loop {
                     "failed to schedule other pod from a pod group".to_owned(),
                 );
             }
-            (Verdict::AwaitVictims, Found::Place(node)) => (WAITING.to_owned(), Nomination::Node(node)),
-            (Verdict::AwaitVictims, Found::AfterVictims(_, nomination)) | (_, Found::Nowhere(nomination)) => {
-                (diagnosis.message(), nomination)
+            (GroupVerdict::AwaitVictims, Placement::Place(node)) => {
+                (WAITING.to_owned(), Nomination::Node(node))
             }
-            (_, Found::Place(_) | Found::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
+            (GroupVerdict::AwaitVictims, Placement::AfterVictims(_, nomination))
+            | (_, Placement::Nowhere(nomination)) => (diagnosis.message(), nomination),
+            (_, Placement::Place(_) | Placement::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
         };
         match &nomination {
             Nomination::Node(node) => drop(
@@ -248,7 +255,7 @@ impl Loop {
             Nomination::Keep => {}
         }
         self.queue.retry(&uid, Instant::now());
-        self.report(&uid, &pod, News::Unschedulable(text, nomination));
+        self.report(&uid, &pod, ReportContent::Unschedulable(text, nomination));
         self.record(&pod, diagnosis, Outcome::NoFit);
     }
 }
@@ -260,33 +267,33 @@ mod tests {
     use super::*;
 
     /// `+` for a member with a place, `v` for one with victims, `-` for one without, `!` for an error.
-    fn found(members: &str) -> Vec<Found> {
+    fn found(members: &str) -> Vec<Placement> {
         let one = |sign| match sign {
-            '+' => Found::Place("n".to_owned()),
-            'v' => Found::AfterVictims("n".to_owned(), Nomination::Node("n".to_owned())),
-            '-' => Found::Nowhere(Nomination::Keep),
-            _ => Found::Error("e".to_owned()),
+            '+' => Placement::Place("n".to_owned()),
+            'v' => Placement::AfterVictims("n".to_owned(), Nomination::Node("n".to_owned())),
+            '-' => Placement::Nowhere(Nomination::Keep),
+            _ => Placement::Error("e".to_owned()),
         };
         members.chars().map(one).collect()
     }
 
     /// As Permit of `GangScheduling` in 1.36: a member passes once as many are assumed or bound as the group needs.
     #[rstest]
-    #[case::all("+++", 0, 3, Verdict::Bind)]
-    #[case::too_few("++-", 0, 3, Verdict::TooFew)]
-    #[case::more_than_needed("-+++-", 0, 3, Verdict::Bind)]
-    #[case::bound_members_count("+-", 2, 3, Verdict::Bind)]
-    #[case::nothing_is_left_to_bind("--", 3, 3, Verdict::TooFew)]
-    #[case::victims("+v+", 0, 3, Verdict::AwaitVictims)]
-    #[case::victims_in_vain("v--", 0, 3, Verdict::TooFew)]
-    #[case::an_error_fails_all("++!", 0, 2, Verdict::Error)]
-    #[case::a_basic_group("-+-", 0, 0, Verdict::Bind)]
-    #[case::a_basic_group_without_room("--", 0, 0, Verdict::TooFew)]
+    #[case::all("+++", 0, 3, GroupVerdict::Bind)]
+    #[case::too_few("++-", 0, 3, GroupVerdict::TooFew)]
+    #[case::more_than_needed("-+++-", 0, 3, GroupVerdict::Bind)]
+    #[case::bound_members_count("+-", 2, 3, GroupVerdict::Bind)]
+    #[case::nothing_is_left_to_bind("--", 3, 3, GroupVerdict::TooFew)]
+    #[case::victims("+v+", 0, 3, GroupVerdict::AwaitVictims)]
+    #[case::victims_in_vain("v--", 0, 3, GroupVerdict::TooFew)]
+    #[case::an_error_fails_all("++!", 0, 2, GroupVerdict::Error)]
+    #[case::a_basic_group("-+-", 0, 0, GroupVerdict::Bind)]
+    #[case::a_basic_group_without_room("--", 0, 0, GroupVerdict::TooFew)]
     fn the_end_of_a_cycle(
         #[case] members: &str,
         #[case] n_before: usize,
         #[case] least: usize,
-        #[case] expected: Verdict,
+        #[case] expected: GroupVerdict,
     ) {
         assert_eq!(verdict(&found(members), n_before, least), expected);
     }

@@ -1,6 +1,6 @@
-//! Preemption as kube-scheduler 1.36 does it: the choice of victims for a pod that finds no node, and the cases without a try.
+//! Preemption as in kube-scheduler 1.36: the choice of victims for a pod that finds no node, and the cases without a try.
 //!
-//! `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption` in few words. Victims are evicted before
+//! It models `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption`. Victims are evicted before
 //! the next attempt of any pod, not beside it; every node that may be helped is a candidate, not a sample of them; and pods
 //! that wait for `Permit` or `PreBind` count as bound ones. Ports, affinity and volumes are no ground for victims.
 
@@ -19,11 +19,11 @@ use proto::extender::{MetaPod, MetaVictims};
 use serde_json::json;
 use tracing::debug;
 
-use super::amounts::Amounts;
 use super::cache::NodeView;
 use super::diagnosis::Diagnosis;
 use super::extender::Extender;
 use super::fit;
+use super::fit::Amounts;
 use super::report::namespace;
 
 /// The condition of a pod that is evicted, and the reason in it.
@@ -51,13 +51,13 @@ pub(super) struct Victims {
 
 /// The result of a round of preemption.
 #[derive(Debug)]
-pub(super) struct Round {
+pub(super) struct PreemptionRound {
     pub(super) nomination: Nomination,
     /// The node on which pods are evicted, and these pods.
     pub(super) evicted: Option<(String, Victims)>,
 }
 
-impl Round {
+impl PreemptionRound {
     fn without_victims(nomination: Nomination) -> Self {
         Self {
             nomination,
@@ -67,7 +67,7 @@ impl Round {
 }
 
 /// The nodes, pods, budgets and extenders that a round looks at.
-pub(super) struct Scene<'a> {
+pub(super) struct PreemptionContext<'a> {
     pub(super) nodes: &'a BTreeMap<String, NodeView>,
     /// The pods of each node.
     pub(super) pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
@@ -76,11 +76,16 @@ pub(super) struct Scene<'a> {
     pub(super) ignored: &'a BTreeSet<String>,
 }
 
-impl Scene<'_> {
+impl PreemptionContext<'_> {
     /// Looks for pods to evict; an error, as kube-scheduler logs it, leads to no victims and leaves the nomination.
-    pub(super) async fn preempt(&self, pod: &Pod, request: &Amounts, diagnosis: &Diagnosis) -> Round {
+    pub(super) async fn preempt(
+        &self,
+        pod: &Pod,
+        request: &Amounts,
+        diagnosis: &Diagnosis,
+    ) -> PreemptionRound {
         if !self.is_eligible(pod, diagnosis) {
-            return Round::without_victims(Nomination::Keep);
+            return PreemptionRound::without_victims(Nomination::Keep);
         }
         let (mut candidates, mut has_failed) = (BTreeMap::new(), false);
         for node in diagnosis.preemption_candidates() {
@@ -96,7 +101,7 @@ impl Scene<'_> {
             } else {
                 Nomination::Clear
             };
-            return Round::without_victims(nomination);
+            return PreemptionRound::without_victims(nomination);
         }
         match self.ask_extenders(pod, candidates).await {
             Ok(candidates) => match pick(&candidates) {
@@ -105,16 +110,16 @@ impl Scene<'_> {
                         .get(&node)
                         .cloned()
                         .map(|victims| (node.clone(), victims));
-                    Round {
+                    PreemptionRound {
                         nomination: Nomination::Node(node),
                         evicted,
                     }
                 }
-                None => Round::without_victims(Nomination::Keep),
+                None => PreemptionRound::without_victims(Nomination::Keep),
             },
             Err(error) => {
                 debug!(pod = pod.name_any(), error, "preemption failed");
-                Round::without_victims(Nomination::Keep)
+                PreemptionRound::without_victims(Nomination::Keep)
             }
         }
     }

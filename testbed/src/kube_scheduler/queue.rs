@@ -1,9 +1,8 @@
 //! The scheduling queue: the order of pods, and the times at which pods that failed are tried again.
 //!
-//! Pure: the caller passes the time. As in kube-scheduler, a pod that found no node waits for any event and then out
-//! its back-off, the latter only while other pods can be tried (1.33 and later); one that met an error only waits out its
-//! back-off. Any change of a pod that an extender refused is an
-//! event too, even one of its condition.
+//! Pure: the caller passes the time. As in kube-scheduler, a pod that found no node waits for any event and then out its
+//! back-off, the latter only while other pods can be tried (1.33 and later); one that met an error only waits out its
+//! back-off. Any change of a pod that an extender refused is an event too, even one of its condition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 const FLUSH_AFTER: Duration = Duration::from_secs(5 * 60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum QueuePosition {
     Active,
     Backoff { until: Instant, is_error: bool },
     Unschedulable { since: Instant },
@@ -24,9 +23,9 @@ enum Place {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueuedPod {
     pod: Arc<Pod>,
-    place: Place,
+    place: QueuePosition,
     attempts: u32,
     /// True if an extender refused it last.
     is_by_extender: bool,
@@ -39,7 +38,7 @@ struct Entry {
 /// Pods that no node has been found for yet, by UID.
 #[derive(Debug)]
 pub(super) struct Queue {
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, QueuedPod>,
     initial_backoff: Duration,
     max_backoff: Duration,
     turns: u64,
@@ -72,9 +71,9 @@ impl Queue {
             None => {
                 self.entries.insert(
                     uid.to_owned(),
-                    Entry {
+                    QueuedPod {
                         pod,
-                        place: Place::Active,
+                        place: QueuePosition::Active,
                         attempts: 0,
                         is_by_extender: false,
                         turn,
@@ -101,14 +100,17 @@ impl Queue {
     /// The pod to try now: highest priority first, then the one that waits longest.
     pub(super) fn pop(&mut self, now: Instant) -> Option<(String, Arc<Pod>)> {
         self.ripen(now);
-        let is_any_active = self.entries.values().any(|entry| entry.place == Place::Active);
+        let is_any_active = self
+            .entries
+            .values()
+            .any(|entry| entry.place == QueuePosition::Active);
         let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
-            Place::Active => true,
-            Place::Backoff { is_error, .. } => !is_any_active && !is_error,
-            Place::Unschedulable { .. } | Place::InFlight => false,
+            QueuePosition::Active => true,
+            QueuePosition::Backoff { is_error, .. } => !is_any_active && !is_error,
+            QueuePosition::Unschedulable { .. } | QueuePosition::InFlight => false,
         });
         let (uid, entry) = ready.min_by_key(|(_, entry)| (-priority(&entry.pod), entry.turn))?;
-        entry.place = Place::InFlight;
+        entry.place = QueuePosition::InFlight;
         entry.attempts += 1;
         Some((uid.clone(), Arc::clone(&entry.pod)))
     }
@@ -121,9 +123,9 @@ impl Queue {
             if let Some(entry) = self
                 .entries
                 .get_mut(uid)
-                .filter(|entry| entry.place != Place::InFlight)
+                .filter(|entry| entry.place != QueuePosition::InFlight)
             {
-                entry.place = Place::InFlight;
+                entry.place = QueuePosition::InFlight;
                 entry.attempts += 1;
                 taken.push((
                     (-priority(&entry.pod), entry.arrival),
@@ -139,7 +141,7 @@ impl Queue {
     pub(super) fn gate(&mut self, uid: &str, now: Instant) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.attempts = entry.attempts.saturating_sub(1);
-            entry.place = Place::Unschedulable { since: now };
+            entry.place = QueuePosition::Unschedulable { since: now };
         }
     }
 
@@ -153,7 +155,7 @@ impl Queue {
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.is_by_extender = is_by_extender;
-            entry.place = Place::Unschedulable { since: now };
+            entry.place = QueuePosition::Unschedulable { since: now };
             entry.turn = turn;
         }
     }
@@ -163,7 +165,7 @@ impl Queue {
         let backoff = (self.initial_backoff, self.max_backoff);
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.place = Place::Backoff {
+            entry.place = QueuePosition::Backoff {
                 until: now + entry.backoff(backoff),
                 is_error: true,
             };
@@ -190,9 +192,9 @@ impl Queue {
     /// The time at which the next pod becomes ready without an event.
     pub(super) fn next_change(&self) -> Option<Instant> {
         let times = self.entries.values().filter_map(|entry| match entry.place {
-            Place::Backoff { until, .. } => Some(until),
-            Place::Unschedulable { since } => Some(since + FLUSH_AFTER),
-            Place::Active | Place::InFlight => None,
+            QueuePosition::Backoff { until, .. } => Some(until),
+            QueuePosition::Unschedulable { since } => Some(since + FLUSH_AFTER),
+            QueuePosition::Active | QueuePosition::InFlight => None,
         });
         times.min()
     }
@@ -201,12 +203,12 @@ impl Queue {
     fn ripen(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             let ripe = match entry.place {
-                Place::Backoff { until, .. } => until <= now,
-                Place::Unschedulable { since } => since + FLUSH_AFTER <= now,
-                Place::Active | Place::InFlight => false,
+                QueuePosition::Backoff { until, .. } => until <= now,
+                QueuePosition::Unschedulable { since } => since + FLUSH_AFTER <= now,
+                QueuePosition::Active | QueuePosition::InFlight => false,
             };
             if ripe {
-                entry.place = Place::Active;
+                entry.place = QueuePosition::Active;
             }
         }
     }
@@ -217,19 +219,19 @@ impl Queue {
     }
 }
 
-impl Entry {
+impl QueuedPod {
     fn backoff(&self, (initial, max): (Duration, Duration)) -> Duration {
         let doublings = self.attempts.saturating_sub(1).min(16);
         initial.saturating_mul(1 << doublings).min(max)
     }
 
     fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
-        if let Place::Unschedulable { since } = self.place {
+        if let QueuePosition::Unschedulable { since } = self.place {
             let until = since + self.backoff(backoff);
             self.place = if until <= now {
-                Place::Active
+                QueuePosition::Active
             } else {
-                Place::Backoff {
+                QueuePosition::Backoff {
                     until,
                     is_error: false,
                 }

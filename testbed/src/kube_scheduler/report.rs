@@ -1,6 +1,7 @@
 //! The loop's reports to users: a pod's `PodScheduled` condition and its Events.
 //!
-//! One task writes them in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt says it again.
+//! One task writes them in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt reports
+//! again.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ const MAX_MESSAGE: usize = 1024;
 
 /// The content of a report.
 #[derive(Clone, Debug)]
-pub(super) enum News {
+pub(super) enum ReportContent {
     /// It is bound to this node.
     Scheduled(String),
     /// No node fits, in the words of the diagnosis; and the change of the pod's nominated node.
@@ -30,7 +31,7 @@ pub(super) enum News {
 }
 
 /// A pod, as it was when the attempt ended, and the news about it.
-pub(super) type Report = (Arc<Pod>, News);
+pub(super) type Report = (Arc<Pod>, ReportContent);
 
 /// Writes reports until there are no more.
 pub(super) async fn write_all(
@@ -40,7 +41,7 @@ pub(super) async fn write_all(
 ) {
     while let Some((pod, news)) = reports.recv().await {
         let written = match &news {
-            News::Scheduled(node) => {
+            ReportContent::Scheduled(node) => {
                 let message = format!(
                     "Successfully assigned {}/{} to {node}",
                     namespace(&pod),
@@ -48,10 +49,10 @@ pub(super) async fn write_all(
                 );
                 write_event(&client, &component, &pod, ("Normal", "Scheduled"), &message).await
             }
-            News::Unschedulable(message, nomination) => {
+            ReportContent::Unschedulable(message, nomination) => {
                 write_failure(&client, &component, &pod, ("Unschedulable", message), nomination).await
             }
-            News::Failed(message) => {
+            ReportContent::Failed(message) => {
                 write_failure(
                     &client,
                     &component,

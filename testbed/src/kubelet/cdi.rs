@@ -1,10 +1,10 @@
 //! The runtime's cache of CDI specs, and the edits that their devices make to a container.
 //!
-//! Modelled on the CDI package 1.1 that containerd and CRI-O use: a watch of the spec directories reads every spec again after
-//! each change, under the lock that an injection needs; the change and that reading are some time apart, and an injection in
-//! between gets what was known before. A directory that did not exist is noticed at the next injection or change. A file that
-//! is moved in from another directory changes nothing by itself. A file that does not parse is skipped; two files of one
-//! directory that define the same device define none; later directories override earlier ones.
+//! It models the CDI package 1.1 that containerd and CRI-O use: a watch of the spec directories reads every spec again
+//! after each change, under the lock that an injection needs; the change and that reading are some time apart, and an
+//! injection in between gets the earlier content. A directory that did not exist is noticed at the next injection or
+//! change. A file that is moved in from another directory changes nothing by itself. A file that does not parse is skipped;
+//! two files of one directory that define the same device define none; later directories override earlier ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -31,7 +31,7 @@ pub(crate) struct Edits {
     pub(crate) env: Vec<String>,
     pub(crate) device_nodes: Vec<DeviceNode>,
     pub(crate) mounts: Vec<MountPoint>,
-    pub(crate) hooks: Vec<Hook>,
+    pub(crate) hooks: Vec<CdiHook>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -46,7 +46,7 @@ pub(crate) struct MountPoint {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Hook {
+pub(crate) struct CdiHook {
     #[serde(default)]
     pub(crate) args: Vec<String>,
 }
@@ -62,7 +62,7 @@ impl Edits {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct CdiSpec {
     kind: String,
     #[serde(default)]
     container_edits: Edits,
@@ -110,10 +110,10 @@ struct SpecDevice {
 pub(crate) struct Unresolvable(pub(crate) Vec<String>);
 
 /// Every device of some directories, by its fully qualified name: the spec, and the device's place in it.
-type Devices = HashMap<String, (Arc<Spec>, usize)>;
+type CdiDevices = HashMap<String, (Arc<CdiSpec>, usize)>;
 
 /// The edits of all `names`: of each spec once, before the first of its devices.
-fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
+fn resolve(devices: &CdiDevices, names: &[String]) -> Result<Edits, Unresolvable> {
     let missing: Vec<String> = names
         .iter()
         .filter(|name| !devices.contains_key(*name))
@@ -123,7 +123,7 @@ fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
         return Err(Unresolvable(missing));
     }
     let mut edits = Edits::default();
-    let mut seen: Vec<&Arc<Spec>> = Vec::new();
+    let mut seen: Vec<&Arc<CdiSpec>> = Vec::new();
     for (spec, at) in names.iter().filter_map(|name| devices.get(name)) {
         if !seen.iter().any(|known| Arc::ptr_eq(known, spec)) {
             seen.push(spec);
@@ -140,7 +140,7 @@ fn resolve(devices: &Devices, names: &[String]) -> Result<Edits, Unresolvable> {
 ///
 /// Opens the file only if it was changed: a plugin may watch who opens specs, and takes that for the runtime's reading. A
 /// file that has come since and defines the device in its place is not noticed.
-fn is_stale(known: &Devices, name: &str) -> bool {
+fn is_stale(known: &CdiDevices, name: &str) -> bool {
     let Some((spec, at)) = known.get(name) else {
         return true;
     };
@@ -161,10 +161,10 @@ fn is_stale(known: &Devices, name: &str) -> bool {
 }
 
 /// Reads every spec of these directories.
-fn read(dirs: &[PathBuf]) -> Devices {
-    let mut all = Devices::new();
+fn read(dirs: &[PathBuf]) -> CdiDevices {
+    let mut all = CdiDevices::new();
     for dir in dirs {
-        let (mut in_dir, mut conflicts) = (Devices::new(), HashSet::new());
+        let (mut in_dir, mut conflicts) = (CdiDevices::new(), HashSet::new());
         for path in spec_files(dir) {
             let Some(spec) = read_spec(&path).map(Arc::new) else {
                 continue;
@@ -204,24 +204,24 @@ pub(crate) struct CdiCache {
 #[derive(Debug)]
 struct Shared {
     dirs: Vec<PathBuf>,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
 }
 
 #[derive(Debug)]
-struct State {
-    devices: Devices,
+struct CacheState {
+    devices: CdiDevices,
     /// The directories that are watched.
     tracked: BTreeSet<PathBuf>,
-    watches: Watches,
+    watches: InotifyWatches,
 }
 
 /// The watch's side that directories are added to.
-struct Watches {
+struct InotifyWatches {
     inotify: inotify::Watches,
     dirs: BTreeMap<PathBuf, WatchDescriptor>,
 }
 
-impl std::fmt::Debug for Watches {
+impl std::fmt::Debug for InotifyWatches {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Watches")
             .field("dirs", &self.dirs.keys())
@@ -233,12 +233,12 @@ impl CdiCache {
     /// The cache of a runtime that starts now, with a watch of the directories that exist.
     pub(crate) fn start(dirs: Vec<PathBuf>, delay: RefreshDelay, seed: u64) -> io::Result<Self> {
         let inotify = Inotify::init()?;
-        let watches = Watches {
+        let watches = InotifyWatches {
             inotify: inotify.watches(),
             dirs: BTreeMap::new(),
         };
-        let state = Mutex::new(State {
-            devices: Devices::new(),
+        let state = Mutex::new(CacheState {
+            devices: CdiDevices::new(),
             tracked: BTreeSet::new(),
             watches,
         });
@@ -273,7 +273,7 @@ impl CdiCache {
     }
 
     /// Everything as far as is known at an injection.
-    fn known(&self) -> Devices {
+    fn known(&self) -> CdiDevices {
         let mut state = self.shared.lock();
         if state.track_new(&self.shared.dirs) {
             state.devices = read(&self.shared.dirs);
@@ -283,13 +283,13 @@ impl CdiCache {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CacheState> {
         // A panic elsewhere leaves a complete set of devices, old or new.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl CacheState {
     /// Watches the directories that have appeared; returns true if there were any.
     fn track_new(&mut self, dirs: &[PathBuf]) -> bool {
         let mask = WatchMask::MODIFY
@@ -366,7 +366,7 @@ fn is_spec_name(name: &OsStr) -> bool {
         .is_some_and(|end| end == "json" || end == "yaml")
 }
 
-fn read_spec(path: &Path) -> Option<Spec> {
+fn read_spec(path: &Path) -> Option<CdiSpec> {
     let mut opened = File::open(path).ok()?;
     let file = SpecFile::of(path, &opened.metadata().ok()?);
     let mut text = String::new();
@@ -374,10 +374,10 @@ fn read_spec(path: &Path) -> Option<Spec> {
     // JSON is YAML, but its own parser is much faster.
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
     let parsed = parsed.or_else(|_| serde_yaml_ng::from_str(&text).map_err(|error| error.to_string()));
-    let spec: Spec = parsed
+    let spec: CdiSpec = parsed
         .inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse"))
         .ok()?;
-    Some(Spec { file, ..spec })
+    Some(CdiSpec { file, ..spec })
 }
 
 #[cfg(test)]

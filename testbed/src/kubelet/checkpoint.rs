@@ -30,7 +30,7 @@ pub(crate) enum CheckpointError {
 /// One container's devices of one resource.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(crate) struct Entry {
+pub(crate) struct CheckpointEntry {
     #[serde(rename = "PodUID")]
     pub(crate) pod_uid: String,
     pub(crate) container_name: String,
@@ -45,7 +45,7 @@ pub(crate) struct Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct Data {
-    pub(crate) pod_device_entries: Vec<Entry>,
+    pub(crate) pod_device_entries: Vec<CheckpointEntry>,
     /// Healthy devices by resource.
     pub(crate) registered_devices: BTreeMap<String, Vec<String>>,
 }

@@ -1,6 +1,6 @@
-//! Devices that DRA drivers have prepared for claims: what kubelet keeps of them, and what pod-resources lists.
+//! Devices that DRA drivers have prepared for claims: kubelet's record of them, and their entries in pod-resources.
 //!
-//! A test says what is prepared, in place of an allocation by kube-scheduler, of kubelet's request to the driver and of the
+//! A test says which devices are prepared, in place of an allocation by kube-scheduler, of kubelet's request to the driver and of the
 //! driver's answer; nothing waits for it, and nothing takes it back. Claims made from templates and claims for extended
 //! resources are not read: a pod names its claim.
 
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use proto::kubelet::podresources::{CdiDevice, ClaimResource, DynamicResource};
 
-use super::pod::{ContainerSpec, PodSpec};
+use super::pod::{ContainerSpec, KubeletPod};
 
 /// A device as its driver prepared it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,16 +26,16 @@ pub struct PreparedDevice {
 
 /// By namespace and name of the claim. Kubelet has a checkpoint of it, so it outlives the process.
 #[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<BTreeMap<(String, String), Vec<PreparedDevice>>>);
+pub(crate) struct PreparedClaims(Mutex<BTreeMap<(String, String), Vec<PreparedDevice>>>);
 
-impl Claims {
+impl PreparedClaims {
     pub(crate) fn prepare(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
         let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         claims.insert((namespace.to_owned(), name.to_owned()), devices);
     }
 
     /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of them is not known.
-    pub(crate) fn of(&self, pod: &PodSpec, container: &ContainerSpec) -> Vec<DynamicResource> {
+    pub(crate) fn of(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<DynamicResource> {
         let claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let used = pod
             .claims
@@ -91,7 +91,7 @@ mod tests {
     }
 
     /// A pod with two claims, of which its containers use the first, both, and none.
-    fn pod() -> PodSpec {
+    fn pod() -> KubeletPod {
         let claim = |name: &str| json!({"name": name, "resourceClaimName": format!("claim-{name}")});
         let container = |name: &str, claims: &[&str]| {
             let claims: Vec<_> = claims.iter().map(|claim| json!({"name": claim})).collect();
@@ -104,10 +104,10 @@ mod tests {
                 "containers": [container("one", &["a"]), container("both", &["a", "b"]), container("none", &[])],
             },
         });
-        PodSpec::read(&serde_json::from_value(pod).unwrap()).unwrap()
+        KubeletPod::read(&serde_json::from_value(pod).unwrap()).unwrap()
     }
 
-    fn listed_for(claims: &Claims, container: &str) -> Vec<(String, Vec<(String, usize)>)> {
+    fn listed_for(claims: &PreparedClaims, container: &str) -> Vec<(String, Vec<(String, usize)>)> {
         let pod = pod();
         let container = pod
             .containers
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn containers_hold_the_claims_that_they_name() {
-        let claims = Claims::default();
+        let claims = PreparedClaims::default();
         claims.prepare("team", "claim-a", vec![device("gpu-0"), device("gpu-1")]);
         let a = (
             "claim-a".to_owned(),

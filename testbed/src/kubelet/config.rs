@@ -44,7 +44,7 @@ pub struct KubeletConfig {
     /// In which order pods that arrive together are admitted.
     pub ordering: Ordering,
     /// Known faults of kubelet, on or off.
-    pub faults: Faults,
+    pub faults: KubeletFaults,
     /// Deadlines and pauses.
     pub delays: Delays,
     /// True if pod status lists every device ID (`allocatedResourcesStatus`), as kubelet 1.36 does.
@@ -137,7 +137,7 @@ impl KubeletConfig {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             seed: 0,
             ordering: Ordering::default(),
-            faults: Faults::default(),
+            faults: KubeletFaults::default(),
             delays: Delays::default(),
             allocated_resources_status: true,
             has_nri: false,
@@ -182,7 +182,7 @@ impl fmt::Debug for KubeletConfig {
     }
 }
 
-type OnStart = dyn Fn(&Start) + Send + Sync;
+type OnStart = dyn Fn(&ContainerStart) + Send + Sync;
 
 /// A function that is called at every start of a container.
 #[derive(Clone, Default)]
@@ -190,11 +190,11 @@ pub struct StartHook(Option<Arc<OnStart>>);
 
 impl StartHook {
     /// Calls this at every start; the container starts when it returns.
-    pub fn new(call: impl Fn(&Start) + Send + Sync + 'static) -> Self {
+    pub fn new(call: impl Fn(&ContainerStart) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(call)))
     }
 
-    pub(crate) fn call(&self, start: &Start) {
+    pub(crate) fn call(&self, start: &ContainerStart) {
         if let Some(call) = &self.0 {
             call(start);
         }
@@ -207,9 +207,9 @@ impl fmt::Debug for StartHook {
     }
 }
 
-/// A container as it starts, and what came before that.
+/// A container as it starts, and the attempts before that.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct ContainerStart {
     /// The container.
     pub container: Container,
     /// The reasons of refused attempts before: by a plugin, or for a CDI device that no spec defines.
@@ -264,16 +264,16 @@ pub enum OrderRule {
     Shuffled,
 }
 
-/// Faults of kubelet 1.36 that a caller may turn off to see what remains.
+/// Faults of kubelet 1.36 that a caller may turn off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Faults {
+pub struct KubeletFaults {
     /// After a restart an exited init container that holds devices fails admission while its plugin is away.
     pub exited_init_fails: bool,
     /// The late end of a replaced `ListAndWatch` stream disconnects the plugin that replaced it.
     pub late_end_disconnects_successor: bool,
 }
 
-impl Default for Faults {
+impl Default for KubeletFaults {
     fn default() -> Self {
         Self {
             exited_init_fails: true,

@@ -11,16 +11,16 @@ use k8s_openapi::jiff::Timestamp;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::cdi::{Edits, resolve_now};
-use super::config::{CdiSupport, RuntimeConfig, Start};
+use super::config::{CdiSupport, ContainerStart, RuntimeConfig};
 use super::device_manager::{DeviceManager, PreStartError, Reusable};
 use super::devices::AllocationError;
-use super::held::Holder;
+use super::devices::Holder;
 use super::injector::InjectError;
 use super::machine::Machine;
-use super::nri::Unmade;
+use super::nri::CreateError;
 use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
-use super::pod::{ContainerKind, ContainerSpec, PodSpec};
-use super::runtime::{Attempts, Container, DEVICE_NODES, RunState, Spent};
+use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
+use super::runtime::{Attempts, Container, DEVICE_NODES, RunState, StartTimes};
 
 /// The library that every CUDA program needs, as far as a recorded container shows it.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
@@ -56,7 +56,7 @@ pub(crate) enum StartError {
     #[error("failed to create containerd container: CDI devices are requested, and CDI is not enabled")]
     CdiDisabled,
     #[error("failed to create containerd container: {0}")]
-    Nri(Unmade),
+    Nri(CreateError),
     #[error("failed to create containerd task: failed to create shim task: OCI runtime create failed: {0}")]
     Nvidia(String),
 }
@@ -80,9 +80,9 @@ pub(crate) struct ContainerStarter {
 }
 
 impl ContainerStarter {
-    pub(crate) async fn start(&self, pod: &PodSpec, container: &ContainerSpec) -> Result<(), StartError> {
+    pub(crate) async fn start(&self, pod: &KubeletPod, container: &ContainerSpec) -> Result<(), StartError> {
         let began = Instant::now();
-        let mut spent = Spent::default();
+        let mut spent = StartTimes::default();
         let prepared = self.prepare(pod, container, &mut spent).await;
         spent.total = began.elapsed();
         match prepared {
@@ -103,12 +103,12 @@ impl ContainerStarter {
         }
     }
 
-    /// Notes in `spent` what the steps take, also the one that fails.
+    /// Adds the time of each step to `spent`, also that of the one that fails.
     async fn prepare(
         &self,
-        pod: &PodSpec,
+        pod: &KubeletPod,
         container: &ContainerSpec,
-        spent: &mut Spent,
+        spent: &mut StartTimes,
     ) -> Result<Container, StartError> {
         let holder = Holder::new(pod, container);
         let limits = self
@@ -155,7 +155,7 @@ impl ContainerStarter {
     /// Applies the changes of NVIDIA's runtime to a container, where it handles the pod.
     fn through_nvidia(
         &self,
-        pod: &PodSpec,
+        pod: &KubeletPod,
         container: &ContainerSpec,
         responses: &[Arc<ContainerAllocateResponse>],
         mut made: Container,
@@ -236,7 +236,7 @@ impl ContainerStarter {
     }
 
     /// Records a container as started; those that end by themselves have ended at once.
-    fn record(&self, pod: &PodSpec, container: &ContainerSpec, started: Container, attempts: Attempts) {
+    fn record(&self, pod: &KubeletPod, container: &ContainerSpec, started: Container, attempts: Attempts) {
         let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| {
             text + name + "=" + value + "\n"
         });
@@ -263,12 +263,12 @@ impl ContainerStarter {
             ..started
         };
         let Attempts { refusals, spent } = attempts;
-        let Spent {
+        let StartTimes {
             total,
             pre_start,
             injection,
         } = spent;
-        self.machine.config.started.call(&Start {
+        self.machine.config.started.call(&ContainerStart {
             container: container.clone(),
             refusals,
             spent: total,
@@ -279,7 +279,7 @@ impl ContainerStarter {
     }
 
     /// The number that the next start of this container will have, from 1 on.
-    fn next_start(&self, pod: &PodSpec, container: &ContainerSpec) -> u32 {
+    fn next_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> u32 {
         let containers = self.machine.runtime.of_pod(&pod.uid);
         containers
             .get(&container.name)
@@ -311,7 +311,7 @@ fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
 }
 
 fn compose(
-    pod: &PodSpec,
+    pod: &KubeletPod,
     container: &ContainerSpec,
     responses: &[Arc<ContainerAllocateResponse>],
     devices: BTreeMap<String, Vec<String>>,

@@ -20,12 +20,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::checkpoint;
-use super::devices::{AllocationError, Capacity, Choice, DeviceRequest, Devices};
+use super::devices::{AllocationError, Capacity, Choice, DeviceRequest, DeviceState};
+use super::devices::{DeviceId, HeldDevices, Holder};
 use super::endpoint::{ConnectError, Endpoint, EndpointError};
 use super::fit::is_extended;
-use super::held::{DeviceId, Held, Holder};
-use super::machine::{Counts, Machine};
-use super::pod::{ContainerKind, ContainerSpec, PodSpec};
+use super::machine::{KubeletCounts, Machine};
+use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
 use super::pod_table::PodTable;
 use super::runtime::RunState;
 use super::tasks::Tasks;
@@ -39,7 +39,7 @@ pub(crate) type Granted = (Vec<Arc<ContainerAllocateResponse>>, BTreeMap<String,
 
 /// A plugin whose `ListAndWatch` stream is read.
 #[derive(Debug)]
-struct Plugin {
+struct RegisteredPlugin {
     endpoint: Arc<Endpoint>,
     /// Ends the stream from kubelet's side.
     closed: CancellationToken,
@@ -67,8 +67,8 @@ pub(crate) struct DeviceManager {
     machine: Arc<Machine>,
     pods: Arc<PodTable>,
     tasks: Tasks,
-    devices: Mutex<Devices>,
-    plugins: Mutex<BTreeMap<String, Arc<Plugin>>>,
+    devices: Mutex<DeviceState>,
+    plugins: Mutex<BTreeMap<String, Arc<RegisteredPlugin>>>,
     /// Wakes the task that keeps node status.
     pub(crate) capacity_changed: Notify,
 }
@@ -87,17 +87,20 @@ impl DeviceManager {
             machine: Arc::clone(machine),
             pods: Arc::clone(pods),
             tasks: tasks.clone(),
-            devices: Mutex::new(Devices::restore(Held::restore(entries), registered.into_keys())),
+            devices: Mutex::new(DeviceState::restore(
+                HeldDevices::restore(entries),
+                registered.into_keys(),
+            )),
             plugins: Mutex::default(),
             capacity_changed: Notify::new(),
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Devices> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceState> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn plugins(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Plugin>>> {
+    fn plugins(&self) -> MutexGuard<'_, BTreeMap<String, Arc<RegisteredPlugin>>> {
         self.plugins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,14 +144,14 @@ impl DeviceManager {
         let config = &self.machine.config;
         let path = config.plugin_dir().join(socket);
         let endpoint = Arc::new(Endpoint::connect(resource, &path, config.delays.dial).await?);
-        let plugin = Arc::new(Plugin {
+        let plugin = Arc::new(RegisteredPlugin {
             endpoint: Arc::clone(&endpoint),
             closed: CancellationToken::new(),
         });
         self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
         self.lock().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
-        Counts::add(&self.machine.counts.registrations);
+        KubeletCounts::add(&self.machine.counts.registrations);
         self.machine.notify();
         let manager = Arc::clone(self);
         let resource = resource.to_owned();
@@ -166,7 +169,7 @@ impl DeviceManager {
             .is_some()
     }
 
-    async fn run_plugin(&self, resource: &str, plugin: Arc<Plugin>) {
+    async fn run_plugin(&self, resource: &str, plugin: Arc<RegisteredPlugin>) {
         let reading = self.read_stream(resource, &plugin.endpoint);
         plugin.closed.run_until_cancelled(reading).await;
         let mut plugins = self.plugins();
@@ -208,7 +211,7 @@ impl DeviceManager {
 /// Allocation and preparation of containers.
 impl DeviceManager {
     /// Gives every container of a pod its devices, in order.
-    pub(crate) async fn allocate_pod(&self, pod: &PodSpec) -> Result<(), AllocationError> {
+    pub(crate) async fn allocate_pod(&self, pod: &KubeletPod) -> Result<(), AllocationError> {
         let mut reusable = Reusable::new();
         for container in &pod.containers {
             self.allocate_container(pod, container, &reusable).await?;
@@ -229,7 +232,7 @@ impl DeviceManager {
     /// Gives one container its devices of every resource that plugins serve.
     pub(crate) async fn allocate_container(
         &self,
-        pod: &PodSpec,
+        pod: &KubeletPod,
         container: &ContainerSpec,
         reusable: &Reusable,
     ) -> Result<(), AllocationError> {
@@ -263,7 +266,7 @@ impl DeviceManager {
     /// the starts of the container.
     pub(crate) fn in_random_order<'a>(
         &self,
-        pod: &PodSpec,
+        pod: &KubeletPod,
         container: &'a ContainerSpec,
         start: u32,
     ) -> Vec<(&'a str, i64)> {
@@ -281,7 +284,7 @@ impl DeviceManager {
     }
 
     /// While pods are still being listed kubelet skips running containers, but not exited init containers.
-    fn is_untouchable(&self, pod: &PodSpec, container: &ContainerSpec) -> bool {
+    fn is_untouchable(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
         if self.pods.sources_ready() {
             return false;
         }
@@ -295,7 +298,7 @@ impl DeviceManager {
     /// Calls the plugin's Allocate; returns false if the container already has its devices.
     async fn allocate_resource(
         &self,
-        pod: &PodSpec,
+        pod: &KubeletPod,
         request: &DeviceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
     ) -> Result<bool, AllocationError> {
@@ -318,7 +321,7 @@ impl DeviceManager {
             self.lock().roll_back();
             return Err(AllocationError::UnknownPlugin(request.resource.to_owned()));
         };
-        Counts::add(&self.machine.counts.allocate_calls);
+        KubeletCounts::add(&self.machine.counts.allocate_calls);
         self.machine.notify();
         let began = Instant::now();
         match endpoint.allocate(ids).await {

@@ -1,17 +1,19 @@
-//! The device manager's state: what plugins offer, what is handed out, and the choice of devices for a container.
+//! The device manager's state: the devices of plugins, their holders, and the choice of devices for a container.
 //!
-//! Pure but for the clock inside an endpoint; calls to plugins happen between [`Devices::begin`] and
-//! [`Devices::finish`], without the lock that guards this state.
+//! Pure but for the clock inside an endpoint; calls to plugins happen between [`DeviceState::begin`] and
+//! [`DeviceState::finish`], without the lock that guards this state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use proto::kubelet::deviceplugin::{Device, TopologyInfo};
+use prost::Message;
+use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device, TopologyInfo};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
+use super::checkpoint::CheckpointEntry;
 use super::endpoint::{Endpoint, EndpointError};
-use super::held::{DeviceId, Held, Holder, NO_NUMA};
+use super::pod::{ContainerSpec, KubeletPod};
 
 /// Why a container gets no devices.
 #[derive(Debug, thiserror::Error)]
@@ -59,11 +61,11 @@ pub(crate) struct DeviceRequest<'a> {
 /// A choice of devices under way.
 #[derive(Debug)]
 pub(crate) enum Choice {
-    /// The container already has what it needs.
+    /// The container already has its devices.
     Nothing,
     /// Reused devices suffice.
     Done(BTreeSet<DeviceId>),
-    /// The plugin may say what it prefers.
+    /// The plugin may state a preference.
     Open(OpenChoice),
 }
 
@@ -76,7 +78,7 @@ pub(crate) struct OpenChoice {
 }
 
 #[derive(Debug, Default)]
-struct Offer {
+struct PluginDevices {
     healthy: BTreeSet<DeviceId>,
     unhealthy: BTreeSet<DeviceId>,
     topology: BTreeMap<DeviceId, TopologyInfo>,
@@ -84,7 +86,7 @@ struct Offer {
     rendered: String,
 }
 
-impl Offer {
+impl PluginDevices {
     fn render(mut self) -> Self {
         self.rendered = serde_json::to_string(&self.healthy.iter().map(AsRef::as_ref).collect::<Vec<&str>>())
             .unwrap_or_default();
@@ -102,17 +104,17 @@ pub(crate) struct Capacity {
 
 /// The state of kubelet's device manager.
 #[derive(Debug, Default)]
-pub(crate) struct Devices {
-    offers: BTreeMap<String, Offer>,
+pub(crate) struct DeviceState {
+    offers: BTreeMap<String, PluginDevices>,
     endpoints: BTreeMap<String, Arc<Endpoint>>,
     /// Devices in use, kept beside `held` and rebuilt from it when a pod has ended.
     allocated: BTreeMap<String, BTreeSet<DeviceId>>,
-    held: Held,
+    held: HeldDevices,
 }
 
-impl Devices {
-    /// The state after a start: what the checkpoint says, behind stopped endpoints.
-    pub(crate) fn restore(held: Held, registered: impl IntoIterator<Item = String>) -> Self {
+impl DeviceState {
+    /// The state after a start: the checkpoint's devices, behind stopped endpoints.
+    pub(crate) fn restore(held: HeldDevices, registered: impl IntoIterator<Item = String>) -> Self {
         let mut devices = Self {
             allocated: held.devices(),
             held,
@@ -122,12 +124,12 @@ impl Devices {
             devices
                 .endpoints
                 .insert(resource.clone(), Arc::new(Endpoint::stopped(&resource)));
-            devices.offers.insert(resource, Offer::default().render());
+            devices.offers.insert(resource, PluginDevices::default().render());
         }
         devices
     }
 
-    pub(crate) fn held(&self) -> &Held {
+    pub(crate) fn held(&self) -> &HeldDevices {
         &self.held
     }
 
@@ -137,7 +139,7 @@ impl Devices {
 
     /// The healthy devices, by resource.
     pub(crate) fn registered(&self) -> BTreeMap<String, Vec<String>> {
-        let ids = |offer: &Offer| offer.healthy.iter().map(|id| id.as_ref().to_owned()).collect();
+        let ids = |offer: &PluginDevices| offer.healthy.iter().map(|id| id.as_ref().to_owned()).collect();
         self.offers
             .iter()
             .map(|(resource, offer)| (resource.clone(), ids(offer)))
@@ -146,7 +148,7 @@ impl Devices {
 
     /// The healthy devices as a JSON object.
     pub(crate) fn registered_json(&self) -> String {
-        let pair = |(resource, offer): (&String, &Offer)| {
+        let pair = |(resource, offer): (&String, &PluginDevices)| {
             format!(
                 "{}:{}",
                 serde_json::Value::from(resource.as_str()),
@@ -165,7 +167,7 @@ impl Devices {
 
     /// A plugin's new list replaces the one before.
     pub(crate) fn update(&mut self, resource: &str, list: Vec<Device>) {
-        let mut offer = Offer::default();
+        let mut offer = PluginDevices::default();
         for device in list {
             let id: DeviceId = Arc::from(device.id);
             let side = if device.health == proto::kubelet::HEALTHY {
@@ -208,7 +210,8 @@ impl Devices {
             self.offers.remove(resource);
             self.endpoints.remove(resource);
         }
-        let count = |offer: &Offer| (offer.healthy.len() + offer.unhealthy.len(), offer.healthy.len());
+        let count =
+            |offer: &PluginDevices| (offer.healthy.len() + offer.unhealthy.len(), offer.healthy.len());
         Capacity {
             counts: self
                 .offers
@@ -242,7 +245,7 @@ impl Devices {
         }
     }
 
-    /// Makes the devices in use what is held, after an allocation failed.
+    /// Rebuilds the devices in use from the held ones, after an allocation failed.
     pub(crate) fn roll_back(&mut self) {
         self.allocated = self.held.devices();
     }
@@ -258,7 +261,7 @@ impl Devices {
         let held = self
             .held
             .grant(request.holder, resource)
-            .map(super::held::Grant::devices)
+            .map(Grant::devices)
             .unwrap_or_default();
         if !held.is_empty() && held.len() != request.required {
             let Holder { pod, container } = request.holder.clone();
@@ -309,7 +312,7 @@ impl Devices {
         }))
     }
 
-    /// Takes what the plugin prefers of what is available, and the rest at random.
+    /// Takes the preferred ones of the available devices, and the rest at random.
     pub(crate) fn finish(
         &mut self,
         resource: &str,
@@ -331,12 +334,12 @@ impl Devices {
         taken
     }
 
-    /// Records what the plugin answered for devices that were chosen.
+    /// Records the plugin's answer for devices that were chosen.
     pub(crate) fn grant(
         &mut self,
         request: &DeviceRequest<'_>,
         chosen: &BTreeSet<DeviceId>,
-        response: proto::kubelet::deviceplugin::ContainerAllocateResponse,
+        response: ContainerAllocateResponse,
     ) {
         let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in chosen {
@@ -386,6 +389,145 @@ impl Devices {
             in_use.insert(Arc::clone(id));
             taken.insert(Arc::clone(id));
         }
+    }
+}
+
+/// A device's name, unique within its resource.
+pub(crate) type DeviceId = Arc<str>;
+
+/// NUMA node under which devices without topology are filed.
+pub(crate) const NO_NUMA: i64 = -1;
+
+/// One container of one pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Holder {
+    pub(crate) pod: String,
+    pub(crate) container: String,
+}
+
+impl Holder {
+    pub(crate) fn new(pod: &KubeletPod, container: &ContainerSpec) -> Self {
+        Self {
+            pod: pod.uid.clone(),
+            container: container.name.clone(),
+        }
+    }
+}
+
+/// The devices of one resource that one container holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    pub(crate) by_numa: BTreeMap<i64, Vec<DeviceId>>,
+    pub(crate) response: Arc<ContainerAllocateResponse>,
+    /// This grant as it stands in the checkpoint.
+    pub(crate) rendered: String,
+}
+
+impl Grant {
+    pub(crate) fn devices(&self) -> BTreeSet<DeviceId> {
+        self.by_numa.values().flatten().cloned().collect()
+    }
+
+    /// The device IDs, sorted.
+    pub(crate) fn device_ids(&self) -> Vec<String> {
+        self.devices().iter().map(ToString::to_string).collect()
+    }
+}
+
+/// All grants of the node.
+#[derive(Debug, Default)]
+pub(crate) struct HeldDevices(BTreeMap<Holder, BTreeMap<String, Grant>>);
+
+impl HeldDevices {
+    pub(crate) fn insert(
+        &mut self,
+        holder: &Holder,
+        resource: &str,
+        by_numa: BTreeMap<i64, Vec<DeviceId>>,
+        response: ContainerAllocateResponse,
+    ) {
+        let entry = CheckpointEntry {
+            pod_uid: holder.pod.clone(),
+            container_name: holder.container.clone(),
+            resource_name: resource.to_owned(),
+            device_ids: by_numa
+                .iter()
+                .map(|(numa, ids)| (*numa, ids.iter().map(|id| id.as_ref().to_owned()).collect()))
+                .collect(),
+            alloc_resp: k8s_openapi::ByteString(response.encode_to_vec()),
+        };
+        let rendered = serde_json::to_string(&entry).unwrap_or_default();
+        let grant = Grant {
+            by_numa,
+            response: Arc::new(response),
+            rendered,
+        };
+        self.0
+            .entry(holder.clone())
+            .or_default()
+            .insert(resource.to_owned(), grant);
+    }
+
+    /// Takes over the entries of a checkpoint; an answer that does not decode is skipped.
+    pub(crate) fn restore(entries: Vec<CheckpointEntry>) -> Self {
+        let mut held = Self::default();
+        for entry in entries {
+            let holder = Holder {
+                pod: entry.pod_uid,
+                container: entry.container_name,
+            };
+            let by_numa = entry
+                .device_ids
+                .into_iter()
+                .map(|(numa, ids)| (numa, ids.into_iter().map(Arc::from).collect()))
+                .collect();
+            match ContainerAllocateResponse::decode(entry.alloc_resp.0.as_slice()) {
+                Ok(response) => held.insert(&holder, &entry.resource_name, by_numa, response),
+                Err(error) => {
+                    tracing::error!(pod = holder.pod, %error, "checkpoint holds an answer that does not decode");
+                }
+            }
+        }
+        held
+    }
+
+    pub(crate) fn grant(&self, holder: &Holder, resource: &str) -> Option<&Grant> {
+        self.0.get(holder)?.get(resource)
+    }
+
+    pub(crate) fn of(&self, holder: &Holder) -> impl Iterator<Item = (&String, &Grant)> {
+        self.0.get(holder).into_iter().flatten()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Holder, &String, &Grant)> {
+        self.0.iter().flat_map(|(holder, grants)| {
+            grants
+                .iter()
+                .map(move |(resource, grant)| (holder, resource, grant))
+        })
+    }
+
+    /// Every grant as it stands in the checkpoint.
+    pub(crate) fn rendered(&self) -> Vec<&str> {
+        self.iter().map(|(_, _, grant)| grant.rendered.as_str()).collect()
+    }
+
+    /// Removes the pods that `keep` refuses; true if there was one.
+    pub(crate) fn retain_pods(&mut self, keep: impl Fn(&str) -> bool) -> bool {
+        let before = self.0.len();
+        self.0.retain(|holder, _| keep(&holder.pod));
+        self.0.len() != before
+    }
+
+    /// All devices held, by resource.
+    pub(crate) fn devices(&self) -> BTreeMap<String, BTreeSet<DeviceId>> {
+        let mut all: BTreeMap<String, BTreeSet<DeviceId>> = BTreeMap::new();
+        for (_, resource, grant) in self.iter() {
+            all.entry(resource.clone())
+                .or_default()
+                .extend(grant.by_numa.values().flatten().cloned());
+        }
+        all
     }
 }
 

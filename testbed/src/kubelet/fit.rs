@@ -1,4 +1,4 @@
-//! kubelet's own check that a pod's requests fit what is left of the node, after devices were allocated.
+//! kubelet's own check that a pod's requests fit the rest of the node, after devices were allocated.
 //!
 //! Extended resources that the node does not list are not checked, as in kubelet. Pure.
 
@@ -8,9 +8,9 @@ use proto::quantity::Quantity;
 
 /// Amounts by resource name: cpu in thousandths, everything else in whole units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amounts(BTreeMap<String, i64>);
+pub(crate) struct WholeAmounts(BTreeMap<String, i64>);
 
-impl Amounts {
+impl WholeAmounts {
     /// Reads quantities; those that do not parse count as nothing.
     pub(crate) fn read<'a>(quantities: impl IntoIterator<Item = (&'a String, &'a String)>) -> Self {
         Self(
@@ -65,11 +65,11 @@ pub(crate) struct Shortage {
 
 /// Checks that a pod with `requests` fits `allocatable` beside pods with the requests `others`.
 pub(crate) fn fit<'a>(
-    requests: &Amounts,
-    others: impl IntoIterator<Item = &'a Amounts>,
-    allocatable: &Amounts,
+    requests: &WholeAmounts,
+    others: impl IntoIterator<Item = &'a WholeAmounts>,
+    allocatable: &WholeAmounts,
 ) -> Result<(), Shortage> {
-    let mut used = Amounts::default();
+    let mut used = WholeAmounts::default();
     let mut n_pods = 0;
     for other in others {
         used.add(other);

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::cdi::{CdiCache, DeviceNode, Edits, Hook, MountPoint, Unresolvable};
+use super::cdi::{CdiCache, CdiHook, DeviceNode, Edits, MountPoint, Unresolvable};
 use super::config::KubeletConfig;
 
 /// The runtime does not inject CDI devices.
@@ -34,7 +34,7 @@ pub(crate) enum Injector {
 /// An answer of `cdi-injector`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct InjectorAnswer {
     env: Option<Vec<String>>,
     device_nodes: Option<Vec<String>>,
     mounts: Option<Vec<String>>,
@@ -43,8 +43,8 @@ struct Answer {
     error: String,
 }
 
-impl From<Answer> for Edits {
-    fn from(answer: Answer) -> Self {
+impl From<InjectorAnswer> for Edits {
+    fn from(answer: InjectorAnswer) -> Self {
         Self {
             env: answer.env.unwrap_or_default(),
             device_nodes: answer
@@ -63,7 +63,7 @@ impl From<Answer> for Edits {
                 .hooks
                 .into_iter()
                 .flatten()
-                .map(|args| Hook { args })
+                .map(|args| CdiHook { args })
                 .collect(),
         }
     }
@@ -100,7 +100,7 @@ impl Injector {
     }
 }
 
-async fn ask(socket: &Path, names: &[String]) -> io::Result<Answer> {
+async fn ask(socket: &Path, names: &[String]) -> io::Result<InjectorAnswer> {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
     stream
         .write_all(format!("{}\n", json!({"devices": names})).as_bytes())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{broadcast, watch};
 
-use super::claims::Claims;
+use super::claims::PreparedClaims;
 use super::config::{CdiSupport, Hold, KubeletConfig};
 use super::injector::Injector;
 use super::nri::Nri;
@@ -39,12 +39,12 @@ pub(crate) struct Machine {
     pub(crate) runtime: Arc<Runtime>,
     pub(crate) admissions: AdmissionLog,
     pub(crate) hold: watch::Sender<Hold>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: KubeletCounts,
     /// The container runtime's socket for plugins, if it has one.
     pub(crate) nri: Option<Nri>,
     /// The container runtime's side of CDI; `None` where CDI is off, and no spec is read.
     pub(crate) injector: Option<Injector>,
-    pub(crate) claims: Claims,
+    pub(crate) claims: PreparedClaims,
     changes: watch::Sender<()>,
 }
 
@@ -68,10 +68,10 @@ impl Machine {
             runtime,
             admissions: AdmissionLog::empty(),
             hold,
-            counts: Counts::default(),
+            counts: KubeletCounts::default(),
             nri,
             injector,
-            claims: Claims::default(),
+            claims: PreparedClaims::default(),
             changes,
         })
     }
@@ -87,7 +87,7 @@ impl Machine {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct KubeletCounts {
     /// Pods that wait for [`Hold`] to end.
     pub(crate) held: AtomicUsize,
     /// Calls of Allocate that have begun.
@@ -100,7 +100,7 @@ pub(crate) struct Counts {
     pub(crate) registrations: AtomicUsize,
 }
 
-impl Counts {
+impl KubeletCounts {
     pub(crate) fn add(counter: &AtomicUsize) {
         counter.fetch_add(1, Ordering::AcqRel);
     }

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use super::config::KubeletConfig;
 use super::device_manager::DeviceManager;
 use super::devices::Capacity;
-use super::fit::{Amounts, is_extended};
+use super::fit::{WholeAmounts, is_extended};
 use super::machine::Machine;
 use super::status_manager::text;
 
@@ -31,7 +31,7 @@ pub(crate) struct NodeStatus {
     machine: Arc<Machine>,
     devices: Arc<DeviceManager>,
     /// The node's allocatable as the API server shows it.
-    allocatable: Mutex<Amounts>,
+    allocatable: Mutex<WholeAmounts>,
 }
 
 impl NodeStatus {
@@ -39,11 +39,11 @@ impl NodeStatus {
         Self {
             machine: Arc::clone(machine),
             devices: Arc::clone(devices),
-            allocatable: Mutex::new(Amounts::read(&machine.config.capacity)),
+            allocatable: Mutex::new(WholeAmounts::read(&machine.config.capacity)),
         }
     }
 
-    pub(crate) fn allocatable(&self) -> Amounts {
+    pub(crate) fn allocatable(&self) -> WholeAmounts {
         self.allocatable
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -107,7 +107,7 @@ impl NodeStatus {
                 node = nodes.try_next() => match node {
                     Ok(Some(node)) => {
                         let (capacity, allocatable) = resources(&node);
-                        *self.allocatable.lock().unwrap_or_else(PoisonError::into_inner) = Amounts::read(&allocatable);
+                        *self.allocatable.lock().unwrap_or_else(PoisonError::into_inner) = WholeAmounts::read(&allocatable);
                         current = Some((capacity, allocatable));
                         self.machine.notify();
                     }

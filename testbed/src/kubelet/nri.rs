@@ -25,7 +25,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::pod::PodSpec;
+use super::pod::KubeletPod;
 use super::runtime::{Container, RunState, Runtime};
 use super::socket;
 
@@ -37,7 +37,7 @@ const PART: usize = 2;
 
 /// Why a container is not made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unmade {
+pub(crate) enum CreateError {
     #[error("failed to get NRI adjustment for container: rpc error: code = {} desc = {}", .0.code, .0.message)]
     Refused(Status),
     #[error("failed to validate NRI adjustment: a required plugin is not present")]
@@ -47,7 +47,7 @@ pub(crate) enum Unmade {
 /// The runtime's side of the interface.
 #[derive(Debug)]
 pub(crate) struct Nri {
-    plugins: Arc<Mutex<Vec<Plugin>>>,
+    plugins: Arc<Mutex<Vec<NriPlugin>>>,
     n_registered: watch::Receiver<usize>,
     /// True if no container is made while no plugin is there.
     is_required: bool,
@@ -70,7 +70,7 @@ impl Nri {
                 tokio::spawn(async move {
                     // No container is made during Synchronize, or the plugin would miss it.
                     let mut plugins = taking.lock().await;
-                    if let Some(plugin) = Plugin::register(stream, &runtime).await {
+                    if let Some(plugin) = NriPlugin::register(stream, &runtime).await {
                         plugins.push(plugin);
                         count.send_modify(|count| *count += 1);
                     }
@@ -92,7 +92,11 @@ impl Nri {
     }
 
     /// Asks every plugin about a container that is being made, and makes it so.
-    pub(crate) async fn make(&self, pod: &PodSpec, mut container: Container) -> Result<Container, Unmade> {
+    pub(crate) async fn make(
+        &self,
+        pod: &KubeletPod,
+        mut container: Container,
+    ) -> Result<Container, CreateError> {
         let mut plugins = self.plugins.lock().await;
         let mut left = std::mem::take(&mut *plugins).into_iter();
         let mut made = Ok(());
@@ -111,14 +115,14 @@ impl Nri {
                     adjust(&mut container, response.adjust.unwrap_or_default());
                     Ok(())
                 }
-                Ok(Err(status)) => Err(Unmade::Refused(status)),
+                Ok(Err(status)) => Err(CreateError::Refused(status)),
                 Err(Closed) => continue,
             };
             plugins.push(plugin);
         }
         plugins.extend(left);
         if self.is_required && plugins.is_empty() {
-            return Err(Unmade::Missing);
+            return Err(CreateError::Missing);
         }
         made.map(|()| container)
     }
@@ -128,16 +132,16 @@ impl Nri {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Closed;
 
-type Answer = oneshot::Sender<Response>;
+type AnswerSender = oneshot::Sender<Response>;
 
 /// A plugin that has registered.
 #[derive(Debug)]
-struct Plugin {
-    calls: mpsc::Sender<(Vec<u8>, Answer)>,
+struct NriPlugin {
+    calls: mpsc::Sender<(Vec<u8>, AnswerSender)>,
     _link: AbortOnDropHandle<()>,
 }
 
-impl Plugin {
+impl NriPlugin {
     /// Waits for a plugin to register, configures and synchronizes it; `None` if that fails.
     async fn register(stream: UnixStream, runtime: &Runtime) -> Option<Self> {
         let (calls, inbox) = mpsc::channel(1);
@@ -218,18 +222,18 @@ struct Link {
     stream: UnixStream,
     decoder: Decoder,
     registered: Option<oneshot::Sender<()>>,
-    waiting: HashMap<u32, Answer>,
+    waiting: HashMap<u32, AnswerSender>,
     next_call: u32,
 }
 
 impl Link {
-    async fn run(mut self, mut inbox: mpsc::Receiver<(Vec<u8>, Answer)>) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<(Vec<u8>, AnswerSender)>) {
         if let Err(error) = self.serve(&mut inbox).await {
             tracing::warn!(%error, "a plugin of the container runtime is closed");
         }
     }
 
-    async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, Answer)>) -> io::Result<()> {
+    async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, AnswerSender)>) -> io::Result<()> {
         let mut buffer = [0; 4096];
         loop {
             tokio::select! {
@@ -289,7 +293,7 @@ impl Link {
     }
 }
 
-fn sandbox_of(pod: &PodSpec) -> PodSandbox {
+fn sandbox_of(pod: &KubeletPod) -> PodSandbox {
     PodSandbox {
         id: pod.uid.clone(),
         name: pod.name.clone(),

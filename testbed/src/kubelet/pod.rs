@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
 use proto::quantity::Quantity;
 
-use super::fit::Amounts;
+use super::fit::WholeAmounts;
 
 /// The annotation that makes a pod's app containers finish at once, with any value.
 ///
@@ -34,7 +34,7 @@ pub(crate) struct ContainerSpec {
     pub(crate) kind: ContainerKind,
     /// Whole units of each limit, rounded up.
     pub(crate) limits: BTreeMap<String, i64>,
-    pub(crate) requests: Amounts,
+    pub(crate) requests: WholeAmounts,
     pub(crate) env: Vec<(String, String)>,
     /// Claims of the pod that it uses.
     pub(crate) claims: Vec<String>,
@@ -45,7 +45,7 @@ pub(crate) struct ContainerSpec {
 
 /// A pod bound to this node.
 #[derive(Clone, Debug)]
-pub(crate) struct PodSpec {
+pub(crate) struct KubeletPod {
     pub(crate) uid: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -57,7 +57,7 @@ pub(crate) struct PodSpec {
     /// Names of `ResourceClaim`s, by the names under which containers use them.
     pub(crate) claims: BTreeMap<String, String>,
     /// The requests of the whole pod.
-    pub(crate) requests: Amounts,
+    pub(crate) requests: WholeAmounts,
     /// `restartPolicy: Always`, the default.
     pub(crate) restarts: bool,
     pub(crate) deleting: bool,
@@ -65,7 +65,7 @@ pub(crate) struct PodSpec {
     pub(crate) terminal: bool,
 }
 
-impl PodSpec {
+impl KubeletPod {
     pub(crate) fn read(pod: &Pod) -> Option<Self> {
         let uid = pod.metadata.uid.clone()?;
         let spec = pod.spec.as_ref()?;
@@ -95,7 +95,7 @@ impl PodSpec {
         });
         let claims = spec.resource_claims.iter().flatten();
         let containers: Vec<ContainerSpec> = init.chain(app).collect();
-        let overhead = Amounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
+        let overhead = WholeAmounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         Some(Self {
             uid,
@@ -125,8 +125,8 @@ fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
     let resources = container.resources.as_ref();
     let limits = resources.and_then(|all| all.limits.as_ref());
     let requests = resources.and_then(|all| all.requests.as_ref());
-    let mut asked = Amounts::read(limits.into_iter().flatten().map(|(name, q)| (name, &q.0)));
-    asked.replace(Amounts::read(
+    let mut asked = WholeAmounts::read(limits.into_iter().flatten().map(|(name, q)| (name, &q.0)));
+    asked.replace(WholeAmounts::read(
         requests.into_iter().flatten().map(|(name, q)| (name, &q.0)),
     ));
     let env = container.env.iter().flatten();
@@ -167,10 +167,10 @@ fn whole(text: &str) -> Option<i64> {
 }
 
 /// The requests of a whole pod: those of its containers together, or of its largest init step where that is more.
-fn pod_requests(containers: &[ContainerSpec], overhead: &Amounts) -> Amounts {
-    let mut running = Amounts::default();
-    let mut sidecars = Amounts::default();
-    let mut peak = Amounts::default();
+fn pod_requests(containers: &[ContainerSpec], overhead: &WholeAmounts) -> WholeAmounts {
+    let mut running = WholeAmounts::default();
+    let mut sidecars = WholeAmounts::default();
+    let mut peak = WholeAmounts::default();
     for container in containers {
         match container.kind {
             ContainerKind::App => running.add(&container.requests),

@@ -2,7 +2,7 @@
 //!
 //! Lists active pods and no ordinary init containers; has one entry per device, and no UID.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesLister;
 use proto::kubelet::podresources::{
@@ -10,16 +10,16 @@ use proto::kubelet::podresources::{
     GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
     NumaNode, PodResources, TopologyInfo,
 };
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use super::claims::Claims;
+use super::claims::PreparedClaims;
 use super::device_manager::DeviceManager;
-use super::devices::Devices;
-use super::held::Holder;
-use super::machine::{Counts, Machine};
-use super::pod::{ContainerKind, PodSpec};
+use super::devices::DeviceState;
+use super::devices::Holder;
+use super::machine::{KubeletCounts, Machine};
+use super::pod::{ContainerKind, KubeletPod};
 use super::pod_table::PodTable;
-use super::rate_limit::RateLimit;
 
 /// The service of `pod-resources/kubelet.sock`.
 #[derive(Debug)]
@@ -55,9 +55,9 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        Counts::add(&self.machine.counts.lists);
+        KubeletCounts::add(&self.machine.counts.lists);
         self.admit_call()?;
-        let active: Vec<Arc<PodSpec>> = self.pods.lock().active().cloned().collect();
+        let active: Vec<Arc<KubeletPod>> = self.pods.lock().active().cloned().collect();
         self.devices.free_ended();
         let devices = self.devices.lock();
         let pod_resources = active
@@ -102,7 +102,7 @@ impl PodResourcesLister for PodResourcesService {
     }
 }
 
-fn of_pod(devices: &Devices, claims: &Claims, pod: &PodSpec) -> PodResources {
+fn of_pod(devices: &DeviceState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
     let listed = pod
         .containers
         .iter()
@@ -131,7 +131,7 @@ fn of_pod(devices: &Devices, claims: &Claims, pod: &PodSpec) -> PodResources {
     }
 }
 
-fn one_device(devices: &Devices, resource: &str, id: &str) -> ContainerDevices {
+fn one_device(devices: &DeviceState, resource: &str, id: &str) -> ContainerDevices {
     let topology = devices.topology(resource, id);
     let nodes = topology.map(|topology| TopologyInfo {
         nodes: topology
@@ -144,5 +144,47 @@ fn one_device(devices: &Devices, resource: &str, id: &str) -> ContainerDevices {
         resource_name: resource.to_owned(),
         device_ids: vec![id.to_owned()],
         topology: nodes,
+    }
+}
+
+/// Calls per second that kubelet answers.
+const PER_SECOND: f64 = 100.0;
+/// Calls that it answers at once after a pause.
+const BURST: f64 = 10.0;
+
+#[derive(Debug)]
+pub(crate) struct RateLimit(Mutex<(f64, Instant)>);
+
+impl RateLimit {
+    pub(crate) fn full() -> Self {
+        Self(Mutex::new((BURST, Instant::now())))
+    }
+
+    /// Takes a token if there is one.
+    pub(crate) fn allow(&self) -> bool {
+        let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tokens, filled) = *bucket;
+        let now = Instant::now();
+        let tokens = (tokens + now.duration_since(filled).as_secs_f64() * PER_SECOND).min(BURST);
+        let allowed = tokens >= 1.0;
+        *bucket = (if allowed { tokens - 1.0 } else { tokens }, now);
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::RateLimit;
+
+    #[tokio::test(start_paused = true)]
+    async fn ten_at_once_then_one_every_ten_milliseconds() {
+        let limit = RateLimit::full();
+        assert_eq!((0..15).filter(|_| limit.allow()).count(), 10);
+        tokio::time::advance(Duration::from_millis(35)).await;
+        assert_eq!((0..15).filter(|_| limit.allow()).count(), 3);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!((0..15).filter(|_| limit.allow()).count(), 10);
     }
 }

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::pod::PodSpec;
+use super::pod::KubeletPod;
 
 /// A message to the task that runs one pod.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum PodCommand {
     /// The pod has a deletionTimestamp.
     Delete,
     /// The pod is gone from the API.
@@ -23,20 +23,20 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug)]
-pub(crate) struct Record {
-    pub(crate) spec: Arc<PodSpec>,
+pub(crate) struct PodRecord {
+    pub(crate) spec: Arc<KubeletPod>,
     /// Rejected, finished or terminated: its devices are free to take.
     pub(crate) ended: bool,
     pub(crate) started: Timestamp,
     /// Reaches the task that runs the pod, once it is admitted.
-    pub(crate) worker: Option<UnboundedSender<Command>>,
+    pub(crate) worker: Option<UnboundedSender<PodCommand>>,
     /// Conditions as last reported, with the time of their last change.
     pub(crate) conditions: BTreeMap<&'static str, (bool, Timestamp)>,
 }
 
-impl Record {
+impl PodRecord {
     /// Sends a command to the pod's task; false if there is none or it has ended.
-    pub(crate) fn send(&self, command: Command) -> bool {
+    pub(crate) fn send(&self, command: PodCommand) -> bool {
         self.worker
             .as_ref()
             .is_some_and(|worker| worker.send(command).is_ok())
@@ -45,12 +45,12 @@ impl Record {
 
 #[derive(Debug, Default)]
 pub(crate) struct PodTable {
-    pods: Mutex<Pods>,
+    pods: Mutex<PodRecords>,
     sources_ready: AtomicBool,
 }
 
 impl PodTable {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Pods> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PodRecords> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -66,11 +66,11 @@ impl PodTable {
 
 /// Records by UID.
 #[derive(Debug, Default)]
-pub(crate) struct Pods(pub(crate) BTreeMap<String, Record>);
+pub(crate) struct PodRecords(pub(crate) BTreeMap<String, PodRecord>);
 
-impl Pods {
-    pub(crate) fn arrive(&mut self, spec: &Arc<PodSpec>, ended: bool) {
-        let record = Record {
+impl PodRecords {
+    pub(crate) fn arrive(&mut self, spec: &Arc<KubeletPod>, ended: bool) {
+        let record = PodRecord {
             spec: Arc::clone(spec),
             ended,
             started: Timestamp::now(),
@@ -86,7 +86,7 @@ impl Pods {
         }
     }
 
-    pub(crate) fn active(&self) -> impl Iterator<Item = &Arc<PodSpec>> {
+    pub(crate) fn active(&self) -> impl Iterator<Item = &Arc<KubeletPod>> {
         self.0
             .values()
             .filter(|record| !record.ended)
@@ -97,7 +97,7 @@ impl Pods {
         self.active().map(|pod| pod.uid.clone()).collect()
     }
 
-    pub(crate) fn find_active(&self, namespace: &str, name: &str) -> Option<&Arc<PodSpec>> {
+    pub(crate) fn find_active(&self, namespace: &str, name: &str) -> Option<&Arc<KubeletPod>> {
         self.active()
             .find(|pod| pod.namespace == namespace && pod.name == name)
     }

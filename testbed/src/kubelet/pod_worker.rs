@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::container_start::{ContainerStarter, StartError};
 use super::machine::Machine;
-use super::pod::{ContainerKind, ContainerSpec, PodSpec};
-use super::pod_table::{Command, PodTable};
+use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
+use super::pod_table::{PodCommand, PodTable};
 use super::runtime::{Container, KILLED, RunState};
 use super::status_manager::StatusManager;
 use super::tasks::Tasks;
@@ -37,7 +37,7 @@ pub(crate) struct PodWorkers {
 
 impl PodWorkers {
     /// Starts the task of a pod.
-    pub(crate) fn start(self: &Arc<Self>, pod: &Arc<PodSpec>) {
+    pub(crate) fn start(self: &Arc<Self>, pod: &Arc<KubeletPod>) {
         let (sender, commands) = unbounded_channel();
         if let Some(record) = self.pods.lock().0.get_mut(&pod.uid) {
             record.worker = Some(sender);
@@ -47,7 +47,7 @@ impl PodWorkers {
         self.tasks.spawn(async move { workers.run(&pod, commands).await });
     }
 
-    async fn run(&self, pod: &PodSpec, mut commands: UnboundedReceiver<Command>) {
+    async fn run(&self, pod: &KubeletPod, mut commands: UnboundedReceiver<PodCommand>) {
         let mut due = Some(Instant::now());
         self.status.publish_status(pod);
         loop {
@@ -64,7 +64,7 @@ impl PodWorkers {
                 biased;
                 command = commands.recv() => match command {
                     None => return,
-                    Some(Command::Restart(container)) => {
+                    Some(PodCommand::Restart(container)) => {
                         self.crash(pod, &container);
                         due = Some(Instant::now());
                     }
@@ -87,7 +87,7 @@ impl PodWorkers {
     }
 
     /// Starts the containers that should run and do not.
-    async fn sync_pod(&self, pod: &PodSpec) -> Progress {
+    async fn sync_pod(&self, pod: &KubeletPod) -> Progress {
         let mut progress = Progress::Settled;
         for container in &pod.containers {
             if !self.should_start(pod, container) {
@@ -115,7 +115,7 @@ impl PodWorkers {
         }
     }
 
-    fn should_start(&self, pod: &PodSpec, container: &ContainerSpec) -> bool {
+    fn should_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
         match self.machine().runtime.state(&pod.uid, &container.name) {
             None | Some(RunState::Waiting { .. }) => true,
             Some(RunState::Running { .. }) => false,
@@ -123,7 +123,7 @@ impl PodWorkers {
         }
     }
 
-    fn crash(&self, pod: &PodSpec, container: &str) {
+    fn crash(&self, pod: &KubeletPod, container: &str) {
         let state = RunState::Waiting {
             reason: "ContainerCreating".to_owned(),
             message: "restarted after a crash".to_owned(),
@@ -131,7 +131,7 @@ impl PodWorkers {
         self.machine().runtime.set_state(&pod.uid, container, state);
     }
 
-    fn report_failed_start(&self, pod: &PodSpec, container: &ContainerSpec, error: &StartError) {
+    fn report_failed_start(&self, pod: &KubeletPod, container: &ContainerSpec, error: &StartError) {
         let state = RunState::Waiting {
             reason: error.reason().to_owned(),
             message: error.to_string(),
@@ -152,11 +152,11 @@ impl PodWorkers {
         }
     }
 
-    async fn terminate(&self, pod: &PodSpec, command: &Command) {
+    async fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
         tokio::time::sleep(self.machine().config.delays.termination).await;
         self.machine().runtime.kill(&pod.uid, KILLED);
         self.pods.lock().end(&pod.uid);
-        if matches!(command, Command::Remove) {
+        if matches!(command, PodCommand::Remove) {
             self.machine().runtime.remove(&pod.uid);
         } else {
             self.status.publish_status(pod);

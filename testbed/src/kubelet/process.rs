@@ -24,13 +24,13 @@ use super::tasks::Tasks;
 
 /// A running kubelet process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct KubeletProcess {
     pub(crate) devices: Arc<DeviceManager>,
     pub(crate) pods: Arc<PodTable>,
     tasks: Tasks,
 }
 
-impl Process {
+impl KubeletProcess {
     /// Removes old sockets, loads the checkpoint, opens the sockets, starts the tasks.
     pub(crate) fn start(machine: &Arc<Machine>) -> Result<Self, StartupError> {
         let config = &machine.config;

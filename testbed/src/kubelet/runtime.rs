@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::pod::{ContainerKind, ContainerSpec, PodSpec};
+use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
 
 /// The variable in which a container on a machine with GPUs prints its device nodes, separated by commas.
 pub const DEVICE_NODES: &str = "DEVICE_NODES";
@@ -80,7 +80,7 @@ pub struct Container {
 
 impl Container {
     /// A container of this pod that was not started yet.
-    pub(crate) fn never_started(pod: &PodSpec, container: &ContainerSpec, state: RunState) -> Self {
+    pub(crate) fn never_started(pod: &KubeletPod, container: &ContainerSpec, state: RunState) -> Self {
         Self {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -106,12 +106,12 @@ impl Container {
 pub(crate) struct Attempts {
     /// Why it did not start, each time.
     pub(crate) refusals: Vec<String>,
-    pub(crate) spent: Spent,
+    pub(crate) spent: StartTimes,
 }
 
 /// The time that attempts to start a container have taken.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
+pub(crate) struct StartTimes {
     /// All of it.
     pub(crate) total: Duration,
     /// `PreStartContainer` of plugins.
@@ -159,14 +159,14 @@ impl Runtime {
         self.lock().values().cloned().collect()
     }
 
-    /// Replaces or creates a container; how often it was started is carried over.
+    /// Replaces or creates a container; the number of its starts is kept.
     pub(crate) fn put(&self, container: Container) {
         let key = (container.pod_uid.clone(), container.name.clone());
         self.lock().insert(key, container);
         self.changed.send_replace(());
     }
 
-    /// Changes what a container is doing; whether there is such a container.
+    /// Changes the state of a container; false if there is no such container.
     pub(crate) fn set_state(&self, uid: &str, container: &str, state: RunState) -> bool {
         let mut containers = self.lock();
         let found = containers.get_mut(&(uid.to_owned(), container.to_owned()));
@@ -200,7 +200,7 @@ impl Runtime {
         &self,
         uid: &str,
         container: &str,
-        spent: Spent,
+        spent: StartTimes,
         error: Option<String>,
     ) -> Attempts {
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);

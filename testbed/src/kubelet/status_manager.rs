@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::device_manager::DeviceManager;
-use super::held::Holder;
+use super::devices::Holder;
 use super::machine::Machine;
-use super::pod::{ContainerKind, ContainerSpec, PodSpec};
+use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
 use super::pod_table::PodTable;
 use super::runtime::{Container, RunState};
 use super::tasks::Tasks;
@@ -65,7 +65,7 @@ impl StatusManager {
     }
 
     /// Reports a pod as its containers are now.
-    pub(crate) fn publish_status(self: &Arc<Self>, pod: &PodSpec) {
+    pub(crate) fn publish_status(self: &Arc<Self>, pod: &KubeletPod) {
         let containers = self.machine.runtime.of_pod(&pod.uid);
         let mut pods = self.pods.lock();
         let Some(record) = pods.0.get_mut(&pod.uid) else {
@@ -108,7 +108,7 @@ impl StatusManager {
     }
 
     /// Reports a pod as refused, for good.
-    pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &PodSpec, reason: &str, message: &str) {
+    pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &KubeletPod, reason: &str, message: &str) {
         let started = text(Timestamp::now());
         let message = format!("Pod was rejected: {message}");
         let status = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": started});
@@ -116,12 +116,12 @@ impl StatusManager {
     }
 
     /// Deletes a pod whose containers have ended, after its last status is written.
-    pub(crate) fn publish_deletion(self: &Arc<Self>, pod: &PodSpec) {
+    pub(crate) fn publish_deletion(self: &Arc<Self>, pod: &KubeletPod) {
         self.submit(pod, |pending| pending.delete = true);
     }
 
     /// Creates a warning event about the pod.
-    pub(crate) fn publish_event(&self, pod: &PodSpec, reason: &str, message: &str) {
+    pub(crate) fn publish_event(&self, pod: &KubeletPod, reason: &str, message: &str) {
         let now = text(Timestamp::now());
         let serial = self.n_events.fetch_add(1, Ordering::Relaxed);
         let event = json!({
@@ -142,7 +142,12 @@ impl StatusManager {
         });
     }
 
-    fn container_status(&self, pod: &PodSpec, container: &ContainerSpec, runs: Option<&Container>) -> Value {
+    fn container_status(
+        &self,
+        pod: &KubeletPod,
+        container: &ContainerSpec,
+        runs: Option<&Container>,
+    ) -> Value {
         let running = matches!(runs.map(|runs| &runs.state), Some(RunState::Running { .. }));
         let completed = matches!(
             runs.map(|runs| &runs.state),
@@ -168,7 +173,7 @@ impl StatusManager {
     }
 
     /// `allocatedResourcesStatus` of a container.
-    fn allocated(&self, pod: &PodSpec, container: &ContainerSpec) -> Vec<Value> {
+    fn allocated(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<Value> {
         let devices = self.devices.lock();
         let mut resources = Vec::new();
         for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
@@ -187,7 +192,7 @@ impl StatusManager {
     }
 
     /// Notes a write, and starts the task that writes if there is none.
-    fn submit(self: &Arc<Self>, pod: &PodSpec, change: impl FnOnce(&mut Pending)) {
+    fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut Pending)) {
         let mut all = self.lock();
         if let Some(pending) = all.get_mut(&pod.uid) {
             return change(pending);
@@ -282,7 +287,7 @@ fn is_final(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
-fn state(pod: &PodSpec, container: &ContainerSpec, runs: Option<&Container>) -> Value {
+fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&Container>) -> Value {
     match runs.map(|runs| &runs.state) {
         None => {
             let initializing = container.kind == ContainerKind::App
@@ -307,7 +312,7 @@ fn state(pod: &PodSpec, container: &ContainerSpec, runs: Option<&Container>) -> 
     }
 }
 
-fn phase(pod: &PodSpec, containers: &BTreeMap<String, Container>, ended: bool) -> &'static str {
+fn phase(pod: &KubeletPod, containers: &BTreeMap<String, Container>, ended: bool) -> &'static str {
     let app = || {
         pod.containers
             .iter()
@@ -330,7 +335,7 @@ fn phase(pod: &PodSpec, containers: &BTreeMap<String, Container>, ended: bool) -
     }
 }
 
-fn conditions(pod: &PodSpec, containers: &BTreeMap<String, Container>) -> [(&'static str, bool); 4] {
+fn conditions(pod: &KubeletPod, containers: &BTreeMap<String, Container>) -> [(&'static str, bool); 4] {
     let state = |spec: &ContainerSpec| containers.get(&spec.name).map(|container| &container.state);
     let of = |kind| {
         pod.containers

@@ -22,8 +22,8 @@ use super::devices::AllocationError;
 use super::fit::{Shortage, fit};
 use super::machine::{Admission, Machine};
 use super::node_status::NodeStatus;
-use super::pod::PodSpec;
-use super::pod_table::{Command, PodTable};
+use super::pod::KubeletPod;
+use super::pod_table::{PodCommand, PodTable};
 use super::pod_worker::PodWorkers;
 use super::runtime::KILLED;
 use super::status_manager::StatusManager;
@@ -32,10 +32,10 @@ use crate::dice::dice;
 
 /// A change of this node's pods in the API.
 #[derive(Debug)]
-enum Arrival {
+enum PodUpdate {
     /// The complete list, at start and after a broken watch.
-    List(Vec<Arc<PodSpec>>),
-    Applied(Arc<PodSpec>),
+    List(Vec<Arc<KubeletPod>>),
+    Applied(Arc<KubeletPod>),
     Gone(String),
 }
 
@@ -78,7 +78,7 @@ impl SyncLoop {
         self.take_in(arrivals).await;
     }
 
-    async fn watch(&self, queue: &UnboundedSender<Arrival>) {
+    async fn watch(&self, queue: &UnboundedSender<PodUpdate>) {
         let api: Api<Pod> = Api::all(self.machine.config.client.clone());
         let config =
             watcher::Config::default().fields(&format!("spec.nodeName={}", self.machine.config.node));
@@ -91,14 +91,14 @@ impl SyncLoop {
                     continue;
                 }
                 Ok(Some(watcher::Event::InitApply(pod))) => {
-                    listed.extend(PodSpec::read(&pod).map(Arc::new));
+                    listed.extend(KubeletPod::read(&pod).map(Arc::new));
                     continue;
                 }
-                Ok(Some(watcher::Event::InitDone)) => Some(Arrival::List(std::mem::take(&mut listed))),
+                Ok(Some(watcher::Event::InitDone)) => Some(PodUpdate::List(std::mem::take(&mut listed))),
                 Ok(Some(watcher::Event::Apply(pod))) => {
-                    PodSpec::read(&pod).map(|pod| Arrival::Applied(Arc::new(pod)))
+                    KubeletPod::read(&pod).map(|pod| PodUpdate::Applied(Arc::new(pod)))
                 }
-                Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(Arrival::Gone),
+                Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(PodUpdate::Gone),
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "the watch of this node's pods failed");
@@ -110,11 +110,11 @@ impl SyncLoop {
         }
     }
 
-    async fn take_in(&self, mut arrivals: UnboundedReceiver<Arrival>) {
+    async fn take_in(&self, mut arrivals: UnboundedReceiver<PodUpdate>) {
         let mut n_batches = 0_u64;
         while let Some(arrival) = arrivals.recv().await {
             let mut batch = Vec::new();
-            let is_list = matches!(arrival, Arrival::List(_));
+            let is_list = matches!(arrival, PodUpdate::List(_));
             self.collect(arrival, &mut batch);
             if !is_list {
                 self.fill(&mut batch, &mut arrivals).await;
@@ -147,8 +147,8 @@ impl SyncLoop {
     /// Collects pods until [`Hold`] ends; returns the order in which they are then admitted, if it names one.
     async fn while_held(
         &self,
-        batch: &mut Vec<Arc<PodSpec>>,
-        arrivals: &mut UnboundedReceiver<Arrival>,
+        batch: &mut Vec<Arc<KubeletPod>>,
+        arrivals: &mut UnboundedReceiver<PodUpdate>,
     ) -> Option<(OrderRule, u64)> {
         let mut hold = self.machine.hold.subscribe();
         let mut was_held = false;
@@ -171,7 +171,7 @@ impl SyncLoop {
     }
 
     /// Waits for further pods of a batch that has begun.
-    async fn fill(&self, batch: &mut Vec<Arc<PodSpec>>, arrivals: &mut UnboundedReceiver<Arrival>) {
+    async fn fill(&self, batch: &mut Vec<Arc<KubeletPod>>, arrivals: &mut UnboundedReceiver<PodUpdate>) {
         let ordering = self.machine.config.ordering;
         while !batch.is_empty() && batch.len() < ordering.batch {
             let Ok(Some(next)) = tokio::time::timeout(ordering.linger, arrivals.recv()).await else {
@@ -181,18 +181,18 @@ impl SyncLoop {
         }
     }
 
-    fn collect(&self, arrival: Arrival, batch: &mut Vec<Arc<PodSpec>>) {
+    fn collect(&self, arrival: PodUpdate, batch: &mut Vec<Arc<KubeletPod>>) {
         match arrival {
-            Arrival::Applied(pod) => {
+            PodUpdate::Applied(pod) => {
                 // A pod that changed while it waits in the batch is admitted as it is now.
                 batch.retain(|waiting| waiting.uid != pod.uid);
                 batch.extend(self.update(pod));
             }
-            Arrival::Gone(uid) => {
+            PodUpdate::Gone(uid) => {
                 batch.retain(|waiting| waiting.uid != uid);
                 self.forget(&uid);
             }
-            Arrival::List(pods) => {
+            PodUpdate::List(pods) => {
                 self.forget_missing(&pods);
                 let known: BTreeSet<String> = batch.iter().map(|pod| pod.uid.clone()).collect();
                 let new = pods.into_iter().filter(|pod| !known.contains(&pod.uid));
@@ -202,7 +202,7 @@ impl SyncLoop {
     }
 
     /// Acts on a pod that is known, or returns one that waits for admission.
-    fn update(&self, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
+    fn update(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
         let mut pods = self.pods.lock();
         let Some(record) = pods.0.get_mut(&pod.uid) else {
             drop(pods);
@@ -210,7 +210,7 @@ impl SyncLoop {
         };
         if pod.deleting && !record.spec.deleting {
             // A worker that has ended has nothing left to stop.
-            if !record.send(Command::Delete) {
+            if !record.send(PodCommand::Delete) {
                 self.status.publish_deletion(&pod);
             }
             record.spec = pod;
@@ -219,7 +219,7 @@ impl SyncLoop {
     }
 
     /// A pod seen for the first time: most need admission, but not those that have ended or are on their way out.
-    fn take_over(&self, pod: Arc<PodSpec>) -> Option<Arc<PodSpec>> {
+    fn take_over(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
         if !pod.deleting && !pod.terminal {
             return Some(pod);
         }
@@ -229,13 +229,13 @@ impl SyncLoop {
         } else if pod.deleting {
             self.workers.start(&pod);
             if let Some(record) = self.pods.lock().0.get(&pod.uid) {
-                record.send(Command::Delete);
+                record.send(PodCommand::Delete);
             }
         }
         None
     }
 
-    fn forget_missing(&self, listed: &[Arc<PodSpec>]) {
+    fn forget_missing(&self, listed: &[Arc<KubeletPod>]) {
         let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
         let gone: Vec<String> = self
             .pods
@@ -258,14 +258,14 @@ impl SyncLoop {
 
     fn forget(&self, uid: &str) {
         let record = self.pods.lock().0.remove(uid);
-        if !record.is_some_and(|record| record.send(Command::Remove)) {
+        if !record.is_some_and(|record| record.send(PodCommand::Remove)) {
             self.machine.runtime.remove(uid);
         }
         self.machine.notify();
     }
 
     /// Admits one pod and starts the task that runs it, or makes it Failed.
-    async fn admit(&self, pod: Arc<PodSpec>) {
+    async fn admit(&self, pod: Arc<KubeletPod>) {
         let began = Instant::now();
         self.pods.lock().arrive(&pod, false);
         let refusal = match self.check(&pod).await {
@@ -289,7 +289,7 @@ impl SyncLoop {
         self.machine.notify();
     }
 
-    async fn check(&self, pod: &PodSpec) -> Result<(), Rejection> {
+    async fn check(&self, pod: &KubeletPod) -> Result<(), Rejection> {
         self.devices
             .allocate_pod(pod)
             .await
@@ -305,7 +305,7 @@ impl SyncLoop {
         fit(&pod.requests, others, &allocatable).map_err(Rejection::Shortage)
     }
 
-    fn reject(&self, pod: &PodSpec, reason: &str, message: &str) {
+    fn reject(&self, pod: &KubeletPod, reason: &str, message: &str) {
         tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
         self.pods.lock().end(&pod.uid);
         // After a restart of kubelet its containers may be running.
@@ -316,7 +316,7 @@ impl SyncLoop {
 }
 
 /// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
-fn in_order(mut batch: Vec<Arc<PodSpec>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<PodSpec>> {
+fn in_order(mut batch: Vec<Arc<KubeletPod>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<KubeletPod>> {
     batch.sort_by_key(|pod| pod.created);
     match rule {
         OrderRule::Creation => {}
@@ -337,12 +337,12 @@ mod tests {
     use super::in_order;
     use crate::dice::dice;
     use crate::kubelet::config::OrderRule;
-    use crate::kubelet::pod::PodSpec;
+    use crate::kubelet::pod::KubeletPod;
 
-    fn pod(name: &str, second: u32) -> Arc<PodSpec> {
+    fn pod(name: &str, second: u32) -> Arc<KubeletPod> {
         let time = format!("2026-01-01T00:00:{second:02}Z");
         let pod = json!({"metadata": {"name": name, "uid": name, "creationTimestamp": time}, "spec": {"containers": []}});
-        Arc::new(PodSpec::read(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap())
+        Arc::new(KubeletPod::read(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap())
     }
 
     #[rstest]

@@ -22,9 +22,9 @@ pub(super) type Selector = BTreeMap<String, String>;
 
 /// The address of each replica, by the name of its pod.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Addresses(Arc<Mutex<BTreeMap<String, Ports>>>);
+pub(super) struct ReplicaAddresses(Arc<Mutex<BTreeMap<String, Ports>>>);
 
-impl Addresses {
+impl ReplicaAddresses {
     pub(super) fn insert(&self, name: &str, ports: Ports) {
         self.0
             .lock()
@@ -51,7 +51,7 @@ pub(super) async fn serve(
     address: SocketAddr,
     selector: Selector,
     api: &apiserver::Cluster,
-    addresses: &Addresses,
+    addresses: &ReplicaAddresses,
     flag: &'static str,
 ) -> Result<AbortOnDropHandle<()>> {
     let listener = TcpListener::bind(address)
@@ -82,7 +82,7 @@ pub(super) async fn serve(
 fn backends(
     api: &apiserver::Cluster,
     selector: &Selector,
-    addresses: &Addresses,
+    addresses: &ReplicaAddresses,
     flag: &str,
 ) -> Vec<SocketAddr> {
     let pods = api.list("pods", Some(NAMESPACE)).unwrap_or_default();

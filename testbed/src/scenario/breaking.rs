@@ -13,7 +13,7 @@ use proto::resource::{GPU_MEM, GPU_SHARED};
 
 use super::{DEADLINE, World};
 use crate::observer::{Snapshot, node_of};
-use crate::parts::{Commands, NodeFile, Part};
+use crate::parts::{ClusterPart, Commands, NodeFile};
 
 /// The label of the pods of both daemons in `deploy/`.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
@@ -29,7 +29,7 @@ const REGISTERED: &str = "registered with kubelet";
 /// The API server's view of a part when it was killed.
 #[derive(Debug)]
 pub(super) struct Killed {
-    part: Part,
+    part: ClusterPart,
     node: String,
     at: Instant,
     /// IDs of its containers; empty if it runs in no pod.
@@ -61,17 +61,17 @@ fn id(status: &ContainerStatus) -> String {
 /// The containers of a part, by the labels and names of `deploy/`.
 fn containers<'a>(
     snapshot: &'a Snapshot,
-    part: Part,
+    part: ClusterPart,
     node: &'a str,
 ) -> impl Iterator<Item = &'a ContainerStatus> {
     let container = match part {
-        Part::Plugin => PLUGIN,
-        Part::Scheduler => SCHEDULER,
-        Part::KubeScheduler => "kube-scheduler",
-        Part::Kubelet | Part::Containerd | Part::Apiserver => "",
+        ClusterPart::Plugin => PLUGIN,
+        ClusterPart::Scheduler => SCHEDULER,
+        ClusterPart::KubeScheduler => "kube-scheduler",
+        ClusterPart::Kubelet | ClusterPart::Containerd | ClusterPart::Apiserver => "",
     };
     let pods = snapshot.pods.values().filter(move |pod| match part {
-        Part::Plugin => is_named(pod, PLUGIN) && node_of(pod) == Some(node),
+        ClusterPart::Plugin => is_named(pod, PLUGIN) && node_of(pod) == Some(node),
         _ => is_named(pod, SCHEDULER),
     });
     let statuses = pods.filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref());
@@ -125,14 +125,14 @@ fn commands(world: &World) -> Result<&Commands> {
 }
 
 /// Kills a part and starts it again, if nothing else does; does not wait until it serves.
-pub(super) async fn restart(world: &mut World, part: Part, node: &str) -> Result<()> {
+pub(super) async fn restart(world: &mut World, part: ClusterPart, node: &str) -> Result<()> {
     restart_without(world, part, node, None).await
 }
 
 /// The same; this file of the node is removed while the part is down.
 pub(super) async fn restart_without(
     world: &mut World,
-    part: Part,
+    part: ClusterPart,
     node: &str,
     file: Option<NodeFile>,
 ) -> Result<()> {
@@ -168,14 +168,19 @@ pub(super) async fn restart_without(
     commands.start(part, node).await
 }
 
-async fn restart_in_testbed(world: &mut World, part: Part, node: &str, file: Option<NodeFile>) -> Result<()> {
+async fn restart_in_testbed(
+    world: &mut World,
+    part: ClusterPart,
+    node: &str,
+    file: Option<NodeFile>,
+) -> Result<()> {
     let cluster = world.cluster()?;
     match (part, file) {
-        (Part::Plugin, None) => cluster.node(node)?.restart_plugin().await,
-        (Part::Scheduler, None) => Ok(cluster.scheduler.restart().await?),
-        (Part::KubeScheduler, None) => cluster.start_kube_scheduler().await,
-        (Part::Kubelet, None) => cluster.node(node)?.restart_kubelet().await,
-        (Part::Kubelet, Some(NodeFile::KubeletCheckpoint)) => {
+        (ClusterPart::Plugin, None) => cluster.node(node)?.restart_plugin().await,
+        (ClusterPart::Scheduler, None) => Ok(cluster.scheduler.restart().await?),
+        (ClusterPart::KubeScheduler, None) => cluster.start_kube_scheduler().await,
+        (ClusterPart::Kubelet, None) => cluster.node(node)?.restart_kubelet().await,
+        (ClusterPart::Kubelet, Some(NodeFile::KubeletCheckpoint)) => {
             let remove = |config: &crate::kubelet::KubeletConfig| {
                 // It may have none yet.
                 let _ = std::fs::remove_file(config.checkpoint());
@@ -190,7 +195,7 @@ async fn restart_in_testbed(world: &mut World, part: Part, node: &str, file: Opt
 pub(super) async fn pause_scheduler(world: &mut World) -> Result<()> {
     match &world.cluster {
         Some(cluster) => Ok(cluster.scheduler.pause().await?),
-        None => commands(world)?.pause(Part::Scheduler, "").await,
+        None => commands(world)?.pause(ClusterPart::Scheduler, "").await,
     }
 }
 
@@ -198,7 +203,7 @@ pub(super) async fn pause_scheduler(world: &mut World) -> Result<()> {
 pub(super) async fn resume_scheduler(world: &mut World) -> Result<()> {
     match &world.cluster {
         Some(cluster) => Ok(cluster.scheduler.resume().await?),
-        None => commands(world)?.resume(Part::Scheduler, "").await,
+        None => commands(world)?.resume(ClusterPart::Scheduler, "").await,
     }
 }
 
@@ -236,7 +241,7 @@ pub(super) async fn until_plugin_waits_for_kubelet(world: &mut World, node: &str
     if world.cluster.is_none() {
         let killed = world.killed.last().context("the plugin was not killed")?;
         let runs = |snapshot: &Snapshot| {
-            let mut again = containers(snapshot, Part::Plugin, node)
+            let mut again = containers(snapshot, ClusterPart::Plugin, node)
                 .filter(|status| !killed.containers.contains(&id(status)));
             again
                 .find(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
@@ -291,7 +296,7 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
     world
         .until_within(deadline, "everything that was killed to serve again", is_ready)
         .await?;
-    for killed in killed.iter().filter(|killed| killed.part == Part::Kubelet) {
+    for killed in killed.iter().filter(|killed| killed.part == ClusterPart::Kubelet) {
         until_plugin_logs(world, killed, deadline).await?;
     }
     Ok(())

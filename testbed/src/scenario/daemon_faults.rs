@@ -8,7 +8,7 @@ use proto::resource::GPU_MEM;
 
 use super::{Body, DEADLINE, World, breaking};
 use crate::observer::Snapshot;
-use crate::parts::Part;
+use crate::parts::ClusterPart;
 
 /// Pods that are on their way while something is killed.
 const N_PODS: usize = 24;
@@ -63,7 +63,7 @@ fn scheduler_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
         for kill in 0..N_KILLS {
             until_part_bound(world, &names, kill * N_PODS / N_KILLS).await?;
-            breaking::restart(world, Part::Scheduler, "").await?;
+            breaking::restart(world, ClusterPart::Scheduler, "").await?;
         }
         world.until_all_run(&names).await
     }
@@ -83,7 +83,7 @@ fn plugins_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
                     .await?,
             );
             world.until_all_run(&names).await?;
-            breaking::restart(world, Part::Plugin, node).await?;
+            breaking::restart(world, ClusterPart::Plugin, node).await?;
             breaking::until_ready(world).await?;
             world.verify().await?;
         }
@@ -98,7 +98,7 @@ fn loop_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
         for restart in 0..N_KILLS {
             until_part_bound(world, &names, restart * N_PODS / N_KILLS).await?;
-            breaking::restart(world, Part::KubeScheduler, "").await?;
+            breaking::restart(world, ClusterPart::KubeScheduler, "").await?;
         }
         world.until_all_run(&names).await
     }
@@ -110,7 +110,7 @@ fn runtime_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(1)?.name;
         let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
         until_part_bound(world, &names, N_PODS / 2).await?;
-        breaking::restart(world, Part::Containerd, &node).await?;
+        breaking::restart(world, ClusterPart::Containerd, &node).await?;
         world.until_all_run(&names).await
     }
     .boxed()
@@ -120,7 +120,7 @@ fn apiserver_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
         until_part_bound(world, &names, N_PODS / 2).await?;
-        breaking::restart(world, Part::Apiserver, "").await?;
+        breaking::restart(world, ClusterPart::Apiserver, "").await?;
         world.until_all_run(&names).await
     }
     .boxed()

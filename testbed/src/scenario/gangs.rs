@@ -43,42 +43,40 @@ fn asking(name: &str, gib: &str) -> PodSpec {
     PodSpec::new(name, &[(GPU_MEM, gib)])
 }
 
-impl World {
-    fn groups(&self) -> Api<PodGroup> {
-        Api::namespaced(self.client.0.clone(), &self.namespace)
-    }
+fn groups(world: &World) -> Api<PodGroup> {
+    Api::namespaced(world.client.0.clone(), &world.namespace)
+}
 
-    /// Makes a group whose pods are bound when all of them can be, and pods `<group>-0`, `<group>-1` that ask for `gib`;
-    /// returns their names.
-    async fn create_gang(&self, group: &str, gib: [&str; 2]) -> Result<Vec<String>> {
-        let policy = json!({"gang": {"minCount": gib.len()}});
-        let object = json!({"metadata": {"name": group}, "spec": {"schedulingPolicy": policy}});
-        self.groups()
-            .create(&PostParams::default(), &serde_json::from_value(object)?)
-            .await
-            .context("cannot create a PodGroup")?;
-        let mut names = Vec::new();
-        for (idx, gib) in gib.into_iter().enumerate() {
-            let name = format!("{group}-{idx}");
-            self.create(asking(&name, gib).member_of(group)).await?;
-            names.push(name);
-        }
-        Ok(names)
+/// Makes a group whose pods are bound when all of them can be, and pods `<group>-0`, `<group>-1` that ask for `gib`;
+/// returns their names.
+async fn create_gang(world: &World, group: &str, gib: [&str; 2]) -> Result<Vec<String>> {
+    let policy = json!({"gang": {"minCount": gib.len()}});
+    let object = json!({"metadata": {"name": group}, "spec": {"schedulingPolicy": policy}});
+    groups(world)
+        .create(&PostParams::default(), &serde_json::from_value(object)?)
+        .await
+        .context("cannot create a PodGroup")?;
+    let mut names = Vec::new();
+    for (idx, gib) in gib.into_iter().enumerate() {
+        let name = format!("{group}-{idx}");
+        world.create(asking(&name, gib).member_of(group)).await?;
+        names.push(name);
     }
+    Ok(names)
+}
 
-    async fn delete_groups(&self) -> Result<()> {
-        self.groups()
-            .delete_collection(&DeleteParams::default(), &ListParams::default())
-            .await
-            .context("cannot delete PodGroups")?;
-        Ok(())
-    }
+async fn delete_groups(world: &World) -> Result<()> {
+    groups(world)
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await
+        .context("cannot delete PodGroups")?;
+    Ok(())
 }
 
 fn three_gangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let tried = try_three(world).await;
-        world.delete_groups().await?;
+        delete_groups(world).await?;
         tried
     }
     .boxed()
@@ -86,11 +84,11 @@ fn three_gangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 /// There are five GPUs, and each of six members wants one.
 async fn try_three(world: &World) -> Result<()> {
-    let first = world.create_gang("first", [LARGE, LARGE]).await?;
-    let second = world.create_gang("second", [LARGE, LARGE]).await?;
+    let first = create_gang(world, "first", [LARGE, LARGE]).await?;
+    let second = create_gang(world, "second", [LARGE, LARGE]).await?;
     world.until_all_run(&first).await?;
     world.until_all_run(&second).await?;
-    let third = world.create_gang("third", [LARGE, LARGE]).await?;
+    let third = create_gang(world, "third", [LARGE, LARGE]).await?;
     world
         .until_refused("third-0", "pod group is unschedulable")
         .await?;
@@ -121,7 +119,7 @@ async fn try_three(world: &World) -> Result<()> {
 fn same_attempt(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let tried = try_again_and_again(world).await;
-        world.delete_groups().await?;
+        delete_groups(world).await?;
         tried
     }
     .boxed()
@@ -132,7 +130,7 @@ async fn try_again_and_again(world: &World) -> Result<()> {
     let (small, most_of_the_largest) = ("8", "20");
     world.start(asking("beside", small).on("n2")).await?;
     world.start(asking("before", most_of_the_largest)).await?;
-    let members = world.create_gang("gang", [small, most_of_the_largest]).await?;
+    let members = create_gang(world, "gang", [small, most_of_the_largest]).await?;
     world
         .until_refused("gang-0", "pod group is unschedulable")
         .await?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::parts::{Commands, Need, NodeFile, Part};
+use crate::parts::{ClusterPart, Commands, Need, NodeFile};
 
 use Need::{Evict, Kill, Pause, Remove};
 
@@ -48,26 +48,26 @@ impl fmt::Display for Needs {
 
 /// Scenarios that run on a real cluster although others of their file do not.
 const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
-    ("scheduler-killed", &[Kill(Part::Scheduler)]),
-    ("plugins-killed", &[Kill(Part::Plugin)]),
-    ("loop-restarted", &[Kill(Part::KubeScheduler)]),
-    ("kubelet-restarted", &[Kill(Part::Kubelet)]),
+    ("scheduler-killed", &[Kill(ClusterPart::Scheduler)]),
+    ("plugins-killed", &[Kill(ClusterPart::Plugin)]),
+    ("loop-restarted", &[Kill(ClusterPart::KubeScheduler)]),
+    ("kubelet-restarted", &[Kill(ClusterPart::Kubelet)]),
     ("own-socket-deleted", &[Remove(NodeFile::PluginSockets)]),
     (
         "kubelet-missing",
         &[
-            Kill(Part::Plugin),
-            Kill(Part::Kubelet),
+            Kill(ClusterPart::Plugin),
+            Kill(ClusterPart::Kubelet),
             Remove(NodeFile::KubeletSocket),
         ],
     ),
     (
         "checkpoint-lost",
-        &[Kill(Part::Kubelet), Remove(NodeFile::KubeletCheckpoint)],
+        &[Kill(ClusterPart::Kubelet), Remove(NodeFile::KubeletCheckpoint)],
     ),
-    ("runtime-killed", &[Kill(Part::Containerd)]),
-    ("apiserver-killed", &[Kill(Part::Apiserver)]),
-    ("scheduler-hangs", &[Pause(Part::Scheduler)]),
+    ("runtime-killed", &[Kill(ClusterPart::Containerd)]),
+    ("apiserver-killed", &[Kill(ClusterPart::Apiserver)]),
+    ("scheduler-hangs", &[Pause(ClusterPart::Scheduler)]),
     ("all-devices-off", &[]),
     ("preemption", &[Evict]),
     ("preemption-budget", &[Evict]),

@@ -9,7 +9,7 @@ use super::breaking::{self, until_registered};
 use super::{Body, World};
 use crate::cluster::Health;
 use crate::observer::Snapshot;
-use crate::parts::Part;
+use crate::parts::ClusterPart;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
@@ -38,7 +38,7 @@ fn kubelet_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world
             .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
             .await?;
-        breaking::restart(world, Part::Kubelet, &node).await?;
+        breaking::restart(world, ClusterPart::Kubelet, &node).await?;
         until_registered(world, &node).await?;
         world
             .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
@@ -65,9 +65,9 @@ fn kubelet_missing(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
         breaking::remove_kubelet_socket(world, &node).await?;
-        breaking::restart(world, Part::Plugin, &node).await?;
+        breaking::restart(world, ClusterPart::Plugin, &node).await?;
         breaking::until_plugin_waits_for_kubelet(world, &node).await?;
-        breaking::restart(world, Part::Kubelet, &node).await?;
+        breaking::restart(world, ClusterPart::Kubelet, &node).await?;
         until_registered(world, &node).await?;
         world
             .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))

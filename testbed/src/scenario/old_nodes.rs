@@ -1,4 +1,4 @@
-//! A node that still runs the old gpushare plugin, and pods whose annotations are nonsense.
+//! A node that still runs the old gpushare plugin, and pods with broken annotations.
 //!
 //! Such a node has no Device object; it is a Node object only, its pods are bound and never start.
 

@@ -1,4 +1,4 @@
-//! Room that opens without an event that kube-scheduler sees: it tries a refused pod again nevertheless.
+//! Room that becomes free without an event that kube-scheduler sees: the refused pod is tried again nevertheless.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The device plugin without those that it works with: no API server, no file of kubelet's socket, a disk that does not answer.
-//! And what its metrics and log lines say.
+//! The device plugin without its partners: no API server, no kubelet socket, a disk that does not answer; and its metrics
+//! and log lines meanwhile.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ const FOLLOWED: Duration = Duration::from_secs(8);
 /// Time for which nothing must change.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Longest time until a plugin that hangs has ended: `--hang-timeout`, and what a slow machine adds.
+/// Longest time until a plugin that hangs has ended: `--hang-timeout`, and a margin for slow machines.
 const HUNG: Duration = Duration::from_secs(20);
 
 fn offers_all(kubelet: &Kubelet) -> bool {
@@ -143,7 +143,7 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 .flat_map(|device| &device.spec.devices);
             devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
         };
-        // The testbed's own watches have pauses too, so what the API server holds is looked at.
+        // The testbed's own watches have pauses too, so the API server's objects are read directly.
         let objects = world.cluster()?.api().cluster().clone();
         while !is_sick(&Snapshot::of(&objects)) {
             ensure!(

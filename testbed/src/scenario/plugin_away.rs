@@ -1,7 +1,7 @@
 //! Pods that keep coming while the device plugin of their node is replaced, or dies again and again.
 //!
-//! kubelet fails a pod for good that it admits without the plugin. The plugins of the testbed run in no pods, so what the
-//! scheduler knows of them is their word on the Node and the pods that fail.
+//! kubelet fails a pod for good that it admits without the plugin. The plugins of the testbed run in no pods, so the
+//! scheduler learns of them only from the Node and from the pods that fail.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
             world.cluster()?.node(NODE)?.remove_plugin().await;
             let before = kept.n_failed;
-            // Nothing comes to run meanwhile: the time is what the plugin is away.
+            // No pod starts to run meanwhile: the time is that of the plugin's absence.
             let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
             world.cluster()?.node(NODE)?.start_plugin(&[])?;
             let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;

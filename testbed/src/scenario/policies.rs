@@ -1,4 +1,4 @@
-//! Rules that an administrator may switch on, and rules about annotations: the same words with webhooks and without.
+//! Rules that an administrator may switch on, and rules about annotations: the same messages with webhooks and without.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A pod of high priority among many of low priority: as few of them go as make room on one GPU, and none in vain.
+//! A pod of high priority among many of low priority: as few of them are evicted as make room on one GPU, and none in vain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Records that no scheduler wrote, and pods that no scheduler placed: the room that they take, and the right to write them.
+//! Records that the scheduler did not write, and pods that it did not place: the room they take, and the right to write
+//! them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -257,7 +258,7 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 "without {prefix}* the record was {before:?}, and is {again:?}"
             );
         }
-        // A plugin that has never seen the record knows what the container sees.
+        // A plugin that has never seen the record knows which devices the container sees.
         world.cluster()?.node(&node)?.remove_plugin().await;
         let version = remove(world, "held", "").await?;
         world.cluster()?.node(&node)?.start_plugin(&[])?;

@@ -1,4 +1,4 @@
-//! Two replicas of the scheduler, of which one leads: killed, standing still, replaced.
+//! Two replicas of the scheduler, of which one leads: killed, stopped, replaced.
 
 use std::time::Duration;
 
@@ -66,10 +66,10 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 ];
 
 /// An action on replicas.
-type Deed = for<'a> fn(&'a mut World, &'a mut Replicas) -> BoxFuture<'a, Result<()>>;
+type ReplicaAction = for<'a> fn(&'a mut World, &'a mut Replicas) -> BoxFuture<'a, Result<()>>;
 
 /// Puts replicas in the place of the cluster's only scheduler for a while.
-async fn with_replicas(world: &mut World, deed: Deed) -> Result<()> {
+async fn with_replicas(world: &mut World, deed: ReplicaAction) -> Result<()> {
     let cluster = world.cluster()?;
     cluster.scheduler.kill().await;
     let mut replicas = Replicas::start(cluster).await?;
@@ -80,7 +80,7 @@ async fn with_replicas(world: &mut World, deed: Deed) -> Result<()> {
     cluster.until_scheduler_ready(DEADLINE).await
 }
 
-/// Waits for what no watch shows.
+/// Waits for a condition that no watch shows.
 async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     let waiting = async {
         while !condition() {
@@ -141,7 +141,7 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
             let authority = if cluster.has_webhooks() { cluster.scheduler_url() } else { format!("http://{address}") };
             (format!("{authority}/gpushare-scheduler"), cluster.scheduler_client_at(address)?)
         };
-        // A connection that is kept, so that what is sent on it lies there until the process goes on.
+        // A connection that is kept, so that a request on it lies there until the process goes on.
         client.get(&format!("{url}/inspect")).await?;
         replicas.pause(&leader).await?;
         let bind = json!({

@@ -1,5 +1,5 @@
-//! Every form in which the proposals let a pod ask, with webhooks and without: the same pods end up the same way, but for
-//! what the mutating webhook fills in.
+//! Every form of request of the proposals, with webhooks and without: the same pods get the same result, except for the
+//! fields that the mutating webhook fills in.
 
 use anyhow::{Result, bail, ensure};
 use futures::FutureExt;
@@ -33,7 +33,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 
 /// The result for a pod.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum Expected {
     /// It runs on this number of devices.
     Runs(usize),
     /// It is refused with these words: when it is made where there are webhooks, else by the filter.
@@ -42,10 +42,10 @@ enum Fate {
     Waits(&'static str),
 }
 
-use Fate::{Refused, Runs, Waits};
+use Expected::{Refused, Runs, Waits};
 
-/// A form: name, limits, what becomes of it without webhooks and with them.
-type Form = (&'static str, &'static Limits<'static>, Fate, Fate);
+/// A form: name, limits, the result without webhooks and with them.
+type RequestForm = (&'static str, &'static Limits<'static>, Expected, Expected);
 
 /// Without webhooks the nodes refuse first that have nothing of the vendor's.
 const NO_ROOM: &str = "nodes are available";
@@ -55,7 +55,7 @@ const EXCLUDED: &str = "exclude each other";
 const MIXED: &str = "use the resources of one dialect only";
 const UNEVEN: &str = "does not divide evenly over koordinator.sh/gpu.shared";
 
-const FORMS: &[Form] = &[
+const FORMS: &[RequestForm] = &[
     (
         "memory",
         &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
@@ -178,7 +178,7 @@ fn forms(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         // A filter refuses only where nodes have room, so the two kinds come one after the other.
         for runs in [true, false] {
-            let meant = |form: &&Form| matches!(fate(world, form), Runs(_)) == runs;
+            let meant = |form: &&RequestForm| matches!(fate(world, form), Runs(_)) == runs;
             let tried = FORMS.iter().filter(meant).map(|form| try_form(world, form));
             futures::future::try_join_all(tried).await?;
             world.verify().await?;
@@ -189,11 +189,11 @@ fn forms(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-fn fate(world: &World, form: &Form) -> Fate {
+fn fate(world: &World, form: &RequestForm) -> Expected {
     if world.has_webhooks { form.3 } else { form.2 }
 }
 
-async fn try_form(world: &World, form: &Form) -> Result<()> {
+async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     let (name, limits, ..) = *form;
     let spec = PodSpec::new(name, limits);
     match fate(world, form) {

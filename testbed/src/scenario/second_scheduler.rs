@@ -39,10 +39,10 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 ];
 
 /// The deed of a scenario.
-type Deed = for<'a> fn(&'a mut World, &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>>;
+type SchedulerAction = for<'a> fn(&'a mut World, &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>>;
 
 /// Puts a second kube-scheduler in the place of the cluster's only extender for a while.
-async fn with_second(world: &mut World, deed: Deed) -> Result<()> {
+async fn with_second(world: &mut World, deed: SchedulerAction) -> Result<()> {
     let cluster = world.cluster()?;
     cluster.scheduler.kill().await;
     let mut second = SecondScheduler::start(cluster).await?;

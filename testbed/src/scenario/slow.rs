@@ -1,4 +1,4 @@
-//! A scheduler that stands still, and clients that send slowly: the delay for everything else.
+//! A scheduler that is stopped, and clients that send slowly: the delay for everything else.
 
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{claims, migration, nonsense, other_types, runtime_hook, topology, vendors};
-use crate::cluster::{NodeSpec, RuntimeSpec, Spec, WebhookSpec};
+use crate::cluster::{ClusterSpec, NodeSpec, RuntimeSpec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts, shorter than the default of ten seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -64,7 +64,7 @@ impl Stage {
     }
 
     /// The cluster, from this `deploy/`.
-    pub fn spec(self, deploy: PathBuf) -> Spec {
+    pub fn spec(self, deploy: PathBuf) -> ClusterSpec {
         let nodes = match self {
             Self::Mixed => mixed_nodes(),
             Self::Topology => topology::machines::nodes(),
@@ -80,12 +80,12 @@ impl Stage {
         } else {
             Vec::new()
         };
-        Spec {
+        ClusterSpec {
             deploy,
             webhooks,
             managed,
             max_backoff: Some(MAX_BACKOFF),
-            ..Spec::of(nodes)
+            ..ClusterSpec::of(nodes)
         }
     }
 }

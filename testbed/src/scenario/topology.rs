@@ -1,5 +1,5 @@
-//! Devices that belong together: every example of Koordinator's proposals on partitions, joint allocation and hints, and what
-//! is refused.
+//! Device topology: every example of Koordinator's proposals on partitions, joint allocation and hints, and the refused
+//! ones.
 
 mod hints;
 mod joint;

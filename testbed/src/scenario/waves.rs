@@ -1,4 +1,4 @@
-//! One wave of equal pods, during which one part of the cluster is killed, and what became of the pods.
+//! One wave of equal pods, during which one part of the cluster is killed, and the results of the pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{DEADLINE, World, breaking};
 use crate::invariants;
 use crate::observer::{Snapshot, is_running, phase};
-use crate::parts::Part;
+use crate::parts::ClusterPart;
 
 /// The longest wait for the pods of a wave, and for a part that was killed.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -24,7 +24,7 @@ pub struct Plan {
     /// Number of its pods; each asks for one memory unit.
     pub n_pods: usize,
     /// The part that is killed.
-    pub kill: Option<Part>,
+    pub kill: Option<ClusterPart>,
     /// The number of pods that are bound when it is killed.
     pub n_bound: usize,
 }
@@ -33,7 +33,7 @@ pub struct Plan {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Wave {
     /// The part that was killed.
-    pub killed: Option<Part>,
+    pub killed: Option<ClusterPart>,
     /// Number of pods.
     pub n_pods: usize,
     /// Number of pods that ran.
@@ -107,7 +107,7 @@ fn is_settled(pod: &Pod) -> bool {
 
 /// The counts of pods once they have settled.
 async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
-    // Watches run ahead of each other: what another watch explains in a moment is not wrong.
+    // Watches run ahead of each other: a difference that another watch explains in a moment is not wrong.
     let violations = |snapshot: &Snapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
     let agree = |snapshot: &Snapshot| violations(snapshot).is_empty().then_some(());
     let _ = world
@@ -135,10 +135,10 @@ async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
         }
     }
     snapshot.pods.retain(|key, _| keys.contains(key));
-    let sights = invariants::sights(&world.client.0, &snapshot).await?;
-    wave.wrong = invariants::misfits(&sights)
+    let views = invariants::container_views(&world.client.0, &snapshot).await?;
+    wave.wrong = invariants::misfits(&views)
         .into_iter()
-        .chain(invariants::clashes(&snapshot, &sights))
+        .chain(invariants::clashes(&snapshot, &views))
         .collect();
     Ok(wave)
 }

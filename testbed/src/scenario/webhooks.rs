@@ -1,4 +1,4 @@
-//! Webhooks that are away, and certificates that are renewed while everybody uses them.
+//! Webhooks that do not answer, and certificates that are renewed under load.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

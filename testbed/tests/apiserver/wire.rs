@@ -3,7 +3,7 @@
 use http::Method;
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::apiserver::{Access, User};
+use testbed::apiserver::{UsedAccess, User};
 
 use super::raw::{get, post, send};
 use super::setup::{pod, start};
@@ -309,14 +309,14 @@ async fn tokens_name_users_and_uses_are_recorded() {
         binding,
     );
     assert_eq!(bind.await.unwrap().code, 201);
-    let access = |subresource: &str| Access {
+    let access = |subresource: &str| UsedAccess {
         user: "alice".to_owned(),
         verb: "create".to_owned(),
         api_group: String::new(),
         resource: "pods".to_owned(),
         subresource: subresource.to_owned(),
     };
-    let used: Vec<Access> = server.accesses().into_iter().collect();
+    let used: Vec<UsedAccess> = server.accesses().into_iter().collect();
     assert_eq!(used, [access(""), access("binding")]);
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use rstest::rstest;
-use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, SCHEDULER, SCHEDULER_LEADER, SCHEDULER_ROOM, Target};
+use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, RbacTarget, SCHEDULER, SCHEDULER_LEADER, SCHEDULER_ROOM};
 
 use crate::render::{documents, render};
 use crate::{all, find, read, texts};
@@ -34,7 +34,7 @@ fn may_do_what_it_does_and_nothing_else(
             rbac.allows(
                 account,
                 access,
-                Target {
+                RbacTarget {
                     namespace: "any",
                     name: "any"
                 }
@@ -50,7 +50,7 @@ fn may_do_what_it_does_and_nothing_else(
             !rbac.allows(
                 account,
                 access,
-                Target {
+                RbacTarget {
                     namespace: "any",
                     name
                 }
@@ -61,7 +61,7 @@ fn may_do_what_it_does_and_nothing_else(
             rbac.allows(
                 account,
                 access,
-                Target {
+                RbacTarget {
                     namespace: "gpushare-system",
                     name
                 }
@@ -110,7 +110,7 @@ fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
         subresource: "",
         verb: "update",
     };
-    let lease = |namespace, name| rbac.allows(SCHEDULER_ACCOUNT, update, Target { namespace, name });
+    let lease = |namespace, name| rbac.allows(SCHEDULER_ACCOUNT, update, RbacTarget { namespace, name });
     assert!(lease("gpushare-system", "gpushare-kube-scheduler"));
     for (namespace, name) in [
         ("gpushare-system", "gpushare-scheduler"),

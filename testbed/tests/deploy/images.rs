@@ -1,4 +1,4 @@
-//! The recipes of the images build what the manifests run.
+//! The Dockerfiles build the binaries that the manifests run.
 
 use rstest::rstest;
 

@@ -1,4 +1,4 @@
-//! The right to write the annotations that say which devices a pod holds.
+//! The right to write the annotations that record a pod's devices.
 //!
 //! The tests in `testbed/tests/apiserver/policies.rs` evaluate the expressions on requests.
 

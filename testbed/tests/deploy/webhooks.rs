@@ -1,5 +1,5 @@
-//! The webhooks' components: the API server finds what the scheduler serves, asks about the pods that it judges, and the
-//! scheduler may write what it writes there and nothing else.
+//! The webhooks' components: the API server finds the scheduler's endpoints and calls them for the right pods, and the
+//! scheduler may write its own objects and no others.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use proto::resource::{
 };
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::rbac::{Access, Rbac, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_WEBHOOKS, Target};
+use testbed::rbac::{Access, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_WEBHOOKS};
 
 use crate::daemons::{DEVICE_PLUGIN, SCHEDULER};
 use crate::render::{render, render_base_with, render_with};
@@ -244,7 +244,7 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
             ("", SCHEDULER.name)
         };
         assert!(
-            rbac.allows(ACCOUNT, *access, Target { namespace, name }),
+            rbac.allows(ACCOUNT, *access, RbacTarget { namespace, name }),
             "{access}"
         );
         if access.verb != "create" {
@@ -252,7 +252,7 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
                 !rbac.allows(
                     ACCOUNT,
                     *access,
-                    Target {
+                    RbacTarget {
                         namespace,
                         name: "other"
                     }
@@ -265,7 +265,7 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
                 !rbac.allows(
                     ACCOUNT,
                     *access,
-                    Target {
+                    RbacTarget {
                         namespace: "kube-system",
                         name: secret
                     }

@@ -1,4 +1,4 @@
-//! kubelet restarts: what it forgets, what the checkpoint brings back, and what goes wrong.
+//! Restarts of kubelet: lost state, state from the checkpoint, and kubelet's faults.
 
 use serde_json::{Value, json};
 use testbed::kubelet::KubeletConfig;

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
 use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{Cluster, Health, NodeSpec, Spec};
+use testbed::cluster::{Cluster, ClusterSpec, Health, NodeSpec};
 use testbed::kubelet::Kubelet;
 use testbed::observer::Snapshot;
 use testbed::pods::{PodSpec, Pods};
@@ -24,7 +24,7 @@ async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
         inject,
         ..NodeSpec::new(name, &[16384, 16384])
     };
-    let cluster = Cluster::start(Spec::of(vec![node("n1"), node("n2")])).await?;
+    let cluster = Cluster::start(ClusterSpec::of(vec![node("n1"), node("n2")])).await?;
     let pods = Pods::of(cluster.client(), "default");
     Ok((cluster, pods))
 }

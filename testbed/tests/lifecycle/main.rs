@@ -57,7 +57,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
     let snapshot = Snapshot::of(cluster.api().cluster());
     let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
-    let misfits = invariants::misfits(&invariants::sights(cluster.client(), &snapshot).await?);
+    let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
     ensure!(misfits.is_empty(), "{misfits:?}");
     Ok(())
 }

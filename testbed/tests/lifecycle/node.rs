@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::Value;
-use testbed::cluster::{CdiDir, Cluster, GpuSpec, NodeSpec, Spec};
+use testbed::cluster::{CdiDir, Cluster, ClusterSpec, GpuSpec, NodeSpec};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, RunState};
 use testbed::observer::{Snapshot, phase, unscheduled_because};
@@ -17,7 +17,7 @@ use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, 
 const GRACE: Duration = Duration::from_secs(10);
 
 async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
-    let cluster = Cluster::start(Spec::of(vec![node])).await?;
+    let cluster = Cluster::start(ClusterSpec::of(vec![node])).await?;
     let pods = Pods::of(cluster.client(), "default");
     Ok((cluster, pods))
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use proto::record::{GPU_DEVICES, MEM_CONTAINER};
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
-use testbed::cluster::{Cluster, NodeKind, NodeSpec, PLUGIN_USER, Spec};
+use testbed::cluster::{Cluster, ClusterSpec, NodeKind, NodeSpec, PLUGIN_USER};
 use testbed::invariants;
-use testbed::kubelet::{Container, Kubelet, OrderRule, RunState, Start, StartHook};
+use testbed::kubelet::{Container, ContainerStart, Kubelet, OrderRule, RunState, StartHook};
 use testbed::observer::Snapshot;
 use testbed::pods::{PodSpec, Pods};
 
@@ -26,7 +26,7 @@ impl Scene {
     async fn start() -> Result<Self> {
         let starts = Starts::default();
         let hook = Arc::clone(&starts);
-        let started = StartHook::new(move |start: &Start| {
+        let started = StartHook::new(move |start: &ContainerStart| {
             hook.lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(start.container.clone());
@@ -35,7 +35,7 @@ impl Scene {
             started,
             ..NodeSpec::of_kind(NodeKind::PlainCdi, "n1", &[16384, 16384])
         };
-        let cluster = Cluster::start(Spec::of(vec![node])).await?;
+        let cluster = Cluster::start(ClusterSpec::of(vec![node])).await?;
         let pods = Pods::of(cluster.client(), "default");
         Ok(Self {
             cluster,

@@ -1,7 +1,7 @@
-//! Clusters and workloads that are made up: kinds that differ in what a policy finds hard, each with numbers to choose from.
+//! Made-up clusters and workloads: kinds that are hard for a policy in different ways, each with many numbers.
 //!
-//! A number decides what nodes and pods are like, a seed which pods come, so that runs of one number differ by chance alone.
-//! Everything is a function of kind, number and seed.
+//! A number decides the nodes and the mix of pods, a seed the single pods, so that runs of one number differ by chance
+//! alone. Everything is a function of kind, number and seed.
 
 use clap::ValueEnum;
 use rand::RngExt;
@@ -9,16 +9,16 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use serde_json::json;
 
-use super::mix::{Habits, Mix};
+use super::mix::{Mix, MixRules};
 use crate::replay::objects;
 use crate::replay::portion::{floor, real};
 use crate::replay::trace::{NodeRow, PodRow, WHOLE};
-use crate::replay::world::{Present, World};
+use crate::replay::world::{PlacedPod, ReplayInput};
 use testbed::dice::dice;
 
 /// The kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub enum Family {
     /// A few sizes of shares, more and more.
     Shares,
     /// Any size of share.
@@ -65,7 +65,7 @@ pub enum Kind {
 
 /// The measure of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
+pub enum AllocationMeasure {
     /// The allocated share at the end.
     End,
     /// The mean allocated share while the second half of the pods arrives.
@@ -74,15 +74,15 @@ pub enum Measure {
 
 /// A cluster, and the pods that come in the order in which they are listed.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct MadeCluster {
     /// Both.
-    pub world: World,
+    pub world: ReplayInput,
     /// The measure of a policy on this cluster.
-    pub measure: Measure,
+    pub measure: AllocationMeasure,
 }
 
 /// Pods that come one after the other.
-struct Phase {
+struct LoadPhase {
     mix: Mix,
     /// The demand that they come to, in percent of the cluster: all of them together, or those that are there at a time.
     percent: i64,
@@ -96,7 +96,7 @@ const STAY: i64 = 100_000;
 /// GPUs of the largest nodes.
 const GPUS: usize = 8;
 
-impl Phase {
+impl LoadPhase {
     fn new(mix: Mix, percent: i64) -> Self {
         Self {
             mix,
@@ -114,7 +114,7 @@ impl Phase {
     }
 }
 
-impl Kind {
+impl Family {
     /// As the command line names it.
     pub fn name(self) -> String {
         self.to_possible_value()
@@ -123,10 +123,10 @@ impl Kind {
     }
 
     /// Its cluster, and the pods of a seed.
-    pub fn make(self, number: u64, seed: u64) -> Made {
+    pub fn make(self, number: u64, seed: u64) -> MadeCluster {
         let mut dice = dice(number, &[&self.name()]);
         let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
-        let habits = Habits {
+        let habits = MixRules {
             cpu_of_gpu,
             most_gpus: GPUS,
             cpu_percent: (30, 90),
@@ -147,14 +147,14 @@ impl Kind {
         let mut world = objects::world(&nodes, &pods);
         add_daemons(&mut world, daemons, cpu_of_gpu / 40);
         let measure = if phases.iter().any(|phase| phase.stays.is_some()) {
-            Measure::SecondHalf
+            AllocationMeasure::SecondHalf
         } else {
-            Measure::End
+            AllocationMeasure::End
         };
-        Made { world, measure }
+        MadeCluster { world, measure }
     }
 
-    fn nodes(self, habits: Habits, dice: &mut StdRng) -> Vec<NodeRow> {
+    fn nodes(self, habits: MixRules, dice: &mut StdRng) -> Vec<NodeRow> {
         let n = match self {
             Self::Mixed1 => 1,
             Self::Mixed3 => 3,
@@ -184,15 +184,15 @@ impl Kind {
         (0..n).map(&mut node).collect()
     }
 
-    fn phases(self, habits: Habits, dice: &mut StdRng) -> Vec<Phase> {
+    fn phases(self, habits: MixRules, dice: &mut StdRng) -> Vec<LoadPhase> {
         let mixed = |dice: &mut StdRng| {
             let percent = dice.random_range(20..=50);
             Mix::of_shares(habits, dice).with(Mix::of_whole(habits, dice), percent)
         };
         match self {
-            Self::Shares => vec![Phase::new(Mix::of_shares(habits, dice), 130)],
-            Self::AnyShares => vec![Phase::new(Mix::of_any(habits, dice), 130)],
-            Self::Whole => vec![Phase::new(Mix::of_whole(habits, dice), 130)],
+            Self::Shares => vec![LoadPhase::new(Mix::of_shares(habits, dice), 130)],
+            Self::AnyShares => vec![LoadPhase::new(Mix::of_any(habits, dice), 130)],
+            Self::Whole => vec![LoadPhase::new(Mix::of_whole(habits, dice), 130)],
             Self::Mixed1
             | Self::Mixed3
             | Self::Mixed20
@@ -200,23 +200,23 @@ impl Kind {
             | Self::Mixed1213
             | Self::Unequal
             | Self::DaemonSets => {
-                vec![Phase::new(mixed(dice), 130)]
+                vec![LoadPhase::new(mixed(dice), 130)]
             }
-            Self::Vendor => vec![Phase::new(mixed(dice).by_vendor(), 130)],
+            Self::Vendor => vec![LoadPhase::new(mixed(dice).by_vendor(), 130)],
             Self::ShortOfCpu => {
-                let greedy = Habits {
+                let greedy = MixRules {
                     cpu_percent: (40, 220),
                     ..habits
                 };
                 let plain = dice.random_range(20..=60);
                 let mix = Mix::of_shares(greedy, dice).with(Mix::of_whole(habits, dice), 30);
-                vec![Phase::new(mix.with(Mix::of_plain(habits, dice), plain), 130)]
+                vec![LoadPhase::new(mix.with(Mix::of_plain(habits, dice), plain), 130)]
             }
             Self::DaemonSetsThenNodes => {
                 let first = dice.random_range(20..=50);
                 vec![
-                    Phase::new(Mix::of_one(WHOLE, habits, dice), first),
-                    Phase::new(Mix::of_nodes(habits, dice), 130 - first),
+                    LoadPhase::new(Mix::of_one(WHOLE, habits, dice), first),
+                    LoadPhase::new(Mix::of_nodes(habits, dice), 130 - first),
                 ]
             }
             Self::ShareThenNodes => {
@@ -225,34 +225,34 @@ impl Kind {
                     one_of(&[50, 100, 200, 250, 300, 400, 500, 600], dice),
                 );
                 vec![
-                    Phase::new(Mix::of_one(milli, habits, dice), first),
-                    Phase::new(Mix::of_nodes(habits, dice), 130 - first),
+                    LoadPhase::new(Mix::of_one(milli, habits, dice), first),
+                    LoadPhase::new(Mix::of_nodes(habits, dice), 130 - first),
                 ]
             }
             Self::SharesThenNodes => {
                 let first = dice.random_range(10..=60);
                 vec![
-                    Phase::new(Mix::of_shares(habits, dice), first),
-                    Phase::new(Mix::of_nodes(habits, dice), 130 - first),
+                    LoadPhase::new(Mix::of_shares(habits, dice), first),
+                    LoadPhase::new(Mix::of_nodes(habits, dice), 130 - first),
                 ]
             }
             Self::PlainThenNodes => {
                 let (first, plain) = (dice.random_range(10..=60), dice.random_range(20..=70));
-                let modest = Habits {
+                let modest = MixRules {
                     cpu_percent: (10, 40),
                     ..habits
                 };
                 let shares = Mix::of_shares(modest, dice).with(Mix::of_plain(habits, dice), plain);
                 vec![
-                    Phase::new(shares, first),
-                    Phase::new(Mix::of_nodes(modest, dice), 130 - first),
+                    LoadPhase::new(shares, first),
+                    LoadPhase::new(Mix::of_nodes(modest, dice), 130 - first),
                 ]
             }
             Self::WholeThenShares => {
                 let first = dice.random_range(20..=70);
                 vec![
-                    Phase::new(Mix::of_whole(habits, dice), first),
-                    Phase::new(Mix::of_shares(habits, dice), 130 - first),
+                    LoadPhase::new(Mix::of_whole(habits, dice), first),
+                    LoadPhase::new(Mix::of_shares(habits, dice), 130 - first),
                 ]
             }
             Self::TurnoverThenNodes | Self::LongTurnoverThenNodes => {
@@ -262,19 +262,19 @@ impl Kind {
                 // Of a mix by pods, as much demand as wanted is the nodes'.
                 let both = blend(&shares, then, nodes, 110 - then);
                 vec![
-                    Phase::turning(shares, first, stays),
-                    Phase::turning(both, 110, stays),
+                    LoadPhase::turning(shares, first, stays),
+                    LoadPhase::turning(both, 110, stays),
                 ]
             }
-            Self::Turnover => vec![Phase::turning(mixed(dice), dice.random_range(85..=120), 4)],
+            Self::Turnover => vec![LoadPhase::turning(mixed(dice), dice.random_range(85..=120), 4)],
             Self::DayAndNight => {
                 let (day, night) = (Mix::of_shares(habits, dice), Mix::of_whole(habits, dice));
                 let load = dice.random_range(80..=110);
                 (0..3)
                     .flat_map(|_| {
                         [
-                            Phase::turning(day.clone(), load, 1),
-                            Phase::turning(night.clone(), load, 1),
+                            LoadPhase::turning(day.clone(), load, 1),
+                            LoadPhase::turning(night.clone(), load, 1),
                         ]
                     })
                     .collect()
@@ -297,7 +297,7 @@ fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
     one.clone().with(other, percent)
 }
 
-fn pods(phases: &[Phase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
+fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
     let mut rows: Vec<PodRow> = Vec::new();
     let mut now = 0.0;
     for phase in phases {
@@ -341,7 +341,7 @@ fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
 }
 
 /// Every node has this number of pods of `DaemonSets` that ask for some CPU.
-fn add_daemons(world: &mut World, n: usize, cpu_milli: i64) {
+fn add_daemons(world: &mut ReplayInput, n: usize, cpu_milli: i64) {
     let rows: Vec<PodRow> = (0..n)
         .map(|at| PodRow {
             name: format!("daemon-{at}"),
@@ -367,7 +367,7 @@ fn add_daemons(world: &mut World, n: usize, cpu_milli: i64) {
             let metadata =
                 json!({"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]});
             let object = json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}});
-            world.present.push(Present {
+            world.present.push(PlacedPod {
                 object,
                 pod: pod.clone(),
                 node: node_at,

@@ -1,4 +1,4 @@
-//! Mixes of pods: how large they are, and how often each size comes.
+//! Mixes of pods: their sizes, and the frequency of each size.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -16,7 +16,7 @@ const MEMORY_OF_GPU: i64 = 64 << 10;
 
 /// The request of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct PodSize {
     /// The number of GPUs.
     pub gpus: usize,
     /// Thousandths of each.
@@ -31,11 +31,11 @@ pub struct Size {
 
 /// Sizes, and how often each comes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mix(Vec<(Size, u32)>);
+pub struct Mix(Vec<(PodSize, u32)>);
 
 /// The distributions that a mix is drawn from.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
+pub struct MixRules {
     /// Thousandths of a CPU that a node has for each of its GPUs.
     pub cpu_of_gpu: i64,
     /// The most GPUs that a node has.
@@ -44,13 +44,13 @@ pub struct Habits {
     pub cpu_percent: (i64, i64),
 }
 
-impl Size {
+impl PodSize {
     /// GPU thousandths in all.
     pub fn demand(&self) -> i64 {
         i64::try_from(self.gpus).unwrap_or(0) * self.milli
     }
 
-    fn of(gpus: usize, milli: i64, habits: Habits, dice: &mut StdRng) -> Self {
+    fn of(gpus: usize, milli: i64, habits: MixRules, dice: &mut StdRng) -> Self {
         let demand = i64::try_from(gpus).unwrap_or(0) * milli;
         let part = dice.random_range(habits.cpu_percent.0..=habits.cpu_percent.1);
         let cpu_milli = (demand * habits.cpu_of_gpu * part / (100 * WHOLE)).max(100);
@@ -66,28 +66,28 @@ impl Size {
 
 impl Mix {
     /// One size of share.
-    pub fn of_one(milli: i64, habits: Habits, dice: &mut StdRng) -> Self {
-        Self(vec![(Size::of(1, milli, habits, dice), 1)])
+    pub fn of_one(milli: i64, habits: MixRules, dice: &mut StdRng) -> Self {
+        Self(vec![(PodSize::of(1, milli, habits, dice), 1)])
     }
 
     /// Three to five sizes of shares.
-    pub fn of_shares(habits: Habits, dice: &mut StdRng) -> Self {
+    pub fn of_shares(habits: MixRules, dice: &mut StdRng) -> Self {
         let n = dice.random_range(3..=5);
         let share = |_| {
             let milli = SHARES.choose(dice).copied().unwrap_or(WHOLE);
-            (Size::of(1, milli, habits, dice), dice.random_range(1..=4))
+            (PodSize::of(1, milli, habits, dice), dice.random_range(1..=4))
         };
         Self((0..n).map(share).collect())
     }
 
     /// Whole GPUs, one to eight for a pod.
-    pub fn of_whole(habits: Habits, dice: &mut StdRng) -> Self {
+    pub fn of_whole(habits: MixRules, dice: &mut StdRng) -> Self {
         let fitting = WHOLES.iter().filter(|(n, _)| *n <= habits.most_gpus);
         Self(
             fitting
                 .map(|(n, often)| {
                     (
-                        Size::of(*n, WHOLE, habits, dice),
+                        PodSize::of(*n, WHOLE, habits, dice),
                         often * dice.random_range(50..=200) / 100,
                     )
                 })
@@ -96,25 +96,25 @@ impl Mix {
     }
 
     /// As many GPUs as the largest node has.
-    pub fn of_nodes(habits: Habits, dice: &mut StdRng) -> Self {
-        Self(vec![(Size::of(habits.most_gpus, WHOLE, habits, dice), 1)])
+    pub fn of_nodes(habits: MixRules, dice: &mut StdRng) -> Self {
+        Self(vec![(PodSize::of(habits.most_gpus, WHOLE, habits, dice), 1)])
     }
 
     /// Any part of one GPU, alike likely.
-    pub fn of_any(habits: Habits, dice: &mut StdRng) -> Self {
+    pub fn of_any(habits: MixRules, dice: &mut StdRng) -> Self {
         Self(
             (5..=100)
-                .map(|percent| (Size::of(1, percent * PERCENT, habits, dice), 1))
+                .map(|percent| (PodSize::of(1, percent * PERCENT, habits, dice), 1))
                 .collect(),
         )
     }
 
     /// Pods that ask for no GPU.
-    pub fn of_plain(habits: Habits, dice: &mut StdRng) -> Self {
+    pub fn of_plain(habits: MixRules, dice: &mut StdRng) -> Self {
         let plain = |_| {
             let cpu_milli = habits.cpu_of_gpu * dice.random_range(5..=50) / 100;
             (
-                Size {
+                PodSize {
                     gpus: 0,
                     milli: 0,
                     cpu_milli,
@@ -149,7 +149,7 @@ impl Mix {
     }
 
     /// A pod.
-    pub fn draw(&self, dice: &mut StdRng) -> Option<Size> {
+    pub fn draw(&self, dice: &mut StdRng) -> Option<PodSize> {
         let mut at = dice.random_range(0..self.n().max(1));
         let found = self.0.iter().find(|(_, often)| {
             let is_here = at < *often;

@@ -2,15 +2,15 @@
 
 use clap::ValueEnum;
 
-use super::cluster::Kind;
-use super::{Line, Spread, render};
+use super::cluster::Family;
+use super::{FamilyResult, Spread, render};
 use crate::replay::policy::Policy;
 
 #[test]
 fn a_cluster_is_a_function_of_kind_number_and_seed() {
-    for kind in Kind::value_variants()
+    for kind in Family::value_variants()
         .iter()
-        .filter(|kind| **kind != Kind::Mixed1213)
+        .filter(|kind| **kind != Family::Mixed1213)
     {
         let shape = |number, seed| {
             let made = kind.make(number, seed).world;
@@ -36,7 +36,7 @@ fn a_cluster_is_a_function_of_kind_number_and_seed() {
 
 #[test]
 fn pods_of_other_seeds_come_to_the_same_nodes() {
-    let (one, other) = (Kind::Unequal.make(3, 1).world, Kind::Unequal.make(3, 2).world);
+    let (one, other) = (Family::Unequal.make(3, 1).world, Family::Unequal.make(3, 2).world);
     assert!(
         one.nodes
             .iter()
@@ -54,7 +54,7 @@ fn pods_of_other_seeds_come_to_the_same_nodes() {
 #[test]
 fn losses_are_counted_from_the_best() {
     let policies: Vec<Policy> = ["fill", "binpack"].map(|name| name.parse().unwrap()).into();
-    let line = |kind: &str, runs: [Vec<f64>; 2]| Line {
+    let line = |kind: &str, runs: [Vec<f64>; 2]| FamilyResult {
         kind: kind.to_owned(),
         number: 1,
         allocated: runs.map(|runs| Spread::of(&runs)).into(),

@@ -1,6 +1,6 @@
-//! `laboratory load admission`: how fast one node's kubelet takes pods in, with the real plugin proving every start.
+//! `laboratory load admission`: pods per second that one node's kubelet admits, with the real plugin checking every start.
 //!
-//! Pods are bound first and held back, so that the scheduler is not what is measured.
+//! Pods are bound first and held back, so that the scheduler is not part of the measurement.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 
 use testbed::chaos::Mode;
-use testbed::cluster::{Cluster, NodeSpec, Spec};
+use testbed::cluster::{Cluster, ClusterSpec, NodeSpec};
 use testbed::console::{Console, table};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, OrderRule, StartHook};
@@ -65,7 +65,7 @@ pub struct Admitted {
     pub wrong: Vec<String>,
 }
 
-/// Runs it and prints what was measured; whether nothing was wrong.
+/// Measures and prints the results; true if nothing was wrong.
 pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool> {
     let admitted = admission(console, args).await;
     console.finish();
@@ -111,7 +111,7 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
     Ok(wrong.is_empty())
 }
 
-/// Starts of containers: what each waited, and how often it was refused before.
+/// Starts of containers: the delay of each, and the number of its refusals before.
 type Starts = Arc<Mutex<Vec<(Duration, usize)>>>;
 
 /// Measures.
@@ -132,9 +132,9 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         max_pods: args.pods + 10,
         ..NodeSpec::new("n1", &gpus)
     };
-    let mut cluster = Cluster::start(Spec {
+    let mut cluster = Cluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
-        ..Spec::of(vec![node])
+        ..ClusterSpec::of(vec![node])
     })
     .await?;
     let mut per_second = Vec::new();

@@ -1,5 +1,5 @@
-//! `laboratory load bind`: how many pods a second the scheduler binds, whether that lasts, and what it costs; beside what the
-//! testbed's API server takes of the same bindings without any other load.
+//! `laboratory load bind`: pods per second that the scheduler binds, over time, and their cost, beside the bindings that
+//! the testbed's API server takes without any other load.
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -25,13 +25,13 @@ const BEAT: Duration = Duration::from_millis(5);
 /// Binds in the background; end when dropped.
 #[derive(Debug)]
 pub(super) struct Churn {
-    counts: Arc<Counts>,
+    counts: Arc<ChurnCounts>,
     began: Instant,
     running: JoinHandle<()>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ChurnCounts {
     bound: AtomicU64,
     failed: AtomicU64,
 }
@@ -39,7 +39,7 @@ struct Counts {
 impl Churn {
     /// Binds `per_second` pods, to one node after the other; at most four of these pods stay on each.
     pub(super) fn start(cluster: Cluster, scheduler: &str, n_nodes: u32, per_second: u32) -> Self {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(ChurnCounts::default());
         let url = format!("{scheduler}/gpushare-scheduler/bind");
         let running = run(cluster, url, n_nodes, per_second, Arc::clone(&counts));
         let running = tokio::spawn(async move {
@@ -75,7 +75,7 @@ async fn run(
     url: String,
     n_nodes: u32,
     per_second: u32,
-    counts: Arc<Counts>,
+    counts: Arc<ChurnCounts>,
 ) -> Result<()> {
     let (client, permits) = (HttpClient::new(), Arc::new(Semaphore::new(CONCURRENCY)));
     let mut there: VecDeque<String> = VecDeque::new();

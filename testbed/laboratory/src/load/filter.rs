@@ -1,5 +1,5 @@
-//! `laboratory load filter`: how long the scheduler takes to say where a pod fits, by size of cluster and of request, beside a
-//! server that does nothing.
+//! `laboratory load filter`: latency of the scheduler's filter by size of cluster and of request, beside a server that does
+//! nothing.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
+use super::baseline::Baseline;
 use super::churn::Churn;
-use super::floor::Floor;
-use super::line::{Line, wire};
+use super::kept_connection::{KeptConnection, wire};
 use super::order::Order;
-use super::questions::{MOST_SHAPES, Questions};
+use super::requests::{MOST_SHAPES, Requests};
 use super::viewers::Viewers;
 use super::{Rig, fleet, float, growth, quantiles};
 use testbed::console::{Console, table};
 use testbed::http_client::HttpClient;
 
-/// Questions before the first that counts.
+/// Requests before the first that counts.
 const WARM_UP: u32 = 50;
 
 /// The time for which room is kept for a pod: about that of a bind by kube-scheduler. These pods are never bound.
@@ -62,7 +62,7 @@ pub struct FilterArgs {
 
 /// The measurements with one size of request.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Filtered {
+pub(super) struct FilterMeasurement {
     pub(super) nodes: u32,
     pub(super) pods: u32,
     pub(super) names: u32,
@@ -128,7 +128,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
     Ok(())
 }
 
-impl Filtered {
+impl FilterMeasurement {
     fn row(&self) -> Vec<String> {
         let millis = |millis: f64| format!("{millis:.3}");
         let [p50, p90, p99, max] = self.millis;
@@ -160,7 +160,7 @@ impl Filtered {
 }
 
 /// Measures one cluster.
-async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<Vec<Filtered>> {
+async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<Vec<FilterMeasurement>> {
     let n_pods = args.pods.min(n_nodes * fleet::MOST_PODS);
     console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
     let (api, dir) = Rig::start().await?;
@@ -168,7 +168,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir, &["--hint-ttl", HINT]).await?;
     let rss = rig.rss()?;
-    let floor = Floor::start().await?;
+    let floor = Baseline::start().await?;
     let binds = args.binds_per_second;
     if binds > 0 {
         super::until_it_binds(
@@ -183,7 +183,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
-    let questions = Questions::new(
+    let requests = Requests::new(
         (0..n_nodes).map(fleet::node_name),
         args.order,
         args.shapes,
@@ -191,14 +191,14 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     )?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
     let mut client = Client {
-        questions,
-        scheduler: Line::to(rig.address)?,
-        floor: Line::to(floor.address)?,
+        requests,
+        scheduler: KeptConnection::to(rig.address)?,
+        floor: KeptConnection::to(floor.address)?,
     };
     // The scheduler works out a verdict once for each node and kind of pod; in a running cluster it has seen its kinds.
     (client, _) = client.ask(n_nodes, WARM_UP).await?;
     for n_names in sizes {
-        console.step(&format!("{} questions of {n_names} names", args.requests));
+        console.step(&format!("{} requests of {n_names} names", args.requests));
         (client, _) = client.ask(n_names, WARM_UP).await?;
         let before = rig.histogram("filter").await?;
         let asked;
@@ -206,7 +206,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         let daemon = rig.histogram("filter").await?.since(&before);
         let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
         let (views_per_second, view_mib) = viewers.as_ref().map_or((0.0, 0.0), Viewers::rate);
-        measured.push(Filtered {
+        measured.push(FilterMeasurement {
             nodes: n_nodes,
             pods: n_pods,
             names: n_names,
@@ -230,47 +230,47 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     Ok(measured)
 }
 
-struct Asked {
+struct FilterAnswers {
     latencies: Vec<Duration>,
     floor: Vec<Duration>,
     request_bytes: usize,
     answer_bytes: usize,
 }
 
-/// Questions, and whom they are put to.
+/// Requests, and whom they are put to.
 struct Client {
-    questions: Questions,
-    scheduler: Line,
-    floor: Line,
+    requests: Requests,
+    scheduler: KeptConnection,
+    floor: KeptConnection,
 }
 
 impl Client {
-    async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, Asked)> {
+    async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, FilterAnswers)> {
         tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked)))
             .await?
     }
 
-    /// Asks the scheduler and the server that does nothing in turn, so that what else the machine does burdens both alike.
-    fn ask_blocking(&mut self, n_names: u32, n_requests: u32) -> Result<Asked> {
-        let mut asked = Asked {
+    /// Calls the scheduler and the server that does nothing in turn, so that other load on the machine slows both alike.
+    fn ask_blocking(&mut self, n_names: u32, n_requests: u32) -> Result<FilterAnswers> {
+        let mut asked = FilterAnswers {
             latencies: Vec::new(),
             floor: Vec::new(),
             request_bytes: 0,
             answer_bytes: 0,
         };
         for _ in 0..n_requests {
-            let question = self.questions.next(n_names as usize)?;
-            let body = question
+            let request = self.requests.next(n_names as usize)?;
+            let body = request
                 .windows(4)
                 .position(|end| end == b"\r\n\r\n")
-                .and_then(|at| question.get(at + 4..))
+                .and_then(|at| request.get(at + 4..))
                 .context("no body")?;
             let idle = wire("/", body);
             let began = Instant::now();
             self.floor.ask(&idle)?;
             asked.floor.push(began.elapsed());
             let began = Instant::now();
-            let answer = self.scheduler.ask(&question)?;
+            let answer = self.scheduler.ask(&request)?;
             asked.latencies.push(began.elapsed());
             ensure!(
                 answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),

@@ -1,6 +1,6 @@
 //! A cluster of objects: nodes of eight GPUs as the plugin reports them, and pods as the scheduler binds them.
 //!
-//! Says what the objects are and puts them into the testbed's own API server; `schedule` brings the same to a real one.
+//! It makes the objects and puts them into the testbed's own API server; `schedule` creates the same ones on a real one.
 
 use anyhow::{Context, Result};
 use proto::record::{

@@ -1,6 +1,6 @@
-//! Plots of how the cost of a filter grows: with the names in a request, and with the cluster.
+//! Plots of the cost of a filter over the number of names in a request, and over the size of the cluster.
 
-use super::filter::Filtered;
+use super::filter::FilterMeasurement;
 use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped, step_of};
 
 /// The number of names that is compared over clusters of several sizes, where it was measured: what kube-scheduler samples
@@ -17,7 +17,7 @@ const MEASURED_BY: [&str; 3] = [
 type Points = Vec<(f64, f64)>;
 
 /// The content of one panel.
-struct Shown<'a> {
+struct PanelContent<'a> {
     heading: &'a str,
     y: Axis,
     /// A curve for each name of the legend; some may have no points.
@@ -25,19 +25,20 @@ struct Shown<'a> {
 }
 
 /// All plots that the measurements are enough for, with their names.
-pub(super) fn plots(measured: &[Filtered]) -> Vec<(String, String)> {
+pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
     let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else {
         return Vec::new();
     };
     let (nodes, pods) = (counted(largest.nodes), counted(largest.pods));
-    let in_largest: Vec<&Filtered> = measured.iter().filter(|one| one.nodes == largest.nodes).collect();
+    let in_largest: Vec<&FilterMeasurement> =
+        measured.iter().filter(|one| one.nodes == largest.nodes).collect();
     let n_names = if measured.iter().any(|one| one.names == SAMPLED) {
         SAMPLED
     } else {
         largest.names
     };
-    let alike: Vec<&Filtered> = measured.iter().filter(|one| one.names == n_names).collect();
-    let mut clusters: Vec<&Filtered> = measured.iter().collect();
+    let alike: Vec<&FilterMeasurement> = measured.iter().filter(|one| one.names == n_names).collect();
+    let mut clusters: Vec<&FilterMeasurement> = measured.iter().collect();
     // The last measurement of a cluster has its final memory.
     clusters.reverse();
     clusters.dedup_by_key(|one| one.nodes);
@@ -71,8 +72,13 @@ pub(super) fn plots(measured: &[Filtered]) -> Vec<(String, String)> {
 }
 
 /// Median and 99th percentile over a size, both logarithmic.
-fn latencies(title: &str, x_label: &str, measured: &[&Filtered], size: fn(&Filtered) -> f64) -> String {
-    let curve = |value: fn(&Filtered) -> f64| -> Points {
+fn latencies(
+    title: &str,
+    x_label: &str,
+    measured: &[&FilterMeasurement],
+    size: fn(&FilterMeasurement) -> f64,
+) -> String {
+    let curve = |value: fn(&FilterMeasurement) -> f64| -> Points {
         measured.iter().map(|one| (size(one), value(one))).collect()
     };
     let medians = vec![
@@ -95,12 +101,12 @@ fn latencies(title: &str, x_label: &str, measured: &[&Filtered], size: fn(&Filte
     );
     let y = Axis::log(lowest, highest);
     let panels = [
-        Shown {
+        PanelContent {
             heading: "median",
             y,
             curves: medians,
         },
-        Shown {
+        PanelContent {
             heading: "99th percentile",
             y,
             curves: slowest,
@@ -114,8 +120,8 @@ fn latencies(title: &str, x_label: &str, measured: &[&Filtered], size: fn(&Filte
 }
 
 /// Resident memory, and from the start of the process until it is ready.
-fn memory_and_start(clusters: &[&Filtered]) -> String {
-    let curve = |value: fn(&Filtered) -> f64| -> Points {
+fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
+    let curve = |value: fn(&FilterMeasurement) -> f64| -> Points {
         clusters
             .iter()
             .map(|one| (f64::from(one.nodes), value(one)))
@@ -125,12 +131,12 @@ fn memory_and_start(clusters: &[&Filtered]) -> String {
     let start = vec![curve(|one| one.ready_seconds)];
     let highest = |curves: &[Points]| extent(curves.iter().flatten().map(|(_, value)| *value)).1;
     let panels = [
-        Shown {
+        PanelContent {
             heading: "resident memory, MiB",
             y: Axis::from_zero(highest(&memory)),
             curves: memory,
         },
-        Shown {
+        PanelContent {
             heading: "start to ready, s",
             y: Axis::from_zero(highest(&start)),
             curves: start,
@@ -158,7 +164,7 @@ fn memory_and_start(clusters: &[&Filtered]) -> String {
     drawing.end()
 }
 
-fn draw(drawing: &mut Drawing, x: Axis, x_label: &str, panels: &[Shown<'_>], each_has_numbers: bool) {
+fn draw(drawing: &mut Drawing, x: Axis, x_label: &str, panels: &[PanelContent<'_>], each_has_numbers: bool) {
     for (nth, shown) in (0..).zip(panels) {
         let panel = Panel::nth(nth, x, shown.y);
         drawing.axes(&panel, shown.heading, x_label, nth == 0 || each_has_numbers);
@@ -191,11 +197,11 @@ mod tests {
     use super::*;
     use crate::load::order::Order;
 
-    fn measured(nodes: u32, names: u32) -> Filtered {
+    fn measured(nodes: u32, names: u32) -> FilterMeasurement {
         let (size, fleet) = (f64::from(names), f64::from(nodes));
         let millis = |per_name: f64| 0.05 + size * per_name;
         let three = |median: f64| [median, 2.0 * median, 3.0 * median, 10.0 * median];
-        Filtered {
+        FilterMeasurement {
             nodes,
             pods: nodes * 8,
             names,
@@ -235,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_single_size_is_not_drawn() {
-        let names = |measured: &[Filtered]| {
+        let names = |measured: &[FilterMeasurement]| {
             plots(measured)
                 .into_iter()
                 .map(|(name, _)| name)

@@ -57,7 +57,7 @@ impl Histogram {
         for (bound, n) in &self.0 {
             if float(*n) >= wanted && *n > n_below {
                 let part = (wanted - float(n_below)) / float(n - n_below);
-                // Of what took longer than the last bound nothing more is known.
+                // The buckets say nothing about requests above the last bound.
                 return if *bound > 1 << 40 {
                     millis(below)
                 } else {

@@ -1,7 +1,7 @@
-//! `laboratory load injection`: whether containerd injects what the plugin wrote for a start, and how long a start waits for it.
+//! `laboratory load injection`: checks that containerd injects what the plugin wrote for a start, and measures the delay.
 //!
-//! Pods come in bursts to nodes that are full of others, and take their places. The plugins are the real ones, also one of an
-//! earlier version beside them; the CDI devices are injected by containerd's own code (`cdi-injector`), one process per node,
+//! Pods come in bursts to nodes that are full of others, and take their places. The plugins are the real ones, also one of
+//! an earlier version beside them; containerd's own code (`cdi-injector`) injects the CDI devices, one process per node,
 //! without the pause that kubelet and containerd make between `PreStartContainer` and the injection.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,10 +16,10 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::Value;
 
-use testbed::cluster::{Cluster, DriverSpecs, NodeSpec, Spec};
+use testbed::cluster::{Cluster, ClusterSpec, DriverSpecs, NodeSpec};
 use testbed::console::{Console, table};
 use testbed::invariants;
-use testbed::kubelet::{Container, OrderRule, RuntimeConfig, Start, StartHook};
+use testbed::kubelet::{Container, ContainerStart, OrderRule, RuntimeConfig, StartHook};
 use testbed::observer::{Snapshot, is_running, node_of, phase};
 use testbed::pods::{PodSpec, Pods};
 
@@ -58,7 +58,7 @@ pub struct InjectionArgs {
 
 /// Measurements of one plugin.
 #[derive(Clone, Debug, Serialize)]
-pub struct Injected {
+pub struct InjectionResult {
     /// `current` for the plugin beside this program, else `former`.
     pub plugin: &'static str,
     /// Starts in bursts.
@@ -134,34 +134,34 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
 const CURRENT: &str = "current";
 const FORMER: &str = "former";
 
-/// A node, and what was seen of it.
-struct Watched {
+/// A node, and its observed starts.
+struct WatchedNode {
     node: String,
     plugin: &'static str,
-    starts: Arc<Mutex<Vec<Start>>>,
+    starts: Arc<Mutex<Vec<ContainerStart>>>,
     /// The pods that stay, the oldest first.
     standing: VecDeque<String>,
-    seen: Seen,
+    seen: InjectionCounts,
 }
 
 /// Observations in bursts.
 #[derive(Clone, Debug, Default)]
-struct Seen {
-    starts: Vec<Start>,
+struct InjectionCounts {
+    starts: Vec<ContainerStart>,
     n_stale: usize,
     n_specs: Vec<u64>,
     n_bytes: Vec<u64>,
     wrong: Vec<String>,
 }
 
-impl Watched {
+impl WatchedNode {
     fn new(node: String, plugin: &'static str) -> Self {
         Self {
             node,
             plugin,
             starts: Arc::default(),
             standing: VecDeque::new(),
-            seen: Seen::default(),
+            seen: InjectionCounts::default(),
         }
     }
 
@@ -176,7 +176,7 @@ impl Watched {
                     .push(start.clone());
             }),
             inject: "cdi",
-            // NVIDIA's runtime would add to what CDI injects.
+            // NVIDIA's runtime would add to the devices that CDI injects.
             container_runtime: RuntimeConfig::default(),
             driver: DriverSpecs::LongToolkit,
             plugin: args.former.clone().filter(|_| self.plugin == FORMER),
@@ -185,7 +185,7 @@ impl Watched {
         }
     }
 
-    fn take_starts(&self) -> Vec<Start> {
+    fn take_starts(&self) -> Vec<ContainerStart> {
         std::mem::take(&mut *self.starts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -194,20 +194,20 @@ impl Watched {
 ///
 /// # Errors
 /// A program is not there, ends, or pods do not run in time.
-pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<Injected>> {
+pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<InjectionResult>> {
     console.step("starting the testbed");
-    let mut nodes: Vec<Watched> = (1..=args.nodes)
-        .map(|number| Watched::new(format!("n{number}"), CURRENT))
+    let mut nodes: Vec<WatchedNode> = (1..=args.nodes)
+        .map(|number| WatchedNode::new(format!("n{number}"), CURRENT))
         .collect();
     nodes.extend(
         args.former
             .iter()
-            .map(|_| Watched::new("former".to_owned(), FORMER)),
+            .map(|_| WatchedNode::new("former".to_owned(), FORMER)),
     );
     let specs = nodes.iter().map(|watched| watched.spec(args)).collect();
-    let mut cluster = Cluster::start(Spec {
+    let mut cluster = Cluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
-        ..Spec::of(specs)
+        ..ClusterSpec::of(specs)
     })
     .await?;
     for watched in &mut nodes {
@@ -237,7 +237,7 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     let load_average = [began, load_average()];
     cluster.stop().await?;
     let of = |plugin| {
-        let own: Vec<&Seen> = nodes
+        let own: Vec<&InjectionCounts> = nodes
             .iter()
             .filter(|watched| watched.plugin == plugin)
             .map(|watched| &watched.seen)
@@ -247,8 +247,8 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     Ok([FORMER, CURRENT].into_iter().filter_map(of).collect())
 }
 
-/// Lets a burst of pods start, looks at what they got, and removes as many of the oldest.
-async fn burst(cluster: &mut Cluster, watched: &mut Watched, n_pods: u32, round: u64) -> Result<()> {
+/// Starts a burst of pods, checks their devices, and removes as many of the oldest.
+async fn burst(cluster: &mut Cluster, watched: &mut WatchedNode, n_pods: u32, round: u64) -> Result<()> {
     let names: Vec<String> = (0..n_pods)
         .map(|number| format!("{}-r{round}-{number}", watched.node))
         .collect();
@@ -317,8 +317,8 @@ fn key(pod: &str) -> String {
     format!("default/{pod}")
 }
 
-/// Compares what the containers of a burst got with their specs and with the records of their pods.
-fn look(cluster: &mut Cluster, watched: &mut Watched) -> Result<()> {
+/// Compares the devices in the containers of a burst with their specs and with the records of their pods.
+fn look(cluster: &mut Cluster, watched: &mut WatchedNode) -> Result<()> {
     let snapshot = Snapshot::of(cluster.api().cluster());
     let device = snapshot.devices.get(&watched.node);
     let dirs = cluster.node(&watched.node)?.kubelet().config().cdi_dirs.clone();
@@ -425,8 +425,8 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     Ok(sizes)
 }
 
-fn sum(plugin: &'static str, nodes: &[&Seen], load_average: [f64; 2]) -> Injected {
-    let starts: Vec<&Start> = nodes.iter().flat_map(|seen| &seen.starts).collect();
+fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2]) -> InjectionResult {
+    let starts: Vec<&ContainerStart> = nodes.iter().flat_map(|seen| &seen.starts).collect();
     let refusals: Vec<&String> = starts.iter().flat_map(|start| &start.refusals).collect();
     let unresolvable = refusals
         .iter()
@@ -441,7 +441,7 @@ fn sum(plugin: &'static str, nodes: &[&Seen], load_average: [f64; 2]) -> Injecte
             kinds
         });
     tracing::info!(plugin, ?kinds, "refusals");
-    Injected {
+    InjectionResult {
         plugin,
         starts: starts.len(),
         stale: nodes.iter().map(|seen| seen.n_stale).sum(),

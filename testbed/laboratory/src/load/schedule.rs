@@ -1,8 +1,8 @@
 //! `laboratory load schedule`: pods per second from creation to binding, by the kube-schedulers of a real control plane.
 //!
-//! Fills the cluster with nodes that are nothing but objects, then lets one scheduler after the other place the same pods, round
-//! after round. Starts no process: which scheduler asks an extender is the control plane's configuration. Halts those that it is
-//! named on the command line while it creates their pods.
+//! It fills the cluster with nodes that are nothing but objects, then lets one scheduler after the other place the same
+//! pods, round after round. It starts no process: the control plane's configuration decides which scheduler calls an
+//! extender. It halts the processes named on the command line while it creates their pods.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::fleet;
-use super::questions::{MOST_SHAPES, SHAPES};
+use super::requests::{MOST_SHAPES, SHAPES};
 use bindings::{Bindings, Rates};
-use fill::{LABEL, Size, WAITING, path};
-use halt::Process;
+use fill::{ClusterSize, LABEL, WAITING, path};
+use halt::HaltedProcess;
 use objects::{Objects, each};
 use testbed::cluster::client_of;
 use testbed::console::{Console, table};
@@ -38,7 +38,7 @@ pub struct ScheduleArgs {
     /// kube-controller-manager, if it has one, runs with --controllers=*,-node-lifecycle-controller.
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
-    /// Delete what earlier runs have made, and do nothing else.
+    /// Delete the objects of earlier runs, and do nothing else.
     #[arg(long)]
     clean: bool,
     /// Nodes of eight GPUs.
@@ -50,13 +50,13 @@ pub struct ScheduleArgs {
     /// Bytes of each Pod as it is sent to the API server, which adds its own.
     #[arg(long, default_value_t = 4096)]
     pod_bytes: usize,
-    /// `schedulerName` of pods; the first is what others are compared with.
+    /// `schedulerName` of pods; the others are compared with the first.
     #[arg(long = "scheduler", value_name = "NAME", default_value = "default-scheduler")]
     schedulers: Vec<String>,
     /// Halt this scheduler's process while its pods are created, and measure from when it goes on: else the load measures how
     /// fast pods are created. The process is one of this machine.
-    #[arg(long = "halt", value_name = "NAME=PID", value_parser = Process::parse)]
-    halts: Vec<Process>,
+    #[arg(long = "halt", value_name = "NAME=PID", value_parser = HaltedProcess::parse)]
+    halts: Vec<HaltedProcess>,
     /// Pods that each scheduler places in a round.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     waiting: u32,
@@ -156,14 +156,14 @@ impl ScheduleArgs {
     }
 
     /// The process of a scheduler that is to be halted.
-    fn process(&self, scheduler: &str) -> Option<&Process> {
+    fn process(&self, scheduler: &str) -> Option<&HaltedProcess> {
         self.halts.iter().find(|process| process.scheduler == scheduler)
     }
 }
 
 /// Fills the cluster if need be, then measures all turns.
 async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Result<Vec<Turn>> {
-    let size = Size {
+    let size = ClusterSize {
         n_nodes: args.nodes,
         n_pods: args.n_pods(),
         pod_bytes: args.pod_bytes,
@@ -171,7 +171,7 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
     console.step(&format!("making {} nodes and {} pods", size.n_nodes, size.n_pods));
     let objects = Objects::of(client);
     fill::fill(console, &objects, size).await?;
-    let mut stage = Stage {
+    let mut stage = TurnContext {
         console,
         args,
         bindings: Bindings::watch(client).await?,
@@ -196,14 +196,14 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
 }
 
 /// The parameters of a turn.
-struct Stage<'a> {
+struct TurnContext<'a> {
     console: &'a Console,
     args: &'a ScheduleArgs,
     objects: Objects,
     bindings: Bindings,
 }
 
-impl Stage<'_> {
+impl TurnContext<'_> {
     /// Creates pods as fast as it goes, waits until all are bound, and deletes them.
     async fn turn(&mut self, scheduler: &str, round: u32, n_pods: u32) -> Result<Turn> {
         tokio::time::sleep(Duration::from_secs(self.args.rest)).await;
@@ -214,7 +214,11 @@ impl Stage<'_> {
         let waiting = (0..n_pods).map(|idx| waiting_pod(scheduler, round, idx, self.args));
         let waiting: Vec<Value> = waiting.collect::<Result<_>>()?;
         let (objects, pods) = (&self.objects, pods.as_str());
-        let halted = self.args.process(scheduler).map(Process::halt).transpose()?;
+        let halted = self
+            .args
+            .process(scheduler)
+            .map(HaltedProcess::halt)
+            .transpose()?;
         let mut began = Instant::now();
         each(self.console, "creating pods", waiting, |pod| async move {
             objects.create(pods, &pod).await

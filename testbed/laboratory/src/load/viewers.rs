@@ -12,13 +12,13 @@ use tokio::task::JoinSet;
 /// Views in the background; end when dropped.
 #[derive(Debug)]
 pub(super) struct Viewers {
-    counts: Arc<Counts>,
+    counts: Arc<ViewerCounts>,
     began: Instant,
     _running: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ViewerCounts {
     views: AtomicU64,
     bytes: AtomicU64,
 }
@@ -26,7 +26,7 @@ struct Counts {
 impl Viewers {
     /// Starts `n_clients` clients, each of which opens a connection for every view.
     pub(super) fn start(scheduler: SocketAddr, n_clients: u32) -> Self {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(ViewerCounts::default());
         let mut running = JoinSet::new();
         for _ in 0..n_clients {
             let counts = Arc::clone(&counts);

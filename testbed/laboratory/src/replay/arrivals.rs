@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use super::world::{Pod, World};
+use super::world::{ReplayInput, ReplayPod};
 
 /// A pod that comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,12 +17,12 @@ pub struct Arrival {
 
 /// The world's pods in random order; then random ones are left out, or copies of random ones follow, until all together
 /// ask for no more than `demand` GPU thousandths and the next copy would pass it.
-pub fn shuffled(world: &World, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
+pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
     let mut dice = StdRng::seed_from_u64(seed);
     let mut order: Vec<usize> = (0..world.pods.len()).collect();
     order.shuffle(&mut dice);
     let named = |pod: usize, name: Box<str>| Arrival { pod, name };
-    let asked = |pod: usize| world.pods.get(pod).map_or(0, Pod::demand);
+    let asked = |pod: usize| world.pods.get(pod).map_or(0, ReplayPod::demand);
     let mut sum: i64 = order.iter().map(|pod| asked(*pod)).sum();
     if demand.is_some_and(|demand| sum > demand) {
         while demand.is_some_and(|demand| sum > demand) && !order.is_empty() {
@@ -55,7 +55,7 @@ pub fn shuffled(world: &World, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
 }
 
 /// The world's pods as they are, once each.
-pub fn recorded(world: &World) -> Vec<Arrival> {
+pub fn recorded(world: &ReplayInput) -> Vec<Arrival> {
     (0..)
         .zip(&world.pods)
         .map(|(pod, of)| Arrival {
@@ -66,11 +66,11 @@ pub fn recorded(world: &World) -> Vec<Arrival> {
 }
 
 /// Puts pods into the order of the times at which they came; equal times stay as they are, and so do pods without one.
-pub fn by_time(world: &World, arrivals: &mut [Arrival]) {
+pub fn by_time(world: &ReplayInput, arrivals: &mut [Arrival]) {
     arrivals.sort_by_key(|arrival| world.pods.get(arrival.pod).and_then(|pod| pod.stay.from));
 }
 
-fn name_of(world: &World, pod: usize) -> Box<str> {
+fn name_of(world: &ReplayInput, pod: usize) -> Box<str> {
     world
         .pods
         .get(pod)
@@ -84,7 +84,7 @@ mod tests {
     use super::super::trace::pods_of;
     use super::*;
 
-    fn world() -> World {
+    fn world() -> ReplayInput {
         let pod = |at: usize| {
             format!(
                 "p{at:02},1,1,{},{},,{}\n",
@@ -103,7 +103,7 @@ mod tests {
         )
     }
 
-    fn demand(world: &World, arrivals: &[Arrival]) -> i64 {
+    fn demand(world: &ReplayInput, arrivals: &[Arrival]) -> i64 {
         arrivals
             .iter()
             .map(|arrival| world.pods[arrival.pod].demand())

@@ -1,15 +1,16 @@
-//! The circumstances under which a policy works: what kube-scheduler shows it, and what it decides itself.
+//! The conditions under which a policy works: the nodes that kube-scheduler shows it, and the decisions that kube-scheduler
+//! makes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::kube::{Sampling, Ties};
+use super::kube::{SampleSize, Ties};
 
 /// Circumstances that have a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Named {
+pub enum NamedConditions {
     /// As in the paper: every pod goes through the extender, all nodes are looked at, ties go by an order fixed for the run.
     #[value(name = "P")]
     P,
@@ -45,7 +46,7 @@ pub struct Conditions {
     /// The name in the results.
     pub label: String,
     /// The number of nodes that are looked at.
-    pub sampling: Sampling,
+    pub sampling: SampleSize,
     /// The choice among equal nodes.
     pub ties: Ties,
     /// The placement of pods that ask for no device.
@@ -56,7 +57,7 @@ pub struct Conditions {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overrides {
     /// The number of nodes that are looked at.
-    pub sampling: Option<Sampling>,
+    pub sampling: Option<SampleSize>,
     /// The choice among equal nodes.
     pub ties: Option<TieBreak>,
     /// The placement of pods that ask for no device.
@@ -64,12 +65,12 @@ pub struct Overrides {
 }
 
 impl Conditions {
-    /// Named conditions, with what is to be different.
-    pub fn of(named: Named, overrides: Overrides) -> Self {
+    /// Named conditions, with replaced settings.
+    pub fn of(named: NamedConditions, overrides: Overrides) -> Self {
         let (label, sampling, ties, plain_pods) = match named {
-            Named::P => ("P", Sampling::Percent(100), Ties::Fixed, PlainPods::Extender),
-            Named::A => ("A", Sampling::Stock, Ties::Random, PlainPods::Extender),
-            Named::S => ("S", Sampling::Stock, Ties::Random, PlainPods::KubeScheduler),
+            NamedConditions::P => ("P", SampleSize::Percent(100), Ties::Fixed, PlainPods::Extender),
+            NamedConditions::A => ("A", SampleSize::Stock, Ties::Random, PlainPods::Extender),
+            NamedConditions::S => ("S", SampleSize::Stock, Ties::Random, PlainPods::KubeScheduler),
         };
         let mut label = label.to_owned();
         let mut note = |text: String| label.extend([" ", &text]);
@@ -105,7 +106,7 @@ fn name(value: &impl ValueEnum) -> String {
         .unwrap_or_default()
 }
 
-impl fmt::Display for Sampling {
+impl fmt::Display for SampleSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stock => f.write_str("stock"),
@@ -115,7 +116,7 @@ impl fmt::Display for Sampling {
     }
 }
 
-impl FromStr for Sampling {
+impl FromStr for SampleSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -146,17 +147,20 @@ mod tests {
             ties: Some(TieBreak::Fixed),
             plain_pods: Some(PlainPods::Extender),
         };
-        let conditions = Conditions::of(Named::S, overrides);
+        let conditions = Conditions::of(NamedConditions::S, overrides);
         assert_eq!(conditions.label, "S nodes=5% ties=fixed cpu-pods=extender");
         assert_eq!(
             (conditions.sampling, conditions.ties, conditions.plain_pods),
-            (Sampling::Percent(5), Ties::Fixed, PlainPods::Extender)
+            (SampleSize::Percent(5), Ties::Fixed, PlainPods::Extender)
         );
-        assert_eq!(Conditions::of(Named::P, Overrides::default()).label, "P");
+        assert_eq!(
+            Conditions::of(NamedConditions::P, Overrides::default()).label,
+            "P"
+        );
         assert!(
-            "0%".parse::<Sampling>().is_err()
-                && "101%".parse::<Sampling>().is_err()
-                && "some".parse::<Sampling>().is_err()
+            "0%".parse::<SampleSize>().is_err()
+                && "101%".parse::<SampleSize>().is_err()
+                && "some".parse::<SampleSize>().is_err()
         );
     }
 }

@@ -15,7 +15,7 @@ pub struct Point {
     pub fragment: f64,
 }
 
-/// Sums of what has been measured, by percent of offered demand.
+/// Sums of measurements, by percent of offered demand.
 #[derive(Clone, Debug, Default)]
 pub struct Curve(Vec<Bin>);
 

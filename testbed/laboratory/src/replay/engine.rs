@@ -1,5 +1,6 @@
-//! gpushare-scheduler in process: the code of its filter, prioritize and bind verbs over its index, without HTTP and
-//! without an API server, whose part in it (watches, the stored pod) is played here.
+//! gpushare-scheduler in process: the code of its filter, prioritize and bind verbs over its index, without HTTP.
+//!
+//! It stands in for the API server too: it stores the pods, and hands the index the events that watches would bring.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -22,15 +23,15 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::arrivals::Arrival;
-use super::occupancy::{Occupancy, Part};
+use super::occupancy::{GpuShare, Occupancy};
 use super::refusal::{Misfits, Refused};
 use super::trace::PERCENT;
-use super::world::{Pod, World};
+use super::world::{ReplayInput, ReplayPod};
 
 /// The scheduler, and the pod that it is busy with.
 #[derive(Debug)]
 pub struct Engine<'w> {
-    world: &'w World,
+    world: &'w ReplayInput,
     extender: Extender,
     by_name: HashMap<&'w str, usize>,
     /// Node names as they stand in requests.
@@ -62,7 +63,7 @@ struct FilterAnswer<'a> {
 
 /// The filter verb's answer.
 #[derive(Debug, Default)]
-pub struct Filtered {
+pub struct FilterOutcome {
     /// The nodes that the extender lets the pod go to.
     pub nodes: Vec<usize>,
     /// The texts by which it refuses others.
@@ -80,7 +81,7 @@ struct Priority<'a> {
 impl<'w> Engine<'w> {
     /// A scheduler that has seen the world's nodes, and the pods that are there from the start. Needs a runtime to be
     /// entered.
-    pub fn new(world: &'w World, policies: Policies, answer_nodes: AnswerNodes) -> Self {
+    pub fn new(world: &'w ReplayInput, policies: Policies, answer_nodes: AnswerNodes) -> Self {
         let nodes = world.nodes.iter().map(|node| node.object.clone());
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
@@ -117,8 +118,8 @@ impl<'w> Engine<'w> {
     }
 
     /// A user creates a pod, and the watch shows it.
-    pub fn create(&mut self, pod: &Pod, arrival: &Arrival) -> Result<()> {
-        let Pod {
+    pub fn create(&mut self, pod: &ReplayPod, arrival: &Arrival) -> Result<()> {
+        let ReplayPod {
             namespace,
             metadata,
             spec,
@@ -148,7 +149,7 @@ impl<'w> Engine<'w> {
     }
 
     /// Asks the extender which of these nodes the pod may go to.
-    pub fn filter(&mut self, nodes: &[usize]) -> Result<Filtered> {
+    pub fn filter(&mut self, nodes: &[usize]) -> Result<FilterOutcome> {
         let (filtered, time) = self.ask_filter(nodes)?;
         self.filtered = (self.filtered.0 + time, self.filtered.1 + 1);
         Ok(filtered)
@@ -159,7 +160,7 @@ impl<'w> Engine<'w> {
         Ok(!self.ask_filter(nodes)?.0.nodes.is_empty())
     }
 
-    fn ask_filter(&mut self, nodes: &[usize]) -> Result<(Filtered, Duration)> {
+    fn ask_filter(&mut self, nodes: &[usize]) -> Result<(FilterOutcome, Duration)> {
         self.ask_about(nodes);
         let began = Instant::now();
         let answer = filter::answer(&self.extender, &self.body, began)?;
@@ -181,7 +182,7 @@ impl<'w> Engine<'w> {
             .collect::<Result<_>>()?;
         let (failed, unresolvable) = (answer.failed_nodes, answer.failed_and_unresolvable_nodes);
         Ok((
-            Filtered {
+            FilterOutcome {
                 nodes,
                 refused: Refused::of(failed, unresolvable),
             },
@@ -216,7 +217,7 @@ impl<'w> Engine<'w> {
     }
 
     /// kube-scheduler asks for the pod to be bound to a node; the parts of GPUs that the scheduler decides on.
-    pub fn bind(&mut self, node: usize) -> Result<Vec<Part>> {
+    pub fn bind(&mut self, node: usize) -> Result<Vec<GpuShare>> {
         let metadata = &self.pod.metadata;
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let pod = PodId {
@@ -237,7 +238,7 @@ impl<'w> Engine<'w> {
     }
 
     /// Binds the pod to a node, with these parts of its GPUs, on behalf of another scheduler.
-    pub fn bind_elsewhere(&mut self, node: usize, parts: &[Part]) -> Result<()> {
+    pub fn bind_elsewhere(&mut self, node: usize, parts: &[GpuShare]) -> Result<()> {
         let mut annotations = BTreeMap::new();
         if !parts.is_empty() {
             let minors = &self
@@ -262,7 +263,7 @@ impl<'w> Engine<'w> {
     }
 
     /// The API server stores the binding, and the watch shows the pod with it.
-    fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<Part>> {
+    fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<GpuShare>> {
         let name = self.name(node)?.to_owned();
         let minors = &self
             .world
@@ -278,7 +279,7 @@ impl<'w> Engine<'w> {
             .unwrap_or_default();
         let part = |allocation: &DeviceAllocation| {
             let gpu = minors.iter().position(|minor| *minor == allocation.minor)?;
-            Some(Part {
+            Some(GpuShare {
                 gpu,
                 milli: milli(allocation),
             })
@@ -295,7 +296,7 @@ impl<'w> Engine<'w> {
     }
 
     /// A pod is deleted, and the watch shows that.
-    pub fn delete(&mut self, pod: &Pod, arrival: &Arrival) {
+    pub fn delete(&mut self, pod: &ReplayPod, arrival: &Arrival) {
         let metadata = ObjectMeta {
             uid: Some(uid(pod, arrival)),
             ..ObjectMeta::default()
@@ -359,7 +360,7 @@ impl<'w> Engine<'w> {
 }
 
 /// Unlike names, UIDs are unique in the cluster.
-fn uid(pod: &Pod, arrival: &Arrival) -> String {
+fn uid(pod: &ReplayPod, arrival: &Arrival) -> String {
     format!("{}_{}", pod.namespace, arrival.name)
 }
 

@@ -1,19 +1,19 @@
-//! Fragmentation: how much of the idle GPUs typical pods could not use where it is.
+//! Fragmentation: the part of the idle GPUs that typical pods cannot use where it is.
 //!
 //! The measure F of "Beware of Fragmentation" (USENIX ATC '23), in GPU thousandths; memory is not in it.
 
 use std::collections::HashMap;
 
-use super::occupancy::Use;
+use super::occupancy::NodeUse;
 use super::portion::real;
-use super::world::World;
+use super::world::ReplayInput;
 
 /// The part of all pods that typical ones make up.
 const COVER_PERCENT: usize = 95;
 
 /// The request of a typical pod, and its frequency.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Typical {
+pub struct TypicalPod {
     cpu: i64,
     gpus: usize,
     milli: i64,
@@ -22,7 +22,7 @@ pub struct Typical {
 }
 
 /// The commonest kinds of pods, which make up 95 % of all; pods without GPUs among them.
-pub fn typical_pods(world: &World) -> Vec<Typical> {
+pub fn typical_pods(world: &ReplayInput) -> Vec<TypicalPod> {
     let mut counts: HashMap<(i64, usize, i64, Option<usize>), usize> = HashMap::new();
     for pod in &world.pods {
         *counts
@@ -38,7 +38,7 @@ pub fn typical_pods(world: &World) -> Vec<Typical> {
             break;
         }
         covered += n;
-        typical.push(Typical {
+        typical.push(TypicalPod {
             cpu,
             gpus,
             milli,
@@ -54,9 +54,9 @@ pub fn typical_pods(world: &World) -> Vec<Typical> {
 }
 
 /// The GPU thousandths of a node that typical pods could not use, on average over them.
-pub fn fragment(world: &World, node: usize, free: &Use, typical: &[Typical]) -> f64 {
+pub fn fragment(world: &ReplayInput, node: usize, free: &NodeUse, typical: &[TypicalPod]) -> f64 {
     let idle = free.gpu_free();
-    let unusable = |kind: &Typical| {
+    let unusable = |kind: &TypicalPod| {
         let is_of_use = kind.gpus > 0
             && world.is_eligible(kind.eligible, node)
             && free.cpu_free >= kind.cpu
@@ -94,7 +94,7 @@ mod tests {
             .concat()
     }
 
-    fn world(pods: &str) -> World {
+    fn world(pods: &str) -> ReplayInput {
         objects::world(
             &nodes(),
             &pods_of(&format!(
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(frequencies, [60, 34, 5]);
     }
 
-    /// Free thousandths of two GPUs, free CPU, one kind of pod, and what is of no use to it.
+    /// Free thousandths of two GPUs, free CPU, one kind of pod, and the part that it cannot use.
     #[rstest]
     #[case::all_of_use([1000, 500], 8000, (1000, 1, 500, ""), 0.0)]
     #[case::too_small([1000, 400], 8000, (1000, 1, 500, ""), 400.0)]
@@ -140,10 +140,10 @@ mod tests {
         #[case] expected: f64,
     ) {
         let world = world(&pods(1, kind.0, kind.1, kind.2, kind.3));
-        let free = Use {
+        let free = NodeUse {
             cpu_free: cpu,
             gpus: gpus.into(),
-            ..Use::empty(&world.nodes[0])
+            ..NodeUse::empty(&world.nodes[0])
         };
         assert!((fragment(&world, 0, &free, &typical_pods(&world)) - expected).abs() < 1e-9);
     }
@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn kinds_count_as_often_as_they_come() {
         let world = world(&[pods(3, 1000, 1, 500, ""), pods(1, 1000, 0, 0, "")].concat());
-        let free = Use {
+        let free = NodeUse {
             gpus: [1000, 400].into(),
-            ..Use::empty(&world.nodes[0])
+            ..NodeUse::empty(&world.nodes[0])
         };
         assert!(
             (fragment(&world, 0, &free, &typical_pods(&world)) - (0.75 * 400.0 + 0.25 * 1400.0)).abs() < 1e-9

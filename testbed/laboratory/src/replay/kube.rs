@@ -1,15 +1,15 @@
-//! The node search and scores of a stock kube-scheduler (1.36), without extenders.
+//! A model of kube-scheduler 1.36's node search and scores, without extenders.
 //!
-//! Pure but for its dice. Models the fit of resources, which nodes are looked at, the two scores that a plain pod gets by
-//! default, and ties. Preferences of pods, spreading, images and volumes are not modelled.
+//! Pure but for its random numbers. It models the fit of resources, the sampling of nodes, the two scores that a plain pod
+//! gets by default, and ties. It leaves out preferences of pods, spreading, images and volumes.
 
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
-use super::occupancy::{Occupancy, Use};
+use super::occupancy::{NodeUse, Occupancy};
 use super::portion::{floor, portion};
-use super::world::{Node, Pod, World};
+use super::world::{ReplayInput, ReplayNode, ReplayPod};
 
 /// Thousandths of a CPU that a container counts as when nodes are scored, if it asks for none.
 pub const DEFAULT_CPU: i64 = 100;
@@ -24,7 +24,7 @@ const MIN_PERCENT: usize = 5;
 
 /// The number of fitting nodes that the search wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sampling {
+pub enum SampleSize {
     /// As many as a stock kube-scheduler does: from half of a small cluster to a twentieth of a huge one.
     Stock,
     /// A percentage, as `percentageOfNodesToScore` says.
@@ -42,7 +42,7 @@ pub enum Ties {
 
 /// The state of a kube-scheduler.
 #[derive(Debug)]
-pub struct KubeScheduler {
+pub struct SearchModel {
     n_to_find: usize,
     /// The place at which the next search begins.
     start: usize,
@@ -53,7 +53,7 @@ pub struct KubeScheduler {
 
 /// The result of one search.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct SearchResult {
     /// Nodes that fit, in the order in which they were found.
     pub nodes: Vec<usize>,
     /// The node that was looked at first.
@@ -63,20 +63,20 @@ pub struct Found {
 }
 
 /// The number of fitting nodes to look for among `n`.
-pub fn n_to_find(n_nodes: usize, sampling: Sampling) -> usize {
+pub fn n_to_find(n_nodes: usize, sampling: SampleSize) -> usize {
     if n_nodes < MIN_NODES {
         return n_nodes;
     }
     let percent = match sampling {
-        Sampling::Percent(percent) => usize::from(percent),
-        Sampling::Stock => 50_usize.saturating_sub(n_nodes / 125).max(MIN_PERCENT),
+        SampleSize::Percent(percent) => usize::from(percent),
+        SampleSize::Stock => 50_usize.saturating_sub(n_nodes / 125).max(MIN_PERCENT),
     };
     (n_nodes * percent / 100).max(MIN_NODES)
 }
 
-impl KubeScheduler {
+impl SearchModel {
     /// A kube-scheduler that has just started, for `n` nodes.
-    pub fn new(n_nodes: usize, sampling: Sampling, ties: Ties, seed: u64) -> Self {
+    pub fn new(n_nodes: usize, sampling: SampleSize, ties: Ties, seed: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut ranks: Vec<usize> = if ties == Ties::Fixed {
             (0..n_nodes).collect()
@@ -93,7 +93,13 @@ impl KubeScheduler {
     }
 
     /// Looks for nodes with room for a pod, from where the last search ended.
-    pub fn find(&mut self, world: &World, occupancy: &Occupancy, pod: &Pod, found: &mut Found) {
+    pub fn find(
+        &mut self,
+        world: &ReplayInput,
+        occupancy: &Occupancy,
+        pod: &ReplayPod,
+        found: &mut SearchResult,
+    ) {
         found.nodes.clear();
         found.n_seen = 0;
         found.first = self.start;
@@ -139,11 +145,11 @@ impl KubeScheduler {
 }
 
 /// The scores of `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight of 1.
-pub fn default_score(node: &Node, used: &Use, pod: &Pod) -> i64 {
+pub fn default_score(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     least_allocated(node, used, pod) + balanced(node, used, pod)
 }
 
-fn least_allocated(node: &Node, used: &Use, pod: &Pod) -> i64 {
+fn least_allocated(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     let [cpu, memory] = used.scored;
     let [pod_cpu, pod_memory] = pod.scored;
     let resources = [(node.cpu, cpu + pod_cpu), (node.memory, memory + pod_memory)];
@@ -159,8 +165,8 @@ fn least_allocated(node: &Node, used: &Use, pod: &Pod) -> i64 {
     if n == 0 { 0 } else { sum / n }
 }
 
-/// Since 1.36 what counts is how the pod changes the balance of CPU and memory.
-fn balanced(node: &Node, used: &Use, pod: &Pod) -> i64 {
+/// Since 1.36 the score is the pod's change of the balance of CPU and memory.
+fn balanced(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     if pod.cpu == 0 && pod.memory == 0 {
         return 0;
     }
@@ -169,7 +175,7 @@ fn balanced(node: &Node, used: &Use, pod: &Pod) -> i64 {
     BEST / 2 + (BEST / 2 + with - balance(node, cpu, memory)) / 2
 }
 
-fn balance(node: &Node, cpu: i64, memory: i64) -> i64 {
+fn balance(node: &ReplayNode, cpu: i64, memory: i64) -> i64 {
     if node.cpu == 0 || node.memory == 0 {
         return BEST;
     }
@@ -213,14 +219,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case::few(99, Sampling::Stock, 99)]
-    #[case::at_least_a_hundred(150, Sampling::Stock, 100)]
-    #[case::the_trace(1213, Sampling::Stock, 497)]
-    #[case::many(5000, Sampling::Stock, 500)]
-    #[case::never_less_than_a_twentieth(15_000, Sampling::Stock, 750)]
-    #[case::all(5000, Sampling::Percent(100), 5000)]
-    #[case::percentage(5000, Sampling::Percent(5), 250)]
-    fn how_many_nodes_are_looked_for(#[case] n_nodes: usize, #[case] sampling: Sampling, #[case] n: usize) {
+    #[case::few(99, SampleSize::Stock, 99)]
+    #[case::at_least_a_hundred(150, SampleSize::Stock, 100)]
+    #[case::the_trace(1213, SampleSize::Stock, 497)]
+    #[case::many(5000, SampleSize::Stock, 500)]
+    #[case::never_less_than_a_twentieth(15_000, SampleSize::Stock, 750)]
+    #[case::all(5000, SampleSize::Percent(100), 5000)]
+    #[case::percentage(5000, SampleSize::Percent(5), 250)]
+    fn how_many_nodes_are_looked_for(#[case] n_nodes: usize, #[case] sampling: SampleSize, #[case] n: usize) {
         assert_eq!(n_to_find(n_nodes, sampling), n);
     }
 
@@ -235,9 +241,9 @@ mod tests {
         let world = objects::world(&[node("n".to_owned(), "")], &[pod(asked.0, asked.1)]);
         let other = objects::world(&[], &[pod(used.0, used.1)]);
         let node = &world.nodes[0];
-        let mut free = Use::empty(node);
+        let mut free = NodeUse::empty(node);
         free.take(
-            &Pod {
+            &ReplayPod {
                 scored: [used.0, used.1 << 20],
                 ..other.pods[0].clone()
             },
@@ -246,7 +252,7 @@ mod tests {
         );
         let pod = &world.pods[0];
         let pod = if used.0 == 4000 {
-            &Pod {
+            &ReplayPod {
                 scored: [100, pod.memory],
                 ..pod.clone()
             }
@@ -272,8 +278,8 @@ mod tests {
             ],
         );
         let occupancy = Occupancy::empty(&world);
-        let mut kube = KubeScheduler::new(200, Sampling::Stock, Ties::Random, 0);
-        let mut found = Found::default();
+        let mut kube = SearchModel::new(200, SampleSize::Stock, Ties::Random, 0);
+        let mut found = SearchResult::default();
         let mut find = |pod: usize| {
             kube.find(&world, &occupancy, &world.pods[pod], &mut found);
             (found.n_seen, found.nodes[0], found.nodes.len())
@@ -288,7 +294,7 @@ mod tests {
     fn ties_go_by_chance_or_by_an_order_that_stays() {
         let scored: Vec<(usize, i64)> = (0..50).map(|node| (node, i64::from(node > 3))).collect();
         let choices = |ties, seed| {
-            let mut kube = KubeScheduler::new(50, Sampling::Stock, ties, seed);
+            let mut kube = SearchModel::new(50, SampleSize::Stock, ties, seed);
             (0..20)
                 .filter_map(|_| kube.choose(&scored))
                 .collect::<Vec<usize>>()

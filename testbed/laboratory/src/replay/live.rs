@@ -1,4 +1,4 @@
-//! An administrator's own cluster as the starting point: what its API server shows, read once and never written.
+//! An administrator's own cluster as the starting point: the objects of its API server, read once and never written.
 
 mod seen;
 
@@ -18,7 +18,7 @@ const PAGE: u32 = 500;
 
 /// Everything of a cluster that a replay looks at, as the API server shows it.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct LiveCluster {
     /// Nodes.
     pub nodes: Vec<Value>,
     /// Device objects; none, if the cluster has no such kind.
@@ -31,7 +31,7 @@ pub struct Seen {
 ///
 /// # Errors
 /// A kind of object that cannot be listed, and the cause.
-pub async fn read(kubeconfig: &Path) -> Result<Seen> {
+pub async fn read(kubeconfig: &Path) -> Result<LiveCluster> {
     let client = client_of(kubeconfig).await?;
     let nodes = list(&client, "/api/v1/nodes")
         .await?
@@ -42,7 +42,7 @@ pub async fn read(kubeconfig: &Path) -> Result<Seen> {
     let pods = list(&client, "/api/v1/pods")
         .await?
         .context("the cluster has no kind Pod")?;
-    Ok(Seen { nodes, devices, pods })
+    Ok(LiveCluster { nodes, devices, pods })
 }
 
 /// All objects of a kind; `None` if there is no such kind.

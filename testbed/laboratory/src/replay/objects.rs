@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use super::trace::{NodeRow, PERCENT, PodRow};
-use super::world::{Node, Numbers, Pod, Stay, World};
+use super::world::{Lifetime, NumberTable, ReplayInput, ReplayNode, ReplayPod};
 use testbed::vendor_plugin::NVIDIA_GPU;
 
 const MIB: i64 = 1 << 20;
@@ -19,24 +19,24 @@ const NAMESPACE: &str = "default";
 pub const COLUMNS: [&str; 4] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE, NVIDIA_GPU];
 
 /// The world of a trace.
-pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> World {
+pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> ReplayInput {
     let models: Vec<&str> = nodes.iter().map(|node| node.model.as_str()).collect();
     let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
     let (pods, eligible) = self::pods(pods, &models);
     let columns = COLUMNS.map(str::to_owned).to_vec();
-    World {
+    ReplayInput {
         nodes: nodes.iter().map(|row| node(row, serves_vendor)).collect(),
         pods,
         columns,
         eligible,
         is_exact: true,
-        ..World::default()
+        ..ReplayInput::default()
     }
 }
 
 /// Pods in the order of their names, and the sets of nodes that they may go to, for nodes of these models.
-pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<Pod>, Vec<Box<[bool]>>) {
-    let mut sets = Numbers::default();
+pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<ReplayPod>, Vec<Box<[bool]>>) {
+    let mut sets = NumberTable::default();
     let mut eligible = Vec::new();
     let mut set_of = |wanted: &str| {
         (!wanted.is_empty()).then(|| {
@@ -52,9 +52,9 @@ pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<Pod>, Vec<Box<[bool]>>) {
             set
         })
     };
-    let mut pods: Vec<Pod> = rows
+    let mut pods: Vec<ReplayPod> = rows
         .iter()
-        .map(|row| Pod {
+        .map(|row| ReplayPod {
             eligible: set_of(&row.models),
             ..pod(row)
         })
@@ -63,7 +63,7 @@ pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<Pod>, Vec<Box<[bool]>>) {
     (pods, eligible)
 }
 
-fn node(row: &NodeRow, serves_vendor: bool) -> Node {
+fn node(row: &NodeRow, serves_vendor: bool) -> ReplayNode {
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
     let percents = (n_gpus * PER_GPU).to_string();
     let n_vendor = if serves_vendor { n_gpus } else { 0 };
@@ -86,7 +86,7 @@ fn node(row: &NodeRow, serves_vendor: bool) -> Node {
         })
     };
     let devices: Vec<Value> = (0..row.gpus).map(gpu).collect();
-    Node {
+    ReplayNode {
         name: row.name.as_str().into(),
         cpu: row.cpu_milli,
         memory: row.memory_mib * MIB,
@@ -97,7 +97,7 @@ fn node(row: &NodeRow, serves_vendor: bool) -> Node {
     }
 }
 
-fn pod(row: &PodRow) -> Pod {
+fn pod(row: &PodRow) -> ReplayPod {
     let (cpu, memory) = (row.cpu_milli, row.memory_mib * MIB);
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
     let percent = n_gpus * row.gpu_milli / PERCENT;
@@ -106,7 +106,7 @@ fn pod(row: &PodRow) -> Pod {
         PodRow { is_vendor: true, .. } => vec![(3, n_gpus)],
         _ => (0..).zip([n_gpus, percent, percent]).collect(),
     };
-    Pod {
+    ReplayPod {
         name: row.name.as_str().into(),
         namespace: NAMESPACE.into(),
         metadata: String::new().into(),
@@ -122,7 +122,7 @@ fn pod(row: &PodRow) -> Pod {
         gpus: row.gpus,
         milli: row.gpu_milli,
         eligible: None,
-        stay: Stay {
+        stay: Lifetime {
             from: row.created,
             to: row.deleted,
         },
@@ -181,7 +181,10 @@ mod tests {
         "#);
         assert_eq!(world.eligible, [[false, true].into()]);
         assert_eq!(
-            (world.capacity(), world.pods.iter().map(Pod::demand).sum::<i64>()),
+            (
+                world.capacity(),
+                world.pods.iter().map(ReplayPod::demand).sum::<i64>()
+            ),
             (4000, 2460)
         );
     }

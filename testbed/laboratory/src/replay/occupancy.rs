@@ -1,18 +1,18 @@
 //! The free amounts of every node, counted from bindings alone and independently of the engine.
 
 use super::trace::WHOLE;
-use super::world::{Node, Pod, Present, World};
+use super::world::{PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 
 /// Every node's free room.
 #[derive(Clone, Debug)]
 pub struct Occupancy {
-    nodes: Vec<Use>,
+    nodes: Vec<NodeUse>,
     n_allocated: i64,
 }
 
 /// One node's free room.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct NodeUse {
     /// Thousandths of a CPU.
     pub cpu_free: i64,
     /// Bytes.
@@ -29,16 +29,16 @@ pub struct Use {
 
 /// Thousandths of one of a node's GPUs, by its place among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct GpuShare {
     /// The GPU's index.
     pub gpu: usize,
     /// The amount, in thousandths of the GPU.
     pub milli: i64,
 }
 
-impl Use {
+impl NodeUse {
     /// An empty node.
-    pub fn empty(node: &Node) -> Self {
+    pub fn empty(node: &ReplayNode) -> Self {
         Self {
             cpu_free: node.cpu,
             memory_free: node.memory,
@@ -55,12 +55,12 @@ impl Use {
     }
 
     /// Returns true if the CPU suffices; a pod that asks for none fits anywhere.
-    pub fn has_cpu(&self, pod: &Pod) -> bool {
+    pub fn has_cpu(&self, pod: &ReplayPod) -> bool {
         pod.cpu == 0 || self.cpu_free >= pod.cpu
     }
 
     /// Returns true if the memory suffices; a pod that asks for none fits anywhere.
-    pub fn has_memory(&self, pod: &Pod) -> bool {
+    pub fn has_memory(&self, pod: &ReplayPod) -> bool {
         pod.memory == 0 || self.memory_free >= pod.memory
     }
 
@@ -74,8 +74,8 @@ impl Use {
         self.gpus.iter().filter(|free| **free >= milli).count()
     }
 
-    /// Takes what a pod asks for, and these parts of GPUs; gives it back for a `sign` of -1.
-    pub fn take(&mut self, pod: &Pod, parts: &[Part], sign: i64) {
+    /// Takes a pod's request, and these parts of GPUs; gives it back for a `sign` of -1.
+    pub fn take(&mut self, pod: &ReplayPod, parts: &[GpuShare], sign: i64) {
         self.cpu_free -= sign * pod.cpu;
         self.memory_free -= sign * pod.memory;
         for (sum, amount) in self.scored.iter_mut().zip(pod.scored) {
@@ -97,24 +97,24 @@ impl Use {
 
 impl Occupancy {
     /// An empty cluster.
-    pub fn empty(world: &World) -> Self {
+    pub fn empty(world: &ReplayInput) -> Self {
         Self {
-            nodes: world.nodes.iter().map(Use::empty).collect(),
+            nodes: world.nodes.iter().map(NodeUse::empty).collect(),
             n_allocated: 0,
         }
     }
 
     /// The cluster with the pods that are there from the start.
-    pub fn at_start(world: &World) -> Self {
+    pub fn at_start(world: &ReplayInput) -> Self {
         let mut occupancy = Self::empty(world);
-        for Present { pod, node, parts, .. } in &world.present {
+        for PlacedPod { pod, node, parts, .. } in &world.present {
             occupancy.put(*node, pod, parts);
         }
         occupancy
     }
 
     /// The cluster as it is, with its own bindings.
-    pub fn as_it_is(world: &World) -> Self {
+    pub fn as_it_is(world: &ReplayInput) -> Self {
         let mut occupancy = Self::at_start(world);
         for (pod, node, parts) in &world.as_it_is {
             if let Some(pod) = world.pods.get(*pod) {
@@ -125,12 +125,12 @@ impl Occupancy {
     }
 
     /// One node.
-    pub fn node(&self, node: usize) -> Option<&Use> {
+    pub fn node(&self, node: usize) -> Option<&NodeUse> {
         self.nodes.get(node)
     }
 
     /// Every node, in the world's order.
-    pub fn nodes(&self) -> &[Use] {
+    pub fn nodes(&self) -> &[NodeUse] {
         &self.nodes
     }
 
@@ -140,7 +140,7 @@ impl Occupancy {
     }
 
     /// True if kube-scheduler finds room for a pod: it knows sums only, and no device.
-    pub fn has_room(&self, node: usize, pod: &Pod) -> bool {
+    pub fn has_room(&self, node: usize, pod: &ReplayPod) -> bool {
         let Some(free) = self.nodes.get(node) else {
             return false;
         };
@@ -150,16 +150,16 @@ impl Occupancy {
     }
 
     /// A pod comes to a node.
-    pub fn put(&mut self, node: usize, pod: &Pod, parts: &[Part]) {
+    pub fn put(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare]) {
         self.change(node, pod, parts, 1);
     }
 
     /// A pod leaves a node.
-    pub fn remove(&mut self, node: usize, pod: &Pod, parts: &[Part]) {
+    pub fn remove(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare]) {
         self.change(node, pod, parts, -1);
     }
 
-    fn change(&mut self, node: usize, pod: &Pod, parts: &[Part], sign: i64) {
+    fn change(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare], sign: i64) {
         self.n_allocated += sign * parts.iter().map(|part| part.milli).sum::<i64>();
         if let Some(free) = self.nodes.get_mut(node) {
             free.take(pod, parts, sign);

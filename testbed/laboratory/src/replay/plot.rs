@@ -1,4 +1,4 @@
-//! Plots of replays: curves over offered demand, a panel for each condition, and bars of what stays unallocated.
+//! Plots of replays: curves over offered demand, a panel for each condition, and bars of the unallocated GPUs.
 
 use super::summary::{Spread, Summary};
 use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, height_of_bars, left_of, number, step_of};
@@ -12,14 +12,14 @@ const OFFERED: &str = "GPUs asked for, % of all";
 
 /// The vertical axis of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
+pub enum PlottedValue {
     /// GPUs that are allocated.
     Allocated,
     /// Idle GPUs that typical pods could not use.
     Fragment,
 }
 
-impl Measure {
+impl PlottedValue {
     fn of(self, spread: &Spread) -> (f64, f64) {
         match self {
             Self::Allocated => (spread.allocated, spread.allocated_sd),
@@ -36,7 +36,7 @@ impl Measure {
 }
 
 /// Curves of all policies over offered demand, a panel for each condition, with their standard deviation as a shade.
-pub fn curves(title: &str, measure: Measure, summaries: &[&Summary]) -> String {
+pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> String {
     let conditions = distinct(summaries.iter().map(|summary| summary.conditions.as_str()));
     let policies = distinct(summaries.iter().map(|summary| summary.policy.as_str()));
     let points = || summaries.iter().flat_map(|summary| &summary.curve);

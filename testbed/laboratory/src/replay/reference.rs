@@ -2,23 +2,23 @@
 //!
 //! Their choices are written into pods as records, so that the engine counts and checks them.
 
-use super::fragment::{Typical, fragment};
-use super::kube::{KubeScheduler, default_score};
-use super::occupancy::{Occupancy, Part, Use};
+use super::fragment::{TypicalPod, fragment};
+use super::kube::{SearchModel, default_score};
+use super::occupancy::{GpuShare, NodeUse, Occupancy};
 use super::policy::Reference;
 use super::portion::{floor, portion, real};
 use super::trace::WHOLE;
-use super::world::{Numbers, Pod, World};
+use super::world::{NumberTable, ReplayInput, ReplayPod};
 
-/// A reference policy, with what it remembers of nodes that have not changed.
+/// A reference policy, with a cache of nodes that have not changed.
 #[derive(Debug)]
 pub struct Chooser<'w> {
-    world: &'w World,
+    world: &'w ReplayInput,
     reference: Reference,
-    typical: &'w [Typical],
+    typical: &'w [TypicalPod],
     /// The largest node's CPU and GPU thousandths, which scores are measured by.
     largest: [i64; 2],
-    /// By pod, its kind: what scores depend on.
+    /// By pod, its kind, on which scores depend.
     kinds: Vec<usize>,
     /// By kind and node, the node's version and its score.
     known: Vec<Vec<(u32, Option<i64>)>>,
@@ -26,7 +26,7 @@ pub struct Chooser<'w> {
 
 impl<'w> Chooser<'w> {
     /// A policy that has seen nothing yet.
-    pub fn new(world: &'w World, reference: Reference, typical: &'w [Typical]) -> Self {
+    pub fn new(world: &'w ReplayInput, reference: Reference, typical: &'w [TypicalPod]) -> Self {
         let largest_gpu = world
             .nodes
             .iter()
@@ -37,8 +37,8 @@ impl<'w> Chooser<'w> {
             world.nodes.iter().map(|node| node.cpu).max().unwrap_or(0),
             largest_gpu.unwrap_or(0) * WHOLE,
         ];
-        let mut numbers = Numbers::default();
-        let mut kind = |pod: &Pod| {
+        let mut numbers = NumberTable::default();
+        let mut kind = |pod: &ReplayPod| {
             numbers
                 .of(&format!("{} {} {} {}", pod.cpu, pod.memory, pod.gpus, pod.milli))
                 .0
@@ -61,7 +61,7 @@ impl<'w> Chooser<'w> {
         pod_at: usize,
         nodes: &[usize],
         occupancy: &Occupancy,
-        kube: &mut KubeScheduler,
+        kube: &mut SearchModel,
     ) -> Vec<(usize, i64)> {
         let Some(pod) = self.world.pods.get(pod_at) else {
             return Vec::new();
@@ -89,7 +89,7 @@ impl<'w> Chooser<'w> {
         results
     }
 
-    fn score_node(&self, at: usize, free: &Use, pod: &Pod) -> Option<i64> {
+    fn score_node(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Option<i64> {
         if free.n_with(pod.milli) < pod.gpus {
             return None;
         }
@@ -113,8 +113,8 @@ impl<'w> Chooser<'w> {
     }
 
     /// The parts of a node's GPUs that a pod gets.
-    pub fn parts(&self, at: usize, free: &Use, pod: &Pod, kube: &mut KubeScheduler) -> Vec<Part> {
-        let part = |gpu: usize| Part {
+    pub fn parts(&self, at: usize, free: &NodeUse, pod: &ReplayPod, kube: &mut SearchModel) -> Vec<GpuShare> {
+        let part = |gpu: usize| GpuShare {
             gpu,
             milli: pod.milli,
         };
@@ -154,21 +154,21 @@ impl<'w> Chooser<'w> {
     fn descents<'a>(
         &'a self,
         at: usize,
-        free: &'a Use,
-        pod: &'a Pod,
-    ) -> impl Iterator<Item = (i64, Vec<Part>)> + 'a {
+        free: &'a NodeUse,
+        pod: &'a ReplayPod,
+    ) -> impl Iterator<Item = (i64, Vec<GpuShare>)> + 'a {
         let before = fragment(self.world, at, free, self.typical);
         let fitting = || {
             free.gpus
                 .iter()
                 .enumerate()
                 .filter(|(_, free)| **free >= pod.milli)
-                .map(|(gpu, _)| Part {
+                .map(|(gpu, _)| GpuShare {
                     gpu,
                     milli: pod.milli,
                 })
         };
-        let choices: Vec<Vec<Part>> = if pod.gpus == 1 {
+        let choices: Vec<Vec<GpuShare>> = if pod.gpus == 1 {
             fitting().map(|part| vec![part]).collect()
         } else {
             vec![fitting().take(pod.gpus).collect()]

@@ -1,7 +1,7 @@
-//! The condition of a pod that found no node, from which it follows whether kube-scheduler tries the pod again by itself.
+//! The condition of a pod that found no node, which decides if kube-scheduler tries the pod again by itself.
 //!
-//! kube-scheduler writes the condition if its text is not there already, and takes that for an event of the pod, upon which it
-//! tries a pod again that an extender refused. A pod whose text stays the same waits for an event in the cluster.
+//! kube-scheduler writes the condition if its text is not there already, and takes that for an event of the pod, upon which
+//! it tries a pod again that an extender refused. A pod whose text stays the same waits for an event in the cluster.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use std::fmt;
 use proto::extender::Name;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::kube::Found;
-use super::occupancy::{Occupancy, Use};
-use super::world::{Pod, World};
+use super::kube::SearchResult;
+use super::occupancy::{NodeUse, Occupancy};
+use super::world::{ReplayInput, ReplayPod};
 use testbed::kube_scheduler::sentence;
 
 const NOT_ELIGIBLE: &str = "node(s) didn't match Pod's node affinity/selector";
@@ -43,7 +43,13 @@ impl Refused {
 }
 
 /// The text of the condition of a pod for which none of the nodes was left that kube-scheduler had found.
-pub fn message(world: &World, occupancy: &Occupancy, pod: &Pod, found: &Found, refused: &Refused) -> String {
+pub fn message(
+    world: &ReplayInput,
+    occupancy: &Occupancy,
+    pod: &ReplayPod,
+    found: &SearchResult,
+    refused: &Refused,
+) -> String {
     let n_nodes = world.nodes.len();
     let (mut n_not_eligible, mut n_resolvable) = (0, refused.n_resolvable);
     let mut shortages = Shortages::of(world, pod);
@@ -70,11 +76,11 @@ pub fn message(world: &World, occupancy: &Occupancy, pod: &Pod, found: &Found, r
     sentence(n_nodes, own.chain(theirs), n_resolvable)
 }
 
-/// The number of nodes by reason of kube-scheduler's own filter of resources: CPU, memory, and what else the pod asks for.
+/// The number of nodes by reason of kube-scheduler's own filter of resources: CPU, memory, and other requested ones.
 struct Shortages(Vec<(String, usize)>);
 
 impl Shortages {
-    fn of(world: &World, pod: &Pod) -> Self {
+    fn of(world: &ReplayInput, pod: &ReplayPod) -> Self {
         let columns = pod
             .extended
             .iter()
@@ -90,7 +96,7 @@ impl Shortages {
     }
 
     /// Counts one node; returns true if it is short of anything.
-    fn count(&mut self, free: &Use, pod: &Pod) -> bool {
+    fn count(&mut self, free: &NodeUse, pod: &ReplayPod) -> bool {
         let extended = pod.extended.iter().map(|wanted| free.has_extended(*wanted));
         let has_room = [free.has_cpu(pod), free.has_memory(pod)]
             .into_iter()
@@ -172,7 +178,7 @@ mod tests {
             ),
             "0/4 nodes are available: 1 Insufficient cpu, 1 Insufficient koordinator.sh/gpu-core, \
              1 Insufficient koordinator.sh/gpu-memory-ratio, 1 Insufficient koordinator.sh/gpu.shared, 1 no device, \
-             1 node(s) didn't match Pod's node affinity/selector. preemption: 0/4 nodes are available: \
+             1 node(s) didn't match ReplayPod's node affinity/selector. preemption: 0/4 nodes are available: \
              1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling."
         );
     }

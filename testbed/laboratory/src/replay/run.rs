@@ -15,15 +15,15 @@ use serde::Serialize;
 use super::arrivals::{Arrival, by_time, recorded, shuffled};
 use super::conditions::{Conditions, PlainPods};
 use super::curve::{Curve, Point, without_gaps};
-use super::engine::{Engine, Filtered};
-use super::fragment::{Typical, fragment};
-use super::kube::{Found, KubeScheduler, default_score};
-use super::occupancy::{Occupancy, Part};
+use super::engine::{Engine, FilterOutcome};
+use super::fragment::{TypicalPod, fragment};
+use super::kube::{SearchModel, SearchResult, default_score};
+use super::occupancy::{GpuShare, Occupancy};
 use super::policy::Policy;
 use super::portion::{floor, percent, real};
 use super::reference::Chooser;
 use super::refusal;
-use super::world::{Pod, World};
+use super::world::{ReplayInput, ReplayPod};
 use testbed::console::Bar;
 
 /// The weight of one point of the extender, as `deploy/` configures it, beside kube-scheduler's plugins, which give up to 100.
@@ -33,9 +33,9 @@ const PER_POINT: i64 = 10;
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'w> {
     /// Nodes and pods.
-    pub world: &'w World,
+    pub world: &'w ReplayInput,
     /// The pods that fragmentation is measured with.
-    pub typical: &'w [Typical],
+    pub typical: &'w [TypicalPod],
     /// The policy.
     pub policy: &'w Policy,
     /// Under which circumstances.
@@ -58,7 +58,7 @@ pub struct Job<'w> {
 
 /// The result of one run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct RunResult {
     /// The run's seed.
     pub seed: u64,
     /// Pods that came.
@@ -86,7 +86,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// An invariant that does not hold, or an answer of the scheduler that makes no sense.
-pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>> {
+pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResult>> {
     let began = Instant::now();
     let capacity = job.world.capacity();
     let demand = job
@@ -123,7 +123,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Outcome>
         None => curve.points(),
     };
     let filter_micros = engine.filter_micros();
-    Ok(Some(Outcome {
+    Ok(Some(RunResult {
         seed: job.seed,
         pods,
         unplaced,
@@ -154,8 +154,8 @@ struct Run<'w> {
     job: Job<'w>,
     engine: Engine<'w>,
     chooser: Option<Chooser<'w>>,
-    kube: KubeScheduler,
-    found: Found,
+    kube: SearchModel,
+    found: SearchResult,
     occupancy: Occupancy,
     /// Every node's fragmentation, and the sum.
     fragments: Vec<f64>,
@@ -164,7 +164,7 @@ struct Run<'w> {
     offered: i64,
     /// The departures of pods: time, arrival, and node.
     stays: BinaryHeap<Reverse<(i64, usize)>>,
-    places: Vec<Option<(usize, Vec<Part>)>>,
+    places: Vec<Option<(usize, Vec<GpuShare>)>>,
     curve: Curve,
     allocated: Vec<f64>,
     unplaced: usize,
@@ -175,8 +175,8 @@ struct Run<'w> {
 }
 
 /// The end of one attempt to place a pod.
-enum Attempt {
-    Placed(usize, Vec<Part>),
+enum AttemptResult {
+    Placed(usize, Vec<GpuShare>),
     /// No node was left.
     Refused,
     /// The extender refused all nodes of the sample, which is the pod's condition then.
@@ -211,8 +211,8 @@ impl<'w> Run<'w> {
             job,
             engine: Engine::new(world, policies, job.answer_nodes),
             chooser,
-            kube: KubeScheduler::new(world.nodes.len(), conditions.sampling, conditions.ties, seed),
-            found: Found::default(),
+            kube: SearchModel::new(world.nodes.len(), conditions.sampling, conditions.ties, seed),
+            found: SearchResult::default(),
             occupancy,
             fragment: fragments.iter().sum(),
             fragments,
@@ -289,7 +289,7 @@ impl<'w> Run<'w> {
     /// kube-scheduler begins each attempt where the last search ended, and takes the change of the pod's condition for a reason
     /// to try again a pod that the extender refused. A pod fits nowhere once all nodes have been looked at in a row, as nothing
     /// else happens meanwhile.
-    fn place(&mut self, pod_at: usize, pod: &Pod) -> Result<Option<(usize, Vec<Part>)>> {
+    fn place(&mut self, pod_at: usize, pod: &ReplayPod) -> Result<Option<(usize, Vec<GpuShare>)>> {
         let (mut n_seen, mut n_refusals) = (0, 0);
         let mut condition = None;
         loop {
@@ -299,7 +299,7 @@ impl<'w> Run<'w> {
             let attempt = self.attempt(pod_at, pod, &found);
             self.found = found;
             let attempt = attempt?;
-            if let Attempt::Placed(node, parts) = attempt {
+            if let AttemptResult::Placed(node, parts) = attempt {
                 self.sample_refusals += n_refusals;
                 return Ok(Some((node, parts)));
             }
@@ -307,7 +307,7 @@ impl<'w> Run<'w> {
                 return Ok(None);
             }
             n_refusals += 1;
-            let Attempt::RefusedByExtender(message) = attempt else {
+            let AttemptResult::RefusedByExtender(message) = attempt else {
                 continue;
             };
             if condition.as_ref() == Some(&message) {
@@ -320,7 +320,7 @@ impl<'w> Run<'w> {
     }
 
     /// kube-scheduler does not try a pod again that it has not asked the extender about all nodes for.
-    fn give_up(&mut self, pod: &Pod, n_refusals: usize) -> Result<()> {
+    fn give_up(&mut self, pod: &ReplayPod, n_refusals: usize) -> Result<()> {
         let world = self.job.world;
         let has_room =
             |node: &usize| world.is_eligible(pod.eligible, *node) && self.occupancy.has_room(*node, pod);
@@ -332,10 +332,10 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    fn attempt(&mut self, pod_at: usize, pod: &Pod, found: &Found) -> Result<Attempt> {
+    fn attempt(&mut self, pod_at: usize, pod: &ReplayPod, found: &SearchResult) -> Result<AttemptResult> {
         let nodes = &found.nodes;
         if nodes.is_empty() {
-            return Ok(Attempt::Refused);
+            return Ok(AttemptResult::Refused);
         }
         if !pod.is_managed && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
             let scored: Vec<(usize, i64)> = nodes
@@ -343,27 +343,27 @@ impl<'w> Run<'w> {
                 .map(|node| (*node, self.default_score(*node, pod)))
                 .collect();
             let Some(node) = self.kube.choose(&scored) else {
-                return Ok(Attempt::Refused);
+                return Ok(AttemptResult::Refused);
             };
             self.engine.bind_elsewhere(node, &[])?;
-            return Ok(Attempt::Placed(node, Vec::new()));
+            return Ok(AttemptResult::Placed(node, Vec::new()));
         }
         if let Some(chooser) = &mut self.chooser {
             let scored = chooser.score(pod_at, nodes, &self.occupancy, &mut self.kube);
             let Some(node) = self.kube.choose(&scored) else {
-                return Ok(Attempt::Refused);
+                return Ok(AttemptResult::Refused);
             };
             let free = self.occupancy.node(node).context("there is no such node")?;
             let parts = chooser.parts(node, free, pod, &mut self.kube);
             self.engine.bind_elsewhere(node, &parts)?;
-            return Ok(Attempt::Placed(node, parts));
+            return Ok(AttemptResult::Placed(node, parts));
         }
-        let Filtered {
+        let FilterOutcome {
             nodes: fitting,
             refused,
         } = self.engine.filter(nodes)?;
         let Some(node) = self.choose_among(pod, &fitting)? else {
-            return Ok(Attempt::RefusedByExtender(refusal::message(
+            return Ok(AttemptResult::RefusedByExtender(refusal::message(
                 self.job.world,
                 &self.occupancy,
                 pod,
@@ -375,11 +375,11 @@ impl<'w> Run<'w> {
         if self.job.world.is_exact && parts.len() != pod.gpus {
             bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
         }
-        Ok(Attempt::Placed(node, parts))
+        Ok(AttemptResult::Placed(node, parts))
     }
 
     /// As kube-scheduler does: one node that is left needs no scores.
-    fn choose_among(&mut self, pod: &Pod, fitting: &[usize]) -> Result<Option<usize>> {
+    fn choose_among(&mut self, pod: &ReplayPod, fitting: &[usize]) -> Result<Option<usize>> {
         if fitting.len() < 2 {
             return Ok(fitting.first().copied());
         }
@@ -394,7 +394,7 @@ impl<'w> Run<'w> {
         Ok(self.kube.choose(&scored))
     }
 
-    fn default_score(&self, node: usize, pod: &Pod) -> i64 {
+    fn default_score(&self, node: usize, pod: &ReplayPod) -> i64 {
         let found = self.job.world.nodes.get(node).zip(self.occupancy.node(node));
         found.map_or(0, |(node, used)| default_score(node, used, pod))
     }

@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use super::curve::Point;
-use super::fragment::{self, Typical};
+use super::fragment::{self, TypicalPod};
 use super::occupancy::Occupancy;
 use super::portion::{floor, percent, real};
-use super::run::Outcome;
-use super::world::{Pod, World};
+use super::run::RunResult;
+use super::world::{ReplayInput, ReplayPod};
 use testbed::console::table;
 
 /// The percentage of offered demand at which allocation is shown, besides the end.
@@ -29,7 +29,7 @@ pub struct Summary {
     /// The averages over all runs, by percent of offered demand.
     pub curve: Vec<Spread>,
     /// The runs.
-    pub runs: Vec<Outcome>,
+    pub runs: Vec<RunResult>,
 }
 
 /// Averages over runs at one percentage of offered demand.
@@ -49,7 +49,7 @@ pub struct Spread {
 
 impl Summary {
     /// Sums up runs.
-    pub fn of(list: &str, policy: String, conditions: &str, runs: Vec<Outcome>) -> Self {
+    pub fn of(list: &str, policy: String, conditions: &str, runs: Vec<RunResult>) -> Self {
         let most = runs
             .iter()
             .flat_map(|run| &run.curve)
@@ -90,7 +90,7 @@ impl Summary {
     }
 
     /// A cluster with its pods where they are today.
-    pub fn as_it_is(list: &str, world: &World, typical: &[Typical]) -> Self {
+    pub fn as_it_is(list: &str, world: &ReplayInput, typical: &[TypicalPod]) -> Self {
         let occupancy = Occupancy::as_it_is(world);
         let capacity = world.capacity();
         let fragments: f64 = occupancy
@@ -99,7 +99,7 @@ impl Summary {
             .enumerate()
             .map(|(at, free)| fragment::fragment(world, at, free, typical))
             .sum();
-        let demand = world.present_demand() + world.pods.iter().map(Pod::demand).sum::<i64>();
+        let demand = world.present_demand() + world.pods.iter().map(ReplayPod::demand).sum::<i64>();
         let end = Spread {
             offered: usize::try_from(floor(percent(demand, capacity) + 0.5)).unwrap_or(0),
             allocated: percent(occupancy.n_allocated(), capacity),
@@ -121,7 +121,7 @@ impl Summary {
         if self.runs.is_empty() {
             return [(); 5].map(|()| absent());
         }
-        let count = |of: fn(&Outcome) -> usize| {
+        let count = |of: fn(&RunResult) -> usize| {
             let counts: Vec<f64> = self
                 .runs
                 .iter()
@@ -147,7 +147,7 @@ impl Summary {
         ]
     }
 
-    fn mean(&self, value: fn(&Outcome) -> f64) -> f64 {
+    fn mean(&self, value: fn(&RunResult) -> f64) -> f64 {
         mean_and_deviation(&self.runs.iter().map(value).collect::<Vec<f64>>()).0
     }
 }

@@ -77,7 +77,7 @@ pub(super) async fn replayed_with(text: &str) -> Vec<Summary> {
     results(args, lists).await
 }
 
-/// Results without what depends on the machine.
+/// Results without the fields that depend on the machine.
 async fn results(args: ReplayArgs, lists: Vec<List>) -> Vec<Summary> {
     let conditions = args
         .condition
@@ -85,7 +85,7 @@ async fn results(args: ReplayArgs, lists: Vec<List>) -> Vec<Summary> {
         .map(|named| Conditions::of(*named, Overrides::default()))
         .collect();
     let console = Console::new(true);
-    let plan = Plan {
+    let plan = ReplayPlan {
         lists,
         conditions,
         bars: console.bars(),

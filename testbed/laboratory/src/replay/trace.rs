@@ -1,7 +1,7 @@
-//! A trace as it is published: nodes and pods, a line each, of comma-separated columns that the first line names.
+//! A published trace: nodes and pods, one per line, in comma-separated columns that the first line names.
 //!
-//! Reads and checks; does not translate the lines to Kubernetes objects. Cells have no quotes and no commas. Columns that say
-//! nothing about any line may be left out: the models that a pod can do with, and its times.
+//! Reads and checks; does not translate the lines to Kubernetes objects. Cells have no quotes and no commas. Columns that
+//! carry no information may be left out: the models that a pod accepts, and its times.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 /// GPU thousandths of a whole device.
 pub const WHOLE: i64 = 1000;
-/// Thousandths in one percent: what a pod can ask for has this grain.
+/// Thousandths in one percent, the grain of requests.
 pub const PERCENT: i64 = 10;
 /// More GPUs than any node has.
 const MAX_GPUS: usize = 1024;

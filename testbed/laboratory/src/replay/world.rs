@@ -1,28 +1,28 @@
-//! The nodes and pods of a replay, wherever they come from, as the replay counts them and as Kubernetes would show them.
+//! The nodes and pods of a replay, from any source, as the replay counts them and as Kubernetes objects.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::occupancy::Part;
+use super::occupancy::GpuShare;
 use super::portion::{floor, real};
 use super::trace::WHOLE;
 
 /// The nodes, the pods, and which of the two may go together.
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct ReplayInput {
     /// In the order in which kube-scheduler has come to know them.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ReplayNode>,
     /// All that there are to place; a replay may place some twice, and some never.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<ReplayPod>,
     /// Extended resources that nodes offer and pods ask for.
     pub columns: Vec<String>,
     /// By number, a set of nodes that pods of some kind may go to, with any amount of room.
     pub eligible: Vec<Box<[bool]>>,
     /// Pods that are on their nodes from the start, and stay.
-    pub present: Vec<Present>,
+    pub present: Vec<PlacedPod>,
     /// The pods of `pods` that are on nodes today, by their indices.
-    pub as_it_is: Vec<(usize, usize, Vec<Part>)>,
+    pub as_it_is: Vec<(usize, usize, Vec<GpuShare>)>,
     /// True if records say of every GPU exactly what the engine counts: pods ask for percents, alike of memory and of
     /// computing power.
     pub is_exact: bool,
@@ -30,20 +30,20 @@ pub struct World {
 
 /// A pod that is on its node from the start.
 #[derive(Clone, Debug)]
-pub struct Present {
+pub struct PlacedPod {
     /// As the API server shows it.
     pub object: Value,
     /// Its request.
-    pub pod: Pod,
+    pub pod: ReplayPod,
     /// Its node.
     pub node: usize,
     /// The devices it holds there.
-    pub parts: Vec<Part>,
+    pub parts: Vec<GpuShare>,
 }
 
 /// A node.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct ReplayNode {
     /// Its name.
     pub name: Box<str>,
     /// Thousandths of a CPU that pods may have.
@@ -62,7 +62,7 @@ pub struct Node {
 
 /// A pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pod {
+pub struct ReplayPod {
     /// Its name.
     pub name: Box<str>,
     /// Its namespace.
@@ -88,19 +88,19 @@ pub struct Pod {
     /// The set of nodes that it may go to; every node, if there is none.
     pub eligible: Option<usize>,
     /// The times at which it comes and goes, in seconds.
-    pub stay: Stay,
+    pub stay: Lifetime,
 }
 
 /// The times at which a pod comes and goes, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stay {
+pub struct Lifetime {
     /// Its arrival.
     pub from: Option<i64>,
     /// Its end.
     pub to: Option<i64>,
 }
 
-impl Stay {
+impl Lifetime {
     /// The end of a pod whose life is multiplied by `stretch`.
     pub fn end(self, stretch: f64) -> Option<i64> {
         let (from, to) = (self.from.unwrap_or(0), self.to?);
@@ -108,7 +108,7 @@ impl Stay {
     }
 }
 
-impl Pod {
+impl ReplayPod {
     /// GPU thousandths in all.
     pub fn demand(&self) -> i64 {
         i64::try_from(self.gpus)
@@ -117,7 +117,7 @@ impl Pod {
     }
 }
 
-impl World {
+impl ReplayInput {
     /// GPU thousandths of all nodes.
     pub fn capacity(&self) -> i64 {
         let gpus: usize = self.nodes.iter().map(|node| node.minors.len()).sum();
@@ -142,9 +142,9 @@ impl World {
 
 /// Gives numbers to texts, and marks the new ones.
 #[derive(Debug, Default)]
-pub struct Numbers(HashMap<Box<str>, usize>);
+pub struct NumberTable(HashMap<Box<str>, usize>);
 
-impl Numbers {
+impl NumberTable {
     /// The number of a text, and whether it is a new one.
     pub fn of(&mut self, text: &str) -> (usize, bool) {
         if let Some(number) = self.0.get(text) {

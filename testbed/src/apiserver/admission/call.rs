@@ -1,24 +1,28 @@
-//! One HTTPS call of a webhook: a connection of its own, verified against the configuration's `caBundle` and nothing else.
+//! One HTTPS call of a webhook, with its `AdmissionReview`: a connection of its own, verified against `caBundle` alone.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
+use http::{StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use k8s_openapi::ByteString;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Services;
-use super::hook::Hook;
+use super::hook::Webhook;
+use super::{Operation, Request, ReviewObjects, Services, kind_of};
+use crate::apiserver::object;
+use crate::apiserver::status::ApiError;
 
 /// The largest answer that is read.
 const MAX_ANSWER: usize = 3 * 1024 * 1024;
@@ -39,7 +43,7 @@ pub(super) enum CallError {
 }
 
 /// The address of a webhook.
-struct Place {
+struct WebhookAddress {
     url: String,
     server_name: String,
     address: Address,
@@ -51,7 +55,7 @@ enum Address {
 }
 
 /// Posts a review; the answer's JSON.
-pub(super) async fn post(services: &Services, hook: &Hook, review: &Value) -> Result<Value, CallError> {
+pub(super) async fn post(services: &Services, hook: &Webhook, review: &Value) -> Result<Value, CallError> {
     let place = locate(services, hook)?;
     let failed = |why: String| CallError::Post {
         url: place.url.clone(),
@@ -80,7 +84,7 @@ fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn locate(services: &Services, hook: &Hook) -> Result<Place, CallError> {
+fn locate(services: &Services, hook: &Webhook) -> Result<WebhookAddress, CallError> {
     let query = format!("timeout={}s", hook.timeout.as_secs());
     if let Some(service) = &hook.client.service {
         let port = service
@@ -97,7 +101,7 @@ fn locate(services: &Services, hook: &Hook) -> Result<Place, CallError> {
             .unwrap_or_default()
             .trim_start_matches('/');
         let url = format!("https://{server_name}:{port}/{path}?{query}");
-        return Ok(Place {
+        return Ok(WebhookAddress {
             url,
             server_name,
             address: Address::Known(address),
@@ -110,7 +114,7 @@ fn locate(services: &Services, hook: &Hook) -> Result<Place, CallError> {
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let address = Address::Named(host.clone(), url.port_u16().unwrap_or(443));
     let url = format!("{text}{}{query}", if url.query().is_some() { '&' } else { '?' });
-    Ok(Place {
+    Ok(WebhookAddress {
         url,
         server_name: host,
         address,
@@ -119,7 +123,11 @@ fn locate(services: &Services, hook: &Hook) -> Result<Place, CallError> {
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn exchange(hook: &Hook, place: &Place, review: &Value) -> Result<(StatusCode, Bytes), AnyError> {
+async fn exchange(
+    hook: &Webhook,
+    place: &WebhookAddress,
+    review: &Value,
+) -> Result<(StatusCode, Bytes), AnyError> {
     let connected = match &place.address {
         Address::Known(address) => TcpStream::connect(address).await,
         Address::Named(host, port) => TcpStream::connect((host.as_str(), *port)).await,
@@ -133,7 +141,7 @@ async fn exchange(hook: &Hook, place: &Place, review: &Value) -> Result<(StatusC
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let url: http::Uri = place.url.parse()?;
-    let request = Request::post(url.path_and_query().map_or("/", http::uri::PathAndQuery::as_str))
+    let request = http::Request::post(url.path_and_query().map_or("/", http::uri::PathAndQuery::as_str))
         .header(header::HOST, &place.server_name)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json, */*")
@@ -143,7 +151,7 @@ async fn exchange(hook: &Hook, place: &Place, review: &Value) -> Result<(StatusC
     Ok((head.status, body.to_bytes()))
 }
 
-fn client_config(hook: &Hook) -> Result<ClientConfig, AnyError> {
+fn client_config(hook: &Webhook) -> Result<ClientConfig, AnyError> {
     let mut roots = RootCertStore::empty();
     let bundle = hook
         .client
@@ -157,4 +165,123 @@ fn client_config(hook: &Hook) -> Result<ClientConfig, AnyError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// The answer of a webhook.
+#[derive(Debug)]
+pub(super) struct WebhookVerdict {
+    allowed: bool,
+    /// A `Status`, or null.
+    status: Value,
+    patch: Option<Value>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// The question.
+pub(super) fn request(uid: &str, request: &Request<'_>, objects: &ReviewObjects) -> Value {
+    let resource = &request.target.resource;
+    let (group, version, kind) = kind_of(resource, request.subresource, &objects.new);
+    let kind = json!({"group": group, "version": version, "kind": kind});
+    let plural = json!({"group": resource.group, "version": resource.version, "resource": resource.plural});
+    let user = request.user;
+    let mut asked = json!({
+        "uid": uid,
+        "kind": kind,
+        "resource": plural,
+        "requestKind": kind,
+        "requestResource": plural,
+        "operation": request.operation.as_str(),
+        "userInfo": {"username": user.name, "groups": user.all_groups()},
+        "object": if request.operation == Operation::Delete { &Value::Null } else { &objects.new },
+        "oldObject": *objects.old,
+        "dryRun": request.dry_run,
+        "options": request.options,
+    });
+    let optional = [
+        ("name", request.target.name.as_str()),
+        ("namespace", request.target.namespace.as_str()),
+        ("subResource", request.subresource),
+        ("requestSubResource", request.subresource),
+    ];
+    for (field, text) in optional.into_iter().filter(|(_, text)| !text.is_empty()) {
+        object::make_object(&mut asked).insert(field.to_owned(), Value::from(text));
+    }
+    json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": asked})
+}
+
+/// The answer, if it is one to this question.
+pub(super) fn read(uid: &str, hook: &Webhook, answer: &Value) -> Result<WebhookVerdict, CallError> {
+    let bad = |why: String| CallError::Response(why);
+    let (version, kind) = (object::text(answer, "/apiVersion"), object::text(answer, "/kind"));
+    if version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
+        return Err(bad(format!(
+            "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {version}, Kind={kind}"
+        )));
+    }
+    let Some(response) = answer.get("response").filter(|response| response.is_object()) else {
+        return Err(bad("webhook response is absent".to_owned()));
+    };
+    let found = object::text(response, "/uid");
+    if found != uid {
+        return Err(bad(format!("expected response.uid=\"{uid}\", got \"{found}\"")));
+    }
+    let warnings = object::array(response, "/warnings")
+        .iter()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect();
+    Ok(WebhookVerdict {
+        allowed: response.get("allowed").and_then(Value::as_bool).unwrap_or(false),
+        status: response.get("status").cloned().unwrap_or_default(),
+        patch: read_patch(response).map_err(|why| bad(format!("webhook \"{}\": {why}", hook.name)))?,
+        warnings,
+    })
+}
+
+fn read_patch(response: &Value) -> Result<Option<Value>, String> {
+    let Some(encoded) = response.get("patch").filter(|patch| !patch.is_null()) else {
+        return Ok(None);
+    };
+    let bytes = ByteString::deserialize(encoded).map_err(|error| format!("response.patch: {error}"))?;
+    match response.get("patchType").and_then(Value::as_str) {
+        Some("JSONPatch") => {}
+        Some(other) => {
+            return Err(format!(
+                "response.patchType must be \"JSONPatch\", got \"{other}\""
+            ));
+        }
+        None => return Err("webhook returned response.patch but not response.patchType".to_owned()),
+    }
+    serde_json::from_slice(&bytes.0)
+        .map(Some)
+        .map_err(|error| format!("response.patch: {error}"))
+}
+
+impl WebhookVerdict {
+    /// The patch of a webhook that allows the request, or the error that its client gets.
+    pub(super) fn decide(self, hook: &str) -> Result<Option<Value>, ApiError> {
+        if self.allowed {
+            return Ok(self.patch);
+        }
+        let denied = format!("admission webhook \"{hook}\" denied the request");
+        let (message, reason) = (
+            object::text(&self.status, "/message"),
+            object::text(&self.status, "/reason"),
+        );
+        let text = match (message, reason) {
+            ("", "") => format!("{denied} without explanation"),
+            ("", reason) => format!("{denied}: {reason}"),
+            (message, _) => format!("{denied}: {message}"),
+        };
+        let code = self
+            .status
+            .get("code")
+            .and_then(Value::as_u64)
+            .and_then(|code| u16::try_from(code).ok());
+        Err(ApiError::denied(
+            code.filter(|code| (400..600).contains(code)).unwrap_or(400),
+            reason,
+            text,
+        ))
+    }
 }

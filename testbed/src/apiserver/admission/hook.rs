@@ -1,4 +1,4 @@
-//! One webhook of a configuration object, and whether it is to be called for a request.
+//! One webhook of a configuration object, and the requests that it is called for.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use k8s_openapi::api::admissionregistration::v1::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Objects, Request};
+use super::{Request, ReviewObjects};
 use crate::apiserver::object;
 use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::selector::LabelSelector;
 use crate::apiserver::status::FieldError;
 use crate::apiserver::store::Slice;
-use crate::apiserver::verbs::State;
+use crate::apiserver::verbs::ApiState;
 
 /// The two kinds of webhook configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum AdmissionPhase {
     Mutating,
     Validating,
 }
 
 /// A webhook with its defaults filled in.
 #[derive(Debug, Clone)]
-pub(crate) struct Hook {
+pub(crate) struct Webhook {
     pub(crate) name: String,
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
@@ -41,7 +41,7 @@ pub(crate) struct Hook {
     objects: LabelSelector,
 }
 
-impl Hook {
+impl Webhook {
     fn read(value: &Value) -> Option<Self> {
         // A validating webhook has the fields of a mutating one but for `reinvocationPolicy`.
         let hook = MutatingWebhook::deserialize(value).ok()?;
@@ -70,7 +70,7 @@ impl Hook {
     }
 
     /// True if the selectors accept the namespace, and the object before or after the write.
-    pub(crate) fn selects(&self, request: &Request<'_>, objects: &Objects, namespace: &Value) -> bool {
+    pub(crate) fn selects(&self, request: &Request<'_>, objects: &ReviewObjects, namespace: &Value) -> bool {
         let resource = &request.target.resource;
         let labelled = |of: &Value| !of.is_null() && self.objects.matches(of);
         let in_namespace = if resource.is("", "namespaces") {
@@ -114,10 +114,10 @@ fn names(pattern: &str, resource: &Resource, subresource: &str) -> bool {
 }
 
 /// All webhooks of a phase, ordered by the names of their configurations.
-pub(crate) fn all(state: &State, phase: Phase) -> Vec<Hook> {
+pub(crate) fn all(state: &ApiState, phase: AdmissionPhase) -> Vec<Webhook> {
     let plural = match phase {
-        Phase::Mutating => "mutatingwebhookconfigurations",
-        Phase::Validating => "validatingwebhookconfigurations",
+        AdmissionPhase::Mutating => "mutatingwebhookconfigurations",
+        AdmissionPhase::Validating => "validatingwebhookconfigurations",
     };
     let mut hooks = Vec::new();
     // A scan of the present never meets compacted revisions.
@@ -128,7 +128,7 @@ pub(crate) fn all(state: &State, phase: Phase) -> Vec<Hook> {
             hooks.extend(
                 object::array(&version.value, "/webhooks")
                     .iter()
-                    .filter_map(Hook::read),
+                    .filter_map(Webhook::read),
             );
             std::ops::ControlFlow::Continue(())
         },

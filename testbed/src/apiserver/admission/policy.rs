@@ -13,26 +13,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cel::Context;
+use cel::parser::Parser;
 use k8s_openapi::api::admissionregistration::v1::{
-    NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations, ValidatingAdmissionPolicy,
-    ValidatingAdmissionPolicyBinding, Validation,
+    MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, Validation,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::expressions::Expressions;
 use super::hook::rule_matches;
-use super::{Objects, Request};
+use super::{Request, ReviewObjects, call};
 use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::{Key, Slice};
-use crate::apiserver::verbs::State;
+use crate::apiserver::verbs::ApiState;
 
 /// `apiVersion` and kind of parameters.
-type Kind = (String, String);
+type GroupKind = (String, String);
 
 /// Objects of one kind by namespace and name.
-type Seen = BTreeMap<(String, String), Arc<Value>>;
+type SeenParams = BTreeMap<(String, String), Arc<Value>>;
 
 /// The informers of kinds that policies name.
 #[derive(Debug, Default)]
@@ -40,16 +41,16 @@ pub(crate) struct Params(Mutex<Informers>);
 
 #[derive(Debug, Default)]
 struct Informers {
-    running: BTreeSet<Kind>,
+    running: BTreeSet<GroupKind>,
     /// Those of built-in kinds that have ended, with the objects that they had seen.
-    ended: BTreeMap<Kind, Seen>,
+    ended: BTreeMap<GroupKind, SeenParams>,
 }
 
 impl Params {
     /// Starts and ends informers as the bindings demand that there are now.
-    fn refresh(&self, state: &State, needed: &BTreeSet<Kind>) {
+    fn refresh(&self, state: &ApiState, needed: &BTreeSet<GroupKind>) {
         let mut informers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unneeded: Vec<Kind> = informers.running.difference(needed).cloned().collect();
+        let unneeded: Vec<GroupKind> = informers.running.difference(needed).cloned().collect();
         for kind in unneeded {
             informers.running.remove(&kind);
             if let Some(resource) = resource_of(state, &kind).filter(|resource| !resource.custom) {
@@ -63,9 +64,9 @@ impl Params {
     /// An object as the informer of its kind has it.
     fn get(
         &self,
-        state: &State,
+        state: &ApiState,
         resource: &Resource,
-        kind: &Kind,
+        kind: &GroupKind,
         namespace: &str,
         name: &str,
     ) -> Option<Arc<Value>> {
@@ -80,7 +81,7 @@ impl Params {
     }
 }
 
-fn resource_of(state: &State, (api_version, kind): &Kind) -> Option<Arc<Resource>> {
+fn resource_of(state: &ApiState, (api_version, kind): &GroupKind) -> Option<Arc<Resource>> {
     state
         .registry
         .all()
@@ -89,8 +90,8 @@ fn resource_of(state: &State, (api_version, kind): &Kind) -> Option<Arc<Resource
         .cloned()
 }
 
-fn all(state: &State, resource: &Resource) -> Seen {
-    let mut seen = Seen::new();
+fn all(state: &ApiState, resource: &Resource) -> SeenParams {
+    let mut seen = SeenParams::new();
     // A scan of the present never meets compacted revisions.
     let _ = state
         .store
@@ -104,7 +105,7 @@ fn all(state: &State, resource: &Resource) -> Seen {
     seen
 }
 
-fn objects<T: DeserializeOwned>(state: &State, plural: &str) -> Vec<T> {
+fn objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
     let mut found = Vec::new();
     let _ = state.store.scan(
         &format!("{ADMISSION}/{plural}"),
@@ -119,7 +120,7 @@ fn objects<T: DeserializeOwned>(state: &State, plural: &str) -> Vec<T> {
 
 /// A policy with one of its bindings, and the object that the binding names.
 #[derive(Debug)]
-pub(super) struct Rule {
+pub(super) struct PolicyRule {
     policy: ValidatingAdmissionPolicy,
     binding: String,
     /// The parameter, or the reason why a demanded one is missing.
@@ -127,7 +128,7 @@ pub(super) struct Rule {
 }
 
 /// The policies that a request has to pass.
-pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Vec<Rule> {
+pub(super) fn rules(state: &ApiState, params: &Params, request: &Request<'_>) -> Vec<PolicyRule> {
     let policies: Vec<ValidatingAdmissionPolicy> = objects(state, "validatingadmissionpolicies");
     let bindings: Vec<ValidatingAdmissionPolicyBinding> = objects(state, "validatingadmissionpolicybindings");
     let bound: Vec<(&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)> = bindings
@@ -170,7 +171,7 @@ pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Ve
             spec.param_kind.as_ref(),
             binding_spec.param_ref.as_ref(),
         )?;
-        Some(Rule {
+        Some(PolicyRule {
             policy: policy.clone(),
             binding: binding.metadata.name.clone().unwrap_or_default(),
             params: found,
@@ -179,7 +180,7 @@ pub(super) fn rules(state: &State, params: &Params, request: &Request<'_>) -> Ve
     bound.into_iter().filter_map(rule).collect()
 }
 
-fn kind_of(kind: &ParamKind) -> Option<Kind> {
+fn kind_of(kind: &ParamKind) -> Option<GroupKind> {
     Some((kind.api_version.clone()?, kind.kind.clone()?))
 }
 
@@ -203,7 +204,7 @@ fn plain(rule: &NamedRuleWithOperations) -> RuleWithOperations {
 
 /// The object that a binding names as the policy's parameter; `None` if there is none and the policy does not apply without it.
 fn param(
-    state: &State,
+    state: &ApiState,
     params: &Params,
     kind: Option<&ParamKind>,
     reference: Option<&ParamRef>,
@@ -234,9 +235,9 @@ fn param(
     }
 }
 
-impl Rule {
+impl PolicyRule {
     /// Refuses a request that an expression forbids, or that cannot be compared with one.
-    pub(super) fn validate(&self, request: &Request<'_>, objects: &Objects) -> Result<(), ApiError> {
+    pub(super) fn validate(&self, request: &Request<'_>, objects: &ReviewObjects) -> Result<(), ApiError> {
         let Some(spec) = &self.policy.spec else {
             return Ok(());
         };
@@ -311,5 +312,93 @@ fn message(expressions: &Expressions, validation: &Validation) -> String {
         (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
         (_, Some(message)) => message.clone(),
         (_, None) => format!("failed expression: {}", validation.expression.trim()),
+    }
+}
+
+/// The names that expressions can use.
+pub(super) struct Expressions {
+    names: Vec<(&'static str, Value)>,
+    variables: serde_json::Map<String, Value>,
+}
+
+impl Expressions {
+    /// The names of a request; `params` is the parameter of a policy, and a webhook has none.
+    pub(super) fn new(
+        request: &Request<'_>,
+        objects: &ReviewObjects,
+        params: Option<&Value>,
+    ) -> Result<Self, String> {
+        let mut asked = call::request("", request, objects)
+            .get_mut("request")
+            .map(Value::take)
+            .unwrap_or_default();
+        let fields = asked
+            .as_object_mut()
+            .ok_or("the request cannot be shown to policies")?;
+        for field in ["object", "oldObject"] {
+            fields.remove(field);
+        }
+        if let Some(user) = fields.get_mut("userInfo").and_then(Value::as_object_mut) {
+            user.insert("extra".to_owned(), serde_json::json!(request.user.extra));
+        }
+        let mut names = vec![
+            ("object", objects.new.clone()),
+            ("oldObject", Value::clone(&objects.old)),
+            ("request", asked),
+        ];
+        names.extend(params.map(|params| ("params", params.clone())));
+        Ok(Self {
+            names,
+            variables: serde_json::Map::new(),
+        })
+    }
+
+    /// Adds variables; those that cannot be evaluated are missing, which is an error where they are used.
+    pub(super) fn with_variables<'a>(mut self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        for (name, expression) in variables {
+            match self
+                .evaluate(expression)
+                .and_then(|value| value.json().map_err(|error| error.to_string()))
+            {
+                Ok(value) => drop(self.variables.insert(name.to_owned(), value)),
+                Err(error) => tracing::debug!(name, error, "a variable of a policy cannot be evaluated"),
+            }
+        }
+        self
+    }
+
+    /// The value of an expression, or the reason for which it has none.
+    pub(super) fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
+        let failed = |error: String| format!("expression '{}' resulted in error: {error}", expression.trim());
+        let parsed = Parser::new()
+            .enable_optional_syntax(true)
+            .parse(expression)
+            .map_err(|error| failed(error.to_string()))?;
+        let mut context = Context::default();
+        for (name, value) in &self.names {
+            context
+                .add_variable(*name, value)
+                .map_err(|error| failed(error.to_string()))?;
+        }
+        context
+            .add_variable("variables", &self.variables)
+            .map_err(|error| failed(error.to_string()))?;
+        cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
+    }
+
+    /// Returns true if every condition is.
+    pub(super) fn are_met(&self, conditions: &[MatchCondition]) -> Result<bool, String> {
+        conditions.iter().try_fold(true, |all, condition| {
+            Ok(self.is_true(&condition.expression)? && all)
+        })
+    }
+
+    pub(super) fn is_true(&self, expression: &str) -> Result<bool, String> {
+        match self.evaluate(expression)? {
+            cel::Value::Bool(is_true) => Ok(is_true),
+            other => Err(format!(
+                "expression '{expression}' is no truth value but {other:?}"
+            )),
+        }
     }
 }

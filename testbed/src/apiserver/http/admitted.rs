@@ -1,14 +1,14 @@
 //! Writes on their way past the admission webhooks to the rules of the API.
 //!
-//! A write that no webhook is to be asked about is one step under the lock. Any other is worked out, shown to the
-//! webhooks without the lock, and begun again if the object has changed meanwhile.
+//! A write that no webhook applies to is one step under the lock. Any other is worked out, sent to the webhooks without the
+//! lock, and begun again if the object has changed meanwhile.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::{ApiRequest, Server};
-use crate::apiserver::admission::{self, Gate, Objects, Operation, Request};
+use crate::apiserver::admission::{self, AdmissionChain, Operation, Request, ReviewObjects};
 use crate::apiserver::object;
 use crate::apiserver::patch::Format;
 use crate::apiserver::render;
@@ -18,19 +18,19 @@ use crate::apiserver::store::Version;
 use crate::apiserver::verbs::create::check_new;
 use crate::apiserver::verbs::delete::{DeleteOptions, Deleted};
 use crate::apiserver::verbs::patch::Draft;
-use crate::apiserver::verbs::{State, Target, WriteOptions, Written};
+use crate::apiserver::verbs::{ApiState, Target, WriteOptions, Written};
 
 /// Attempts of a write that other writes come in between of.
 const ATTEMPTS: usize = 5;
 
 /// The result of a write, and the warnings of webhooks.
 #[derive(Debug)]
-pub(super) struct Passed<T> {
+pub(super) struct AdmittedWrite<T> {
     pub(super) done: T,
     pub(super) warnings: Vec<String>,
 }
 
-impl<T> Passed<T> {
+impl<T> AdmittedWrite<T> {
     fn unasked(done: T) -> Self {
         Self {
             done,
@@ -38,7 +38,7 @@ impl<T> Passed<T> {
         }
     }
 
-    fn through(gate: &Gate, done: T) -> Self {
+    fn through(gate: &AdmissionChain, done: T) -> Self {
         Self {
             done,
             warnings: gate.warnings(),
@@ -46,11 +46,11 @@ impl<T> Passed<T> {
     }
 }
 
-type Passage<T> = Result<Passed<T>, ApiError>;
+type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
 
 impl Server {
-    fn gate(&self, asked: &Request<'_>) -> Gate {
-        Gate::of(
+    fn gate(&self, asked: &Request<'_>) -> AdmissionChain {
+        AdmissionChain::of(
             &self.cluster.state(),
             self.cluster.services(),
             self.cluster.params(),
@@ -63,7 +63,7 @@ impl Server {
         request: &ApiRequest,
         body: Value,
         options: &WriteOptions,
-    ) -> Passage<Written> {
+    ) -> AdmissionResult<Written> {
         self.create_at(request, &request.route.target(), body, options)
             .await
     }
@@ -74,7 +74,7 @@ impl Server {
         target: &Target,
         body: Value,
         options: &WriteOptions,
-    ) -> Passage<Written> {
+    ) -> AdmissionResult<Written> {
         let named = Target {
             name: object::text(&body, "/metadata/name").to_owned(),
             ..target.clone()
@@ -86,7 +86,7 @@ impl Server {
                 .cluster
                 .state_mut()
                 .create(target, body, options)
-                .map(Passed::unasked);
+                .map(AdmittedWrite::unasked);
         }
         let resource = &target.resource;
         let (mut settled, mut draft) = self.cluster.state().draft_new(target, body, options)?;
@@ -95,7 +95,7 @@ impl Server {
         let mutated = gate
             .mutate(
                 &asked,
-                Objects {
+                ReviewObjects {
                     old: Arc::default(),
                     new: shown.clone(),
                 },
@@ -107,14 +107,14 @@ impl Server {
         check_new(&settled, &draft)?;
         gate.validate(
             &asked,
-            &Objects {
+            &ReviewObjects {
                 old: Arc::default(),
                 new: render::shown(resource, &draft),
             },
         )
         .await?;
         let written = self.cluster.state_mut().store_new(&settled, draft, options)?;
-        Ok(Passed::through(&gate, written))
+        Ok(AdmittedWrite::through(&gate, written))
     }
 
     pub(super) async fn update(
@@ -122,9 +122,9 @@ impl Server {
         request: &ApiRequest,
         body: Value,
         options: &WriteOptions,
-    ) -> Passage<Written> {
+    ) -> AdmissionResult<Written> {
         let target = request.route.target();
-        let draft = |state: &State| {
+        let draft = |state: &ApiState| {
             Ok(Draft::Changed {
                 new: state.draft_update(&target, body.clone())?,
                 applied: false,
@@ -139,9 +139,9 @@ impl Server {
         format: Format,
         body: Value,
         options: &WriteOptions,
-    ) -> Passage<Written> {
+    ) -> AdmissionResult<Written> {
         let target = request.route.target();
-        let draft = |state: &State| state.draft_patch(&target, format, body.clone(), options);
+        let draft = |state: &ApiState| state.draft_patch(&target, format, body.clone(), options);
         self.change(request, &target, options, draft).await
     }
 
@@ -150,8 +150,8 @@ impl Server {
         request: &ApiRequest,
         target: &Target,
         options: &WriteOptions,
-        draft: impl Fn(&State) -> Result<Draft, ApiError>,
-    ) -> Passage<Written> {
+        draft: impl Fn(&ApiState) -> Result<Draft, ApiError>,
+    ) -> AdmissionResult<Written> {
         let asked = asked(request, Operation::Update, target, options);
         let gate = self.gate(&asked);
         let mut attempt = 1;
@@ -161,7 +161,9 @@ impl Server {
                 match draft(&state)? {
                     Draft::New(body, options) => Draft::New(body, options),
                     Draft::Changed { new, applied } => {
-                        return state.commit(target, new, options, applied).map(Passed::unasked);
+                        return state
+                            .commit(target, new, options, applied)
+                            .map(AdmittedWrite::unasked);
                     }
                 }
             } else {
@@ -176,7 +178,7 @@ impl Server {
                 .await
             {
                 Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
-                outcome => return outcome.map(|written| Passed::through(&gate, written)),
+                outcome => return outcome.map(|written| AdmittedWrite::through(&gate, written)),
             }
         }
     }
@@ -185,7 +187,7 @@ impl Server {
         &self,
         target: &Target,
         asked: &Request<'_>,
-        gate: &Gate,
+        gate: &AdmissionChain,
         new: Value,
         options: &WriteOptions,
         applied: bool,
@@ -199,7 +201,7 @@ impl Server {
         let mutated = gate
             .mutate(
                 asked,
-                Objects {
+                ReviewObjects {
                     old: Arc::clone(&old),
                     new: shown.clone(),
                 },
@@ -213,7 +215,7 @@ impl Server {
         let settled = self.cluster.state().settle(target, new, options, applied)?;
         gate.validate(
             asked,
-            &Objects {
+            &ReviewObjects {
                 old,
                 new: render::shown(resource, settled.after()),
             },
@@ -222,7 +224,11 @@ impl Server {
         self.cluster.state_mut().store_settled(target, settled, options)
     }
 
-    pub(super) async fn delete(&self, request: &ApiRequest, options: &DeleteOptions) -> Passage<Deleted> {
+    pub(super) async fn delete(
+        &self,
+        request: &ApiRequest,
+        options: &DeleteOptions,
+    ) -> AdmissionResult<Deleted> {
         self.delete_at(request, &request.route.target(), options).await
     }
 
@@ -231,7 +237,7 @@ impl Server {
         request: &ApiRequest,
         target: &Target,
         options: &DeleteOptions,
-    ) -> Passage<Deleted> {
+    ) -> AdmissionResult<Deleted> {
         let write_options = WriteOptions {
             dry_run: options.dry_run,
             manager: String::new(),
@@ -242,7 +248,7 @@ impl Server {
         let gate = self.gate(&asked);
         if !gate.is_open() {
             let old = admission::value_of(Some(&self.cluster.state().current(target)?));
-            let objects = Objects {
+            let objects = ReviewObjects {
                 old,
                 new: Value::Null,
             };
@@ -250,18 +256,18 @@ impl Server {
             gate.validate(&asked, &objects).await?;
         }
         let deleted = self.cluster.state_mut().delete(target, options)?;
-        Ok(Passed::through(&gate, deleted))
+        Ok(AdmittedWrite::through(&gate, deleted))
     }
 
-    /// Deletes what a selector finds, each object past the webhooks on its own.
+    /// Deletes the objects that a selector finds, each past the webhooks on its own.
     pub(super) async fn delete_all(
         &self,
         request: &ApiRequest,
         selectors: &Selectors,
         options: &DeleteOptions,
-    ) -> Passage<Vec<Arc<Version>>> {
+    ) -> AdmissionResult<Vec<Arc<Version>>> {
         let found = self.cluster.state().select(&request.route.target(), selectors);
-        let mut passed = Passed::unasked(Vec::new());
+        let mut passed = AdmittedWrite::unasked(Vec::new());
         for target in found {
             match self.delete_at(request, &target, options).await {
                 Ok(one) => {
@@ -282,7 +288,7 @@ impl Server {
         pod: &Target,
         body: Value,
         options: &WriteOptions,
-    ) -> Passage<()> {
+    ) -> AdmissionResult<()> {
         // `POST bindings` is a request for that resource, though it binds a pod all the same.
         let target = Target {
             name: pod.name.clone(),
@@ -290,7 +296,7 @@ impl Server {
         };
         let (gate, binding) = self.admit_action(request, &target, body, options).await?;
         self.cluster.state_mut().bind(pod, &binding, options)?;
-        Ok(Passed::through(&gate, ()))
+        Ok(AdmittedWrite::through(&gate, ()))
     }
 
     pub(super) async fn evict(
@@ -298,11 +304,11 @@ impl Server {
         request: &ApiRequest,
         body: Value,
         options: &WriteOptions,
-    ) -> Passage<()> {
+    ) -> AdmissionResult<()> {
         let target = request.route.target();
         let (gate, eviction) = self.admit_action(request, &target, body, options).await?;
         self.cluster.state_mut().evict(&target, &eviction, options)?;
-        Ok(Passed::through(&gate, ()))
+        Ok(AdmittedWrite::through(&gate, ()))
     }
 
     /// Shows the object of a create-only subresource to the webhooks.
@@ -312,7 +318,7 @@ impl Server {
         target: &Target,
         body: Value,
         options: &WriteOptions,
-    ) -> Result<(Gate, Value), ApiError> {
+    ) -> Result<(AdmissionChain, Value), ApiError> {
         let asked = asked(request, Operation::Create, target, options);
         let gate = self.gate(&asked);
         if gate.is_open() {
@@ -321,13 +327,13 @@ impl Server {
         let body = gate
             .mutate(
                 &asked,
-                Objects {
+                ReviewObjects {
                     old: Arc::default(),
                     new: body,
                 },
             )
             .await?;
-        let objects = Objects {
+        let objects = ReviewObjects {
             old: Arc::default(),
             new: body,
         };

@@ -8,15 +8,15 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 
-use super::admitted::Passed;
-use super::answer::{body_answer, bytes_answer, warned};
-use super::watch_stream::{Plan, WatchStream};
+use super::admitted::AdmittedWrite;
+use super::watch_stream::{WatchParams, WatchStream};
 use super::{ApiRequest, Server};
+use super::{body_answer, bytes_answer, warned};
 use crate::apiserver::read::{self, ListQuery};
 use crate::apiserver::render::{self, View};
 use crate::apiserver::selector::{FieldSelector, Selectors};
 use crate::apiserver::status::ApiError;
-use crate::apiserver::watch::{Start, Watch};
+use crate::apiserver::watch::{Watch, WatchStart};
 
 /// Bytes of a list that are put together at a time.
 const CHUNK: usize = 256 * 1024;
@@ -118,11 +118,11 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
         ));
     }
     let start = match request.query.number("resourceVersion")? {
-        Some(rv) if rv > 0 && !streams_list => Start::After(rv),
+        Some(rv) if rv > 0 && !streams_list => WatchStart::After(rv),
         _ if request.query.get("sendInitialEvents") == Some("false") => {
-            Start::After(server.cluster.revision())
+            WatchStart::After(server.cluster.revision())
         }
-        _ => Start::Present,
+        _ => WatchStart::Present,
     };
     let namespace = request.route.namespace.as_deref();
     let watch = Watch::new(
@@ -132,7 +132,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
         request.selectors()?,
         start,
     );
-    let plan = Plan {
+    let plan = WatchParams {
         view,
         resource,
         user: request.user.name.clone(),
@@ -156,7 +156,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
     let options = request.delete_options()?;
     let selectors = request.selectors()?;
     let target = request.route.target();
-    let Passed {
+    let AdmittedWrite {
         done: deleted,
         warnings,
     } = server.delete_all(request, &selectors, &options).await?;

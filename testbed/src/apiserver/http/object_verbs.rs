@@ -6,9 +6,9 @@ use axum::response::Response;
 use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::admitted::Passed;
-use super::answer::{bytes_answer, json_answer, text_answer, warned};
+use super::admitted::AdmittedWrite;
 use super::{ApiRequest, Server};
+use super::{bytes_answer, json_answer, text_answer, warned};
 use crate::apiserver::object;
 use crate::apiserver::patch::Format;
 use crate::apiserver::render::{self, View};
@@ -90,7 +90,7 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
         force: false,
         ..request.write_options()
     };
-    let Passed { done, warnings } = server.create(request, request.read_body()?, &options).await?;
+    let AdmittedWrite { done, warnings } = server.create(request, request.read_body()?, &options).await?;
     Ok(warned(
         request.one(201, &request.route.resource, &done.version)?,
         &warnings,
@@ -100,7 +100,7 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let body = request.read_body()?;
-    let Passed { done, warnings } = server.update(request, body, &request.write_options()).await?;
+    let AdmittedWrite { done, warnings } = server.update(request, body, &request.write_options()).await?;
     Ok(warned(
         request.one(200, &request.route.resource, &done.version)?,
         &warnings,
@@ -117,7 +117,7 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
              application/strategic-merge-patch+json, application/apply-patch+yaml",
         )
     })?;
-    let Passed { done, warnings } = server
+    let AdmittedWrite { done, warnings } = server
         .patch(request, format, request.read_body()?, &request.write_options())
         .await?;
     let code = if done.created { 201 } else { 200 };
@@ -130,7 +130,7 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
-    let Passed {
+    let AdmittedWrite {
         done: deleted,
         warnings,
     } = server.delete(request, &options).await?;

@@ -1,4 +1,4 @@
-//! Paths and queries: which resource, object and verb a request means.
+//! Paths and queries: the resource, object and verb of a request.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The body of a watch: one JSON line per event, with bookmarks, until its time is over or something ends it.
+//! The body of a watch: one JSON line per event, with bookmarks, until its time is over or the connection ends.
 
 use std::io;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_unti
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
-use crate::apiserver::event_log::Change;
-use crate::apiserver::faults::Watches;
+use crate::apiserver::faults::WatchFault;
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
+use crate::apiserver::store::Change;
 use crate::apiserver::watch::{Delta, Watch};
 
 /// The life of a watch whose client sets no limit.
@@ -23,7 +23,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// The parameters of a watch.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct WatchParams {
     pub(super) view: View,
     pub(super) resource: Arc<Resource>,
     /// The user of the watch.
@@ -36,18 +36,18 @@ pub(super) struct Plan {
 /// A watch on its way to a client.
 #[derive(Debug)]
 pub(super) struct WatchStream {
-    plan: Plan,
+    plan: WatchParams,
     watch: Result<Watch, ApiError>,
     bookmark: Interval,
     deadline: Instant,
-    cuts: broadcast::Receiver<Watches>,
-    held: watch::Receiver<Vec<Watches>>,
+    cuts: broadcast::Receiver<WatchFault>,
+    held: watch::Receiver<Vec<WatchFault>>,
     stopping: CancellationToken,
     ended: bool,
 }
 
 /// The event that wakes a waiting watch.
-enum Woken {
+enum WakeReason {
     Changed,
     Bookmark,
     Ended,
@@ -55,7 +55,7 @@ enum Woken {
 }
 
 impl WatchStream {
-    pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: Plan) -> Self {
+    pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: WatchParams) -> Self {
         let now = Instant::now();
         let mut bookmark = interval_at(now + server.bookmark_interval, server.bookmark_interval);
         bookmark.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -104,15 +104,15 @@ impl WatchStream {
                 Ok(_) => {}
             }
             match self.wait(held).await {
-                Woken::Changed => {}
-                Woken::Bookmark if held => {}
-                Woken::Bookmark => return self.bookmark_line(false),
-                Woken::Ended => {
+                WakeReason::Changed => {}
+                WakeReason::Bookmark if held => {}
+                WakeReason::Bookmark => return self.bookmark_line(false),
+                WakeReason::Ended => {
                     self.ended = true;
                     let last = self.plan.bookmarks && !held;
                     return if last { self.bookmark_line(false) } else { None };
                 }
-                Woken::Cut => {
+                WakeReason::Cut => {
                     self.ended = true;
                     return Some(Err(io::Error::new(
                         io::ErrorKind::ConnectionAborted,
@@ -130,18 +130,18 @@ impl WatchStream {
             .any(|held| held.include(&self.plan.resource.plural, &self.plan.user))
     }
 
-    async fn wait(&mut self, held: bool) -> Woken {
+    async fn wait(&mut self, held: bool) -> WakeReason {
         let Ok(watch) = &mut self.watch else {
-            return Woken::Ended;
+            return WakeReason::Ended;
         };
         let (plural, user) = (&self.plan.resource.plural, &self.plan.user);
         tokio::select! {
-            () = self.stopping.cancelled() => Woken::Ended,
-            () = is_cut(&mut self.cuts, plural, user) => Woken::Cut,
-            () = sleep_until(self.deadline) => Woken::Ended,
-            Ok(()) = self.held.changed() => Woken::Changed,
-            () = watch.changed(), if !held => Woken::Changed,
-            _ = self.bookmark.tick(), if self.plan.bookmarks => Woken::Bookmark,
+            () = self.stopping.cancelled() => WakeReason::Ended,
+            () = is_cut(&mut self.cuts, plural, user) => WakeReason::Cut,
+            () = sleep_until(self.deadline) => WakeReason::Ended,
+            Ok(()) = self.held.changed() => WakeReason::Changed,
+            () = watch.changed(), if !held => WakeReason::Changed,
+            _ = self.bookmark.tick(), if self.plan.bookmarks => WakeReason::Bookmark,
         }
     }
 
@@ -174,7 +174,7 @@ impl WatchStream {
     }
 }
 
-async fn is_cut(cuts: &mut broadcast::Receiver<Watches>, plural: &str, user: &str) {
+async fn is_cut(cuts: &mut broadcast::Receiver<WatchFault>, plural: &str, user: &str) {
     loop {
         match cuts.recv().await {
             Ok(cut) if cut.include(plural, user) => return,

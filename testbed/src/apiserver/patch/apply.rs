@@ -1,10 +1,10 @@
-//! Server-side apply: merge what a manager declares, drop what it no longer declares, refuse what others own.
+//! Server-side apply: merges a manager's fields, drops those it no longer declares, refuses those of other managers.
 
 use serde_json::{Value, json};
 
 use super::fields::{FieldSet, differing, elements, lookup};
 use super::managers::{self, Manager, Operation, Writer};
-use super::schema::{ListRule, Schema};
+use super::strategic::{ListRule, Schema};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 

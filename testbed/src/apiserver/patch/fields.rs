@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::schema::{ListRule, Schema, item_key};
+use super::strategic::{ListRule, Schema, item_key};
 
 /// A set of field paths.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

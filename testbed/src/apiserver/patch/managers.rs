@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
 use super::fields::{FieldSet, differing};
-use super::schema::Schema;
+use super::strategic::Schema;
 use crate::apiserver::object;
 
 /// The operation by which a manager came to own fields.
@@ -158,7 +158,7 @@ pub(crate) fn owned(object: &Value, schema: &Schema) -> FieldSet {
     FieldSet::of(&contents(object), schema)
 }
 
-/// An object without what the server itself maintains.
+/// An object without the fields that the server itself maintains.
 pub(crate) fn contents(object: &Value) -> Value {
     const SYSTEM: &[&str] = &[
         "name",

@@ -5,7 +5,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::managers::Writer;
-use super::schema::Schema;
+use super::strategic::Schema;
 use super::*;
 
 #[rstest]
@@ -17,7 +17,7 @@ use super::*;
 #[case::nulls_inside_new_objects_vanish(json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}}))]
 #[case::an_object_replaces_a_scalar(json!({"a": 1}), json!({"a": {"b": 1}}), json!({"a": {"b": 1}}))]
 fn merge_patches(#[case] mut object: Value, #[case] patch: Value, #[case] expected: Value) {
-    merge::merge(&mut object, &patch);
+    merge(&mut object, &patch);
     assert_eq!(object, expected);
 }
 

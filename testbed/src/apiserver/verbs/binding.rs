@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::create::refuse;
 use super::delete::DeleteOptions;
-use super::{State, Target, WriteOptions};
+use super::{ApiState, Target, WriteOptions};
 use crate::apiserver::object;
 use crate::apiserver::pod;
 use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Version;
 
-impl State {
+impl ApiState {
     /// Binds a pod to the node that a Binding names; its annotations and labels become the pod's in the same write.
     pub(crate) fn bind(
         &mut self,

@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{State, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
+use super::{ApiState, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
 use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Key;
 use crate::apiserver::{admission, name, object, pod};
 
-impl State {
+impl ApiState {
     /// Creates the object in `body`. The target's name may be empty: the body then names the object.
     pub(crate) fn create(
         &mut self,
@@ -171,7 +171,7 @@ fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     }
 }
 
-/// Defaults of each kind; also what its create strategy throws away.
+/// Defaults of each kind, and the fields that its create strategy drops.
 fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     if resource.is_pod() {
         pod::default_new(body, options.now);
@@ -215,7 +215,7 @@ fn base64(bytes: &[u8]) -> String {
 fn check(resource: &Resource, body: &Value) -> Vec<FieldError> {
     let mut errors = name::check_metadata(body);
     if resource.is_pod() {
-        errors.extend(pod::validate::check(body));
+        errors.extend(pod::validate(body));
     }
     if resource.is(CRD_GROUP, CRD_PLURAL) {
         errors.extend(check_definition(body));

@@ -1,18 +1,17 @@
-//! Deletion: preconditions, grace, finalizers, and what disappears along with an object.
+//! Deletion: preconditions, grace, finalizers, and namespaces, which are emptied first and go with their last object.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{State, Target};
-use crate::apiserver::object;
-use crate::apiserver::pod;
-use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL};
+use super::{ApiState, Target};
+use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES};
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::{Key, Slice, Version};
+use crate::apiserver::{object, pod};
 
 /// `DeleteOptions`, as far as they matter here.
 #[derive(Debug, Clone, Default)]
@@ -46,7 +45,7 @@ impl DeleteOptions {
     }
 }
 
-impl State {
+impl ApiState {
     /// Deletes an object, or marks it as being deleted.
     pub(crate) fn delete(&mut self, target: &Target, options: &DeleteOptions) -> Result<Deleted, ApiError> {
         let current = self.current(target)?;
@@ -118,7 +117,7 @@ impl State {
         keys
     }
 
-    /// Removes an object for good, with what depends on its existence.
+    /// Removes an object for good, with the objects that depend on it.
     pub(super) fn finish(&mut self, target: &Target, last: Value) -> Arc<Version> {
         if target.resource.is(CRD_GROUP, CRD_PLURAL) {
             self.registry.undefine(&last);
@@ -192,5 +191,70 @@ pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     meta.insert("deletionGracePeriodSeconds".to_owned(), Value::from(grace));
     if let Some(generation) = generation.filter(|_| marked.is_none()) {
         meta.insert("generation".to_owned(), Value::from(generation + 1));
+    }
+}
+
+impl ApiState {
+    pub(super) fn delete_namespace(
+        &mut self,
+        target: &Target,
+        current: &Arc<Version>,
+        options: &DeleteOptions,
+    ) -> Result<Deleted, ApiError> {
+        if matches!(target.name.as_str(), "default" | "kube-system" | "kube-public") {
+            return Err(ApiError::forbidden(
+                "namespaces",
+                &target.name,
+                "this namespace may not be deleted",
+            ));
+        }
+        let mut marked = Value::clone(&current.value);
+        mark(&mut marked, 0, options.now);
+        object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));
+        let version = self.keep(target, marked, false);
+        let contents: Vec<_> = self.registry.namespaced().cloned().collect();
+        let each = DeleteOptions {
+            now: options.now,
+            ..DeleteOptions::default()
+        };
+        for resource in contents {
+            for key in self.keys(&resource.storage, Some(&target.name)) {
+                let inner = Target {
+                    resource: Arc::clone(&resource),
+                    namespace: key.namespace,
+                    name: key.name,
+                    status: false,
+                };
+                self.delete(&inner, &each)?;
+            }
+        }
+        self.end_namespace_if_empty(&target.name);
+        Ok(Deleted {
+            version,
+            removed: false,
+        })
+    }
+
+    pub(super) fn end_namespace_if_empty(&mut self, name: &str) {
+        let key = Key::new("", name);
+        let ending = self
+            .store
+            .get(NAMESPACES, &key)
+            .is_some_and(|n| object::is_deleting(&n.value));
+        if !ending {
+            return;
+        }
+        let owned = name.to_owned();
+        let empty = self
+            .registry
+            .namespaced()
+            .all(|r| self.keys(&r.storage, Some(&owned)).is_empty());
+        let held = self
+            .store
+            .get(NAMESPACES, &key)
+            .is_some_and(|n| object::has_finalizers(&n.value));
+        if empty && !held {
+            self.store.remove(NAMESPACES, &key, None);
+        }
     }
 }

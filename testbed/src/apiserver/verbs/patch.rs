@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::create::name_mismatch;
-use super::{State, Target, WriteOptions, Written, check_kind, to_stored};
+use super::{ApiState, Target, WriteOptions, Written, check_kind, to_stored};
 use crate::apiserver::object;
-use crate::apiserver::patch::schema::Schema;
+use crate::apiserver::patch::strategic::Schema;
 use crate::apiserver::patch::{self, Format};
 use crate::apiserver::render;
 use crate::apiserver::status::ApiError;
@@ -15,7 +15,7 @@ use crate::apiserver::status::ApiError;
 pub(crate) enum Draft {
     /// A creation, with the options for it.
     New(Value, WriteOptions),
-    /// A change of what is there.
+    /// A change of an existing object.
     Changed {
         new: Value,
         /// True if `new` already carries the ownership of its fields.
@@ -23,7 +23,7 @@ pub(crate) enum Draft {
     },
 }
 
-impl State {
+impl ApiState {
     /// Patches an object or its status.
     pub(crate) fn patch(
         &mut self,
@@ -53,7 +53,7 @@ impl State {
         let mut new = render::shown(&target.resource, &current.value);
         match format {
             Format::Json => patch::json_patch(&mut new, body)?,
-            Format::Merge if body.is_object() => patch::merge::merge(&mut new, &body),
+            Format::Merge if body.is_object() => patch::merge(&mut new, &body),
             Format::Strategic if !target.resource.custom => {
                 patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
             }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
-use super::{State, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
+use super::{ApiState, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::patch::managers;
-use crate::apiserver::patch::schema::Schema;
+use crate::apiserver::patch::strategic::Schema;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
 use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Version;
@@ -26,7 +26,7 @@ const KEPT: &[&str] = &[
     "resourceVersion",
 ];
 
-impl State {
+impl ApiState {
     /// Replaces an object, or its status, by `body`.
     pub(crate) fn update(
         &mut self,
@@ -70,7 +70,7 @@ impl State {
         self.store_settled(target, settled, options)
     }
 
-    /// Works out what `new` in place of the target would be stored as, if the rules allow it.
+    /// Works out the stored form of `new` in place of the target, if the rules allow it.
     pub(crate) fn settle(
         &self,
         target: &Target,
@@ -106,7 +106,7 @@ impl State {
         })
     }
 
-    /// Stores what was settled, unless the object has changed since.
+    /// Stores a settled object, unless it has changed since.
     pub(crate) fn store_settled(
         &mut self,
         target: &Target,
@@ -227,7 +227,7 @@ fn check(target: &Target, old: &Value, new: &Value) -> Vec<FieldError> {
     }
     errors.extend(admission::check_configuration(&target.resource, new));
     if target.resource.is_pod() && !target.status {
-        errors.extend(pod::immutable::check_update(old, new));
+        errors.extend(pod::check_update(old, new));
     }
     errors
 }

@@ -10,7 +10,7 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 use super::{DEADLINE, Runner, node_name, pod_name};
 use crate::apiserver::{Fault, HeldWatches, Injected, Matching};
 use crate::chaos::Mode;
-use crate::chaos::schedule::{Batch, Meanwhile, Shape};
+use crate::chaos::schedule::{Batch, Disruption, Shape};
 use crate::cluster::{PLUGIN_USER, SCHEDULER_USER};
 use crate::kubelet::Kubelet;
 use crate::observer::Snapshot;
@@ -49,15 +49,16 @@ impl Runner {
                 .map(|number| pod_name(*number)),
         );
         match batch.meanwhile {
-            Meanwhile::SchedulerRestartsEarly => self.cluster.scheduler.restart().await?,
-            Meanwhile::KubeSchedulerRestarts => {
+            Disruption::SchedulerRestartsEarly => self.cluster.scheduler.restart().await?,
+            Disruption::KubeSchedulerRestarts => {
                 self.cluster.stop_kube_scheduler();
                 self.cluster.start_kube_scheduler().await?;
             }
             _ => {}
         }
         self.until_bound(&batch.pods).await?;
-        self.book.know(Snapshot::of(self.cluster.api().cluster()).pods);
+        self.recorder
+            .note_pods(Snapshot::of(self.cluster.api().cluster()).pods);
         let n_expected = self.delete_early(batch, &mut disturbance).await?;
         self.before_release(batch).await?;
         let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
@@ -104,22 +105,22 @@ impl Runner {
                 .times(N_FAULTS)
         };
         match batch.meanwhile {
-            Meanwhile::PluginWatchLags => Disturbance {
+            Disruption::PluginWatchLags => Disturbance {
                 watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
                 ..Disturbance::default()
             },
-            Meanwhile::SchedulerWatchLags => Disturbance {
+            Disruption::SchedulerWatchLags => Disturbance {
                 watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")),
                 ..Disturbance::default()
             },
-            Meanwhile::ApiRefuses => {
+            Disruption::ApiRefuses => {
                 let refuse = |matching| faults.inject(matching, Fault::Refuse(503));
                 Disturbance {
                     faults: vec![refuse(patches("devices")), refuse(patches("pods"))],
                     ..Disturbance::default()
                 }
             }
-            Meanwhile::RepliesLost => {
+            Disruption::RepliesLost => {
                 let lose = |matching| faults.inject(matching, Fault::DropReply);
                 Disturbance {
                     faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())],
@@ -130,11 +131,11 @@ impl Runner {
         }
     }
 
-    /// Deletes what is to be deleted before Allocate, and waits until kubelet holds the rest; how many it will admit.
+    /// Deletes the pods that the schedule deletes before Allocate, and waits until kubelet holds the rest; returns their number.
     async fn delete_early(&mut self, batch: &Batch, disturbance: &mut Disturbance) -> Result<usize> {
         let (n_pods, n_left) = (batch.pods.len(), batch.pods.len() - batch.deleted.len());
         let faults = self.cluster.api().faults().clone();
-        let is_late = batch.meanwhile == Meanwhile::KubeletMissesDeletions;
+        let is_late = batch.meanwhile == Disruption::KubeletMissesDeletions;
         if is_late {
             self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
                 kubelet.n_held() >= n_pods
@@ -142,7 +143,7 @@ impl Runner {
             .await?;
             let kubelet = format!("system:node:{}", node_name(batch.node));
             disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
-        } else if batch.meanwhile == Meanwhile::PluginMissesDeletions {
+        } else if batch.meanwhile == Disruption::PluginMissesDeletions {
             disturbance.watches = Some(faults.hold_watches_of(PLUGIN_USER, "pods"));
         }
         for number in &batch.deleted {
@@ -168,24 +169,24 @@ impl Runner {
     async fn before_release(&mut self, batch: &Batch) -> Result<()> {
         let faults = self.cluster.api().faults().clone();
         match batch.meanwhile {
-            Meanwhile::PluginRestarts => self.restart_plugin(batch.node).await?,
-            Meanwhile::KubeletRestarts => {
+            Disruption::PluginRestarts => self.restart_plugin(batch.node).await?,
+            Disruption::KubeletRestarts => {
                 self.node(batch.node)?.restart_kubelet().await?;
                 // Held back as well, it lists every pod of the node.
                 self.until_offered(batch.node).await?;
             }
-            Meanwhile::SchedulerRestarts => {
+            Disruption::SchedulerRestarts => {
                 self.cluster.scheduler.restart().await?;
                 self.cluster.until_scheduler_ready(DEADLINE).await?;
             }
-            Meanwhile::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
-            Meanwhile::AllWatchesBreak => {
+            Disruption::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
+            Disruption::AllWatchesBreak => {
                 self.cluster.api().cluster().compact();
                 faults.drop_watches("");
             }
-            Meanwhile::CdiBlocked => self.cdi(batch.node)?.block()?,
-            Meanwhile::DiskFull => self.fill_disk(batch.node, true).await?,
-            Meanwhile::CdiWiped => self.wipe_cdi(batch.node)?,
+            Disruption::CdiBlocked => self.cdi(batch.node)?.block()?,
+            Disruption::DiskFull => self.fill_disk(batch.node, true).await?,
+            Disruption::CdiWiped => self.wipe_cdi(batch.node)?,
             _ => {}
         }
         Ok(())
@@ -195,25 +196,25 @@ impl Runner {
     async fn while_admitted(&mut self, batch: &Batch, n_calls: usize, n_expected: usize) -> Result<()> {
         let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
         match batch.meanwhile {
-            Meanwhile::PluginWatchLags | Meanwhile::PluginMissesDeletions => {
+            Disruption::PluginWatchLags | Disruption::PluginMissesDeletions => {
                 self.until_kubelet(batch.node, "Allocate to be called", begun)
                     .await?;
             }
-            Meanwhile::PluginDies => {
+            Disruption::PluginDies => {
                 self.until_kubelet(batch.node, "Allocate to be called", begun)
                     .await?;
                 self.restart_plugin(batch.node).await?;
             }
-            Meanwhile::KubeletMissesDeletions => self.until_admitted(batch, n_expected).await?,
-            Meanwhile::CdiBlocked | Meanwhile::DiskFull => {
+            Disruption::KubeletMissesDeletions => self.until_admitted(batch, n_expected).await?,
+            Disruption::CdiBlocked | Disruption::DiskFull => {
                 self.until_admitted(batch, n_expected).await?;
                 self.until_tried(batch, n_expected).await?;
                 match batch.meanwhile {
-                    Meanwhile::DiskFull => self.fill_disk(batch.node, false).await?,
+                    Disruption::DiskFull => self.fill_disk(batch.node, false).await?,
                     _ => self.cdi(batch.node)?.unblock()?,
                 }
             }
-            Meanwhile::SchedulerWatchLags => self.until_settled().await?,
+            Disruption::SchedulerWatchLags => self.until_settled().await?,
             _ => {}
         }
         Ok(())

@@ -6,12 +6,12 @@ use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 use tempfile::TempDir;
 
 use super::{CheckpointError, read, render, write};
-use crate::kubelet::devices::{DeviceRequest, Devices};
-use crate::kubelet::held::{Held, Holder};
+use crate::kubelet::devices::{DeviceRequest, DeviceState};
+use crate::kubelet::devices::{HeldDevices, Holder};
 
 /// The content for a container that holds one of two devices.
 fn content() -> String {
-    let mut devices = Devices::default();
+    let mut devices = DeviceState::default();
     let list = ["a", "b"].map(|id| Device {
         id: id.to_owned(),
         health: "Healthy".to_owned(),
@@ -53,7 +53,7 @@ fn a_written_checkpoint_is_read_back() {
         data.registered_devices,
         BTreeMap::from([("x.io/y".to_owned(), vec!["a".to_owned(), "b".to_owned()])])
     );
-    let held = Held::restore(data.pod_device_entries);
+    let held = HeldDevices::restore(data.pod_device_entries);
     let holder = Holder {
         pod: "uid".to_owned(),
         container: "main".to_owned(),

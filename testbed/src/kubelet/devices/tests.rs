@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 
-use super::{AllocationError, Choice, DeviceRequest, Devices};
+use super::{AllocationError, Choice, DeviceRequest, DeviceState};
 use crate::dice::dice;
-use crate::kubelet::held::{DeviceId, Holder};
+use crate::kubelet::devices::{DeviceId, Holder};
 
 const RESOURCE: &str = "x.io/y";
 
@@ -33,7 +33,7 @@ fn holder(pod: usize) -> Holder {
 
 /// Allocates as kubelet does between the calls to the plugin.
 fn allocate(
-    devices: &mut Devices,
+    devices: &mut DeviceState,
     pod: usize,
     required: usize,
     reusable: &BTreeSet<DeviceId>,
@@ -58,7 +58,7 @@ fn allocate(
 #[test]
 fn a_list_call_in_the_middle_of_an_allocation_forgets_the_devices_in_flight() {
     // This is kubelet's race, kept on purpose: see devices.rs.
-    let mut devices = Devices::default();
+    let mut devices = DeviceState::default();
     devices.update(RESOURCE, list(&[0, 1], &[]));
     allocate(&mut devices, 1, 1, &BTreeSet::new()).unwrap();
     let holder = holder(2);
@@ -79,7 +79,7 @@ fn a_list_call_in_the_middle_of_an_allocation_forgets_the_devices_in_flight() {
 
 #[test]
 fn a_changed_request_and_unhealthy_held_devices_are_refused() {
-    let mut devices = Devices::default();
+    let mut devices = DeviceState::default();
     assert!(matches!(
         allocate(&mut devices, 1, 1, &BTreeSet::new()),
         Err(AllocationError::Unregistered(_))
@@ -116,7 +116,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #[test]
     fn no_device_is_held_twice_and_refusals_are_exact(steps in steps()) {
-        let mut devices = Devices::default();
+        let mut devices = DeviceState::default();
         devices.update(RESOURCE, list(&(0..10).collect::<Vec<_>>(), &[10, 11]));
         let mut model: BTreeMap<usize, BTreeSet<DeviceId>> = BTreeMap::new();
         for (pod, step) in steps.into_iter().enumerate() {

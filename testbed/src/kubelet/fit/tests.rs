@@ -4,15 +4,15 @@ use k8s_openapi::api::core::v1::Pod;
 use rstest::rstest;
 use serde_json::json;
 
-use super::{Amounts, fit, is_extended};
-use crate::kubelet::pod::PodSpec;
+use super::{WholeAmounts, fit, is_extended};
+use crate::kubelet::pod::KubeletPod;
 
-fn amounts(list: &[(&str, &str)]) -> Amounts {
+fn amounts(list: &[(&str, &str)]) -> WholeAmounts {
     let owned: Vec<(String, String)> = list
         .iter()
         .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
         .collect();
-    Amounts::read(owned.iter().map(|(name, text)| (name, text)))
+    WholeAmounts::read(owned.iter().map(|(name, text)| (name, text)))
 }
 
 #[rstest]
@@ -51,7 +51,7 @@ fn a_pod_asks_for_its_running_containers_or_its_largest_init_step() {
     }))
     .unwrap();
     // Running: 1 + 3 + sidecar 2 = 6; the step after the sidecar: 5 + 2 = 7; overhead 1.
-    assert_eq!(PodSpec::read(&pod).unwrap().requests.get("cpu"), 8000);
+    assert_eq!(KubeletPod::read(&pod).unwrap().requests.get("cpu"), 8000);
 }
 
 #[rstest]

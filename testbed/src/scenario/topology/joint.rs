@@ -68,7 +68,7 @@ fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "GPUs {gpus:?} and adapters {adapters:?}"
         );
         ensure_shown(world, "one-adapter").await?;
-        // The rest of the machine has no adapter near, and the pod takes what there is.
+        // The rest of the machine has no adapter near, and the pod takes the remaining GPUs.
         let far = world.start(pod("far-adapter", LONE, None, None)).await?;
         let (gpus, adapters) = (minors(&far, "gpu")?, minors(&far, "rdma")?);
         ensure!(

@@ -1,4 +1,4 @@
-//! The machines of the proposals: where their GPUs and network adapters sit, and which GPUs may be given away together.
+//! The machines of the proposals: the places of their GPUs and network adapters, and their GPU partitions.
 
 use serde_json::{Value, json};
 

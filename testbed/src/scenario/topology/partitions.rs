@@ -1,4 +1,4 @@
-//! GPUs that are given away in partitions only.
+//! GPUs that can be allocated in partitions only.
 
 use anyhow::{Result, ensure};
 use futures::FutureExt;

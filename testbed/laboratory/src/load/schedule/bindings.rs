@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The events so far.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
+pub(super) struct BindingLog {
     /// True once the watch has begun.
     is_watching: bool,
     there: BTreeSet<String>,
@@ -28,7 +28,7 @@ pub(super) struct Shown {
     refusal: Option<String>,
 }
 
-impl Shown {
+impl BindingLog {
     /// The times of bindings, also of pods that are gone.
     pub(super) fn bound(&self) -> Vec<Instant> {
         self.bound.values().copied().collect()
@@ -49,8 +49,8 @@ impl Shown {
 /// A watch on the pods that schedulers are to place.
 #[derive(Debug)]
 pub(super) struct Bindings {
-    shown: watch::Receiver<Shown>,
-    sender: watch::Sender<Shown>,
+    shown: watch::Receiver<BindingLog>,
+    sender: watch::Sender<BindingLog>,
     _watching: AbortOnDropHandle<()>,
 }
 
@@ -58,7 +58,7 @@ impl Bindings {
     /// Begins to watch.
     pub(super) async fn watch(client: &Client) -> Result<Self> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-        let (sender, shown) = watch::channel(Shown::default());
+        let (sender, shown) = watch::channel(BindingLog::default());
         let watching = AbortOnDropHandle::new(tokio::spawn(follow(pods, sender.clone())));
         let mut bindings = Self {
             shown,
@@ -80,7 +80,7 @@ impl Bindings {
     }
 
     /// The events so far.
-    pub(super) fn shown(&self) -> watch::Ref<'_, Shown> {
+    pub(super) fn shown(&self) -> watch::Ref<'_, BindingLog> {
         self.shown.borrow()
     }
 
@@ -96,7 +96,7 @@ impl Bindings {
             .await
     }
 
-    async fn until(&mut self, what: &str, condition: impl Fn(&Shown) -> bool) -> Result<()> {
+    async fn until(&mut self, what: &str, condition: impl Fn(&BindingLog) -> bool) -> Result<()> {
         loop {
             if condition(&self.shown.borrow_and_update()) {
                 return Ok(());
@@ -118,7 +118,7 @@ impl Bindings {
     }
 }
 
-async fn follow(pods: Api<Pod>, sender: watch::Sender<Shown>) {
+async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
     let config = watcher::Config::default().labels(&format!("{LABEL}={WAITING}"));
     let mut events = watcher(pods, config).default_backoff().boxed();
     while let Some(event) = events.next().await {

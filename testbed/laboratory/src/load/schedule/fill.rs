@@ -15,7 +15,7 @@ use testbed::pods::set;
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "gpushare-load";
-/// On all objects: what they are there for.
+/// The label of all objects.
 pub(super) const LABEL: &str = "gpushare/load";
 /// Pods that a scheduler is to place.
 pub(super) const WAITING: &str = "waiting";
@@ -39,14 +39,14 @@ pub(super) fn path(kind: &str) -> String {
 
 /// The size of the cluster.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
+pub(super) struct ClusterSize {
     pub(super) n_nodes: u32,
     pub(super) n_pods: u32,
     pub(super) pod_bytes: usize,
 }
 
-/// Creates what is not there yet.
-pub(super) async fn fill(console: &Console, objects: &Objects, size: Size) -> Result<()> {
+/// Creates the objects that are missing.
+pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
     let others = objects.names(NODES, &format!("!{LABEL}")).await?;
     ensure!(
         others.is_empty(),
@@ -76,7 +76,7 @@ async fn until_there_are_devices(objects: &Objects) -> Result<()> {
     }
 }
 
-async fn make_nodes(console: &Console, objects: &Objects, size: Size) -> Result<()> {
+async fn make_nodes(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
     let wanted: BTreeSet<String> = (0..size.n_nodes).map(fleet::node_name).collect();
     let there = objects.names(NODES, &format!("{LABEL}={FLEET}")).await?;
     ensure!(
@@ -100,7 +100,7 @@ async fn make_nodes(console: &Console, objects: &Objects, size: Size) -> Result<
     .await
 }
 
-async fn make_pods(console: &Console, objects: &Objects, size: Size) -> Result<()> {
+async fn make_pods(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
     let pods = path("pods");
     // Named by node, so that clusters of different sizes are not mistaken for one another.
     let name = |idx: u32| format!("bound-{:05}-{}", idx % size.n_nodes, idx / size.n_nodes);

@@ -1,4 +1,4 @@
-//! Processes of kube-schedulers that stand still while their pods are created, so that how fast pods are created is not what is
+//! Processes of kube-schedulers that are stopped while their pods are created, so that the creation of pods is not
 //! measured.
 
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 /// A kube-scheduler and its process on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Process {
+pub(super) struct HaltedProcess {
     /// The `schedulerName` of its pods.
     pub(super) scheduler: String,
     pid: u32,
@@ -15,9 +15,9 @@ pub(super) struct Process {
 
 /// A process that stands still until it is let go on, or this is dropped.
 #[derive(Debug)]
-pub(super) struct Halted(Process);
+pub(super) struct Halted(HaltedProcess);
 
-impl Process {
+impl HaltedProcess {
     /// Reads `NAME=PID`.
     ///
     /// # Errors
@@ -101,12 +101,12 @@ mod tests {
     #[case::init("plain=1", Err(r#""1" is not the id of a process"#))]
     fn processes_of_schedulers(#[case] text: &str, #[case] wanted: Result<(&str, u32), &str>) {
         let wanted = wanted
-            .map(|(scheduler, pid)| Process {
+            .map(|(scheduler, pid)| HaltedProcess {
                 scheduler: scheduler.to_owned(),
                 pid,
             })
             .map_err(str::to_owned);
-        assert_eq!(Process::parse(text), wanted);
+        assert_eq!(HaltedProcess::parse(text), wanted);
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let process = Process {
+        let process = HaltedProcess {
             scheduler: "echo".to_owned(),
             pid: echo.id(),
         };

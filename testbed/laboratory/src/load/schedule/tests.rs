@@ -147,7 +147,7 @@ fn turns_are_compared_within_their_round() {
     );
 }
 
-/// Like pods of a user: what they ask for, whose they are, and as large as was said.
+/// Pods like those of a user: with requests, an owner, and the wanted size.
 #[test]
 fn pods_that_wait() {
     let args = args(&["plain"]);

@@ -16,13 +16,13 @@ use proto::resource::{
 use scheduler::offline;
 use serde_json::{Map, Value, json};
 
-use super::Seen;
+use super::LiveCluster;
 use crate::replay::affinity::allows;
 use crate::replay::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use crate::replay::objects;
-use crate::replay::occupancy::Part;
+use crate::replay::occupancy::GpuShare;
 use crate::replay::trace::{PERCENT, PodRow, WHOLE};
-use crate::replay::world::{Node, Numbers, Pod, Present, Stay, World};
+use crate::replay::world::{Lifetime, NumberTable, PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 use testbed::kube_scheduler::{Amounts, repels};
 
 /// Labels and annotations of a scheduler or node, which a pod that is placed again does not have.
@@ -44,18 +44,18 @@ const THOUSAND: i128 = 1000;
 /// The world of a cluster.
 ///
 /// Its pods are placed again, but for those that are tied to their nodes; with `arrivals` all of them stay where they
-/// are, and the arrivals are what is placed.
+/// are, and the arrivals are placed.
 ///
 /// # Errors
 /// An object that cannot be read.
-pub fn world(seen: &Seen, arrivals: Option<&[PodRow]>) -> Result<World> {
+pub fn world(seen: &LiveCluster, arrivals: Option<&[PodRow]>) -> Result<ReplayInput> {
     let live = Live::of(seen)?;
-    let mut world = World {
+    let mut world = ReplayInput {
         nodes: live.nodes()?,
         columns: live.columns.clone(),
-        ..World::default()
+        ..ReplayInput::default()
     };
-    let mut sets = Sets::default();
+    let mut sets = NodeSets::default();
     for (value, object) in &live.pods {
         let node = object
             .spec
@@ -63,7 +63,7 @@ pub fn world(seen: &Seen, arrivals: Option<&[PodRow]>) -> Result<World> {
             .and_then(|spec| spec.node_name.as_deref())
             .filter(|name| !name.is_empty());
         let at = node.and_then(|name| live.by_name.get(name)).copied();
-        let pod = Pod {
+        let pod = ReplayPod {
             eligible: sets.of(object, &live),
             ..live.pod(value, object)?
         };
@@ -76,7 +76,7 @@ pub fn world(seen: &Seen, arrivals: Option<&[PodRow]>) -> Result<World> {
             .unwrap_or_default();
         match at {
             Some(node) if arrivals.is_some() || is_tied(object) => {
-                world.present.push(Present {
+                world.present.push(PlacedPod {
                     object: (*value).clone(),
                     pod,
                     node,
@@ -122,7 +122,7 @@ fn is_tied(pod: &PodObject) -> bool {
 
 /// A cluster's objects, read.
 struct Live<'s> {
-    seen: &'s Seen,
+    seen: &'s LiveCluster,
     nodes: Vec<NodeObject>,
     pods: Vec<(&'s Value, PodObject)>,
     by_name: HashMap<String, usize>,
@@ -130,13 +130,13 @@ struct Live<'s> {
     /// The minors of every node's healthy GPUs.
     minors: Vec<Box<[i32]>>,
     /// The devices that pods hold, by UID.
-    held: HashMap<String, Vec<Part>>,
+    held: HashMap<String, Vec<GpuShare>>,
     /// Bytes, and memory units, of a GPU on average.
     per_gpu: [i64; 2],
 }
 
 impl<'s> Live<'s> {
-    fn of(seen: &'s Seen) -> Result<Self> {
+    fn of(seen: &'s LiveCluster) -> Result<Self> {
         let nodes: Vec<NodeObject> = seen.nodes.iter().map(read).collect::<Result<_>>()?;
         let pods = seen
             .pods
@@ -178,7 +178,7 @@ impl<'s> Live<'s> {
 
     /// The engine reads devices and records of any writer.
     fn look_into_devices(&mut self) {
-        let Seen { nodes, devices, pods } = self.seen;
+        let LiveCluster { nodes, devices, pods } = self.seen;
         let index = offline::index(
             nodes.iter().cloned(),
             devices.iter().cloned(),
@@ -206,7 +206,7 @@ impl<'s> Live<'s> {
                         .memory
                         .percent_of(view.gpu.total().memory)
                         .max(holder.amounts.core);
-                    let part = Part {
+                    let part = GpuShare {
                         gpu,
                         milli: i64::from(percent) * PERCENT,
                     };
@@ -229,7 +229,7 @@ impl<'s> Live<'s> {
         ];
     }
 
-    fn nodes(&self) -> Result<Vec<Node>> {
+    fn nodes(&self) -> Result<Vec<ReplayNode>> {
         let device = |name: &str| {
             self.seen
                 .devices
@@ -239,7 +239,7 @@ impl<'s> Live<'s> {
         let node = |((object, value), minors): ((&NodeObject, &Value), &[i32])| {
             let name = object.metadata.name.as_deref().context("a node has no name")?;
             let allocatable = Amounts::allocatable(object);
-            Ok(Node {
+            Ok(ReplayNode {
                 name: name.into(),
                 cpu: narrow(allocatable.get("cpu")),
                 memory: narrow(allocatable.get("memory") / THOUSAND),
@@ -272,7 +272,7 @@ impl<'s> Live<'s> {
             .collect()
     }
 
-    fn pod(&self, value: &Value, object: &PodObject) -> Result<Pod> {
+    fn pod(&self, value: &Value, object: &PodObject) -> Result<ReplayPod> {
         let amounts = Amounts::of_pod(object)?;
         let column = |name: &str| self.columns.iter().position(|column| column == name);
         let extended = amounts
@@ -288,7 +288,7 @@ impl<'s> Live<'s> {
             .creation_timestamp
             .as_ref()
             .map(|time| time.0.as_second());
-        Ok(Pod {
+        Ok(ReplayPod {
             name: object
                 .metadata
                 .name
@@ -309,7 +309,7 @@ impl<'s> Live<'s> {
             gpus,
             milli,
             eligible: None,
-            stay: Stay {
+            stay: Lifetime {
                 from: created,
                 to: None,
             },
@@ -367,14 +367,14 @@ fn asks_for_devices(value: &Value) -> Result<bool> {
         .any(|resource| containers().any(|container| container.asks_for(resource))))
 }
 
-/// Sets of nodes by what pods say of the nodes that they may go to.
+/// Sets of nodes by the pods' constraints on nodes.
 #[derive(Default)]
-struct Sets {
-    numbers: Numbers,
+struct NodeSets {
+    numbers: NumberTable,
     sets: Vec<Box<[bool]>>,
 }
 
-impl Sets {
+impl NodeSets {
     fn of(&mut self, pod: &PodObject, live: &Live<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
         let affinity = spec

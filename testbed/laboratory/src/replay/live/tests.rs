@@ -5,8 +5,8 @@ use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHA
 use serde_json::json;
 
 use super::*;
-use crate::replay::occupancy::Part;
-use crate::replay::{trace, world::World};
+use crate::replay::occupancy::GpuShare;
+use crate::replay::{trace, world::ReplayInput};
 use testbed::apiserver::{ApiServer, Cluster, Config};
 use testbed::cluster::user_kubeconfig;
 
@@ -75,7 +75,7 @@ fn fill(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-async fn shown() -> (ApiServer, tempfile::TempDir, Seen) {
+async fn shown() -> (ApiServer, tempfile::TempDir, LiveCluster) {
     let api = ApiServer::start(Config::loopback()).await.unwrap();
     fill(api.cluster()).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ async fn shown() -> (ApiServer, tempfile::TempDir, Seen) {
     (api, dir, seen)
 }
 
-fn places(world: &World) -> Vec<(&str, usize, Vec<Part>)> {
+fn places(world: &ReplayInput) -> Vec<(&str, usize, Vec<GpuShare>)> {
     world
         .present
         .iter()
@@ -98,7 +98,7 @@ async fn a_cluster_s_own_pods_are_placed_again() {
     let world = world(&seen, None).unwrap();
     assert_eq!(
         places(&world),
-        [("d", 0, vec![Part { gpu: 0, milli: 200 }])],
+        [("d", 0, vec![GpuShare { gpu: 0, milli: 200 }])],
         "it is tied to its node"
     );
     let pods: Vec<_> = world

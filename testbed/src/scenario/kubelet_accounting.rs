@@ -13,7 +13,7 @@ use super::{Body, DEADLINE, World};
 use crate::cluster::Health;
 use crate::kubelet::OrderRule;
 use crate::observer::Snapshot;
-use crate::parts::{NodeFile, Part};
+use crate::parts::{ClusterPart, NodeFile};
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
@@ -169,7 +169,7 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
             )
             .await?;
         world.until_refused("waits", "nodes are available").await?;
-        // A plugin that starts without devices takes back what its predecessor may have left.
+        // A plugin that starts without devices removes the resources of its predecessor.
         let node = world.cluster()?.node(name)?;
         node.remove_plugin().await;
         node.set_gpus(Vec::new())?;
@@ -199,7 +199,13 @@ fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
             before.iter().all(Option::is_some),
             "the node offers {before:?} of {PATCHED:?}"
         );
-        breaking::restart_without(world, Part::Kubelet, &node, Some(NodeFile::KubeletCheckpoint)).await?;
+        breaking::restart_without(
+            world,
+            ClusterPart::Kubelet,
+            &node,
+            Some(NodeFile::KubeletCheckpoint),
+        )
+        .await?;
         until_registered(world, &node).await?;
         let is_restored = |snapshot: &Snapshot| {
             let now: Vec<_> = PATCHED

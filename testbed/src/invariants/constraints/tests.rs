@@ -1,4 +1,4 @@
-//! Records that do and do not meet what annotations demand.
+//! Records that do and do not meet the demands of annotations.
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ fn amounts_without_wishes(
     #[case] held: &[u64],
     #[case] expected: bool,
 ) {
-    assert_eq!(Wishes::default().should_hold(kind, asked, held), expected);
+    assert_eq!(Constraints::default().should_hold(kind, asked, held), expected);
 }
 
 #[rstest]
@@ -87,7 +87,7 @@ fn amounts_with_wishes(
     #[case] expected: bool,
 ) {
     assert_eq!(
-        Wishes::of(&pod(&[], false, annotations)).should_hold("rdma", asked, held),
+        Constraints::of(&pod(&[], false, annotations)).should_hold("rdma", asked, held),
         expected
     );
 }

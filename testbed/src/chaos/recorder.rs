@@ -11,33 +11,33 @@ use proto::device::Device;
 use serde::de::DeserializeOwned;
 
 use crate::apiserver::Cluster as Api;
-use crate::invariants::{self, Sight};
-use crate::kubelet::{Admission, Container, Start};
+use crate::invariants::{self, ContainerView};
+use crate::kubelet::{Admission, Container, ContainerStart};
 
 /// kubelet's pause before it tries to start a container again.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
 /// Wrong starts and killed pods that are quoted.
 const QUOTED: usize = 10;
 
-/// The book of one run; shared with the kubelets.
+/// The recorder of one run; shared with the kubelets.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct Recorder {
     api: OnceLock<Api>,
-    pages: Mutex<Pages>,
+    tally: Mutex<Tally>,
     /// Pods as they were last seen, by UID: a container may start when its pod is gone already.
     known: Mutex<BTreeMap<String, Pod>>,
 }
 
-/// The counts of a book.
+/// The counts of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Pages {
+pub struct Tally {
     /// The step that is under way.
     pub step: usize,
     /// Pods that kubelet has admitted or refused, by UID; after a restart it does so again.
     pub admitted: BTreeSet<String>,
     /// Starts of containers.
     pub n_starts: usize,
-    /// Starts of containers whose record the book has not seen.
+    /// Starts of containers whose record was not seen.
     pub n_unknown: usize,
     /// Starts with other devices than the record named, by pod UID, container and turn.
     pub wrong: BTreeSet<(String, String, u32)>,
@@ -63,55 +63,55 @@ pub struct Pages {
     pub violations: Vec<String>,
 }
 
-impl Book {
+impl Recorder {
     /// Says where records are looked up.
-    pub fn open(&self, api: Api) {
+    pub fn connect(&self, api: Api) {
         // A second opening would be of the same cluster.
         let _ = self.api.set(api);
     }
 
     /// The counts so far.
-    pub fn pages(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a start.
-    pub fn started(&self, node: &str, start: &Start) {
+    /// Notes a start.
+    pub fn note_start(&self, node: &str, start: &ContainerStart) {
         let container = &start.container;
-        let sight = self.sight(node, start);
-        let mut pages = self.pages();
-        pages.n_starts += 1;
-        pages.n_unknown += usize::from(sight.is_none());
+        let view = self.view(node, start);
+        let mut tally = self.tally();
+        tally.n_starts += 1;
+        tally.n_unknown += usize::from(view.is_none());
         for refusal in &start.refusals {
-            *pages.refusals.entry(kind_of(refusal)).or_default() += 1;
+            *tally.refusals.entry(kind_of(refusal)).or_default() += 1;
         }
         let n_refusals = u32::try_from(start.refusals.len()).unwrap_or(u32::MAX);
-        pages.delays.push(start.spent + RETRY * n_refusals);
-        if let Some(sight) = sight.filter(|sight| sight.sees != sight.should_see) {
-            pages.enter_wrong(&container.pod_uid, container.starts, &sight);
+        tally.delays.push(start.spent + RETRY * n_refusals);
+        if let Some(view) = view.filter(|view| view.sees != view.should_see) {
+            tally.note_wrong(&container.pod_uid, container.starts, &view);
         }
-        pages.enter_stale(container);
+        tally.note_stale(container);
     }
 
-    /// Enters pods as they are now.
-    pub fn know(&self, pods: BTreeMap<String, Pod>) {
+    /// Notes pods as they are now.
+    pub fn note_pods(&self, pods: BTreeMap<String, Pod>) {
         let by_uid = pods
             .into_values()
             .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)));
         self.known().extend(by_uid);
     }
 
-    /// Enters all pods that there are.
-    pub fn replace_known(&self, pods: BTreeMap<String, Pod>) {
+    /// Notes all pods that there are.
+    pub fn replace_pods(&self, pods: BTreeMap<String, Pod>) {
         self.known().clear();
-        self.know(pods);
+        self.note_pods(pods);
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, Pod>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sight(&self, node: &str, start: &Start) -> Option<Sight> {
+    fn view(&self, node: &str, start: &ContainerStart) -> Option<ContainerView> {
         let (api, container) = (self.api.get()?, &start.container);
         let device: Option<Device> = typed(api, "devices.scheduling.koordinator.sh", "", node);
         let now: Option<Pod> = typed(api, "pods", &container.namespace, &container.pod);
@@ -119,7 +119,7 @@ impl Book {
         let pod = now.or_else(|| self.known().get(&container.pod_uid).cloned())?;
         let sees = container.gpus.clone();
         let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
-        Some(Sight {
+        Some(ContainerView {
             pod: format!("{}/{}", container.namespace, container.pod),
             container: container.name.clone(),
             sees,
@@ -127,47 +127,47 @@ impl Book {
         })
     }
 
-    /// Enters violations of other invariants.
-    pub fn violated(&self, found: Vec<String>) {
-        let mut pages = self.pages();
-        let step = pages.step;
-        pages.violations.extend(
+    /// Notes violations of other invariants.
+    pub fn note_violations(&self, found: Vec<String>) {
+        let mut tally = self.tally();
+        let step = tally.step;
+        tally.violations.extend(
             found
                 .into_iter()
                 .map(|violation| format!("step {step}: {violation}")),
         );
     }
 
-    /// Enters pods that are gone without having been deleted.
-    pub fn evicted(&self, pods: BTreeSet<String>) {
-        self.pages().evicted.extend(pods);
+    /// Notes pods that are gone without having been deleted.
+    pub fn note_evicted(&self, pods: BTreeSet<String>) {
+        self.tally().evicted.extend(pods);
     }
 
-    /// Enters an admission.
-    pub fn admitted(&self, admission: &Admission) {
-        let mut pages = self.pages();
-        pages.admitted.insert(admission.uid.clone());
-        pages.admissions.push(admission.took);
-        let step = pages.step;
+    /// Notes an admission.
+    pub fn note_admission(&self, admission: &Admission) {
+        let mut tally = self.tally();
+        tally.admitted.insert(admission.uid.clone());
+        tally.admissions.push(admission.took);
+        let step = tally.step;
         if let Some((reason, message)) = &admission.refusal {
             let quote = format!("step {step}: {}: {reason}: {message}", admission.pod);
             if is_kubelets_own(reason, message) {
-                pages.died.push(quote);
+                tally.died.push(quote);
             } else {
-                pages.killed.push(quote);
+                tally.killed.push(quote);
             }
         }
     }
 }
 
-impl Pages {
+impl Tally {
     /// Returns true if nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.violations.is_empty() && self.wrong.is_empty() && self.stale.is_empty()
     }
 
-    /// Enters a container if the content of its CDI specs was not written for this start.
-    pub fn enter_stale(&mut self, container: &Container) {
+    /// Notes a container if the content of its CDI specs was not written for this start.
+    pub fn note_stale(&mut self, container: &Container) {
         let Some(what) = invariants::stale_spec(container) else {
             return;
         };
@@ -184,21 +184,21 @@ impl Pages {
         }
     }
 
-    /// Enters a container that sees what it should not.
-    pub fn enter_wrong(&mut self, uid: &str, turn: u32, sight: &Sight) {
-        if sight.sees.iter().any(|device| !sight.should_see.contains(device)) {
+    /// Notes a container that sees wrong devices.
+    pub fn note_wrong(&mut self, uid: &str, turn: u32, view: &ContainerView) {
+        if view.sees.iter().any(|device| !view.should_see.contains(device)) {
             self.sees_more
-                .insert((uid.to_owned(), sight.container.clone(), turn));
+                .insert((uid.to_owned(), view.container.clone(), turn));
         }
-        if self.wrong.insert((uid.to_owned(), sight.container.clone(), turn))
+        if self.wrong.insert((uid.to_owned(), view.container.clone(), turn))
             && self.wrong_quotes.len() < QUOTED
         {
-            let Sight {
+            let ContainerView {
                 pod,
                 container,
                 sees,
                 should_see,
-            } = sight;
+            } = view;
             self.wrong_quotes.push(format!(
                 "step {}: {pod}/{container} sees {sees:?}, its record names {should_see:?}",
                 self.step
@@ -248,9 +248,9 @@ mod tests {
     use super::*;
     use crate::kubelet::{ContainerKind, RunState};
 
-    fn sight(sees: &[&str], should_see: &[&str]) -> Sight {
+    fn view(sees: &[&str], should_see: &[&str]) -> ContainerView {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
-        Sight {
+        ContainerView {
             pod: "default/p".to_owned(),
             container: "c".to_owned(),
             sees: names(sees),
@@ -284,32 +284,32 @@ mod tests {
 
     #[test]
     fn the_row_of_containers_that_see_more_can_fail() {
-        let mut pages = Pages::default();
-        pages.enter_wrong("u", 1, &sight(&[], &["GPU-a"]));
+        let mut tally = Tally::default();
+        tally.note_wrong("u", 1, &view(&[], &["GPU-a"]));
         assert_eq!(
-            (pages.wrong.len(), pages.sees_more.len()),
+            (tally.wrong.len(), tally.sees_more.len()),
             (1, 0),
             "too few is wrong, and not more"
         );
-        pages.enter_wrong("u", 2, &sight(&["GPU-a", "GPU-b"], &["GPU-a"]));
-        pages.enter_wrong("other", 1, &sight(&["GPU-a"], &[]));
+        tally.note_wrong("u", 2, &view(&["GPU-a", "GPU-b"], &["GPU-a"]));
+        tally.note_wrong("other", 1, &view(&["GPU-a"], &[]));
         assert_eq!(
-            (pages.wrong.len(), pages.sees_more.len(), pages.is_clean()),
+            (tally.wrong.len(), tally.sees_more.len(), tally.is_clean()),
             (3, 2, false)
         );
     }
 
     #[test]
     fn the_row_of_stale_specs_can_fail() {
-        let mut pages = Pages::default();
-        pages.enter_stale(&container(&[], "2"));
-        assert!(pages.is_clean(), "{:?}", pages.wrong_quotes);
-        pages.enter_stale(&container(&["gpushare.dev/gpu=x"], "2"));
-        pages.enter_stale(&Container {
+        let mut tally = Tally::default();
+        tally.note_stale(&container(&[], "2"));
+        assert!(tally.is_clean(), "{:?}", tally.wrong_quotes);
+        tally.note_stale(&container(&["gpushare.dev/gpu=x"], "2"));
+        tally.note_stale(&Container {
             starts: 2,
             ..container(&[], "3")
         });
-        assert_eq!((pages.stale.len(), pages.is_clean()), (2, false));
-        assert_eq!(pages.wrong_quotes.len(), 2, "{:?}", pages.wrong_quotes);
+        assert_eq!((tally.stale.len(), tally.is_clean()), (2, false));
+        assert_eq!(tally.wrong_quotes.len(), 2, "{:?}", tally.wrong_quotes);
     }
 }

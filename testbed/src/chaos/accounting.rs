@@ -9,11 +9,11 @@ use crate::invariants::Accounts;
 
 #[derive(Debug, Deserialize)]
 struct Inspected {
-    nodes: Vec<Node>,
+    nodes: Vec<NodeAmounts>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Node {
+struct NodeAmounts {
     name: String,
     devs: Vec<Gpu>,
     #[serde(default)]
@@ -43,7 +43,7 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
     }
 }
 
-fn compare(nodes: Vec<Node>, accounts: &Accounts) -> Vec<String> {
+fn compare(nodes: Vec<NodeAmounts>, accounts: &Accounts) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut held = BTreeMap::new();
     for node in nodes {

@@ -1,6 +1,6 @@
 //! One kept connection over which requests go one after the other, as kube-scheduler's go to an extender.
 //!
-//! Blocking and bare: what is measured is the other side.
+//! Blocking and without an HTTP library, so that the client costs next to nothing.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A kept connection.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct KeptConnection {
     stream: BufReader<TcpStream>,
     head: String,
     body: Vec<u8>,
@@ -28,7 +28,7 @@ pub(super) fn wire(path: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-impl Line {
+impl KeptConnection {
     /// Connects.
     pub(super) fn to(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use super::line::wire;
+use super::kept_connection::wire;
 use super::order::{Order, Orders};
 use testbed::pods::{Limits, PodSpec};
 
@@ -20,12 +20,12 @@ pub(super) const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "80")],
 ];
 
-/// Most shapes that questions can have.
+/// Most shapes that requests can have.
 pub(super) const MOST_SHAPES: u8 = 8;
 
-/// Questions about one cluster.
+/// Requests about one cluster.
 #[derive(Debug)]
-pub(super) struct Questions {
+pub(super) struct Requests {
     /// Pods as JSON, in two parts that their UID goes between.
     pods: Vec<(String, String)>,
     /// In quotes.
@@ -34,7 +34,7 @@ pub(super) struct Questions {
     n_asked: usize,
 }
 
-impl Questions {
+impl Requests {
     /// Requests about these nodes, by pods of `n_shapes` shapes and of about `bytes`.
     pub(super) fn new(
         names: impl Iterator<Item = String>,
@@ -101,11 +101,11 @@ fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
 mod tests {
     use serde_json::Value;
 
-    use super::{Order, Questions};
+    use super::{Order, Requests};
 
     #[test]
     fn names_go_round_and_pods_differ() {
-        let mut questions = Questions::new(
+        let mut requests = Requests::new(
             ["a", "b", "c"].into_iter().map(str::to_owned),
             Order::Listed,
             2,
@@ -113,7 +113,7 @@ mod tests {
         )
         .unwrap();
         let mut ask = || {
-            let wire = String::from_utf8(questions.next(2).unwrap()).unwrap();
+            let wire = String::from_utf8(requests.next(2).unwrap()).unwrap();
             let (head, body) = wire.split_once("\r\n\r\n").unwrap();
             assert!(
                 head.ends_with(&format!("Content-Length: {}", body.len())),

@@ -1,4 +1,4 @@
-//! A server that reads requests and answers all of them alike: the least that any extender on the same machine takes.
+//! A server that reads requests and gives all of them one answer: the lower bound of any extender on the same machine.
 
 use std::net::SocketAddr;
 
@@ -16,12 +16,12 @@ const ANSWER: &str = r#"{"Nodes":null,"NodeNames":["node-00000.example.com"],"Fa
 
 /// The server; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Floor {
+pub(super) struct Baseline {
     pub(super) address: SocketAddr,
     serving: JoinHandle<()>,
 }
 
-impl Floor {
+impl Baseline {
     pub(super) async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -33,7 +33,7 @@ impl Floor {
             )
             .await
             {
-                tracing::error!(%error, "the floor has gone");
+                tracing::error!(%error, "the baseline server has ended");
             }
         };
         Ok(Self {
@@ -43,7 +43,7 @@ impl Floor {
     }
 }
 
-impl Drop for Floor {
+impl Drop for Baseline {
     fn drop(&mut self) {
         self.serving.abort();
     }

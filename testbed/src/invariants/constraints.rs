@@ -30,7 +30,7 @@ struct Hint {
 
 /// The demands of a pod's annotations.
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
+pub(super) struct Constraints {
     joint: Joint,
     hints: BTreeMap<String, Hint>,
 }
@@ -39,10 +39,10 @@ pub(super) struct Wishes {
 struct Case<'a> {
     device: &'a Device,
     record: DeviceAllocations,
-    wishes: Wishes,
+    constraints: Constraints,
 }
 
-impl Wishes {
+impl Constraints {
     /// Those that can be read.
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
@@ -99,19 +99,19 @@ pub(super) fn unmet(pod: &Pod, device: &Device) -> Vec<String> {
     let case = Case {
         device,
         record,
-        wishes: Wishes::of(pod),
+        constraints: Constraints::of(pod),
     };
     let by_kind = case
-        .wishes
+        .constraints
         .hints
         .iter()
         .filter_map(|(kind, hint)| Some((kind, hint, case.record.get(kind)?)));
     let mut unmet: Vec<String> = by_kind
         .flat_map(|(kind, hint, held)| case.unmet(kind, hint, held))
         .collect();
-    if case.wishes.joint.required_scope == "SamePCIe" {
+    if case.constraints.joint.required_scope == "SamePCIe" {
         let kinds = case
-            .wishes
+            .constraints
             .joint
             .device_types
             .iter()
@@ -235,7 +235,7 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
                 Case {
                     device,
                     record: record(pod)?,
-                    wishes: Wishes::of(pod),
+                    constraints: Constraints::of(pod),
                 },
             ))
         })
@@ -248,7 +248,7 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
                 clashes.push(format!("{other} and {name} both have the function {function}"));
             }
         }
-        for (kind, hint) in &case.wishes.hints {
+        for (kind, hint) in &case.constraints.hints {
             let others = || cases.iter().filter(|(other, _)| other != name);
             let minors = |case: &Case<'_>| {
                 case.record

@@ -1,0 +1,187 @@
+//! The parameters of a simulated node: its GPUs, its kubelet and container runtime, and the plugin's flags.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::NodeKind;
+use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode};
+use crate::kubelet::{Delays, RefreshDelay, RuntimeConfig, StartHook};
+
+/// The longest time in which the runtime of a node of some kind reads changed CDI specs: several times the measured one.
+const SPECS_REFRESH: Duration = Duration::from_millis(300);
+
+/// One simulated GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuSpec {
+    /// Its UUID.
+    pub uuid: String,
+    /// Its minor number.
+    pub minor: u32,
+    /// Its memory.
+    pub mib: u64,
+    /// Its health, as the inventory file says it.
+    pub health: Health,
+    /// Further fields of the inventory file, such as the NUMA node.
+    pub details: Map<String, Value>,
+}
+
+/// The fault of a simulated GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// Nothing.
+    #[default]
+    Healthy,
+    /// It reports this error again and again.
+    Xid(u64),
+    /// The driver has lost it.
+    Lost,
+}
+
+/// The CDI specs of the vendor that a node has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverSpecs {
+    /// The GPUs are simulated and need no driver.
+    #[default]
+    NotNeeded,
+    /// None, although containers need the driver.
+    Missing,
+    /// The spec of NVIDIA's toolkit, which names each GPU.
+    Toolkit,
+    /// The same, as long as it is on a real node: with every library, program and hook of a driver.
+    LongToolkit,
+    /// The spec of GPU Operator, which names all of them as one.
+    Management,
+}
+
+/// The NRI plugins of a node's container runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuntimeSpec {
+    /// None.
+    #[default]
+    Plain,
+    /// Gpushare's device plugin is one of them.
+    Plugins,
+    /// The same; while the device plugin is away the runtime makes no container, as containerd with NRI's default validator and
+    /// `required_plugins`.
+    RequiredPlugins,
+}
+
+/// A node to be started.
+#[derive(Clone, Debug)]
+pub struct NodeSpec {
+    /// Its name.
+    pub name: String,
+    /// Its GPUs.
+    pub gpus: Vec<GpuSpec>,
+    /// `--memory-unit` of its plugin.
+    pub memory_unit: String,
+    /// Labels of the Node object.
+    pub labels: BTreeMap<String, String>,
+    /// True if a plugin runs there.
+    pub has_plugin: bool,
+    /// True if the kubelet writes every device ID into pod status, as 1.36 does.
+    pub allocated_resources_status: bool,
+    /// Pauses of the kubelet.
+    pub delays: Delays,
+    /// Most pods that the kubelet takes.
+    pub max_pods: u32,
+    /// Called at every start of a container there.
+    pub started: StartHook,
+    /// `--inject` of its plugin.
+    pub inject: &'static str,
+    /// The NRI plugins of its container runtime.
+    pub runtime: RuntimeSpec,
+    /// Its container runtime.
+    pub container_runtime: RuntimeConfig,
+    /// The vendor's CDI specs on it. Containers need the driver on a node that is to have some.
+    pub driver: DriverSpecs,
+    /// The binary of its plugin if it is another version's; it gets the flags that its `--help` names.
+    pub plugin: Option<PathBuf>,
+    /// The program `cdi-injector`, if containerd's own code is to inject CDI devices in place of the testbed's model.
+    pub cdi_injector: Option<PathBuf>,
+    /// Further flags of its plugin.
+    pub plugin_args: Vec<String>,
+    /// The value of `NVIDIA_VISIBLE_DEVICES` in its plugin's own container, which is unprivileged; none for a process that has
+    /// the testbed's environment and rights.
+    pub plugin_variable: Option<String>,
+    /// Devices of other types than GPUs, as the inventory file has them.
+    pub others: Vec<Value>,
+    /// Further fields of the inventory file for the machine, such as the links of its GPUs.
+    pub machine: Map<String, Value>,
+    /// True if its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
+    pub disk_may_be_full: bool,
+}
+
+impl NodeSpec {
+    /// A node with GPUs of these sizes, in GiB units.
+    pub fn new(name: &str, mib_of_gpus: &[u64]) -> Self {
+        let gpu = |(minor, mib): (u32, &u64)| GpuSpec {
+            uuid: format!("GPU-{name}-{minor}"),
+            minor,
+            mib: *mib,
+            health: Health::Healthy,
+            details: Map::new(),
+        };
+        Self {
+            name: name.to_owned(),
+            gpus: (0..).zip(mib_of_gpus).map(gpu).collect(),
+            memory_unit: "GiB".to_owned(),
+            labels: BTreeMap::new(),
+            has_plugin: true,
+            allocated_resources_status: true,
+            // A real kubelet tries to start a container again after 10 s, which would only make runs longer.
+            delays: Delays {
+                start_retry: Duration::from_millis(500),
+                api_retry: Duration::from_millis(200),
+                ..Delays::default()
+            },
+            max_pods: 250,
+            started: StartHook::default(),
+            inject: "auto",
+            runtime: RuntimeSpec::Plain,
+            // Most nodes: NVIDIA's runtime handles every pod, and the runtime before it takes CDI devices too.
+            container_runtime: RuntimeConfig {
+                nvidia: Some(NvidiaRuntime::of_mode(RuntimeMode::Legacy)),
+                ..RuntimeConfig::default()
+            },
+            driver: DriverSpecs::default(),
+            plugin: None,
+            cdi_injector: None,
+            plugin_args: Vec::new(),
+            plugin_variable: None,
+            others: Vec::new(),
+            machine: Map::new(),
+            disk_may_be_full: false,
+        }
+    }
+
+    /// A node of this kind, with the flags and the environment that the plugin has there. It reads changed CDI specs some time
+    /// later, as containerd does.
+    pub fn of_kind(kind: NodeKind, name: &str, mib_of_gpus: &[u64]) -> Self {
+        let refresh = RefreshDelay {
+            longest: SPECS_REFRESH,
+        };
+        Self {
+            container_runtime: RuntimeConfig {
+                refresh,
+                ..kind.container_runtime()
+            },
+            driver: kind.driver(),
+            plugin_args: kind.deployment().plugin_args(),
+            plugin_variable: kind.own_container().variable,
+            ..Self::new(name, mib_of_gpus)
+        }
+    }
+
+    /// The same node in other memory units.
+    #[must_use]
+    pub fn unit(self, memory_unit: &str) -> Self {
+        Self {
+            memory_unit: memory_unit.to_owned(),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! The cluster of a scenario: its pods, its view of the API, and the parts that it may break.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, DeleteParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tracing::warn;
+
+use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
+use crate::cluster::Cluster;
+use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
+use crate::observer::{Condition, Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
+use crate::parts::{ClusterPart, Commands, Need};
+use crate::pods::{PodSpec, Pods};
+use crate::{invariants, pods};
+
+/// A cluster as scenarios see it.
+#[derive(Debug)]
+pub struct World {
+    pub(super) pods: Pods,
+    pub(super) observer: Observer,
+    pub(super) namespace: String,
+    pub(super) scheduler_name: Option<String>,
+    pub(super) client: DebugClient,
+    /// The testbed's cluster, if it is one.
+    pub(super) cluster: Option<Cluster>,
+    /// The commands that break parts of a real cluster, if that is allowed.
+    pub(super) commands: Option<Commands>,
+    /// The parts of a real cluster that were killed and are to be waited for.
+    pub(super) killed: Vec<breaking::Killed>,
+    /// True if pods pass gpushare's webhooks.
+    pub(super) has_webhooks: bool,
+    /// Pods whose records are broken on purpose.
+    pub(super) excused: BTreeSet<String>,
+}
+
+/// A client, which has no `Debug` of its own.
+pub(super) struct DebugClient(pub(super) Client);
+
+impl std::fmt::Debug for DebugClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl World {
+    /// A world in a namespace of its own.
+    pub async fn new(
+        client: Client,
+        namespace: &str,
+        scheduler_name: Option<String>,
+        cluster: Option<Cluster>,
+    ) -> Result<Self> {
+        let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        namespaces
+            .create(&PostParams::default(), &object)
+            .await
+            .with_context(|| format!("cannot create namespace {namespace}"))?;
+        // One view only: the next reader sees everything that a wait has seen.
+        let observer = cluster
+            .as_ref()
+            .map_or_else(|| Observer::start(&client), |cluster| cluster.observer().clone());
+        observer.synced(DEADLINE).await?;
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+        let has_webhooks = configurations
+            .get_opt(WEBHOOKS)
+            .await
+            .context("cannot read webhook configurations")?
+            .is_some();
+        let world = Self {
+            pods: Pods::of(&client, namespace),
+            observer,
+            namespace: namespace.to_owned(),
+            scheduler_name,
+            client: DebugClient(client),
+            cluster,
+            commands: None,
+            killed: Vec::new(),
+            has_webhooks,
+            excused: BTreeSet::new(),
+        };
+        Ok(world)
+    }
+
+    /// The same world, of a real cluster whose parts may be broken by these commands.
+    #[must_use]
+    pub fn broken_by(self, commands: Option<Commands>) -> Self {
+        Self { commands, ..self }
+    }
+
+    /// Runs a scenario from a clean start, and checks every invariant when it is through; a daemon that ends by itself is
+    /// an error.
+    pub async fn run(&mut self, scenario: &Scenario) -> Result<()> {
+        let crashes = self.cluster.as_ref().map(|cluster| cluster.crashes().clone());
+        let crash = async {
+            match crashes {
+                Some(crashes) => crashes.first().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            crash = crash => Err(crash.into()),
+            result = self.run_and_verify(scenario) => result,
+        }
+    }
+
+    pub(super) async fn run_and_verify(&mut self, scenario: &Scenario) -> Result<()> {
+        (scenario.body)(self).await?;
+        if !self.killed.is_empty() {
+            breaking::until_ready(self).await?;
+        }
+        self.verify().await.context("at the end")?;
+        self.clear().await
+    }
+
+    /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
+    pub async fn recover(&mut self) {
+        self.excused.clear();
+        let may_be_paused = self
+            .commands
+            .as_ref()
+            .is_some_and(|commands| commands.allow(Need::Pause(ClusterPart::Scheduler)));
+        if may_be_paused && let Err(error) = breaking::resume_scheduler(self).await {
+            warn!(%error, "the scheduler cannot go on");
+        }
+        if let Some(cluster) = &mut self.cluster {
+            cluster.api().faults().clear();
+            if let Err(error) = cluster.scheduler.resume().await {
+                warn!(%error, "the scheduler cannot go on");
+            }
+            if let Err(error) = cluster.restart_ended_daemons().await {
+                warn!(%error, "a daemon cannot be started again");
+            }
+            if let Err(error) = cluster.start_kube_scheduler().await {
+                warn!(%error, "the scheduling loop does not come back");
+            }
+        }
+        if let Some(cluster) = &self.cluster {
+            sampling::remove_full_nodes(cluster.api().cluster());
+        }
+        let cleared = if self.cluster.is_some() {
+            old_nodes::remove_old_node(self).await
+        } else {
+            self.clear().await
+        };
+        if let Err(error) = cleared {
+            warn!(%error, "pods of a failed scenario are left");
+        }
+    }
+
+    /// Removes the objects of [`World::new`] and of the scenarios, and hands the cluster back.
+    pub async fn end(self) -> Result<Option<Cluster>> {
+        self.clear().await?;
+        let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
+        namespaces
+            .delete(&self.namespace, &DeleteParams::default())
+            .await
+            .context("cannot delete the namespace")?;
+        Ok(self.cluster)
+    }
+
+    /// The testbed's cluster.
+    pub(super) fn cluster(&mut self) -> Result<&mut Cluster> {
+        self.cluster
+            .as_mut()
+            .context("this needs the testbed's own cluster")
+    }
+
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.namespace)
+    }
+
+    pub(super) async fn create(&self, spec: PodSpec) -> Result<Pod> {
+        let spec = match &self.scheduler_name {
+            Some(name) => spec.scheduler(name),
+            None => spec,
+        };
+        self.pods.create(&spec).await
+    }
+
+    pub(super) async fn delete(&self, name: &str) -> Result<()> {
+        self.pods.delete(name).await?;
+        let key = self.key(name);
+        self.until(&format!("{name} to be gone"), |snapshot| {
+            (!snapshot.pods.contains_key(&key)).then_some(())
+        })
+        .await
+    }
+
+    pub(super) async fn until<C: Condition>(
+        &self,
+        what: &str,
+        condition: impl FnMut(&Snapshot) -> C,
+    ) -> Result<C::Found> {
+        self.until_within(DEADLINE, what, condition).await
+    }
+
+    pub(super) async fn until_within<C: Condition>(
+        &self,
+        deadline: Duration,
+        what: &str,
+        condition: impl FnMut(&Snapshot) -> C,
+    ) -> Result<C::Found> {
+        match &self.cluster {
+            Some(cluster) => cluster.until(what, deadline, condition).await,
+            None => Ok(self.observer.until(what, deadline, condition).await?),
+        }
+    }
+
+    /// Waits until pods run; one that fails for good is an error.
+    pub(super) async fn until_running(&self, names: &[&str]) -> Result<()> {
+        let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
+        let looks = |snapshot: &Snapshot| {
+            let pods: Vec<_> = keys.iter().map(|key| snapshot.pods.get(key)).collect();
+            let failed = pods.iter().flatten().find(|pod| phase(pod) == "Failed");
+            if let Some(pod) = failed {
+                let status = pod.status.clone().unwrap_or_default();
+                return Some(Err(format!(
+                    "{} failed: {} {}",
+                    pod.name_any(),
+                    status.reason.unwrap_or_default(),
+                    status.message.unwrap_or_default()
+                )));
+            }
+            pods.iter()
+                .all(|pod| pod.is_some_and(is_running))
+                .then_some(Ok(()))
+        };
+        match self.until(&format!("{} to run", names.join(", ")), looks).await? {
+            Ok(()) => Ok(()),
+            Err(failure) => bail!(failure),
+        }
+    }
+
+    /// Creates a pod and waits until it runs.
+    pub(super) async fn start(&self, spec: PodSpec) -> Result<Pod> {
+        let name = self.create(spec).await?.name_any();
+        self.until_running(&[&name]).await?;
+        self.pod(&name)
+    }
+
+    /// Ends the container `main` of a running pod, and waits until kubelet has started it again.
+    pub(super) async fn restart_container(&mut self, node: &str, name: &str) -> Result<()> {
+        let (namespace, key) = (self.namespace.clone(), self.key(name));
+        let starts = |snapshot: &Snapshot| {
+            let status = snapshot.pods.get(&key)?.status.as_ref()?;
+            status
+                .container_statuses
+                .iter()
+                .flatten()
+                .find(|container| container.name == "main")
+                .map(|main| main.restart_count)
+        };
+        let before = starts(&self.observer.now()).with_context(|| format!("{name} does not run"))?;
+        self.cluster()?
+            .node(node)?
+            .kubelet()
+            .restart_container(&namespace, name, "main")?;
+        let again = |snapshot: &Snapshot| {
+            let is_up = starts(snapshot).is_some_and(|now| now > before)
+                && snapshot.pods.get(&key).is_some_and(is_running);
+            is_up.then_some(())
+        };
+        self.until(&format!("{name} to start again"), again).await
+    }
+
+    /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
+    pub(super) async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
+        let key = self.key(name);
+        let says = |snapshot: &Snapshot| {
+            snapshot
+                .pods
+                .get(&key)
+                .and_then(unscheduled_because)
+                .is_some_and(|text| text.contains(fragment))
+        };
+        self.until(&format!("{name} to be refused with {fragment:?}"), |snapshot| {
+            says(snapshot).then_some(())
+        })
+        .await
+    }
+
+    /// Tries a pod that breaks a rule: it is refused in these words, when it is made where there are webhooks, else by the filter.
+    pub(super) async fn until_breaks_rule(&self, spec: PodSpec, words: &str) -> Result<()> {
+        match self.create(spec).await {
+            Ok(pod) if self.has_webhooks => bail!("{} was made although it breaks a rule", pod.name_any()),
+            Ok(pod) => self.until_refused(&pod.name_any(), words).await,
+            Err(error) if self.has_webhooks => {
+                let text = format!("{error:#}");
+                ensure!(
+                    text.contains("denied the request") && text.contains(words),
+                    "not refused with {words:?}: {text}"
+                );
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn pod(&self, name: &str) -> Result<Pod> {
+        self.observer
+            .now()
+            .pods
+            .get(&self.key(name))
+            .cloned()
+            .with_context(|| format!("there is no pod {name}"))
+    }
+
+    /// The output of a container.
+    pub(super) async fn log(&self, pod: &str, container: &str) -> Result<String> {
+        let spec = self.pod(pod)?.spec.unwrap_or_default();
+        let mut containers = spec
+            .containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten());
+        let described = containers
+            .find(|described| described.name == container)
+            .with_context(|| format!("{pod} has no container {container}"))?;
+        pods::read_log(self.pods.api(), pod, described)
+            .await
+            .with_context(|| format!("cannot read the log of {pod}/{container}"))
+    }
+
+    /// Checks every invariant on the API server's current objects.
+    pub(super) async fn verify(&self) -> Result<()> {
+        // Watches run ahead of each other.
+        let mut snapshot = self.cluster.as_ref().map_or_else(
+            || self.observer.now(),
+            |cluster| Snapshot::of(cluster.api().cluster()),
+        );
+        let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
+        snapshot
+            .pods
+            .retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
+        let views = invariants::container_views(&self.client.0, &snapshot).await?;
+        problems.extend(invariants::misfits(&views));
+        problems.extend(invariants::clashes(&snapshot, &views));
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            bail!("{}", problems.join("; "))
+        }
+    }
+
+    /// Deletes every pod of the namespace and waits until they are gone.
+    pub(super) async fn clear(&self) -> Result<()> {
+        self.clear_within(DEADLINE).await
+    }
+
+    pub(super) async fn clear_within(&self, deadline: Duration) -> Result<()> {
+        self.pods.delete_all().await?;
+        let prefix = format!("{}/", self.namespace);
+        // A pod that no watch has shown yet may still be there.
+        let is_left = |cluster: &Cluster| {
+            cluster
+                .api()
+                .cluster()
+                .list("pods", Some(&self.namespace))
+                .is_ok_and(|pods| !pods.is_empty())
+        };
+        let is_shown = |snapshot: &Snapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
+        let gone = |snapshot: &Snapshot| {
+            (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(())
+        };
+        self.until_within(deadline, "all pods to be gone", gone).await
+    }
+
+    /// A node with GPUs, and its healthy ones.
+    pub(super) fn gpu_node(&self, n_gpus: usize) -> Result<GpuNode> {
+        let snapshot = self.observer.now();
+        let accounts = invariants::accounts(&snapshot, &self.excused);
+        let nodes = snapshot.devices.keys().map(|name| {
+            let unit = invariants::memory_unit(&snapshot, name);
+            let gpus = accounts
+                .gpus
+                .values()
+                .filter(|gpu| gpu.node == *name && gpu.healthy);
+            GpuNode {
+                name: name.clone(),
+                units: gpus.map(|gpu| gpu.total / unit).collect(),
+            }
+        });
+        let mut fitting = nodes.filter(|node| node.units.len() >= n_gpus);
+        fitting
+            .next()
+            .with_context(|| format!("no node has {n_gpus} healthy GPUs"))
+    }
+
+    /// The number of these pods that are bound.
+    pub(super) fn n_bound(snapshot: &Snapshot, keys: &[String]) -> usize {
+        keys.iter()
+            .filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some()))
+            .count()
+    }
+
+    /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … at once.
+    pub(super) async fn create_many(
+        &self,
+        prefix: &str,
+        n_pods: usize,
+        limits: &pods::Limits<'_>,
+    ) -> Result<Vec<String>> {
+        let names: Vec<String> = (0..n_pods).map(|idx| format!("{prefix}-{idx}")).collect();
+        let creations = names.iter().map(|name| self.create(PodSpec::new(name, limits)));
+        futures::future::try_join_all(creations).await?;
+        Ok(names)
+    }
+
+    pub(super) async fn until_all_run(&self, names: &[String]) -> Result<()> {
+        self.until_running(&names.iter().map(String::as_str).collect::<Vec<_>>())
+            .await
+    }
+}
+
+/// A node and its healthy GPUs.
+#[derive(Clone, Debug)]
+pub(super) struct GpuNode {
+    pub(super) name: String,
+    /// Whole memory units of each GPU.
+    pub(super) units: Vec<u64>,
+}
