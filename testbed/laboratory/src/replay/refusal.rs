@@ -159,7 +159,7 @@ mod tests {
         let nodes = "sn,cpu_milli,memory_mib,gpu,model\na,1000,1024,1,T4\nb,1000,1024,1,P100\nc,500,1024,0,T4\nd,1000,1024,1,T4\n";
         let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,1000,512,1,500,T4\n";
         let world = objects::world(&nodes_of(nodes).unwrap(), &pods_of(pods).unwrap());
-        let found = Found {
+        let found = SearchResult {
             nodes: vec![3],
             first: 1,
             n_seen: 3,

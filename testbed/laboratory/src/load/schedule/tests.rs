@@ -39,7 +39,7 @@ async fn pods_per_second_with_and_without_us() {
     fill::fill(
         &console,
         &objects,
-        Size {
+        ClusterSize {
             n_nodes: 20,
             n_pods: 40,
             pod_bytes: 2048,
@@ -85,7 +85,7 @@ async fn pods_per_second_with_and_without_us() {
         40,
         "waiting pods are gone, bound ones stay"
     );
-    let larger = Size {
+    let larger = ClusterSize {
         n_nodes: 10,
         n_pods: 40,
         pod_bytes: 2048,
@@ -108,7 +108,7 @@ async fn pods_per_second_with_and_without_us() {
 #[tokio::test]
 async fn only_schedulers_that_have_turns_are_halted() {
     let args = ScheduleArgs {
-        halts: vec![Process::parse("other=4711").unwrap()],
+        halts: vec![HaltedProcess::parse("other=4711").unwrap()],
         ..args(&["plain"])
     };
     let error = run(&Console::new(true), &args).await.unwrap_err();
