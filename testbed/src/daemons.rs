@@ -29,7 +29,7 @@ pub enum DaemonError {
     #[error("cannot find out where this program lies")]
     OwnPath(#[source] io::Error),
     /// A binary is not beside the own executable.
-    #[error("{path} is not there; build it with `cargo build -p scheduler -p device-plugin`")]
+    #[error("{path} is not there; build it with `cargo build -p testbed -p scheduler -p device-plugin`")]
     Missing {
         /// The path at which it should be.
         path: PathBuf,

@@ -376,8 +376,8 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
         ]);
     }
     console.result(&gpus.to_string());
-    for sight in &views {
-        console.result(&describe(sight, &snapshot));
+    for view in &views {
+        console.result(&describe(view, &snapshot));
     }
     console.result("");
     console.checks(&checks);
@@ -399,12 +399,12 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
     Ok(is_ok)
 }
 
-fn describe(sight: &ContainerView, snapshot: &Snapshot) -> String {
-    let node = snapshot.pod(&sight.pod).and_then(node_of).unwrap_or("no node");
-    let sees = if sight.sees.is_empty() {
+fn describe(view: &ContainerView, snapshot: &Snapshot) -> String {
+    let node = snapshot.pod(&view.pod).and_then(node_of).unwrap_or("no node");
+    let sees = if view.sees.is_empty() {
         "no GPU".to_owned()
     } else {
-        sight.sees.join(", ")
+        view.sees.join(", ")
     };
-    format!("{} / {} on {node} sees {sees}", sight.pod, sight.container)
+    format!("{} / {} on {node} sees {sees}", view.pod, view.container)
 }

@@ -37,7 +37,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
@@ -230,11 +230,6 @@ impl Kubelet {
     /// The number of admissions.
     pub fn n_admissions(&self) -> usize {
         self.machine.admissions.len()
-    }
-
-    /// Admissions from now on.
-    pub fn watch_admissions(&self) -> broadcast::Receiver<Admission> {
-        self.machine.admissions.subscribe()
     }
 
     /// Makes a container crash; kubelet starts it again with the earlier answer to Allocate.

@@ -3,19 +3,16 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 
 use super::claims::PreparedClaims;
 use super::config::{CdiSupport, Hold, KubeletConfig};
 use super::injector::Injector;
 use super::nri::Nri;
 use super::runtime::Runtime;
-
-/// Admissions that a slow subscriber may fall behind.
-const ADMISSION_BACKLOG: usize = 4096;
 
 /// Why a kubelet cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +63,7 @@ impl Machine {
         Ok(Self {
             config,
             runtime,
-            admissions: AdmissionLog::empty(),
+            admissions: AdmissionLog::default(),
             hold,
             counts: KubeletCounts::default(),
             nri,
@@ -126,38 +123,24 @@ pub struct Admission {
 }
 
 /// All admissions since the machine was started, across restarts of kubelet.
-#[derive(Debug)]
-pub(crate) struct AdmissionLog {
-    past: Mutex<Vec<Admission>>,
-    live: broadcast::Sender<Admission>,
-}
+#[derive(Debug, Default)]
+pub(crate) struct AdmissionLog(Mutex<Vec<Admission>>);
 
 impl AdmissionLog {
-    fn empty() -> Self {
-        Self {
-            past: Mutex::default(),
-            live: broadcast::Sender::new(ADMISSION_BACKLOG),
-        }
-    }
-
     /// The admissions after the first `n_known`.
     pub(crate) fn since(&self, n_known: usize) -> Vec<Admission> {
-        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        past.get(n_known..).unwrap_or_default().to_vec()
+        self.lock().get(n_known..).unwrap_or_default().to_vec()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Admission> {
-        self.live.subscribe()
+        self.lock().len()
     }
 
     pub(crate) fn add(&self, admission: Admission) {
-        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        past.push(admission.clone());
-        // It fails while there are no subscribers, which is the usual case.
-        let _ = self.live.send(admission);
+        self.lock().push(admission);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Admission>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
