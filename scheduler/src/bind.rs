@@ -1,71 +1,70 @@
-//! Writes bindings to the API server, and finds out the outcome of one: the only file that writes any.
+//! Writes bindings to the API server, and reads their outcome. No other file writes any.
 //!
-//! Knows nothing of devices: the annotations come ready. Never retries a write whose outcome it does not know.
+//! Knows nothing of devices: the annotations come ready. A write whose outcome is unknown is not repeated here.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
 use kube::Client;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::error;
 
 use crate::api_server::{Answer, send, shorten};
 use crate::leader::{Leadership, is_refusal};
 
-/// Pause before a busy API server is asked again, unless it says otherwise.
+/// Pause before a binding is sent again to a busy API server, unless its answer names another.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
-/// Longest time that one look at a pod may take.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(4);
-/// Longest names and UIDs that are taken for such.
+/// The longest time that one read of a pod may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(4);
+/// The lengths of the longest valid names and UIDs, in bytes.
 const MAX_NAMESPACE: usize = 63;
 const MAX_NAME: usize = 253;
 const MAX_UID: usize = 128;
 
-/// A pod by everything that identifies it.
+/// The identity of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields of every Kubernetes object")]
 pub struct PodId {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
-    /// UID.
     pub uid: String,
 }
 
 /// A binding to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct PodBinding {
     /// The pod.
     pub pod: PodId,
     /// The node.
     pub node: String,
-    /// Merged into the pod's annotations in the same write.
+    /// The API server merges these into the pod's annotations in the same write.
     pub annotations: BTreeMap<String, String>,
-    /// Merged into the pod's labels in the same write, by API servers that do so (1.35, or the gate `PodTopologyLabelsAdmission`).
+    /// API servers of 1.35 and later, or with the gate `PodTopologyLabelsAdmission`, merge these into the pod's labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The pod is bound to the node, by this write.
+pub enum BindOutcome {
+    /// This write bound the pod.
     Bound,
-    /// The pod is on the node; whose write that was, its annotations say.
+    /// The pod is on the node and has these annotations, by this write or an earlier one.
     OnNode(BTreeMap<String, String>),
-    /// The API server refused: nothing was written.
+    /// The API server refused, and wrote nothing.
     Refused(String),
-    /// The API server had too much to do to take it up: nothing was written.
+    /// The API server was too busy, and wrote nothing.
     Busy(String),
-    /// It may have been written or not.
+    /// The binding may have been written or not.
     Unknown(String),
 }
 
-/// What a look at a pod found.
+/// A pod as the API server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// Bound.
-    On {
+pub enum PodLookup {
+    /// Bound to a node.
+    Bound {
         /// The node.
         node: String,
         /// The pod's annotations.
@@ -73,11 +72,11 @@ pub enum Found {
     },
     /// Not bound.
     Unbound,
-    /// There is no pod of this UID.
+    /// The API server has no pod with this UID.
     Gone,
 }
 
-/// The API server's side of binding.
+/// Writes bindings and reads pods.
 #[derive(Clone)]
 pub struct Binder {
     client: Client,
@@ -85,24 +84,24 @@ pub struct Binder {
     leadership: Leadership,
 }
 
-impl std::fmt::Debug for Binder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Binder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Binder")
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
 }
 
-/// A binding that got no answer.
-enum Unanswered {
-    /// It was not sent: the lease may end before the write does.
+/// A write that got no answer.
+enum PostError {
+    /// Nothing was sent: the lease may end before the binding is written.
     Withheld,
-    /// It may have been written.
-    Lost(String),
+    /// The binding may have been written.
+    NoAnswer(String),
 }
 
 impl Binder {
-    /// Writes through `client`, while `leadership` covers it; a bind may take `timeout` in all.
+    /// A binder that writes while `leadership` covers it. `timeout` is for one bind as a whole.
     pub fn new(client: Client, timeout: Duration, leadership: Leadership) -> Self {
         Self {
             client,
@@ -111,59 +110,52 @@ impl Binder {
         }
     }
 
-    /// What binds are written on the strength of.
+    /// The leadership that covers the writes.
     pub fn leadership(&self) -> &Leadership {
         &self.leadership
     }
 
-    /// How long a bind may take in all.
+    /// The longest time that a bind may take as a whole.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Binds a pod, and asks what became of it where the answer leaves that open and time is left.
-    pub async fn bind(&self, order: &Order, deadline: Instant) -> Outcome {
-        let posted = self.post_until(order, deadline).await;
-        if !matches!(posted, Err(Unanswered::Withheld))
-            && self.leadership.is_overdue(Instant::now().into_std())
-        {
-            let (namespace, pod, node) = (&order.pod.namespace, &order.pod.name, &order.node);
+    /// Writes a binding. Reads the pod if the answer leaves the outcome open and there is time left.
+    pub async fn bind(&self, binding: &PodBinding, deadline: Instant) -> BindOutcome {
+        let posted = self.post_until(binding, deadline).await;
+        let was_sent = !matches!(posted, Err(PostError::Withheld));
+        if was_sent && self.leadership.is_overdue(Instant::now().into_std()) {
+            let (namespace, pod, node) = (&binding.pod.namespace, &binding.pod.name, &binding.node);
+            // The write cannot be taken back; the metric and this line are all that can be done.
             error!(%namespace, %pod, %node, "the lease ended while a binding was on its way: another replica may not know of it");
         }
-        if posted.as_ref().is_ok_and(|answer| is_refusal(answer.status)) {
-            self.leadership.note_bind_refused();
-        }
         match posted {
-            Ok(answer) if answer.status == StatusCode::CONFLICT => {
-                self.judge_conflict(order, &answer.message(), deadline).await
+            Ok(answer) => {
+                if is_refusal(answer.status) {
+                    self.leadership.note_bind_refused();
+                }
+                self.outcome_of(binding, &answer, deadline).await
             }
-            Ok(answer) => match outcome(&answer) {
-                Outcome::Unknown(message) => self.judge_unknown(order, message, deadline).await,
-                outcome => outcome,
-            },
-            Err(Unanswered::Lost(message)) => self.judge_unknown(order, message, deadline).await,
-            Err(Unanswered::Withheld) => Outcome::Refused(
+            Err(PostError::NoAnswer(message)) => self.resolve_unknown(binding, message, deadline).await,
+            Err(PostError::Withheld) => BindOutcome::Refused(
                 "nothing is sent: this replica may not lead until the binding is written".to_owned(),
             ),
         }
     }
 
-    /// Posts until the answer is another than "busy", or time is up.
-    async fn post_until(&self, order: &Order, deadline: Instant) -> Result<Answer, Unanswered> {
+    /// Sends the binding until the API server is not too busy, or time is up.
+    async fn post_until(&self, binding: &PodBinding, deadline: Instant) -> Result<Answer, PostError> {
         loop {
-            // Asked right before it is sent; what takes too long after that is refused by nobody but the node.
-            if !self
-                .leadership
-                .covers(Instant::now().into_std(), deadline.into_std())
-            {
-                return Err(Unanswered::Withheld);
+            // Checked right before the write. The API server refuses a write that is on its way for too long.
+            let now = Instant::now().into_std();
+            if !self.leadership.covers(now, deadline.into_std()) {
+                return Err(PostError::Withheld);
             }
-            let late =
-                |_| Unanswered::Lost(format!("no answer from the API server within {:?}", self.timeout));
-            let answer = timeout_at(deadline, self.post(order))
-                .await
-                .map_err(late)?
-                .map_err(Unanswered::Lost)?;
+            let Ok(answer) = timeout_at(deadline, self.post(binding)).await else {
+                let message = format!("no answer from the API server within {:?}", self.timeout);
+                return Err(PostError::NoAnswer(message));
+            };
+            let answer = answer.map_err(PostError::NoAnswer)?;
             if answer.status != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(answer);
             }
@@ -174,100 +166,109 @@ impl Binder {
         }
     }
 
-    /// Success is certain if the pod is where it should be; that it is not yet there proves nothing.
-    async fn judge_unknown(&self, order: &Order, message: String, deadline: Instant) -> Outcome {
-        match timeout_at(deadline, self.find(&order.pod)).await {
-            Ok(Ok(Found::On { node, annotations })) if node == order.node => Outcome::OnNode(annotations),
-            _ => Outcome::Unknown(message),
-        }
-    }
-
-    /// A conflict is success if this very pod is on this very node: an earlier bind got through.
-    async fn judge_conflict(&self, order: &Order, message: &str, deadline: Instant) -> Outcome {
-        match timeout_at(deadline, self.find(&order.pod)).await {
-            Ok(Ok(Found::On { node, annotations })) if node == order.node => Outcome::OnNode(annotations),
-            Ok(Ok(Found::On { node, .. })) => {
-                Outcome::Refused(format!("the pod is already bound to node {node:?}"))
+    async fn outcome_of(&self, binding: &PodBinding, answer: &Answer, deadline: Instant) -> BindOutcome {
+        let message = answer.message();
+        match answer.status {
+            status if status.is_success() => BindOutcome::Bound,
+            // Flow control, the limit of requests in flight and admission webhooks answer this, all of them before a write.
+            StatusCode::TOO_MANY_REQUESTS => BindOutcome::Busy(message),
+            StatusCode::CONFLICT => self.resolve_conflict(binding, message, deadline).await,
+            status if status == StatusCode::REQUEST_TIMEOUT || status.is_server_error() => {
+                self.resolve_unknown(binding, message, deadline).await
             }
-            Ok(Ok(Found::Gone)) => Outcome::Refused(format!(
+            _ => BindOutcome::Refused(message),
+        }
+    }
+
+    /// The outcome is success if the pod is on the node. If it is not, the write may still be under way.
+    async fn resolve_unknown(&self, binding: &PodBinding, message: String, deadline: Instant) -> BindOutcome {
+        match timeout_at(deadline, self.find(&binding.pod)).await {
+            Ok(Ok(PodLookup::Bound { node, annotations })) if node == binding.node => {
+                BindOutcome::OnNode(annotations)
+            }
+            _ => BindOutcome::Unknown(message),
+        }
+    }
+
+    /// A conflict is success if an earlier write bound this pod to this node.
+    async fn resolve_conflict(
+        &self,
+        binding: &PodBinding,
+        message: String,
+        deadline: Instant,
+    ) -> BindOutcome {
+        let Ok(found) = timeout_at(deadline, self.find(&binding.pod)).await else {
+            return BindOutcome::Unknown(message);
+        };
+        match found {
+            Ok(PodLookup::Bound { node, annotations }) if node == binding.node => {
+                BindOutcome::OnNode(annotations)
+            }
+            Ok(PodLookup::Bound { node, .. }) => {
+                BindOutcome::Refused(format!("the pod is already bound to node {node:?}"))
+            }
+            Ok(PodLookup::Gone) => BindOutcome::Refused(format!(
                 "there is no pod with UID {} any more: {message}",
-                order.pod.uid
+                binding.pod.uid
             )),
-            Ok(Ok(Found::Unbound)) => Outcome::Refused(message.to_owned()),
-            Ok(Err(error)) => Outcome::Unknown(error),
-            Err(_) => Outcome::Unknown(message.to_owned()),
+            Ok(PodLookup::Unbound) => BindOutcome::Refused(message),
+            Err(error) => BindOutcome::Unknown(error),
         }
     }
 
-    async fn post(&self, order: &Order) -> Result<Answer, String> {
-        let PodId { namespace, name, uid } = &order.pod;
-        let mut metadata = serde_json::json!({"name": name, "namespace": namespace, "uid": uid, "annotations": order.annotations});
-        if let Some(metadata) = metadata.as_object_mut().filter(|_| !order.labels.is_empty()) {
-            metadata.insert("labels".to_owned(), serde_json::json!(order.labels));
+    async fn post(&self, binding: &PodBinding) -> Result<Answer, String> {
+        let PodId { namespace, name, uid } = &binding.pod;
+        // The UID makes the API server refuse to bind a successor of the same name.
+        let mut metadata = serde_json::json!({"name": name, "namespace": namespace, "uid": uid, "annotations": binding.annotations});
+        if let Some(metadata) = metadata.as_object_mut().filter(|_| !binding.labels.is_empty()) {
+            metadata.insert("labels".to_owned(), serde_json::json!(binding.labels));
         }
-        let target = serde_json::json!({"apiVersion": "v1", "kind": "Node", "name": order.node});
-        let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
-        // The server gives up in time too, so that a write whose answer is lost does not land much later.
+        let target = serde_json::json!({"apiVersion": "v1", "kind": "Node", "name": binding.node});
+        let body = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
+        // The API server gives up in time too, so that a write whose answer is lost does not happen much later.
         let seconds = self.timeout.as_millis().div_ceil(1000);
-        let path = format!("{}/binding?timeout={seconds}s", pod_path(&order.pod));
-        send(
-            &self.client,
-            Method::POST,
-            &path,
-            binding.to_string().into_bytes(),
-        )
-        .await
+        let path = format!("{}/binding?timeout={seconds}s", pod_path(&binding.pod));
+        send(&self.client, Method::POST, &path, body.to_string().into_bytes()).await
     }
 
-    /// Looks at a pod.
+    /// Reads the state of a pod.
     ///
     /// # Errors
-    /// Why it cannot be known, for people.
-    pub async fn find(&self, pod: &PodId) -> Result<Found, String> {
-        let Some(found) = self.get(pod).await? else {
-            return Ok(Found::Gone);
+    /// The reason that it cannot be read, for people.
+    pub async fn find(&self, pod: &PodId) -> Result<PodLookup, String> {
+        let found = self.get(pod).await?;
+        // A pod of the same name with another UID is a successor.
+        let Some(found) = found.filter(|found| found.uid() == pod.uid) else {
+            return Ok(PodLookup::Gone);
         };
         Ok(match found.spec.node_name {
-            _ if found.metadata.uid.as_deref() != Some(pod.uid.as_str()) => Found::Gone,
-            Some(node) if !node.is_empty() => Found::On {
+            Some(node) if !node.is_empty() => PodLookup::Bound {
                 node,
                 annotations: found.metadata.annotations.unwrap_or_default(),
             },
-            _ => Found::Unbound,
+            _ => PodLookup::Unbound,
         })
     }
 
-    /// Reads a pod by its name, whatever its UID; none if there is no pod of that name.
+    /// Reads a pod by its name, whatever its UID; `None` if there is no pod of that name.
     ///
     /// # Errors
-    /// Why it cannot be read, for people.
+    /// The reason that it cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
+        let answer = timeout(READ_TIMEOUT, send(&self.client, Method::GET, &path, Vec::new())).await;
         let answer =
-            tokio::time::timeout(LOOK_TIMEOUT, send(&self.client, Method::GET, &path, Vec::new())).await;
-        let answer =
-            answer.map_err(|_| format!("no answer from the API server within {LOOK_TIMEOUT:?}"))??;
+            answer.map_err(|_| format!("no answer from the API server within {READ_TIMEOUT:?}"))??;
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
         if !answer.status.is_success() {
             return Err(answer.message());
         }
-        serde_json::from_slice(&answer.body)
-            .map(Some)
-            .map_err(|error| format!("cannot read the API server's answer: {error}"))
-    }
-}
-
-/// The outcome of a write by its answer.
-fn outcome(answer: &Answer) -> Outcome {
-    match answer.status {
-        status if status.is_success() => Outcome::Bound,
-        // Said by what stands before a write: flow control, the limit of requests in flight, an admission webhook.
-        StatusCode::TOO_MANY_REQUESTS => Outcome::Busy(answer.message()),
-        StatusCode::REQUEST_TIMEOUT => Outcome::Unknown(answer.message()),
-        status if status.is_server_error() => Outcome::Unknown(answer.message()),
-        _ => Outcome::Refused(answer.message()),
+        match serde_json::from_slice(&answer.body) {
+            Ok(pod) => Ok(Some(pod)),
+            Err(error) => Err(format!("cannot read the API server's answer: {error}")),
+        }
     }
 }
 
@@ -276,38 +277,35 @@ fn pod_path(pod: &PodId) -> String {
 }
 
 impl PodId {
-    /// Checks that these are names as the API server gives them: they come from a request, and stand in a path.
+    /// Checks that the API server can have named a pod so: the names come from a request, and become part of a path.
     ///
     /// # Errors
-    /// What they say, for people.
+    /// The names, for people.
     pub fn check(&self) -> Result<(), String> {
         let Self { namespace, name, uid } = self;
-        let problem = || {
-            shorten(&format!(
-                "namespace {namespace:?}, name {name:?} and UID {uid:?} are those of no pod"
-            ))
-        };
-        is_identity(uid, namespace, name)
-            .then_some(())
-            .ok_or_else(problem)
+        if is_pod_identity(uid, namespace, name) {
+            return Ok(());
+        }
+        Err(shorten(&format!(
+            "namespace {namespace:?}, name {name:?} and UID {uid:?} are not those of a pod"
+        )))
     }
 }
 
-/// Whether the API server can have named a pod so.
-pub fn is_identity(uid: &str, namespace: &str, name: &str) -> bool {
+/// Returns true if the API server can have named a pod so.
+pub fn is_pod_identity(uid: &str, namespace: &str, name: &str) -> bool {
     is_uid(uid) && is_name(namespace, MAX_NAMESPACE) && is_name(name, MAX_NAME)
 }
 
-fn is_name(text: &str, most: usize) -> bool {
-    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
-    (1..=most).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
+fn is_name(text: &str, max_length: usize) -> bool {
+    // "." and ".." would lead to other paths.
+    let is_legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    (1..=max_length).contains(&text.len()) && text.bytes().all(is_legal) && !text.starts_with('.')
 }
 
 fn is_uid(text: &str) -> bool {
-    (1..=MAX_UID).contains(&text.len())
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+    let is_legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
+    (1..=MAX_UID).contains(&text.len()) && text.bytes().all(is_legal)
 }
 
 #[cfg(test)]

@@ -1,26 +1,23 @@
-//! The extender's HTTP routes: reads requests, answers them from memory, hands binds to [`binding`].
+//! The extender: kube-scheduler's verbs over HTTP, answered from memory, and read-only views of the same state.
 //!
-//! Decides nothing itself.
+//! This file has the routes and reads requests. Each verb is a module with a function `answer`, from the body of the request
+//! to the body of the answer.
 
-mod access;
-mod announcing;
 mod attempts;
-pub mod binding;
+pub mod bind;
+mod bind_limiter;
 mod evaluation;
 pub mod filter;
-pub mod inspect;
-mod patience;
+mod inspect;
 mod preempt;
 pub mod prioritize;
 mod rank;
-mod remembered;
+mod recent_pods;
+mod recheck;
 mod request;
-mod retries;
-mod sending;
-mod turns;
-mod views;
-mod waiting;
+pub mod requeue;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,108 +44,101 @@ use crate::index::{Index, Leader, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
-use access::Access;
 use attempts::Attempts;
-use patience::Patience;
-use preempt::Offered;
-use remembered::Remembered;
-use retries::Retries;
-use sending::Sending;
-use turns::Turns;
-use views::Views;
-use waiting::Waiting;
+use bind_limiter::{BindLimiter, KeyedLock};
+use inspect::{Access, ViewLimits};
+use preempt::NamedVictims;
+use recent_pods::RecentPods;
+use recheck::Recheck;
+use requeue::{SampleRetries, WaitingPods};
 
-/// Everything that requests are answered with.
+/// The state and configuration of all verbs and views.
 #[derive(Debug)]
 pub struct Extender {
     index: Shared<Index>,
+    /// Locked after the index where both are.
+    memory: Mutex<PodMemory>,
     metrics: Metrics,
     binder: Binder,
-    /// Pods that filters were asked about and no watch has shown yet.
-    remembered: Mutex<Remembered<PodFacts>>,
-    attempts: Mutex<Attempts>,
-    /// The nodes that stood best for pods when these were bound.
-    leaders: Mutex<Remembered<Vec<Leader>>>,
-    /// The victims that were named for pods.
-    offered: Mutex<Remembered<Offered>>,
-    /// Refused pods that kube-scheduler is to try again soon.
-    retries: Mutex<Retries>,
-    /// Refused pods that wait for room.
-    waiting: Mutex<Waiting>,
-    /// Which refusals are thought over.
-    patience: Mutex<Patience>,
-    /// By pod UID.
-    turns: Turns,
-    /// Bindings on their way to the API server.
-    sending: Sending,
-    /// Decisions whose outcome is being found out, by pod UID and stamp.
+    /// By pod UID: one bind of a pod at a time.
+    pod_locks: KeyedLock,
+    bind_limiter: BindLimiter,
+    /// Bindings whose outcome a task is checking, by pod UID and assume time.
     resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
-    /// Filters and prioritizes in work.
+    /// Requests in work that are answered from memory.
     answering: Semaphore,
     /// Binds in work: they wait for the API server, and must not hold up the others.
     binding: Semaphore,
     limits: Limits,
-    /// Rules by which the filter refuses pods that decide for themselves which devices they see.
+    /// The webhooks' rules, which filters apply where there are no webhooks.
     rules: Rules,
     answer_nodes: AnswerNodes,
     misfit_nodes: MisfitNodes,
-    /// Admits clients to the views.
     access: Access,
-    views: Views,
+    view_limits: ViewLimits,
 }
 
-/// What a request must keep to.
+/// State of pods from one request to the next. All of it is lost with the process.
+#[derive(Debug, Default)]
+struct PodMemory {
+    /// The pods of filters that no watch has shown yet.
+    facts: RecentPods<PodFacts>,
+    attempts: Attempts,
+    /// The best nodes for a pod when it was bound.
+    best_nodes: RecentPods<Vec<Leader>>,
+    victims: RecentPods<NamedVictims>,
+    retries: SampleRetries,
+    waiting: WaitingPods,
+    recheck: Recheck,
+}
+
+/// Limits of single requests.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
+    /// In bytes.
     max_body: usize,
     read_timeout: Duration,
-    client_certificate: bool,
+    demands_certificate: bool,
 }
 
-/// A request that is not answered with what it asks for.
+/// A request that gets an HTTP error.
 #[derive(Debug, thiserror::Error)]
-pub enum RequestFailure {
-    /// Not what the verb expects.
+pub enum RequestError {
+    /// The body is not a request of the verb.
     #[error("{verb} request: {reason}")]
     Malformed {
         /// The verb.
         verb: &'static str,
-        /// What is wrong, and where.
+        /// The problem and its place.
         reason: String,
     },
-    /// Larger than configured.
+    /// The body is larger than configured.
     #[error(
         "the request's body is larger than {limit} bytes; raise --max-body or send node names only (nodeCacheCapable)"
     )]
     TooLarge {
-        /// The limit.
+        /// In bytes.
         limit: usize,
     },
-    /// The body did not come in time, or broke off.
-    #[error("the request's body did not arrive: {reason}")]
-    Broken {
-        /// How.
-        reason: String,
-    },
+    /// The body broke off, or took too long.
+    #[error("the request's body did not arrive: {0}")]
+    Broken(String),
     /// The client showed no certificate.
     #[error("this verb demands a client certificate that the configured authorities signed")]
     NoCertificate,
-    /// The state is not complete yet.
-    #[error("{reason}")]
-    NotReady {
-        /// What is missing.
-        reason: String,
-    },
-    /// Another replica decides.
+    /// The watches have not synced.
+    #[error("{0}")]
+    NotReady(String),
+    /// Another replica leads.
     #[error(transparent)]
     NotLeading(#[from] NotLeading),
 }
 
-impl RequestFailure {
-    fn malformed(verb: &'static str, reason: &str) -> Self {
+impl RequestError {
+    fn malformed(verb: &'static str, reason: &impl fmt::Display) -> Self {
         Self::Malformed {
             verb,
-            reason: shorten(reason),
+            reason: shorten(&reason.to_string()),
         }
     }
 
@@ -156,24 +146,24 @@ impl RequestFailure {
         match self {
             Self::Malformed { .. } => StatusCode::BAD_REQUEST,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Broken { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::Broken(_) => StatusCode::REQUEST_TIMEOUT,
             Self::NoCertificate => StatusCode::FORBIDDEN,
-            Self::NotReady { .. } | Self::NotLeading(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotReady(_) | Self::NotLeading(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     fn ending(&self) -> Ending {
         match self {
-            Self::NotReady { .. } => Ending::NotReady,
+            Self::NotReady(_) => Ending::NotReady,
             Self::NotLeading(_) => Ending::NotLeading,
-            Self::Malformed { .. } | Self::TooLarge { .. } | Self::Broken { .. } | Self::NoCertificate => {
+            Self::Malformed { .. } | Self::TooLarge { .. } | Self::Broken(_) | Self::NoCertificate => {
                 Ending::Malformed
             }
         }
     }
 }
 
-impl IntoResponse for RequestFailure {
+impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         tracing::warn!(status = self.status().as_u16(), error = %self, "request refused");
         (self.status(), format!("{self}\n")).into_response()
@@ -181,26 +171,20 @@ impl IntoResponse for RequestFailure {
 }
 
 impl Extender {
-    /// Answers from `index`, binds through `binder`.
+    /// An extender that answers from `index` and binds through `binder`.
     pub fn new(index: Shared<Index>, metrics: Metrics, binder: Binder, serving: &Serving) -> Self {
         let limits = Limits {
             max_body: serving.max_body,
             read_timeout: serving.read_timeout,
-            client_certificate: serving.demands_certificates(),
+            demands_certificate: serving.demands_certificates(),
         };
         Self {
             index,
+            memory: Mutex::default(),
             metrics,
             binder,
-            remembered: Mutex::default(),
-            attempts: Mutex::default(),
-            leaders: Mutex::default(),
-            offered: Mutex::default(),
-            retries: Mutex::default(),
-            waiting: Mutex::default(),
-            patience: Mutex::default(),
-            turns: Turns::default(),
-            sending: Sending::new(serving.bind_concurrency),
+            pod_locks: KeyedLock::default(),
+            bind_limiter: BindLimiter::new(serving.bind_concurrency),
             resolving: Mutex::default(),
             answering: Semaphore::new(serving.concurrency),
             binding: Semaphore::new(serving.concurrency),
@@ -209,49 +193,60 @@ impl Extender {
             answer_nodes: AnswerNodes::default(),
             misfit_nodes: MisfitNodes::default(),
             access: Access::new(serving.guards_views(), &serving.prefix),
-            views: Views::default(),
+            view_limits: ViewLimits::default(),
         }
     }
 
-    /// The same extender, which asks this API server who may read the views.
+    /// Lets bearer tokens that this API server accepts read the views, besides client certificates.
     #[must_use]
-    pub fn asking_about_readers(self, client: Client) -> Self {
+    pub fn with_token_reviews(self, client: Client) -> Self {
         Self {
-            access: self.access.asking(client),
+            access: self.access.with_reviews(client),
             ..self
         }
     }
 
-    /// The same extender with the webhook's rules about pods that decide for themselves which devices they see.
+    /// Applies the webhooks' rules on containers that choose their devices themselves.
     #[must_use]
-    pub fn judging_by(self, rules: Rules) -> Self {
+    pub fn with_rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
     }
 
-    /// The same extender, telling of so many nodes that fit.
+    /// Sets the number of nodes in the results of `filter`.
     #[must_use]
-    pub fn answering(self, answer_nodes: AnswerNodes) -> Self {
+    pub fn with_answer_nodes(self, answer_nodes: AnswerNodes) -> Self {
         Self { answer_nodes, ..self }
     }
 
-    /// The same extender, which reports nodes like this whose devices have no room.
+    /// Sets the form in which `filter` reports nodes without room.
     #[must_use]
-    pub fn reporting(self, misfit_nodes: MisfitNodes) -> Self {
+    pub fn with_misfit_nodes(self, misfit_nodes: MisfitNodes) -> Self {
         Self { misfit_nodes, ..self }
     }
 
-    /// What requests are answered from.
+    /// The state that requests are answered from.
     pub fn index(&self) -> &Shared<Index> {
         &self.index
+    }
+
+    fn memory(&self) -> MutexGuard<'_, PodMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn leadership(&self) -> &Leadership {
         self.binder.leadership()
     }
 
-    /// Whether clients may be sent here.
-    fn ready(&self) -> Result<(), String> {
+    /// Returns an error unless this replica leads. A client of another replica has to connect again, to the leader.
+    fn check_leading(&self) -> Result<(), NotLeading> {
+        let leading = self.leadership().check(now());
+        leading.inspect_err(|_| self.leadership().hang_up())
+    }
+
+    /// Returns the reason if clients must not be sent here.
+    fn check_ready(&self) -> Result<(), String> {
         self.index.read().ready()?;
+        // A Service sends clients to the pod with this label as long as the pod is ready.
         if self.leadership().is_stray(now()) {
             return Err(format!(
                 "not ready: this pod may bear the label {LABEL} and does not lead; it is being taken off"
@@ -265,67 +260,36 @@ impl Extender {
         }
     }
 
-    /// Reads a request's body, if the client may ask at all.
-    async fn receive(&self, request: Request<Body>) -> Result<Bytes, RequestFailure> {
+    /// Reads a request's body, if the client may send one.
+    async fn receive(&self, request: Request<Body>) -> Result<Bytes, RequestError> {
         let Limits {
             max_body: limit,
             read_timeout,
-            client_certificate,
+            demands_certificate,
         } = self.limits;
-        if client_certificate && request.extensions().get::<ClientCertificate>().is_none() {
-            return Err(RequestFailure::NoCertificate);
+        if demands_certificate && request.extensions().get::<ClientCertificate>().is_none() {
+            return Err(RequestError::NoCertificate);
         }
-        let length = request
-            .headers()
-            .get(header::CONTENT_LENGTH)
-            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        // Refused at once, so that a client need not send a body in vain.
+        let length = request.headers().get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if length.is_some_and(|length| length > limit) {
-            return Err(RequestFailure::TooLarge { limit });
+            return Err(RequestError::TooLarge { limit });
         }
         match tokio::time::timeout(read_timeout, Limited::new(request.into_body(), limit).collect()).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestFailure::TooLarge { limit }),
-            Ok(Err(error)) => Err(RequestFailure::Broken {
-                reason: error.to_string(),
-            }),
-            Err(_) => Err(RequestFailure::Broken {
-                reason: format!("it took longer than {read_timeout:?}"),
-            }),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestError::TooLarge { limit }),
+            Ok(Err(error)) => Err(RequestError::Broken(error.to_string())),
+            Err(_) => Err(RequestError::Broken(format!(
+                "it took longer than {read_timeout:?}"
+            ))),
         }
     }
+}
 
-    /// Keeps what a filter was told about a pod that no watch has shown.
-    fn remember(&self, uid: &str, facts: &PodFacts) {
-        self.remembered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .put(uid, facts.clone());
-    }
-
-    fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The nodes that stood best for pods when these were bound, as far as that is remembered.
-    fn leaders(&self) -> MutexGuard<'_, Remembered<Vec<Leader>>> {
-        self.leaders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn offered(&self) -> MutexGuard<'_, Remembered<Offered>> {
-        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn retries(&self) -> MutexGuard<'_, Retries> {
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn recall(&self, uid: &str) -> Option<PodFacts> {
-        self.remembered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(uid)
-            .cloned()
-    }
+/// The time of the runtime, which tests control.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// All routes; the verbs and the views are under the configured prefix.
@@ -336,32 +300,36 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
         .route(&format!("{prefix}/prioritize"), post(prioritize))
         .route(&format!("{prefix}/preempt"), post(preempt))
         .route(&format!("{prefix}/bind"), post(bind));
-    let mut views = views::routes(&extender, prefix);
+    let mut views = inspect::routes(&extender, prefix);
+    // Without a prefix this would be the route of the probes once more.
     if !prefix.is_empty() {
         views = views.route(&format!("{prefix}/version"), get(health::version));
     }
+    // Probes and metrics have no prefix: kubelet and Prometheus look for them at the usual paths.
     let health = health_router(Arc::clone(&extender), registry);
     verbs.merge(views).with_state(extender).merge(health)
 }
 
 /// The routes for probes and metrics alone.
 pub fn health_router(extender: Arc<Extender>, registry: Arc<Registry>) -> Router {
-    let readiness = move || extender.ready();
+    let readiness = move || extender.check_ready();
     health::router(readiness, registry)
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     let body = extender.receive(request).await;
+    // Metrics show the time from the whole request to the answer, not the network.
     let mut timer = extender.metrics.time(Verb::Filter);
     let _permit = extender.answering.acquire().await;
     let answer = match body {
-        Ok(body) => extender.consider(&body).await,
-        Err(failure) => Err(failure),
+        Ok(body) => filter::answer_rechecked(&extender, &body).await,
+        Err(error) => Err(error),
     };
     let answer = match answer {
-        Err(RequestFailure::NotLeading(reason)) => {
+        // An error within the result has kube-scheduler try the pod again.
+        Err(RequestError::NotLeading(reason)) => {
             timer.ending = Ending::NotLeading;
-            filter::refusal(reason)
+            Ok(filter::error_result(reason))
         }
         answer => answer,
     };
@@ -369,78 +337,46 @@ async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -
 }
 
 async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
-    let body = extender.receive(request).await;
-    let mut timer = extender.metrics.time(Verb::Prioritize);
-    let _permit = extender.answering.acquire().await;
-    let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
-    let answer = body
-        .and_then(leads)
-        .and_then(|body| prioritize::answer(&extender, &body));
-    respond(&mut timer, answer)
+    let answer = |body: &[u8]| prioritize::answer(&extender, body);
+    answer_if_leading(&extender, Verb::Prioritize, request, answer).await
 }
 
 async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    let answer = |body: &[u8]| preempt::answer(&extender, body, now());
+    answer_if_leading(&extender, Verb::Preempt, request, answer).await
+}
+
+async fn answer_if_leading(
+    extender: &Extender,
+    verb: Verb,
+    request: Request<Body>,
+    answer: impl FnOnce(&[u8]) -> Result<Vec<u8>, RequestError>,
+) -> Response {
     let body = extender.receive(request).await;
-    let mut timer = extender.metrics.time(Verb::Preempt);
+    let mut timer = extender.metrics.time(verb);
     let _permit = extender.answering.acquire().await;
-    let leads = |body| extender.leads().map(|()| body).map_err(RequestFailure::from);
-    let answer = body
-        .and_then(leads)
-        .and_then(|body| preempt::answer(&extender, &body, now()));
-    respond(&mut timer, answer)
-}
-
-impl Extender {
-    /// Answers a filter from memory; a refusal that may come too early is thought over, once.
-    async fn consider(&self, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
-        self.leads()?;
-        let mut answer = filter::answer(self, body, now())?;
-        let refused = answer.refused.take().filter(|_| !answer.is_retried);
-        if let Some(refused) = refused.filter(|refused| self.patience().is_early(refused, now())) {
-            let has_news = patience::news(&self.index, &refused).await;
-            self.leads()?;
-            answer = filter::answer(self, body, now())?;
-            self.patience()
-                .thought_over(answer.refused.as_ref(), has_news, now());
-            self.metrics.thought_over(answer.refused.is_none());
-        }
-        answer.count(&self.metrics);
-        Ok(answer.json)
-    }
-
-    fn patience(&self) -> MutexGuard<'_, Patience> {
-        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether this replica decides; a client that comes to the wrong one has to connect anew.
-    fn leads(&self) -> Result<(), NotLeading> {
-        self.leadership()
-            .check(now())
-            .inspect_err(|_| self.leadership().hang_up())
-    }
-}
-
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
-}
-
-fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestFailure>) -> Response {
-    match answer {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        Err(failure) => {
-            timer.ending = failure.ending();
-            failure.into_response()
-        }
-    }
+    let leading = body.and_then(|body| Ok(extender.check_leading().map(|()| body)?));
+    respond(&mut timer, leading.and_then(|body| answer(&body)))
 }
 
 async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    // The time that the body takes counts too: kube-scheduler's own timeout runs already.
     let deadline = tokio::time::Instant::now() + extender.binder.timeout();
     let body = extender.receive(request).await;
     let mut timer = extender.metrics.time(Verb::Bind);
     let answer = match body {
-        Ok(body) => binding::answer(&extender, &body, deadline, &mut timer).await,
-        Err(failure) => Err(failure),
+        Ok(body) => bind::answer(&extender, &body, deadline, &mut timer).await,
+        Err(error) => Err(error),
     };
     respond(&mut timer, answer)
+}
+
+fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestError>) -> Response {
+    match answer {
+        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Err(error) => {
+            timer.ending = error.ending();
+            error.into_response()
+        }
+    }
 }

@@ -15,10 +15,10 @@ use proto::resource::ResourceNames;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::bind::{Binder, Order, PodId};
+use crate::bind::{Binder, PodBinding, PodId};
 use crate::config::Serving;
 use crate::extender::Extender;
-use crate::extender::binding::BindFailure;
+use crate::extender::bind::BindError;
 use crate::index::{Assumed, Index, RawDevice, Shared};
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
@@ -109,10 +109,10 @@ pub fn bind(
     node: &str,
     nanos: u64,
     now: Instant,
-) -> Result<Order, BindFailure> {
+) -> Result<PodBinding, BindError> {
     let mut index = extender.index().write();
     let facts = index.pod(&pod.uid).cloned().filter(|facts| index.concerns(facts));
-    let nothing_decided = || Order {
+    let nothing_decided = || PodBinding {
         pod: pod.clone(),
         node: node.to_owned(),
         annotations: BTreeMap::new(),

@@ -31,7 +31,7 @@ use leader::Part;
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
 use crate::config::{Args, Command, Config, Serving};
-use crate::extender::{Extender, health_router, router};
+use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::metrics::{Metrics, register_watches};
 use crate::rehearsal::rehearse;
@@ -72,12 +72,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         part.leadership.clone(),
     );
     let extender =
-        Extender::new(index.clone(), metrics, binder, &config.serving).asking_about_readers(client.clone());
+        Extender::new(index.clone(), metrics, binder, &config.serving).with_token_reviews(client.clone());
     let extender = Arc::new(
         extender
-            .judging_by(config.admission.rules.clone())
-            .answering(config.scheduling.answer_nodes)
-            .reporting(config.scheduling.misfit_nodes),
+            .with_rules(config.admission.rules.clone())
+            .with_answer_nodes(config.scheduling.answer_nodes)
+            .with_misfit_nodes(config.scheduling.misfit_nodes),
     );
     let mut tasks = Tasks::default();
     let tls = tls::begin(&config, &client, namespace, &mut registry, &mut tasks)?;
@@ -108,9 +108,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let stop = part.begin(&connection, index.clone(), stop, &mut tasks);
     tasks.spawn(
         "search for decisions that are not seen",
-        Arc::clone(&extender).sweep(),
+        bind::sweep_unseen(Arc::clone(&extender)),
     );
-    tasks.spawn("announcements of room", Arc::clone(&extender).announce(room));
+    tasks.spawn(
+        "announcements of room",
+        requeue::announce_room(Arc::clone(&extender), room),
+    );
     tasks.spawn("rehearsal", rehearse(index.clone()));
     watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);

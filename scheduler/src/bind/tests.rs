@@ -22,7 +22,7 @@ const fn secs(n: u64) -> Duration {
 }
 
 /// A replica that has just renewed its lease, how much it has sent to an API server that answers so, and a bind.
-fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, Order) {
+fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, PodBinding) {
     let n_sent = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&n_sent);
     let service = service_fn(move |_: Request<Body>| {
@@ -42,7 +42,7 @@ fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, Order) {
         name: "p".to_owned(),
         uid: "p-uid".to_owned(),
     };
-    let order = Order {
+    let order = PodBinding {
         pod,
         node: "n1".to_owned(),
         annotations: BTreeMap::new(),
@@ -66,9 +66,9 @@ async fn nothing_is_sent_that_the_lease_does_not_cover(#[case] after: u64, #[cas
     let (binder, n_sent, order) = leading(201);
     tokio::time::sleep(secs(after)).await;
     let outcome = binder.bind(&order, Instant::now() + secs(6)).await;
-    let is_withheld = matches!(&outcome, Outcome::Refused(why) if why.starts_with("nothing is sent"));
+    let is_withheld = matches!(&outcome, BindOutcome::Refused(why) if why.starts_with("nothing is sent"));
     assert_eq!(
-        (outcome == Outcome::Bound, is_withheld),
+        (outcome == BindOutcome::Bound, is_withheld),
         (is_sent, !is_sent),
         "{outcome:?}"
     );
@@ -80,7 +80,7 @@ async fn nothing_is_sent_that_the_lease_does_not_cover(#[case] after: u64, #[cas
 async fn nothing_is_written_by_a_busy_server() {
     let (binder, n_sent, order) = leading(429);
     let outcome = binder.bind(&order, Instant::now() + secs(6)).await;
-    assert_eq!(outcome, Outcome::Busy("429 Too Many Requests".to_owned()));
+    assert_eq!(outcome, BindOutcome::Busy("429 Too Many Requests".to_owned()));
     assert_eq!(n_sent.load(Ordering::Relaxed), 1);
 }
 
@@ -90,7 +90,7 @@ async fn nothing_is_sent_again_when_another_may_lead() {
     let (binder, n_sent, order) = leading(429);
     let outcome = binder.bind(&order, Instant::now() + secs(14)).await;
     assert!(
-        matches!(&outcome, Outcome::Refused(why) if why.starts_with("nothing is sent")),
+        matches!(&outcome, BindOutcome::Refused(why) if why.starts_with("nothing is sent")),
         "{outcome:?}"
     );
     assert_eq!(n_sent.load(Ordering::Relaxed), 1);

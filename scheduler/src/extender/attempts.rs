@@ -1,55 +1,55 @@
-//! The outcome of our choices of a node: a pod that failed on a node for the node's own state is sent to the next best one.
+//! The attempts to bind pods to nodes that `filter` chose: a pod that failed on a node for the node's own state is sent to the
+//! next best one.
 //!
-//! Nothing else makes a node worse for a pod: not the API server that is busy, a bind that came too late, another leader, or
-//! another plugin's refusal. kube-scheduler asks again and again about a pod of a gang before it binds the pod, which counts as
-//! one attempt. Any other pod that comes back from the same node several times, for reasons that the extender does not learn,
-//! is sent elsewhere too, or a plugin that refuses this node for ever would keep the pod from all others.
+//! Only the node's state counts against it, not an API server that is busy, a bind that came too late, another leader, or
+//! another plugin's refusal. A pod that returns from the same node several times without a reported failure is sent elsewhere
+//! too, since a plugin that refuses this node for ever would keep the pod from all others. Members of gangs are excepted:
+//! kube-scheduler asks about a member many times before it binds the gang, which is one attempt.
 
 use std::time::{Duration, Instant};
 
-use super::remembered::Remembered;
+use super::recent_pods::RecentPods;
 
-/// The number of times that a pod comes back from a node, without a failure reported, before it is sent to another.
+/// The number of returns from a node without a reported failure after which the pod avoids the node.
 const SILENT_RETURNS: u32 = 3;
 
-/// The time for which a pod avoids a node on which it failed.
+/// The time for which a pod avoids a node.
 const AVOIDED_FOR: Duration = Duration::from_secs(5 * 60);
 
-/// Most nodes that a pod avoids; the oldest go first.
-const MOST_AVOIDED: usize = 16;
+/// The most nodes that a pod avoids; the oldest give way.
+const MAX_AVOIDED: usize = 16;
 
-/// The state of a pod's attempts.
+/// The attempts of pods, by UID.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(RecentPods<Attempt>);
+
 #[derive(Debug, Default)]
 struct Attempt {
-    /// The node that it was sent to last, and the number of times it came back from there without a failure reported.
+    /// The node that the pod was sent to, and the number of times it returned without a reported failure.
     open: Option<(Box<str>, u32)>,
-    /// The nodes on which it failed, and the time until which it avoids each.
+    /// The nodes that it avoids, and until when.
     avoided: Vec<(Box<str>, Instant)>,
 }
 
-/// The last attempts of pods, by UID.
-#[derive(Debug, Default)]
-pub(super) struct Attempts(Remembered<Attempt>);
-
 impl Attempts {
-    /// A pod is asked about: the nodes that it had better avoid.
-    pub(super) fn ask(&mut self, uid: &str, is_in_gang: bool, now: Instant) -> Vec<Box<str>> {
+    /// Begins an attempt of a pod. Returns the nodes that it avoids.
+    pub(super) fn begin(&mut self, uid: &str, is_gang_member: bool, now: Instant) -> Vec<Box<str>> {
         let Some(attempt) = self.0.get_mut(uid) else {
             return Vec::new();
         };
-        if let Some((_, n_returns)) = attempt.open.as_mut().filter(|_| !is_in_gang) {
+        if let Some((node, n_returns)) = attempt.open.as_mut().filter(|_| !is_gang_member) {
+            // kube-scheduler would not ask again if it had bound the pod.
             *n_returns += 1;
-        }
-        if let Some((node, _)) = attempt
-            .open
-            .take_if(|(_, n_returns)| *n_returns >= SILENT_RETURNS)
-        {
-            attempt.avoid(&node, now);
+            if *n_returns >= SILENT_RETURNS {
+                let node = node.clone();
+                attempt.open = None;
+                attempt.avoid(&node, now);
+            }
         }
         attempt.avoided(now)
     }
 
-    /// The nodes that a pod had better avoid.
+    /// The nodes that a pod avoids.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
         self.0
             .get_mut(uid)
@@ -57,35 +57,19 @@ impl Attempts {
             .unwrap_or_default()
     }
 
-    /// A pod is sent to a node.
-    pub(super) fn begin(&mut self, uid: &str, node: &str) {
-        match self.0.get_mut(uid) {
-            Some(Attempt {
-                open: Some((open, _)),
-                ..
-            }) if **open == *node => {}
-            Some(attempt) => attempt.open = Some((node.into(), 0)),
-            None => {
-                self.0.put(
-                    uid,
-                    Attempt {
-                        open: Some((node.into(), 0)),
-                        avoided: Vec::new(),
-                    },
-                );
-            }
+    /// `filter` sends a pod to a node.
+    pub(super) fn send(&mut self, uid: &str, node: &str) {
+        let attempt = self.0.get_or_default(uid);
+        if attempt.open.as_ref().is_none_or(|(open, _)| **open != *node) {
+            attempt.open = Some((node.into(), 0));
         }
     }
 
-    /// A pod cannot be bound to a node for what the node has.
+    /// A bind failed for the state of the node.
     pub(super) fn fail(&mut self, uid: &str, node: &str, now: Instant) {
-        if self.0.get(uid).is_none() {
-            self.0.put(uid, Attempt::default());
-        }
-        if let Some(attempt) = self.0.get_mut(uid) {
-            attempt.open = None;
-            attempt.avoid(node, now);
-        }
+        let attempt = self.0.get_or_default(uid);
+        attempt.open = None;
+        attempt.avoid(node, now);
     }
 
     /// A pod was not bound for a reason that has nothing to do with the node.
@@ -98,8 +82,9 @@ impl Attempts {
 
 impl Attempt {
     fn avoid(&mut self, node: &str, now: Instant) {
+        // A node that fails again becomes the latest.
         self.avoided.retain(|(avoided, _)| **avoided != *node);
-        if self.avoided.len() >= MOST_AVOIDED {
+        if self.avoided.len() >= MAX_AVOIDED {
             self.avoided.remove(0);
         }
         self.avoided.push((node.into(), now + AVOIDED_FOR));
@@ -120,40 +105,43 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failure_for_the_node_is_remembered_and_not_for_ever() {
+    fn a_failure_for_the_node_s_state_is_remembered_for_a_while() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
-        assert!(attempts.ask("a", false, now).is_empty());
-        attempts.begin("a", "n1");
-        assert!(attempts.ask("a", false, now).is_empty(), "no word of a failure");
+        assert!(attempts.begin("a", false, now).is_empty());
+        attempts.send("a", "n1");
+        assert!(
+            attempts.begin("a", false, now).is_empty(),
+            "no failure is reported"
+        );
         attempts.excuse("a");
         attempts.fail("a", "n1", now);
         attempts.fail("a", "n2", now + Duration::from_secs(1));
-        assert_eq!(names(&attempts.ask("a", false, now)), ["n1", "n2"]);
+        assert_eq!(names(&attempts.begin("a", false, now)), ["n1", "n2"]);
         assert!(
-            attempts.ask("b", false, now).is_empty(),
+            attempts.begin("b", false, now).is_empty(),
             "others are not affected"
         );
         assert_eq!(names(&attempts.avoided("a", now + AVOIDED_FOR)), ["n2"]);
     }
 
     #[test]
-    fn a_pod_that_returns_without_a_word_again_and_again_is_sent_elsewhere_unless_it_is_in_a_gang() {
+    fn a_pod_that_returns_several_times_is_sent_elsewhere_unless_it_is_in_a_gang() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
         let mut returns = |uid: &str, is_in_gang| {
-            attempts.begin(uid, "n1");
-            attempts.ask(uid, is_in_gang, now).len()
+            attempts.send(uid, "n1");
+            attempts.begin(uid, is_in_gang, now).len()
         };
         assert_eq!([(); 4].map(|()| returns("alone", false)), [0, 0, 1, 1]);
         assert_eq!([(); 4].map(|()| returns("member", true)), [0; 4]);
     }
 
     #[test]
-    fn avoids_the_latest_only() {
+    fn a_pod_avoids_the_latest_nodes_only() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
-        for at in 0..2 * MOST_AVOIDED {
+        for at in 0..2 * MAX_AVOIDED {
             attempts.fail("a", &format!("n{at}"), now);
         }
         let avoided = attempts.avoided("a", now);
-        assert_eq!((avoided.len(), &*avoided[0]), (MOST_AVOIDED, "n16"));
+        assert_eq!((avoided.len(), &*avoided[0]), (MAX_AVOIDED, "n16"));
     }
 }

@@ -94,6 +94,7 @@ impl<'a> Demand<'a> {
 
 impl<'q> Evaluator<'q> {
     pub(super) fn new(index: &'q Index, demand: &'q Demand<'q>) -> Self {
+        // One batch for all nodes: nodes that are alike share the work.
         let batch = demand.resources().map(|ask| index.asking(ask));
         Self { index, demand, batch }
     }
@@ -116,12 +117,14 @@ impl<'q> Evaluator<'q> {
                     Ok(None) => Ok(Fit::default()),
                     Err(reason) => Err(Misfit {
                         reason,
+                        // Every other reason follows from devices that a watch has shown.
                         is_unknown_node: reason == Reason::NoDevice && !self.index.knows_node(name),
                     }),
                 }
             }
             (Demand::Nothing | Demand::Resources(_), _) => Ok(Fit::default()),
             (Demand::AssumedOn(node), _) if **node == *name => Ok(Fit::default()),
+            // The reason is never reported, since the node of the binding is in the request and fits.
             (Demand::AssumedOn(_), _) => Err(misfit(Reason::NoDevice)),
             (Demand::Rejected(_), _) => Err(misfit(Reason::InvalidRequest)),
         }
@@ -133,6 +136,7 @@ impl<'q> Evaluator<'q> {
             Demand::Resources(ask) if !self.index.knows_node(name) => {
                 evaluate_template(self.index, node, ask).map(|()| Fit::default())
             }
+            // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
             _ => self.evaluate(name),
         }
     }
@@ -145,6 +149,7 @@ fn evaluate_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<()
         is_unknown_node: true,
     };
     let Some(report) = inventory::of_template(node, index.names()) else {
+        // Without capacity of ours the template may still be a node of the vendor's plugin, which kube-scheduler counts itself.
         return match ask.gpus {
             RequestedGpus::Share(_) | RequestedGpus::All { .. } => Err(unknown(Reason::NoDevice)),
             RequestedGpus::Nothing | RequestedGpus::Whole(_) => Ok(()),
@@ -153,6 +158,7 @@ fn evaluate_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<()
     if report.opaque && !ask.in_units {
         return Err(unknown(Reason::NotServed));
     }
+    // A fleet of its own, so that the request leaves no trace in the index.
     let mut empty = Fleet::new();
     empty.set_inventory("template", report.inventory);
     let id = empty.node_id("template").ok_or(unknown(Reason::NoDevice))?;

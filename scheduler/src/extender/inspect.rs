@@ -1,345 +1,205 @@
-//! `inspect`: the holdings of pods, in the old extender's JSON with more fields behind the old ones.
+//! `inspect`: read-only views of nodes and pods over HTTP, for people, programs and the old extender's tools.
 //!
-//! Numbers named `…GPU` are whole memory units of the node: totals are rounded down, used amounts up, though never above their
-//! total. Knows no HTTP but the text of a query.
+//! A view of all nodes is a stream. A node is copied out of the index under a lock that is held for that node alone, and the
+//! next piece is made when the client has taken the last one. So a view of any size takes a few dozen KiB of memory and holds
+//! up no filter, and each node is shown as it was in its turn.
 
-use std::collections::{BTreeMap, VecDeque};
+mod access;
+mod nodes;
+mod pods;
+
+use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
 
-use placement::DeviceLocation;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, RawQuery, State};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
+use futures::stream;
+use http::{StatusCode, header};
 use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::index::{DeviceShow, GpuShow, HolderShow, Index, NodeShow, Shared};
+use super::{Extender, respond};
+use crate::metrics::{Ending, Verb};
+pub(super) use access::Access;
+use nodes::{NodeListing, Page};
 
-pub mod pods;
-mod rounding;
+/// The most views that are answered at one time; more wait as long as a request may take to arrive.
+const MAX_VIEWS: usize = 8;
+/// The length at which a piece of an answer is sent, in bytes.
+const PIECE: usize = 32 << 10;
 
-/// The answer for nodes.
-#[derive(Debug, Default, Serialize)]
-struct Inspected {
-    nodes: Vec<InspectedNode>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    error: String,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InspectedNode {
-    name: String,
-    #[serde(rename = "totalGPU")]
-    total_gpu: u64,
-    #[serde(rename = "usedGPU")]
-    used_gpu: u64,
-    devs: Vec<InspectedGpu>,
-    unit: String,
-    unit_bytes: u64,
-    /// Devices of other types than GPU.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    other_devices: Vec<InspectedDevice>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    problems: Vec<String>,
-    /// The reason for which no pods, or few, are sent here on account of the device plugin.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    plugin: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InspectedDevice {
-    #[serde(rename = "type")]
-    kind: String,
-    id: String,
-    minor: u32,
-    healthy: bool,
-    resources: BTreeMap<String, InspectedAmount>,
-    /// Virtual functions, if it has any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    virtual_functions: Option<InspectedAmount>,
-    #[serde(flatten)]
-    place: InspectedPlace,
-}
-
-/// Where a device sits, as far as its node says.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InspectedPlace {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    numa_node: Option<u32>,
-    #[serde(rename = "pcieID", skip_serializing_if = "Option::is_none")]
-    pcie_id: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct InspectedAmount {
-    free: u64,
-    total: u64,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InspectedGpu {
-    id: u32,
-    #[serde(rename = "totalGPU")]
-    total_gpu: u64,
-    #[serde(rename = "usedGPU")]
-    used_gpu: u64,
-    pods: Vec<InspectedPod>,
-    uuid: String,
-    healthy: bool,
-    total_bytes: u64,
-    used_bytes: u64,
-    total_core: u32,
-    used_core: u32,
-    total_slots: u32,
-    used_slots: u32,
-    #[serde(flatten)]
-    place: InspectedPlace,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InspectedPod {
-    name: String,
-    namespace: String,
-    #[serde(rename = "usedGPU")]
-    used_gpu: u64,
-    uid: String,
-    used_bytes: u64,
-    /// Whether a bind has decided this and the pod is not yet seen bound.
-    assumed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<String>,
-}
-
-/// One node, as the index shows it, if it is there.
-pub fn node(shown: Option<NodeShow>, name: &str) -> Vec<u8> {
-    json(&match shown {
-        Some(node) => Inspected {
-            nodes: vec![node.into()],
-            error: String::new(),
-        },
-        None => Inspected {
-            nodes: Vec::new(),
-            error: format!("there is no node {name:?}"),
-        },
-    })
-}
-
-/// Names that are read from the index at one time.
-const NAMES: usize = 1000;
-
-/// The part of the nodes that a client wants: up to `limit` of them, behind the last one that it has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Page {
-    /// The most nodes of the part; `None` for all.
-    limit: Option<usize>,
-    /// The last node of the page before.
-    after: Option<String>,
-}
-
-impl Page {
-    /// Parses a query such as `limit=500&continue=n0499`.
-    ///
-    /// # Errors
-    /// The parameter that cannot be read, and what to write.
-    pub fn of_query(query: Option<&str>) -> Result<Self, String> {
-        let mut page = Self::default();
-        for (key, value) in query
-            .unwrap_or_default()
-            .split('&')
-            .filter_map(|pair| pair.split_once('='))
-        {
-            match key {
-                "limit" => {
-                    let limit: usize = value
-                        .parse()
-                        .map_err(|_| format!("limit={value:?}: write a whole number, such as limit=500"))?;
-                    page.limit = (limit > 0).then_some(limit);
-                }
-                "continue"
-                    if value
-                        .bytes()
-                        .all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte)) =>
-                {
-                    page.after = (!value.is_empty()).then(|| value.to_owned());
-                }
-                "continue" => {
-                    return Err(format!(
-                        "continue={value:?}: write what the page before says in \"continue\""
-                    ));
-                }
-                _ => {}
-            }
-        }
-        Ok(page)
-    }
-}
-
-/// Writes a page node by node, sorted by name; holds no lock in between.
+/// Limits of the views.
 #[derive(Debug)]
-pub struct Listing {
-    page: Page,
-    /// Nodes that have been read from the index and not written.
-    names: VecDeque<String>,
-    n_written: usize,
-    has_begun: bool,
+pub(super) struct ViewLimits {
+    /// One permit for each answer, until the client has taken its last byte.
+    views: Arc<Semaphore>,
+    /// One permit: views take at most one core from filters.
+    rendering: Semaphore,
 }
 
-impl Listing {
-    /// Begins a page.
-    pub fn new(page: Page) -> Self {
+impl Default for ViewLimits {
+    fn default() -> Self {
         Self {
-            page,
-            names: VecDeque::new(),
-            n_written: 0,
-            has_begun: false,
-        }
-    }
-
-    /// Writes the next node, or the end.
-    pub fn write_next(&mut self, index: &Shared<Index>, json: &mut Vec<u8>) -> ControlFlow<()> {
-        if !std::mem::replace(&mut self.has_begun, true) {
-            json.extend_from_slice(b"{\"nodes\":[");
-        }
-        let is_full = self.page.limit.is_some_and(|limit| self.n_written >= limit);
-        if !is_full && self.names.is_empty() {
-            self.names = index
-                .read()
-                .gpu_nodes_after(self.page.after.as_deref(), NAMES)
-                .into();
-        }
-        let Some(name) = (if is_full { None } else { self.names.pop_front() }) else {
-            self.write_end(index, json);
-            return ControlFlow::Break(());
-        };
-        // A node that is gone since its name was read is left out.
-        let shown = index.read().show_node(&name);
-        if let Some(node) = shown {
-            if self.n_written > 0 {
-                json.push(b',');
-            }
-            json.extend_from_slice(&self::json(&InspectedNode::from(node)));
-            self.n_written += 1;
-        }
-        self.page.after = Some(name);
-        ControlFlow::Continue(())
-    }
-
-    fn write_end(&self, index: &Shared<Index>, json: &mut Vec<u8>) {
-        json.push(b']');
-        let last = self.page.after.as_deref().filter(|_| self.page.limit.is_some());
-        if let Some(last) = last.filter(|last| !index.read().gpu_nodes_after(Some(last), 1).is_empty()) {
-            json.extend_from_slice(b",\"continue\":");
-            json.extend_from_slice(&self::json(&last));
-        }
-        json.push(b'}');
-    }
-}
-
-impl From<NodeShow> for InspectedNode {
-    fn from(node: NodeShow) -> Self {
-        let devs: Vec<InspectedGpu> = node
-            .gpus
-            .into_iter()
-            .map(|gpu| InspectedGpu::new(gpu, node.unit_bytes))
-            .collect();
-        Self {
-            name: node.name,
-            total_gpu: devs.iter().map(|gpu| gpu.total_gpu).sum(),
-            used_gpu: devs.iter().map(|gpu| gpu.used_gpu).sum(),
-            devs,
-            unit: node.unit,
-            unit_bytes: node.unit_bytes,
-            other_devices: node.others.into_iter().map(InspectedDevice::from).collect(),
-            problems: node.problems,
-            plugin: node.plugin,
+            views: Arc::new(Semaphore::new(MAX_VIEWS)),
+            rendering: Semaphore::new(1),
         }
     }
 }
 
-impl From<DeviceShow> for InspectedDevice {
-    fn from(device: DeviceShow) -> Self {
-        let DeviceShow {
-            kind,
-            id,
-            minor,
-            healthy,
-            resources,
-            functions: (n_free, n_functions),
-            place,
-        } = device;
-        let resources = resources
-            .into_iter()
-            .map(|(resource, (free, total))| (resource, InspectedAmount { free, total }));
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let virtual_functions = (n_functions > 0).then(|| InspectedAmount {
-            free: count(n_free),
-            total: count(n_functions),
-        });
-        Self {
-            kind,
-            id,
-            minor,
-            healthy,
-            resources: resources.collect(),
-            virtual_functions,
-            place: place.into(),
+/// The routes of the views, for clients with access.
+pub(super) fn routes(extender: &Arc<Extender>, prefix: &str) -> Router<Arc<Extender>> {
+    Router::new()
+        .route(&format!("{prefix}/inspect"), get(inspect_all))
+        .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
+        .route(
+            &format!("{prefix}/inspect/pods/{{namespace}}/{{name}}"),
+            get(inspect_pod),
+        )
+        .route_layer(from_fn_with_state(Arc::clone(extender), access::admit))
+}
+
+async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    if let Some(pod) = pods::pod_in_query(&query) {
+        return explain_pod(&extender, &pod, &query).await;
+    }
+    let page = match Page::parse(&query) {
+        Ok(page) => page,
+        Err(error) => {
+            extender.metrics.time(Verb::Inspect).ending = Ending::Malformed;
+            return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();
         }
+    };
+    match acquire_view(&extender).await {
+        Ok(permit) => NodeStream::new(extender, page, permit).into_response(),
+        Err(refusal) => refusal,
     }
 }
 
-impl From<DeviceLocation> for InspectedPlace {
-    fn from(place: DeviceLocation) -> Self {
-        Self {
-            numa_node: place.numa,
-            pcie_id: place.switch.map(|switch| switch.to_string()),
-        }
-    }
+async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<String>) -> Response {
+    let _permit = match acquire_view(&extender).await {
+        Ok(permit) => permit,
+        Err(refusal) => return refusal,
+    };
+    let mut timer = extender.metrics.time(Verb::Inspect);
+    let shown = extender.index.read().show_node(&node);
+    respond(&mut timer, Ok(nodes::show(shown, &node)))
 }
 
-impl InspectedGpu {
-    fn new(gpu: GpuShow, unit: u64) -> Self {
-        let used_gpu = rounding::used_units(gpu.used, gpu.total, unit);
-        let bytes: Vec<u64> = gpu.holders.iter().map(|holder| holder.bytes).collect();
-        let shares = rounding::shares(&bytes, used_gpu, unit);
-        Self {
-            id: gpu.minor,
-            total_gpu: gpu.total / unit,
-            used_gpu,
-            pods: gpu
-                .holders
-                .into_iter()
-                .zip(shares)
-                .map(|(holder, units)| InspectedPod::new(holder, units))
-                .collect(),
-            uuid: gpu.uuid,
-            healthy: gpu.healthy,
-            total_bytes: gpu.total,
-            used_bytes: gpu.used,
-            total_core: gpu.core.1,
-            used_core: gpu.core.0,
-            total_slots: gpu.slots.1,
-            used_slots: gpu.slots.0,
-            place: gpu.place.into(),
-        }
-    }
+async fn inspect_pod(
+    State(extender): State<Arc<Extender>>,
+    Path((namespace, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    explain_pod(
+        &extender,
+        &format!("{namespace}/{name}"),
+        &query.unwrap_or_default(),
+    )
+    .await
 }
 
-impl InspectedPod {
-    fn new(holder: HolderShow, units: u64) -> Self {
-        Self {
-            used_gpu: units,
-            name: holder.name,
-            namespace: holder.namespace,
-            uid: holder.uid,
-            used_bytes: holder.bytes,
-            assumed: holder.assumed,
-            problem: holder.problem,
-        }
+/// Answers with the reasons for which a pod waits, or with its place, as JSON or as text.
+async fn explain_pod(extender: &Extender, pod: &str, query: &str) -> Response {
+    let _permit = match acquire_view(extender).await {
+        Ok(permit) => permit,
+        Err(refusal) => return refusal,
+    };
+    let _rendering = extender.view_limits.rendering.acquire().await;
+    // Waits for permits are left out, as they are the fault of other views.
+    let mut timer = extender.metrics.time(Verb::Inspect);
+    let pods = pods::inspect(extender, pod);
+    if query.split('&').any(|pair| pair == "format=text") {
+        return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], pods.text()).into_response();
     }
+    respond(&mut timer, Ok(json(&pods)))
+}
+
+/// Waits for a permit; returns the refusal if none is free in time.
+async fn acquire_view(extender: &Extender) -> Result<OwnedSemaphorePermit, Response> {
+    let permit = Arc::clone(&extender.view_limits.views).acquire_owned();
+    if let Ok(Ok(permit)) = tokio::time::timeout(extender.limits.read_timeout, permit).await {
+        return Ok(permit);
+    }
+    extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
+    let text = format!(
+        "{MAX_VIEWS} views are being answered, as many as there may be at one time; try again later\n"
+    );
+    Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response())
 }
 
 fn json(answer: &impl Serialize) -> Vec<u8> {
-    // Plain structs of texts and numbers always serialise.
+    // Structs of texts and numbers always serialize.
     serde_json::to_vec(answer).unwrap_or_default()
+}
+
+/// A view of nodes that is being sent.
+struct NodeStream {
+    extender: Arc<Extender>,
+    listing: NodeListing,
+    started: Instant,
+    is_complete: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl NodeStream {
+    fn new(extender: Arc<Extender>, page: Page, permit: OwnedSemaphorePermit) -> Self {
+        Self {
+            extender,
+            listing: NodeListing::new(page),
+            started: Instant::now(),
+            is_complete: false,
+            _permit: permit,
+        }
+    }
+
+    fn into_response(self) -> Response {
+        let pieces = stream::unfold(self, async |mut stream| {
+            let piece = stream.next_piece().await?;
+            Some((Ok::<_, Infallible>(piece), stream))
+        });
+        (
+            [(header::CONTENT_TYPE, "application/json")],
+            Body::from_stream(pieces),
+        )
+            .into_response()
+    }
+
+    async fn next_piece(&mut self) -> Option<Bytes> {
+        if self.is_complete {
+            return None;
+        }
+        let permit = self.extender.view_limits.rendering.acquire().await;
+        let mut json = Vec::with_capacity(PIECE);
+        while json.len() < PIECE && !self.is_complete {
+            let written = self.listing.write_next(&self.extender.index, &mut json);
+            self.is_complete = written == ControlFlow::Break(());
+        }
+        // Other views go on while this client takes the piece.
+        drop(permit);
+        // Filters that wait for a thread come first.
+        tokio::task::yield_now().await;
+        Some(json.into())
+    }
+}
+
+impl Drop for NodeStream {
+    fn drop(&mut self) {
+        // A client that disconnects drops the stream before its end.
+        let ending = if self.is_complete {
+            Ending::Ok
+        } else {
+            Ending::Broken
+        };
+        self.extender
+            .metrics
+            .record(Verb::Inspect, ending, self.started.elapsed());
+    }
 }

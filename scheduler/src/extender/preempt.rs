@@ -1,8 +1,8 @@
-//! `preempt`: which pods must go so that a pod fits, on each node on which kube-scheduler would evict some.
+//! `preempt`: the pods to evict so that a pod fits, on each node on which kube-scheduler would evict some.
 //!
-//! kube-scheduler proposes victims by the sums of a node. Here they are replaced by holders of the devices that the pod can
-//! be given, a node that they cannot help is dropped, and nothing is offered to a pod whose earlier victims have not ended.
-//! Changes nothing but what is remembered of the answer.
+//! kube-scheduler proposes victims by the sums of a node. `preempt` replaces them by the holders of devices that the pod can be
+//! given, drops nodes that no victims help, and names none for a pod whose earlier victims have not ended. It changes
+//! nothing but the memory of its answers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,217 +12,195 @@ use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVict
 use proto::pod::Pod;
 
 use super::evaluation::Demand;
-use super::{Extender, RequestFailure};
+use super::{Extender, RequestError};
 use crate::accounting::PodFacts;
-use crate::index::{Index, Preemptor, Promised};
+use crate::index::{Index, NodeAsk, Preemptor, Promised};
 use crate::metrics::Candidate;
 
-/// The time for which an answer looks for more victims once it has some: kube-scheduler waits, and more nodes are a choice.
-const SEARCH: Duration = Duration::from_secs(1);
+/// The time for which further nodes are searched once there is a candidate: kube-scheduler waits, and more are only a choice.
+const SEARCH_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time within which the watch shows that victims of a nominated pod are being deleted. Later they were not evicted.
-const SHOWN_WITHIN: Duration = Duration::from_secs(30);
+/// The time within which a watch shows the deletion of victims on a pod's nominated node. If it does not, they were not evicted.
+const DELETED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The same where kube-scheduler has not nominated a node, or has withdrawn it: it may have evicted none of them.
-const SHOWN_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
+/// The same without a nominated node, or on another one: kube-scheduler may have evicted none of them.
+const DELETED_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
 
-/// The victims that the last answer named for a pod.
+/// Texts for the nominated node of a pod whose victims have not ended, in turn.
+const VICTIMS_NOT_ENDED: [&str; 2] = [
+    "pods that were evicted for the pod have not ended on its nominated node",
+    "pods that were evicted for the pod still have not ended on its nominated node",
+];
+
+/// The victims in the last answer for a pod.
 #[derive(Debug)]
-pub(super) struct Offered {
+pub(super) struct NamedVictims {
     at: Instant,
     by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
-    /// The number of times the pod was refused its nominated node since, as the watch had not shown the victims' end.
-    n_waits: u32,
+    /// The number of times `filter` has refused the pod its nominated node because of them.
+    n_refusals: u32,
 }
 
-impl Offered {
+impl NamedVictims {
     /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows.
-    fn is_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
+    fn are_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
         let on_nominated = nominated.and_then(|node| self.by_node.get(node));
-        let limit = if on_nominated.is_some() {
-            SHOWN_WITHIN
-        } else {
-            SHOWN_WITHIN_WITHOUT_NOMINATION
+        let limit = match on_nominated {
+            Some(_) => DELETED_WITHIN,
+            None => DELETED_WITHIN_WITHOUT_NOMINATION,
         };
         let is_recent = now.saturating_duration_since(self.at) < limit;
-        let is_awaited = |victim: &OwnerId| {
-            index
-                .awaited(victim.as_str())
-                .is_some_and(|is_leaving| is_leaving || is_recent)
+        // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
+        let is_awaited = |victim: &OwnerId| match index.awaited(victim.as_str()) {
+            Some(is_leaving) => is_leaving || is_recent,
+            None => false,
         };
         match on_nominated {
             Some(victims) => victims.iter().any(is_awaited),
-            None => self
-                .by_node
-                .values()
-                .any(|victims| victims.iter().any(is_awaited)),
+            None => self.by_node.values().flatten().any(is_awaited),
         }
     }
 }
 
-/// Request bytes in, answer bytes out.
+/// Answers a request.
 ///
 /// # Errors
-/// If the bytes are no preempt request, or the state is not complete.
-pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestFailure> {
-    let malformed = |error: serde_json::Error| RequestFailure::malformed("preempt", &error.to_string());
-    let (pod, proposals) = serde_json::from_slice::<ExtenderPreemptionArgs>(body)
-        .map_err(malformed)?
-        .into_proposals();
+/// The body is not a preempt request, or the watches have not synced.
+pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestError> {
+    let malformed = |error: serde_json::Error| RequestError::malformed("preempt", &error);
+    let args: ExtenderPreemptionArgs = serde_json::from_slice(body).map_err(malformed)?;
+    let (pod, proposals) = args.into_proposals();
+    // Ports, volumes and the like, which only this verb needs: victims may be in the way of more than amounts of resources.
     let depends_on_other_pods = depends_on_other_pods(body, &pod).map_err(malformed)?;
-    extender
-        .index
-        .read()
-        .ready()
-        .map_err(|reason| RequestFailure::NotReady { reason })?;
-    let candidates = extender.candidates(&pod, body, depends_on_other_pods, proposals, now);
+    extender.index.read().ready().map_err(RequestError::NotReady)?;
+    let facts = PodFacts::of(&pod, extender.index.read().names());
+    let demand = Demand::of(&extender.index.read(), &pod, facts.as_ref());
+    let candidates = match (&demand, &facts) {
+        (Demand::Resources(ask), Some(_)) if extender.rules.refusal_of_filter(body, &pod).is_none() => {
+            candidates(extender, &pod, ask, depends_on_other_pods, proposals, now)
+        }
+        // The pod asks for no devices, so that kube-scheduler's sums say everything.
+        (Demand::Nothing | Demand::Resources(_), None) => {
+            let mut proposals = proposals;
+            proposals.retain(|_, victims| !victims.pods.is_empty());
+            proposals
+        }
+        _ => BTreeMap::new(),
+    };
     tracing::info!(
         pod = pod.display_name(),
         n_candidates = candidates.len(),
         "victims named"
     );
-    serde_json::to_vec(&ExtenderPreemptionResult {
+    let result = ExtenderPreemptionResult {
         node_name_to_meta_victims: candidates,
-    })
-    .map_err(malformed)
+    };
+    serde_json::to_vec(&result).map_err(malformed)
 }
 
-impl Extender {
-    /// The victims of each node that stays a candidate.
-    fn candidates(
-        &self,
-        pod: &Pod,
-        body: &[u8],
-        depends_on_other_pods: bool,
-        proposals: BTreeMap<String, MetaVictims>,
-        now: Instant,
-    ) -> BTreeMap<String, MetaVictims> {
-        let n_proposals = proposals.len();
-        let facts = PodFacts::of(pod, self.index.read().names());
-        let demand = Demand::of(&self.index.read(), pod, facts.as_ref());
-        let ask = match &demand {
-            Demand::Resources(ask)
-                if facts.is_some() && self.rules.refusal_of_filter(body, pod).is_none() =>
-            {
-                ask
-            }
-            // Nothing of ours is asked for, and so nothing of it is short.
-            Demand::Nothing | Demand::Resources(_) if facts.is_none() => {
-                return proposals
-                    .into_iter()
-                    .filter(|(_, victims)| !victims.pods.is_empty())
-                    .collect();
-            }
-            _ => return BTreeMap::new(),
+/// The victims on each node that stays a candidate.
+fn candidates(
+    extender: &Extender,
+    pod: &Pod,
+    ask: &NodeAsk<'_>,
+    depends_on_other_pods: bool,
+    proposals: BTreeMap<String, MetaVictims>,
+    now: Instant,
+) -> BTreeMap<String, MetaVictims> {
+    // kube-scheduler may ask again before the room of the victims is seen here. More victims would be too many.
+    if awaits_victims(extender, pod, now) {
+        extender.metrics.preempted(Candidate::Waiting, proposals.len());
+        return BTreeMap::new();
+    }
+    let promised = promised(extender, pod.uid(), now);
+    let preemptor = Preemptor::new(pod, ask, depends_on_other_pods, &promised);
+    let mut kept = BTreeMap::new();
+    for (node, proposed) in proposals {
+        // One node at a time under the lock: the search on a node may take milliseconds.
+        if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH_LIMIT {
+            break;
+        }
+        let victims = extender.index.read().victims(&node, &preemptor, &proposed);
+        let candidate = match &victims {
+            None => Candidate::Dropped,
+            Some(victims) if victims.are_same_pods(&proposed) => Candidate::Kept,
+            Some(_) => Candidate::Replaced,
         };
-        if self.awaits_victims(pod, now) {
-            self.metrics.preempted(Candidate::Waiting, n_proposals);
-            return BTreeMap::new();
-        }
-        let promised = self.promised(pod.uid(), now);
-        let preemptor = Preemptor::new(pod, ask, depends_on_other_pods, &promised);
-        let mut kept = BTreeMap::new();
-        for (node, proposed) in proposals {
-            if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH {
-                break;
-            }
-            let victims = self.index.read().victims(&node, &preemptor, &proposed);
-            self.metrics
-                .preempted(Candidate::of(&proposed, victims.as_ref()), 1);
-            kept.extend(victims.map(|victims| (node, victims)));
-        }
-        self.note_offer(pod.uid(), &kept, now);
-        kept
+        extender.metrics.preempted(candidate, 1);
+        kept.extend(victims.map(|victims| (node, victims)));
     }
+    remember(extender, pod.uid(), &kept, now);
+    kept
+}
 
-    fn note_offer(&self, uid: &str, candidates: &BTreeMap<String, MetaVictims>, now: Instant) {
-        if candidates.is_empty() || uid.is_empty() {
-            return;
+fn remember(extender: &Extender, uid: &str, candidates: &BTreeMap<String, MetaVictims>, now: Instant) {
+    // Without a candidate nothing is evicted, and the victims of an earlier answer may still be under way.
+    if candidates.is_empty() || uid.is_empty() {
+        return;
+    }
+    let index = extender.index.read();
+    let mut by_node = BTreeMap::new();
+    for (node, victims) in candidates {
+        let owners = victims.pods.iter().map(|pod| index.owner(&pod.uid)).collect();
+        by_node.insert(node.as_str().into(), owners);
+    }
+    let named = NamedVictims {
+        at: now,
+        by_node,
+        n_refusals: 0,
+    };
+    extender.memory().victims.insert(uid, named);
+}
+
+/// Returns true if victims of an earlier answer for the pod have not ended, as far as the watch shows.
+fn awaits_victims(extender: &Extender, pod: &Pod, now: Instant) -> bool {
+    let index = extender.index.read();
+    let mut memory = extender.memory();
+    let named = memory.victims.get(pod.uid());
+    named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), now))
+}
+
+/// The victims on each node whose room is for the other pods that they were named for.
+fn promised(extender: &Extender, uid: &str, now: Instant) -> Promised {
+    let mut promised = Promised::new();
+    let index = extender.index.read();
+    for (other, named) in extender.memory().victims.iter() {
+        // The victims of a bound pod have served their purpose.
+        if other == uid || !index.is_pending(other) {
+            continue;
         }
-        let index = self.index.read();
-        let owners = |victims: &MetaVictims| victims.pods.iter().map(|pod| index.owner(&pod.uid)).collect();
-        let by_node = candidates
-            .iter()
-            .map(|(node, victims)| (node.as_str().into(), owners(victims)))
-            .collect();
-        drop(index);
-        self.offered().put(
-            uid,
-            Offered {
-                at: now,
-                by_node,
-                n_waits: 0,
-            },
-        );
-    }
-
-    /// Returns true if victims that an answer named for a pod have not ended, as far as the watch shows.
-    fn awaits_victims(&self, pod: &Pod, now: Instant) -> bool {
-        // The index is locked first, here as everywhere.
-        let index = self.index.read();
-        self.offered()
-            .get(pod.uid())
-            .is_some_and(|offered| offered.is_awaited(&index, pod.nominated_node(), now))
-    }
-
-    /// The victims of each node that make room for other pods, which are to have it.
-    fn promised(&self, uid: &str, now: Instant) -> Promised {
-        let mut promised = Promised::new();
-        let index = self.index.read();
-        for (other, offered) in self
-            .offered()
-            .iter()
-            .filter(|(other, _)| *other != uid && index.is_pending(other))
-        {
-            let nominated = index.nominated_node(other);
-            let is_recent = now.saturating_duration_since(offered.at) < SHOWN_WITHIN_WITHOUT_NOMINATION;
-            let is_meant = |node: &str| nominated.map_or(is_recent, |nominated| nominated == node);
-            for (node, victims) in offered.by_node.iter().filter(|(node, _)| is_meant(node)) {
+        let nominated = index.nominated_node(other);
+        let is_recent = now.saturating_duration_since(named.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
+        for (node, victims) in &named.by_node {
+            if nominated.map_or(is_recent, |nominated| *nominated == **node) {
                 promised
                     .entry(node.clone())
                     .or_default()
                     .extend(victims.iter().cloned());
             }
         }
-        promised
     }
-
-    /// Returns the text that refuses a pod its nominated node while victims there have not ended: not as unresolvable, so that
-    /// kube-scheduler evicts no others for it.
-    ///
-    /// kube-scheduler may have seen them end already, and then nothing makes it ask again but the pod's own condition, which
-    /// it writes when the text differs from that of the last attempt: so the text alternates.
-    pub(super) fn wait_for_victims(
-        &self,
-        index: &Index,
-        pod: &Pod,
-        node: &str,
-        now: Instant,
-    ) -> Option<&'static str> {
-        const TEXTS: [&str; 2] = [
-            "pods that were evicted for the pod have not ended on its nominated node",
-            "pods that were evicted for the pod still have not ended on its nominated node",
-        ];
-        let mut offered = self.offered();
-        if let Some(offered) = offered
-            .get_mut(pod.uid())
-            .filter(|offered| offered.is_awaited(index, Some(node), now))
-        {
-            offered.n_waits = offered.n_waits.wrapping_add(1);
-            let [first, second] = TEXTS;
-            return Some(if offered.n_waits % 2 == 1 { first } else { second });
-        }
-        let [first, _] = TEXTS;
-        index.has_leaving(node, pod.priority()).then_some(first)
-    }
+    promised
 }
 
-impl Candidate {
-    fn of(proposed: &MetaVictims, victims: Option<&MetaVictims>) -> Self {
-        match victims {
-            None => Self::Dropped,
-            Some(victims) if victims.are_same_pods(proposed) => Self::Kept,
-            Some(_) => Self::Replaced,
-        }
+/// The text by which `filter` refuses a pod its nominated node while victims there have not ended. The node stays resolvable, so
+/// that kube-scheduler evicts no further pods.
+///
+/// The text alternates: kube-scheduler may have seen the victims end already, and then it tries the pod again only because the
+/// pod's condition changes, which it writes only if the text differs from the last one.
+pub(super) fn awaited_victims_text(
+    extender: &Extender,
+    index: &Index,
+    pod: &Pod,
+    node: &str,
+    now: Instant,
+) -> Option<&'static str> {
+    let [first, second] = VICTIMS_NOT_ENDED;
+    let mut memory = extender.memory();
+    let named = memory.victims.get_mut(pod.uid());
+    if let Some(named) = named.filter(|named| named.are_awaited(index, Some(node), now)) {
+        named.n_refusals = named.n_refusals.wrapping_add(1);
+        return Some(if named.n_refusals % 2 == 1 { first } else { second });
     }
+    index.has_leaving(node, pod.priority()).then_some(first)
 }

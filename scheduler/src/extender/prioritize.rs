@@ -7,7 +7,7 @@ use proto::extender::HostPriority;
 use super::evaluation::{Demand, Evaluator};
 use super::rank::{RankKey, Ranker};
 use super::request::FilterRequest;
-use super::{Extender, RequestFailure};
+use super::{Extender, RequestError};
 use crate::accounting::PodFacts;
 use crate::index::Index;
 
@@ -18,21 +18,18 @@ const N_SCORES: usize = 11;
 ///
 /// # Errors
 /// The body is not a prioritize request, or the watches have not synced.
-pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestFailure> {
-    let malformed = |reason: String| RequestFailure::malformed("prioritize", &reason);
+pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     let FilterRequest { pod, names, .. } =
-        FilterRequest::parse(body).map_err(|error| malformed(error.to_string()))?;
+        FilterRequest::parse(body).map_err(|error| RequestError::malformed("prioritize", &error))?;
     let index = extender.index.read();
-    index
-        .ready()
-        .map_err(|reason| RequestFailure::NotReady { reason })?;
+    index.ready().map_err(RequestError::NotReady)?;
     let facts = PodFacts::of(&pod, index.names());
     let demand = Demand::of(&index, &pod, facts.as_ref());
-    let failed = extender.attempts().avoided(pod.uid(), super::now());
+    let failed = extender.memory().attempts.avoided(pod.uid(), super::now());
     let scores = score_all(&index, &demand, &Ranker::new(&index, &pod.spec, &failed), &names);
     let hosts = names.iter().zip(scores);
     let answer: Vec<HostPriority<'_>> = hosts.map(|(host, score)| HostPriority { host, score }).collect();
-    serde_json::to_vec(&answer).map_err(|error| malformed(error.to_string()))
+    serde_json::to_vec(&answer).map_err(|error| RequestError::malformed("prioritize", &error))
 }
 
 /// A score for each node; 0 where the pod does not fit, and everywhere if nodes do not differ for the pod.
@@ -42,6 +39,7 @@ fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &[C
         return scores;
     }
     let mut evaluator = Evaluator::new(index, demand);
+    // Scores are relative, so all ranks have to be known first.
     let (mut fitting, mut ranks) = (Vec::new(), Vec::new());
     for (name, score) in names.iter().zip(&mut scores) {
         if let Ok(fit) = evaluator.evaluate(name) {

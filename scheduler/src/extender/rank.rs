@@ -50,6 +50,7 @@ impl<'a> Ranker<'a> {
 
     #[inline]
     pub(super) fn rank<'n>(&self, name: &'n str, score: Score) -> RankKey<'n> {
+        // Few clusters have failing nodes or soft taints; without any, both look-ups end at once.
         let taints = self.index.soft_taints(name);
         RankKey {
             has_failed: self.index.is_failing(name) || self.failed.iter().any(|failed| **failed == *name),
@@ -76,6 +77,7 @@ impl<'a, T> TopN<'a, T> {
 
     pub(super) fn insert(&mut self, rank: RankKey<'a>, item: T) {
         let at = self.best.partition_point(|(better, _)| *better <= rank);
+        // Beyond the last place the node is not among the best.
         if at < self.n {
             self.best.truncate(self.n - 1);
             self.best.insert(at, (rank, item));

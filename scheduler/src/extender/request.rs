@@ -24,6 +24,8 @@ pub(super) struct FilterRequest<'a> {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ParseError {
     #[error(transparent)]
+    Encoding(#[from] std::str::Utf8Error),
+    #[error(transparent)]
     Json(#[from] serde_json::Error),
     #[error("neither NodeNames nor Nodes is given")]
     NoNodes,
@@ -32,14 +34,17 @@ pub(super) enum ParseError {
 impl<'a> FilterRequest<'a> {
     /// Parses a body. `NodeNames` counts if both forms are given.
     pub(super) fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
+        // One check of the whole body for UTF-8 is cheaper than one for each name.
+        let body = std::str::from_utf8(body)?;
         let ExtenderArgs {
             pod,
             nodes,
             node_names,
-        } = serde_json::from_slice(body)?;
+        } = serde_json::from_str(body)?;
         let (names, whole_nodes) = match (node_names, nodes) {
             (Some(names), _) => (names.into_iter().map(|Name(name)| name).collect(), None),
             (None, Some(nodes)) => {
+                // Copies, since the nodes themselves are handed back.
                 let names = nodes
                     .items
                     .iter()

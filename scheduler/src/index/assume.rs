@@ -15,7 +15,7 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use super::pods::PodEntry;
 use super::{Index, NodeAsk, NodeState};
 use crate::accounting::{Bound, PodFacts};
-use crate::bind::{Found, Order, PodId};
+use crate::bind::{PodBinding, PodId, PodLookup};
 use crate::inventory::record_id;
 
 /// How long a write whose answer was lost may still be under way: far longer than the time in which the API server was
@@ -26,7 +26,7 @@ const UNDER_WAY: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Assumption {
     /// The binding as it is written, every time it is written.
-    pub order: Order,
+    pub order: PodBinding,
     /// Its assume timestamp, which tells it from every other decision.
     pub stamp: u64,
     /// How far it has come.
@@ -66,7 +66,7 @@ pub enum Assumed {
     /// Write this.
     Write {
         /// The binding.
-        order: Order,
+        order: PodBinding,
         /// Names the decision.
         stamp: u64,
         /// Whether it has been written before, with an outcome that is not known.
@@ -175,7 +175,7 @@ impl Index {
         annotations
             .entry(DEVICE_ALLOCATED.to_owned())
             .or_insert_with(|| "{}".to_owned());
-        let order = Order {
+        let order = PodBinding {
             pod: pod.clone(),
             node: node.to_owned(),
             annotations,
@@ -369,7 +369,7 @@ impl Index {
     /// settled.
     ///
     /// That the pod is not bound settles nothing for a while: the write may still be under way.
-    pub fn settle(&mut self, uid: &str, moment: Moment, found: &Found, now: Instant) -> bool {
+    pub fn settle(&mut self, uid: &str, moment: Moment, found: &PodLookup, now: Instant) -> bool {
         let Some(assumption) = self.pods.get(uid).and_then(|entry| entry.assumption.as_ref()) else {
             return true;
         };
@@ -378,13 +378,13 @@ impl Index {
         }
         let n_openings = self.fleet.n_openings();
         match found {
-            Found::On { node, annotations } if *node == assumption.order.node => {
+            PodLookup::Bound { node, annotations } if *node == assumption.order.node => {
                 self.confirm_found(uid, moment.stamp, annotations, now);
             }
-            Found::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
-            Found::Gone => self.remove_pod(uid),
+            PodLookup::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
+            PodLookup::Gone => self.remove_pod(uid),
             // If somebody else has bound it, the watch will say to what; the room here is free.
-            Found::On { .. } | Found::Unbound => self.forget(uid, moment.stamp),
+            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, moment.stamp),
         }
         self.note_silent_since(n_openings);
         true

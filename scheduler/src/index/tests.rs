@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Assumed, Decision, Index, Phase};
 use crate::accounting::PodFacts;
-use crate::bind::{Found, PodId};
+use crate::bind::{PodId, PodLookup};
 use crate::offline;
 use crate::watch::ObjectStore;
 
@@ -51,8 +51,8 @@ fn phase(index: &Index, stamp: u64) -> Option<Phase> {
         .map(|moment| moment.phase)
 }
 
-fn found_on(node: &str) -> Found {
-    Found::On {
+fn found_on(node: &str) -> PodLookup {
+    PodLookup::Bound {
         node: node.to_owned(),
         annotations: BTreeMap::new(),
     }
@@ -90,15 +90,15 @@ fn an_unbound_pod_settles_a_decision_only_after_a_while() {
     let stamp = assume(&mut index, "p", now);
     index.doubt("p", stamp, now);
     let moment = index.moment("p").unwrap();
-    assert!(!index.settle("p", moment, &Found::Unbound, now + Duration::from_secs(59)));
+    assert!(!index.settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(59)));
     assert_eq!(index.fleet().n_owners(), 1);
-    assert!(index.settle("p", moment, &Found::Unbound, now + Duration::from_secs(60)));
+    assert!(index.settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(60)));
     assert_eq!(index.fleet().n_owners(), 0);
 }
 
 #[test]
 fn what_is_found_settles_a_decision() {
-    for (found, held) in [(found_on("n1"), 1), (found_on("n2"), 0), (Found::Gone, 0)] {
+    for (found, held) in [(found_on("n1"), 1), (found_on("n2"), 0), (PodLookup::Gone, 0)] {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let stamp = assume(&mut index, "p", now);
@@ -106,7 +106,7 @@ fn what_is_found_settles_a_decision() {
         let moment = index.moment("p").unwrap();
         assert!(index.settle("p", moment, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
-        assert_eq!(index.pod("p").is_none(), found == Found::Gone, "{found:?}");
+        assert_eq!(index.pod("p").is_none(), found == PodLookup::Gone, "{found:?}");
     }
 }
 
@@ -119,9 +119,9 @@ fn a_decision_that_has_moved_on_is_not_settled() {
     let moment = index.moment("p").unwrap();
     let later = now + Duration::from_secs(100);
     assert_eq!(assume(&mut index, "p", later), stamp);
-    assert!(!index.settle("p", moment, &Found::Unbound, later));
+    assert!(!index.settle("p", moment, &PodLookup::Unbound, later));
     index.doubt("p", stamp, later);
-    assert!(!index.settle("p", moment, &Found::Gone, later));
+    assert!(!index.settle("p", moment, &PodLookup::Gone, later));
     assert_eq!(
         (phase(&index, stamp), index.fleet().n_owners()),
         (Some(Phase::Doubtful), 1)

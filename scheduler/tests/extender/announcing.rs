@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rstest::rstest;
+use scheduler::extender::{bind, requeue};
 use scheduler::leader::Leadership;
 use scheduler::offline;
 use scheduler::room::Room;
@@ -32,8 +33,11 @@ async fn world() -> World {
 }
 
 fn announcing(world: &World) {
-    tokio::spawn(Arc::clone(&world.extender).announce(Room::new(world.api.client(), "gpu".to_owned())));
-    tokio::spawn(Arc::clone(&world.extender).sweep());
+    tokio::spawn(requeue::announce_room(
+        Arc::clone(&world.extender),
+        Room::new(world.api.client(), "gpu".to_owned()),
+    ));
+    tokio::spawn(bind::sweep_unseen(Arc::clone(&world.extender)));
 }
 
 /// The number of announcements since the first.

@@ -8,6 +8,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use kube::{Api, Client};
 use rstest::rstest;
+use scheduler::extender::bind::sweep_unseen;
 use scheduler::leader::Leadership;
 use scheduler::leader::campaign::succeed_alone;
 use scheduler::leader::watch_barrier::WatchBarrier;
@@ -175,7 +176,7 @@ async fn deletion_during_a_bind_leaves_nothing() {
 async fn decisions_that_nobody_sees_are_looked_for() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
-    tokio::spawn(Arc::clone(&world.extender).sweep());
+    tokio::spawn(sweep_unseen(Arc::clone(&world.extender)));
     assert_eq!(world.bind(&pod, "n1").await, "");
     world.api.remove(&pod);
     sleep(Duration::from_secs(200)).await;
@@ -236,7 +237,7 @@ async fn one_deadline_covers_all_that_a_bind_waits_for() {
     world.api.fail_posts([Fault::Hang]);
     let begun = tokio::time::Instant::now();
     let (one, other) = tokio::join!(world.bind(&pod, "n1"), world.bind(&pod, "n1"));
-    assert!(one.contains("it is not known whether"), "{one}");
+    assert!(one.contains("binding outcome unknown"), "{one}");
     assert_eq!(
         other,
         "nothing is written: there is no time left after waiting for the pod's other bind"
@@ -373,7 +374,7 @@ async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
 async fn written_decision_that_a_list_leaves_out_is_looked_for() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
-    tokio::spawn(Arc::clone(&world.extender).sweep());
+    tokio::spawn(sweep_unseen(Arc::clone(&world.extender)));
     assert_eq!(world.bind(&pod, "n1").await, "");
     world.api.remove(&pod);
     world.list::<proto::pod::Pod>(&[]);

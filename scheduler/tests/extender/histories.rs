@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::node::Node;
 use proto::pod::Pod;
-use scheduler::bind::{Order, PodId};
+use scheduler::bind::{PodBinding, PodId};
 use scheduler::index::{Assumed, Index, RawDevice};
 use scheduler::offline;
 use scheduler::watch::ObjectStore;
@@ -136,7 +136,7 @@ struct Run {
 
 /// What was decided for a pod.
 struct Decision {
-    order: Order,
+    order: PodBinding,
     stamp: u64,
     written: bool,
 }
@@ -302,7 +302,7 @@ impl Run {
     }
 }
 
-fn write_to(pod: &mut Value, order: &Order) {
+fn write_to(pod: &mut Value, order: &PodBinding) {
     pod["spec"]["nodeName"] = order.node.as_str().into();
     pod["metadata"]["annotations"] = json!(order.annotations);
 }

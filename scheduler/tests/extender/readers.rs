@@ -215,7 +215,7 @@ async fn no_answer_is_no_right(#[case] fault: Fault) {
     let (status, answer) = text(answered(&world, PATH, Some("Bearer of-reader"), false).await).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
     assert!(
-        answer.contains("the API server does not say whether this bearer token may read"),
+        answer.contains("the API server did not review this bearer token"),
         "{answer}"
     );
     assert_eq!(

@@ -439,7 +439,7 @@ async fn names_that_would_change_the_path_are_refused() {
     pod["metadata"]["name"] = "../../../nodes/n1".into();
     world.apply_pod(&pod);
     let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("are those of no pod"), "{error}");
+    assert!(error.contains("are not those of a pod"), "{error}");
     assert_eq!(world.api.bindings().len(), 0);
 }
 

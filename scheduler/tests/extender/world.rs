@@ -57,13 +57,15 @@ impl World {
     /// A world in which everything has been listed, there is nothing, and filter reports nodes without room like this.
     pub(crate) fn reporting(misfits: MisfitNodes) -> Self {
         Self::configured(&offline::serving(), Leadership::alone(), |extender| {
-            extender.reporting(misfits)
+            extender.with_misfit_nodes(misfits)
         })
         .listed()
     }
 
     fn answering(serving: &Serving, leadership: Leadership, answers: AnswerNodes) -> Self {
-        Self::configured(serving, leadership, |extender| extender.answering(answers))
+        Self::configured(serving, leadership, |extender| {
+            extender.with_answer_nodes(answers)
+        })
     }
 
     fn configured(
@@ -77,7 +79,7 @@ impl World {
         let metrics = Metrics::register(&mut registry, index.clone());
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
         let extender =
-            Extender::new(index.clone(), metrics, binder, serving).asking_about_readers(api.client());
+            Extender::new(index.clone(), metrics, binder, serving).with_token_reviews(api.client());
         let extender = Arc::new(configure(extender));
         let registry = Arc::new(registry);
         let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);

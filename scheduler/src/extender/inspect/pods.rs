@@ -1,7 +1,8 @@
-//! Why a pod waits, or is where it is: what it asks for, what every node and device says to it, which nodes stood best, and what
-//! is expected of pods to come.
+//! The view of a pod: what it asks for, where it is, the verdict of every node and device on it while it waits, the best nodes
+//! for it, and the pods that the look-ahead policy expects.
 //!
-//! The index is locked for a few hundred nodes at a time, so each node answers as it was when its turn came.
+//! The index is locked for a few hundred nodes at a time, so that no filter waits for long; each node is shown as it was in
+//! its turn.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -11,63 +12,62 @@ use placement::{
 };
 use serde::Serialize;
 
-use super::json;
 use crate::accounting::{Ask, PodFacts};
+use crate::extender::Extender;
 use crate::index::{Index, Leader, NodeAsk, Shared};
 
-/// Nodes that are asked under one lock.
+/// The number of nodes that are evaluated under one lock.
 const NODES: usize = 256;
 
-/// Most nodes that one answer lists.
+/// The most nodes that one answer lists.
 const MAX_NODES: usize = 100;
 
-/// Most kinds of expected pods that one answer lists.
+/// The most kinds of expected pods that one answer lists.
 const MAX_EXPECTED: usize = 8;
 
-/// The pod that a query such as `pod=namespace/name` asks for.
-///
-/// Names of pods need no escapes; the slash between them may have one.
-pub fn of_query(query: &str) -> Option<String> {
+/// The pod that a query such as `pod=namespace/name` asks for. Names of pods need no escapes; the slash may have one.
+pub(super) fn pod_in_query(query: &str) -> Option<String> {
     let pod = query.split('&').find_map(|pair| pair.strip_prefix("pod="))?;
     Some(pod.replace("%2F", "/").replace("%2f", "/"))
 }
 
-/// Whether a query such as `format=text` asks for an answer that people read.
-pub fn wants_text(query: Option<&str>) -> bool {
-    query.is_some_and(|query| query.split('&').any(|pair| pair == "format=text"))
+/// The answer: more than one pod while a pod and its successor of the same name overlap.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct InspectedPods {
+    pods: Vec<PodView>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
 }
 
-/// The standing of one pod.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Standing {
+struct PodView {
     namespace: String,
     name: String,
     uid: String,
-    /// What it asks for, for people.
+    /// The request, for people.
     request: String,
-    /// Why no node can take it, whatever is free.
+    /// The reason that no node can take it, whatever is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     invalid: Option<String>,
-    /// Where it is bound.
+    /// The node that it is bound to.
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<String>,
     assumed: bool,
-    /// Why it is counted conservatively.
+    /// The reason that it is counted conservatively.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
-    /// The nodes that stood best when it was bound, or stand best now; the best first.
+    /// The best nodes when it was bound, or now; best first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     best_nodes: Vec<BestNode>,
-    /// What is expected of pods to come, where the policy is one that looks ahead; the commonest first.
+    /// The pods that are expected to come, if the policy looks ahead; the most frequent first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     expected: Vec<ExpectedPods>,
-    /// What the nodes with devices say to it, as long as it is not bound.
+    /// The verdicts of the nodes with devices while it waits.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     verdicts: Option<Verdicts>,
 }
 
-/// A node that stands well for a pod.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BestNode {
@@ -78,48 +78,46 @@ struct BestNode {
     cost: Option<CostTerms>,
 }
 
-/// What it costs to place the pod on a node, in thousandths of a GPU.
+/// The cost of placing the pod on a node, in thousandths of a GPU.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CostTerms {
-    /// How much less pods to come would fill, beyond what the pod takes.
+    /// The amount that expected pods would fill less, beyond the amount that the pod takes.
     unfilled: i64,
-    /// How much of what is idle becomes useless to them.
+    /// The amount of idle capacity that becomes useless to expected pods.
     useless: i64,
-    /// What whole GPUs that lie idle together lose.
+    /// The loss of value of whole idle GPUs.
     broken: i64,
 }
 
-/// Pods of one kind, which are expected to come.
+/// Expected pods with equal requests.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ExpectedPods {
-    /// How many of a thousand pods.
+    /// Their number in a thousand pods.
     permille: u32,
-    /// What each asks for, for people.
+    /// The request of each, for people.
     request: String,
 }
 
-/// What nodes with devices say to a pod.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Verdicts {
-    /// How many nodes have devices.
+    /// The number of nodes with devices.
     n_nodes: usize,
-    /// How many of them have room.
     n_fitting: usize,
-    /// How many refuse the pod for each reason.
+    /// The number of nodes that refuse the pod for each reason.
     reasons: BTreeMap<&'static str, usize>,
-    /// Some of them, those with room first.
-    nodes: Vec<NodeStanding>,
-    /// What the GPUs of these say, where amounts of GPUs are asked for.
+    /// Some of the nodes, those that fit first.
+    nodes: Vec<NodeVerdict>,
+    /// The verdicts of the GPUs of these nodes, if the pod asks for amounts of GPUs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    devices: Vec<DeviceStanding>,
+    devices: Vec<GpuVerdict>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct NodeStanding {
+struct NodeVerdict {
     node: String,
     fits: bool,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -131,7 +129,7 @@ struct NodeStanding {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct DeviceStanding {
+struct GpuVerdict {
     node: String,
     id: u32,
     free_bytes: u64,
@@ -141,146 +139,86 @@ struct DeviceStanding {
     reason: &'static str,
 }
 
-/// The answer for pods.
-#[derive(Debug, Default, Serialize)]
-struct InspectedPods {
-    pods: Vec<Standing>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    error: String,
-}
-
-/// One pod, by `namespace/name`; for people to read, if they want that.
-///
-/// `leaders` knows the nodes that stood best for a pod, by its UID, when it was bound.
-pub fn pod(
-    index: &Shared<Index>,
-    leaders: impl Fn(&str) -> Option<Vec<Leader>>,
-    pod: &str,
-    as_text: bool,
-) -> Vec<u8> {
-    let answer = standings(index, leaders, pod);
-    if as_text {
-        answer.text().into_bytes()
-    } else {
-        json(&answer)
-    }
-}
-
-fn standings(
-    index: &Shared<Index>,
-    leaders: impl Fn(&str) -> Option<Vec<Leader>>,
-    pod: &str,
-) -> InspectedPods {
+/// Shows the pods of a name such as `namespace/name`.
+pub(super) fn inspect(extender: &Extender, pod: &str) -> InspectedPods {
+    let mut answer = InspectedPods::default();
     let Some((namespace, name)) = pod.split_once('/') else {
-        let error = format!("{pod:?} is not namespace/name");
-        return InspectedPods {
-            pods: Vec::new(),
-            error,
+        answer.error = format!("{pod:?} is not namespace/name");
+        return answer;
+    };
+    for (uid, facts) in find(&extender.index.read(), namespace, name) {
+        answer.pods.push(PodView::new(extender, &uid, &facts));
+    }
+    // The index finds them in the order of a hash map.
+    answer.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
+    if answer.pods.is_empty() {
+        answer.error = format!("there is no pod {pod:?} that asks for a share of a GPU");
+    }
+    answer
+}
+
+fn find(index: &Index, namespace: &str, name: &str) -> Vec<(OwnerId, PodFacts)> {
+    let named = index.pods_named(namespace, name);
+    let asking = named.filter(|(_, facts)| index.concerns(facts));
+    asking.map(|(uid, facts)| (uid.clone(), facts.clone())).collect()
+}
+
+impl PodView {
+    fn new(extender: &Extender, uid: &OwnerId, facts: &PodFacts) -> Self {
+        let index = &extender.index;
+        let (assumed, problem) = {
+            let index = index.read();
+            let (assumed, problem) = index.standing(uid);
+            (assumed, problem.map(str::to_owned))
         };
-    };
-    let found = find(&index.read(), namespace, name);
-    let mut pods: Vec<Standing> = found
-        .into_iter()
-        .map(|found| found.standing(index, &leaders))
-        .collect();
-    pods.sort_by(|a, b| a.uid.cmp(&b.uid));
-    let error = if pods.is_empty() {
-        format!("there is no pod {pod:?} that asks for a share of a GPU")
-    } else {
-        String::new()
-    };
-    InspectedPods { pods, error }
-}
-
-/// A pod as the index has it.
-struct Found {
-    uid: OwnerId,
-    facts: PodFacts,
-    assumed: bool,
-    problem: Option<String>,
-}
-
-fn find(index: &Index, namespace: &str, name: &str) -> Vec<Found> {
-    let asking = index
-        .pods_named(namespace, name)
-        .filter(|(_, facts)| index.concerns(facts));
-    let found = asking.map(|(uid, facts)| {
-        let (assumed, problem) = index.standing(uid);
-        Found {
-            uid: uid.clone(),
-            facts: facts.clone(),
-            assumed,
-            problem: problem.map(str::to_owned),
-        }
-    });
-    found.collect()
-}
-
-impl Found {
-    fn standing(self, index: &Shared<Index>, leaders: impl Fn(&str) -> Option<Vec<Leader>>) -> Standing {
-        let Self {
-            uid,
-            facts,
-            assumed,
-            problem,
-        } = self;
         let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
-        let request = match &facts.ask {
-            Ask::Request(request) => request.to_string(),
-            Ask::Invalid(..) => String::new(),
-        };
-        let rule = index.read().ask(uid.as_str(), &facts).err();
-        let is_open = rule.is_none() && node.is_none() && !assumed;
-        let verdicts = is_open.then(|| Verdicts::of(index, uid.as_str(), &facts));
-        let best = if is_open {
-            index.read().leaders_of(uid.as_str(), &facts)
+        let rule = index.read().ask(uid.as_str(), facts).err();
+        let is_waiting = rule.is_none() && node.is_none() && !assumed;
+        let verdicts = is_waiting.then(|| Verdicts::of_nodes(index, uid.as_str(), facts));
+        let best = if is_waiting {
+            // Of the verdicts that were just worked out: the engine ranks by those that it remembers.
+            index.read().leaders_of(uid.as_str(), facts)
         } else {
-            leaders(uid.as_str()).unwrap_or_default()
+            let mut memory = extender.memory();
+            memory.best_nodes.get(uid.as_str()).cloned().unwrap_or_default()
         };
-        let looks_ahead = best.iter().any(|leader| leader.cost.is_some());
-        let expected = if looks_ahead {
-            index.read().fleet().expected_workload()
-        } else {
-            Vec::new()
-        };
-        Standing {
+        // Only a policy that looks ahead has costs, and expects pods.
+        let mut expected = Vec::new();
+        if best.iter().any(|node| node.cost.is_some()) {
+            expected = index.read().fleet().expected_workload();
+            expected.truncate(MAX_EXPECTED);
+        }
+        Self {
             namespace: facts.namespace.to_string(),
             name: facts.name.to_string(),
             uid: uid.to_string(),
-            request,
+            request: match &facts.ask {
+                Ask::Request(request) => request.to_string(),
+                Ask::Invalid(..) => String::new(),
+            },
             invalid: rule.map(|rule| rule.to_string()),
             node,
             assumed,
             problem,
             best_nodes: best.into_iter().map(BestNode::from).collect(),
-            expected: expected
-                .into_iter()
-                .take(MAX_EXPECTED)
-                .map(ExpectedPods::from)
-                .collect(),
+            expected: expected.into_iter().map(ExpectedPods::from).collect(),
             verdicts,
         }
     }
 }
 
 impl From<Leader> for BestNode {
-    fn from(leader: Leader) -> Self {
-        let cost = leader.cost.map(|[unfilled, useless, broken]| CostTerms {
+    fn from(node: Leader) -> Self {
+        let cost = node.cost.map(|[unfilled, useless, broken]| CostTerms {
             unfilled,
             useless,
             broken,
         });
         Self {
-            node: leader.name.into(),
-            score: leader.tenths,
+            node: node.name.into(),
+            score: node.tenths,
             cost,
         }
-    }
-}
-
-impl CostTerms {
-    fn sum(&self) -> i64 {
-        self.unfilled + self.useless + self.broken
     }
 }
 
@@ -289,29 +227,7 @@ impl From<(PodProfile, u32)> for ExpectedPods {
         let gpus = match gpus {
             RequestedGpus::Nothing | RequestedGpus::All { .. } => "no GPU".to_owned(),
             RequestedGpus::Whole(n) => format!("{n} whole GPUs"),
-            RequestedGpus::Share(ShareRequest {
-                devices,
-                memory,
-                core,
-                ..
-            }) => {
-                let memory = match memory {
-                    RequestedMemory::Bytes(bytes) => format!("{:.1} GiB", to_gib(bytes)),
-                    RequestedMemory::Units(units) => format!("{units} units"),
-                    RequestedMemory::Ratio(percent) => format!("{percent} %"),
-                };
-                let of = if devices == 1 {
-                    "a GPU's".to_owned()
-                } else {
-                    format!("each of {devices} GPUs'")
-                };
-                let core = if core == 0 {
-                    String::new()
-                } else {
-                    format!(" and {core} % of its computing power")
-                };
-                format!("{memory} of {of} memory{core}")
-            }
+            RequestedGpus::Share(request) => share_text(&request),
         };
         let request = format!(
             "{gpus}, {} m CPU, {:.1} GiB of memory",
@@ -322,79 +238,93 @@ impl From<(PodProfile, u32)> for ExpectedPods {
     }
 }
 
+fn share_text(request: &ShareRequest) -> String {
+    let memory = match request.memory {
+        RequestedMemory::Bytes(bytes) => format!("{:.1} GiB", to_gib(bytes)),
+        RequestedMemory::Units(units) => format!("{units} units"),
+        RequestedMemory::Ratio(percent) => format!("{percent} %"),
+    };
+    let of = match request.devices {
+        1 => "a GPU's".to_owned(),
+        n => format!("each of {n} GPUs'"),
+    };
+    let core = match request.core {
+        0 => String::new(),
+        core => format!(" and {core} % of its computing power"),
+    };
+    format!("{memory} of {of} memory{core}")
+}
+
 impl Verdicts {
-    fn of(index: &Shared<Index>, uid: &str, facts: &PodFacts) -> Self {
+    /// The verdicts of all nodes with devices on a pod that waits.
+    fn of_nodes(index: &Shared<Index>, uid: &str, facts: &PodFacts) -> Self {
         let mut names = index.read().device_nodes();
+        // Of many nodes the same ones are listed each time.
         names.sort_unstable();
-        let refusals: Vec<Option<Reason>> = names
-            .chunks(NODES)
-            .flat_map(|names| refusals(&index.read(), names, uid, facts))
-            .collect();
-        let mut verdicts = Self {
-            n_nodes: refusals.len(),
-            ..Self::default()
-        };
-        for reason in refusals.iter().flatten() {
-            *verdicts.reasons.entry(reason.as_str()).or_default() += 1;
+        let (mut fitting, mut others) = (Vec::new(), Vec::new());
+        let mut verdicts = Self::default();
+        for chunk in names.chunks(NODES) {
+            let refusals = refusals(&index.read(), chunk, uid, facts);
+            for (name, refusal) in chunk.iter().zip(refusals) {
+                verdicts.n_nodes += 1;
+                match refusal {
+                    None => fitting.push((name, None)),
+                    Some(reason) => {
+                        *verdicts.reasons.entry(reason.as_str()).or_default() += 1;
+                        others.push((name, Some(reason)));
+                    }
+                }
+            }
         }
-        let judged = || names.iter().map(|name| &**name).zip(refusals.iter().copied());
-        let fitting = judged().filter(|(_, reason)| reason.is_none());
-        verdicts.n_fitting = fitting.clone().count();
-        for (name, reason) in fitting
-            .chain(judged().filter(|(_, reason)| reason.is_some()))
-            .take(MAX_NODES)
-        {
-            verdicts.show(&index.read(), (name, reason), uid, facts);
+        verdicts.n_fitting = fitting.len();
+        for (name, refusal) in fitting.into_iter().chain(others).take(MAX_NODES) {
+            // One lock for each node, since details are worked out device by device.
+            let index = index.read();
+            if let Ok(Some(ask)) = index.ask(uid, facts) {
+                verdicts.nodes.push(NodeVerdict::new(&index, &ask, name, refusal));
+                verdicts.devices.extend(gpu_verdicts(&index, &ask, name));
+            }
         }
         verdicts
     }
-
-    fn show(&mut self, index: &Index, (name, reason): (&str, Option<Reason>), uid: &str, facts: &PodFacts) {
-        let Ok(Some(ask)) = index.ask(uid, facts) else {
-            return;
-        };
-        let detail = reason.and_then(|reason| index.detail(name, &ask, reason));
-        self.nodes.push(NodeStanding {
-            node: name.to_owned(),
-            fits: reason.is_none(),
-            reason: reason.map_or("", Reason::as_str),
-            detail,
-        });
-        self.devices.extend(devices(index, &ask, name));
-    }
 }
 
-/// The reason for which each of these nodes refuses the pod; `None` if it fits.
+/// The reason that each of these nodes refuses the pod; `None` if it fits.
 fn refusals(index: &Index, names: &[Box<str>], uid: &str, facts: &PodFacts) -> Vec<Option<Reason>> {
     let Ok(Some(ask)) = index.ask(uid, facts) else {
         return Vec::new();
     };
-    let mut asking = index.asking(&ask);
-    names
-        .iter()
-        .map(|name| {
-            index
-                .judge(name, index.fleet().node_id(name), &ask, &mut asking)
-                .err()
-        })
-        .collect()
+    let mut batch = index.asking(&ask);
+    let mut refusals = Vec::with_capacity(names.len());
+    for name in names {
+        let node = index.fleet().node_id(name);
+        refusals.push(index.judge(name, node, &ask, &mut batch).err());
+    }
+    refusals
 }
 
-fn devices(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<DeviceStanding> {
-    let Some(node) = index.fleet().node_id(name) else {
+impl NodeVerdict {
+    fn new(index: &Index, ask: &NodeAsk<'_>, node: &str, refusal: Option<Reason>) -> Self {
+        Self {
+            node: node.to_owned(),
+            fits: refusal.is_none(),
+            reason: refusal.map_or("", Reason::as_str),
+            detail: refusal.and_then(|reason| index.detail(node, ask, reason)),
+        }
+    }
+}
+
+fn gpu_verdicts(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<GpuVerdict> {
+    let fleet = index.fleet();
+    let Some(node) = fleet.node_id(name) else {
         return Vec::new();
     };
-    let verdicts = index
-        .fleet()
-        .explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
-    verdicts
-        .into_iter()
-        .flatten()
-        .map(|verdict| DeviceStanding::new(name, &verdict))
-        .collect()
+    let verdicts = fleet.explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
+    let verdicts = verdicts.into_iter().flatten();
+    verdicts.map(|verdict| GpuVerdict::new(name, &verdict)).collect()
 }
 
-impl DeviceStanding {
+impl GpuVerdict {
     fn new(node: &str, verdict: &DeviceFit<'_>) -> Self {
         Self {
             node: node.to_owned(),
@@ -408,10 +338,13 @@ impl DeviceStanding {
 }
 
 impl InspectedPods {
-    fn text(&self) -> String {
+    /// The answer for people.
+    pub(super) fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a text never fails.
-        let _ = self.pods.iter().try_for_each(|pod| pod.write(&mut text));
+        for pod in &self.pods {
+            // Writing to a string never fails.
+            let _ = pod.write(&mut text);
+        }
         if !self.error.is_empty() {
             let _ = writeln!(text, "{}", self.error);
         }
@@ -419,7 +352,7 @@ impl InspectedPods {
     }
 }
 
-impl Standing {
+impl PodView {
     fn write(&self, text: &mut String) -> fmt::Result {
         writeln!(
             text,
@@ -435,7 +368,7 @@ impl Standing {
         if let Some(problem) = &self.problem {
             writeln!(text, "  it is counted conservatively: {problem}")?;
         }
-        self.write_best(text)?;
+        self.write_best_nodes(text)?;
         let Some(verdicts) = &self.verdicts else {
             return Ok(());
         };
@@ -446,12 +379,8 @@ impl Standing {
         )?;
         for node in &verdicts.nodes {
             let verdict = if node.fits { "has room" } else { node.reason };
-            let detail = node
-                .detail
-                .as_ref()
-                .map(|detail| format!(": {detail}"))
-                .unwrap_or_default();
-            writeln!(text, "  {}: {verdict}{detail}", node.node)?;
+            let detail = node.detail.as_ref().map(|detail| format!(": {detail}"));
+            writeln!(text, "  {}: {verdict}{}", node.node, detail.unwrap_or_default())?;
         }
         let n_left_out = verdicts.n_nodes.saturating_sub(verdicts.nodes.len());
         if n_left_out > 0 {
@@ -460,7 +389,7 @@ impl Standing {
         Ok(())
     }
 
-    fn write_best(&self, text: &mut String) -> fmt::Result {
+    fn write_best_nodes(&self, text: &mut String) -> fmt::Result {
         if !self.best_nodes.is_empty() {
             let when = if self.verdicts.is_some() {
                 "now"
@@ -469,30 +398,31 @@ impl Standing {
             };
             writeln!(text, "  the best nodes for it {when}:")?;
         }
-        self.best_nodes
-            .iter()
-            .try_for_each(|node| writeln!(text, "    {node}"))?;
+        for node in &self.best_nodes {
+            writeln!(text, "    {node}")?;
+        }
         if !self.expected.is_empty() {
             writeln!(text, "  of a thousand pods to come are expected:")?;
         }
-        self.expected
-            .iter()
-            .try_for_each(|pods| writeln!(text, "    {:>4} of {}", pods.permille, pods.request))
+        for pods in &self.expected {
+            writeln!(text, "    {:>4} of {}", pods.permille, pods.request)?;
+        }
+        Ok(())
     }
 }
 
 impl fmt::Display for BestNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, score, cost } = self;
-        let Some(cost) = cost else {
-            return write!(f, "{node} scores {score} of 10");
-        };
-        let CostTerms {
+        let Some(CostTerms {
             unfilled,
             useless,
             broken,
-        } = cost;
-        let sum = cost.sum();
+        }) = cost
+        else {
+            return write!(f, "{node} scores {score} of 10");
+        };
+        let sum = unfilled + useless + broken;
         write!(
             f,
             "{node} costs {sum} thousandths of a GPU: {unfilled} unfilled, {useless} useless, {broken} of idle GPUs broken up"
@@ -500,8 +430,7 @@ impl fmt::Display for BestNode {
     }
 }
 
-/// For people.
-#[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
+#[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
 fn to_gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }

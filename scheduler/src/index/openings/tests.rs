@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::super::{Assumed, Decision, Index, RawDevice};
 use super::Openings;
 use crate::accounting::PodFacts;
-use crate::bind::{Found, PodId};
+use crate::bind::{PodId, PodLookup};
 use crate::watch::ObjectStore;
 
 const HINT: Duration = Duration::from_secs(30);
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    fn settle(&mut self, name: &str, found: &Found) {
+    fn settle(&mut self, name: &str, found: &PodLookup) {
         let moment = self.index.moment(name).unwrap();
         assert!(self.index.settle(name, moment, found, self.began + HINT * 10));
     }
@@ -137,8 +137,8 @@ fn decided(world: &mut World) {
     |world: &mut World| { world.index.apply(of::<Pod>(pod("p", &json!({})))); kept(world) },
     |world: &mut World| world.index.delete(&of::<Pod>(pod("p", &json!({})))), true)]
 #[case::it_is_bound_elsewhere(kept, |world: &mut World| world.index.apply(on("p", "n2")), true)]
-#[case::a_decision_was_not_written(decided, |world: &mut World| world.settle("p", &Found::Unbound), true)]
-#[case::its_pod_is_gone(decided, |world: &mut World| world.settle("p", &Found::Gone), true)]
+#[case::a_decision_was_not_written(decided, |world: &mut World| world.settle("p", &PodLookup::Unbound), true)]
+#[case::its_pod_is_gone(decided, |world: &mut World| world.settle("p", &PodLookup::Gone), true)]
 #[case::a_device_is_healthy_again(|world: &mut World| world.index.apply(device(false)), |world: &mut World| world.index.apply(device(true)), true)]
 #[case::a_list_leaves_a_pod_out(held, |world: &mut World| list::<Pod>(&mut world.index, Vec::new()), true)]
 #[case::a_bound_pod_is_deleted(held, |world: &mut World| world.index.delete(&on("p", "n1")), false)]
@@ -162,7 +162,7 @@ fn room_opens(#[case] before: Act, #[case] act: Act, #[case] is_silent: bool) {
 #[case::a_hint_lasts(kept, |world: &mut World| world.index.tick(world.began + HINT / 2))]
 #[case::a_decision_was_written(decided, |world: &mut World| {
     let annotations = world.index.pods["p"].assumption.as_ref().unwrap().order.annotations.clone();
-    world.settle("p", &Found::On { node: "n1".to_owned(), annotations });
+    world.settle("p", &PodLookup::Bound { node: "n1".to_owned(), annotations });
 })]
 fn no_room_opens_silently(#[case] before: Act, #[case] act: Act) {
     let mut world = World::new();

@@ -86,7 +86,7 @@ impl<'w> Engine<'w> {
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
         let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present))
-            .answering(answer_nodes);
+            .with_answer_nodes(answer_nodes);
         let n_broken = extender.index().read().fleet().check().len();
         Self {
             world,

@@ -5,13 +5,83 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
+const LIMIT: usize = 5;
+
+#[test]
+fn the_text_alternates() {
+    let (mut retries, now) = (SampleRetries::default(), Instant::now());
+    let texts: Vec<&str> = (0..3)
+        .filter_map(|_| retries.refuse("a", LIMIT, 0, now))
+        .collect();
+    assert!(texts.len() == 3 && texts[0] != texts[1] && texts[0] == texts[2]);
+}
+
+#[test]
+fn the_text_differs_after_room_has_opened() {
+    let (mut retries, now) = (SampleRetries::default(), Instant::now());
+    let texts: Vec<&str> = (0..4)
+        .filter_map(|nth| retries.refuse("a", LIMIT, nth, now))
+        .collect();
+    assert!(
+        texts.len() == 4 && texts.windows(2).all(|pair| pair[0] != pair[1]),
+        "{texts:?}"
+    );
+}
+
+#[test]
+fn a_limited_number_of_pods_is_retried() {
+    let (mut retries, now) = (SampleRetries::default(), Instant::now());
+    let n_retried = (0..MAX_RETRIED + 10)
+        .filter(|nth| retries.refuse(&nth.to_string(), LIMIT, 0, now).is_some())
+        .count();
+    assert_eq!(n_retried, MAX_RETRIED);
+    retries.forget("0");
+    let mut is_retried = |uid: &str, at| retries.refuse(uid, LIMIT, 0, at).is_some();
+    assert!(is_retried("another", now) && !is_retried("a third", now));
+    assert!(
+        is_retried("a third", now + RETRIED_WITHIN),
+        "the others have gone"
+    );
+}
+
+/// kube-scheduler with nothing else to do tries a pod again at once, without a back-off.
+#[test]
+fn retries_end_until_room_opens() {
+    let (mut retries, now) = (SampleRetries::default(), Instant::now());
+    let mut n_retried = |n_openings, at| {
+        (0..20)
+            .filter(|_| retries.refuse("a", LIMIT, n_openings, at).is_some())
+            .count()
+    };
+    assert_eq!(
+        [n_retried(1, now), n_retried(1, now), n_retried(2, now)],
+        [5, 0, 5]
+    );
+    assert_eq!(
+        n_retried(2, now + RETRIED_WITHIN),
+        5,
+        "kube-scheduler itself tries the pod after five minutes"
+    );
+    assert_eq!(
+        [SampleRetries::limit(500, 230), SampleRetries::limit(15_000, 750)],
+        [14, 48]
+    );
+}
+
+#[test]
+fn the_same_nodes_twice_are_no_sample() {
+    let mut retries = SampleRetries::default();
+    let is_sample = [1, 2, 2, 1].map(|nodes| retries.is_sample("a", nodes));
+    assert_eq!(is_sample, [true, true, false, true]);
+}
+
 const fn openings(all: u64, silent: u64) -> Openings {
     Openings { all, silent }
 }
 
 /// Nothing is to be announced for the beginning any more.
-fn waiting(began: Instant) -> Waiting {
-    let mut waiting = Waiting::default();
+fn waiting(began: Instant) -> WaitingPods {
+    let mut waiting = WaitingPods::default();
     waiting.announced(Openings::default(), began);
     waiting
 }
@@ -59,19 +129,19 @@ fn a_bound_pod_waits_for_nothing() {
     let began = Instant::now();
     let mut waiting = waiting(began);
     waiting.refuse("a", openings(1, 1));
-    waiting.end("a");
+    waiting.forget("a");
     assert!(!waiting.is_due(openings(9, 9), began + 60 * SECOND));
 }
 
 /// Another process may have kept room, and refused pods for it.
 #[test]
 fn a_new_leader_announces_once() {
-    let (mut waiting, now) = (Waiting::default(), Instant::now());
+    let (mut waiting, now) = (WaitingPods::default(), Instant::now());
     assert!(waiting.is_due(Openings::default(), now));
     waiting.announced(Openings::default(), now);
     assert!(!waiting.is_due(Openings::default(), now + 60 * SECOND));
     waiting.refuse("a", openings(0, 0));
-    waiting.stand_by();
+    waiting.clear();
     assert!(waiting.is_due(Openings::default(), now + SECOND) && waiting.pods.is_empty());
 }
 
@@ -92,10 +162,10 @@ fn room_that_opens_while_a_pod_is_being_refused_is_announced() {
 fn a_pod_without_an_entry_is_not_forgotten() {
     let began = Instant::now();
     let mut waiting = waiting(began);
-    for at in 0..=MOST_PODS {
-        waiting.refuse(&at.to_string(), openings(1, u64::from(at < MOST_PODS)));
+    for at in 0..=MAX_WAITING {
+        waiting.refuse(&at.to_string(), openings(1, u64::from(at < MAX_WAITING)));
     }
-    assert_eq!(waiting.pods.len(), MOST_PODS);
+    assert_eq!(waiting.pods.len(), MAX_WAITING);
     assert!(
         waiting.is_due(openings(1, 1), began + SECOND),
         "one of them was refused before that"
@@ -111,7 +181,7 @@ fn a_failed_announcement_is_repeated_after_its_pause() {
     waiting.refuse("a", openings(0, 0));
     let now = began + SECOND;
     assert!(waiting.is_due(openings(1, 1), now));
-    waiting.rest(5 * SECOND, now);
+    waiting.pause(5 * SECOND, now);
     let is_due = [4, 5].map(|second| waiting.is_due(openings(1, 1), now + SECOND * second));
     assert_eq!(is_due, [false, true]);
 }
@@ -155,7 +225,7 @@ proptest! {
                     refused[usize::from(pod)] = Some((count, None, None));
                 }
                 Step::Bind(pod) => {
-                    waiting.end(&pod.to_string());
+                    waiting.forget(&pod.to_string());
                     refused[usize::from(pod)] = None;
                 }
                 Step::Open => count.all += 1,
@@ -167,7 +237,7 @@ proptest! {
                 if at.silent < count.silent { silent.get_or_insert(now); }
             }
             if waiting.is_due(count, now) {
-                prop_assert!(now - last >= SPACING);
+                prop_assert!(now - last >= ANNOUNCEMENT_INTERVAL);
                 prop_assert!(refused.iter().flatten().any(|(at, ..)| at.is_before(count)), "for nothing");
                 waiting.announced(count, now);
                 last = now;
@@ -176,8 +246,8 @@ proptest! {
                 }
             }
             for (_, all, silent) in refused.iter().flatten() {
-                prop_assert!(silent.is_none_or(|since| now - since < SPACING), "too late");
-                prop_assert!(all.is_none_or(|since| now - since < ASKED_WITHIN + SPACING), "missed");
+                prop_assert!(silent.is_none_or(|since| now - since < ANNOUNCEMENT_INTERVAL), "too late");
+                prop_assert!(all.is_none_or(|since| now - since < TRIED_WITHIN + ANNOUNCEMENT_INTERVAL), "missed");
             }
             now += look;
         }

@@ -1,8 +1,8 @@
-//! Access to the views: for clients with a certificate of the configured authorities, and for those with a bearer token
-//! of a user to whom the cluster's RBAC gives `get` on the views' path.
+//! Access to the views: for clients with a certificate of the configured authorities, and for bearer tokens of users whom the
+//! cluster's RBAC gives `get` on the path of the views.
 //!
-//! The API server answers both questions (`TokenReview`, `SubjectAccessReview`); the answers are kept for a few seconds, and
-//! no more of them than a fixed number. Knows no view.
+//! The API server authenticates and authorizes tokens (`TokenReview`, `SubjectAccessReview`). A limited number of its
+//! answers is cached for a few seconds.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,74 +24,60 @@ use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::Extender;
+use crate::extender::Extender;
 use crate::metrics::{Ending, Verb};
 use crate::serve::ClientCertificate;
 
-/// The time for which an answer of the API server counts; a right that was taken away may still be used for as long.
+/// The time for which an answer is cached; a right that was withdrawn may be used for as long.
 const TTL: Duration = Duration::from_secs(10);
-/// Most answers that are kept.
-const MOST_KNOWN: usize = 256;
+/// The most cached answers.
+const MAX_CACHED: usize = 256;
 /// Longest token, in bytes: those of service accounts have about 1 KiB.
 const MAX_TOKEN: usize = 8 << 10;
-/// Most tokens that the API server is asked about at one time.
-const ASKING: usize = 4;
-/// Longest time that a client waits for the API server's answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most tokens under review at one time.
+const MAX_REVIEWS: usize = 4;
+/// The longest time that a client waits for a review.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Decides who may read the views.
-pub(super) struct Access {
-    /// True if clients have to authenticate themselves.
-    demands: bool,
-    /// The path that the right to read is given for; one right for all views.
+/// Authorizes clients of the views.
+pub(in crate::extender) struct Access {
+    /// True if clients have to authenticate.
+    is_required: bool,
+    /// The path that RBAC rules name, one for all views.
     path: String,
-    /// Asks the API server about tokens; without one only certificates count.
+    /// The API server that reviews tokens; without one only certificates count.
     client: Option<Client>,
-    /// The answers of the API server about tokens, and the times at which they came.
-    known: Mutex<HashMap<Box<str>, (Instant, Verdict)>>,
-    asking: Semaphore,
+    /// Answers by token, with the times at which they came.
+    cache: Mutex<HashMap<Box<str>, (Instant, TokenVerdict)>>,
+    reviews: Semaphore,
 }
 
-/// An answer of the API server about a token.
+/// The result of a review.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum TokenVerdict {
     Allowed,
     /// The token belongs to no user.
-    Unknown,
-    /// The user may not read the views.
+    Unauthenticated,
+    /// This user lacks the right.
     Forbidden(Arc<str>),
 }
 
-/// The reason for which a client may not read the views.
+/// The reason that a client may not read the views.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Denied {
-    /// It shows neither a certificate nor a token.
+enum Denied {
+    /// Neither a certificate nor a token.
     #[error(
         "views demand a client certificate of the configured authorities, or a bearer token of a user who may get {path}"
     )]
-    NoCredentials {
-        /// The path that the right is given for.
-        path: String,
-    },
-    /// The API server does not know the token.
+    NoCredentials { path: String },
     #[error("the API server does not know this bearer token, or it has expired")]
     UnknownToken,
-    /// The API server knows the user.
     #[error(
         "user {user:?} may not get {path}; give a ClusterRole with nonResourceURLs [{path:?}] and the verb get"
     )]
-    Forbidden {
-        /// The user that the token belongs to.
-        user: Arc<str>,
-        /// The path that the right is given for.
-        path: String,
-    },
-    /// The API server does not say.
-    #[error("the API server does not say whether this bearer token may read: {reason}")]
-    Unanswered {
-        /// The failure of the review.
-        reason: String,
-    },
+    Forbidden { user: Arc<str>, path: String },
+    #[error("the API server did not review this bearer token: {reason}")]
+    Unreviewed { reason: String },
 }
 
 impl Denied {
@@ -99,7 +85,7 @@ impl Denied {
         match self {
             Self::NoCredentials { .. } | Self::UnknownToken => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::Unanswered { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unreviewed { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -119,79 +105,79 @@ impl IntoResponse for Denied {
 }
 
 impl fmt::Debug for Access {
-    /// Shows no token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access")
-            .field("demands", &self.demands)
+            .field("is_required", &self.is_required)
             .field("path", &self.path)
             .finish_non_exhaustive()
     }
 }
 
 impl Access {
-    /// Demands nothing, or certificates alone, for views under this prefix.
-    pub(super) fn new(demands: bool, prefix: &str) -> Self {
-        let (known, asking) = (Mutex::default(), Semaphore::new(ASKING));
+    /// Access to the views under this prefix, for all clients or for those with a certificate.
+    pub(in crate::extender) fn new(is_required: bool, prefix: &str) -> Self {
         Self {
-            demands,
+            is_required,
             path: format!("{prefix}/inspect"),
             client: None,
-            known,
-            asking,
+            cache: Mutex::default(),
+            reviews: Semaphore::new(MAX_REVIEWS),
         }
     }
 
-    /// The same, with an API server to ask about tokens.
-    pub(super) fn asking(self, client: Client) -> Self {
+    /// Grants access to tokens too, which this API server reviews.
+    pub(in crate::extender) fn with_reviews(self, client: Client) -> Self {
         Self {
             client: Some(client),
             ..self
         }
     }
 
-    /// Checks that a client may read the views.
     async fn check(&self, has_certificate: bool, headers: &HeaderMap) -> Result<(), Denied> {
-        if !self.demands || has_certificate {
+        if !self.is_required || has_certificate {
             return Ok(());
         }
-        let (Some(token), Some(client)) = (bearer(headers), self.client.as_ref()) else {
+        let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
             return Err(Denied::NoCredentials {
                 path: self.path.clone(),
             });
         };
-        let verdict = match self.recall(token) {
+        // Unknown tokens are cached too: a client that repeats one costs the API server nothing.
+        let verdict = match self.cached(token) {
             Some(verdict) => verdict,
-            None => self.ask(client, token).await?,
+            None => self.review_in_time(client, token).await?,
         };
         match verdict {
-            Verdict::Allowed => Ok(()),
-            Verdict::Unknown => Err(Denied::UnknownToken),
-            Verdict::Forbidden(user) => Err(Denied::Forbidden {
+            TokenVerdict::Allowed => Ok(()),
+            TokenVerdict::Unauthenticated => Err(Denied::UnknownToken),
+            TokenVerdict::Forbidden(user) => Err(Denied::Forbidden {
                 user,
                 path: self.path.clone(),
             }),
         }
     }
 
-    async fn ask(&self, client: &Client, token: &str) -> Result<Verdict, Denied> {
-        let answer = async {
-            let _permit = self.asking.acquire().await;
-            // Another request with the same token may have asked meanwhile.
-            if let Some(verdict) = self.recall(token) {
+    async fn review_in_time(&self, client: &Client, token: &str) -> Result<TokenVerdict, Denied> {
+        let review = async {
+            // Clients with many tokens must not take the API server from binds.
+            let _permit = self.reviews.acquire().await;
+            // Another request with the same token may have been reviewed meanwhile.
+            if let Some(verdict) = self.cached(token) {
                 return Ok(verdict);
             }
             let verdict = self.review(client, token).await?;
-            self.keep(token, verdict.clone());
+            self.insert(token, verdict.clone());
             Ok(verdict)
         };
-        let unanswered = |reason: String| Denied::Unanswered { reason };
-        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
-            Ok(verdict) => verdict.map_err(|error: kube::Error| unanswered(error.to_string())),
-            Err(_) => Err(unanswered(format!("it took longer than {ANSWER_TIMEOUT:?}"))),
-        }
+        let reason = match tokio::time::timeout(REVIEW_TIMEOUT, review).await {
+            Ok(Ok(verdict)) => return Ok(verdict),
+            Ok(Err(error)) => kube::Error::to_string(&error),
+            Err(_) => format!("it took longer than {REVIEW_TIMEOUT:?}"),
+        };
+        Err(Denied::Unreviewed { reason })
     }
 
-    async fn review(&self, client: &Client, token: &str) -> Result<Verdict, kube::Error> {
+    async fn review(&self, client: &Client, token: &str) -> Result<TokenVerdict, kube::Error> {
         let spec = TokenReviewSpec {
             token: token.to_owned(),
             ..TokenReviewSpec::default()
@@ -209,12 +195,12 @@ impl Access {
             .filter(|status| status.authenticated == Some(true))
             .and_then(|status| status.user);
         let Some(user) = user else {
-            return Ok(Verdict::Unknown);
+            return Ok(TokenVerdict::Unauthenticated);
         };
         let name: Arc<str> = user.username.clone().unwrap_or_default().into();
         let review = SubjectAccessReview {
             metadata: ObjectMeta::default(),
-            spec: self.question(user),
+            spec: self.access_spec(user),
             status: None,
         };
         let reviewed = Api::<SubjectAccessReview>::all(client.clone())
@@ -222,13 +208,13 @@ impl Access {
             .await?;
         let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
         Ok(if is_allowed {
-            Verdict::Allowed
+            TokenVerdict::Allowed
         } else {
-            Verdict::Forbidden(name)
+            TokenVerdict::Forbidden(name)
         })
     }
 
-    fn question(&self, user: UserInfo) -> SubjectAccessReviewSpec {
+    fn access_spec(&self, user: UserInfo) -> SubjectAccessReviewSpec {
         let attributes = NonResourceAttributes {
             path: Some(self.path.clone()),
             verb: Some("get".to_owned()),
@@ -236,6 +222,7 @@ impl Access {
         SubjectAccessReviewSpec {
             user: user.username,
             uid: user.uid,
+            // RBAC may give the right to a group, or by attributes that an authenticator adds.
             groups: user.groups,
             extra: user.extra,
             non_resource_attributes: Some(attributes),
@@ -243,46 +230,48 @@ impl Access {
         }
     }
 
-    fn recall(&self, token: &str) -> Option<Verdict> {
-        let known = self.known();
-        let (since, verdict) = known.get(token)?;
+    fn cached(&self, token: &str) -> Option<TokenVerdict> {
+        let cache = self.cache();
+        let (since, verdict) = cache.get(token)?;
         (since.elapsed() < TTL).then(|| verdict.clone())
     }
 
-    fn keep(&self, token: &str, verdict: Verdict) {
-        let mut known = self.known();
-        if known.len() >= MOST_KNOWN {
-            known.retain(|_, (since, _)| since.elapsed() < TTL);
+    fn insert(&self, token: &str, verdict: TokenVerdict) {
+        // Tokens come from anyone, so the cache must not grow with their number.
+        let mut cache = self.cache();
+        if cache.len() >= MAX_CACHED {
+            cache.retain(|_, (since, _)| since.elapsed() < TTL);
         }
-        if known.len() >= MOST_KNOWN {
-            let oldest = known
+        if cache.len() >= MAX_CACHED {
+            let oldest = cache
                 .iter()
                 .min_by_key(|(_, (since, _))| *since)
                 .map(|(token, _)| token.clone());
-            oldest.and_then(|token| known.remove(&token));
+            oldest.and_then(|token| cache.remove(&token));
         }
-        known.insert(token.into(), (Instant::now(), verdict));
+        cache.insert(token.into(), (Instant::now(), verdict));
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Box<str>, (Instant, Verdict)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, HashMap<Box<str>, (Instant, TokenVerdict)>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The token that a client shows, if it may be one.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// The bearer token of a request.
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers
         .get(header::AUTHORIZATION)?
         .to_str()
         .ok()?
         .split_once(' ')?;
     let token = token.trim();
+    // The token goes into a review as it is: it must not be empty, huge, or more than a word.
     let is_plain =
         !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
     (scheme.eq_ignore_ascii_case("bearer") && is_plain).then_some(token)
 }
 
-/// Lets a request for a view through, or answers it with why not.
+/// Middleware that passes requests of authorized clients.
 pub(super) async fn admit(
     State(extender): State<Arc<Extender>>,
     request: Request<Body>,
@@ -292,6 +281,7 @@ pub(super) async fn admit(
     match extender.access.check(has_certificate, request.headers()).await {
         Ok(()) => next.run(request).await,
         Err(denied) => {
+            // No view counts this request.
             extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
             denied.into_response()
         }

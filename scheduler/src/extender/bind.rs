@@ -1,0 +1,394 @@
+//! `bind`: chooses the pod's devices, writes one binding, and keeps or releases the devices by its outcome.
+//!
+//! A bind runs to its end even if kube-scheduler hangs up, since its decision would be left open otherwise.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use daemon::panics::named;
+use placement::Reason;
+use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
+use proto::record::DEVICE_ALLOCATED;
+use rustc_hash::FxHashSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::{debug, info, warn};
+
+use super::bind_limiter::BindPermit;
+use super::{Extender, RequestError, now};
+use crate::accounting::PodFacts;
+use crate::api_server::shorten;
+use crate::bind::{BindOutcome, PodBinding, PodId};
+use crate::index::{AssumeError, Assumed, Moment, Phase};
+use crate::leader::NotLeading;
+use crate::metrics::{Ending, Timer};
+
+/// First and longest pause between two looks at a pod whose binding had no known outcome.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The time after which the pod of a written binding is read from the API server if no watch has shown the binding.
+const UNSEEN_LIMIT: Duration = Duration::from_secs(300);
+/// Time between two searches for such bindings. Those that a list should have shown are looked for when the list is complete.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The reason that a pod was not bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The watches have not synced.
+    #[error("{0}")]
+    NotReady(String),
+    /// Another replica leads, or this one does not bind yet.
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
+    /// The request names no valid pod.
+    #[error("{0}")]
+    InvalidPod(String),
+    /// The time of the bind was up before anything was written.
+    #[error("nothing is written: there is no time left after {0}")]
+    Late(&'static str),
+    /// The API server has no such pod.
+    #[error("there is no pod {pod} with UID {uid}")]
+    NoPod {
+        /// Namespace and name.
+        pod: String,
+        /// UID.
+        uid: String,
+    },
+    /// No watch has shown the pod, and the API server did not return it.
+    #[error("cannot read the pod: {0}")]
+    Unreadable(String),
+    /// No devices could be chosen.
+    #[error(transparent)]
+    Undecided(#[from] AssumeError),
+    /// The API server refused the binding.
+    #[error("the API server refused the binding: {0}")]
+    Refused(String),
+    /// The API server answered 429.
+    #[error(
+        "nothing is written: the API server is too busy, see that it serves the scheduler before others (FlowSchema): {0}"
+    )]
+    Busy(String),
+    /// The binding may have been written or not.
+    #[error("binding outcome unknown, checking: {0}")]
+    Unknown(String),
+    /// The task of the bind ended early.
+    #[error("the bind broke off: {0}")]
+    Interrupted(String),
+}
+
+/// The cause of a failed bind, which says if another node would help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The node has no room for the pod.
+    Node,
+    /// Nothing that another node would change.
+    Elsewhere,
+    Unclear,
+}
+
+impl BindError {
+    /// The label for metrics.
+    fn label(&self) -> &'static str {
+        match self {
+            Self::NotReady(_) => "not_ready",
+            Self::NotLeading(_) => "not_leading",
+            Self::InvalidPod(_) | Self::NoPod { .. } => "no_pod",
+            Self::Late(_) => "late",
+            Self::Unreadable(_) => "unreadable",
+            Self::Undecided(AssumeError::NoRoom {
+                reason: Reason::PluginAway,
+                ..
+            }) => "plugin_away",
+            Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => "no_room",
+            Self::Undecided(AssumeError::Invalid { .. }) => "invalid",
+            Self::Undecided(_) => "bound_before",
+            Self::Refused(_) => "api_server",
+            Self::Busy(_) => "api_server_busy",
+            Self::Unknown(_) | Self::Interrupted(_) => "unknown",
+        }
+    }
+
+    fn cause(&self) -> Cause {
+        match self {
+            // Filters do not offer the node while its plugin is away, so the pod need not avoid it for longer.
+            Self::Undecided(AssumeError::NoRoom {
+                reason: Reason::PluginAway,
+                ..
+            }) => Cause::Elsewhere,
+            Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => Cause::Node,
+            // An admission webhook may refuse bindings to this very node.
+            Self::Refused(_) => Cause::Unclear,
+            _ => Cause::Elsewhere,
+        }
+    }
+
+    fn ending(&self) -> Ending {
+        match self {
+            Self::NotReady(_) | Self::NotLeading(NotLeading::Starting) => Ending::NotReady,
+            Self::NotLeading(_) => Ending::NotLeading,
+            Self::Unknown(_) | Self::Interrupted(_) => Ending::Unknown,
+            Self::InvalidPod(_)
+            | Self::Late(_)
+            | Self::NoPod { .. }
+            | Self::Unreadable(_)
+            | Self::Undecided(_)
+            | Self::Refused(_)
+            | Self::Busy(_) => Ending::Refused,
+        }
+    }
+}
+
+/// Answers a request. A pod that cannot be bound is an answer too, or kube-scheduler would drop the reason.
+///
+/// # Errors
+/// The body is not a bind request.
+pub(super) async fn answer(
+    extender: &Arc<Extender>,
+    body: &[u8],
+    deadline: Instant,
+    timer: &mut Timer<'_>,
+) -> Result<Vec<u8>, RequestError> {
+    let args = parse(body)?;
+    let (uid, node) = (args.pod_uid.clone(), args.node.clone());
+    let pod_shown = shorten(&format!("{}/{}", args.pod_namespace, args.pod_name));
+    let node_shown = shorten(&node);
+    // A task of its own: the future of a request is dropped when kube-scheduler hangs up.
+    let task = tokio::spawn(named("bind", bind_pod(Arc::clone(extender), args, deadline)));
+    let bound = match task.await {
+        Ok(bound) => bound,
+        Err(error) => Err(BindError::Interrupted(error.to_string())),
+    };
+    let error = match bound {
+        Ok(devices) => {
+            extender.memory().retries.forget(&uid);
+            extender.memory().waiting.forget(&uid);
+            info!(pod = pod_shown, node = node_shown, devices, "bound");
+            String::new()
+        }
+        Err(error) => {
+            timer.ending = error.ending();
+            extender.metrics.bind_refused(error.label());
+            match error.cause() {
+                Cause::Node => extender.memory().attempts.fail(&uid, &node, now()),
+                Cause::Elsewhere => extender.memory().attempts.excuse(&uid),
+                Cause::Unclear => {}
+            }
+            let error = shorten(&format!("{:#}", anyhow::Error::from(error)));
+            warn!(pod = pod_shown, node = node_shown, error, "not bound");
+            error
+        }
+    };
+    serde_json::to_vec(&ExtenderBindingResult { error })
+        .map_err(|error| RequestError::malformed("bind", &error))
+}
+
+fn parse(body: &[u8]) -> Result<ExtenderBindingArgs, RequestError> {
+    let args: ExtenderBindingArgs =
+        serde_json::from_slice(body).map_err(|error| RequestError::malformed("bind", &error))?;
+    let fields = [
+        ("PodName", &args.pod_name),
+        ("PodNamespace", &args.pod_namespace),
+        ("PodUID", &args.pod_uid),
+        ("Node", &args.node),
+    ];
+    match fields.iter().find(|(_, value)| value.is_empty()) {
+        Some((field, _)) => Err(RequestError::malformed("bind", &format!("{field} is empty"))),
+        None => Ok(args),
+    }
+}
+
+/// Binds a pod. Returns the record of its devices and amounts if this bind chose them.
+async fn bind_pod(
+    extender: Arc<Extender>,
+    args: ExtenderBindingArgs,
+    deadline: Instant,
+) -> Result<Option<String>, BindError> {
+    let pod = PodId {
+        namespace: args.pod_namespace,
+        name: args.pod_name,
+        uid: args.pod_uid,
+    };
+    let node = args.node;
+    pod.check().map_err(BindError::InvalidPod)?;
+    extender.index.read().ready().map_err(BindError::NotReady)?;
+    extender.check_leading()?;
+    let _bind = extender.leadership().begin_bind(now())?;
+    let late = |wait| move |_| BindError::Late(wait);
+    let _permit = timeout_at(deadline, extender.binding.acquire())
+        .await
+        .map_err(late("waiting for other binds"))?;
+    let _pod_lock = timeout_at(deadline, extender.pod_locks.lock(&pod.uid))
+        .await
+        .map_err(late("waiting for the pod's other bind"))?;
+    let facts = timeout_at(deadline, find_facts(&extender, &pod))
+        .await
+        .map_err(late("reading the pod"))??;
+    // A pod without devices needs no decision, and its order among the bindings of the node does not matter.
+    let facts = facts.filter(|facts| extender.index.read().concerns(facts));
+    let Some(facts) = facts else {
+        let binding = PodBinding {
+            pod,
+            node,
+            annotations: BTreeMap::new(),
+            labels: BTreeMap::new(),
+        };
+        let _permit = in_time(deadline, extender.bind_limiter.acquire()).await?;
+        return check(extender.binder.bind(&binding, deadline).await).map(|()| None);
+    };
+    let _permit = in_time(deadline, extender.bind_limiter.acquire_for(&node)).await?;
+    decide_and_write(&extender, pod, &facts, &node, deadline).await
+}
+
+/// Waits for a permit as long as there is time to send the binding.
+async fn in_time<'a>(
+    deadline: Instant,
+    permit: impl Future<Output = BindPermit<'a>>,
+) -> Result<BindPermit<'a>, BindError> {
+    match timeout_at(deadline, permit).await {
+        // The permit may come in the last moment; a decision without time for the write would only have to be taken back.
+        Ok(permit) if Instant::now() < deadline => Ok(permit),
+        _ => Err(BindError::Late("waiting for other bindings to be written")),
+    }
+}
+
+fn check(outcome: BindOutcome) -> Result<(), BindError> {
+    match outcome {
+        BindOutcome::Bound | BindOutcome::OnNode(_) => Ok(()),
+        BindOutcome::Refused(message) => Err(BindError::Refused(message)),
+        BindOutcome::Busy(message) => Err(BindError::Busy(message)),
+        BindOutcome::Unknown(message) => Err(BindError::Unknown(message)),
+    }
+}
+
+/// The facts of a pod, as the watch, a filter or the API server shows it; `None` if it asks for no devices.
+async fn find_facts(extender: &Extender, pod: &PodId) -> Result<Option<PodFacts>, BindError> {
+    let no_pod = || BindError::NoPod {
+        pod: format!("{}/{}", pod.namespace, pod.name),
+        uid: pod.uid.clone(),
+    };
+    // The watch is the best source; it may not have shown a pod that kube-scheduler has just seen.
+    let watched = extender.index.read().pod(&pod.uid).cloned();
+    if let Some(facts) = watched.or_else(|| extender.memory().facts.get(&pod.uid).cloned()) {
+        // The UID decides, but the path of the binding has the names: a mismatch would bind another pod.
+        let is_same = *facts.namespace == *pod.namespace && *facts.name == *pod.name;
+        return if is_same { Ok(Some(facts)) } else { Err(no_pod()) };
+    }
+    let found = extender.binder.get(pod).await.map_err(BindError::Unreadable)?;
+    let found = found.filter(|found| found.uid() == pod.uid).ok_or_else(no_pod)?;
+    Ok(PodFacts::of(&found, extender.index.read().names()))
+}
+
+/// Chooses devices, writes the binding, and keeps or releases the devices.
+async fn decide_and_write(
+    extender: &Arc<Extender>,
+    pod: PodId,
+    facts: &PodFacts,
+    node: &str,
+    deadline: Instant,
+) -> Result<Option<String>, BindError> {
+    let nanos =
+        u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
+    // Ranked before the pod takes its devices, which would change the scores.
+    let best_nodes = extender.index.read().leaders_of(&pod.uid, facts);
+    let assumed = extender.index.write().assume(&pod, facts, node, nanos, now())?;
+    extender.memory().best_nodes.insert(&pod.uid, best_nodes);
+    let Assumed::Write {
+        order,
+        stamp,
+        repeated,
+    } = assumed
+    else {
+        return Ok(None);
+    };
+    let outcome = extender.binder.bind(&order, deadline).await;
+    match &outcome {
+        BindOutcome::Bound => extender.index.write().confirm(&pod.uid, stamp, now()),
+        BindOutcome::OnNode(annotations) => {
+            let mut index = extender.index.write();
+            index.confirm_found(&pod.uid, stamp, annotations, now());
+        }
+        BindOutcome::Refused(_) | BindOutcome::Busy(_) if !repeated => {
+            extender.index.write().forget(&pod.uid, stamp);
+        }
+        // An earlier write of the same binding may have got through, whatever the outcome of this one is.
+        BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
+            extender.index.write().doubt(&pod.uid, stamp, now());
+            if resolving(extender).insert((pod.uid.as_str().into(), stamp)) {
+                tokio::spawn(named(
+                    "outcome of a bind",
+                    resolve(Arc::clone(extender), pod, stamp),
+                ));
+            }
+        }
+    }
+    check(outcome).map(|()| order.annotations.get(DEVICE_ALLOCATED).cloned())
+}
+
+fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {
+    extender.resolving.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The state of a decision, unless it has ended or given way to another.
+fn moment_of(extender: &Extender, pod: &PodId, stamp: u64) -> Option<Moment> {
+    let moment = extender.index.read().moment(&pod.uid);
+    moment.filter(|moment| moment.stamp == stamp)
+}
+
+/// Reads a pod again and again until the outcome of its binding is known.
+async fn resolve(extender: Arc<Extender>, pod: PodId, stamp: u64) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        match moment_of(&extender, &pod, stamp) {
+            Some(moment) if moment.phase == Phase::Doubtful => look(&extender, &pod, moment).await,
+            _ if is_resolved(&extender, &pod, stamp) => return,
+            _ => {}
+        }
+    }
+}
+
+/// Returns true if the outcome of a binding is known, after which its task has to end.
+fn is_resolved(extender: &Extender, pod: &PodId, stamp: u64) -> bool {
+    // A bind marks its decision as doubtful first and inserts it into `resolving` then. Under this lock either the task sees
+    // the doubt, or the bind finds no entry and starts another task.
+    let mut resolving = resolving(extender);
+    let is_resolved = moment_of(extender, pod, stamp).is_none_or(|moment| moment.phase == Phase::Written);
+    if is_resolved {
+        resolving.remove(&(Box::from(pod.uid.as_str()), stamp));
+    }
+    is_resolved
+}
+
+/// Reads a pod from the API server and settles its decision accordingly.
+async fn look(extender: &Extender, pod: &PodId, moment: Moment) {
+    let PodId { namespace, name, uid } = pod;
+    match extender.binder.find(pod).await {
+        Ok(found) => {
+            let settled = extender.index.write().settle(uid, moment, &found, now());
+            debug!(
+                namespace,
+                pod = name,
+                ?found,
+                settled,
+                "looked for the outcome of a bind"
+            );
+        }
+        Err(error) => warn!(namespace, pod = name, error, "cannot read the outcome of a bind"),
+    }
+}
+
+/// Looks, until the process ends, for written bindings that no watch shows for too long, or that a list left out.
+pub async fn sweep_unseen(extender: Arc<Extender>) {
+    let unlisted = extender.index.read().unlisted();
+    loop {
+        let _ = timeout(SWEEP_INTERVAL, unlisted.notified()).await;
+        let overdue = extender.index.read().overdue(now(), UNSEEN_LIMIT);
+        for (pod, moment) in overdue {
+            // Others have a task that resolves them, or a write under way.
+            if moment.phase == Phase::Written {
+                look(&extender, &pod, moment).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Limits of bindings on their way to the API server: a number in all, and one at a time for each node.
+//!
+//! A bind that waits here has chosen no devices yet, so that it can be given up.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::poll;
+use rustc_hash::FxHashMap;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// The time that a binding waits for the one before it on its node: well below what is left of kube-scheduler's timeout.
+const NODE_QUEUE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A lock for each key, taken in the order of arrival. A holder may leave a value to the next one that waits.
+#[derive(Debug, Default)]
+pub(super) struct KeyedLock<T = ()>(Mutex<Locks<T>>);
+
+type Locks<T> = FxHashMap<Box<str>, Arc<tokio::sync::Mutex<T>>>;
+
+/// Holds the lock of one key until dropped.
+#[derive(Debug)]
+pub(super) struct KeyGuard<'a, T = ()> {
+    locks: &'a KeyedLock<T>,
+    key: Box<str>,
+    guard: Option<OwnedMutexGuard<T>>,
+}
+
+impl<T: Default> KeyedLock<T> {
+    pub(super) async fn lock(&self, key: &str) -> KeyGuard<'_, T> {
+        let lock = Arc::clone(self.entries().entry(key.into()).or_default());
+        // Made before the wait, so that its drop removes the entry even if the wait is given up.
+        let mut guard = KeyGuard {
+            locks: self,
+            key: key.into(),
+            guard: None,
+        };
+        guard.guard = Some(lock.lock_owned().await);
+        guard
+    }
+}
+
+impl<T> KeyedLock<T> {
+    fn entries(&self) -> MutexGuard<'_, Locks<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for KeyGuard<'_, T> {
+    fn drop(&mut self) {
+        let mut entries = self.locks.entries();
+        self.guard.take();
+        // Each one that waits has a reference of its own.
+        if entries
+            .get(&self.key)
+            .is_some_and(|lock| Arc::strong_count(lock) == 1)
+        {
+            entries.remove(&self.key);
+        }
+    }
+}
+
+/// Issues [`BindPermit`]s.
+#[derive(Debug)]
+pub(super) struct BindLimiter {
+    permits: Arc<Semaphore>,
+    /// By node name. The holder of a node hands its permit to the next one.
+    nodes: KeyedLock<Option<OwnedSemaphorePermit>>,
+}
+
+/// Permission to send one binding, until dropped.
+#[derive(Debug)]
+pub(super) struct BindPermit<'a> {
+    permit: Option<OwnedSemaphorePermit>,
+    node: Option<KeyGuard<'a, Option<OwnedSemaphorePermit>>>,
+}
+
+impl BindLimiter {
+    pub(super) fn new(n_permits: usize) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(n_permits)),
+            nodes: KeyedLock::default(),
+        }
+    }
+
+    /// Waits for a permit, in the order of arrival.
+    pub(super) async fn acquire(&self) -> BindPermit<'_> {
+        BindPermit {
+            permit: self.permit().await,
+            node: None,
+        }
+    }
+
+    /// Waits for a permit and for the earlier bindings to the node, so that the API server, and kubelet after it, gets the
+    /// bindings of a node in the order of their decisions. Passes an earlier binding that hangs.
+    pub(super) async fn acquire_for(&self, node: &str) -> BindPermit<'_> {
+        let mut permit = self.permit().await;
+        let mut lock = pin!(self.nodes.lock(node));
+        let mut node = if let Poll::Ready(guard) = poll!(lock.as_mut()) {
+            Some(guard)
+        } else {
+            // A binding to another node can use the permit meanwhile. The timeout begins only now, since the holder of the
+            // node has a permit and does not wait for others.
+            permit = None;
+            timeout(NODE_QUEUE_TIMEOUT, lock).await.ok()
+        };
+        let handed_on = node.as_mut().and_then(|node| node.guard.as_mut()?.take());
+        let permit = match permit.or(handed_on) {
+            None => self.permit().await,
+            permit => permit,
+        };
+        BindPermit { permit, node }
+    }
+
+    /// `None` only if the semaphore were closed, which it never is.
+    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).acquire_owned().await.ok()
+    }
+}
+
+impl Drop for BindPermit<'_> {
+    fn drop(&mut self) {
+        // If no other binding waits for the node, the permit is released together with the node's lock.
+        if let Some(value) = self.node.as_mut().and_then(|node| node.guard.as_deref_mut()) {
+            *value = self.permit.take();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_holder_for_each_key_and_no_entry_is_left() {
+        let locks = KeyedLock::<()>::default();
+        let first = locks.lock("a").await;
+        let other = locks.lock("b").await;
+        let mut second = pin!(locks.lock("a"));
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(first);
+        let second = second.await;
+        assert_eq!(locks.entries().len(), 2);
+        drop((second, other));
+        assert_eq!(locks.entries().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_is_given_up_leaves_no_entry() {
+        let locks = KeyedLock::<()>::default();
+        let first = locks.lock("a").await;
+        let mut second = Box::pin(locks.lock("a"));
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(first);
+        drop(second);
+        assert_eq!(locks.entries().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_number_of_permits_is_limited() {
+        let limiter = BindLimiter::new(2);
+        let (first, second) = (limiter.acquire_for("a").await, limiter.acquire().await);
+        let (mut third, mut fourth) = (
+            Box::pin(limiter.acquire_for("b")),
+            Box::pin(limiter.acquire_for("c")),
+        );
+        assert!(poll!(third.as_mut()).is_pending() && poll!(fourth.as_mut()).is_pending());
+        drop(second);
+        assert!(poll!(fourth.as_mut()).is_pending(), "first come, first served");
+        let third = third.await;
+        drop((first, third));
+        drop(fourth.await);
+        assert_eq!(limiter.permits.available_permits(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_binding_that_waits_for_its_node_has_no_permit() {
+        let limiter = BindLimiter::new(2);
+        let first = limiter.acquire_for("a").await;
+        let mut second = Box::pin(limiter.acquire_for("a"));
+        assert!(poll!(second.as_mut()).is_pending());
+        let other = limiter.acquire_for("b").await;
+        drop(first);
+        let second = second.await;
+        assert_eq!(
+            limiter.permits.available_permits(),
+            0,
+            "the first one's permit was handed on"
+        );
+        drop((second, other));
+        assert_eq!(limiter.permits.available_permits(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_given_up_keeps_no_permit() {
+        let limiter = BindLimiter::new(1);
+        let first = limiter.acquire_for("a").await;
+        let mut second = Box::pin(limiter.acquire_for("a"));
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(second);
+        drop(first);
+        assert_eq!(limiter.permits.available_permits(), 1);
+        let limiter = BindLimiter::new(2);
+        let first = limiter.acquire_for("a").await;
+        let mut second = Box::pin(limiter.acquire_for("a"));
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(first);
+        drop(second);
+        assert_eq!(
+            limiter.permits.available_permits(),
+            2,
+            "nor one that was handed on"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_binding_that_hangs_is_passed() {
+        let limiter = BindLimiter::new(3);
+        let hanging = limiter.acquire_for("a").await;
+        let begun = tokio::time::Instant::now();
+        let second = limiter.acquire_for("a").await;
+        assert_eq!(begun.elapsed(), NODE_QUEUE_TIMEOUT);
+        drop((hanging, second));
+        assert_eq!(limiter.permits.available_permits(), 3);
+    }
+}

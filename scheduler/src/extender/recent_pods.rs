@@ -1,0 +1,93 @@
+//! Bounded memory of pods: the least recently used go first.
+
+use rustc_hash::FxHashMap;
+
+/// The number of pods that are remembered for certain; up to twice as many may be.
+const CAPACITY: usize = 4096;
+
+/// One value for each pod, by UID.
+///
+/// Values lie in two generations. One that is used moves to the young one; when that is full, the old one is dropped and the
+/// young one becomes old.
+#[derive(Debug)]
+pub(super) struct RecentPods<T> {
+    young: FxHashMap<Box<str>, T>,
+    old: FxHashMap<Box<str>, T>,
+}
+
+impl<T> Default for RecentPods<T> {
+    fn default() -> Self {
+        Self {
+            young: FxHashMap::default(),
+            old: FxHashMap::default(),
+        }
+    }
+}
+
+impl<T> RecentPods<T> {
+    /// Returns the value that the new one replaces.
+    pub(super) fn insert(&mut self, uid: &str, value: T) -> Option<T> {
+        if let Some(known) = self.young.get_mut(uid) {
+            return Some(std::mem::replace(known, value));
+        }
+        let replaced = self.old.remove(uid);
+        self.insert_young(uid.into(), value);
+        replaced
+    }
+
+    pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut T> {
+        if let Some((uid, value)) = self.old.remove_entry(uid) {
+            self.insert_young(uid, value);
+        }
+        self.young.get_mut(uid)
+    }
+
+    pub(super) fn get(&mut self, uid: &str) -> Option<&T> {
+        self.get_mut(uid).map(|value| &*value)
+    }
+
+    pub(super) fn get_or_default(&mut self, uid: &str) -> &mut T
+    where
+        T: Default,
+    {
+        if self.get_mut(uid).is_none() {
+            self.insert_young(uid.into(), T::default());
+        }
+        self.young.entry(uid.into()).or_default()
+    }
+
+    /// All values, in no particular order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
+        self.young
+            .iter()
+            .chain(&self.old)
+            .map(|(uid, value)| (&**uid, value))
+    }
+
+    fn insert_young(&mut self, uid: Box<str>, value: T) {
+        // Constant time, unlike the removal of the single least recently used value from a map.
+        if self.young.len() >= CAPACITY {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(uid, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CAPACITY, RecentPods};
+
+    #[test]
+    fn the_least_recently_used_pods_are_dropped() {
+        let mut pods = RecentPods::default();
+        for nth in 0..4 * CAPACITY {
+            assert_eq!(pods.insert(&nth.to_string(), nth), None);
+            assert_eq!(pods.insert(&nth.to_string(), nth), Some(nth));
+            assert_eq!(pods.get("0"), Some(&0), "used all the time");
+        }
+        assert!(pods.young.len() <= CAPACITY && pods.old.len() <= CAPACITY);
+        assert_eq!(pods.get("1"), None);
+        let latest = (4 * CAPACITY - 1).to_string();
+        assert!(pods.get_mut(&latest).is_some());
+    }
+}

@@ -1,0 +1,279 @@
+//! Makes kube-scheduler try refused pods again where it sees no cause to.
+//!
+//! kube-scheduler keeps a refused pod aside until an event of the API server may help it, and otherwise for five minutes. That
+//! is too long in two cases.
+//!
+//! **The pod was refused for a sample.** In a large cluster kube-scheduler asks about some of the nodes
+//! (`percentageOfNodesToScore`), and takes their refusal for one of all nodes, although another node may have room.
+//! kube-scheduler writes the text of a refusal into the pod's condition, sees that update as an event of the pod, and tries
+//! the pod again after its back-off; if the condition has that text already, it writes nothing. So the text alternates between
+//! the refusals of a pod that some node has room for ([`SampleRetries`]), and is constant where no node has any.
+//! kube-scheduler 1.33 and later does not wait for the back-off while it has nothing else to do, and may try a pod fifty times
+//! a second. That finds the node that samples missed, and must end: after a number of refusals in a row the text is constant
+//! until room opens.
+//!
+//! **Room opens without an event.** kube-scheduler does not see that a hint expires or that a Device object changes, for
+//! example. Such room is announced by a write to an object that kube-scheduler watches ([`Room`]), if a pod was refused before
+//! it opened ([`WaitingPods`]). Room of any cause is announced too if a pod that was refused before it opened is not tried
+//! again within the longest back-off of 10 s: kube-scheduler tried the pod when the watch of this process was behind.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, warn};
+
+use super::recent_pods::RecentPods;
+use super::{Extender, now};
+use crate::index::Openings;
+use crate::room::{AnnounceError, Room};
+
+/// The most pods with alternating texts. When one of them is bound, kube-scheduler sees that event and tries all others.
+const MAX_RETRIED: usize = 64;
+
+/// A pod that was not tried again for as long gives way to others: back-offs are 10 s at most unless configured otherwise.
+const RETRIED_WITHIN: Duration = Duration::from_secs(60);
+
+/// The least number of nodes in a sample: kube-scheduler asks about all nodes if there are fewer.
+pub(super) const MIN_SAMPLE: usize = 100;
+
+/// Suffixes of one node's text, in turn.
+const SUFFIXES: [&str; 2] = [
+    " (a node that was not asked about has room: trying again)",
+    " (a node that was not asked about has room: trying once more)",
+];
+
+/// The most waiting pods that are tracked one by one.
+const MAX_WAITING: usize = 4096;
+
+/// The least time between two announcements.
+const ANNOUNCEMENT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time within which kube-scheduler tries a refused pod again after an event: its longest back-off, and a margin.
+const TRIED_WITHIN: Duration = Duration::from_secs(15);
+
+/// Time between two looks at whether room has opened.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Pods that were refused for a sample of the nodes and that another node has room for.
+#[derive(Debug, Default)]
+pub(super) struct SampleRetries {
+    pods: FxHashMap<Box<str>, Retry>,
+    /// A hash of the nodes of each pod's last refusal.
+    samples: RecentPods<u64>,
+}
+
+/// The last refusal of such a pod.
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Instant,
+    /// Selects the suffix.
+    is_odd: bool,
+    n_in_row: usize,
+    n_openings: u64,
+}
+
+impl SampleRetries {
+    /// The number of refusals in a row after which the text stays constant: twice as many as it takes to go through all nodes,
+    /// and a few more, since searches for other pods move the beginning of the next sample too.
+    pub(super) fn limit(n_nodes: usize, n_asked: usize) -> usize {
+        2 * n_nodes.div_ceil(n_asked.max(1)) + 8
+    }
+
+    /// Takes note of a refusal for a sample after room has opened `n_openings` times. Returns the suffix of the refusal's text,
+    /// unless there have been `limit` of them in a row, or too many other pods have one.
+    pub(super) fn refuse(
+        &mut self,
+        uid: &str,
+        limit: usize,
+        n_openings: u64,
+        now: Instant,
+    ) -> Option<&'static str> {
+        let is_recent = |retry: &Retry| now.saturating_duration_since(retry.at) < RETRIED_WITHIN;
+        let last = self.pods.get(uid).copied();
+        if last.is_none() && self.pods.len() >= MAX_RETRIED {
+            // Pods that are deleted are not reported here, and give way by age.
+            self.pods.retain(|_, retry| is_recent(retry));
+            if self.pods.len() >= MAX_RETRIED {
+                return None;
+            }
+        }
+        // After room has opened, or after a long time, kube-scheduler had a cause of its own to try the pod: the count restarts.
+        let is_repeated = |last: &Retry| last.n_openings == n_openings && is_recent(last);
+        let n_in_row = last.filter(is_repeated).map_or(0, |last| last.n_in_row) + 1;
+        let retry = Retry {
+            at: now,
+            is_odd: last.is_some_and(|last| !last.is_odd),
+            n_in_row,
+            n_openings,
+        };
+        self.pods.insert(uid.into(), retry);
+        let [even, odd] = SUFFIXES;
+        (n_in_row <= limit).then_some(if retry.is_odd { odd } else { even })
+    }
+
+    /// Forgets a pod that is bound, or that no node has room for.
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.pods.remove(uid);
+    }
+
+    /// Returns true if the nodes of a refusal may be a sample. The same nodes twice in a row are all that pass
+    /// kube-scheduler's own filters, because a sample begins where the last one ended.
+    pub(super) fn is_sample(&mut self, uid: &str, hash_of_nodes: u64) -> bool {
+        self.samples.insert(uid, hash_of_nodes) != Some(hash_of_nodes)
+    }
+}
+
+/// A refused pod, or the first one of those that are not tracked one by one.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    /// The openings that the refusal had taken into account.
+    seen: Openings,
+    /// The time at which room was first found to have opened since.
+    behind_since: Option<Instant>,
+}
+
+/// Refused pods that are not bound yet, and the announcements for them.
+#[derive(Debug)]
+pub(super) struct WaitingPods {
+    pods: FxHashMap<Box<str>, Waiting>,
+    /// The first of the pods that are not tracked one by one.
+    others: Option<Waiting>,
+    /// True until the first announcement: another process may have refused pods for hints that are lost with it.
+    is_new: bool,
+    paused_until: Option<Instant>,
+}
+
+impl Default for WaitingPods {
+    fn default() -> Self {
+        Self {
+            pods: FxHashMap::default(),
+            others: None,
+            is_new: true,
+            paused_until: None,
+        }
+    }
+}
+
+impl WaitingPods {
+    /// Takes note of a refusal that took these openings into account.
+    pub(super) fn refuse(&mut self, uid: &str, seen: Openings) {
+        let waiting = Waiting {
+            seen,
+            behind_since: None,
+        };
+        if let Some(known) = self.pods.get_mut(uid) {
+            *known = waiting;
+        } else if self.pods.len() < MAX_WAITING {
+            self.pods.insert(uid.into(), waiting);
+        } else {
+            // The first refusal is the one that most openings came after.
+            self.others.get_or_insert(waiting);
+        }
+    }
+
+    /// Forgets a pod that is bound.
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.pods.remove(uid);
+    }
+
+    /// Forgets all pods, since another replica leads.
+    fn clear(&mut self) {
+        *self = Self {
+            paused_until: self.paused_until,
+            ..Self::default()
+        };
+    }
+
+    /// Returns true if room has to be announced now.
+    fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
+        let mut is_due = self.is_new;
+        for waiting in self.pods.values_mut().chain(&mut self.others) {
+            // Every pod that is behind takes note of the time, also if the announcement is due for another.
+            is_due |= waiting.is_due(openings, now);
+        }
+        is_due && self.paused_until.is_none_or(|until| until <= now)
+    }
+
+    /// Forgets the pods that were refused before the openings that are announced: kube-scheduler tries them again.
+    fn announced(&mut self, openings: Openings, now: Instant) {
+        self.pods.retain(|_, waiting| !waiting.seen.is_before(openings));
+        self.others.take_if(|waiting| waiting.seen.is_before(openings));
+        self.is_new = false;
+        self.pause(ANNOUNCEMENT_INTERVAL, now);
+    }
+
+    fn pause(&mut self, time: Duration, now: Instant) {
+        self.paused_until = now.checked_add(time.max(ANNOUNCEMENT_INTERVAL));
+    }
+}
+
+impl Waiting {
+    /// Returns true if kube-scheduler will not try the pod again in time without an announcement.
+    fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
+        if self.seen.silent < openings.silent {
+            return true;
+        }
+        if self.seen.all < openings.all {
+            let since = *self.behind_since.get_or_insert(now);
+            return now.saturating_duration_since(since) >= TRIED_WITHIN;
+        }
+        false
+    }
+}
+
+/// Announces room while this replica leads, until the process ends. Ends expired hints too, since the room of these opens even
+/// if no request comes.
+pub async fn announce_room(extender: Arc<Extender>, room: Room) {
+    let mut polls = interval(POLL);
+    polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut failure = None;
+    loop {
+        polls.tick().await;
+        if extender.index.read().is_due(now()) {
+            extender.index.write().tick(now());
+        }
+        // The leader refuses pods now, and so it has to announce room.
+        if extender.leadership().check(now()).is_err() {
+            extender.memory().waiting.clear();
+            continue;
+        }
+        // Openings that come after this are for the next announcement.
+        let openings = {
+            let index = extender.index.read();
+            index.ready().map(|()| index.openings())
+        };
+        let Ok(openings) = openings else { continue };
+        if !extender.memory().waiting.is_due(openings, now()) {
+            continue;
+        }
+        match room.announce().await {
+            Ok(()) => {
+                extender.memory().waiting.announced(openings, now());
+                extender.metrics.room_announced();
+                debug!(openings.all, openings.silent, "announced that room has opened");
+                failure = None;
+            }
+            Err(error) => {
+                extender.memory().waiting.pause(error.pause(), now());
+                report(&error, &mut failure);
+            }
+        }
+    }
+}
+
+/// Logs a failure, unless the last announcement failed for the same reason.
+fn report(error: &AnnounceError, last: &mut Option<String>) {
+    let text = error.to_string();
+    if last.as_ref() != Some(&text) {
+        warn!(
+            error = text,
+            "refused pods may wait for up to five minutes for room that opens without an event"
+        );
+        *last = Some(text);
+    }
+}
+
+#[cfg(test)]
+mod tests;
