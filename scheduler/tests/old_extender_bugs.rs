@@ -132,7 +132,7 @@ async fn e6_a_pod_of_a_node_that_is_gone_is_no_obstacle() {
     );
 }
 
-/// A malformed list of sick GPUs disabled GPU 0. Health is in the Device object here, and what is malformed is told.
+/// A malformed list of sick GPUs disabled GPU 0. Here health is in the Device object, and malformed parts are reported.
 #[tokio::test]
 async fn e7_a_malformed_device_does_not_hurt_the_others() {
     let world = World::new();
@@ -265,8 +265,8 @@ async fn e14_nodes_and_pods_go_in_any_order() {
     world.list::<Node>(&[]);
 }
 
-/// Anybody could bind: shown over real TLS connections by `served::verbs_demand_a_client_certificate_and_probes_do_not`.
-/// Without TLS the verbs are as open as the network lets them be, so here only that the demand is not forgotten.
+/// Every client could bind. Real TLS connections are tested by `served::verbs_demand_a_client_certificate_and_probes_do_not`.
+/// Here only the demand for a certificate is tested.
 #[tokio::test]
 async fn e15_no_certificate_no_bind() {
     let mut serving = scheduler::offline::serving();

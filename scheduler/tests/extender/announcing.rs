@@ -1,4 +1,4 @@
-//! Room that opens without an event that kube-scheduler sees is announced to it, if a pod was refused before.
+//! Announcements of room that opens without an event for kube-scheduler, while refused pods wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::api::Fault;
 use crate::objects::{device, node, units};
 use crate::world::{HINT, World};
 
-/// A little more than the time between two looks at whether room has opened.
+/// A little more than the time between two polls for opened room.
 const SOON: Duration = Duration::from_millis(300);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One GPU of 100 MiB, and a scheduler that has announced that it is there.
+/// One GPU of 100 MiB, and a scheduler that has made its first announcement.
 async fn world() -> World {
     let world = World::new().with_node("n1", &[100]);
     announcing(&world);
@@ -91,16 +91,16 @@ async fn the_end_of_a_hint_is_announced_although_no_request_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_announced_to_no_pod() {
+async fn nothing_is_announced_if_no_pod_waits() {
     let world = world().await;
     assert_eq!(world.fitting(&units("first", 80), &["n1"]).await, ["n1"]);
     sleep(HINT * 3).await;
     assert_eq!(n_announced(&world), 0);
 }
 
-/// kube-scheduler sees that a pod on a node ends, and asks again; if it does not, it saw that too early.
+/// kube-scheduler sees that a bound pod ends, and tries the refused pod again; if it does not, it did so too early.
 #[tokio::test(start_paused = true)]
-async fn room_that_opens_with_an_event_is_announced_if_kube_scheduler_does_not_ask() {
+async fn room_with_an_event_is_announced_if_kube_scheduler_does_not_retry() {
     let world = world().await;
     let holder = units("holder", 80);
     world.place(&holder, "n1").await;
@@ -112,9 +112,9 @@ async fn room_that_opens_with_an_event_is_announced_if_kube_scheduler_does_not_a
     assert_eq!(n_announced(&world), 1);
 }
 
-/// The binding was written, its pod was deleted, and the watch was down all the while.
+/// The binding was written and its pod deleted while the watch was down.
 #[tokio::test(start_paused = true)]
-async fn a_decision_that_a_list_should_have_shown_is_looked_at_when_the_list_is_complete() {
+async fn a_binding_that_a_list_leaves_out_is_checked_when_the_list_is_complete() {
     let world = world().await;
     let pod = units("p", 80);
     world.api.put(&pod);
@@ -124,11 +124,7 @@ async fn a_decision_that_a_list_should_have_shown_is_looked_at_when_the_list_is_
     world.api.remove(&pod);
     world.list::<proto::pod::Pod>(std::slice::from_ref(&late));
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(
-        world.used("n1").await,
-        [0],
-        "and not at the next of the looks that come every five seconds"
-    );
+    assert_eq!(world.used("n1").await, [0], "at once, not in the next sweep");
     sleep(SOON).await;
     assert_eq!(n_announced(&world), 1);
 }
@@ -152,13 +148,13 @@ async fn announcements_are_a_second_apart_and_the_last_is_not_lost() {
     assert_eq!(n_announced(&world), within + 1);
 }
 
-/// Nothing else depends on the right; without it pods wait for the next event.
+/// Without the right to write the object, refused pods wait for the next event.
 #[rstest]
 #[case::forbidden(Fault::Status(403), 60)]
 #[case::busy(Fault::Status(500), 5)]
 #[case::broken(Fault::Break, 5)]
 #[tokio::test(start_paused = true)]
-async fn what_the_api_server_does_not_take_is_written_later(#[case] fault: Fault, #[case] pause: u64) {
+async fn a_failed_announcement_is_repeated(#[case] fault: Fault, #[case] pause: u64) {
     let world = world().await;
     assert_eq!(world.fitting(&units("first", 80), &["n1"]).await, ["n1"]);
     let late = refused(&world, "late").await;
@@ -175,7 +171,7 @@ async fn what_the_api_server_does_not_take_is_written_later(#[case] fault: Fault
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_does_not_lead_announces_nothing() {
+async fn a_replica_without_leadership_announces_nothing() {
     let world = World::led(&offline::serving(), Leadership::standby());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[100])]);
@@ -185,9 +181,9 @@ async fn a_replica_that_does_not_lead_announces_nothing() {
     assert_eq!(world.api.applied(), []);
 }
 
-/// A member of a coscheduling plugin's gang that had room kept is refused for a while, and is tried again when that is over.
+/// A member of a coscheduling plugin's gang whose hint expired is refused for a while, and tried again after that.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_rest_is_announced() {
+async fn the_end_of_a_gang_s_pause_is_announced() {
     let world = world().await;
     let mut member = units("member", 80);
     member["metadata"]["labels"] = json!({"scheduling.x-k8s.io/pod-group": "gang"});

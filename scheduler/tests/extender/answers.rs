@@ -1,4 +1,4 @@
-//! How many nodes a filter answers with, and in what order they stand.
+//! The number and the order of the nodes in the results of `filter` and `prioritize`.
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::world::World;
 
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Nodes of two GPUs each, one of which is taken as far as the number says.
+/// Nodes of two GPUs of 100 MiB, one of which is used as far as the number says.
 async fn cluster(world: World, taken: &[(&str, u64)]) -> World {
     let world = taken
         .iter()
@@ -20,7 +20,7 @@ async fn cluster(world: World, taken: &[(&str, u64)]) -> World {
     world
 }
 
-/// A pod that would rather be in one zone.
+/// A pod that prefers one zone.
 fn choosy(name: &str, mib: u64) -> Value {
     let mut pod = units(name, mib);
     let term = json!({"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}});
@@ -52,7 +52,7 @@ async fn scores(world: &World, pod: &Value, names: &[&str]) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn the_best_node_alone_is_told() {
+async fn the_result_is_the_best_node() {
     let world = cluster(
         World::new(),
         &[("empty", 0), ("fuller", 40), ("full", 90), ("like-fuller", 40)],
@@ -63,7 +63,7 @@ async fn the_best_node_alone_is_told() {
     assert_eq!(
         world.fitting(&units("b", 100), &names).await,
         ["fuller"],
-        "room on the best is kept for the first; names part equals"
+        "room on the best node is kept for the first pod; names decide between equals"
     );
     assert_eq!(
         world
@@ -75,7 +75,7 @@ async fn the_best_node_alone_is_told() {
 }
 
 #[tokio::test]
-async fn pods_that_come_before_the_binds_of_others_do_not_pile_up() {
+async fn pods_that_are_filtered_before_others_are_bound_do_not_pile_up() {
     let world = cluster(World::new(), &[("n1", 0), ("n2", 0)]).await;
     let mut picked = Vec::new();
     for name in ["a", "b", "c", "d"] {
@@ -117,11 +117,7 @@ async fn a_pod_with_preferences_chooses_among_all() {
     let names = ["a", "b", "c"];
     assert_eq!(world.fitting(&choosy("p", 60), &names).await, names);
     assert_eq!(scores(&world, &choosy("p", 60), &names).await, [8, 10, 9]);
-    assert_eq!(
-        world.index.read().census().n_hints,
-        0,
-        "nobody knows which it will be"
-    );
+    assert_eq!(world.index.read().census().n_hints, 0, "kube-scheduler chooses");
     let mut spread = units("q", 60);
     spread["spec"]["topologySpreadConstraints"] =
         json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
@@ -131,9 +127,9 @@ async fn a_pod_with_preferences_chooses_among_all() {
     assert_eq!(world.fitting(&spread, &names).await, ["b"]);
 }
 
-/// Of many nodes the best has a score of its own, and what is equally good is scored alike.
+/// Of many nodes the best has a score of its own, and equally good ones share a score.
 #[tokio::test]
-async fn scores_of_many_nodes_separate_what_differs() {
+async fn scores_of_many_nodes_differ_where_nodes_do() {
     let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
     let taken: Vec<(&str, u64)> = names
         .iter()
@@ -148,7 +144,7 @@ async fn scores_of_many_nodes_separate_what_differs() {
 }
 
 #[tokio::test]
-async fn nodes_that_had_better_be_avoided_come_last() {
+async fn nodes_with_soft_taints_come_last() {
     let world = cluster(World::new(), &[("better", 40), ("worse", 0)]).await;
     let names = ["better", "worse"];
     world.apply_node(&tainted("better", "PreferNoSchedule"));
@@ -170,7 +166,7 @@ async fn nodes_that_had_better_be_avoided_come_last() {
     assert_eq!(
         world.fitting(&pods[1], &names).await,
         ["better"],
-        "what forbids is kube-scheduler's business"
+        "kube-scheduler itself applies NoSchedule"
     );
     for pod in &pods {
         world.delete_pod(pod);
@@ -185,9 +181,9 @@ async fn nodes_that_had_better_be_avoided_come_last() {
     );
 }
 
-/// The extender does not learn why an attempt failed: it answers with one node, the same at first.
+/// The extender does not learn the reason of a failed attempt; it returns one node, the same at first.
 #[tokio::test]
-async fn a_pod_that_asks_again_is_sent_to_the_same_node_and_then_to_the_second_best() {
+async fn a_pod_that_returns_is_sent_to_the_same_node_and_then_to_the_second_best() {
     let world = cluster(World::new(), &[("a", 40), ("b", 20), ("c", 0)]).await;
     let (pod, names) = (units("p", 60), ["a", "b", "c"]);
     for expected in ["a", "a", "a", "b", "b", "b", "c", "c", "c"] {
@@ -198,14 +194,10 @@ async fn a_pod_that_asks_again_is_sent_to_the_same_node_and_then_to_the_second_b
             "room is kept all the time"
         );
     }
-    assert_eq!(
-        world.fitting(&pod, &names).await,
-        ["a"],
-        "all are to be avoided alike"
-    );
+    assert_eq!(world.fitting(&pod, &names).await, ["a"], "it avoids all alike");
 }
 
-/// Neither the API server that is busy, nor a bind that is too late, nor a webhook is the node's fault.
+/// A busy API server, a late bind and a webhook do not count against the node.
 #[rstest]
 #[case::busy(Fault::Busy(u64::MAX), "api_server_busy")]
 #[case::forbidden(Fault::Status(403), "api_server")]
@@ -250,7 +242,6 @@ async fn a_bind_for_which_the_node_has_no_room_sends_the_pod_to_the_second_best_
     assert_eq!(scores(&world, &pod, &names).await, [8, 10, 9]);
 }
 
-/// Whatever order kube-scheduler names nodes in, and in whichever form.
 #[tokio::test]
 async fn order_and_form_of_the_request_do_not_matter() {
     let world = cluster(World::new(), &[("a", 10), ("b", 30), ("c", 30)]).await;

@@ -9,14 +9,14 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-/// What goes wrong with one request.
+/// The fault of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// Answered with this status; nothing is done.
     Status(u16),
     /// Done, but answered with this status.
     StatusAfterwards(u16),
-    /// Answered 429 with so many seconds to wait.
+    /// Answered 429 with a `Retry-After` of these seconds.
     Busy(u64),
     /// Never answered; nothing is done.
     Hang,
@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Break,
     /// Done, but the connection breaks.
     BreakAfterwards,
-    /// Done so much later than it came.
+    /// Done with this delay.
     Slow(Duration),
 }
 
@@ -64,7 +64,7 @@ impl Api {
         self.0.lock().unwrap()
     }
 
-    /// A client that talks to it.
+    /// A client of this server.
     pub(crate) fn client(&self) -> kube::Client {
         let api = self.clone();
         kube::Client::new(
@@ -98,7 +98,7 @@ impl Api {
         self.state().gets.extend(faults);
     }
 
-    /// Every binding that came, whatever became of it.
+    /// Every binding that arrived, whatever its outcome.
     pub(crate) fn bindings(&self) -> Vec<Value> {
         self.state().bindings.clone()
     }
@@ -108,22 +108,22 @@ impl Api {
         self.state().applies.extend(faults);
     }
 
-    /// The path, query and object of every apply, whatever became of it.
+    /// The path, query and object of every apply, whatever its outcome.
     pub(crate) fn applied(&self) -> Vec<(String, Value)> {
         self.state().applied.clone()
     }
 
-    /// What stood behind the question marks of requests.
+    /// The queries of requests.
     pub(crate) fn queries(&self) -> Vec<String> {
         self.state().queries.clone()
     }
 
-    /// How many times a pod was read.
+    /// The number of reads of pods.
     pub(crate) fn n_gets(&self) -> usize {
         self.state().n_gets
     }
 
-    /// How many POSTs have been under way at one time, at most.
+    /// The most POSTs that were under way at one time.
     pub(crate) fn most_posting(&self) -> usize {
         self.state().most_posting
     }
@@ -195,7 +195,7 @@ impl Api {
         }
     }
 
-    /// Takes note of a request, and of what shall go wrong with it.
+    /// Records a request, and returns its fault.
     fn note(&self, method: &Method, body: &[u8]) -> Option<Fault> {
         let mut state = self.state();
         if method == Method::POST {

@@ -1,4 +1,4 @@
-//! What becomes of a bind when the API server refuses, hesitates, lies or hangs. Time is simulated.
+//! Outcomes of a bind when the API server refuses, is slow, fails after the write or hangs. Time is simulated.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(crate) fn world() -> World {
         .with_node("n2", &[16_276])
 }
 
-/// Number of pods that are decided and not yet seen.
+/// The number of decisions that no watch has shown yet.
 pub(crate) fn n_assumed(world: &World) -> u64 {
     world.index.read().census().n_assumed
 }
@@ -27,7 +27,7 @@ pub(crate) fn stamp(binding: &Value) -> u64 {
     stamp.as_str().unwrap().parse().unwrap()
 }
 
-/// Waits, in simulated time, until nothing is assumed any more.
+/// Waits, in simulated time, until no decision is open.
 pub(crate) async fn settled(world: &World) {
     let done = async {
         while n_assumed(world) > 0 {
@@ -127,7 +127,7 @@ async fn bind_of_a_bound_pod_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn busy_server_is_asked_again_when_it_says() {
+async fn a_busy_api_server_is_retried_at_its_retry_after() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Busy(1), Fault::Busy(2)]);
@@ -166,7 +166,7 @@ async fn server_busy_for_longer_than_the_bind_may_take() {
     );
 }
 
-/// An API server that is busy at last has refused no node.
+/// A busy API server does not count against the node.
 #[tokio::test(start_paused = true)]
 async fn a_busy_server_leaves_the_node_as_good_as_it_was() {
     let pod = units("p", 8138);
@@ -180,7 +180,7 @@ async fn a_busy_server_leaves_the_node_as_good_as_it_was() {
     );
 }
 
-/// The write is known only by looking: bound in the end or not, the books agree, and the answer comes in time.
+/// Only a read of the pod shows the outcome. The scheduler's state follows it, and the answer comes in time.
 #[rstest]
 #[case::error_though_written(Fault::StatusAfterwards(500), true)]
 #[case::error_and_not_written(Fault::Status(500), false)]
@@ -191,11 +191,11 @@ async fn a_busy_server_leaves_the_node_as_good_as_it_was() {
 #[case::hangs_though_written(Fault::HangAfterwards, true)]
 #[case::hangs_and_not_written(Fault::Hang, false)]
 #[tokio::test(start_paused = true)]
-async fn lost_answers_are_found_out(#[case] fault: Fault, #[case] written: bool) {
+async fn lost_answers_are_resolved_by_reading_the_pod(#[case] fault: Fault, #[case] written: bool) {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([fault]);
-    // The first look fails too, so the answer must be an honest "not known".
+    // The first read fails too, so the answer has to say that the outcome is unknown.
     world.api.fail_gets([Fault::Status(500)]);
     let begun = tokio::time::Instant::now();
     let error = world.bind(&pod, "n1").await;
@@ -219,7 +219,7 @@ async fn lost_answers_are_found_out(#[case] fault: Fault, #[case] written: bool)
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_after_the_write_is_success_if_a_look_says_so() {
+async fn an_error_after_the_write_is_success_if_the_pod_is_bound() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::StatusAfterwards(500)]);
@@ -227,7 +227,7 @@ async fn an_error_after_the_write_is_success_if_a_look_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_that_nobody_has_shown_is_read() {
+async fn a_pod_that_no_watch_has_shown_is_read() {
     let pod = units("p", 8138);
     let world = world();
     let error = world.bind(&pod, "n1").await;
@@ -251,7 +251,7 @@ async fn pod_that_asks_for_nothing_is_bound_without_a_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_room_and_unknown_node_say_so() {
+async fn no_room_and_an_unknown_node_are_named_in_the_error() {
     let (large, small) = (units("large", 16_277), units("small", 1));
     let world = world().with_pod(&large).with_pod(&small);
     assert_eq!(
@@ -266,7 +266,7 @@ async fn no_room_and_unknown_node_say_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stamps_grow_beyond_what_records_say() {
+async fn assume_times_exceed_those_of_records() {
     let world = world();
     let seen = chrono::Utc::now().timestamp_nanos_opt().unwrap() + 3_600_000_000_000;
     let old = crate::objects::annotated(
@@ -300,14 +300,14 @@ async fn terminal_pod_frees_its_room_and_a_deleting_one_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_beyond_the_end_of_time_are_not_waited_for() {
+async fn an_overflowing_retry_after_ends_the_bind() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Busy(u64::MAX)]);
     assert!(world.bind(&pod, "n1").await.contains("429"));
 }
 
-/// Names that no API server gives out stand in no path, take no room and are not remembered.
+/// Names that no API server accepts become part of no path, take no room and are not remembered.
 #[rstest]
 #[case::slash("Bad/ns", "p", "u")]
 #[case::upper_case("d", "P", "u")]

@@ -15,14 +15,14 @@ const fn millis(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// So many nodes of one GPU, `n0` and so on, and at most so many bindings under way.
+/// Nodes `n0`, `n1` and so on with one GPU each, and a limit of bindings under way.
 fn world(n_nodes: usize, most: usize) -> World {
     (0..n_nodes).fold(World::sending(most), |world, nth| {
         world.with_node(&format!("n{nth}"), &[16_276])
     })
 }
 
-/// Binds these one after the other, without waiting for the answers: the errors, and how long each took.
+/// Begins these binds in order, without waiting for the answers. Returns each error and the time that the bind took.
 async fn bind_all(world: &World, binds: &[(Value, &str)]) -> Vec<(String, Duration)> {
     let begun = Instant::now();
     join_all(
@@ -34,7 +34,7 @@ async fn bind_all(world: &World, binds: &[(Value, &str)]) -> Vec<(String, Durati
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_are_under_way_and_all_are_bound() {
+async fn bindings_under_way_are_limited_and_all_are_bound() {
     let world = world(8, 3);
     let names: Vec<String> = (0..8).map(|nth| format!("n{nth}")).collect();
     let binds: Vec<(Value, &str)> = names
@@ -54,9 +54,9 @@ async fn so_many_are_under_way_and_all_are_bound() {
     );
 }
 
-/// Neither a decision nor a write is left behind, so that the pod may go anywhere at once.
+/// No decision and no write is left behind, so that the pod may go elsewhere at once.
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_too_long_has_written_nothing_and_holds_nothing() {
+async fn a_bind_that_waits_too_long_writes_and_holds_nothing() {
     let (hangs, waits, plain) = (
         units("hangs", 1),
         units("waits", 8138),
@@ -79,9 +79,9 @@ async fn what_waits_for_too_long_has_written_nothing_and_holds_nothing() {
     assert_eq!(world.bind(&waits, "n2").await, "");
 }
 
-/// A node's bindings do not overtake each other after they have waited for others for long.
+/// The bindings of a node stay in order after a long wait for permits.
 #[tokio::test(start_paused = true)]
-async fn a_node_s_writes_are_in_order_behind_others() {
+async fn bindings_of_a_node_stay_in_order_behind_others() {
     let pods = ["x", "y", "a", "b", "c"].map(|name| units(name, 1));
     let world = pods.iter().fold(world(3, 2), World::with_pod);
     world
@@ -96,9 +96,9 @@ async fn a_node_s_writes_are_in_order_behind_others() {
     assert!(stamps.len() == 5 && stamps.is_sorted(), "{stamps:?}");
 }
 
-/// Bindings that wait for their node's are not counted among those under way.
+/// Bindings that wait for their node do not count as under way.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_many_are_bound_to_holds_up_no_other() {
+async fn many_bindings_of_a_node_hold_up_no_other_node() {
     let pods = ["a", "b", "c", "x"].map(|name| units(name, 1));
     let world = pods.iter().fold(world(2, 2), World::with_pod);
     world.api.fail_posts([Fault::Slow(millis(200)); 4]);
@@ -108,9 +108,9 @@ async fn a_node_that_many_are_bound_to_holds_up_no_other() {
     assert_eq!((world.api.most_posting(), at), (2, vec![200, 400, 600, 200]));
 }
 
-/// A binding that gets no answer keeps its place until its time is up.
+/// A binding without an answer keeps its permit until its timeout.
 #[tokio::test(start_paused = true)]
-async fn places_are_free_again_after_a_timeout() {
+async fn permits_are_free_again_after_a_timeout() {
     let pods = ["a", "b"].map(|name| units(name, 1));
     let world = pods.iter().fold(world(2, 1), World::with_pod);
     world.api.fail_posts([Fault::Hang]);

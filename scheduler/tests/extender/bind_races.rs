@@ -1,4 +1,4 @@
-//! Binds that meet: repeats, other pods and nodes, filters, a start, and decisions that no watch shows. Time is simulated.
+//! Concurrent binds: repeats, other pods and nodes, filters, a start, and decisions that no watch shows. Time is simulated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ async fn repeated_bind_writes_the_same_devices_and_time() {
 #[case::forbidden(Fault::Status(403))]
 #[case::busy(Fault::Busy(60))]
 #[tokio::test(start_paused = true)]
-async fn refusal_of_a_repeat_does_not_take_back_what_may_be_written(#[case] refusal: Fault) {
+async fn a_refused_repeat_does_not_release_a_decision_that_may_be_written(#[case] refusal: Fault) {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::HangAfterwards, refusal]);
@@ -121,9 +121,9 @@ async fn binds_of_other_pods_do_not_wait() {
     assert!(taken < Duration::from_secs(1), "{taken:?}");
 }
 
-/// kubelet sees pods in the order of the writes, and is answered in the order of the stamps: the two must agree.
+/// kubelet sees pods in the order of the writes, and the plugin matches them in the order of assume times.
 #[tokio::test(start_paused = true)]
-async fn writes_of_one_node_are_in_the_order_of_their_stamps() {
+async fn writes_of_one_node_are_in_the_order_of_assume_times() {
     let pods = [units("a", 1), units("b", 1), units("c", 1)];
     let world = pods.iter().fold(world(), World::with_pod);
     world.api.fail_posts([
@@ -171,9 +171,9 @@ async fn deletion_during_a_bind_leaves_nothing() {
     assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![0, 0]));
 }
 
-/// A bind that succeeded and is never seen, as its pod was deleted while the watch was down, does not leak.
+/// The pod of a written binding was deleted while the watch was down; its room is freed.
 #[tokio::test(start_paused = true)]
-async fn decisions_that_nobody_sees_are_looked_for() {
+async fn written_bindings_that_no_watch_shows_are_checked() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     tokio::spawn(sweep_unseen(Arc::clone(&world.extender)));
@@ -198,7 +198,7 @@ async fn a_list_older_than_the_pod_does_not_drop_its_decision() {
     assert_eq!((n_assumed(&world), world.used("n1").await), (0, vec![8138, 0]));
 }
 
-/// The decision names a minor and units; the new plugin knows UUIDs and bytes. The pod takes the same room all along.
+/// The decision names a minor and units; the new plugin reports UUIDs and bytes. The pod holds the same room all along.
 #[tokio::test(start_paused = true)]
 async fn the_plugin_is_replaced_while_a_bind_is_under_way() {
     let pod = units("p", 8);
@@ -213,7 +213,7 @@ async fn the_plugin_is_replaced_while_a_bind_is_under_way() {
     assert_eq!((n_assumed(&world), world.used("n").await), (0, vec![8, 0]));
 }
 
-/// The server gives up when the bind does, and room that a late write may still take is kept for far longer.
+/// The API server times out with the bind, and the room of a late write is kept for much longer.
 #[tokio::test(start_paused = true)]
 async fn late_writes_are_cut_off_and_waited_out() {
     let (pod, other) = (units("p", 16_276), units("other", 16_276));
@@ -227,7 +227,7 @@ async fn late_writes_are_cut_off_and_waited_out() {
     assert_eq!(world.bind(&other, "n2").await, "");
 }
 
-/// Whatever a bind waits for, it is answered in time, and nothing is written once time is up.
+/// A bind is answered in time, and writes nothing after its deadline.
 #[tokio::test(start_paused = true)]
 async fn one_deadline_covers_all_that_a_bind_waits_for() {
     let pod = units("p", 8138);
@@ -248,9 +248,9 @@ async fn one_deadline_covers_all_that_a_bind_waits_for() {
     );
 }
 
-/// However often a bind is repeated, one search goes on for it.
+/// One task resolves the outcome of a bind, however often the bind is repeated.
 #[tokio::test(start_paused = true)]
-async fn repeats_do_not_multiply_searches() {
+async fn repeats_do_not_multiply_tasks() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts(std::iter::repeat_n(Fault::Status(500), 40));
@@ -267,9 +267,9 @@ async fn repeats_do_not_multiply_searches() {
     );
 }
 
-/// A search that hangs holds up no bind of its pod.
+/// A read of the pod that hangs holds up no bind of the pod.
 #[tokio::test(start_paused = true)]
-async fn a_search_does_not_hold_up_the_repeat() {
+async fn a_hanging_read_does_not_hold_up_the_repeat() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Break]);
@@ -283,9 +283,9 @@ async fn a_search_does_not_hold_up_the_repeat() {
     );
 }
 
-/// The room that an open decision holds is its own pod's: the filter leads back to that node, so that the bind is repeated.
+/// The room of an open decision is its own pod's: `filter` returns that node, so that the bind is repeated.
 #[tokio::test(start_paused = true)]
-async fn filter_leads_a_retry_to_the_node_of_the_open_decision() {
+async fn filter_returns_the_node_of_the_open_decision() {
     let pod = units("p", 16_276);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Break]);
@@ -305,7 +305,7 @@ async fn filter_leads_a_retry_to_the_node_of_the_open_decision() {
 
 /// An earlier scheduler bound the pod to the same node, and to other devices.
 #[tokio::test(start_paused = true)]
-async fn record_of_another_scheduler_on_the_same_node_is_believed() {
+async fn the_record_of_another_scheduler_on_the_same_node_counts() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.put(&crate::objects::placed_by_old_extender(
@@ -339,7 +339,7 @@ fn lister(pod: Value) -> Client {
     Client::new(tower::service_fn(server), "default")
 }
 
-/// Writes of the scheduler before this one may be under way for the pods that were pending when this one began.
+/// An earlier scheduler may have writes under way for the pods that were pending when this one started.
 #[rstest]
 #[case::pending(units("old", 1), true)]
 #[case::bound(on(units("old", 1), "n1"), false)]
@@ -369,9 +369,9 @@ async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     assert_eq!(world.bind(&pod, "n1").await, "");
 }
 
-/// A pod that was bound and deleted while the watch was down is missed at once.
+/// The list that follows shows at once that the pod was deleted while the watch was down.
 #[tokio::test(start_paused = true)]
-async fn written_decision_that_a_list_leaves_out_is_looked_for() {
+async fn a_written_binding_that_a_list_leaves_out_is_checked() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     tokio::spawn(sweep_unseen(Arc::clone(&world.extender)));

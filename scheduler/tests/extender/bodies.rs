@@ -1,4 +1,4 @@
-//! Bodies that nobody would send: each is answered or said to be no request.
+//! Random bodies: each is answered, or refused as no request.
 
 use http::StatusCode;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::objects::units;
 use crate::world::World;
 
-/// JSON in which the parts of a request turn up where they belong and where they do not.
+/// JSON with the parts of requests in their places and elsewhere.
 fn json_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -55,7 +55,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever is asked is answered, or said to be no request; nothing is written and nobody is taken for a holder.
+    /// Each body gets status 200 or 400, and none leads to a write or a holding.
     #[test]
     fn no_body_panics(parts in (json_value(), json_value(), json_value(), json_value()), amounts in json_value(), verb in 0..3_usize) {
         let verb = ["filter", "prioritize", "bind"][verb];

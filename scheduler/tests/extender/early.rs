@@ -1,4 +1,5 @@
-//! Pods that kube-scheduler tries again because of something that our own watches show a moment later.
+//! Refusals that come too early: kube-scheduler tries a pod again because of a change that the watches of the scheduler show a
+//! moment later.
 
 use std::time::Duration;
 
@@ -9,18 +10,18 @@ use tokio::time::{Instant, sleep};
 use crate::objects::{device, node, units};
 use crate::world::World;
 
-/// How far our watch is behind.
+/// The delay of the watch.
 const BEHIND: Duration = Duration::from_millis(7);
 
-/// Longest time that an answer is held back.
+/// The longest time that a refusal is held back.
 const HOLD: Duration = Duration::from_millis(50);
 
-/// What `filter` lets through while `news` arrives late, and how long it takes.
-async fn fitting_with(world: &World, pod: &Value, news: impl AsyncFnOnce()) -> (Vec<String>, Duration) {
+/// The nodes that `filter` returns while the watch delivers `update` late, and the time that the request takes.
+async fn fitting_with(world: &World, pod: &Value, update: impl AsyncFnOnce()) -> (Vec<String>, Duration) {
     let began = Instant::now();
     let late = async {
         sleep(BEHIND).await;
-        news().await;
+        update().await;
     };
     let asked = async {
         let fitting = world.fitting(pod, &["n1"]).await;
@@ -29,7 +30,7 @@ async fn fitting_with(world: &World, pod: &Value, news: impl AsyncFnOnce()) -> (
     tokio::join!(asked, late).0
 }
 
-/// A full node, and a pod that has found it so.
+/// A full node, its holder, and a pod that was refused for it.
 async fn full() -> (World, Value, Value) {
     let (holder, waiting) = (units("holder", 80), units("waiting", 50));
     let world = World::new().with_node("n1", &[100]);
@@ -37,12 +38,16 @@ async fn full() -> (World, Value, Value) {
     world.apply_pod(&waiting);
     let began = Instant::now();
     assert_eq!(world.fitting(&waiting, &["n1"]).await, Vec::<String>::new());
-    assert_eq!(began.elapsed(), Duration::ZERO, "what is full is refused at once");
+    assert_eq!(
+        began.elapsed(),
+        Duration::ZERO,
+        "the first refusal is not held back"
+    );
     (world, holder, waiting)
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_that_a_pod_leaves_is_waited_for() {
+async fn a_refusal_waits_for_the_room_of_a_deleted_pod() {
     let (world, holder, waiting) = full().await;
     let (fitting, took) = fitting_with(&world, &waiting, async || world.delete_pod(&holder)).await;
     assert_eq!(fitting, ["n1"]);
@@ -50,7 +55,7 @@ async fn room_that_a_pod_leaves_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_is_room_on_devices_that_come() {
+async fn a_refusal_waits_for_new_devices() {
     let (world, _, waiting) = full().await;
     let (fitting, _) = fitting_with(&world, &waiting, async || {
         world.apply_device(&device("n1", &[100, 100]));
@@ -60,7 +65,7 @@ async fn so_is_room_on_devices_that_come() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_is_a_node_that_serves_what_the_pod_needs() {
+async fn a_refusal_waits_for_a_node_that_gets_the_pod_s_isolation() {
     let world = World::new().with_node("n1", &[100]);
     let mut pod = units("limited", 50);
     pod["metadata"]["labels"] = json!({"koordinator.sh/gpu-isolation-provider": "HAMi-core"});
@@ -72,24 +77,24 @@ async fn so_is_a_node_that_serves_what_the_pod_needs() {
     assert_eq!(fitting, ["n1"]);
 }
 
-/// A pod made right after another was deleted: the watch shows both in this order, and later.
+/// The pod is created right after another was deleted. The watch shows both late, and in this order.
 #[tokio::test(start_paused = true)]
-async fn what_ended_before_a_pod_came_is_known_by_the_time_it_is_refused() {
+async fn a_refusal_of_an_unseen_pod_waits_for_earlier_deletions() {
     let world = World::new().with_node("n1", &[100]);
     let (old, new) = (units("old", 80), units("new", 80));
     world.place(&old, "n1").await;
-    let news = async || {
+    let update = async || {
         world.delete_pod(&old);
         sleep(BEHIND).await;
         world.apply_pod(&new);
     };
-    let (fitting, took) = fitting_with(&world, &new, news).await;
+    let (fitting, took) = fitting_with(&world, &new, update).await;
     assert_eq!(fitting, ["n1"]);
     assert!(took >= 2 * BEHIND, "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_in_vain_is_short_and_seldom() {
+async fn a_refusal_without_an_update_is_held_back_briefly_and_rarely() {
     let (world, ..) = full().await;
     let mut took = Vec::new();
     for _ in 0..3 {
@@ -105,7 +110,7 @@ async fn waiting_in_vain_is_short_and_seldom() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_thought_over_is_counted_once() {
+async fn a_recheck_is_counted_once() {
     let (world, holder, waiting) = full().await;
     fitting_with(&world, &waiting, async || world.delete_pod(&holder)).await;
     let (status, metrics) = world.send("GET", "/metrics", "").await;

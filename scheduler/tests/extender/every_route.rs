@@ -12,7 +12,7 @@ use tower::ServiceExt;
 use crate::objects::{node, units};
 use crate::world::World;
 
-/// Every route, with texts in place of names; and some paths that are no routes.
+/// Every route, with texts in place of names, and some paths without a route.
 const PATHS: [&str; 16] = [
     "/gpushare-scheduler/filter",
     "/gpushare-scheduler/prioritize",
@@ -32,7 +32,7 @@ const PATHS: [&str; 16] = [
     "/",
 ];
 
-/// Requests that kube-scheduler could send, to be damaged.
+/// Valid requests of kube-scheduler, to be damaged.
 fn requests() -> Vec<String> {
     let pod = units("p", 1);
     vec![

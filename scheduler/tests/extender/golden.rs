@@ -37,7 +37,7 @@ async fn answer(world: &World, verb: &str, body: &str) -> String {
     text
 }
 
-/// Keys that occur here are all that the tests' own requests may use.
+/// The tests' own requests may use only these keys.
 #[rstest]
 #[case::names(include_str!("golden/filter-gpushare-memory.json"), &["Pod", "Nodes", "NodeNames"])]
 #[case::whole_nodes(include_str!("golden/prioritize-whole-nodes.json"), &["Pod", "Nodes", "NodeNames"])]
@@ -68,7 +68,7 @@ async fn filter_and_prioritize_by_names() {
 }
 
 #[tokio::test]
-async fn filter_of_a_pod_that_one_node_only_can_hold() {
+async fn filter_of_a_pod_that_fits_one_node_only() {
     let world = recorded();
     let filtered = answer(&world, "filter", include_str!("golden/filter-two-gpus.json")).await;
     assert_snapshot!(filtered, @r#"{"Nodes":null,"NodeNames":["node-1"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#);
@@ -94,7 +94,7 @@ async fn filter_and_prioritize_by_whole_nodes() {
     assert_snapshot!(ranked, @r#"[{"Host":"node-1","Score":9},{"Host":"node-2","Score":10}]"#);
 }
 
-/// A pod as kube-scheduler shows it in a filter is what the watch shows; its bind then finds it.
+/// The pod of a recorded filter is the pod that the watch shows, so its recorded bind finds it.
 #[rstest]
 #[case::gpushare(include_str!("golden/filter-gpushare-memory.json"), include_str!("golden/bind-gpushare-memory.json"), "4", "GPU-node-2-0")]
 #[case::many_containers(include_str!("golden/filter-many-containers.json"), include_str!("golden/bind-many-containers.json"), "4", "GPU-node-2-0")]

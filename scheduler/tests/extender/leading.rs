@@ -1,4 +1,4 @@
-//! What a replica answers that does not lead: reads as ever, no decision, and clients sent on to the leader.
+//! A replica that does not lead: it answers reads, decides nothing, and has clients connect to the leader.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -29,7 +29,7 @@ async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
     assert_eq!(filtered["NodeNames"], json!(null));
     assert!(
         hangups.has_changed().unwrap(),
-        "the client comes to the leader next time"
+        "the client connects to the leader next time"
     );
     hangups.mark_unchanged();
     assert!(world.bind(&pod, "n1").await.starts_with("not the leader: "));
@@ -51,7 +51,7 @@ async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
     );
 }
 
-/// The clock may have been set back, or be another machine's: binds are ordered by these times.
+/// The clock may have been set back, or be another machine's. kubelet's plugins order pods by these times.
 #[rstest]
 #[case::of_a_gpushare_pod("ALIYUN_COM_GPU_MEM_ASSUME_TIME")]
 #[case::of_any_pod("scheduling.koordinator.sh/bind-timestamp")]
@@ -81,7 +81,7 @@ async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[c
     }
 }
 
-/// The label may be there from an earlier process, until it is known to be off.
+/// An earlier process in the pod may have set the label.
 #[tokio::test(start_paused = true)]
 async fn a_replica_whose_pod_may_bear_the_leaders_label_is_not_ready() {
     let world = World::led(&offline::serving(), Leadership::standby());

@@ -1,4 +1,4 @@
-//! `preempt` as kube-scheduler asks it: victims by device, in its order, and none while earlier ones have not ended.
+//! `preempt`: victims by device, in kube-scheduler's order, and none while earlier ones have not ended.
 
 use std::time::Duration;
 
@@ -99,7 +99,7 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// kube-scheduler's four free 40 units of the node, and 10 of each GPU.
+/// kube-scheduler's four victims free 40 units of the node, 10 on each GPU.
 #[tokio::test]
 async fn four_victims_free_one_gpu() {
     let world = World::full();
@@ -116,7 +116,7 @@ async fn four_victims_free_one_gpu() {
 }
 
 #[tokio::test]
-async fn victims_that_serve_stay() {
+async fn sufficient_victims_stay() {
     let world = World::new()
         .with_node("n1", &[80, 80])
         .with_pod(&running("a", "n1", 0, 80, 5))
@@ -136,9 +136,9 @@ async fn victims_that_serve_stay() {
     );
 }
 
-/// Only pods of lower priority go, and a node on which they do not suffice is no candidate.
+/// Only pods of lower priority are victims, and a node on which they do not suffice is no candidate.
 #[tokio::test]
-async fn a_node_that_nothing_helps_is_dropped() {
+async fn a_node_without_sufficient_victims_is_dropped() {
     let world = World::new().with_node("n1", &[80, 80]).with_node("n2", &[80, 80]);
     let mut world = world.with_pod(&running("a", "n2", 0, 80, 0));
     for (name, gpu, priority) in [
@@ -162,7 +162,7 @@ async fn a_node_that_nothing_helps_is_dropped() {
     );
 }
 
-/// From 1.37 on kube-scheduler names none where the sums suffice.
+/// From 1.37 on kube-scheduler proposes no victims where the sums suffice.
 #[tokio::test]
 async fn victims_are_found_where_none_are_proposed() {
     let mut world = World::new().with_node("n1", &[80, 80]);
@@ -179,7 +179,11 @@ async fn victims_are_found_where_none_are_proposed() {
 #[case::forbids(0, &["other"], 0)]
 #[case::allows(1, &["guarded"], 0)]
 #[tokio::test]
-async fn budgets_are_heeded(#[case] allowed: i32, #[case] expected: &[&str], #[case] n_violations: i64) {
+async fn disruption_budgets_are_respected(
+    #[case] allowed: i32,
+    #[case] expected: &[&str],
+    #[case] n_violations: i64,
+) {
     let world = World::new().with_node("n1", &[80, 80]).with_budget("a", allowed);
     let world = world
         .with_pod(&labelled(running("guarded", "n1", 0, 80, 0), "app", "a"))
@@ -191,7 +195,7 @@ async fn budgets_are_heeded(#[case] allowed: i32, #[case] expected: &[&str], #[c
 }
 
 #[tokio::test]
-async fn a_budget_that_must_be_broken_is_counted() {
+async fn a_violated_budget_is_counted() {
     let mut world = World::new().with_node("n1", &[80]).with_budget("a", 1);
     for name in ["a", "b"] {
         world = world.with_pod(&labelled(running(name, "n1", 0, 40, 0), "app", "a"));
@@ -227,9 +231,9 @@ async fn victims_for_other_reasons_stay() {
     );
 }
 
-/// The node's CPU is short too: the victims must free enough of it.
+/// The node is short of CPU too: the victims must free enough of it.
 #[tokio::test]
-async fn what_is_short_of_cpu_is_freed_as_well() {
+async fn cpu_is_freed_as_well() {
     let with_cpu = |mut pod: Value, cpu: &str| {
         for kind in ["limits", "requests"] {
             pod["spec"]["containers"][0]["resources"][kind]["cpu"] = cpu.into();
@@ -262,9 +266,9 @@ async fn what_is_short_of_cpu_is_freed_as_well() {
     );
 }
 
-/// A pod that is being deleted anyway is the best victim; one that has ended is none, and none are pods that no watch has shown.
+/// A pod that is being deleted is the best victim; pods that have ended or that no watch has shown are none.
 #[tokio::test]
-async fn who_leaves_goes_first() {
+async fn pods_under_deletion_are_preferred_victims() {
     let world = World::new().with_node("n1", &[80, 80]);
     let world = world
         .with_pod(&running("a", "n1", 0, 80, 0))
@@ -275,9 +279,9 @@ async fn who_leaves_goes_first() {
     );
 }
 
-/// The watch is behind: the pod has its node, and its victims are there still as far as the scheduler knows.
+/// The watch is behind: the pod is nominated, and its victims still exist as far as the scheduler knows.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_offered_while_victims_have_not_ended() {
+async fn no_victims_are_named_while_earlier_ones_have_not_ended() {
     let world = World::new().with_node("n1", &[80]).with_node("n2", &[80]);
     let (a, b) = (running("a", "n1", 0, 80, 0), running("b", "n2", 0, 80, 0));
     let world = world.with_pod(&a).with_pod(&b);
@@ -312,7 +316,7 @@ async fn nothing_is_offered_while_victims_have_not_ended() {
     );
 }
 
-/// The room that they make is the first pod's, though the watch has not even shown that they are going.
+/// The room of the victims is the first pod's, even before the watch shows their deletion.
 #[tokio::test(start_paused = true)]
 async fn two_pods_do_not_share_victims() {
     let world = World::full();
@@ -351,9 +355,9 @@ async fn two_pods_do_not_share_victims() {
     );
 }
 
-/// kube-scheduler may have failed to evict them: after a while they are not waited for.
+/// kube-scheduler may have failed to evict them.
 #[tokio::test(start_paused = true)]
-async fn victims_that_stay_are_offered_again() {
+async fn victims_that_stay_are_named_again() {
     let world = World::new()
         .with_node("n1", &[80])
         .with_pod(&running("a", "n1", 0, 80, 0));
@@ -364,10 +368,10 @@ async fn victims_that_stay_are_offered_again() {
     assert!(world.victims(&pending, "n1", &["a"]).await.is_some());
 }
 
-/// Were the pod's node reported as one that no eviction helps, kube-scheduler would look for other victims at once; and the
-/// text changes, which makes it ask again.
+/// If the nominated node were unresolvable, kube-scheduler would look for other victims at once. The text alternates, which makes
+/// kube-scheduler try again.
 #[tokio::test(start_paused = true)]
-async fn a_nominated_node_is_waited_for() {
+async fn a_nominated_node_with_victims_is_resolvable() {
     let world = World::new().with_node("n1", &[80]).with_node("n2", &[80]);
     let world = world
         .with_pod(&running("a", "n1", 0, 80, 0))
@@ -392,9 +396,9 @@ async fn a_nominated_node_is_waited_for() {
     assert!(texts[0] != texts[1] && texts[0] == texts[2], "{texts:?}");
 }
 
-/// A leader that has not named the victims itself sees that they are going.
+/// A leader that has not named the victims itself sees that they are being deleted.
 #[tokio::test]
-async fn a_nominated_node_with_pods_that_leave_is_waited_for_by_a_new_leader() {
+async fn a_new_leader_waits_for_deletions_on_a_nominated_node() {
     let world = World::new()
         .with_node("n1", &[80])
         .with_pod(&leaving(running("a", "n1", 0, 80, 0)));
@@ -432,7 +436,7 @@ async fn misfits_are_resolvable_if_so_configured() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_for_victims() {
+async fn malformed_requests() {
     let world = World::full();
     let (status, text) = world
         .send("POST", "/gpushare-scheduler/preempt", r#"{"Pod": 1}"#)

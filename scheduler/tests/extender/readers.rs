@@ -50,7 +50,7 @@ async fn text(reply: Response<Body>) -> (StatusCode, String) {
     )
 }
 
-/// Any client that reached the port could list every tenant's pods.
+/// In the old extender every client that reached the port could list every tenant's pods.
 #[rstest]
 #[case::nothing(None, false, StatusCode::UNAUTHORIZED, "views demand a client certificate")]
 #[case::certificate(None, true, StatusCode::OK, "")]
@@ -123,14 +123,14 @@ async fn views_demand_a_certificate_or_a_right(
 }
 
 #[tokio::test]
-async fn views_are_open_where_nothing_is_demanded() {
+async fn views_are_open_without_authentication() {
     let world = World::new().with_node("n1", &[100]);
     assert_eq!(answered(&world, PATH, None, false).await.status(), StatusCode::OK);
     assert_eq!(world.api.reviews().len(), 0);
 }
 
 #[tokio::test]
-async fn probes_and_metrics_need_no_right() {
+async fn probes_and_metrics_need_no_authentication() {
     let world = guarded();
     for path in ["/healthz", "/metrics", "/version", "/gpushare-scheduler/version"] {
         assert_eq!(
@@ -141,9 +141,9 @@ async fn probes_and_metrics_need_no_right() {
     }
 }
 
-/// A right that is taken away ends within seconds, and reading in a loop costs the API server next to nothing.
+/// A withdrawn right ends within seconds, and reads in a loop cost the API server next to nothing.
 #[tokio::test(start_paused = true)]
-async fn what_the_api_server_says_counts_for_some_seconds() {
+async fn reviews_are_cached_for_some_seconds() {
     let world = guarded();
     world.api.add_user("of-reader", "reader", Some(PATH));
     for _ in 0..20 {
@@ -175,9 +175,9 @@ async fn what_the_api_server_says_counts_for_some_seconds() {
     assert_eq!(world.api.reviews().len(), 5);
 }
 
-/// Tokens of no user fill no memory, and push out no more than the oldest answers.
+/// Unknown tokens fill no memory, and evict only the oldest reviews.
 #[tokio::test(start_paused = true)]
-async fn strangers_do_not_push_out_who_was_asked_about_last() {
+async fn unknown_tokens_do_not_evict_recent_reviews() {
     let world = guarded();
     for idx in 0..1000 {
         let token = format!("Bearer stranger-{idx}");
@@ -208,7 +208,7 @@ async fn strangers_do_not_push_out_who_was_asked_about_last() {
 #[case::forbidden(Fault::Status(403))]
 #[case::silence(Fault::Hang)]
 #[tokio::test(start_paused = true)]
-async fn no_answer_is_no_right(#[case] fault: Fault) {
+async fn a_failed_review_denies_access(#[case] fault: Fault) {
     let world = guarded();
     world.api.add_user("of-reader", "reader", Some(PATH));
     world.api.fail_posts([fault]);
@@ -277,15 +277,15 @@ async fn pages_name_every_node_once(#[case] query: &str, #[case] per_page: usize
 #[case::negative("limit=-1", "limit=\"-1\": write a whole number")]
 #[case::no_name("continue=%2F", "continue=\"%2F\": write what the page before says")]
 #[tokio::test]
-async fn a_page_that_cannot_be_read_is_named(#[case] query: &str, #[case] words: &str) {
+async fn an_invalid_page_is_refused(#[case] query: &str, #[case] words: &str) {
     let (status, answer) = text(answered(&World::new(), &format!("{PATH}?{query}"), None, false).await).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(answer.contains(words), "{answer}");
 }
 
-/// The answer was one text made under the lock: 43 MB for 15,000 nodes.
+/// As one text under the lock, the answer for 15,000 nodes would have 43 MB.
 #[tokio::test]
-async fn a_view_is_made_as_it_is_taken_and_holds_no_lock() {
+async fn a_view_is_made_piece_by_piece_and_holds_no_lock() {
     let mut world = World::new();
     for idx in 0..100 {
         world = world.with_node(&format!("n{idx:02}"), &[100; 8]);
@@ -316,7 +316,7 @@ async fn a_view_is_made_as_it_is_taken_and_holds_no_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_than_eight_are_under_way() {
+async fn views_under_way_are_limited() {
     let world = World::new().with_node("n1", &[100]);
     let mut open: Vec<_> = Vec::new();
     for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! Questions that have been asked before: what is remembered of nodes, and of the names in a request, changes no answer.
+//! Repeated requests: verdicts that the engine remembers change no result.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::objects::{device, node, placed_by_old_extender, units};
 use crate::world::{HINT, World};
 
-/// Neither in the order of their letters, nor alike in length.
+/// Neither sorted nor of equal length.
 const NODES: [&str; 7] = ["node-b", "c", "a", "node-aa", "node-a", "d", "bare"];
 /// A node without devices.
 const BARE: usize = 6;
-/// Each node has two GPUs of so many MiB.
+/// The memory of each of a node's two GPUs, in MiB.
 const MIB: u64 = 100;
 
-/// One thing that happens.
+/// An event.
 #[derive(Clone, Debug)]
 enum Step {
     /// A pod is bound to a GPU of a node.
@@ -25,15 +25,15 @@ enum Step {
         gpu: u64,
         mib: u64,
     },
-    /// The first of the pods that are bound goes.
+    /// The first bound pod is deleted.
     Leave,
     NodeGone(usize),
-    /// A node comes, or changes: whether pods had better avoid it.
+    /// A node is created or changed, with or without a `PreferNoSchedule` taint.
     Node {
         at: usize,
         is_avoided: bool,
     },
-    /// A pod asks, of these nodes.
+    /// A filter for a pod, with these nodes.
     Ask {
         mib: u64,
         order: Vec<usize>,
@@ -65,12 +65,12 @@ fn some_node(at: usize, is_avoided: bool) -> Value {
     node
 }
 
-/// A scheduler, and what it has been told.
+/// A scheduler, and the state of the cluster.
 struct Run {
     world: World,
     nodes: Vec<Value>,
     gone: BTreeSet<usize>,
-    /// Pods that are bound, each with its node, its GPU and what it holds of it.
+    /// Bound pods, each with its node, its GPU and its MiB.
     placed: Vec<(Value, usize, u64, u64)>,
     n_pods: usize,
 }
@@ -127,7 +127,7 @@ impl Run {
         }
     }
 
-    /// Asks by names, again by names, and, if all are there, by whole nodes, each of which is judged for itself.
+    /// Filters by names, again by names, and by whole nodes if all of them exist.
     async fn compare(&mut self, mib: u64, order: &[usize]) {
         let forms = if order.iter().any(|at| self.gone.contains(at)) {
             vec![true, true]
@@ -154,12 +154,12 @@ impl Run {
                 answer["Nodes"] = Value::Null;
             }
             answers.push(answer);
-            // Until then room is kept for the pod. No watch shows it, as what pods ask for is learnt from those that are there.
+            // The hint of the pod expires. No watch shows the pod, since a pod that is seen changes the workload model.
             tokio::time::advance(2 * HINT).await;
         }
         assert!(
             answers.windows(2).all(|pair| pair[0] == pair[1]),
-            "by names, again, by whole nodes: {answers:#?}"
+            "by names, by names again, by whole nodes: {answers:#?}"
         );
     }
 }
@@ -167,7 +167,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn memory_changes_no_answer(steps in steps()) {
+    fn remembered_verdicts_change_no_result(steps in steps()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let mut run = Run::new();
@@ -178,9 +178,9 @@ proptest! {
     }
 }
 
-/// A node of which no watch has told yet may have room, and kube-scheduler is to try again: that is said each time.
+/// A node that no watch has shown yet may have room, so every result reports it as resolvable.
 #[tokio::test(start_paused = true)]
-async fn nodes_that_are_not_known_yet_are_told_apart_each_time() {
+async fn unknown_nodes_are_resolvable_each_time() {
     let world = World::new().with_node("known", &[MIB, MIB]);
     world.apply_pod(&placed_by_old_extender(units("holder", 10), "new", 0, 10, MIB));
     for nth in 0..3 {

@@ -101,7 +101,7 @@ async fn filter_by_whole_nodes_hands_them_back_unchanged() {
     assert_eq!(answer["NodeNames"], Value::Null);
 }
 
-/// What an autoscaler asks about does not exist yet and is judged by what its template says.
+/// A node that an autoscaler asks about does not exist yet, and is evaluated by its template.
 #[rstest]
 #[case::room(old_node("template", 2, 32), 16, Ok(()))]
 #[case::too_large(old_node("template", 2, 32), 17, Err(("FailedAndUnresolvableNodes", "request is larger than the node's GPUs even when they are empty")))]
@@ -138,7 +138,7 @@ async fn filter_by_template_of_our_own_plugin() {
 }
 
 #[tokio::test]
-async fn pod_that_asks_for_nothing_passes_everywhere() {
+async fn a_cpu_only_pod_fits_everywhere() {
     for name in ["a", "b"] {
         let answer = World::new()
             .filter(&pod("p", &json!({"cpu": "1"})), &[name])
@@ -147,9 +147,9 @@ async fn pod_that_asks_for_nothing_passes_everywhere() {
     }
 }
 
-/// Of CPU that nobody has GPUs beside there is none too much; beside GPUs, as long as a node has CPU to spare.
+/// CPU-only pods go to nodes without GPUs, or to nodes with CPU to spare beside their GPUs.
 #[tokio::test]
-async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
+async fn a_cpu_only_pod_avoids_the_cpu_that_gpus_need() {
     let world = World::new();
     let with_cpus = |name: &str, cpus: u32| {
         let mut node = node(name, "MiB");
@@ -161,7 +161,7 @@ async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
         world.apply_node(&with_cpus(name, cpus));
         world.apply_device(&device(name, &[100, 100]));
     }
-    // What pods usually ask for: a whole GPU and four CPUs.
+    // The workload: pods with a whole GPU and four CPUs.
     let typical = |at: u32| {
         pod(
             &format!("typical-{at}"),
@@ -182,7 +182,7 @@ async fn pod_that_asks_for_nothing_keeps_off_the_cpu_that_gpus_need() {
     );
 }
 
-/// A request that breaks a rule is refused on every node, in the words of the rule.
+/// A request that breaks a rule is refused on every node, with the text of the rule.
 #[rstest]
 #[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "container \"main\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device")]
 #[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu.shared (1); use the resources of one dialect only")]
@@ -210,7 +210,7 @@ async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
     );
 }
 
-/// A chart's zero was refused.
+/// Charts write zeros for unused resources.
 #[rstest]
 #[case::units(json!({"aliyun.com/gpu-mem": "0"}))]
 #[case::vendor(json!({"nvidia.com/gpu": "0"}))]
@@ -359,7 +359,7 @@ async fn a_hint_keeps_room_until_it_is_used() {
         world.api.put(&third);
         third
     };
-    assert_eq!(world.bind(&third, "n1").await, "", "a bind does not mind hints");
+    assert_eq!(world.bind(&third, "n1").await, "", "a bind ignores hints");
 }
 
 #[tokio::test(start_paused = true)]

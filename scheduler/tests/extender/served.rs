@@ -42,7 +42,7 @@ async fn start(world: &World, tls: Option<Current>, read_timeout: Duration) -> S
     Server { address, stop, task }
 }
 
-/// One HTTP/1.1 request; the whole reply, or what came of it.
+/// One HTTP/1.1 request. Returns the whole reply, or the failure.
 async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     method: &str,
@@ -63,7 +63,7 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn in_the_clear_until_told_to_stop() {
+async fn in_the_clear_until_stopped() {
     let pod = units("p", 10);
     let world = World::new().with_node("n1", &[100]).with_pod(&pod);
     world.api.fail_posts([Fault::Slow(Duration::from_millis(300))]);
@@ -199,7 +199,7 @@ impl Certificates {
     }
 }
 
-/// Anybody who could reach the old extender's port could bind any pod anywhere (E15).
+/// Every client that could reach the old extender's port could bind any pod anywhere (E15).
 #[tokio::test]
 async fn verbs_demand_a_client_certificate_and_probes_do_not() {
     let certificates = Certificates::new();

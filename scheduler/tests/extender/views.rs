@@ -1,4 +1,4 @@
-//! What is read besides the verbs: inspect, probes, version, metrics.
+//! The routes besides the verbs: inspect, probes, version, metrics.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn inspect_in_the_old_extenders_json() {
 
 /// A GPU of 16,276 MiB has 15 whole GiB; full of thirds, it shows 15 used of 15.
 #[tokio::test]
-async fn inspect_rounds_to_no_more_than_there_is() {
+async fn inspect_never_rounds_above_totals() {
     let world = World::new();
     world.apply_node(&node("n1", "GiB"));
     world.apply_device(&device("n1", &[16276, 16276]));
@@ -61,7 +61,7 @@ async fn inspect_rounds_to_no_more_than_there_is() {
 }
 
 #[tokio::test]
-async fn inspect_shows_pods_and_why_they_wait() {
+async fn inspect_shows_pods_and_the_reasons_that_they_wait() {
     let world = World::new().with_node("n1", &[100, 200]);
     world.apply_pod(&units("p", 150));
     let (_, text) = world
@@ -127,9 +127,9 @@ async fn inspect_shows_pods_and_why_they_wait() {
     assert_snapshot!(text, @r#"{"pods":[],"error":"\"nobody\" is not namespace/name"}"#);
 }
 
-/// No idle GPU is broken up for the pod, as there is one that others share.
+/// The pod goes to a GPU that others share, so that no idle GPU is broken up.
 #[tokio::test]
-async fn inspect_shows_why_a_node_was_chosen() {
+async fn inspect_shows_the_cost_of_the_best_nodes() {
     let world = World::new()
         .with_node("n1", &[500])
         .with_node("n2", &[1000])
@@ -166,7 +166,7 @@ async fn inspect_shows_why_a_node_was_chosen() {
 }
 
 #[tokio::test]
-async fn nothing_is_answered_before_everything_is_listed() {
+async fn verbs_are_refused_until_everything_is_listed() {
     let world = World::unsynced(&offline::serving());
     let body = json!({"Pod": units("p", 1), "NodeNames": ["n1"]}).to_string();
     world.list::<Node>(&[]);

@@ -1,4 +1,4 @@
-//! An extender with its routes, fed by hand as watches would feed it.
+//! An extender with its routes, and an index that the tests fill as watches would.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +26,10 @@ use tower::ServiceExt;
 use crate::api::Api;
 use crate::objects::{device, node};
 
-/// How long a hint lives here.
+/// The lifetime of a hint.
 pub(crate) const HINT: Duration = Duration::from_secs(30);
 
-/// Everything a test touches.
+/// The extender under test and its surroundings.
 pub(crate) struct World {
     pub(crate) api: Api,
     pub(crate) index: Shared<Index>,
@@ -39,22 +39,22 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A world in which nothing has been listed yet.
+    /// Nothing has been listed yet.
     pub(crate) fn unsynced(serving: &Serving) -> Self {
         Self::led(serving, Leadership::alone())
     }
 
-    /// A world in which nothing has been listed yet, and others may lead.
+    /// Nothing has been listed yet, and other replicas may lead.
     pub(crate) fn led(serving: &Serving, leadership: Leadership) -> Self {
         Self::answering(serving, leadership, AnswerNodes::default())
     }
 
-    /// A world whose nodes and pods are all listed, none so far, and whose filter tells of so many nodes.
+    /// An empty cluster, all listed, and this number of nodes in the results of `filter`.
     pub(crate) fn telling(answers: &str) -> Self {
         Self::answering(&offline::serving(), Leadership::alone(), answers.parse().unwrap()).listed()
     }
 
-    /// A world in which everything has been listed, there is nothing, and filter reports nodes without room like this.
+    /// An empty cluster, all listed, and this form of nodes without room in the results of `filter`.
     pub(crate) fn reporting(misfits: MisfitNodes) -> Self {
         Self::configured(&offline::serving(), Leadership::alone(), |extender| {
             extender.with_misfit_nodes(misfits)
@@ -93,12 +93,12 @@ impl World {
         }
     }
 
-    /// A world in which everything has been listed, and there is nothing.
+    /// An empty cluster, all listed.
     pub(crate) fn new() -> Self {
         Self::unsynced(&offline::serving()).listed()
     }
 
-    /// A world in which everything has been listed, there is nothing, and pods may see all devices of their node.
+    /// An empty cluster, all listed, in which pods may see all devices of their node.
     pub(crate) fn allowing_all_devices() -> Self {
         let world = Self::unsynced(&offline::serving());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
@@ -106,7 +106,7 @@ impl World {
         world.listed()
     }
 
-    /// A world in which everything has been listed, there is nothing, and hints last as long.
+    /// An empty cluster, all listed, with these lifetimes of hints.
     pub(crate) fn holding(times: HintTimes) -> Self {
         let world = Self::unsynced(&offline::serving());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
@@ -114,7 +114,7 @@ impl World {
         world.listed()
     }
 
-    /// A world in which everything has been listed, there is nothing, and so many bindings may be under way.
+    /// An empty cluster, all listed, with this limit of bindings under way.
     pub(crate) fn sending(most: usize) -> Self {
         let serving = Serving {
             bind_concurrency: most,
@@ -130,7 +130,7 @@ impl World {
         self
     }
 
-    /// A node that counts in MiB, with GPUs of so many.
+    /// A node whose memory unit is MiB, with GPUs of these sizes.
     pub(crate) fn with_node(self, name: &str, mibs: &[u64]) -> Self {
         self.apply_node(&node(name, "MiB"));
         self.apply_device(&device(name, mibs));
@@ -251,7 +251,7 @@ impl World {
         .await
     }
 
-    /// The names that `filter` lets through.
+    /// The names that `filter` returns.
     pub(crate) async fn fitting(&self, pod: &Value, names: &[&str]) -> Vec<String> {
         serde_json::from_value(self.filter(pod, names).await["NodeNames"].clone()).unwrap()
     }
@@ -287,7 +287,7 @@ impl World {
             .to_owned()
     }
 
-    /// Binds a pod that the API server and the watch know, and lets the watch show the outcome.
+    /// Binds a pod, and has the watch show the binding.
     pub(crate) async fn place(&self, pod: &Value, node: &str) {
         self.api.put(pod);
         self.apply_pod(pod);
@@ -309,7 +309,7 @@ impl World {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Units that each GPU of a node has in use.
+    /// The used units of each GPU of a node.
     pub(crate) async fn used(&self, node: &str) -> Vec<u64> {
         let devs = self.inspect(Some(node)).await["nodes"][0]["devs"].clone();
         devs.as_array()
