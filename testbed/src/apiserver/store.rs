@@ -104,6 +104,7 @@ impl Store {
     /// Removes an object; its last state under the deletion's revision is returned and logged.
     /// `last` replaces that state where the deletion itself changed it.
     pub(crate) fn remove(&mut self, storage: &str, key: &Key, last: Option<Value>) -> Option<Arc<Version>> {
+        // The revision advances only if there is an object to remove.
         let revision = self.revision + 1;
         let collection = self.collection(storage);
         let previous = collection.objects.remove(key)?;
@@ -141,6 +142,7 @@ impl Store {
         };
         let inside = |key: &Key| slice.namespace.is_none_or(|ns| key.namespace == ns);
         let range = (from, Bound::Unbounded);
+        // Objects that changed after the revision come from the log, all others are as they were.
         let live = collection
             .objects
             .range::<Key, _>(range)
@@ -175,6 +177,7 @@ impl Store {
         let events: Vec<_> = rest.by_ref().take(max).map(Arc::clone).collect();
         let seen = match (rest.next(), events.last()) {
             (Some(_), Some(last)) => last.version.rv,
+            // The collection is silent up to the store's revision: a watch may advance its bookmark.
             _ => self.revision.max(after),
         };
         Ok((events, seen))
@@ -195,6 +198,7 @@ impl Store {
 
     fn collection(&mut self, storage: &str) -> &mut Collection {
         if !self.collections.contains_key(storage) {
+            // A collection that is new after a compaction must not serve revisions from before it.
             let mut log = EventLog::new(self.window);
             log.compact(self.compacted);
             let fresh = Collection {
@@ -221,6 +225,7 @@ impl Collection {
     /// The versions at a revision of all keys that were changed after it.
     fn undone_since(&self, rv: u64) -> Result<BTreeMap<Key, Option<Arc<Version>>>, Compacted> {
         let mut past = BTreeMap::new();
+        // Backwards, so that of several changes of one key the oldest decides.
         for event in self.log.since(rv)?.rev() {
             past.insert(event.key.clone(), event.previous.clone());
         }

@@ -75,6 +75,7 @@ impl Watch {
             pending: VecDeque::new(),
         };
         if let WatchStart::After(rv) = start {
+            // No event is read: this only checks that the log still reaches back to the revision.
             watch.cursor = rv;
             state
                 .store
@@ -128,6 +129,7 @@ impl Watch {
             return Ok(std::mem::take(&mut self.pending).into());
         }
         loop {
+            // Before the read: a change during it must wake the next wait.
             self.signal.mark_unchanged();
             let read = self
                 .cluster
@@ -139,6 +141,7 @@ impl Watch {
             self.cursor = seen;
             let found: Vec<Delta> = events.iter().filter_map(|e| self.view(e)).collect();
             if exhausted || !found.is_empty() {
+                // More events wait in the log, so the next wait must not block.
                 if !exhausted {
                     self.signal.mark_changed();
                 }

@@ -67,6 +67,7 @@ impl Cycle {
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
         let (feasible, n_seen) = found.map_err(|error| Failure::Error(error.to_string()))?;
         self.sampling.seen(n_seen, all.len());
+        // As in kube-scheduler, a single feasible node is taken without calling any scorer.
         match feasible.len() {
             0 => Err(Failure::NoFit),
             1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
@@ -91,6 +92,7 @@ impl Cycle {
                 break;
             }
             n_seen += 1;
+            // The nominated node may have been looked at before, with another result.
             diagnosis.refusals.remove(name);
             self.look(pod, request, name, view, &mut feasible, diagnosis);
         }
@@ -136,6 +138,7 @@ impl Cycle {
             .iter()
             .filter(|e| e.is_filter() && e.is_interested(pod))
         {
+            // An extender is not called with an empty list of nodes.
             if feasible.is_empty() {
                 break;
             }
@@ -149,6 +152,7 @@ impl Cycle {
             for (node, reason) in &answer.unresolvable {
                 diagnosis.refuse(node, reason, true);
             }
+            // kube-scheduler counts a node in both lists as unresolvable.
             for (node, reason) in answer
                 .failed
                 .iter()
@@ -183,6 +187,7 @@ impl Cycle {
                         *score = score.saturating_add(theirs.get(name).copied().unwrap_or(0));
                     }
                 }
+                // A failed prioritize call never fails the cycle, ignorable or not.
                 Err(error) => warn!(%error, "an extender does not prioritize"),
             }
         }

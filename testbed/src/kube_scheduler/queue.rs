@@ -54,13 +54,15 @@ impl Queue {
         }
     }
 
-    /// Adds a pod that arrived at `now`, or takes note of its new version; a change of anything but its status makes it worth a new attempt, and one
-    /// of its status if an extender refused it.
+    /// Adds a pod that arrived at `now`, or updates it. A change of anything but its status makes it worth a new attempt, and
+    /// so does one of its status if an extender refused it.
     pub(super) fn put(&mut self, uid: &str, pod: Arc<Pod>, now: Instant) {
         let turn = self.next_turn(now);
         let backoff = (self.initial_backoff, self.max_backoff);
         match self.entries.get_mut(uid) {
             Some(entry) => {
+                // kube-scheduler ignores changes of status, except of a pod that an extender refused: it cannot know what
+                // the extender looks at, as extenders name no events that they wait for.
                 let changed =
                     is_changed(&entry.pod, &pod) || (entry.is_by_extender && entry.pod.status != pod.status);
                 entry.pod = pod;
@@ -106,6 +108,7 @@ impl Queue {
             .any(|entry| entry.place == QueuePosition::Active);
         let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
             QueuePosition::Active => true,
+            // Since 1.33 an idle kube-scheduler does not wait out the back-off of pods that found no node.
             QueuePosition::Backoff { is_error, .. } => !is_any_active && !is_error,
             QueuePosition::Unschedulable { .. } | QueuePosition::InFlight => false,
         });
@@ -140,6 +143,7 @@ impl Queue {
     /// A pod that was popped may not be tried yet: it waits for an event, and that was no attempt.
     pub(super) fn gate(&mut self, uid: &str, now: Instant) {
         if let Some(entry) = self.entries.get_mut(uid) {
+            // `pop` has counted an attempt that does not take place.
             entry.attempts = entry.attempts.saturating_sub(1);
             entry.place = QueuePosition::Unschedulable { since: now };
         }
@@ -193,6 +197,7 @@ impl Queue {
     pub(super) fn next_change(&self) -> Option<Instant> {
         let times = self.entries.values().filter_map(|entry| match entry.place {
             QueuePosition::Backoff { until, .. } => Some(until),
+            // Even without an event kube-scheduler tries such pods again after a few minutes.
             QueuePosition::Unschedulable { since } => Some(since + FLUSH_AFTER),
             QueuePosition::Active | QueuePosition::InFlight => None,
         });

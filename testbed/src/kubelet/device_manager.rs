@@ -141,6 +141,7 @@ impl DeviceManager {
 /// Registration of plugins.
 impl DeviceManager {
     async fn connect(self: &Arc<Self>, resource: &str, socket: &str) -> Result<(), ConnectError> {
+        // As in kubelet, Register returns only after the plugin's socket has been dialled.
         let config = &self.machine.config;
         let path = config.plugin_dir().join(socket);
         let endpoint = Arc::new(Endpoint::connect(resource, &path, config.delays.dial).await?);
@@ -179,6 +180,7 @@ impl DeviceManager {
         if is_replaced && !self.machine.config.faults.late_end_disconnects_successor {
             return;
         }
+        // Whichever plugin has the name now is removed: the fault of kubelet that `faults` describes.
         let Some(current) = plugins.remove(resource) else {
             return;
         };

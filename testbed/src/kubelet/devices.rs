@@ -274,6 +274,7 @@ impl DeviceState {
                 now: request.required,
             });
         }
+        // After a restart kubelet leaves running containers alone, even if their devices are unhealthy.
         if request.untouchable {
             return Ok(Choice::Nothing);
         }
@@ -284,6 +285,7 @@ impl DeviceState {
         if offer.healthy.is_empty() {
             return Err(AllocationError::NoneHealthy(resource.to_owned()));
         }
+        // A container that starts again must not get a device that has become unhealthy.
         if !held.is_subset(&offer.healthy) {
             return Err(AllocationError::HeldUnhealthy(resource.to_owned()));
         }

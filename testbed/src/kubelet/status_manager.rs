@@ -275,6 +275,7 @@ async fn delete(api: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
         resource_version: None,
     });
     let params = DeleteParams {
+        // kubelet confirms a deletion with a grace period of zero once the containers have ended.
         grace_period_seconds: Some(0),
         preconditions,
         ..DeleteParams::default()

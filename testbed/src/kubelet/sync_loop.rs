@@ -317,6 +317,7 @@ impl SyncLoop {
 
 /// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
 fn in_order(mut batch: Vec<Arc<KubeletPod>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<KubeletPod>> {
+    // kubelet sorts a batch by creation time; the rule then changes that order on purpose.
     batch.sort_by_key(|pod| pod.created);
     match rule {
         OrderRule::Creation => {}

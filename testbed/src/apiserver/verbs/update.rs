@@ -113,6 +113,7 @@ impl ApiState {
         settled: Settled,
         options: &WriteOptions,
     ) -> Result<Written, ApiError> {
+        // Webhooks were called without the lock, and another write may have come in between.
         if self.current(target)?.rv != settled.before.rv {
             return Err(ApiError::modified(&target.resource.qualified(), &target.name));
         }
@@ -122,9 +123,11 @@ impl ApiState {
                 created: false,
             });
         };
+        // A changed definition is served at once; a real server takes a moment.
         if target.resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
             self.registry.define(&new);
         }
+        // The update that removes the last finalizer of a deleted object removes the object.
         let version = if finished(&new) && !options.dry_run {
             self.finish(target, new)
         } else {
@@ -172,6 +175,7 @@ fn check_preconditions(target: &Target, old: &Value, new: &Value) -> Result<(), 
         return Err(ApiError::conflict(&plural, name, &why));
     }
     let asked = object::text(new, "/metadata/resourceVersion");
+    // Without a resourceVersion the write is unconditional.
     if !matches!(asked, "" | "0") && asked != object::text(old, "/metadata/resourceVersion") {
         return Err(ApiError::modified(&plural, name));
     }
