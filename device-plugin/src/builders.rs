@@ -1,4 +1,4 @@
-//! Pods and devices for tests, in few words.
+//! Builders of pods and devices for tests.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::fleet::Fleet;
 use crate::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
 use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
 
-/// An app container that asks for nothing.
+/// An app container without requests.
 fn container(name: String) -> ContainerRequest {
     ContainerRequest {
         name,
@@ -27,7 +27,7 @@ fn container(name: String) -> ContainerRequest {
     }
 }
 
-/// A container that asks for memory units.
+/// A container that requests memory units.
 pub(crate) fn units(n: u64) -> ContainerRequest {
     ContainerRequest {
         memory_units: n,
@@ -35,7 +35,7 @@ pub(crate) fn units(n: u64) -> ContainerRequest {
     }
 }
 
-/// A container that asks for shares.
+/// A container that requests shares.
 pub(crate) fn shares(n: u64) -> ContainerRequest {
     ContainerRequest {
         shared: n,
@@ -43,7 +43,7 @@ pub(crate) fn shares(n: u64) -> ContainerRequest {
     }
 }
 
-/// A container that asks for whole GPUs.
+/// A container that requests whole GPUs.
 pub(crate) fn whole(n: u64) -> ContainerRequest {
     ContainerRequest {
         whole: n,
@@ -51,7 +51,7 @@ pub(crate) fn whole(n: u64) -> ContainerRequest {
     }
 }
 
-/// A container that asks for percent of network adapters.
+/// A container that requests percent of network adapters.
 pub(crate) fn rdma(percent: u64) -> ContainerRequest {
     ContainerRequest {
         rdma: percent,
@@ -150,7 +150,7 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
     }
 }
 
-/// So many healthy GPUs, in GiB units.
+/// A fleet of `n_gpus` healthy GPUs, in GiB units.
 pub(crate) fn fleet(n_gpus: u32) -> Fleet {
     let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();

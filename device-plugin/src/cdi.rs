@@ -9,9 +9,9 @@
 //! different content: each answer has a name of its own ([`container_device`]), and where the content of a name has to
 //! change, [`SpecDir::write`] retires the old one first. [`readers`] sees when the runtime has read a spec.
 //!
-//! The structures are JSON values rather than those of the crate `container-device-interface`: of that crate only the form
-//! of a spec would be used, and it brings two hundred other crates with it. NVIDIA's edits are passed on as they are, with
-//! fields that this plugin does not know.
+//! The structures are JSON values rather than those of the crate `container-device-interface`: only the form of a spec would be
+//! used of that crate, and it brings two hundred other crates with it. NVIDIA's edits are passed on as they are, with fields that
+//! this plugin does not know.
 
 pub mod dir;
 pub mod readers;
@@ -29,8 +29,8 @@ pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";
 /// The fully qualified name of the device that stands for the driver.
 pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 
-/// Name and fully qualified name of a device that no other answer has: `fresh` must be another number in each call, also
-/// after a restart.
+/// The fully qualified name of a device that no other answer names: `fresh` must be another number in each call, also after a
+/// restart.
 pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     ids.sort_unstable();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_answer_has_a_name_of_its_own() {
+    fn each_answer_names_another_device() {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let device = container_device(ExtendedResource::Memory, &ids(&["a-1", "a-2"]), 17);
         assert_eq!(

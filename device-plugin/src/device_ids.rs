@@ -1,4 +1,4 @@
-//! IDs of virtual devices: which exist, which GPU each is of, and how long their list is on the wire.
+//! IDs of virtual devices: those of each device, the device of each ID, and the size of their list on the wire.
 //!
 //! A share is `<GPU UUID>::<n>`, a whole GPU its UUID, a percent of another device `<its ID>::<n>`. A memory unit is
 //! `<start of the UUID's hash>-<n>`: there are many of them, and kubelet takes no message above 4 MiB. All are functions of
@@ -13,46 +13,46 @@ use crate::cdi::fnv1a;
 use crate::extended_resource::ExtendedResource;
 use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
 
-/// How many digits of the hash of a UUID begin a memory unit's ID.
+/// Numbers of digits of a UUID's hash that may begin a memory unit's ID; the shortest that is unique is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
-/// Size on the wire of a device's health when it is the longer word.
+/// Size on the wire of a device's health, the longer word.
 const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 
 /// Size on the wire of a device's NUMA node: a message in a message, with a number below [`NUMA_NODES`] in it.
 const NUMA_NODE_BYTES: u64 = 6;
 
-/// Numbers of NUMA nodes that are told.
+/// NUMA nodes that a list may name.
 pub const NUMA_NODES: std::ops::Range<i32> = 0..128;
 
 /// The IDs of every virtual device of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdScheme {
     slots: u32,
-    /// Whether kubelet is told on which NUMA node each device hangs.
+    /// True if lists name the NUMA node of each device.
     lists_numa_nodes: bool,
     /// The GPUs that are shared.
     gpus: Vec<GpuIds>,
     /// Every GPU: as a whole it can be given to a pod whether it is shared or not.
     whole: Vec<PhysicalId>,
-    /// The devices of other types, with the resource that they have and how much of it.
+    /// The devices of other types, with their resource and its amount.
     others: Vec<(ExtendedResource, PhysicalId, u64)>,
     /// The device of each prefix of IDs: kubelet shows every free ID when it asks for the preferred ones.
     by_prefix: BTreeMap<ExtendedResource, HashMap<String, Prefixed>>,
 }
 
-/// What an ID's prefix tells.
+/// The device and IDs of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Prefixed {
     device: PhysicalId,
-    /// How many numbers may follow; none if the prefix is the whole ID.
+    /// The number of IDs with this prefix; none if the prefix is the whole ID.
     count: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct GpuIds {
     uuid: PhysicalId,
-    /// What the IDs of its memory units begin with.
+    /// The beginning of the IDs of its memory units.
     stem: String,
     units: u64,
 }
@@ -62,7 +62,7 @@ struct GpuIds {
 pub struct Numbered<'a> {
     /// The device.
     pub device: &'a PhysicalId,
-    /// What they are called.
+    /// Their IDs.
     pub ids: NumberedIds,
 }
 
@@ -70,7 +70,7 @@ pub struct Numbered<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberedIds {
     prefix: String,
-    /// How many there are; none if there is one, which is the prefix alone.
+    /// The number of IDs; none if the only one is the prefix alone.
     count: Option<u64>,
 }
 
@@ -99,7 +99,7 @@ impl NumberedIds {
         })
     }
 
-    /// Size of their list if each device's entry has so many bytes besides its ID and its health.
+    /// Size of their list if each entry has `besides` bytes besides its ID and its health.
     fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
         self.count.map_or_else(
@@ -109,7 +109,7 @@ impl NumberedIds {
     }
 }
 
-/// The list of a resource's devices would be longer than kubelet accepts.
+/// The list of a resource's devices is longer than kubelet accepts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLong {
     /// There are too many memory units.
@@ -118,7 +118,7 @@ pub enum TooLong {
          fits the GPUs of this node is --memory-unit {fitting}"
     )]
     Units {
-        /// The unit that was asked for.
+        /// The configured unit.
         unit: MemoryUnit,
         /// Size of the list.
         bytes: u64,
@@ -136,7 +136,7 @@ pub enum TooLong {
          of this node is --slots {fitting}"
     )]
     Slots {
-        /// The number that was asked for.
+        /// The configured number.
         slots: u32,
         /// Size of the list.
         bytes: u64,
@@ -146,15 +146,15 @@ pub enum TooLong {
 }
 
 impl IdScheme {
-    /// Names the virtual devices of `gpus`.
+    /// Names the virtual devices of `gpus`, which are shared.
     ///
     /// # Errors
-    /// kubelet could not be told of all of them when they are all unhealthy, which is the longest list.
+    /// The longest list, in which all of them are unhealthy, is longer than kubelet accepts.
     pub fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
         Self::with_numa_nodes(false, gpus, slots, unit)
     }
 
-    /// The same for a list that says on which NUMA node each device hangs, if it `lists_numa_nodes`.
+    /// The same for a list that names the NUMA node of each device, if it `lists_numa_nodes`.
     ///
     /// # Errors
     /// As above; such a list is longer.
@@ -214,7 +214,7 @@ impl IdScheme {
         Ok(scheme)
     }
 
-    /// Notes the prefixes of all IDs.
+    /// Indexes the prefixes of all IDs.
     fn index(&mut self) {
         let prefixes = |resource| {
             let of_device = |Numbered { device, ids }: Numbered<'_>| {
@@ -247,7 +247,7 @@ impl IdScheme {
         self
     }
 
-    /// Whether kubelet is told on which NUMA node each device hangs.
+    /// True if lists name the NUMA node of each device.
     pub fn lists_numa_nodes(&self) -> bool {
         self.lists_numa_nodes
     }
@@ -257,7 +257,7 @@ impl IdScheme {
         self.slots
     }
 
-    /// Whether this GPU is shared.
+    /// True if this GPU is shared.
     pub fn knows(&self, uuid: &PhysicalId) -> bool {
         self.gpus.iter().any(|gpu| gpu.uuid == *uuid)
     }
@@ -312,7 +312,7 @@ impl IdScheme {
         count.is_some_and(|count| number < count).then_some(device)
     }
 
-    /// Whether there is anything of a resource.
+    /// True if there is a virtual device of a resource.
     pub fn has(&self, resource: ExtendedResource) -> bool {
         self.numbered(resource)
             .any(|numbered| numbered.ids.count != Some(0))
@@ -327,7 +327,7 @@ impl IdScheme {
     }
 }
 
-/// Most percent of one device that are listed: an absurd amount in an inventory must not make an absurd list.
+/// Most virtual devices of one device that are listed: an absurd amount in an inventory must not make an absurd list.
 const MOST_OF_ONE: u64 = 1000;
 
 const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
@@ -368,7 +368,7 @@ fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
     bytes
 }
 
-/// Size of one unhealthy device with an ID of so many bytes: each field is a tag, a length and its bytes.
+/// Size of one unhealthy device with an ID of `id` bytes: each field is a tag, a length and its bytes.
 fn device_bytes(id: u64, besides: u64) -> u64 {
     let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES + besides;
     1 + varint_bytes(fields) + fields
@@ -378,8 +378,8 @@ fn varint_bytes(value: u64) -> u64 {
     u64::from(value.max(1).ilog2() / 7 + 1)
 }
 
-/// A word for each GPU that no other GPU of the node has: the start of its UUID's hash, longer only where
-/// two are alike. So that a GPU keeps its IDs when another one comes, the hash is of the whole UUID alone.
+/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only where two are alike. The hash is of the UUID
+/// alone, so that a GPU keeps its IDs when another GPU is added.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
     let hashes: Vec<String> = gpus
         .iter()

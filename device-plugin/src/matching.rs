@@ -11,9 +11,9 @@
 //!    an earlier process may have answered for those;
 //! 4. the pod that the scheduler assumed first.
 //!
-//! The match is the likeliest pod and no proof: [`crate::start`] checks whose a container is before it starts. So no call is
+//! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is
 //! refused here, as kubelet fails a pod for good on that. In mode `cdi` the match only pins the preferred device IDs, and in
-//! mode `envvar` it also decides the answer ([`crate::envvar`]).
+//! mode `envvar` it also decides the answer.
 //!
 //! [`AllocateLog`] remembers the answered calls per pod UID and container. A pod that has left Pending is never a candidate.
 //! kubelet's checkpoint corrects the log: where it shows that a call was another pod's, the call moves to that pod, and where

@@ -33,7 +33,7 @@ use crate::verify::{Evidence, Refusal};
 use daemon::api_server::one_line;
 use daemon::events::Recorder;
 
-/// What the check and the reconciliation work with.
+/// The state and the clients that the check and the reconciliation share.
 #[derive(Clone)]
 pub struct StartContext {
     /// The state of this node.

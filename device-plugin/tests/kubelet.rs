@@ -65,7 +65,7 @@ async fn health_changes_make_one_list() {
     );
 }
 
-/// kubelet takes every list apart anew, thousands of devices, so it gets none that says the same.
+/// kubelet parses thousands of devices of every list, so it gets no unchanged one.
 #[tokio::test]
 async fn other_words_for_the_same_health_are_not_sent() {
     let node = Node::new(2);

@@ -41,7 +41,7 @@ async fn d1_pods_of_one_size_keep_their_own_gpu() {
 }
 
 /// D1: where kubelet's IDs say which GPU it is (those of an init container are handed on), they decide, not the order.
-/// What neither order nor IDs can tell is for the check before the container starts.
+/// The check before the container starts decides where neither order nor IDs do.
 #[tokio::test]
 async fn d1_device_ids_decide_before_the_order() {
     let node = Node::new(2);
@@ -57,7 +57,7 @@ async fn d1_device_ids_decide_before_the_order() {
 
 /// D2: a bound pod that never reached Allocate was taken for the next pod of its size, and so on down the line.
 #[tokio::test]
-async fn d2_pod_that_is_deleted_or_failed_before_admission_shifts_nobody() {
+async fn d2_pod_that_is_deleted_or_failed_before_admission_shifts_no_other_pod() {
     let node = Node::new(4);
     let mut kubelet = node.kubelet().await;
     let mut deleted = pod("deleted", &[&[(UNITS, 8)]], &gpushare(0, 8, 1));
@@ -144,10 +144,10 @@ async fn d5_allocate_needs_no_api_server() {
     }
 }
 
-/// D6: a pod placed by somebody else got an environment that could not work. It gets one that could, is held before its
-/// containers start, as no GPU is counted for it, and nobody else is disturbed.
+/// D6: a pod that another scheduler placed got an environment that could not work. It gets one that could, is held before its
+/// containers start, as no GPU is counted for it, and no other pod is affected.
 #[tokio::test]
-async fn d6_pod_that_the_scheduler_did_not_place_disturbs_nobody() {
+async fn d6_pod_that_the_scheduler_did_not_place_affects_no_other_pod() {
     for n_gpus in [1, 4] {
         let node = Node::new(n_gpus);
         let mut kubelet = node.kubelet().await;

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 const RDMA: &str = "koordinator.sh/rdma";
 const FPGA: &str = "koordinator.sh/fpga";
 
-/// A record of so many percent of each of these devices, and of these GPUs.
+/// A record of `percent` of each of these devices, and of these GPUs.
 fn record(device_type: &str, minors: &[u32], percent: u32, gpus: &[u32], assumed_at: u64) -> Value {
     let one = |minor: &u32| json!({"minor": minor, "id": format!("0000:{minor:02x}:00.0"), "resources": {(format!("koordinator.sh/{device_type}")): percent}});
     let gpus: Vec<_> = gpus
@@ -59,7 +59,7 @@ async fn kubelet(node: &Node, resources: &[&str]) -> FakeKubelet {
     kubelet
 }
 
-/// How many of the used IDs of a resource are of each device.
+/// The number of used IDs of a resource by device.
 fn used(kubelet: &mut FakeKubelet, resource: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for id in &kubelet.plugin(resource).used {
@@ -69,7 +69,7 @@ fn used(kubelet: &mut FakeKubelet, resource: &str) -> BTreeMap<String, usize> {
     counts
 }
 
-/// It appears, falls sick, goes away and comes back with the adapters; the other resources are not told again.
+/// It appears, falls sick, goes away and comes back with the adapters; the lists of the other resources are not sent again.
 #[tokio::test]
 async fn a_resource_comes_and_goes_with_its_devices() {
     let node = Node::with(&Equipment::default());
@@ -197,7 +197,7 @@ async fn one_percent_may_bring_four_adapters() {
     assert_eq!(used(&mut kubelet, RDMA).values().sum::<usize>(), 1);
 }
 
-/// Who was given virtual functions is told their addresses, and is given their files and not the adapter's.
+/// A container with virtual functions gets their addresses and files, and not the adapter's.
 #[tokio::test]
 async fn virtual_functions() {
     let mut equipment = with_adapters(&[1]);

@@ -2,9 +2,9 @@
 //! has had time to forget its old content.
 //!
 //! A runtime reads all specs again for each file that is renamed, written or removed in the directory, and for none that is
-//! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface) asks
-//! for no event of files that appear). So specs of answers are moved in, and [`SpecDir::prompt_read`] has them read: once for all
-//! that start together.
+//! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface)
+//! subscribes to no event of files that appear). So specs of answers are moved in, and [`SpecDir::prompt_read`] makes runtimes read
+//! them: once for all that start together.
 //!
 //! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
 //! and every start compares the text with what it must be before the runtime reads it.
@@ -41,8 +41,8 @@ pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
 /// The ending of a file whose content was retired. Runtimes read `.json` and `.yaml` alone.
 const RETIRED: &str = "retired";
 
-/// Time in which a name is not used again after its content was retired. A runtime reads a changed directory within a
-/// second, on a loaded machine.
+/// Time for which a name is not used again after its content was retired. A runtime reads a changed directory within a second,
+/// on a loaded machine.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
 /// Specs younger than this are not cleaned up: kubelet may not have written its checkpoint yet.
@@ -73,7 +73,7 @@ pub enum SpecError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
@@ -83,8 +83,8 @@ pub enum SpecError {
 #[derive(Clone, Debug)]
 pub struct SpecDir {
     dir: PathBuf,
-    /// The last content of answers' specs. A file that has not changed is not opened again: to [`super::readers`] that would
-    /// look like a read by the runtime.
+    /// The last content of answers' specs. An unchanged file is not opened again: to the watch of reads that would look like a read
+    /// by the runtime.
     known: Arc<Mutex<Contents>>,
 }
 
@@ -133,7 +133,7 @@ impl SpecDir {
         });
         match self.content(&path) {
             Some(found) if *found == *wanted => return Ok(Written::Unchanged),
-            // What does not parse is resolved by no runtime, so nothing has to be forgotten.
+            // No runtime resolves a spec that does not parse, so none has to forget it.
             Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
                 // The rename sets the time of its last change.
                 fs::rename(&path, &retired).map_err(io_error)?;
@@ -185,12 +185,12 @@ impl SpecDir {
         )
     }
 
-    /// Returns true if the spec of an answer is there.
+    /// True if the spec of an answer exists.
     pub fn has(&self, name: &str) -> bool {
         self.dir.join(Self::file(name)).exists()
     }
 
-    /// The variables that the spec of an answer sets, if it is there and parses.
+    /// The variables that the spec of an answer sets, if it exists and parses.
     pub fn env(&self, name: &str) -> Option<HashMap<String, String>> {
         let spec: Value = serde_json::from_str(&self.content(&self.dir.join(Self::file(name)))?).ok()?;
         let pairs = spec.pointer("/devices/0/containerEdits/env")?.as_array()?.iter();

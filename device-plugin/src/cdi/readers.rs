@@ -43,7 +43,7 @@ enum Progress {
 #[derive(Clone, Debug, Default)]
 struct State {
     files: HashMap<String, Progress>,
-    /// Those of them that the runtime cannot leave unread once their pods run.
+    /// The files that the runtime must have read once their pods run.
     needed: HashSet<String>,
     /// Number of first openings of this plugin's files since they were written.
     n_reads: u64,
@@ -81,7 +81,7 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Readers {
     state: Arc<watch::Sender<State>>,
-    /// Held by the start that has called the runtime, until the runtime has read what was there.
+    /// Held by the start that has prompted the runtime, until the runtime has read the files of that moment.
     turn: Arc<Mutex<()>>,
 }
 
@@ -138,7 +138,7 @@ impl Readers {
         Err(io::Error::other("the watch of the directory has ended"))
     }
 
-    /// Forgets what is known of a file that is about to be written.
+    /// Forgets the events of a file that is about to be written.
     pub fn expect(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.files.remove(file).is_some());
@@ -151,15 +151,14 @@ impl Readers {
         });
     }
 
-    /// Has the runtime read all specs, and waits until these have been read since they were written. Returns false at the
-    /// limit. Of starts that wait together one calls for all: the runtime reads every spec for each call, and injects none
-    /// meanwhile.
+    /// Makes the runtime read all specs, and waits until it has read these since they were written. Returns false at the limit. Of
+    /// starts that wait together one prompts for all: the runtime reads every spec for each prompt, and injects none meanwhile.
     pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
             self.state
                 .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
-            // The last call may have been before these files were there.
+            // The last prompt may have come before these files.
             prompt(specs);
         }
         is_read
@@ -178,14 +177,14 @@ impl Readers {
             }
             self.expect(PROMPT_FILE);
             prompt(specs);
-            // Files that have come after the runtime listed the directory are read at the next call.
+            // The runtime reads files that came after it listed the directory at the next prompt.
             let is_answered = |state: &State| state.files.get(PROMPT_FILE) == Some(&Progress::Read);
             // The sender lives as long as this value.
             let _ = self.state.subscribe().wait_for(is_answered).await;
         }
     }
 
-    /// Returns true if the runtime has been seen reading a spec and has not missed the last waits.
+    /// True if the runtime has been seen reading a spec and has not missed the last waits.
     pub fn has_reader(&self) -> bool {
         let state = self.state.borrow();
         state.n_reads > 0 && state.n_missed < MOST_MISSED
@@ -197,13 +196,13 @@ impl Readers {
             .send_if_modified(|state| state.needed.insert(file.to_owned()));
     }
 
-    /// Returns true if a pod has started with this file and no read has been seen since it was written.
+    /// True if a pod has started with this file and no read has been seen since it was written.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
         state.needed.contains(file) && state.files.get(file) == Some(&Progress::Written)
     }
 
-    /// Returns true if a file that this process has written was read since; none if no event of it has been seen.
+    /// True if a file that this process has written was read since; none if no event of it has been seen.
     pub fn was_read(&self, file: &str) -> Option<bool> {
         self.state
             .borrow()
@@ -212,7 +211,7 @@ impl Readers {
             .map(|progress| *progress == Progress::Read)
     }
 
-    /// Returns when something has been read that was not before.
+    /// Returns at the next first read of a file.
     pub async fn changed(&self) {
         let mut state = self.state.subscribe();
         let before = state.borrow_and_update().n_reads;

@@ -46,7 +46,7 @@ fn stems_are_short_and_distinct(#[case] uuids: &[&str], #[case] expected: &[&str
 }
 
 #[test]
-fn ids_name_their_gpu_and_others_are_nobodys() {
+fn ids_name_their_gpu_and_others_name_none() {
     let found = gpus(&["GPU-a-1", "GPU-a"], 3 << 30);
     let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Answers Allocate by the vendor's variable, with the devices of the pod that the call is matched with.
 //!
-//! Where kubelet knows the pod before this plugin's watch does, the call waits a little; if no pod comes, the answer names the
+//! The call waits a little if kubelet knows the pod before this plugin's watch does; if no pod comes, the answer names the
 //! devices of the device IDs. Sends no request: kubelet admits no other pod meanwhile and sets no deadline.
 
 use std::time::Duration;

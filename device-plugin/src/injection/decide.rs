@@ -1,4 +1,4 @@
-//! Decides the mode that works, from the findings on the node. Pure.
+//! Decides the injection mode from the facts of the node. Pure.
 
 use super::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
 
@@ -37,7 +37,7 @@ pub enum Variable {
     Unknown,
 }
 
-/// The findings on the node.
+/// The facts of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The runtime's CDI.
@@ -48,7 +48,7 @@ pub struct Facts {
     pub variable: Variable,
     /// The pods in which the runtime acts on the variable of an image, as far as is known.
     pub exposure: Option<Exposure>,
-    /// True if the runtime hook is on, which takes the variable away from containers that ask for no GPU.
+    /// True if the runtime hook is on, which removes the variable from containers that request no GPU.
     pub has_hook: bool,
 }
 
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_setting() {
+    fn the_message_names_the_setting() {
         let message = |cdi, driver, variable| decide(None, &facts(cdi, driver, variable)).message;
         insta::assert_snapshot!(
             [message("off", "toolkit", "fails"), message("read", "none", "unknown"), message("unwritable", "toolkit", "unknown")].join("\n"),
@@ -321,7 +321,10 @@ mod tests {
     #[case::ignored(facts("read", "toolkit", "fails"), false)]
     #[case::simulated(facts("read", "simulated", "works"), false)]
     #[case::hooked(Facts { has_hook: true, ..facts("read", "toolkit", "works") }, false)]
-    fn who_asks_for_nothing_sees_all(#[case] facts: Facts, #[case] expected: bool) {
+    fn images_see_all_gpus_where_the_runtime_acts_on_the_variable(
+        #[case] facts: Facts,
+        #[case] expected: bool,
+    ) {
         assert_eq!(decide(None, &facts).exposure.is_some(), expected);
     }
 
@@ -349,7 +352,10 @@ mod tests {
     #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), None)]
     #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), None)]
     #[case::no_variable(VariableFacts::default(), None)]
-    fn which_images_see_all(#[case] facts: VariableFacts, #[case] expected: Option<Exposure>) {
+    fn exposure_follows_from_the_plugins_own_container(
+        #[case] facts: VariableFacts,
+        #[case] expected: Option<Exposure>,
+    ) {
         assert_eq!(exposure(&facts), expected);
     }
 
@@ -366,7 +372,10 @@ mod tests {
     #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), "Unknown")]
     #[case::no_variable(VariableFacts::default(), "Unknown")]
     #[case::some_gpus(seen(own("0,1")), "Unknown")]
-    fn what_the_plugins_own_container_tells(#[case] facts: VariableFacts, #[case] expected: &str) {
+    fn the_plugins_own_container_shows_the_variables_effect(
+        #[case] facts: VariableFacts,
+        #[case] expected: &str,
+    ) {
         let found = format!("{:?}", variable(&facts));
         assert!(found.starts_with(expected), "{found}");
     }

@@ -1,5 +1,4 @@
-//! Repeats the decision how containers get devices on this node, and keeps the driver's CDI device in step with the vendor's
-//! specs.
+//! Repeats the decision on the injection mode of this node, and keeps the driver's CDI device in step with the vendor's specs.
 
 use std::io;
 use std::sync::Arc;
@@ -21,13 +20,13 @@ use super::content::driver_edits;
 use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, exposure, variable};
 use super::{CDI_OFF, Certainty, Injection, Mode};
 
-/// Interval at which the vendor's specs and the runtime's reads are looked at.
+/// Interval at which the vendor's specs and the runtime's reads are checked.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest wait of the first decision for the runtime to read a spec.
 const FIRST_READ: Duration = Duration::from_secs(1);
 
-/// Interval at which the runtime is made to read the specs while it has not been seen reading.
+/// Interval at which the runtime is prompted to read the specs while it has not been seen reading.
 const CALL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Time for which a node goes on with CDI when specs cannot be written or the driver's is gone. The vendor's services replace
@@ -38,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Facts that do not change while the process runs.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
-    /// The way in which this plugin's own container got NVML.
+    /// The facts about this plugin's own container.
     pub own: OwnContainer,
     /// True if the runtime hook is on.
     pub has_hook: bool,
@@ -62,15 +61,15 @@ pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners
         node,
         facts,
         driver: None,
-        called: None,
+        prompted: None,
         has_management_spec: false,
     };
     let mut without_cdi: Option<Instant> = None;
-    // The runtime reads the specs that this writes.
-    follower.look();
+    // This writes specs, which prompts the runtime to read.
+    follower.facts_now();
     let _ = timeout(FIRST_READ, readers.changed()).await;
     loop {
-        let facts = follower.look();
+        let facts = follower.facts_now();
         let decided = decide(follower.node.settings.injection.mode, &facts);
         without_cdi = if is_by_cdi(&decided) {
             None
@@ -93,7 +92,7 @@ fn is_by_cdi(injection: &Injection) -> bool {
     injection.mode == Mode::Cdi && injection.is_possible()
 }
 
-/// Returns true if a decision takes effect now; `lasted` is the time since CDI was last possible.
+/// True if a decision takes effect now; `lasted` is the time since CDI was last possible.
 fn is_due(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
     // A runtime that ignores CDI devices starts containers without any, so `CDI_OFF` takes effect at once.
     !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
@@ -106,10 +105,10 @@ impl Listeners {
             return;
         }
         self.metrics.set_injection(&decided);
-        let is_news = before
+        let is_new_reason = before
             .as_ref()
             .is_none_or(|before| before.reason != decided.reason);
-        if is_news && decided.certainty == Certainty::Impossible {
+        if is_new_reason && decided.certainty == Certainty::Impossible {
             warn!(
                 mode = decided.mode.as_str(),
                 reason = decided.reason,
@@ -121,7 +120,7 @@ impl Listeners {
                 "GPUInjectionImpossible",
                 decided.message.clone(),
             );
-        } else if is_news {
+        } else if is_new_reason {
             info!(
                 mode = decided.mode.as_str(),
                 certainty = decided.certainty.as_str(),
@@ -142,17 +141,17 @@ struct Follower {
     facts: NodeFacts,
     /// The edits of the driver's device as they were last written.
     driver: Option<Edits>,
-    /// The time at which the runtime was last made to read the specs.
-    called: Option<Instant>,
+    /// The time at which the runtime was last prompted to read the specs.
+    prompted: Option<Instant>,
     /// True once GPU Operator's spec has been seen.
     has_management_spec: bool,
 }
 
 impl Follower {
     /// Collects the facts of this moment, and writes the driver's spec where it has to change.
-    fn look(&mut self) -> Facts {
+    fn facts_now(&mut self) -> Facts {
         let (driver, edits) = self.driver();
-        let written = self.write_driver(edits).and_then(|()| self.call());
+        let written = self.write_driver(edits).and_then(|()| self.prompt());
         let readers = &self.node.readers;
         let cdi = match written {
             Err(error) => Cdi::Unwritable(format!("cannot write {}: {error}", self.specs().path().display())),
@@ -222,16 +221,16 @@ impl Follower {
         Ok(())
     }
 
-    /// Makes the runtime read the specs, as long as it has not been seen reading.
-    fn call(&mut self) -> io::Result<()> {
-        if self.node.readers.has_reader() || self.called.is_some_and(|at| at.elapsed() < CALL_INTERVAL) {
+    /// Prompts the runtime to read the specs, as long as it has not been seen reading.
+    fn prompt(&mut self) -> io::Result<()> {
+        if self.node.readers.has_reader() || self.prompted.is_some_and(|at| at.elapsed() < CALL_INTERVAL) {
             return Ok(());
         }
-        self.called = Some(Instant::now());
+        self.prompted = Some(Instant::now());
         self.specs().prompt_read()
     }
 
-    /// Returns true if a pod runs whose first container this process let start with a spec that the runtime has not read.
+    /// True if a pod runs whose first container this process let start with a spec that the runtime has not read.
     fn has_unread_start(&self) -> bool {
         let Some(written) = self.node.checkpoint.read() else {
             return false;

@@ -1,4 +1,4 @@
-//! Tables of who is meant, and random admissions in kubelet's order.
+//! Tables of matched pods, and random admissions in kubelet's order.
 
 use std::sync::Arc;
 
@@ -169,9 +169,10 @@ fn written(pod: &str, container: &str, resource: ExtendedResource, ids: &[&str])
     }
 }
 
-/// kubelet admits `b`, though `a` was assumed earlier, and writes it down: each is meant to get the other's record, and `c` its own.
+/// kubelet's checkpoint shows that it admitted `b`, though `a` was assumed earlier: each is matched with the other's record, and `c`
+/// with its own.
 #[test]
-fn equal_pods_admitted_in_another_order_are_meant_to_change_places() {
+fn equal_pods_admitted_in_another_order_are_planned_to_swap() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2)]).on([0]),
         pod("b", 2, [units(2)]).on([1]),
@@ -197,9 +198,9 @@ fn equal_pods_admitted_in_another_order_are_meant_to_change_places() {
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
-/// Reversed: each record is answered with once all the same.
+/// Admitted in reverse order, each record is used once.
 #[test]
-fn no_record_is_answered_with_twice() {
+fn no_record_is_used_twice() {
     let mut scene = Scene::new((0..4).map(|n| pod(&format!("p{n}"), 10 + u64::from(n), [units(2)]).on([n])));
     let mut known = Vec::new();
     let mut given = Vec::new();
@@ -213,7 +214,7 @@ fn no_record_is_answered_with_twice() {
     assert_eq!(given, ["minor 0", "minor 1", "minor 2", "minor 3"]);
 }
 
-/// The pod that would have given its record away has gone: who was to get it keeps its own.
+/// The other pod of a planned swap is gone: the pod keeps its own record.
 #[test]
 fn a_plan_with_a_pod_that_is_gone_is_dropped() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
@@ -229,9 +230,9 @@ fn a_plan_with_a_pod_that_is_gone_is_dropped() {
     );
 }
 
-/// Pods that look alike to kubelet and ask for other amounts cannot change places.
+/// Pods that look alike to kubelet and request other amounts cannot swap.
 #[test]
-fn pods_of_other_amounts_do_not_change_places() {
+fn pods_of_other_amounts_do_not_swap() {
     let asking = |name: &str, assumed_at, bytes: u64| NodePod {
         requests: Requests::of_device(bytes),
         ..pod(name, assumed_at, [shares(1)])
@@ -247,7 +248,7 @@ fn pods_of_other_amounts_do_not_change_places() {
     );
 }
 
-/// kubelet clears away late what it has written down of pods that have ended.
+/// kubelet removes the entries of ended pods late.
 #[test]
 fn an_entry_of_a_pod_before_proves_nothing() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]).on([0])]);
@@ -280,7 +281,7 @@ fn a_call_answered_before_its_pod_was_known_is_entered_later() {
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
-/// What kubelet has written down stays the same, and says more once the pod is known.
+/// An unchanged checkpoint says more once its pod is known.
 #[test]
 fn the_same_is_learnt_from_again_when_a_pod_has_come() {
     let mut scene = Scene::new([]);
@@ -297,7 +298,7 @@ fn the_same_is_learnt_from_again_when_a_pod_has_come() {
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
-/// The answer may have gone to the pod that was deleted, so nobody is taken to have been passed over.
+/// The answer may have gone to the pod that was deleted, so no pod counts as passed over.
 #[test]
 fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {
     let mut scene = Scene::new([
@@ -318,7 +319,7 @@ fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {
     );
 }
 
-/// What this process did not answer itself says nothing about its own answers.
+/// An entry that this process did not answer says nothing about its own answers.
 #[test]
 fn pods_of_a_predecessor_are_no_evidence() {
     let mut scene = Scene::new([
@@ -367,9 +368,9 @@ fn deleting_pod_that_kubelet_admits_keeps_its_place() {
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
 
-/// kubelet went on to a later pod, so it has passed over the one being deleted: nobody gets its devices.
+/// kubelet went on to a later pod, so it has passed over the one being deleted: no pod gets its devices.
 #[test]
-fn deleting_pod_that_kubelet_skips_is_in_nobodys_way() {
+fn deleting_pod_that_kubelet_skips_delays_no_other_pod() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2)]).on([0]),
         pod("b", 2, [units(3)]),
@@ -387,7 +388,7 @@ fn deleting_pod_that_kubelet_skips_is_in_nobodys_way() {
 
 /// Skipped with an equal pod next: that one gets the other's devices and is not refused, and the pods after it get their own.
 #[test]
-fn deleting_pod_that_kubelet_skips_costs_nobody_the_admission() {
+fn deleting_pod_that_kubelet_skips_costs_no_pod_its_admission() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!(scene.call(Memory, 2), "a/0");
@@ -441,7 +442,7 @@ fn pod_without_record_that_came_later_waits_its_turn() {
 
 /// kubelet turned it away itself and went on; the report of that is on its way.
 #[test]
-fn pod_without_record_that_kubelet_passed_over_blocks_nobody() {
+fn pod_without_record_that_kubelet_passed_over_blocks_no_other_pod() {
     let mut scene = Scene::new([
         unplaced_pod("u", 2),
         pod("a", 1, [units(3)]),
@@ -562,7 +563,7 @@ fn what_kubelet_has_written_down_is_not_put_right() {
 
 /// A predecessor refused it, and kubelet has gone on.
 #[test]
-fn pod_without_record_before_those_of_the_checkpoint_blocks_nobody() {
+fn pod_without_record_before_those_of_the_checkpoint_blocks_no_other_pod() {
     let mut scene = Scene::new([unplaced_pod("u", 2), pod("v", 1, [units(3)])]);
     scene.log = AllocateLog::after(Some(vec![allocated("v", "u3", Memory)]));
     scene.log.note_existing_pods(&scene.pods);
@@ -570,7 +571,7 @@ fn pod_without_record_before_those_of_the_checkpoint_blocks_nobody() {
     assert_eq!(scene.call(Memory, 2), "w/0");
 }
 
-/// As long as kubelet's checkpoint does not say that nobody answered for them.
+/// As long as kubelet's checkpoint does not show that no process answered for them.
 #[test]
 fn inherited_pods_come_after_others() {
     let mut scene = Scene::new([pod("old", 1, [units(2)])]);
@@ -610,7 +611,7 @@ fn abandoned_admission_is_taken_last_and_only_after_waiting() {
     assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
-/// Two pods begin with the same call and have the same GPU; the second call tells them apart.
+/// Two pods begin with the same call and have the same GPU; the second call distinguishes them.
 #[test]
 fn wrong_beginning_is_put_right() {
     let mut scene = Scene::new([
@@ -759,7 +760,7 @@ proptest! {
         }
     }
 
-    /// Whatever comes, in whatever order: nobody is answered twice, and nobody that does not wait for it.
+    /// In any order of calls no container is answered twice, and none that does not wait for the call.
     #[test]
     fn never_more_than_asked_for(all in any_pods(2), calls in prop::collection::vec((any::<bool>(), 0_u64..4, 0_u32..3), 0..40)) {
         let mut scene = Scene::new(all.clone());

@@ -1,4 +1,4 @@
-//! How pods are reduced.
+//! Pods as the plugin reads them.
 
 use proto::record::{BIND_TIMESTAMP, MEM_ASSUME_TIME, MEM_POD};
 use proto::resource::ResourceNames;

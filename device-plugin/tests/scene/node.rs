@@ -1,4 +1,4 @@
-//! A node with GPUs and pods, whose plugin serves a directory. There is no API server: pods are told.
+//! A node with GPUs and pods, whose plugin serves a directory. There is no API server: tests set the pods.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,14 +41,14 @@ pub(crate) const UNITS: &str = "aliyun.com/gpu-mem";
 pub(crate) const SHARES: &str = "koordinator.sh/gpu.shared";
 pub(crate) const WHOLE: &str = "nvidia.com/gpu";
 
-/// What a node has.
+/// The equipment of a node.
 #[derive(Clone)]
 pub(crate) struct Equipment {
     pub(crate) n_gpus: u32,
-    /// How many of them are shared, from the first.
+    /// The number of shared ones, from the first.
     pub(crate) n_shared: u32,
     pub(crate) others: Vec<OtherDevice>,
-    /// Whether whole GPUs are served.
+    /// True if whole GPUs are served.
     pub(crate) serves_whole: bool,
     pub(crate) memory_unit: MemoryUnit,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// So many GPUs of 16 GiB, in GiB units, served at once; nobody is registered yet.
+    /// A node with `n_gpus` GPUs of 16 GiB, in GiB units, served at once; no resource is registered yet.
     pub(crate) fn new(n_gpus: u32) -> Self {
         Self::with(&Equipment {
             n_gpus,
@@ -285,7 +285,7 @@ pub(crate) fn pod(name: &str, containers: &[&[(&str, usize)]], annotations: &Val
     })
 }
 
-/// What the old extender writes, and this project's scheduler too.
+/// The annotations of the old extender, and of this project's scheduler.
 pub(crate) fn gpushare(minor: u32, units: usize, assumed_at: u64) -> Value {
     json!({
         "ALIYUN_COM_GPU_MEM_IDX": minor.to_string(),
@@ -296,7 +296,7 @@ pub(crate) fn gpushare(minor: u32, units: usize, assumed_at: u64) -> Value {
     })
 }
 
-/// Koordinator's record of so many whole devices.
+/// Koordinator's record of whole devices with these minors.
 pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
     let gpus: Vec<_> = minors
         .iter()

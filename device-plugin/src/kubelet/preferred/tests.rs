@@ -1,4 +1,4 @@
-//! Which IDs are preferred.
+//! The preferred IDs.
 
 use rstest::rstest;
 

@@ -264,7 +264,7 @@ impl Node {
         self.kubelet.checkpoint = self.kubelet.allocated.clone();
     }
 
-    /// The plugin reads the checkpoint, and kubelet writes it when it is told of the plugin.
+    /// The plugin reads the checkpoint, and kubelet writes it when the plugin registers.
     fn register(&mut self) {
         self.scene.log.resume(&self.kubelet.checkpoint, &self.scene.pods);
         self.kubelet.checkpoint = self.kubelet.allocated.clone();

@@ -148,7 +148,7 @@ fn ending(checked: &CheckedStart, resource: ExtendedResource) -> String {
     }
 }
 
-/// What the old gpushare plugin gave, under IDs of its own and by index; this process knows nothing of it but kubelet's file.
+/// Containers of the old gpushare plugin, with IDs of its own and by index, known from kubelet's checkpoint alone.
 #[rstest]
 #[case::by_index(running(pod("a", 1, [units(1)]).on([1])), Some("1"), "starts")]
 #[case::by_uuid(running(pod("a", 1, [units(1)]).on([1])), Some("GPU-00000001-aaaa-bbbb-cccc-000000000001"), "starts")]
@@ -170,7 +170,7 @@ fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&s
     assert!(found.starts_with(expected), "{found}");
 }
 
-/// The vendor's plugin picked the GPUs, whatever our scheduler had allocated down; what it gave is counted by kubelet's books.
+/// The vendor's plugin picked the GPUs, whatever the record says; kubelet's checkpoint counts the GPUs that it gave.
 #[rstest]
 #[case::as_recorded(running(pod("a", 1, [whole(1)]).on([1])), 1, "starts")]
 #[case::another(running(pod("a", 1, [whole(1)]).on([1])), 0, "starts again")]
@@ -191,7 +191,7 @@ fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[c
     assert!(found.starts_with(expected), "{found}");
 }
 
-/// Answers by CDI are our own, so nobody else's are taken for them.
+/// Answers by CDI are of this plugin alone.
 #[test]
 fn a_running_pod_without_record_does_not_start_by_its_spec() {
     let pod = running(unplaced(pod("a", 1, [whole(1)])));
@@ -210,7 +210,7 @@ fn a_running_pod_without_record_does_not_start_by_its_spec() {
     );
 }
 
-/// A pod with so many percent of this adapter, and a share of a GPU if it has one.
+/// A pod with this percentage of an adapter, and a share of a GPU if it has one.
 fn with_adapter(name: &str, assumed_at: u64, minor: u32, percent: u64, gpu_minor: Option<u32>) -> NodePod {
     let resources = [(RDMA.to_owned(), Quantity::from_unsigned(percent))].into();
     let one = |minor: u32| DeviceAllocation {
@@ -370,7 +370,7 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     assert_eq!(verdict(pod("a", 1, [shares(1)]).on([0])), Verification::Passed);
 }
 
-/// What another plugin gave is in mounts or in CDI devices of its own, or the variable has another name by now.
+/// Another plugin gives devices by mounts or CDI devices of its own, or by a variable of another name.
 #[rstest]
 #[case::never_run(pod("a", 1, [units(1)]), "the devices of the container are not known")]
 #[case::running(running(pod("a", 1, [units(1)])), "starts again")]
@@ -456,7 +456,7 @@ fn marked(minors: impl IntoIterator<Item = u32>) -> NodePod {
     }
 }
 
-/// The author of a pod writes the mark and may have allocated the record, and binds it past the scheduler.
+/// The author of a pod writes the mark and may have written the record, and binds it past the scheduler.
 #[rstest]
 #[case::allowed(true, marked([0, 1]), "0,1", "starts", "")]
 #[case::allowed_and_known_by_another_order(true, marked([1, 0]), "0,1", "starts", "")]

@@ -307,7 +307,7 @@ fn a_removed_record_is_read_from_the_spec() {
     assert_eq!(removed(&node, &allocated, "a"), Some((2, 2)));
 }
 
-/// What annotations said before is allocated again if that is what the containers see, times and all.
+/// The record that the annotations had is written again if the containers see its devices, assume time included.
 #[test]
 fn a_removed_record_is_the_one_that_was_there() {
     let dir = tempfile::tempdir().unwrap();
