@@ -80,7 +80,8 @@ impl DeviceAllocation {
         match functions {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(entries)) => entries.iter().map(read_function).collect(),
-            Some(other) => vec![read_function(other)],
+            // Anything but a list is one function of which nothing is known: no device may be handed out for it.
+            Some(_) => vec![read_function(&Value::Null)],
         }
     }
 
