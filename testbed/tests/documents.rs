@@ -111,6 +111,38 @@ fn is_module(path: &str) -> bool {
         })
 }
 
+/// The code map of `docs/architecture.md` names modules that exist.
+#[test]
+fn the_code_map_is_current() {
+    let mut missing = Vec::new();
+    let mut folder = PathBuf::new();
+    let mut n_modules = 0;
+    for line in read(&root().join("docs/architecture.md")).lines() {
+        let cell = line
+            .trim_start_matches("| ")
+            .split(" |")
+            .next()
+            .unwrap_or_default();
+        if let Some(path) = cell.strip_prefix("in `") {
+            folder = root().join(path.trim_end_matches('`'));
+        } else if line.is_empty() {
+            folder.clear();
+        }
+        if !line.starts_with("| `") || folder.as_os_str().is_empty() {
+            continue;
+        }
+        for module in code_spans(cell) {
+            n_modules += 1;
+            let path = folder.join(module);
+            if !path.exists() && !path.with_extension("rs").exists() {
+                missing.push(path);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(n_modules > 30, "{n_modules} modules");
+}
+
 /// The anchor that a heading gets: lower case, without punctuation, with hyphens for spaces.
 fn anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
