@@ -1,4 +1,4 @@
-//! What is sent as the time to lead runs out.
+//! Bindings near the end of the lease, and under a busy API server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +21,9 @@ const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A replica that has just renewed its lease, how much it has sent to an API server that answers so, and a bind.
-fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, PodBinding) {
+/// A leader that has just renewed its lease, the number of requests that it has sent to an API server with this answer, and a
+/// binding.
+fn leader(status: u16) -> (Binder, Arc<AtomicUsize>, PodBinding) {
     let n_sent = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&n_sent);
     let service = service_fn(move |_: Request<Body>| {
@@ -42,7 +43,7 @@ fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, PodBinding) {
         name: "p".to_owned(),
         uid: "p-uid".to_owned(),
     };
-    let order = PodBinding {
+    let binding = PodBinding {
         pod,
         node: "n1".to_owned(),
         annotations: BTreeMap::new(),
@@ -51,21 +52,22 @@ fn leading(status: u16) -> (Binder, Arc<AtomicUsize>, PodBinding) {
     (
         Binder::new(Client::new(service, "default"), secs(6), leadership),
         n_sent,
-        order,
+        binding,
     )
 }
 
-/// A bind begins so long after the last renewal, and may take six seconds: whether it is sent. Nobody has to notice the end.
+/// A bind begins `after` seconds past the last renewal, and may take six seconds. It is sent only if the lease lasts longer, even
+/// if no task has noticed the end of the lease.
 #[rstest]
 #[case::at_once(0, true)]
 #[case::as_late_as_possible(9, true)]
 #[case::it_might_outlive_the_lease(10, false)]
 #[case::the_process_stood_still(600, false)]
 #[tokio::test(start_paused = true)]
-async fn nothing_is_sent_that_the_lease_does_not_cover(#[case] after: u64, #[case] is_sent: bool) {
-    let (binder, n_sent, order) = leading(201);
+async fn a_binding_is_sent_only_if_the_lease_covers_it(#[case] after: u64, #[case] is_sent: bool) {
+    let (binder, n_sent, binding) = leader(201);
     tokio::time::sleep(secs(after)).await;
-    let outcome = binder.bind(&order, Instant::now() + secs(6)).await;
+    let outcome = binder.bind(&binding, Instant::now() + secs(6)).await;
     let is_withheld = matches!(&outcome, BindOutcome::Refused(why) if why.starts_with("nothing is sent"));
     assert_eq!(
         (outcome == BindOutcome::Bound, is_withheld),
@@ -75,20 +77,20 @@ async fn nothing_is_sent_that_the_lease_does_not_cover(#[case] after: u64, #[cas
     assert_eq!(n_sent.load(Ordering::Relaxed), usize::from(is_sent));
 }
 
-/// An API server is busy before it writes, never afterwards: nothing need be found out.
+/// An API server is busy before it writes, never afterwards, so the outcome is known.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_by_a_busy_server() {
-    let (binder, n_sent, order) = leading(429);
-    let outcome = binder.bind(&order, Instant::now() + secs(6)).await;
+async fn a_busy_api_server_writes_nothing() {
+    let (binder, n_sent, binding) = leader(429);
+    let outcome = binder.bind(&binding, Instant::now() + secs(6)).await;
     assert_eq!(outcome, BindOutcome::Busy("429 Too Many Requests".to_owned()));
     assert_eq!(n_sent.load(Ordering::Relaxed), 1);
 }
 
-/// A busy API server is asked again only as long as the lease covers that.
+/// A binding is sent again to a busy API server only as long as the lease covers it.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_sent_again_when_another_may_lead() {
-    let (binder, n_sent, order) = leading(429);
-    let outcome = binder.bind(&order, Instant::now() + secs(14)).await;
+async fn a_binding_is_not_sent_again_when_the_lease_may_end() {
+    let (binder, n_sent, binding) = leader(429);
+    let outcome = binder.bind(&binding, Instant::now() + secs(14)).await;
     assert!(
         matches!(&outcome, BindOutcome::Refused(why) if why.starts_with("nothing is sent")),
         "{outcome:?}"

@@ -172,7 +172,7 @@ async fn a_failed_announcement_is_repeated(#[case] fault: Fault, #[case] pause: 
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_without_leadership_announces_nothing() {
-    let world = World::led(&offline::serving(), Leadership::standby());
+    let world = World::with_leadership(&offline::serving(), Leadership::standby());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[100])]);
     world.list::<proto::pod::Pod>(&[]);

@@ -101,7 +101,7 @@ async fn pods_that_are_filtered_before_others_are_bound_do_not_pile_up() {
 #[tokio::test]
 async fn as_many_as_the_flag_says(#[case] answers: &str, #[case] expected: &[&str], #[case] scored: &[i64]) {
     let world = cluster(
-        World::telling(answers),
+        World::with_answer_nodes(answers),
         &[("a", 0), ("b", 20), ("c", 40), ("d", 90)],
     )
     .await;
@@ -206,7 +206,7 @@ async fn a_bind_that_fails_elsewhere_is_counted_and_changes_no_node(
     #[case] fault: Fault,
     #[case] reason: &str,
 ) {
-    let world = cluster(World::telling("2"), &[("a", 40), ("b", 20), ("c", 0)]).await;
+    let world = cluster(World::with_answer_nodes("2"), &[("a", 40), ("b", 20), ("c", 0)]).await;
     let (pod, names) = (units("p", 60), ["a", "b", "c"]);
     world.api.put(&pod);
     world.apply_pod(&pod);

@@ -17,7 +17,7 @@ const fn millis(n: u64) -> Duration {
 
 /// Nodes `n0`, `n1` and so on with one GPU each, and a limit of bindings under way.
 fn world(n_nodes: usize, most: usize) -> World {
-    (0..n_nodes).fold(World::sending(most), |world, nth| {
+    (0..n_nodes).fold(World::with_bind_concurrency(most), |world, nth| {
         world.with_node(&format!("n{nth}"), &[16_276])
     })
 }

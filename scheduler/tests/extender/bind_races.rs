@@ -348,7 +348,7 @@ fn lister(pod: Value) -> Client {
 async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     let pod = units("p", 1);
     let leadership = Leadership::alone_after_another();
-    let world = World::led(&scheduler::offline::serving(), leadership.clone());
+    let world = World::with_leadership(&scheduler::offline::serving(), leadership.clone());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
     let world = world.with_pod(&pod);

@@ -18,9 +18,9 @@ const TIMES: HintTimes = HintTimes {
 
 /// One GPU of 100 MiB on each node.
 fn world(nodes: &[&str]) -> World {
-    nodes
-        .iter()
-        .fold(World::holding(TIMES), |world, name| world.with_node(name, &[100]))
+    nodes.iter().fold(World::with_hint_times(TIMES), |world, name| {
+        world.with_node(name, &[100])
+    })
 }
 
 /// The pod at a version, with the text of its last failed attempt and the node that it is nominated to.
@@ -329,7 +329,7 @@ async fn a_node_that_refuses_pods_again_and_again_is_the_last_choice_for_a_while
 async fn a_pod_that_is_refused_for_a_sample_is_tried_again_while_another_node_has_room() {
     let names: Vec<String> = (0..200).map(|at| format!("n{at:03}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let world = World::holding(TIMES);
+    let world = World::with_hint_times(TIMES);
     for name in &names {
         world.apply_node(&node(name, "MiB"));
         world.apply_device(&device(name, &[if *name == "n199" { 100 } else { 10 }]));

@@ -15,7 +15,7 @@ use crate::world::World;
 async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
     let leadership = Leadership::standby();
     let pod = units("p", 1);
-    let world = World::led(&offline::serving(), leadership.clone());
+    let world = World::with_leadership(&offline::serving(), leadership.clone());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
     world.list::<proto::pod::Pod>(std::slice::from_ref(&pod));
@@ -84,7 +84,7 @@ async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[c
 /// An earlier process in the pod may have set the label.
 #[tokio::test(start_paused = true)]
 async fn a_replica_whose_pod_may_bear_the_leaders_label_is_not_ready() {
-    let world = World::led(&offline::serving(), Leadership::standby());
+    let world = World::with_leadership(&offline::serving(), Leadership::standby());
     world.list::<proto::node::Node>(&[]);
     world.list::<scheduler::index::RawDevice>(&[]);
     world.list::<proto::pod::Pod>(&[]);

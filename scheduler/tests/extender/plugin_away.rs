@@ -34,7 +34,7 @@ fn n_silent(world: &World) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn no_pod_is_sent_to_a_node_whose_plugin_is_away() {
-    let world = World::reporting(MisfitNodes::Resolvable)
+    let world = World::with_misfit_nodes(MisfitNodes::Resolvable)
         .with_node("n1", &[100])
         .with_node("n2", &[100]);
     let late = units("late", 10);

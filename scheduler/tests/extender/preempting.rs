@@ -411,7 +411,7 @@ async fn a_new_leader_waits_for_deletions_on_a_nominated_node() {
 /// The setting for kube-scheduler from 1.37 on.
 #[tokio::test]
 async fn misfits_are_resolvable_if_so_configured() {
-    let world = World::reporting(MisfitNodes::Resolvable)
+    let world = World::with_misfit_nodes(MisfitNodes::Resolvable)
         .with_node("n1", &[80])
         .with_node("n2", &[20]);
     let world = world.with_pod(&running("a", "n1", 0, 80, 0));

@@ -295,7 +295,7 @@ async fn a_view_is_made_piece_by_piece_and_holds_no_lock() {
     assert!((30_000..50_000).contains(&taken.len()), "{}", taken.len());
     assert!(
         world.index.write().gpu_nodes_after(None, 100).len() == 100,
-        "nobody holds the index"
+        "the index is not locked"
     );
     world.delete_node(&crate::objects::node("n98", "MiB"));
     while let Some(piece) = body.frame().await {

@@ -73,7 +73,7 @@ async fn filter_when_nothing_fits_says_why() {
 
 #[tokio::test]
 async fn filter_answers_in_the_form_and_order_of_the_request() {
-    let world = World::telling("all")
+    let world = World::with_answer_nodes("all")
         .with_node("a", &[100])
         .with_node("b", &[100])
         .with_node("c", &[10]);
@@ -364,7 +364,7 @@ async fn a_hint_keeps_room_until_it_is_used() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
-    let world = World::telling("all")
+    let world = World::with_answer_nodes("all")
         .with_node("n1", &[100])
         .with_node("n2", &[10]);
     let (first, second) = (units("first", 80), units("second", 50));

@@ -94,7 +94,7 @@ async fn in_the_clear_until_stopped() {
         .await
         .unwrap()
         .unwrap();
-    assert!(connect().await.is_err(), "nobody listens any more");
+    assert!(connect().await.is_err(), "the port is closed");
 }
 
 #[tokio::test]

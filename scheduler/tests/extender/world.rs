@@ -13,7 +13,7 @@ use proto::node::Node;
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
-use scheduler::config::{AnswerNodes, MisfitNodes, Serving};
+use scheduler::config::{MisfitNodes, Serving};
 use scheduler::extender::{Extender, health_router, router};
 use scheduler::index::{HintTimes, Index, RawDevice, Shared};
 use scheduler::leader::Leadership;
@@ -41,31 +41,28 @@ pub(crate) struct World {
 impl World {
     /// Nothing has been listed yet.
     pub(crate) fn unsynced(serving: &Serving) -> Self {
-        Self::led(serving, Leadership::alone())
+        Self::with_leadership(serving, Leadership::alone())
     }
 
     /// Nothing has been listed yet, and other replicas may lead.
-    pub(crate) fn led(serving: &Serving, leadership: Leadership) -> Self {
-        Self::answering(serving, leadership, AnswerNodes::default())
+    pub(crate) fn with_leadership(serving: &Serving, leadership: Leadership) -> Self {
+        Self::configured(serving, leadership, |extender| extender)
     }
 
     /// An empty cluster, all listed, and this number of nodes in the results of `filter`.
-    pub(crate) fn telling(answers: &str) -> Self {
-        Self::answering(&offline::serving(), Leadership::alone(), answers.parse().unwrap()).listed()
-    }
-
-    /// An empty cluster, all listed, and this form of nodes without room in the results of `filter`.
-    pub(crate) fn reporting(misfits: MisfitNodes) -> Self {
+    pub(crate) fn with_answer_nodes(answers: &str) -> Self {
         Self::configured(&offline::serving(), Leadership::alone(), |extender| {
-            extender.with_misfit_nodes(misfits)
+            extender.with_answer_nodes(answers.parse().unwrap())
         })
         .listed()
     }
 
-    fn answering(serving: &Serving, leadership: Leadership, answers: AnswerNodes) -> Self {
-        Self::configured(serving, leadership, |extender| {
-            extender.with_answer_nodes(answers)
+    /// An empty cluster, all listed, and this form of nodes without room in the results of `filter`.
+    pub(crate) fn with_misfit_nodes(misfits: MisfitNodes) -> Self {
+        Self::configured(&offline::serving(), Leadership::alone(), |extender| {
+            extender.with_misfit_nodes(misfits)
         })
+        .listed()
     }
 
     fn configured(
@@ -107,7 +104,7 @@ impl World {
     }
 
     /// An empty cluster, all listed, with these lifetimes of hints.
-    pub(crate) fn holding(times: HintTimes) -> Self {
+    pub(crate) fn with_hint_times(times: HintTimes) -> Self {
         let world = Self::unsynced(&offline::serving());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
         *world.index.write() = empty.holding(times);
@@ -115,7 +112,7 @@ impl World {
     }
 
     /// An empty cluster, all listed, with this limit of bindings under way.
-    pub(crate) fn sending(most: usize) -> Self {
+    pub(crate) fn with_bind_concurrency(most: usize) -> Self {
         let serving = Serving {
             bind_concurrency: most,
             ..offline::serving()
