@@ -105,6 +105,7 @@ impl KubeletAllocations {
             Self::without_answers,
             Self::without_pods,
         ];
+        // The devices matter most: a device that is left out counts as free.
         for form in forms {
             if let Ok(text) = serde_json::to_string(&form(self))
                 && text.len() <= MAX_BYTES

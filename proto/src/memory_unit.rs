@@ -31,6 +31,7 @@ impl MemoryUnit {
 
     /// The unit of this size, if it is valid.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
+        // Smaller units would need more device IDs than a message to kubelet holds.
         (bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= 1024 * GIB).then_some(Self { bytes })
     }
 

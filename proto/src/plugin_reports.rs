@@ -88,11 +88,13 @@ fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), ReportError> {
         return Err(swapped_error(format!("names more than {MAX_SWAPPED_PODS} pods")));
     }
     for (uid, record) in swapped {
+        // Such an entry would never match a pod, and hide that its writer is broken.
         if uid.is_empty() || uid.len() > MAX_UID_BYTES {
             return Err(swapped_error(
                 "has an entry whose name is not the UID of a pod".to_owned(),
             ));
         }
+        // A record without devices would free those of a running pod.
         if record.values().all(Vec::is_empty) {
             return Err(swapped_error(format!(
                 "names no device for the pod with UID {uid}"

@@ -236,6 +236,7 @@ impl Pod {
     /// the mirror of a static pod.
     pub fn is_tied_to_node(&self) -> bool {
         let mut owners = self.metadata.owner_references.iter().flatten();
+        // kubelet owns the mirror of a static pod by its Node.
         owners.any(|owner| {
             owner.controller == Some(true) && ["DaemonSet", "Node"].contains(&owner.kind.as_str())
         })
@@ -267,6 +268,7 @@ impl Pod {
     /// The node that kube-scheduler reserves for it.
     pub fn nominated_node(&self) -> Option<&str> {
         let node = self.status.nominated_node_name.as_deref();
+        // An empty text is no nomination.
         node.filter(|node| !node.is_empty())
     }
 

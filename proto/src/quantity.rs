@@ -140,6 +140,7 @@ impl Scale {
         // Trailing zeros carry no value, and must not make a quantity too fine.
         let fraction = fraction.trim_end_matches('0');
         let digits: i128 = format!("0{whole}{fraction}").parse().map_err(|_| RANGE)?;
+        // The digits count units of 10^-(number of digits after the point), the result nano-units.
         let mut power = 9 - i32::try_from(fraction.len()).map_err(|_| FINE)?;
         let mut value = digits;
         match *self {

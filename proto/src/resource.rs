@@ -77,6 +77,7 @@ pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
 /// Returns true if the name may be a device's resource; names of Kubernetes itself, and names without a domain, are not.
 pub fn is_extended(name: &str) -> bool {
     let domain = name.split_once('/').map(|(domain, _)| domain);
+    // A name without a domain belongs to Kubernetes, as `cpu` and `hugepages-2Mi` do.
     domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
 }
 

@@ -149,6 +149,7 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 /// bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
     let table: GpuPartitionTable = read(GPU_PARTITIONS, text)?;
+    // The scheduler compares each partition with all others for each filter.
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
         return Err(error(GPU_PARTITIONS, format!("more than {MAX_SETS} sets")));
     }

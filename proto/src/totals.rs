@@ -31,6 +31,7 @@ pub(crate) fn peak<T: Amounts, E>(
     let (mut running, mut sidecars, mut init_peak) = (T::default(), T::default(), T::default());
     for container in &spec.init_containers {
         let amounts = amounts_of(container)?;
+        // A sidecar goes on running, so it counts beside later init containers and beside the app containers.
         if container.is_sidecar() {
             sidecars = sidecars.plus(&amounts);
             running = running.plus(&amounts);
@@ -129,6 +130,7 @@ impl NamedRequests {
 
     fn of_container(resources: &ResourceRequirements) -> Self {
         let mut requests = Self::of_amounts(&resources.limits);
+        // A request wins over the limit of the same resource.
         requests.0.extend(Self::of_amounts(&resources.requests).0);
         requests
     }

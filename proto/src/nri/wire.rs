@@ -105,6 +105,7 @@ impl Message {
     /// # Errors
     /// It is too long.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+        // Checked here, because the other side closes the socket on a longer message.
         let too_long = WireError::LongMessage(self.payload.len());
         let length = u32::try_from(self.payload.len())
             .ok()

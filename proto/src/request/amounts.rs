@@ -62,11 +62,13 @@ impl GpuAmounts {
         );
         let (shared, units) = (read(GPU_SHARED)?, read(&names.memory)?);
         let rule = |rule: String| container_rule(container, rule);
+        // `gpu` is short for core and ratio, so another amount beside it would count twice.
         if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
             return Err(rule(format!(
                 "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
             )));
         }
+        // Two limits on the memory of one device; its size decides which is smaller, and no node is known here.
         if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
             return Err(rule(format!(
                 "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"

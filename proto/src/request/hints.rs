@@ -331,6 +331,7 @@ fn parse_joint(text: &str) -> Result<Option<JointAllocate>, String> {
     } = parse_object(text)?;
     let same_pcie = parse_enum("requiredScope", &required_scope, [("SamePCIe", ())])?.is_some();
     let device_types = device_types.unwrap_or_default();
+    // Each type once: the order of the types decides which one leads.
     for (i, device_type) in device_types.iter().enumerate() {
         if device_type.is_empty() {
             return Err(format!("deviceTypes[{i}] is empty"));
