@@ -132,11 +132,7 @@ fn names_the_components_of_each_kind() {
         let (_, advice) = answer.split_once("\n\n").unwrap();
         format!("{kind}\n{}", advice.trim_end())
     });
-    insta::assert_snapshot!(advices.join(
-        "
-    
-    "
-    ));
+    insta::assert_snapshot!(advices.join("\n\n"));
 }
 
 /// The mount of the node's files into a pod is read-only in any case; only the file system itself counts.
