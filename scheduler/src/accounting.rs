@@ -1,8 +1,9 @@
-//! What a pod asks for and holds, from the pod alone: spec and record in the engine's terms.
+//! The devices that a pod requests and holds, as the engine counts them: from its spec, its allocation record, and the reports of
+//! its node.
 //!
-//! Pure. A pod that is bound and asks for our resources holds what it asks for, and never more for what its record says:
-//! where that names too little, every device it may be on is charged, or one where the node's plugin sees to it that no device
-//! is given away twice. A pod holds nothing that was given nothing, as such a plugin reports.
+//! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. Where the record names
+//! too little, every device that the pod may use is charged, or one where the node's plugin lets no container start on a device
+//! without room. A pod holds nothing if such a plugin reports that it was allocated nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,32 +24,33 @@ use proto::resource::{
 };
 use proto::totals::HostResources;
 
+pub mod constraints;
 mod hold;
+pub mod kubelet_allocations;
 mod others;
 mod shares;
 
-use crate::given::Given;
-use crate::kinds::Kinds;
-use crate::wishes;
+use crate::accounting::kubelet_allocations::AllocatedDevice;
+use crate::inventory::device_types::Kinds;
 
-/// What is kept of a pod that asks for our resources; small, as there may be very many.
+/// The parts of a pod that requests devices that the scheduler keeps; small, as a cluster has very many.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodFacts {
     /// Namespace.
     pub namespace: Box<str>,
     /// Name.
     pub name: Box<str>,
-    /// What it asks for.
+    /// Its request for devices.
     pub ask: Ask,
-    /// How its devices are to be chosen, if it says so; or why that cannot be read.
+    /// The constraints of its annotations, if there are any, or the reason for which they cannot be read.
     pub wishes: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
-    /// What it asks of a node's CPU and memory.
+    /// Its requests for CPU and memory.
     pub host: HostAmounts,
-    /// By which policies it is placed, where it does not leave that to the cluster.
+    /// The policies that it names itself.
     pub preference: Preference,
-    /// What is to limit its containers at run time, if it says so.
+    /// The provider that has to limit its containers at run time, if it names one.
     pub isolation: Option<Box<str>>,
-    /// Where it is bound and what its record says; `None` until it is bound.
+    /// Its node and record; `None` until it is bound.
     pub bound: Option<Box<Bound>>,
 }
 
@@ -59,16 +61,16 @@ pub struct Preference {
     device: Option<DevicePolicy>,
 }
 
-/// What a pod asks for.
+/// The request of a pod for devices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
-    /// Something that can be compared with devices; nothing at all, if only its record speaks of devices.
+    /// A valid request; empty if only the record of the pod names devices.
     Request(PodRequest),
-    /// Something that breaks a rule, and the amounts that it names all the same.
+    /// An invalid request, and the amounts in it.
     Invalid(Box<RequestError>, Bounds),
 }
 
-/// The amounts of GPUs that a pod names, whatever rule they break: more than these it cannot be given.
+/// The GPU amounts of an invalid request: kubelet cannot allocate more than these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// True if every amount could be read, and none is of whole GPUs.
@@ -85,18 +87,18 @@ pub struct Bounds {
 pub struct Bound {
     /// The node.
     pub node: Box<str>,
-    /// What its annotations say.
+    /// Its allocation record.
     pub record: Recorded,
-    /// When it was assumed, by its record: unix nanoseconds.
+    /// The assume time in its record, in unix nanoseconds.
     pub assumed_at: Option<u64>,
 }
 
-/// What a pod's annotations say about its devices.
+/// The allocation record in a pod's annotations.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Recorded {
-    /// Nothing.
+    /// There is none.
     Missing,
-    /// Something that does not parse; why.
+    /// A record that cannot be parsed, with the reason.
     Unreadable(Box<str>),
     /// Parts of devices.
     Devices {
@@ -104,10 +106,10 @@ pub enum Recorded {
         gpus: Box<[RecordedShare]>,
         /// Of devices of other types.
         others: Box<[RecordedDevice]>,
-        /// The pod's amount in units at the time of its placement, if it was placed by units.
+        /// The pod's amount in memory units at its placement, if it was placed by units.
         units: Option<GpushareRecord>,
     },
-    /// gpushare's own annotations only: the old extender placed it.
+    /// Only the annotations of the old extender.
     Gpushare(GpushareRecord),
 }
 
@@ -132,51 +134,51 @@ pub struct RecordedDevice {
 /// One virtual function, of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedFunction {
-    /// Its PCI address; empty if the record does not say.
+    /// Its PCI address; empty if the record has none.
     bus_id: Box<str>,
     minor: i32,
 }
 
-/// What besides the pod itself says what it holds.
+/// The facts besides the pod itself that decide what it holds.
 #[derive(Clone, Copy, Debug)]
-pub struct Surroundings<'a> {
+pub struct NodeContext<'a> {
     /// The devices of its node, as far as they are known.
     pub inventory: Option<&'a Inventory>,
-    /// Which type of device has which resource.
+    /// The device type of each resource.
     pub kinds: &'a Kinds,
-    /// The devices that kubelet has given it, where somebody else placed it.
-    pub given: &'a [Given],
-    /// True if pods may see all devices of their node and be charged for none.
+    /// The devices that kubelet allocated to it, if another scheduler placed it.
+    pub given: &'a [AllocatedDevice],
+    /// True if pods may see all devices of their node without holding any.
     pub allows_all_devices: bool,
-    /// The report that the plugin of its node gives on the pod.
-    pub report: Report,
+    /// The report of its node's plugin on the pod.
+    pub report: PluginReport,
 }
 
 /// A report by the plugin of a node on a pod that may hold nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Report {
-    /// The node has no plugin that reports such pods: another project's, or an old one.
+pub enum PluginReport {
+    /// The plugin of the node reports no such pods: it is another project's, or an old one.
     #[default]
     Silent,
-    /// Nothing of this pod. The plugin reports such pods, and lets no container start on a device without room.
+    /// The plugin reports such pods, and not this one. It lets no container start on a device without room.
     Pending,
-    /// The pod was given no device.
-    GivenNothing,
+    /// The pod was allocated no device.
+    NoDevices,
 }
 
-/// What a pod holds, and what is doubtful about it.
+/// The devices that a pod holds, and the doubts about them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Account {
-    /// What the pod holds.
+    /// The devices.
     pub holdings: Holdings,
-    /// The reason for which the pod is counted conservatively, or the fault of its record; `None` if all is well.
+    /// The reason for which the pod is counted conservatively, or the fault of its record.
     pub problem: Option<String>,
-    /// True if its record says more than it asks for.
+    /// True if its record names more than it requests.
     pub contradicts: bool,
 }
 
 impl PodFacts {
-    /// Reads a pod; `None` if it asks for nothing that a device might have, and holds nothing.
+    /// Reads a pod; `None` if it neither requests nor holds devices.
     pub fn of(pod: &Pod, names: &ResourceNames) -> Option<Self> {
         let bound = pod
             .spec
@@ -189,7 +191,7 @@ impl PodFacts {
         } else {
             PodRequest::read_new(pod, names)
         };
-        // A runtime of another project may have followed a record whatever the pod asks for.
+        // The runtime hook of another project may have followed a record that the pod does not request.
         let is_recorded = bound
             .as_ref()
             .is_some_and(|bound| matches!(bound.record, Recorded::Devices { .. }));
@@ -210,9 +212,9 @@ impl PodFacts {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
         let wishes = if bound.is_some() {
-            Ok(wishes::of_placed(pod))
+            Ok(constraints::of_placed(pod))
         } else {
-            wishes::of(pod)
+            constraints::of(pod)
         };
         Some(Self {
             namespace,
@@ -226,14 +228,14 @@ impl PodFacts {
         })
     }
 
-    /// What must limit its containers on any node that takes it: GPUs that it has to itself need no limit.
+    /// The provider that must limit its containers; `None` for whole GPUs, which need no limit.
     pub fn needs_isolation(&self) -> Option<&str> {
         self.isolation
             .as_deref()
             .filter(|_| self.ask.gpus().is_some_and(GpuRequest::is_shared))
     }
 
-    /// The labels by which others look for a pod on this node.
+    /// The labels by which other projects find a pod on this node.
     pub fn labels_on(&self, node: &str) -> BTreeMap<String, String> {
         let is_watched = self.isolation.as_deref() == Some(HAMI_CORE);
         is_watched
@@ -242,14 +244,14 @@ impl PodFacts {
             .collect()
     }
 
-    /// What a bound pod holds; `None` if it is not bound.
-    pub fn account(&self, around: Surroundings<'_>) -> Option<Account> {
+    /// The devices that a bound pod holds; `None` if it is not bound.
+    pub fn account(&self, around: NodeContext<'_>) -> Option<Account> {
         Some(self.account_of(&self.bound.as_deref()?.record, around))
     }
 }
 
 impl Preference {
-    /// Names that do not exist are refused with the request, and passed over here.
+    /// Unknown names are refused with the request, and ignored here.
     fn of(pod: &Pod) -> Self {
         let parsed = |name: &str| name.parse().ok();
         Self {
@@ -258,7 +260,7 @@ impl Preference {
         }
     }
 
-    /// The policies that count, where the cluster has these.
+    /// These policies, or else those of the cluster.
     pub fn or(self, cluster: Policies) -> Policies {
         Policies {
             node: self.node.unwrap_or(cluster.node),
@@ -268,7 +270,7 @@ impl Preference {
 }
 
 impl Ask {
-    /// The GPUs that are asked for, if that can be understood.
+    /// The request for GPUs, if it is valid.
     pub fn gpus(&self) -> Option<&GpuRequest> {
         match self {
             Self::Request(request) => request.gpus.as_ref(),
@@ -285,7 +287,7 @@ impl Ask {
     }
 }
 
-/// Every amount that a pod names of resources that are known without looking at any device.
+/// The amounts of a pod's device resources, of types that are known without a Device object.
 fn amounts<'a>(
     pod: &'a Pod,
     names: &'a ResourceNames,
@@ -303,7 +305,7 @@ fn amounts<'a>(
 }
 
 impl Bounds {
-    /// Sums over all containers: of init containers it may be more than they hold at once.
+    /// Sums over all containers: with init containers this may be more than the pod holds at one time.
     fn of(pod: &Pod, names: &ResourceNames) -> Self {
         let mut sums = Self {
             is_known: true,
@@ -335,7 +337,7 @@ impl Bounds {
         sums
     }
 
-    /// The request that it is counted as: never more than a whole device, if that is all that can be said.
+    /// The request that it counts as: a whole device if the amounts are not known.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
         let Self {
             is_known,
@@ -378,7 +380,7 @@ impl Bounds {
     }
 }
 
-/// The request that counts for a pod of whose own nothing can be read: all of a device.
+/// The request of a pod whose own one cannot be read.
 const WHOLE_DEVICE: ShareRequest = ShareRequest {
     devices: 1,
     memory: RequestedMemory::Ratio(100),
@@ -390,7 +392,7 @@ fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
     amounts(pod, names).any(|(name, _)| is_gpu_resource(name, names))
 }
 
-/// What a pod is taken to hold whose amounts of other devices break a rule: a whole device of each type.
+/// The holdings of a pod whose amounts of other devices are invalid: a whole device of each type.
 fn whole_others(pod: &Pod) -> PodRequest {
     let names = ResourceNames::default();
     let asked = |resource: &&str| amounts(pod, &names).any(|(name, _)| name == resource);
@@ -409,7 +411,7 @@ impl Bound {
         Self::read(node, pod.metadata.annotations.as_ref())
     }
 
-    /// What a pod on this node with these annotations is taken for.
+    /// Reads the annotations of a pod on this node.
     pub fn read(node: &str, annotations: Option<&BTreeMap<String, String>>) -> Self {
         let record = annotations.map(Record::read).transpose();
         let (record, assumed_at) = match record.map(Option::flatten) {
@@ -435,7 +437,7 @@ impl Recorded {
         }
     }
 
-    /// The same, with the units of another record of the pod where this one names none.
+    /// The same record, with the units of another record of the pod if this one has none.
     #[must_use]
     pub fn or_units_of(self, other: &Self) -> Self {
         match (self, other) {
@@ -455,7 +457,7 @@ impl Recorded {
         }
     }
 
-    /// What devices of Koordinator's record are taken for.
+    /// Reads the devices of Koordinator's record.
     pub fn of_allocations(allocations: &DeviceAllocations) -> Self {
         if allocations.values().all(Vec::is_empty) {
             return Self::Missing;
@@ -545,13 +547,13 @@ fn minor(allocation: &DeviceAllocation) -> Result<u32, String> {
         .map_err(|_| format!("the allocation record names minor {}", allocation.minor))
 }
 
-/// CPU and memory in the engine's terms.
+/// Converts CPU and memory to the engine's type.
 pub fn host_amounts(resources: HostResources) -> HostAmounts {
     let HostResources { cpu_milli, memory } = resources;
     HostAmounts { cpu_milli, memory }
 }
 
-/// The request in the engine's terms.
+/// Converts a request to the engine's type.
 pub fn gpu_ask(request: &GpuRequest) -> RequestedGpus {
     match request.dialect {
         Dialect::Gpushare | Dialect::Koordinator => RequestedGpus::Share(per_device(request)),
@@ -562,7 +564,7 @@ pub fn gpu_ask(request: &GpuRequest) -> RequestedGpus {
     }
 }
 
-/// What each of a request's devices must have.
+/// The request for each of its devices.
 pub fn per_device(request: &GpuRequest) -> ShareRequest {
     let n = u64::from(request.devices.max(1));
     let memory = match request.memory {
@@ -571,8 +573,7 @@ pub fn per_device(request: &GpuRequest) -> ShareRequest {
         Memory::Ratio(ratio) => RequestedMemory::Ratio(u32::try_from(ratio.div_ceil(n)).unwrap_or(u32::MAX)),
     };
     let core = u32::try_from(request.core.div_ceil(n)).unwrap_or(u32::MAX);
-    // Units are no places for sharers: kubelet counts them by memory alone, and so did the old extender. Whole devices are
-    // shared with nobody.
+    // Memory units need no slot: kubelet and the old extender count them by memory alone. Whole devices are not shared.
     let slots = u32::from(request.dialect == Dialect::Koordinator);
     ShareRequest {
         devices: request.devices,

@@ -1,17 +1,14 @@
-//! What the webhooks decide about pods and bindings, as functions of the request alone.
+//! The admission webhooks: [`Rules`] decides about pods and bindings, [`server`] speaks HTTP.
 //!
-//! Knows no HTTP, clock or API server. What a pod may ask for is [`proto::request`]'s business: a webhook and the filter
-//! refuse it in the same words.
+//! Decisions are functions of the request alone. [`proto::request`] validates device requests, for the webhooks and the filter
+//! alike, so both refuse with the same texts.
 
-mod annotations;
 mod asks;
 mod binding;
-mod draft;
 mod mutate;
-mod overrides;
-mod sights;
-mod uncounted;
+pub mod server;
 mod validate;
+mod visible_devices;
 
 use proto::admission::{AdmissionRequest, AdmissionResponse, AdmissionStatus, PatchOperation};
 use proto::pod::Pod;
@@ -21,47 +18,47 @@ use serde_json::Value;
 
 pub use binding::Bindings;
 
-/// What the administrator has decided.
+/// The rules, as the administrator configured them.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Resource names that are the cluster's choice.
     pub names: ResourceNames,
-    /// Scheduler that pods asking for devices are sent to, if they name none of their own.
+    /// Scheduler name for pods that request devices and name no scheduler.
     pub scheduler_name: Option<String>,
-    /// True if pods may see all devices of their node and be charged for none.
+    /// True if pods may see all devices of their node without holding any.
     pub allow_all_devices: bool,
-    /// Namespaces whose containers may decide for themselves which devices they see.
+    /// Namespaces whose containers may select devices themselves.
     pub unrestricted_namespaces: Vec<String>,
-    /// Whether pods that share devices are refused if they set what decides which devices they see.
+    /// True if pods that share devices are refused if they select devices themselves.
     pub deny_overrides: bool,
-    /// Users that may bind pods with our resources; `None` if everybody may who may bind.
+    /// Users that may bind pods that request devices; `None` for every user that may bind.
     pub binders: Option<Vec<String>>,
 }
 
-/// What becomes of a request.
+/// The answer to a review.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// It goes on, changed by this.
+    /// The request is allowed, with changes.
     Allowed {
         /// Changes, in order.
         patch: Vec<PatchOperation>,
-        /// Told to the user.
+        /// Shown to the user.
         warnings: Vec<String>,
     },
-    /// It does not go on.
+    /// The request is refused.
     Refused(Refusal),
 }
 
-/// Why a request does not go on.
+/// The reason for which a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The object breaks a rule.
     Invalid(String),
-    /// The administrator does not want it.
+    /// The administrator does not allow it.
     Forbidden(String),
 }
 
-/// A request that is about something else than it says.
+/// A request with an object of another kind than it names.
 #[derive(Debug, thiserror::Error)]
 #[error("the {field} of request {uid} is no {kind}")]
 pub struct Unreadable {
@@ -73,13 +70,13 @@ pub struct Unreadable {
 }
 
 impl Verdict {
-    /// The request goes on as it is.
+    /// Allowed without changes.
     pub const ALLOWED: Self = Self::Allowed {
         patch: Vec::new(),
         warnings: Vec::new(),
     };
 
-    /// The answer to the request of this UID.
+    /// The response to the request of this UID.
     pub fn response(self, uid: String) -> AdmissionResponse {
         match self {
             Self::Refused(refusal) => AdmissionResponse {
@@ -131,18 +128,18 @@ impl From<Refusal> for AdmissionStatus {
 }
 
 impl Rules {
-    /// What the mutating webhook says.
+    /// Reviews a request of the mutating webhook.
     ///
     /// # Errors
-    /// If the object is not what the request calls it.
+    /// The object is not of the kind that the request names.
     pub fn mutate(&self, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-        mutate::verdict(self, request)
+        mutate::review(self, request)
     }
 
-    /// What the validating webhook says; `bindings` knows which pods ask for our resources.
+    /// Reviews a request of the validating webhook.
     ///
     /// # Errors
-    /// If an object is not what the request calls it.
+    /// An object is not of the kind that the request names.
     pub fn validate(
         &self,
         request: &AdmissionRequest,
@@ -153,21 +150,19 @@ impl Rules {
             request.resource.resource.as_str(),
             request.sub_resource.as_str(),
         );
-        // The second is how pods were bound in the API's first days, and still can be.
+        // The second is an older way to bind a pod, which the API server still serves.
         if matches!(about, ("", "pods", "binding") | ("", "bindings", "")) {
-            return binding::verdict(self, request, bindings);
+            return binding::review(self, request, bindings);
         }
-        validate::verdict(self, request)
+        validate::review(self, request)
     }
 
-    /// Returns the reason why the filter finds no node for a pod whose request is valid, in the validating webhook's words;
-    /// `body` is a JSON object that has the pod in it as the filter's request has. `None` if its containers decide nothing
-    /// for themselves.
+    /// The reason for which the filter refuses a pod whose request is valid, with the text of the validating webhook; `None` if its
+    /// containers select no devices. `body` is the filter request of the pod.
     pub(crate) fn refusal_of_filter(&self, body: &[u8], pod: &Pod) -> Option<String> {
         validate::refusal_of_filter(self, body, pod)
     }
 
-    /// Returns true if containers in this namespace may decide for themselves which devices they see.
     fn is_unrestricted(&self, namespace: &str) -> bool {
         self.unrestricted_namespaces
             .iter()
@@ -175,7 +170,6 @@ impl Rules {
     }
 }
 
-/// Reads an object of a request.
 fn read<'a, T: Deserialize<'a>>(
     request: &'a AdmissionRequest,
     field: &'static str,

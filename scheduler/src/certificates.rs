@@ -1,49 +1,50 @@
-//! The scheduler's own certificates: made, kept in one Secret, renewed, and made known to the API server.
+//! The scheduler's own certificates: created, kept in one Secret, renewed, and published to the API server.
 //!
-//! Every replica does the same and all agree, as the Secret is only ever written over the version that was read. What is
-//! due is decided in [`material`]; this file reads and writes. Certificates that somebody else makes come from files and
-//! pass by here.
+//! Every replica runs a [`Keeper`]. They agree because each writes the Secret only over the version that it has read. [`material`]
+//! decides what is due. Certificates in files do not pass through here.
 
 pub mod issue;
 pub mod material;
-mod publish;
-pub mod shown;
+pub mod server_tls;
 pub mod validity;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
+use http::{Method, Request, header};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tracing::{info, warn};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
 
-use crate::serve::tls::Current;
-use material::{Change, Material, PARTS, Terms};
-use shown::{Clients, Metrics, Shown};
+use crate::serve::tls::CurrentTls;
+use material::{Change, Lifetimes, Material, PARTS};
+use server_tls::{Clients, Metrics, ServerTls};
 
-/// How often the Secret and the webhook configurations are looked at.
-const LOOK: Duration = Duration::from_secs(30);
-/// Pause after a look that failed.
+/// Pause between two reads of the Secret and the webhook configurations.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Pause after a failure.
 const PAUSE: Duration = Duration::from_secs(3);
-/// How often a write is tried again that met somebody else's.
+/// Most attempts to write the Secret against other writers.
 const ATTEMPTS: usize = 5;
 
-/// What is kept and where.
+/// The Secret, and the properties of the certificates.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of the Secret.
     pub secret: String,
     /// Its namespace.
     pub namespace: String,
-    /// DNS names and addresses that certificates are for.
+    /// DNS names and addresses in the certificates.
     pub hosts: Vec<String>,
-    /// How long a certificate is valid.
+    /// Lifetime of a certificate.
     pub lifetime: Duration,
-    /// Name of the webhook configurations that are told the authorities, if there are webhooks.
+    /// Name of the webhook configurations that get the authorities, if there are webhooks.
     pub configuration: Option<String>,
 }
 
@@ -53,7 +54,7 @@ pub struct Keeper {
     settings: Settings,
     metrics: Metrics,
     held: Option<Material>,
-    shown: Vec<Shown>,
+    servers: Vec<ServerTls>,
 }
 
 impl std::fmt::Debug for Keeper {
@@ -64,10 +65,10 @@ impl std::fmt::Debug for Keeper {
     }
 }
 
-/// Whether a write got through.
-enum Written {
-    Yes,
-    /// Somebody else was faster.
+/// The outcome of a write.
+enum SecretWrite {
+    Done,
+    /// Another writer was faster.
     Overtaken,
 }
 
@@ -79,31 +80,31 @@ impl Keeper {
             settings,
             metrics,
             held: None,
-            shown: Vec::new(),
+            servers: Vec::new(),
         }
     }
 
-    /// What a server shows from now on: no handshake succeeds before there is a certificate.
+    /// The TLS settings of a server. No handshake succeeds before there is a certificate.
     ///
     /// # Errors
-    /// If TLS cannot be set up at all.
-    pub fn serve(&mut self, clients: Clients) -> anyhow::Result<Current> {
-        let shown = Shown::nothing(clients)?;
-        let current = shown.current();
-        self.shown.push(shown);
+    /// TLS cannot be set up.
+    pub fn serve(&mut self, clients: Clients) -> anyhow::Result<CurrentTls> {
+        let server = ServerTls::new(clients)?;
+        let current = server.current();
+        self.servers.push(server);
         Ok(current)
     }
 
-    /// Does what is due, for ever.
+    /// Reconciles until the task is dropped.
     pub async fn keep(mut self) {
         loop {
-            let pause = match self.look(SystemTime::now()).await {
-                Ok(()) => (self.settings.lifetime / 10).clamp(Duration::from_secs(1), LOOK),
+            let pause = match self.reconcile(SystemTime::now()).await {
+                Ok(()) => (self.settings.lifetime / 10).clamp(Duration::from_secs(1), INTERVAL),
                 Err(error) => {
                     warn!(
                         secret = self.settings.secret,
                         error = format!("{error:#}"),
-                        "certificates cannot be kept up, trying again"
+                        "cannot renew certificates, trying again"
                     );
                     PAUSE
                 }
@@ -112,58 +113,60 @@ impl Keeper {
         }
     }
 
-    /// Does what is due now, shows the outcome to clients and tells the API server whom to trust.
+    /// Renews what is due, gives it to the servers, and publishes the authorities to the API server.
     ///
     /// # Errors
-    /// If the Secret cannot be read, holds nonsense or cannot be written; or the API server cannot be told.
-    pub async fn look(&mut self, now: SystemTime) -> anyhow::Result<()> {
+    /// The Secret cannot be read, parsed or written, or a webhook configuration cannot be written.
+    pub async fn reconcile(&mut self, now: SystemTime) -> anyhow::Result<()> {
         let material = self.agree(now).await?;
         let is_new = self
             .held
             .as_ref()
             .is_none_or(|held| held.data() != material.data());
         if is_new {
-            for shown in &mut self.shown {
-                shown.show(&material)?;
-                shown.publish_ends(&self.metrics);
+            for server in &mut self.servers {
+                server.use_material(&material)?;
+                server.publish_ends(&self.metrics);
             }
             self.metrics.show(&material);
             if self.held.replace(material).is_some() {
                 self.metrics.rotated();
             }
         }
-        self.show_other_authorities();
+        self.reload_authorities();
         let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else {
             return Ok(());
         };
-        let told = publish::publish(&self.client, name, &held.authorities()).await;
-        told.context("cannot tell the API server whom webhooks are trusted by")
+        let published = publish(&self.client, name, &held.authorities()).await;
+        published.context("cannot publish the webhooks' authorities to the API server")
     }
 
-    /// Takes in files of authorities that have changed; one that cannot be used is tried again, and the old ones stay.
-    fn show_other_authorities(&mut self) {
+    /// Reads changed files of client authorities. A file that cannot be used is read again later.
+    fn reload_authorities(&mut self) {
         let Some(held) = &self.held else { return };
-        for shown in self
-            .shown
+        for server in self
+            .servers
             .iter_mut()
-            .filter(|shown| shown.has_other_authorities())
+            .filter(|server| server.has_new_authorities())
         {
-            match shown.show(held) {
+            match server.use_material(held) {
                 Ok(()) => {
-                    shown.publish_ends(&self.metrics);
-                    info!("authorities of clients have changed, new connections meet the new ones");
+                    server.publish_ends(&self.metrics);
+                    info!(
+                        "client authorities have changed; new connections are checked against the new ones"
+                    );
                 }
                 Err(error) => {
                     warn!(
                         error = format!("{error:#}"),
-                        "authorities of clients have changed and cannot be used, the old ones stay"
+                        "changed client authorities cannot be used; the old ones stay in use"
                     );
                 }
             }
         }
     }
 
-    /// Reads the Secret and writes what is due, until all replicas agree.
+    /// Reads the Secret and writes what is due, until no other replica interferes.
     async fn agree(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..ATTEMPTS {
@@ -177,12 +180,12 @@ impl Keeper {
                 .unwrap_or_default();
             let read = Material::read(&data)
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
-            // A Secret that somebody deleted comes back as it was: clients know its authority.
+            // A Secret that was deleted is written again as it was: clients trust its authority.
             let held = read.or_else(|| self.held.clone());
-            let (material, changes) = Material::kept(
+            let (material, changes) = Material::renewed(
                 held,
                 &self.settings.hosts,
-                Terms::new(self.settings.lifetime),
+                Lifetimes::new(self.settings.lifetime),
                 now,
             )?;
             let mut due = data.clone();
@@ -191,12 +194,12 @@ impl Keeper {
             if due == data {
                 return Ok(material);
             }
-            if let Written::Yes = self.write(&api, there, due).await? {
-                self.tell(&material, &changes);
+            if let SecretWrite::Done = self.write(&api, there, due).await? {
+                self.log(&material, &changes);
                 return Ok(material);
             }
         }
-        anyhow::bail!("the Secret changed whenever it was written")
+        anyhow::bail!("other writers changed the Secret before each write")
     }
 
     async fn write(
@@ -204,10 +207,10 @@ impl Keeper {
         api: &Api<Secret>,
         there: Option<Secret>,
         data: BTreeMap<String, ByteString>,
-    ) -> anyhow::Result<Written> {
+    ) -> anyhow::Result<SecretWrite> {
         let written = if let Some(mut secret) = there {
             secret.data = Some(data);
-            // The resource version that was read goes along: a write over anything newer is refused.
+            // With the resource version that was read, so the API server refuses a write over a newer one.
             api.replace(&self.settings.secret, &PostParams::default(), &secret)
                 .await
         } else {
@@ -228,14 +231,14 @@ impl Keeper {
             .await
         };
         match written {
-            Ok(_) => Ok(Written::Yes),
+            Ok(_) => Ok(SecretWrite::Done),
             // Not found: it was deleted since it was read.
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(Written::Overtaken),
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(SecretWrite::Overtaken),
             Err(error) => Err(error).context("cannot write the Secret"),
         }
     }
 
-    fn tell(&self, material: &Material, changes: &[Change]) {
+    fn log(&self, material: &Material, changes: &[Change]) {
         let (authority, certificate) = material.ends();
         let date = |time: SystemTime| chrono::DateTime::<chrono::Utc>::from(time).to_rfc3339();
         let certificate = certificate.map(date).unwrap_or_default();
@@ -247,4 +250,77 @@ impl Keeper {
             "certificates written"
         );
     }
+}
+
+/// Path of both kinds of configurations.
+const PATH: &str = "/apis/admissionregistration.k8s.io/v1";
+/// Plural names of both kinds.
+const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
+
+#[derive(Debug, Deserialize)]
+struct Configuration {
+    #[serde(default)]
+    webhooks: Vec<Webhook>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Webhook {
+    name: String,
+    #[serde(default)]
+    client_config: ClientConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ClientConfig {
+    #[serde(default)]
+    ca_bundle: Option<ByteString>,
+}
+
+/// Writes these authorities (PEM) into the webhook configurations of this name, as far as they exist.
+async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Result<()> {
+    let bundle = ByteString(authorities.as_bytes().to_vec());
+    for kind in KINDS {
+        let path = format!("{PATH}/{kind}/{name}");
+        let failed = || format!("{kind} {name}");
+        let configuration: Configuration = match client.request(Request::get(&path).body(Vec::new())?).await {
+            Ok(configuration) => configuration,
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                debug!(kind, name, "there is no such configuration");
+                continue;
+            }
+            Err(error) => return Err(error).with_context(failed),
+        };
+        let changes = changes(&configuration, &bundle);
+        if !changes.is_empty() {
+            let request = Request::builder()
+                .method(Method::PATCH)
+                .uri(&path)
+                .header(header::CONTENT_TYPE, "application/json-patch+json");
+            let _: Value = client
+                .request(request.body(serde_json::to_vec(&changes)?)?)
+                .await
+                .with_context(failed)?;
+            info!(kind, name, "the webhooks' authorities are written");
+        }
+    }
+    Ok(())
+}
+
+/// The patch of a configuration. Each change tests the name of its webhook, since the order of the list may change meanwhile.
+fn changes(configuration: &Configuration, bundle: &ByteString) -> Vec<Value> {
+    let differs = |webhook: &Webhook| webhook.client_config.ca_bundle.as_ref() != Some(bundle);
+    let differing = configuration
+        .webhooks
+        .iter()
+        .enumerate()
+        .filter(|(_, webhook)| differs(webhook));
+    let changes = differing.flat_map(|(idx, webhook)| {
+        [
+            json!({"op": "test", "path": format!("/webhooks/{idx}/name"), "value": webhook.name}),
+            json!({"op": "add", "path": format!("/webhooks/{idx}/clientConfig/caBundle"), "value": bundle}),
+        ]
+    });
+    changes.collect()
 }

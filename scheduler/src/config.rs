@@ -1,11 +1,7 @@
-//! What the command line and the environment say, checked once.
-//!
-//! Nothing else of the daemon reads a flag or an environment variable.
+//! Flags and environment variables, parsed and checked once. Nothing else of the daemon reads either.
 
-mod answer;
+mod filter;
 mod leader;
-mod misfits;
-mod policies;
 mod webhooks;
 
 use std::net::SocketAddr;
@@ -16,18 +12,24 @@ use anyhow::bail;
 use clap::Parser;
 use daemon::logging::{LogFilter, LogFormat};
 use placement::{Policies, ResourceWeights};
-use proto::quantity::Quantity;
 use proto::resource::ResourceNames;
 
 use crate::index::HintTimes;
-pub use answer::AnswerNodes;
+use filter::PolicyArgs;
+pub use filter::{AnswerNodes, MisfitNodes, weights};
 pub use leader::Leader;
 use leader::LeaderArgs;
-pub use misfits::MisfitNodes;
-use policies::PolicyArgs;
-pub use policies::weights;
 use webhooks::WebhookArgs;
 pub use webhooks::{Admission, Certificates, Command, Webhooks};
+
+/// Largest request body, in bytes.
+pub const MAX_BODY: usize = 32 << 20;
+/// Longest time in which a request must have arrived.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most requests in work at one time; more wait.
+pub const CONCURRENCY: usize = 512;
+/// The longest time for which room is kept for a pod whose `status.nominatedNodeName` names the node.
+const NOMINATED_HINT_TTL: Duration = Duration::from_secs(30 * 60);
 
 /// Shares GPUs per device: an extender of kube-scheduler.
 #[derive(Clone, Debug, Parser)]
@@ -53,7 +55,7 @@ pub struct Args {
     memory_resource: String,
     #[command(flatten)]
     policies: PolicyArgs,
-    /// How many of the nodes that fit filter answers with, the best first; kube-scheduler's own scores count only among these. A
+    /// Number of fitting nodes in the answer of filter, the best first; kube-scheduler's own scores count only among these. A
     /// pod with preferences among nodes is answered with all.
     #[arg(
         long,
@@ -88,18 +90,6 @@ pub struct Args {
     /// `bindTimeoutSeconds` of `VolumeBindingArgs` in kube-scheduler's profile, if not shorter than --hint-ttl.
     #[arg(long, env = "GPUSHARE_VOLUME_BIND_TIMEOUT", default_value = "600s", value_parser = duration)]
     volume_bind_timeout: Duration,
-    /// The longest that room is kept for a pod whose `status.nominatedNodeName` names the node.
-    #[arg(long, env = "GPUSHARE_NOMINATED_HINT_TTL", default_value = "30m", value_parser = duration)]
-    nominated_hint_ttl: Duration,
-    /// Largest request body.
-    #[arg(long, env = "GPUSHARE_MAX_BODY", default_value = "32Mi", value_parser = body_limit, value_name = "BYTES")]
-    max_body: usize,
-    /// Longest time in which a request must have come in whole.
-    #[arg(long, env = "GPUSHARE_READ_TIMEOUT", default_value = "10s", value_parser = duration)]
-    read_timeout: Duration,
-    /// Most requests in work at one time; more wait.
-    #[arg(long, env = "GPUSHARE_CONCURRENCY", default_value_t = 512, value_parser = concurrency)]
-    concurrency: usize,
     /// Most bindings on their way to the API server at one time, each on a connection of its own; more wait, and nothing is
     /// written of one that has waited too long. More at once make a busy API server slower, not faster.
     #[arg(long, env = "GPUSHARE_BIND_CONCURRENCY", default_value_t = 64, value_parser = concurrency)]
@@ -142,14 +132,14 @@ pub struct Args {
     command: Option<Command>,
 }
 
-/// Everything the daemon was told, checked.
+/// The checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the API server is found.
+    /// Kubeconfig file, if one is given.
     pub kubeconfig: Option<PathBuf>,
-    /// What is scheduled and how.
+    /// Scheduling.
     pub scheduling: Scheduling,
-    /// How HTTP is served.
+    /// HTTP.
     pub serving: Serving,
     /// Election of a leader, if there are several replicas.
     pub leader: Option<Leader>,
@@ -159,20 +149,20 @@ pub struct Config {
     pub log: Log,
     /// The time for which the process may hang before it ends itself; zero for no limit.
     pub hang_timeout: Duration,
-    /// Something else to do than to serve.
+    /// A command to execute instead of serving.
     pub command: Option<Command>,
 }
 
-/// What is scheduled and how.
+/// The settings of scheduling.
 #[derive(Clone, Debug)]
 pub struct Scheduling {
-    /// Resource names that are the cluster's choice.
+    /// Resource names that the cluster chooses.
     pub names: ResourceNames,
     /// Order of nodes, and of a node's devices.
     pub policies: Policies,
-    /// How much each resource counts for the policies that weigh them.
+    /// The weights of resources, for the policies that use them.
     pub weights: ResourceWeights,
-    /// How many of the nodes that fit an answer tells of.
+    /// The number of fitting nodes in an answer.
     pub answer_nodes: AnswerNodes,
     /// The form in which filter reports nodes whose devices have no room.
     pub misfit_nodes: MisfitNodes,
@@ -182,7 +172,7 @@ pub struct Scheduling {
     pub hints: HintTimes,
 }
 
-/// How HTTP is served.
+/// The settings of the HTTP servers.
 #[derive(Clone, Debug)]
 pub struct Serving {
     /// Address to serve on.
@@ -201,12 +191,12 @@ pub struct Serving {
     pub bind_concurrency: usize,
     /// Certificates in files, if TLS is served with such.
     pub tls: Option<TlsFiles>,
-    /// Whether TLS is served with certificates that are made here, and the verbs demand one of the same authority.
+    /// True if TLS is served with the scheduler's own certificates, and the verbs demand one of the same authority.
     pub tls_from_secret: bool,
 }
 
 impl Serving {
-    /// Whether filter, prioritize and bind demand a client certificate.
+    /// Returns true if filter, prioritize, preempt and bind demand a client certificate.
     pub fn demands_certificates(&self) -> bool {
         self.tls_from_secret || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
@@ -246,7 +236,7 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// How the daemon logs.
+/// The settings of the log.
 #[derive(Clone, Debug)]
 pub struct Log {
     /// Form of the lines.
@@ -259,8 +249,8 @@ impl TryFrom<Args> for Config {
     type Error = anyhow::Error;
 
     fn try_from(args: Args) -> anyhow::Result<Self> {
-        if args.bind_timeout.is_zero() || args.read_timeout.is_zero() {
-            bail!("--bind-timeout and --read-timeout must be longer than 0s");
+        if args.bind_timeout.is_zero() {
+            bail!("--bind-timeout must be longer than 0s");
         }
         let tls = match (args.tls_cert_file, args.tls_key_file) {
             (Some(cert), Some(key)) => Some(TlsFiles {
@@ -279,9 +269,9 @@ impl TryFrom<Args> for Config {
             listen: args.listen,
             health_listen: args.health_listen,
             prefix: args.prefix,
-            max_body: args.max_body,
-            read_timeout: args.read_timeout,
-            concurrency: args.concurrency,
+            max_body: MAX_BODY,
+            read_timeout: READ_TIMEOUT,
+            concurrency: CONCURRENCY,
             bind_concurrency: args.bind_concurrency,
             tls,
             tls_from_secret: admission
@@ -289,7 +279,7 @@ impl TryFrom<Args> for Config {
                 .as_ref()
                 .is_some_and(|certificates| certificates.for_extender),
         };
-        // A command serves nothing.
+        // A command does not serve.
         serving.check_address(args.insecure_listen || args.command.is_some())?;
         Ok(Self {
             kubeconfig: args.kubeconfig,
@@ -303,7 +293,7 @@ impl TryFrom<Args> for Config {
                 hints: HintTimes {
                     plain: args.hint_ttl,
                     claims: args.volume_bind_timeout.max(args.hint_ttl),
-                    nominated: args.nominated_hint_ttl.max(args.hint_ttl),
+                    nominated: NOMINATED_HINT_TTL.max(args.hint_ttl),
                 },
             },
             serving,
@@ -341,14 +331,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
 }
 
-fn body_limit(text: &str) -> Result<usize, String> {
-    let bytes: Quantity = text.parse().map_err(|error| format!("{error}"))?;
-    let bytes = bytes.unsigned().and_then(|bytes| usize::try_from(bytes).ok());
-    bytes
-        .filter(|bytes| (1024..=1 << 30).contains(bytes))
-        .ok_or_else(|| "must be from 1Ki to 1Gi".to_owned())
-}
-
 fn concurrency(text: &str) -> Result<usize, String> {
     let most: usize = text.parse().map_err(|_| "not a whole number".to_owned())?;
     (1..=65_536)
@@ -357,7 +339,7 @@ fn concurrency(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "must be from 1 to 65536".to_owned())
 }
 
-/// The prefix as the router wants it: no slash at the end, `/` alone is no prefix.
+/// A prefix without a slash at its end; `/` is the empty one.
 fn prefix(text: &str) -> Result<String, String> {
     let trimmed = text.trim_end_matches('/');
     let plain = |segment: &str| {

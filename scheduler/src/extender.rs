@@ -113,9 +113,7 @@ pub enum RequestError {
         reason: String,
     },
     /// The body is larger than configured.
-    #[error(
-        "the request's body is larger than {limit} bytes; raise --max-body or send node names only (nodeCacheCapable)"
-    )]
+    #[error("the request's body is larger than {limit} bytes; send node names only (nodeCacheCapable)")]
     TooLarge {
         /// In bytes.
         limit: usize,
@@ -240,14 +238,14 @@ impl Extender {
     /// Returns an error unless this replica leads. A client of another replica has to connect again, to the leader.
     fn check_leading(&self) -> Result<(), NotLeading> {
         let leading = self.leadership().check(now());
-        leading.inspect_err(|_| self.leadership().hang_up())
+        leading.inspect_err(|_| self.leadership().reset_connections())
     }
 
     /// Returns the reason if clients must not be sent here.
     fn check_ready(&self) -> Result<(), String> {
         self.index.read().ready()?;
         // A Service sends clients to the pod with this label as long as the pod is ready.
-        if self.leadership().is_stray(now()) {
+        if self.leadership().has_stale_label(now()) {
             return Err(format!(
                 "not ready: this pod may bear the label {LABEL} and does not lead; it is being taken off"
             ));

@@ -1,123 +1,106 @@
-//! The state that every request is answered from: what watches have shown and what binds have decided.
+//! The index: the cluster's state as watches have shown it and as binds have decided it. Every request is answered from it.
 //!
-//! Changes only through [`ObjectStore`] (watches), and through assume, confirm and forget (binds). Does no I/O, reads no clock:
-//! whoever calls brings the time.
+//! Changes only through [`ObjectStore`](crate::watch::ObjectStore) (watches), through assume, confirm and forget (binds), and
+//! through [`Index::tick`] (time). Does no I/O, reads no clock: callers bring the time.
+//!
+//! [`cluster`] accounts which pods hold which devices; the other parts keep hints, budgets, failing nodes and the state of
+//! device plugins, and know nothing of each other.
 
-mod ask;
-mod assume;
+mod assumption;
 mod budgets;
-mod census;
+mod cluster;
 mod eviction;
 mod failing;
+mod fit;
 mod gangs;
-mod given;
 mod hints;
-mod hosts;
-mod nodes;
+mod node_ask;
+mod objects;
 mod openings;
 mod plugins;
-mod pods;
+mod record;
+mod snapshot;
 mod stamp;
+mod victims;
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::cmp::max;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use placement::{Fleet, OwnerId, Policies, ResourceWeights};
+use placement::{
+    BatchEvaluation, Fleet, Hints, Holdings, HostAmounts, HostLoad, NodeId, NodePolicy, OwnerId, Placement,
+    PodProfile, Policies, Reason, RequestedGpus, ResourceWeights, Score,
+};
+use proto::extender::MetaVictims;
+use proto::node::Node;
+use proto::plugin_reports::PluginState;
+use proto::pod::{Pod, Taint};
+use proto::record::DEVICE_ALLOCATED;
+use proto::request::RequestError;
 use proto::resource::ResourceNames;
+use proto::totals::HostResources;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::Notify;
+use tracing::warn;
 
-pub use ask::{Leader, NodeAsk};
-pub use assume::{AssumeError, Assumed, Assumption, Moment, Phase};
-pub use census::{Census, DeviceShow, GpuCensus, GpuShow, HolderShow, NodeShow};
-pub use eviction::{Preemptor, Promised};
+pub use assumption::{AssumeError, Assumed, Assumption, Moment, Phase};
+
 pub use hints::{Decision, HintTimes};
-pub use nodes::RawDevice;
+pub use node_ask::{Leader, NodeAsk};
+pub use objects::RawDevice;
 pub use openings::Openings;
+pub use snapshot::{DeviceShow, GpuShow, GpuSnapshot, HolderShow, NodeShow, Snapshot};
 pub use stamp::Stamps;
+pub use victims::{Preemptor, Promised};
 
-use crate::accounting::PodFacts;
-use crate::kinds::Kinds;
+use crate::accounting::kubelet_allocations::AllocationsByPod;
+use crate::accounting::{self, Bound, PodFacts};
+use crate::bind::{PodBinding, PodId, PodLookup};
+pub use crate::watch::Shared;
+
 use crate::watch::ObjectStore;
 use budgets::Budgets;
+use cluster::{Cluster, PodEntry};
+use eviction::{Eviction, PlainPod, PlainPods, Rank};
 use failing::FailingNodes;
+use fit::NodeFilter;
 use hints::HintQueue;
-use hosts::PlainPods;
-use nodes::NodeState;
-use plugins::Plugins;
-use pods::PodEntry;
-use proto::node::Node;
-use proto::pod::{Pod, Taint};
+use plugins::{Plugins, Standing};
+use record::record;
+use victims::VictimSearch;
 
-/// State behind a lock that is held for moments only and never while waiting for anything else.
-#[derive(Debug)]
-pub struct Shared<I>(Arc<RwLock<I>>);
+/// The workload model is refreshed once this part of all pods has come or gone.
+const NEWS: u64 = 32;
+/// Or this number of pods, if they are few.
+const FEW: u64 = 16;
+/// Time after which a write without an answer has certainly ended: far longer than the timeout that the API server was given.
+const UNDER_WAY: Duration = Duration::from_secs(60);
 
-impl<I> Clone for Shared<I> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<I> Shared<I> {
-    /// Shares a state.
-    pub fn new(state: I) -> Self {
-        Self(Arc::new(RwLock::new(state)))
-    }
-
-    /// The state, to look at.
-    pub fn read(&self) -> RwLockReadGuard<'_, I> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The state, to change.
-    pub fn write(&self) -> RwLockWriteGuard<'_, I> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Nodes, devices, pods and who holds what.
+/// Nodes, devices, pods, and the devices that pods hold.
 #[derive(Debug)]
 pub struct Index {
-    names: ResourceNames,
-    policies: Policies,
-    fleet: Fleet,
-    /// Every node that exists or has a Device object, by name.
-    nodes: FxHashMap<Box<str>, NodeState>,
-    /// Which type of device has which resource.
-    kinds: Kinds,
-    /// The nodes that say their kubelet has given devices to a pod, by its UID.
-    given_on: FxHashMap<Box<str>, Vec<Box<str>>>,
-    /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
-    ended: FxHashMap<OwnerId, u32>,
-    /// True if pods may see all devices of their node and be charged for none.
-    allows_all_devices: bool,
-    /// Whether somebody rehearses what is learnt.
-    rehearses: bool,
-    /// Taints of nodes that pods had better avoid, by the nodes' names.
-    soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
-    /// How many nodes count in units that nobody knows.
-    n_opaque: usize,
-    /// Pods that ask for our resources and are not terminal, by UID.
-    pods: FxHashMap<OwnerId, PodEntry>,
+    cluster: Cluster,
+    plugins: Plugins,
+    failing: FailingNodes,
+    hints: HintQueue,
+    budgets: Budgets,
     /// Pods that use only CPU and memory of their nodes.
     plain: PlainPods,
-    /// Pods that ask for our resources and that kube-scheduler keeps a node for.
+    /// Pods that request device resources and that kube-scheduler keeps a node for.
     nominated: FxHashSet<OwnerId>,
-    budgets: Budgets,
-    /// Changes of the workload that had happened when it was learnt last.
-    n_learnt: u64,
-    hints: HintQueue,
-    /// The number of times room has opened without an event that kube-scheduler sees.
-    n_silent_openings: u64,
-    failing: FailingNodes,
-    plugins: Plugins,
+    /// `PreferNoSchedule` taints by node name.
+    soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     stamps: Stamps,
+    /// True if a refreshed workload model is prewarmed before it counts.
+    prewarms: bool,
+    /// The number of changes of the workload at the last refresh of its model.
+    n_learnt: u64,
     node_list: List,
     device_list: List,
     pod_list: List,
     budget_list: List,
-    /// Whether pods that ask for our resources were unbound when all pods had been seen for the first time.
+    /// True if pods that request device resources were unbound when all pods had been seen for the first time.
     began_with_pending: bool,
     /// Notified when a list has left out decisions that it should have shown.
     unlisted: Arc<Notify>,
@@ -148,27 +131,17 @@ impl Index {
             n_openings: 0,
         };
         Self {
-            names,
-            policies,
-            fleet: Fleet::new(),
-            nodes: FxHashMap::default(),
-            kinds: Kinds::default(),
-            given_on: FxHashMap::default(),
-            ended: FxHashMap::default(),
-            allows_all_devices: false,
-            rehearses: false,
-            soft_taints: FxHashMap::default(),
-            n_opaque: 0,
-            pods: FxHashMap::default(),
+            cluster: Cluster::new(names, policies),
+            plugins: Plugins::default(),
+            failing: FailingNodes::default(),
+            hints: HintQueue::new(HintTimes::all(hint_ttl)),
+            budgets: Budgets::default(),
             plain: PlainPods::default(),
             nominated: FxHashSet::default(),
-            budgets: Budgets::default(),
-            n_learnt: 0,
-            hints: HintQueue::new(HintTimes::all(hint_ttl)),
-            n_silent_openings: 0,
-            failing: FailingNodes::default(),
-            plugins: Plugins::default(),
+            soft_taints: FxHashMap::default(),
             stamps: Stamps::default(),
+            prewarms: false,
+            n_learnt: 0,
             node_list: first,
             device_list: first,
             pod_list: first,
@@ -181,18 +154,16 @@ impl Index {
     /// The same index for a cluster in which pods may see all devices of their node; others are refused, and those that are bound
     /// count as holders of all that their records name.
     #[must_use]
-    pub fn allowing_all_devices(self, allows_all_devices: bool) -> Self {
-        Self {
-            allows_all_devices,
-            ..self
-        }
+    pub fn allowing_all_devices(mut self, allows_all_devices: bool) -> Self {
+        self.cluster.allows_all_devices = allows_all_devices;
+        self
     }
 
     /// The same index, which takes on what it learns only when [told](Self::end_learning): after [rehearsals](Fleet::rehearse).
     #[must_use]
-    pub fn rehearsing(self) -> Self {
+    pub fn prewarming(self) -> Self {
         Self {
-            rehearses: true,
+            prewarms: true,
             ..self
         }
     }
@@ -208,21 +179,19 @@ impl Index {
 
     /// The same index with weights for the policies that weigh resources.
     #[must_use]
-    pub fn weighing(self, weights: ResourceWeights) -> Self {
-        Self {
-            fleet: self.fleet.with_weights(weights),
-            ..self
-        }
+    pub fn weighing(mut self, weights: ResourceWeights) -> Self {
+        self.cluster.fleet = self.cluster.fleet.with_weights(weights);
+        self
     }
 
     /// Resource names that are the cluster's choice.
     pub fn names(&self) -> &ResourceNames {
-        &self.names
+        &self.cluster.names
     }
 
     /// The engine's state.
     pub fn fleet(&self) -> &Fleet {
-        &self.fleet
+        &self.cluster.fleet
     }
 
     /// Each kind of object and whether all of it has been seen.
@@ -267,13 +236,18 @@ impl Index {
 
     /// Whether it is not known of some binding whether it was written.
     pub fn has_doubts(&self) -> bool {
-        let mut open = self.pods.values().filter_map(|entry| entry.assumption.as_deref());
+        let mut open = self
+            .cluster
+            .pods
+            .values()
+            .filter_map(|entry| entry.assumption.as_deref());
         open.any(|assumption| assumption.phase != Phase::Written)
     }
 
     /// Somebody else may decide from now on: decisions that are open are not repeated, as their room may be given away.
-    pub fn end_reign(&mut self) {
+    pub fn end_term(&mut self) {
         for assumption in self
+            .cluster
             .pods
             .values_mut()
             .filter_map(|entry| entry.assumption.as_deref_mut())
@@ -284,17 +258,17 @@ impl Index {
 
     /// Whether there is a Node object of this name.
     pub fn knows_node(&self, name: &str) -> bool {
-        self.nodes.get(name).is_some_and(NodeState::exists)
+        self.cluster.knows_node(name)
     }
 
     /// What is known of a pod that asks for our resources.
     pub fn pod(&self, uid: &str) -> Option<&PodFacts> {
-        self.pods.get(uid).map(|entry| &entry.facts)
+        self.cluster.pods.get(uid).map(|entry| &entry.facts)
     }
 
     /// Number of nodes that are known by a Node or Device object.
     pub fn n_nodes(&self) -> usize {
-        self.nodes.len()
+        self.cluster.nodes.len()
     }
 
     /// Returns true if kubelet has refused several pods on a node lately, so that it ranks behind all others.
@@ -305,7 +279,7 @@ impl Index {
 
     /// Whether a watch has shown this pod, which asks for our resources.
     pub fn is_shown(&self, uid: &str) -> bool {
-        self.pods.get(uid).is_some_and(|entry| entry.list != 0)
+        self.cluster.pods.get(uid).is_some_and(|entry| entry.list != 0)
     }
 
     /// Finds pods by name; more than one while a pod and its successor of the same name overlap.
@@ -314,8 +288,775 @@ impl Index {
         namespace: &'a str,
         name: &'a str,
     ) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
-        let entries = self.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
+        let entries = self.cluster.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
+    }
+
+    fn filter(&self) -> NodeFilter<'_> {
+        NodeFilter {
+            cluster: &self.cluster,
+            plugins: &self.plugins,
+        }
+    }
+
+    /// The request of a pod for nodes; `None` if it requests no devices.
+    ///
+    /// # Errors
+    /// The rule that its request breaks on every node.
+    pub fn ask<'a>(&self, uid: &'a str, facts: &PodFacts) -> Result<Option<NodeAsk<'a>>, RequestError> {
+        self.cluster.ask(uid, facts)
+    }
+
+    /// Returns true if a pod requests devices, validly or not.
+    pub fn concerns(&self, facts: &PodFacts) -> bool {
+        self.cluster.concerns(facts)
+    }
+
+    /// The batch evaluation of a request on many nodes, which share results where they are alike.
+    pub fn asking<'q>(&'q self, ask: &'q NodeAsk<'_>) -> BatchEvaluation<'q> {
+        self.filter().asking(ask)
+    }
+
+    /// Checks that a node has room; returns its place in the fleet, if its devices are known.
+    ///
+    /// # Errors
+    /// The reason for which it does not fit.
+    #[inline]
+    pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+        self.filter().fit(name, ask)
+    }
+
+    /// [`Self::fit`] for one of many nodes that are evaluated together.
+    ///
+    /// # Errors
+    /// The reason for which it does not fit.
+    #[inline]
+    pub fn fit_found(
+        &self,
+        name: &str,
+        node: Option<NodeId>,
+        ask: &NodeAsk<'_>,
+        asking: &mut BatchEvaluation<'_>,
+    ) -> Result<Option<NodeId>, Reason> {
+        self.filter().fit_found(name, node, ask, asking)
+    }
+
+    /// [`Self::fit_found`] with the node's score.
+    ///
+    /// # Errors
+    /// The reason for which it does not fit.
+    #[inline]
+    pub fn judge(
+        &self,
+        name: &str,
+        node: Option<NodeId>,
+        ask: &NodeAsk<'_>,
+        asking: &mut BatchEvaluation<'_>,
+    ) -> Result<Option<(NodeId, Score)>, Reason> {
+        self.filter().judge(name, node, ask, asking)
+    }
+
+    /// The three best nodes for a pod among the remembered scores, the best first; none if it requests no devices.
+    pub fn leaders_of(&self, uid: &str, facts: &PodFacts) -> Vec<Leader> {
+        self.filter().leaders_of(uid, facts)
+    }
+
+    /// Returns true if a pod fits a node of the fleet, without regard to kube-scheduler's own filters.
+    pub fn fits_anywhere(&self, ask: &NodeAsk<'_>) -> bool {
+        self.filter().fits_anywhere(ask)
+    }
+
+    /// Returns true if no node is refused for its labels, its memory unit or its device plugin.
+    #[inline]
+    pub fn serves_all(&self, ask: &NodeAsk<'_>) -> bool {
+        self.filter().serves_all(ask)
+    }
+
+    /// The rule by which a node refuses a request, and how near it comes, if there is more to say than the reason does.
+    pub fn detail(&self, name: &str, ask: &NodeAsk<'_>, reason: Reason) -> Option<String> {
+        self.filter().detail(name, ask, reason)
+    }
+
+    /// The victims by which a pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
+    ///
+    /// All that kube-scheduler proposes where no device is short.
+    pub fn victims(
+        &self,
+        node: &str,
+        preemptor: &Preemptor<'_>,
+        proposed: &MetaVictims,
+    ) -> Option<MetaVictims> {
+        let search = VictimSearch {
+            filter: self.filter(),
+            budgets: &self.budgets,
+            plain: &self.plain,
+            nominated: &self.nominated,
+        };
+        search.victims(node, preemptor, proposed)
+    }
+
+    /// The state in numbers.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(self.filter(), &self.failing, self.synced())
+    }
+
+    /// One node for people; `None` if there is no such node.
+    pub fn show_node(&self, name: &str) -> Option<NodeShow> {
+        NodeShow::of(self.filter(), name)
+    }
+
+    /// Names of nodes that share GPUs or have a problem: the first `most` after `after`, sorted.
+    pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
+        self.cluster.gpu_nodes_after(after, most)
+    }
+
+    /// Names of nodes that have devices of any type, in no order.
+    pub fn device_nodes(&self) -> Vec<Box<str>> {
+        self.cluster.device_nodes()
+    }
+
+    /// The number of times that room has opened so far.
+    pub fn openings(&self) -> Openings {
+        self.cluster.openings()
+    }
+
+    /// The pod's UID, as the text that is kept already if there is one.
+    pub fn owner(&self, uid: &str) -> OwnerId {
+        self.cluster.owner(uid)
+    }
+
+    /// The node of a pod's open decision.
+    pub fn assumed_node(&self, uid: &str) -> Option<&str> {
+        self.cluster.assumed_node(uid)
+    }
+
+    /// The same index with these times for hints.
+    #[must_use]
+    pub fn holding(mut self, times: HintTimes) -> Self {
+        self.hints.set_times(times);
+        self
+    }
+
+    /// Returns true if [`Self::tick`] has something to do.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.hints.is_due(now) || self.failing.is_due(now) || self.plugins.is_due(now)
+    }
+
+    /// Ends hints, and the times of failing nodes and of device plugins, that are over by now.
+    pub fn tick(&mut self, now: Instant) {
+        self.failing.advance(now);
+        if self.plugins.advance(now) {
+            self.cluster.note_silent_opening();
+        }
+        self.hints.advance(&mut self.cluster, now);
+    }
+
+    /// Keeps room for a pod on the node that it was answered with.
+    pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, decision: &Decision, now: Instant) {
+        self.tick(now);
+        self.hints.hint(&mut self.cluster, node, ask, decision, now);
+    }
+
+    /// Ends a pod's hint.
+    pub fn unhint(&mut self, uid: &str) {
+        self.hints.unhint(&mut self.cluster, uid);
+    }
+
+    /// Returns true if this pod has a hint.
+    pub fn is_hinted(&self, uid: &str) -> bool {
+        self.hints.is_hinted(uid)
+    }
+
+    /// Returns true if this pod has a hint on the node that it is nominated to.
+    pub fn is_nominated(&self, uid: &str) -> bool {
+        self.hints.is_nominated(uid)
+    }
+
+    /// Returns true if the last hint of this pod expired, so that it may not have another one yet.
+    pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
+        self.hints.is_resting(uid, now)
+    }
+
+    /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is evaluated.
+    pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
+        self.hints.has_gang_cycles_in_vain(asked)
+    }
+
+    /// Frees the room of other `PodGroups` than this one whose scheduling cycle will come to nothing.
+    pub fn end_gang_cycles(&mut self, asked: Option<&str>) {
+        self.hints.end_gang_cycles(&mut self.cluster, asked);
+    }
+
+    /// Notes that no node had room for a member of a `PodGroup`; room that is kept for it stays.
+    pub fn refuse_member(&mut self, uid: &str, decision: &Decision, now: Instant) {
+        self.hints
+            .note_member(&mut self.cluster, uid, decision, false, now);
+    }
+
+    fn note_taints(&mut self, name: &str, taints: &[Taint]) {
+        if taints.is_empty() {
+            self.soft_taints.remove(name);
+        } else {
+            self.soft_taints.insert(name.into(), taints.into());
+        }
+    }
+
+    /// The taints for which pods that do not tolerate them had better avoid a node; `None` if it has none.
+    #[inline]
+    pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
+        if self.soft_taints.is_empty() {
+            None
+        } else {
+            self.soft_taints.get(name).map(|taints| &**taints)
+        }
+    }
+
+    fn forget_node(&mut self, name: &str) {
+        self.note_taints(name, &[]);
+        self.failing.remove(name);
+        self.plugins.forget_node(name);
+        self.cluster.fleet.set_host(name, None);
+        if let Some(state) = self.cluster.nodes.get_mut(name) {
+            state.node = None;
+            self.cluster.refresh_node(name);
+        }
+    }
+
+    fn forget_device(&mut self, name: &str) {
+        if let Some(state) = self.cluster.nodes.get_mut(name) {
+            let had_exchanged = !std::mem::take(&mut state.exchanged).is_empty();
+            self.cluster.replace_given(name, AllocationsByPod::new());
+            self.cluster.replace_without_devices(name, None);
+            self.cluster.replace_device(name, None);
+            if had_exchanged {
+                self.cluster.account_again(name);
+            }
+        }
+    }
+
+    /// Takes in what a node's annotation says of its plugin.
+    fn see_plugin_state(&mut self, name: &str, node: &Node) {
+        match PluginState::read(node.metadata.annotations.as_ref()) {
+            Ok(state) => {
+                if self.plugins.see_state(name, state) {
+                    self.cluster.note_silent_opening();
+                }
+            }
+            Err(error) => {
+                warn!(node = name, %error, "the state of the device plugin is taken to be as it was before");
+            }
+        }
+    }
+
+    fn put_pod(&mut self, uid: &str, facts: PodFacts) {
+        let list = self.pod_list.number;
+        let owner = self.cluster.owner(uid);
+        let Some(bound) = &facts.bound else {
+            let entry = self
+                .cluster
+                .pods
+                .entry(owner)
+                .or_insert_with(|| PodEntry::new(facts.clone()));
+            let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
+            entry.facts = facts;
+            entry.list = list;
+            if was_bound {
+                (entry.problem, entry.contradicts) = (None, false);
+                self.cluster.fleet.release(uid);
+            }
+            return;
+        };
+        if let Some(nanos) = bound.assumed_at {
+            self.stamps.saw(nanos);
+        }
+        let node = bound.node.clone();
+        let entry = self
+            .cluster
+            .pods
+            .entry(owner.clone())
+            .or_insert_with(|| PodEntry::new(facts.clone()));
+        let known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
+        entry.facts = facts;
+        entry.list = list;
+        entry.assumption = None;
+        self.hints.end(&mut self.cluster, uid, Some(&node));
+        // A bound pod is shown many times; only its first binding, or a changed record, is news.
+        if !known || self.cluster.fleet.held_by(uid).is_none() {
+            self.cluster.account(&owner);
+        }
+    }
+
+    fn remove_pod(&mut self, uid: &str) {
+        self.hints.end(&mut self.cluster, uid, None);
+        self.cluster.fleet.release(uid);
+        self.nominated.remove(uid);
+        let Some(entry) = self.cluster.pods.remove(uid) else {
+            return;
+        };
+        let node = entry.bound().map(|bound| bound.node.clone());
+        if let Some(state) = node.and_then(|node| self.cluster.nodes.get_mut(&*node)) {
+            state.unheld.remove(uid);
+        }
+        self.cluster.fleet.clear_host_use(uid);
+        if let Some(spec) = entry.counted {
+            self.cluster.fleet.workload_mut().remove(&spec);
+        }
+    }
+
+    /// Takes note of what kube-scheduler goes by when it chooses victims.
+    fn see_eviction(&mut self, pod: &Pod) {
+        let Some((owner, entry)) = self.cluster.pods.get_key_value(pod.uid()) else {
+            return;
+        };
+        let eviction = Eviction::of(pod);
+        if entry.eviction == eviction {
+            return;
+        }
+        let owner = owner.clone();
+        if eviction.nominated.is_some() {
+            self.nominated.insert(owner.clone());
+        } else {
+            self.nominated.remove(&owner);
+        }
+        let Some(entry) = self.cluster.pods.get_mut(&owner) else {
+            return;
+        };
+        let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
+        entry.eviction = eviction;
+        let node = entry
+            .facts
+            .bound
+            .as_ref()
+            .filter(|_| is_admitted)
+            .map(|bound| bound.node.clone());
+        if node.is_some_and(|node| self.plugins.standing(&node) == Standing::Tried) {
+            self.cluster.note_silent_opening();
+        }
+    }
+
+    /// Takes in what a node has.
+    fn see_host(&mut self, name: &str, node: &Node) {
+        self.cluster
+            .fleet
+            .set_host(name, HostResources::of_node(node).map(accounting::host_amounts));
+    }
+
+    /// Takes in what a pod uses where it runs; `asked` is known of pods that ask for something of ours.
+    fn see_use(&mut self, pod: &Pod, asked: Option<HostAmounts>) {
+        let uid = pod.uid();
+        let Some(node) = pod
+            .spec
+            .node_name
+            .as_deref()
+            .filter(|node| !node.is_empty() && !pod.is_terminal())
+        else {
+            // What a decision takes stands until the decision does.
+            if self.cluster.assumed_node(uid).is_none() {
+                self.see_no_use(uid);
+            }
+            return;
+        };
+        let owner = self.cluster.owner(uid);
+        let amounts = asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
+        self.cluster.fleet.set_host_use(
+            &owner,
+            node,
+            HostLoad {
+                amounts,
+                is_daemon: pod.is_tied_to_node(),
+            },
+        );
+        if asked.is_none() {
+            self.plain.insert(
+                owner,
+                PlainPod {
+                    rank: Rank::of(pod),
+                    list: self.pod_list.number,
+                },
+            );
+        } else {
+            self.plain.remove(uid);
+        }
+    }
+
+    /// A pod uses nothing any more.
+    fn see_no_use(&mut self, uid: &str) {
+        self.cluster.fleet.clear_host_use(uid);
+        self.plain.remove(uid);
+    }
+
+    /// Forgets pods that the list which has ended did not name.
+    fn end_plain_list(&mut self) {
+        let number = self.pod_list.number;
+        let gone: Vec<OwnerId> = self
+            .plain
+            .extract_if(|_, plain| plain.list != number)
+            .map(|(uid, _)| uid)
+            .collect();
+        for uid in gone {
+            self.cluster.fleet.clear_host_use(uid.as_str());
+        }
+    }
+
+    /// Counts a pod for what pods usually ask for, in place of what it asked for before.
+    fn count_ask(&mut self, uid: &str) {
+        let Some(entry) = self.cluster.pods.get_mut(uid) else {
+            return;
+        };
+        let gpus = entry
+            .facts
+            .ask
+            .gpus()
+            .map(accounting::gpu_ask)
+            .unwrap_or_default();
+        let spec = PodProfile {
+            gpus,
+            host: entry.facts.host,
+        };
+        if entry.counted == Some(spec) {
+            return;
+        }
+        let before = entry.counted.replace(spec);
+        let workload = self.cluster.fleet.workload_mut();
+        workload.add(spec);
+        if let Some(before) = before {
+            workload.remove(&before);
+        }
+    }
+
+    /// Has the policies that look ahead expect pods as they are now, or soon, if enough have come or gone.
+    fn learn_if_news(&mut self) {
+        let workload = self.cluster.fleet.workload();
+        let news = workload.n_changes().abs_diff(self.n_learnt);
+        if !self.pod_list.synced
+            || self.cluster.fleet.is_refreshing_workload()
+            || news < max(FEW, workload.n_pods() / NEWS)
+        {
+            return;
+        }
+        if self.prewarms {
+            self.n_learnt = workload.n_changes();
+            self.cluster.fleet.begin_workload_refresh();
+        } else {
+            self.learn();
+        }
+    }
+
+    /// Takes on what has been rehearsed.
+    pub fn end_learning(&mut self) {
+        self.cluster.fleet.finish_workload_refresh();
+    }
+
+    /// Has the policies that look ahead expect pods as they are now; whether that is news.
+    pub fn learn(&mut self) -> bool {
+        self.n_learnt = self.cluster.fleet.workload().n_changes();
+        self.cluster.fleet.refresh_workload_model()
+    }
+
+    /// What a pod asks of nodes that asks for no devices: where policy looks ahead, that it leave room for those that do.
+    pub fn host_ask<'a>(&self, pod: &'a Pod) -> Option<NodeAsk<'a>> {
+        let host = accounting::host_amounts(HostResources::of_pod(pod));
+        let ask = NodeAsk {
+            uid: pod.uid(),
+            host,
+            policies: self.cluster.policies,
+            in_units: true,
+            ..NodeAsk::default()
+        };
+        (self.cluster.policies.node == NodePolicy::Fill).then_some(ask)
+    }
+
+    /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
+    pub fn is_pending(&self, uid: &str) -> bool {
+        self.cluster
+            .pods
+            .get(uid)
+            .is_none_or(|entry| entry.bound().is_none())
+    }
+
+    /// The node that kube-scheduler keeps for a pod, as far as the watch shows.
+    pub fn nominated_node(&self, uid: &str) -> Option<&str> {
+        self.cluster.pods.get(uid)?.eviction.nominated.as_deref()
+    }
+
+    /// Returns true if a pod that was to be evicted is being deleted, false if not yet, and `None` once it has ended.
+    pub fn awaited(&self, uid: &str) -> Option<bool> {
+        match self.cluster.pods.get(uid) {
+            Some(entry) => Some(entry.eviction.is_leaving),
+            None => self.plain.contains_key(uid).then_some(false),
+        }
+    }
+
+    /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
+    pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
+        let Some(view) = self
+            .cluster
+            .fleet
+            .node_id(node)
+            .and_then(|id| self.cluster.fleet.view(id))
+        else {
+            return false;
+        };
+        let mut entries = view.held().filter_map(|held| self.cluster.pods.get(held.owner));
+        entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
+    }
+
+    /// Chooses devices for a pod on a node and reserves them; for a decision that stands already, the same again.
+    ///
+    /// # Errors
+    /// Why the pod cannot be bound there.
+    pub fn assume(
+        &mut self,
+        pod: &PodId,
+        facts: &PodFacts,
+        node: &str,
+        nanos: u64,
+        now: Instant,
+    ) -> Result<Assumed, AssumeError> {
+        let entry = self.cluster.pods.get_mut(pod.uid.as_str());
+        if let Some(bound) = entry
+            .as_ref()
+            .and_then(|entry| entry.facts.bound.as_ref())
+            .or(facts.bound.as_ref())
+        {
+            let same = *bound.node == *node;
+            return if same {
+                Ok(Assumed::AlreadyBound)
+            } else {
+                Err(AssumeError::BoundElsewhere {
+                    node: bound.node.to_string(),
+                })
+            };
+        }
+        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
+            return assumption.again(node, now);
+        }
+        // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
+        if !self.knows_node(node) {
+            return Err(AssumeError::NoRoom {
+                node: node.to_owned(),
+                reason: Reason::NoDevice,
+                detail: None,
+            });
+        }
+        let ask = self
+            .cluster
+            .ask(&pod.uid, facts)
+            .map_err(|error| AssumeError::Invalid {
+                detail: error.to_string(),
+            })?
+            .unwrap_or_default();
+        let placement = self.choose(&ask, node)?;
+        let stamp = self.stamps.next(nanos);
+        let mut annotations = record(&self.cluster, facts.ask.gpus(), node, &placement, stamp).annotations();
+        // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
+        annotations
+            .entry(DEVICE_ALLOCATED.to_owned())
+            .or_insert_with(|| "{}".to_owned());
+        let order = PodBinding {
+            pod: pod.clone(),
+            node: node.to_owned(),
+            annotations,
+            labels: facts.labels_on(node),
+        };
+        let assumption = Assumption {
+            order: order.clone(),
+            stamp,
+            phase: Phase::Writing,
+            since: now,
+            unlisted: false,
+            outlived: false,
+        };
+        let entry = self
+            .cluster
+            .pods
+            .entry(OwnerId::from(pod.uid.as_str()))
+            .or_insert_with(|| PodEntry::new(facts.clone()));
+        entry.assumption = Some(Box::new(assumption));
+        self.hints.end(&mut self.cluster, &pod.uid, Some(node));
+        let owner = self.cluster.owner(&pod.uid);
+        self.cluster.fleet.set_host_use(&owner, node, facts.host);
+        Ok(Assumed::Write {
+            order,
+            stamp,
+            repeated: false,
+        })
+    }
+
+    /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
+    fn choose(&mut self, ask: &NodeAsk<'_>, node: &str) -> Result<Placement, AssumeError> {
+        let no_room = |index: &Self, reason| AssumeError::NoRoom {
+            node: node.to_owned(),
+            reason,
+            detail: index.filter().detail(node, ask, reason),
+        };
+        let owner = self.cluster.owner(ask.uid);
+        let Some(id) = self
+            .fit_somehow(node, ask)
+            .map_err(|reason| no_room(self, reason))?
+        else {
+            return Ok(self.hold_unknown(&owner, ask, node));
+        };
+        let choose = |hints| {
+            self.cluster
+                .fleet
+                .choose(id, ask.devices(), ask.policies.device, hints)
+        };
+        let placement = choose(Hints::RespectOthers(ask.uid))
+            .or_else(|_| choose(Hints::Ignore))
+            .map_err(|reason| no_room(self, reason))?;
+        if placement == Placement::default() {
+            return Ok(placement);
+        }
+        match self.cluster.fleet.reserve(&owner, id, &placement) {
+            Ok(()) => Ok(placement),
+            Err(source) => Err(AssumeError::Reserve {
+                node: node.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// The node's place in the fleet, if anything is known of its devices or nothing need be.
+    fn fit_somehow(&self, node: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+        match self.cluster.fleet.node_id(node) {
+            Some(id) => self.filter().refuse_unserved(node, ask).map(|()| Some(id)),
+            None => self.filter().fit(node, ask),
+        }
+    }
+
+    /// Takes note of what a pod will hold on a node of whose devices nothing is known: kubelet decides.
+    fn hold_unknown(&mut self, owner: &OwnerId, ask: &NodeAsk<'_>, node: &str) -> Placement {
+        let mut placement = Placement::default();
+        if let RequestedGpus::Whole(n) = ask.gpus {
+            (placement.unknown_whole, placement.is_vendor) = (n, true);
+            self.cluster.fleet.hold(owner, node, Holdings::from(&placement));
+        }
+        placement
+    }
+
+    /// A decision has been written.
+    pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.advance(uid, stamp, Phase::Written, now);
+    }
+
+    /// The pod of a decision is on the node that was decided; what it holds there is what its annotations say, as
+    /// somebody else may have written them.
+    pub fn confirm_found(
+        &mut self,
+        uid: &str,
+        stamp: u64,
+        annotations: &BTreeMap<String, String>,
+        now: Instant,
+    ) {
+        self.confirm(uid, stamp, now);
+        let entry = self.cluster.pods.get_mut(uid);
+        let assumption = entry
+            .and_then(|entry| entry.assumption.as_mut())
+            .filter(|assumption| assumption.stamp == stamp);
+        let Some(assumption) = assumption else { return };
+        if Bound::read(&assumption.order.node, Some(annotations)).assumed_at != Some(stamp) {
+            assumption.order.annotations.clone_from(annotations);
+            let owner = self.cluster.owner(uid);
+            self.cluster.account(&owner);
+        }
+    }
+
+    /// Nobody knows whether a decision has been written.
+    pub fn doubt(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.advance(uid, stamp, Phase::Doubtful, now);
+    }
+
+    fn advance(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
+        let entry = self.cluster.pods.get_mut(uid);
+        if let Some(assumption) = entry
+            .and_then(|entry| entry.assumption.as_mut())
+            .filter(|assumption| assumption.stamp == stamp)
+        {
+            assumption.phase = phase;
+            assumption.since = now;
+            assumption.unlisted = false;
+        }
+    }
+
+    /// A decision has certainly not been written, and will not be: its devices are free again.
+    pub fn forget(&mut self, uid: &str, stamp: u64) {
+        let Some(entry) = self.cluster.pods.get_mut(uid) else {
+            return;
+        };
+        if entry
+            .assumption
+            .take_if(|assumption| assumption.stamp == stamp)
+            .is_none()
+        {
+            return;
+        }
+        entry.problem = None;
+        let unseen = entry.list == 0;
+        self.cluster.fleet.release(uid);
+        self.cluster.fleet.clear_host_use(uid);
+        if unseen {
+            self.remove_pod(uid);
+        }
+    }
+
+    /// How far a pod's decision has come; `None` once it is seen or has fallen.
+    pub fn moment(&self, uid: &str) -> Option<Moment> {
+        Some(self.cluster.pods.get(uid)?.assumption.as_ref()?.moment())
+    }
+
+    /// Settles a decision by what a look at its pod has found since `moment`, if it has not moved on; whether it now is
+    /// settled.
+    ///
+    /// That the pod is not bound settles nothing for a while: the write may still be under way.
+    pub fn settle(&mut self, uid: &str, moment: Moment, found: &PodLookup, now: Instant) -> bool {
+        let Some(assumption) = self
+            .cluster
+            .pods
+            .get(uid)
+            .and_then(|entry| entry.assumption.as_ref())
+        else {
+            return true;
+        };
+        if assumption.moment() != moment {
+            return false;
+        }
+        let n_openings = self.cluster.fleet.n_openings();
+        match found {
+            PodLookup::Bound { node, annotations } if *node == assumption.order.node => {
+                self.confirm_found(uid, moment.stamp, annotations, now);
+            }
+            PodLookup::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
+            PodLookup::Gone => self.remove_pod(uid),
+            // If somebody else has bound it, the watch will say to what; the room here is free.
+            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, moment.stamp),
+        }
+        self.cluster.note_silent_since(n_openings);
+        true
+    }
+
+    /// Decisions that were written long ago and have not been seen, and those that a list should have shown.
+    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, Moment)> {
+        let open = self
+            .cluster
+            .pods
+            .values()
+            .filter_map(|entry| entry.assumption.as_deref());
+        let is_overdue = |assumption: &&Assumption| {
+            assumption.unlisted || now.saturating_duration_since(assumption.since) >= limit
+        };
+        open.filter(is_overdue)
+            .map(|assumption| (assumption.order.pod.clone(), assumption.moment()))
+            .collect()
+    }
+
+    /// Whether a pod's decision is open, and what is doubtful about the pod.
+    pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
+        let entry = self.cluster.pods.get(owner);
+        (
+            entry.is_some_and(|entry| entry.assumption.is_some()),
+            entry.and_then(|entry| entry.problem.as_deref()),
+        )
     }
 }
 

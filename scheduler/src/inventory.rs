@@ -5,9 +5,13 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Device, DeviceId, DeviceType, DevicesOfType, GpuUuid, Inventory, LinkGroup, ResourceName};
+use placement::{
+    Device, DeviceAttributes, DeviceId, DeviceLocation, DeviceType, DevicesOfType, Function, FunctionGroup,
+    FunctionId, GpuUuid, Inventory, Labels, LinkGroup, ResourceName, SwitchId,
+};
 use proto::device::{
-    DeviceInfo, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL, TYPE_GPU,
+    DeviceInfo, DeviceTopology, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL,
+    TYPE_GPU,
 };
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -15,12 +19,12 @@ use proto::quantity::Quantity;
 use proto::resource::{
     DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames, canonical,
 };
-use proto::topology::GPU_PARTITION_POLICY;
+use proto::topology::{GPU_PARTITION_POLICY, NUMA_NODE, NUMA_UNKNOWN};
 use serde::Deserialize;
 use serde_json::Value;
 
+pub mod device_types;
 mod partitions;
-mod places;
 
 use partitions::Table;
 
@@ -213,7 +217,7 @@ fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
         slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
         healthy: info.health,
         sharing,
-        attributes: places::attributes(&info),
+        attributes: attributes(&info),
         uuid: if info.id.is_empty() {
             GpuUuid::from(made_up(minor))
         } else {
@@ -230,7 +234,7 @@ fn device(info: DeviceInfo) -> Result<Device, String> {
         Ok((ResourceName::from(canonical(name)), amount))
     };
     let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
-    let attributes = places::attributes(&info);
+    let attributes = attributes(&info);
     let id = if info.id.is_empty() {
         DeviceId::from(made_up(minor))
     } else {
@@ -337,7 +341,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
         slots: DEFAULT_SLOTS,
         healthy: true,
         sharing: true,
-        attributes: placement::DeviceAttributes::default(),
+        attributes: DeviceAttributes::default(),
     };
     (0..u32::try_from(n_gpus).unwrap_or(0)).map(gpu).collect()
 }
@@ -345,6 +349,57 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
 /// The ID for records; empty for a device that is known by its minor only.
 pub fn record_id(id: &str) -> &str {
     if id.starts_with(MADE_UP) { "" } else { id }
+}
+
+/// What tells a device apart. Functions without an address cannot be handed out, and are left out.
+fn attributes(info: &DeviceInfo) -> DeviceAttributes {
+    let groups = info.vf_groups.iter().map(|group| FunctionGroup {
+        labels: labels(&group.labels),
+        functions: group
+            .vfs
+            .iter()
+            .filter(|function| !function.bus_id.is_empty())
+            .map(function)
+            .collect(),
+    });
+    DeviceAttributes {
+        labels: labels(&info.labels),
+        location: info
+            .topology
+            .as_ref()
+            .and_then(|topology| place(topology, is_numa_known(info))),
+        functions: groups.filter(|group| !group.functions.is_empty()).collect(),
+    }
+}
+
+fn function(function: &proto::device::VirtualFunction) -> Function {
+    Function {
+        id: FunctionId::from(function.bus_id.as_str()),
+        minor: function.minor,
+    }
+}
+
+/// Whether the NUMA node is no assumption.
+fn is_numa_known(info: &DeviceInfo) -> bool {
+    info.labels
+        .get(NUMA_NODE)
+        .is_none_or(|label| label != NUMA_UNKNOWN)
+}
+
+/// Negative numbers and empty texts say that nothing is known.
+fn place(topology: &DeviceTopology, is_numa_known: bool) -> Option<DeviceLocation> {
+    let numa = u32::try_from(topology.node_id).ok().filter(|_| is_numa_known);
+    let switch = Some(topology.pcie_id.as_str())
+        .filter(|id| !id.is_empty() && !id.starts_with('-'))
+        .map(SwitchId::from);
+    (numa.is_some() || switch.is_some()).then_some(DeviceLocation { numa, switch })
+}
+
+fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
+    labels
+        .into_iter()
+        .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! Whether this replica may decide: it leads, its lease is valid for long enough, and it has seen what its predecessor wrote.
+//! Leader election among replicas: only the leader answers filters and binds.
 //!
-//! [`Leadership`] is what everybody asks; a time that is over is noticed by whoever asks, whatever the others are doing. Who
-//! leads is decided in [`election`], and acted upon in [`campaign`].
+//! [`Leadership`] holds the state that requests check: this replica leads, its Lease is valid for long enough, and it has seen
+//! the writes of the previous leader. It compares times itself, so a term ends on time whatever other tasks do. [`election`]
+//! and [`kube_scheduler_lease`] decide who leads; [`elector`] acts on it.
 
-pub mod campaign;
 pub mod election;
+pub mod elector;
 mod fence;
-pub mod kube_scheduler;
+pub mod kube_scheduler_lease;
 mod label;
 mod lease;
-pub mod neighbour;
-mod term_source;
+pub mod version_check;
 pub mod watch_barrier;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,15 +25,15 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, watch};
 
-use election::Terms;
+use election::LeaseTimes;
 pub(crate) use fence::is_refusal;
 pub use label::LABEL;
 
-/// How long, besides the time of a bind, writes of an earlier scheduler are waited for.
+/// Time for which a takeover waits longer than a bind may take.
 const AFTER_BIND: Duration = Duration::from_secs(1);
 
-/// How long writes of a predecessor that did not say goodbye are waited for.
-pub fn patience(bind_timeout: Duration) -> Duration {
+/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease.
+pub fn takeover_grace(bind_timeout: Duration) -> Duration {
     bind_timeout + AFTER_BIND
 }
 
@@ -62,61 +62,61 @@ impl From<&PodName> for Subject {
     }
 }
 
-/// Why a replica decides nothing.
+/// The reason for which a replica decides nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotLeading {
-    /// Another does.
+    /// Another replica leads, or none.
     #[error("not the leader: another replica of gpushare-scheduler decides; ask again")]
     Standby,
-    /// Not yet.
+    /// Binds of the previous scheduler may be in flight.
     #[error("starting: binds of an earlier scheduler may be under way; they are waited out and looked for")]
     Starting,
-    /// No more.
+    /// This replica ends.
     #[error("not the leader any more: this replica of gpushare-scheduler ends; ask again")]
     Ending,
 }
 
-/// What this replica may do, shared by everybody who asks and those who know.
+/// The rights of this replica; clones share them.
 #[derive(Clone, Debug)]
 pub struct Leadership(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// How many binds are in work.
+    /// The number of binds in work.
     binding: watch::Sender<usize>,
-    /// Changes whenever clients shall connect anew.
-    hangups: watch::Sender<u64>,
-    /// How often this replica began or ceased to lead.
+    /// Changes whenever clients have to connect again.
+    connection_resets: watch::Sender<u64>,
+    /// Counts the beginnings and ends of terms.
     transitions: Counter,
-    /// Bindings that were answered after the lease had ended.
+    /// Counts bindings that were answered after the Lease had expired.
     overdue: Counter,
-    /// Told when the API server has refused a binding.
+    /// Notified when the API server has refused a binding.
     bind_refused: Notify,
 }
 
 #[derive(Debug)]
 struct State {
-    standing: Standing,
-    /// Whether what a predecessor wrote has been seen.
-    is_cleared: bool,
-    /// Whether this replica's pod may bear the leader's label although it does not lead.
-    is_stray: bool,
-    /// The reason for which the API server refuses bindings by this replica although it leads.
+    role: Role,
+    /// True if the writes of the previous leader have been seen.
+    is_taken_over: bool,
+    /// True if this replica's pod may have the leader label although it does not lead.
+    has_stale_label: bool,
+    /// The reason for which the API server refuses the bindings of this replica although it leads.
     refused: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Standing {
-    /// There are no others.
+enum Role {
+    /// There is no other replica.
     Alone,
-    /// Another leads, or nobody.
+    /// Another replica leads, or none.
     Standby,
-    /// Leads, as long as the time allows.
-    Leading { terms: Terms, renewed: Instant },
-    /// Led, and lets its binds end.
-    Ending { terms: Terms, renewed: Instant },
-    /// Takes no part any more.
+    /// Leads until the renewal is too old.
+    Leading { times: LeaseTimes, renewed: Instant },
+    /// Led until now; its binds may end.
+    Ending { times: LeaseTimes, renewed: Instant },
+    /// Sends nothing any more.
     Ended,
 }
 
@@ -125,38 +125,38 @@ enum Standing {
 pub struct Binding(Leadership);
 
 impl Leadership {
-    fn new(standing: Standing, is_cleared: bool) -> Self {
+    fn new(role: Role, is_taken_over: bool) -> Self {
         let state = State {
-            standing,
-            is_cleared,
-            is_stray: false,
+            role,
+            is_taken_over,
+            has_stale_label: false,
             refused: None,
         };
         Self(Arc::new(Inner {
             state: Mutex::new(state),
             binding: watch::Sender::new(0),
-            hangups: watch::Sender::new(0),
+            connection_resets: watch::Sender::new(0),
             transitions: Counter::default(),
             overdue: Counter::default(),
             bind_refused: Notify::new(),
         }))
     }
 
-    /// For the only replica there is, with nobody before it.
+    /// The rights of the only replica, without a previous scheduler.
     pub fn alone() -> Self {
-        Self::new(Standing::Alone, true)
+        Self::new(Role::Alone, true)
     }
 
-    /// For the only replica there is, until [`Self::clear`] is said.
-    pub fn alone_after_another() -> Self {
-        Self::new(Standing::Alone, false)
+    /// The rights of the only replica. It binds nothing before [`Self::end_takeover`].
+    pub fn alone_after_takeover() -> Self {
+        Self::new(Role::Alone, false)
     }
 
-    /// For one replica of several.
+    /// The rights of one replica of several.
     pub fn standby() -> Self {
-        let leadership = Self::new(Standing::Standby, false);
+        let leadership = Self::new(Role::Standby, false);
         // An earlier process in the same pod may have led.
-        leadership.state().is_stray = true;
+        leadership.state().has_stale_label = true;
         leadership
     }
 
@@ -164,51 +164,49 @@ impl Leadership {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this replica is the one that decides.
+    /// Checks that this replica decides.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for which it does not.
     pub fn check(&self, now: Instant) -> Result<(), NotLeading> {
         self.state().check(now)
     }
 
-    /// Begins a bind, which counts until the result is dropped.
+    /// Begins a bind, which is in work until the result is dropped.
     ///
     /// # Errors
-    /// Why this replica must not bind.
+    /// The reason for which this replica must not bind.
     pub fn begin_bind(&self, now: Instant) -> Result<Binding, NotLeading> {
         let state = self.state();
         state.check(now)?;
-        if !state.is_cleared {
+        if !state.is_taken_over {
             return Err(NotLeading::Starting);
         }
-        // Counted under the lock, so that whoever waits for the last one misses none.
+        // Counted under the lock, so that `end_binds` misses none.
         self.0.binding.send_modify(|n| *n += 1);
         drop(state);
         Ok(Binding(self.clone()))
     }
 
-    /// Whether a write that ends at `deadline` may be sent now: the lease is valid for longer.
+    /// Returns true if a write that ends at `deadline` may be sent now: the Lease is valid for longer.
     pub fn covers(&self, now: Instant, deadline: Instant) -> bool {
-        match self.state().standing {
-            Standing::Alone => true,
-            Standing::Leading { terms, renewed } => {
-                now < renewed + terms.renew && deadline <= renewed + terms.lease
+        match self.state().role {
+            Role::Alone => true,
+            Role::Leading { times, renewed } => {
+                now < renewed + times.renew && deadline <= renewed + times.lease
             }
-            Standing::Ending { terms, renewed } => now <= deadline && deadline <= renewed + terms.lease,
-            Standing::Standby | Standing::Ended => false,
+            Role::Ending { times, renewed } => now <= deadline && deadline <= renewed + times.lease,
+            Role::Standby | Role::Ended => false,
         }
     }
 
-    /// Takes note of a write that was answered now; whether the lease had ended by then, so that a successor may not know
-    /// of it.
+    /// Counts a write that was answered after the Lease had expired, and returns true if it was: the next leader may not have
+    /// seen it.
     pub fn is_overdue(&self, now: Instant) -> bool {
-        let is_overdue = match self.state().standing {
-            Standing::Alone => false,
-            Standing::Leading { terms, renewed } | Standing::Ending { terms, renewed } => {
-                now > renewed + terms.lease
-            }
-            Standing::Standby | Standing::Ended => true,
+        let is_overdue = match self.state().role {
+            Role::Alone => false,
+            Role::Leading { times, renewed } | Role::Ending { times, renewed } => now > renewed + times.lease,
+            Role::Standby | Role::Ended => true,
         };
         if is_overdue {
             self.0.overdue.inc();
@@ -216,33 +214,33 @@ impl Leadership {
         is_overdue
     }
 
-    /// Whether the pod may bear the leader's label and does not lead, so that nobody must be sent to it.
-    pub fn is_stray(&self, now: Instant) -> bool {
+    /// Returns true if the pod may have the leader label and does not lead, so that the Service must not select it.
+    pub fn has_stale_label(&self, now: Instant) -> bool {
         let state = self.state();
-        state.is_stray && state.check(now).is_err()
+        state.has_stale_label && state.check(now).is_err()
     }
 
-    /// Has clients connect anew: to the leader, wherever he is.
-    pub fn hang_up(&self) {
-        self.0.hangups.send_modify(|n| *n = n.wrapping_add(1));
+    /// Ends the connections of clients, so that they connect to the leader.
+    pub fn reset_connections(&self) {
+        self.0.connection_resets.send_modify(|n| *n = n.wrapping_add(1));
     }
 
-    /// Changes whenever clients shall connect anew.
-    pub fn hangups(&self) -> watch::Receiver<u64> {
-        self.0.hangups.subscribe()
+    /// Changes whenever clients have to connect again.
+    pub fn connection_resets(&self) -> watch::Receiver<u64> {
+        self.0.connection_resets.subscribe()
     }
 
-    /// Leads, by a renewal that was sent then; `is_new` if it did not lead before.
-    pub(crate) fn lead(&self, terms: Terms, renewed: Instant, is_new: bool) {
+    /// Begins a term (`is_new`) or prolongs it, by a renewal that was sent at `renewed`.
+    pub(crate) fn lead(&self, times: LeaseTimes, renewed: Instant, is_new: bool) {
         let mut state = self.state();
-        state.is_cleared &= !is_new;
-        state.standing = Standing::Leading { terms, renewed };
+        state.is_taken_over &= !is_new;
+        state.role = Role::Leading { times, renewed };
         if is_new {
             self.0.transitions.inc();
         }
     }
 
-    /// The reason for which the API server refuses bindings by this replica although it leads; `None` while it takes them.
+    /// The reason for which the API server refuses the bindings of this replica although it leads; `None` while it accepts them.
     pub fn refused(&self) -> Option<String> {
         self.state().refused.clone()
     }
@@ -251,61 +249,61 @@ impl Leadership {
         self.state().refused = refused;
     }
 
-    /// Takes note that the API server has refused a binding, by whatever rule.
+    /// Notes that the API server has refused a binding.
     pub(crate) fn note_bind_refused(&self) {
         self.0.bind_refused.notify_one();
     }
 
-    /// Returns when the API server has refused a binding since this was asked last.
+    /// Waits until the API server refuses a binding.
     async fn bind_refused(&self) {
         self.0.bind_refused.notified().await;
     }
 
-    /// What a predecessor wrote has been seen.
-    pub fn clear(&self) {
-        self.state().is_cleared = true;
+    /// Allows binds: the writes of the previous leader have been seen.
+    pub fn end_takeover(&self) {
+        self.state().is_taken_over = true;
     }
 
-    /// Leads no more.
+    /// Ends the term.
     fn stand_by(&self) {
         let mut state = self.state();
-        state.is_cleared = false;
+        state.is_taken_over = false;
         state.refused = None;
-        state.standing = Standing::Standby;
+        state.role = Role::Standby;
         drop(state);
         self.0.transitions.inc();
-        self.hang_up();
+        self.reset_connections();
     }
 
-    /// Lets binds begin no more and waits until those in work have ended.
+    /// Allows no more binds, and waits until those in work have ended.
     async fn end_binds(&self) {
         {
             let mut state = self.state();
-            state.standing = match state.standing {
-                Standing::Leading { terms, renewed } => {
+            state.role = match state.role {
+                Role::Leading { times, renewed } => {
                     self.0.transitions.inc();
-                    Standing::Ending { terms, renewed }
+                    Role::Ending { times, renewed }
                 }
-                _ => Standing::Ended,
+                _ => Role::Ended,
             };
         }
-        self.hang_up();
+        self.reset_connections();
         let mut binding = self.0.binding.subscribe();
-        // The sender lives as long as this.
+        // An error is impossible: the sender lives as long as `self`.
         let _ = binding.wait_for(|n| *n == 0).await;
     }
 
-    /// Sends nothing more, whatever the time.
+    /// Allows no more writes.
     fn end(&self) {
-        self.state().standing = Standing::Ended;
-        self.hang_up();
+        self.state().role = Role::Ended;
+        self.reset_connections();
     }
 
-    fn set_stray(&self, is_stray: bool) {
-        self.state().is_stray = is_stray;
+    fn set_stale_label(&self, has_stale_label: bool) {
+        self.state().has_stale_label = has_stale_label;
     }
 
-    /// Registers what Prometheus is told.
+    /// Registers the metrics of leadership.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "leader_transitions",
@@ -321,11 +319,11 @@ impl Leadership {
 
 impl State {
     fn check(&self, now: Instant) -> Result<(), NotLeading> {
-        match self.standing {
-            Standing::Alone => Ok(()),
-            Standing::Leading { terms, renewed } if now < renewed + terms.renew => Ok(()),
-            Standing::Leading { .. } | Standing::Standby => Err(NotLeading::Standby),
-            Standing::Ending { .. } | Standing::Ended => Err(NotLeading::Ending),
+        match self.role {
+            Role::Alone => Ok(()),
+            Role::Leading { times, renewed } if now < renewed + times.renew => Ok(()),
+            Role::Leading { .. } | Role::Standby => Err(NotLeading::Standby),
+            Role::Ending { .. } | Role::Ended => Err(NotLeading::Ending),
         }
     }
 }
@@ -336,7 +334,7 @@ impl Drop for Binding {
     }
 }
 
-/// Reads at scrape time whether this replica leads.
+/// 1 while this replica decides, read at scrape time.
 #[derive(Debug)]
 struct IsLeader(Leadership);
 
@@ -353,7 +351,7 @@ impl Collector for IsLeader {
     }
 }
 
-/// Reads at scrape time whether this replica leads in vain.
+/// 1 while the API server refuses the bindings of the leader, read at scrape time.
 #[derive(Debug)]
 struct IsRefused(Leadership);
 

@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::index::{Census, Shared};
+use crate::index::{Shared, Snapshot};
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
 const BUCKETS: [f64; 24] = [
@@ -323,58 +323,58 @@ struct KindLabels {
 impl Collector for State {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Copied out first, so that a slow reader of the metrics holds no lock.
-        let census: Census = self.0.read().census();
+        let snapshot: Snapshot = self.0.read().snapshot();
         let mut gauge = |name: &str, help: &str, value: u64| -> Result<(), fmt::Error> {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
             gauge.encode(metric)
         };
-        gauge("nodes", "Nodes that the scheduler knows", census.n_nodes)?;
-        gauge("gpu_nodes", "Nodes with GPUs to share", census.n_gpu_nodes)?;
-        gauge("pods", "Pods that hold a share", census.n_pods)?;
+        gauge("nodes", "Nodes that the scheduler knows", snapshot.n_nodes)?;
+        gauge("gpu_nodes", "Nodes with GPUs to share", snapshot.n_gpu_nodes)?;
+        gauge("pods", "Pods that hold a share", snapshot.n_pods)?;
         gauge(
             "pending_pods",
             "Unbound pods that ask for a share",
-            census.n_pending,
+            snapshot.n_pending,
         )?;
         gauge(
             "assumed_pods",
             "Pods that were chosen devices for and are not yet seen bound",
-            census.n_assumed,
+            snapshot.n_assumed,
         )?;
         let help = "Pods whose record says more than they ask for or were given, and does not count for that";
-        gauge("contradicting_pods", help, census.n_contradicting)?;
+        gauge("contradicting_pods", help, snapshot.n_contradicting)?;
         gauge(
             "conservative_pods",
             "Pods whose devices are not known for sure",
-            census.n_conservative,
+            snapshot.n_conservative,
         )?;
         gauge(
             "hints",
             "Pods that room is kept for until they are bound",
-            census.n_hints,
+            snapshot.n_hints,
         )?;
         gauge(
             "failing_nodes",
             "Nodes that rank behind all others because kubelet refused several pods there",
-            census.n_failing,
+            snapshot.n_failing,
         )?;
         gauge(
             "plugin_away_nodes",
             "Nodes that no pod is sent to because their device plugin does not serve kubelet",
-            census.n_plugin_away,
+            snapshot.n_plugin_away,
         )?;
-        per_kind(&mut encoder, &census)?;
+        per_kind(&mut encoder, &snapshot)?;
         per_gpu(
             &mut encoder,
-            &census,
+            &snapshot,
             "gpu_memory_total_bytes",
             "Memory of a GPU",
             |gpu| gpu.total,
         )?;
         per_gpu(
             &mut encoder,
-            &census,
+            &snapshot,
             "gpu_memory_allocated_bytes",
             "Memory of a GPU that pods hold",
             |gpu| gpu.used,
@@ -382,14 +382,14 @@ impl Collector for State {
     }
 }
 
-fn per_kind(encoder: &mut DescriptorEncoder<'_>, census: &Census) -> Result<(), fmt::Error> {
+fn per_kind(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Result<(), fmt::Error> {
     let mut family = encoder.encode_descriptor(
         "synced",
         "Whether a kind of object has been seen whole",
         None,
         MetricType::Gauge,
     )?;
-    for (kind, synced) in census.synced {
+    for (kind, synced) in snapshot.synced {
         ConstGauge::new(i64::from(synced)).encode(family.encode_family(&KindLabels { kind })?)?;
     }
     Ok(())
@@ -397,13 +397,13 @@ fn per_kind(encoder: &mut DescriptorEncoder<'_>, census: &Census) -> Result<(), 
 
 fn per_gpu(
     encoder: &mut DescriptorEncoder<'_>,
-    census: &Census,
+    snapshot: &Snapshot,
     name: &str,
     help: &str,
-    value: impl Fn(&crate::index::GpuCensus) -> u64,
+    value: impl Fn(&crate::index::GpuSnapshot) -> u64,
 ) -> Result<(), fmt::Error> {
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for gpu in &census.gpus {
+    for gpu in &snapshot.gpus {
         let labels = GpuLabels {
             node: gpu.node.clone(),
             minor: gpu.minor,

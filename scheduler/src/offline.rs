@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::bind::{Binder, PodBinding, PodId};
-use crate::config::Serving;
+use crate::config::{CONCURRENCY, MAX_BODY, READ_TIMEOUT, Serving};
 use crate::extender::Extender;
 use crate::extender::bind::BindError;
 use crate::index::{Assumed, Index, RawDevice, Shared};
@@ -64,9 +64,9 @@ pub fn serving() -> Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         health_listen: None,
         prefix: "/gpushare-scheduler".to_owned(),
-        max_body: 32 << 20,
-        read_timeout: Duration::from_secs(10),
-        concurrency: 512,
+        max_body: MAX_BODY,
+        read_timeout: READ_TIMEOUT,
+        concurrency: CONCURRENCY,
         bind_concurrency: 64,
         tls: None,
         tls_from_secret: false,

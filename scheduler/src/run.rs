@@ -1,4 +1,4 @@
-//! Puts the daemon together: configuration, log, client, watches, routes; runs until told to stop.
+//! Puts the daemon together: configuration, log, client, watches, leader election, routes; runs until a signal.
 
 mod leader;
 mod tls;
@@ -26,75 +26,85 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-use leader::Part;
+use leader::Replica;
 
+use crate::admission;
+use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
 use crate::config::{Args, Command, Config, Serving};
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
+use crate::leader::Leadership;
 use crate::metrics::{Metrics, register_watches};
-use crate::rehearsal::rehearse;
+use crate::prewarm::prewarm;
 use crate::room::Room;
-use crate::serve::{serve, serve_anew};
+use crate::serve::tls::CurrentTls;
+use crate::serve::{serve, serve_with_resets};
 use crate::watch::{ObjectStore, follow, watch};
-use crate::webhook::{self, Webhooks};
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Whatever keeps it from starting, and the end of a task that goes on as long as the process.
+/// The reason for which it cannot start, or the end of a task.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let config = Config::try_from(args)?;
     logging::start(config.log.format, &config.log.filter);
     log_panics();
     let connection = Connection::new(config.kubeconfig.as_deref()).await?;
-    let client = connection.client.clone();
     let namespace = config
         .admission
         .namespace
         .clone()
-        .unwrap_or_else(|| client.default_namespace().to_owned());
-    if let Some(command) = &config.command {
-        return obey(command, client, config.admission.authority, namespace).await;
+        .unwrap_or_else(|| connection.client.default_namespace().to_owned());
+    match &config.command {
+        Some(command) => execute(command, connection.client, config.admission.authority, namespace).await,
+        None => serve_until_stopped(config, connection, namespace).await,
     }
-    let stop = cancel_on_signal().context("cannot wait for signals")?;
-    let part = Part::of(&config, &namespace);
-    let home = part.namespace().unwrap_or(&namespace).to_owned();
-    let index = Shared::new(index(&config).watching_plugins_in(&home).rehearsing());
-    let mut registry = Registry::with_prefix("gpushare_scheduler");
-    let metrics = Metrics::register(&mut registry, index.clone());
-    part.leadership.register(&mut registry);
-    let hangups = part.leadership.hangups();
-    let binder = Binder::new(
-        client.clone(),
-        config.scheduling.bind_timeout,
-        part.leadership.clone(),
-    );
-    let extender =
-        Extender::new(index.clone(), metrics, binder, &config.serving).with_token_reviews(client.clone());
-    let extender = Arc::new(
-        extender
-            .with_rules(config.admission.rules.clone())
-            .with_answer_nodes(config.scheduling.answer_nodes)
-            .with_misfit_nodes(config.scheduling.misfit_nodes),
-    );
-    let mut tasks = Tasks::default();
-    let tls = tls::begin(&config, &client, namespace, &mut registry, &mut tasks)?;
-    let listener = listen_for_verbs(&config.serving).await?;
-    let webhooks = match config.admission.webhooks.as_ref().zip(tls.webhooks) {
-        None => None,
-        Some((webhooks, tls)) => {
-            let judge = Webhooks::new(config.admission.rules.clone(), index.clone(), &mut registry);
-            let judge = judge.demanding_certificates(webhooks.client_ca.is_some());
-            Some((
-                listen(webhooks.listen).await?,
-                webhook::router(Arc::new(judge), &config.serving.prefix),
-                tls,
-            ))
+}
+
+async fn execute(command: &Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
+    match command {
+        Command::IssueClientCertificate { out, name, lifetime } => {
+            let order = Order {
+                secret,
+                namespace,
+                name: name.clone(),
+                lifetime: *lifetime,
+            };
+            issue(client, &order, out).await?;
+            info!(folder = %out.display(), name, "client certificate written");
+            Ok(())
         }
-    };
-    let health = OptionFuture::from(config.serving.health_listen.map(listen))
+    }
+}
+
+async fn serve_until_stopped(
+    config: Config,
+    connection: Connection,
+    namespace: String,
+) -> anyhow::Result<()> {
+    let stop = cancel_on_signal().context("cannot wait for signals")?;
+    let client = connection.client.clone();
+    let replica = Replica::new(&config, &namespace);
+    let home = replica.namespace().unwrap_or(&namespace).to_owned();
+    let index = Shared::new(index(&config).watching_plugins_in(&home).prewarming());
+    let mut registry = Registry::with_prefix("gpushare_scheduler");
+    let mut tasks = Tasks::default();
+    let extender = Arc::new(extender(
+        &config,
+        &client,
+        &index,
+        &replica.leadership,
+        &mut registry,
+    ));
+    replica.leadership.register(&mut registry);
+    let connection_resets = replica.leadership.connection_resets();
+    let tls = tls::begin(&config, &client, namespace, &mut registry, &mut tasks)?;
+    // Every address is bound before anything is watched: a process that cannot listen ends at once.
+    let listener = listen_for_verbs(&config.serving).await?;
+    let webhooks = webhooks(&config, &index, tls.webhooks, &mut registry).await?;
+    let health_listener = OptionFuture::from(config.serving.health_listen.map(listen))
         .await
         .transpose()?;
     info!(
@@ -103,26 +113,30 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         webhooks = webhooks.is_some(),
         "serving"
     );
-    register_watches(&mut registry, watch_all(&connection, &index, &part, &mut tasks));
-    let room = Room::new(client, home);
-    let stop = part.begin(&connection, index.clone(), stop, &mut tasks);
+    register_watches(
+        &mut registry,
+        watch_all(&connection, &index, &replica, &mut tasks),
+    );
+    let stop = replica.begin(&connection, index.clone(), stop, &mut tasks);
     tasks.spawn(
-        "search for decisions that are not seen",
+        "sweep of unsettled binds",
         bind::sweep_unseen(Arc::clone(&extender)),
     );
+    let room = Room::new(client, home);
     tasks.spawn(
         "announcements of room",
         requeue::announce_room(Arc::clone(&extender), room),
     );
-    tasks.spawn("rehearsal", rehearse(index.clone()));
+    tasks.spawn("prewarm", prewarm(index.clone()));
     watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
-    let health = health.map(|listener| {
+    let health = health_listener.map(|listener| {
+        let routes = health_router(extender, registry);
         serve(
             listener,
-            health_router(extender, registry),
+            routes,
             None,
             read_timeout,
             stop.clone().cancelled_owned(),
@@ -137,12 +151,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             stop.clone().cancelled_owned(),
         )
     });
-    let extender = serve_anew(
+    let extender = serve_with_resets(
         listener,
         routes,
         tls.extender,
         read_timeout,
-        hangups,
+        connection_resets,
         stop.cancelled_owned(),
     );
     let servers = async { tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks)) };
@@ -155,27 +169,43 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// Ends the process if it hangs for so long; never for zero.
+fn extender(
+    config: &Config,
+    client: &Client,
+    index: &Shared<Index>,
+    leadership: &Leadership,
+    registry: &mut Registry,
+) -> Extender {
+    let metrics = Metrics::register(registry, index.clone());
+    let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, leadership.clone());
+    Extender::new(index.clone(), metrics, binder, &config.serving)
+        .with_token_reviews(client.clone())
+        .with_rules(config.admission.rules.clone())
+        .with_answer_nodes(config.scheduling.answer_nodes)
+        .with_misfit_nodes(config.scheduling.misfit_nodes)
+}
+
+/// The listener, routes and certificates of the webhooks, if they are configured.
+async fn webhooks(
+    config: &Config,
+    index: &Shared<Index>,
+    tls: Option<CurrentTls>,
+    registry: &mut Registry,
+) -> anyhow::Result<Option<(TcpListener, axum::Router, CurrentTls)>> {
+    let Some((settings, tls)) = config.admission.webhooks.as_ref().zip(tls) else {
+        return Ok(None);
+    };
+    let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry)
+        .demanding_certificates(settings.client_ca.is_some());
+    let routes = admission::server::router(Arc::new(webhooks), &config.serving.prefix);
+    Ok(Some((listen(settings.listen).await?, routes, tls)))
+}
+
+/// Ends the process if it hangs for `limit`; never if that is zero.
 fn watch_for_hangs(limit: Duration, index: Shared<Index>) -> anyhow::Result<()> {
     let started = Probe::of_lock("lock of the index", move || drop(index.write()))
         .and_then(|lock| watchdog::watch(limit, vec![Probe::of_runtime(Handle::current()), lock]));
     started.context("cannot start the thread that watches for hangs")
-}
-
-async fn obey(command: &Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
-    match command {
-        Command::IssueClientCertificate { out, name, lifetime } => {
-            let order = Order {
-                secret,
-                namespace,
-                name: name.clone(),
-                lifetime: *lifetime,
-            };
-            issue(client, &order, out).await?;
-            info!(folder = %out.display(), name, "client certificate written");
-            Ok(())
-        }
-    }
 }
 
 async fn listen_for_verbs(serving: &Serving) -> anyhow::Result<TcpListener> {
@@ -197,7 +227,7 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 fn watch_all(
     connection: &Connection,
     index: &Shared<Index>,
-    part: &Part,
+    replica: &Replica,
     tasks: &mut Tasks,
 ) -> Vec<WatchLag> {
     // A cluster may withhold this right, so readiness does not wait for this kind and its age is no cause for alarm.
@@ -207,7 +237,7 @@ fn watch_all(
     vec![
         watch_kind::<Node>(("nodes", "watch of nodes"), connection, index, tasks),
         watch_kind::<RawDevice>(("devices", "watch of devices"), connection, index, tasks),
-        part.watch_pods(connection, index, tasks),
+        replica.watch_pods(connection, index, tasks),
     ]
 }
 

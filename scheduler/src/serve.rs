@@ -1,6 +1,6 @@
-//! Accepts connections and serves one router on them, in the clear or over TLS, until told to stop.
+//! Accepts connections and serves one router on them, over TCP or TLS, until it is stopped.
 //!
-//! Knows nothing about the routes. A client's certificate is checked here and told to the routes as [`ClientCertificate`].
+//! Knows nothing about the routes. It checks the certificates of clients, and marks requests with [`ClientCertificate`].
 
 mod head_limit;
 pub mod tls;
@@ -25,22 +25,22 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use head_limit::{Conversation, HeadLimit};
-use tls::Current;
+use tls::CurrentTls;
 
-/// How long requests in work may take to end once the daemon is told to stop.
+/// Time for which requests in work may go on after the stop.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// How long a client may keep a connection for later: longer than the 90 s of Go's HTTP client, which does not repeat a POST
-/// that meets a connection just closed.
+/// Time for which a client may keep an idle connection: longer than the 90 s of Go's HTTP client, which does not repeat a POST on
+/// a connection that was just closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
-/// The largest HTTP/2 frame that is taken, in bytes: a request of thousands of names comes in a few, each written and read at once.
+/// The largest HTTP/2 frame, in bytes: a request with thousands of names takes a few frames.
 const FRAME: u32 = 256 << 10;
 
-/// What a TLS client calls HTTP/2.
+/// The ALPN name of HTTP/2.
 pub(crate) const H2: &[u8] = b"h2";
 
-/// Marks a request whose client has shown a certificate that the configured authorities signed.
+/// Marks a request whose client has a certificate that the configured authorities signed.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientCertificate;
 
@@ -48,22 +48,21 @@ pub struct ClientCertificate;
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    tls: Option<Current>,
+    tls: Option<CurrentTls>,
     read_timeout: Duration,
     stop: impl Future<Output = ()>,
 ) {
-    let (_nobody, never) = watch::channel(0);
-    serve_anew(listener, router, tls, read_timeout, never, stop).await;
+    let (_sender, never) = watch::channel(0);
+    serve_with_resets(listener, router, tls, read_timeout, never, stop).await;
 }
 
-/// Serves as [`serve`] does; whenever `hangups` changes all clients have to connect anew: their connections end once the
-/// requests in work are answered.
-pub async fn serve_anew(
+/// Serves as [`serve`] does. Whenever `resets` changes, all connections end once their requests in work are answered.
+pub async fn serve_with_resets(
     listener: TcpListener,
     router: Router,
-    tls: Option<Current>,
+    tls: Option<CurrentTls>,
     read_timeout: Duration,
-    mut hangups: watch::Receiver<u64>,
+    mut resets: watch::Receiver<u64>,
     stop: impl Future<Output = ()>,
 ) {
     let mut graceful = GracefulShutdown::new();
@@ -78,7 +77,7 @@ pub async fn serve_anew(
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
-            Ok(()) = hangups.changed() => {
+            Ok(()) = resets.changed() => {
                 earlier.spawn(std::mem::take(&mut graceful).shutdown());
                 while earlier.try_join_next().is_some() {}
                 continue;
@@ -104,11 +103,10 @@ pub async fn serve_anew(
     }
 }
 
-/// What a connection needs to be served.
 #[derive(Clone)]
 struct Connection {
     router: Router,
-    tls: Option<Current>,
+    tls: Option<CurrentTls>,
     read_timeout: Duration,
 }
 
@@ -117,7 +115,7 @@ impl Connection {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let Some(acceptor) = self.tls.as_ref().map(Current::acceptor) else {
+        let Some(acceptor) = self.tls.as_ref().map(CurrentTls::acceptor) else {
             return self.http1(stream, false, watcher).await;
         };
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
@@ -143,7 +141,7 @@ impl Connection {
         let conversation = Conversation::new(self.read_timeout);
         let stream = HeadLimit::new(stream, conversation.clone());
         let mut builder = http1::Builder::new();
-        // From request to request; whoever begins a head late still has the whole time for it.
+        // From the end of a request to the head of the next: `HeadLimit` ends slow heads.
         builder
             .timer(TokioTimer::new())
             .header_read_timeout(KEEP_ALIVE + self.read_timeout);

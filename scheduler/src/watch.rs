@@ -3,6 +3,7 @@
 //! Level-based: after a list the objects that it did not name are gone. Knows no kind and decides nothing.
 
 use std::fmt::Debug;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use daemon::api_server::Contact;
@@ -12,11 +13,36 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tracing::info;
 
-use crate::index::Shared;
-
 /// The longest pause after failures. Few processes watch, so it need not be long: after an outage each kind is tried again
 /// within seconds, once for the watch that has grown too old and once for a list.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// State behind a lock that is held for moments only and never while waiting for anything else.
+#[derive(Debug)]
+pub struct Shared<I>(Arc<RwLock<I>>);
+
+impl<I> Clone for Shared<I> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<I> Shared<I> {
+    /// Shares a state.
+    pub fn new(state: I) -> Self {
+        Self(Arc::new(RwLock::new(state)))
+    }
+
+    /// The state, to look at.
+    pub fn read(&self) -> RwLockReadGuard<'_, I> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, to change.
+    pub fn write(&self) -> RwLockWriteGuard<'_, I> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A store of the objects of one kind.
 pub trait ObjectStore<K> {

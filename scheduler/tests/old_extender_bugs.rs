@@ -259,8 +259,11 @@ async fn e14_nodes_and_pods_go_in_any_order() {
     assert!(answer["FailedNodes"]["n1"].is_string(), "{answer}");
     world.delete_pod(&world.api.pod(&pod));
     world.list::<scheduler::index::RawDevice>(&[]);
-    let census = world.index.read().census();
-    assert_eq!((census.n_nodes, census.n_pods, census.gpus.len()), (0, 0, 0));
+    let snapshot = world.index.read().snapshot();
+    assert_eq!(
+        (snapshot.n_nodes, snapshot.n_pods, snapshot.gpus.len()),
+        (0, 0, 0)
+    );
     assert_eq!(world.index.read().fleet().nodes().count(), 0);
     world.list::<Node>(&[]);
 }
@@ -356,7 +359,7 @@ async fn pods_without_a_record_are_counted_everywhere() {
     let world = World::new().with_node("n1", &[100, 100]);
     world.apply_pod(&on(units("stray", 60), "n1"));
     assert_eq!(world.used("n1").await, [60, 60]);
-    assert_eq!(world.index.read().census().n_conservative, 1);
+    assert_eq!(world.index.read().snapshot().n_conservative, 1);
     let shown = world.inspect(Some("n1")).await;
     assert_eq!(
         shown["nodes"][0]["devs"][1]["pods"][0]["problem"],

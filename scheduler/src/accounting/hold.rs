@@ -1,4 +1,4 @@
-//! What a pod holds on its node: spec, record, and what kubelet has given it, put together.
+//! The devices that a pod holds on its node: spec, record and kubelet's allocations combined.
 
 use placement::{
     DeviceKind, Exclusion, GpuRef, GpuUuid, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, Memory,
@@ -7,33 +7,37 @@ use placement::{
 use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
 
+use super::kubelet_allocations;
 use super::others::others_held;
 use super::shares::{GpuAccount, absent, from_gpushare, from_shares, named_twice, unknown};
 use super::{
-    Account, Ask, PodFacts, Recorded, RecordedShare, Report, Surroundings, WHOLE_DEVICE, per_device,
+    Account, Ask, NodeContext, PluginReport, PodFacts, Recorded, RecordedShare, WHOLE_DEVICE, per_device,
 };
-use crate::given;
 
-/// A whole device's computing power.
+/// The core percentage of a whole GPU.
 const WHOLE_PERCENT: u32 = 100;
 
 impl PodFacts {
-    /// What the pod holds if its record says this.
-    pub fn account_of(&self, record: &Recorded, around: Surroundings<'_>) -> Account {
+    /// The devices that the pod holds with this record.
+    pub fn account_of(&self, record: &Recorded, around: NodeContext<'_>) -> Account {
         let Gpus {
             mut holdings,
             problem,
             contradicts,
         } = match around.report {
-            Report::GivenNothing => nothing(record),
-            Report::Silent | Report::Pending => self.gpus_held(record, around),
+            PluginReport::NoDevices => without_devices(record),
+            PluginReport::Silent | PluginReport::Pending => self.gpus_held(record, around),
         };
         let mut problems: Vec<String> = problem.into_iter().collect();
         let (others, problem) = others_held(self.ask.others(), record, around);
         holdings.others = others;
         holdings.exclusions = self.exclusions(&holdings, record, around);
         problems.extend(problem);
-        problems.extend(given::join(&mut holdings, around.given, around.inventory));
+        problems.extend(kubelet_allocations::join(
+            &mut holdings,
+            around.given,
+            around.inventory,
+        ));
         Account {
             holdings,
             problem: (!problems.is_empty()).then(|| problems.join("; ")),
@@ -41,7 +45,7 @@ impl PodFacts {
         }
     }
 
-    fn gpus_held(&self, record: &Recorded, around: Surroundings<'_>) -> Gpus {
+    fn gpus_held(&self, record: &Recorded, around: NodeContext<'_>) -> Gpus {
         match &self.ask {
             Ask::Invalid(error, bounds) => {
                 let gpus = Gpus::from(shared(bounds.request(around.inventory), record, around));
@@ -71,19 +75,19 @@ impl PodFacts {
         }
     }
 
-    /// What the pod keeps others from, of types that it holds devices of.
+    /// The exclusions of the pod, for the types that it holds devices of.
     fn exclusions(
         &self,
         holdings: &Holdings,
         record: &Recorded,
-        around: Surroundings<'_>,
+        around: NodeContext<'_>,
     ) -> Vec<(DeviceKind, Exclusion)> {
         let sees_all = self
             .ask
             .gpus()
             .is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
         let holds = |kind: &DeviceKind| match kind {
-            // A pod that sees all GPUs has none.
+            // A pod that sees all GPUs holds none.
             DeviceKind::Gpu if sees_all && all_devices_doubt(record, around).is_none() => false,
             DeviceKind::Gpu => holdings.unknown_whole > 0 || holdings.gpus != HeldGpus::Shares(Vec::new()),
             DeviceKind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
@@ -117,8 +121,8 @@ impl From<GpuAccount> for Gpus {
     }
 }
 
-/// A pod to which kubelet gave nothing, whatever it asks for.
-fn nothing(record: &Recorded) -> Gpus {
+/// A pod to which kubelet allocated no device.
+fn without_devices(record: &Recorded) -> Gpus {
     let is_named = matches!(record, Recorded::Gpushare(_))
         || matches!(record, Recorded::Devices { gpus, .. } if !gpus.is_empty());
     let problem = is_named.then(|| {
@@ -131,9 +135,9 @@ fn nothing(record: &Recorded) -> Gpus {
     }
 }
 
-/// Shares, as the record says or, if that does not do, wherever they may be.
-fn shared(request: ShareRequest, record: &Recorded, around: Surroundings<'_>) -> GpuAccount {
-    let Surroundings {
+/// Shares of the devices in the record, or of any device if the record is not usable.
+fn shared(request: ShareRequest, record: &Recorded, around: NodeContext<'_>) -> GpuAccount {
+    let NodeContext {
         inventory, report, ..
     } = around;
     match record {
@@ -147,13 +151,13 @@ fn shared(request: ShareRequest, record: &Recorded, around: Surroundings<'_>) ->
     }
 }
 
-/// A pod that asks for no GPU, but whose record may name some.
+/// A pod that requests no GPU, but whose record may name some.
 ///
-/// On a node that our plugin serves, neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. A
-/// runtime of another project may have followed the record, as far as the node has the devices that it names.
-fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
+/// On a node with our plugin neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. The runtime hook
+/// of another project may have followed the record, as far as the node has the devices in it.
+fn unasked(record: &Recorded, around: NodeContext<'_>) -> Gpus {
     let Recorded::Devices { gpus, .. } = record else {
-        // Devices of kinds that nobody asks for by a name known here, such as parts of GPUs.
+        // Devices of resources that are not known here, such as parts of GPUs.
         let is_vendor = !around.given.is_empty();
         return Gpus {
             holdings: Holdings {
@@ -166,7 +170,7 @@ fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
     if gpus.is_empty() {
         return Gpus::default();
     }
-    let is_followed = around.report == Report::Silent && named_twice(gpus, around.inventory).is_none();
+    let is_followed = around.report == PluginReport::Silent && named_twice(gpus, around.inventory).is_none();
     let held = gpus
         .iter()
         .filter(|share| is_followed && absent(&share.gpu, around.inventory).is_none())
@@ -193,20 +197,20 @@ fn unasked(record: &Recorded, around: Surroundings<'_>) -> Gpus {
     }
 }
 
-/// Whole devices in the vendor's name. Without a record, those count that kubelet has given; the rest may be any.
-fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> Gpus {
+/// Whole GPUs by a vendor's resource. Without a record those count that kubelet allocated; the rest may be any.
+fn whole(request: &GpuRequest, record: &Recorded, around: NodeContext<'_>) -> Gpus {
     let n_given = around
         .given
         .iter()
         .filter(|given| is_gpu(&given.id, around.inventory))
         .count();
     let n_given = u32::try_from(n_given).unwrap_or(u32::MAX);
-    let is_served =
-        around.report == Report::Pending && around.inventory.is_some_and(|inventory| inventory.serves_vendor);
+    let is_served = around.report == PluginReport::Pending
+        && around.inventory.is_some_and(|inventory| inventory.serves_vendor);
     let unknown = |problem: Option<String>| {
         let missing = request.devices.saturating_sub(n_given);
         let problem = problem.filter(|_| missing > 0);
-        // Our own plugin serves them there; one of the vendor's takes any that it knows.
+        // Our plugin serves them there; the vendor's plugin allocates any GPU.
         let holding = if is_served && missing > 0 {
             HeldGpus::Pending(ShareRequest {
                 devices: missing,
@@ -272,12 +276,12 @@ fn whole(request: &GpuRequest, record: &Recorded, around: Surroundings<'_>) -> G
     }
 }
 
-/// Returns the reason why the mark of a pod to see all devices of its node does not count; `None` if it counts.
+/// The reason for which the annotation of a pod to see all devices does not count; `None` if it counts.
 ///
-/// The mark and the record stand in annotations that an author may have written, so both count only where the operator lets
-/// pods see everything, and where the record names everything: a pod whose record names one GPU and no amounts would hold
-/// that GPU for nothing. Unhealthy GPUs are not asked for, as none is given.
-fn all_devices_doubt(record: &Recorded, around: Surroundings<'_>) -> Option<String> {
+/// The author of a pod may have written the annotation and the record. So both count only where the operator allows it and where
+/// the record names every GPU: a record with one GPU and no amounts would hold that GPU without a charge. Unhealthy GPUs need not
+/// be in it, as none is allocated.
+fn all_devices_doubt(record: &Recorded, around: NodeContext<'_>) -> Option<String> {
     if !around.allows_all_devices {
         return Some(format!(
             "annotation {ALL_DEVICES} does not count without --allow-all-devices, so it holds all of what it may see"
@@ -308,14 +312,13 @@ fn all_devices_doubt(record: &Recorded, around: Surroundings<'_>) -> Option<Stri
     ))
 }
 
-/// Returns true if a reference is to the GPU of this UUID.
 fn names_gpu(gpu: &GpuRef, uuid: &GpuUuid, inventory: &Inventory) -> bool {
     position(gpu, Some(inventory))
         .and_then(|at| inventory.gpus.get(at))
         .is_some_and(|named| named.uuid == *uuid)
 }
 
-/// All devices that the record names, of which the first has the place for sharers, and no amounts.
+/// All devices in the record, without amounts; the first holds the slots.
 fn all(slots: u32, record: &Recorded, inventory: Option<&Inventory>) -> Gpus {
     let gpus: &[RecordedShare] = match record {
         Recorded::Devices { gpus, .. } => gpus,

@@ -1,4 +1,4 @@
-//! Parts of devices of other types than GPU, by record and spec.
+//! The parts of devices of other types than GPU that a pod holds, by record and spec.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use placement::{
     Device, DeviceRef, DeviceRequest, DevicesOfType, Function, FunctionId, HeldDevice, NamedAmounts,
 };
 
-use super::{Recorded, RecordedDevice, RecordedFunction, Surroundings};
+use super::{NodeContext, Recorded, RecordedDevice, RecordedFunction};
 
-/// What is held of other devices. What the spec asks for and no record places may be on any device of its type.
+/// The parts that a pod holds. A requested amount that the record does not place may be on any device of its type.
 pub(super) fn others_held(
     asked: &[(String, u64)],
     record: &Recorded,
-    around: Surroundings<'_>,
+    around: NodeContext<'_>,
 ) -> (Vec<HeldDevice>, Option<String>) {
     let recorded: &[RecordedDevice] = match record {
         Recorded::Devices { others, .. } => others,
@@ -48,7 +48,7 @@ pub(super) fn others_held(
 }
 
 impl RecordedDevice {
-    /// The part that is held; of a device that the node does not have, any of its type may be meant.
+    /// The part that is held: on any device of the type if the node does not have this one.
     fn held(&self, classes: Option<&[DevicesOfType]>, problem: &mut Option<String>) -> HeldDevice {
         let Self {
             kind,
@@ -81,8 +81,7 @@ impl RecordedDevice {
     }
 }
 
-/// The virtual functions that are held, and what is doubtful about them. Of one that cannot be told, it may be any of the
-/// device's.
+/// The virtual functions that are held, and the doubt about them. One that cannot be identified may be any of the device's.
 fn functions_held(
     recorded: &[RecordedFunction],
     device: Option<&Device>,
@@ -123,7 +122,7 @@ fn shown(device: &DeviceRef) -> String {
     }
 }
 
-/// What is asked for and not held already.
+/// The requested amounts that are not held yet.
 fn missing(request: &DeviceRequest, held: &[HeldDevice]) -> NamedAmounts {
     let mut sums = BTreeMap::new();
     for (resource, amount) in held

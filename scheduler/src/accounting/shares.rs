@@ -1,30 +1,29 @@
-//! GPUs that records name, held against what specs ask for.
+//! Shares of the GPUs in a record, compared with the request of the spec.
 
 use placement::{
     GpuRef, HeldGpus, HeldMemory, HeldShare, Inventory, Memory as EngineMemory, RequestedMemory, ShareRequest,
 };
 use proto::record::GpushareRecord;
 
-use super::{RecordedShare, Report};
+use super::{PluginReport, RecordedShare};
 
-/// Shares of GPUs, and what is doubtful about them.
+/// The GPU shares that a pod holds, and the doubts about them.
 #[derive(Debug)]
 pub(super) struct GpuAccount {
-    /// What the pod holds.
     pub(super) holding: HeldGpus,
-    /// Why it is counted conservatively.
+    /// The reason for which the pod is counted conservatively.
     pub(super) problem: Option<String>,
-    /// True if the record says more than the pod asks for.
+    /// True if the record names more than the pod requests.
     pub(super) contradicts: bool,
 }
 
-/// It is not known which devices of the node it is on.
-pub(super) fn unknown(request: ShareRequest, report: Report, problem: String) -> GpuAccount {
+/// The shares of a pod whose devices are not known.
+pub(super) fn unknown(request: ShareRequest, report: PluginReport, problem: String) -> GpuAccount {
     let holding = match report {
-        // Whoever serves that node may have taken any device, and looks at no sum.
-        Report::Silent => HeldGpus::Unknown(request),
-        Report::Pending => HeldGpus::Pending(request),
-        Report::GivenNothing => HeldGpus::Shares(Vec::new()),
+        // The plugin of that node may have allocated any device, and checks no sum.
+        PluginReport::Silent => HeldGpus::Unknown(request),
+        PluginReport::Pending => HeldGpus::Pending(request),
+        PluginReport::NoDevices => HeldGpus::Shares(Vec::new()),
     };
     GpuAccount {
         holding,
@@ -33,13 +32,13 @@ pub(super) fn unknown(request: ShareRequest, report: Report, problem: String) ->
     }
 }
 
-/// A record that names devices, held against the spec, which bounds it.
+/// The shares of a record, limited by the spec.
 pub(super) fn from_shares(
     shares: &[RecordedShare],
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     inventory: Option<&Inventory>,
-    report: Report,
+    report: PluginReport,
 ) -> GpuAccount {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
@@ -96,7 +95,7 @@ pub(super) fn from_shares(
     }
 }
 
-/// The first share of a device that another share before it names.
+/// The first share of a device that an earlier share names too.
 pub(super) fn named_twice<'a>(
     shares: &'a [RecordedShare],
     inventory: Option<&Inventory>,
@@ -110,16 +109,16 @@ pub(super) fn named_twice<'a>(
     shares.iter().enumerate().find(is_again).map(|(_, share)| share)
 }
 
-/// Memory of one share as the spec bounds it.
+/// The memory of one share, limited by the spec.
 struct Bounded {
     memory: HeldMemory,
-    /// The contradiction, if record and spec cannot both be right.
+    /// The contradiction between record and spec.
     doubt: Option<String>,
-    /// True if the record says more than the spec.
+    /// True if the record names more than the spec.
     is_more: bool,
 }
 
-/// The memory that a share holds of its device: that of the spec, unless a unit had another size when the pod was placed.
+/// The memory of a share: that of the spec, unless a unit had another size when the pod was placed.
 fn bounded(
     share: &RecordedShare,
     units: Option<GpushareRecord>,
@@ -163,7 +162,7 @@ fn bounded(
             .map(|unit| units.saturating_mul(unit)),
     };
     let (Some(record), Some(spec)) = (share.bytes, spec) else {
-        // Without a unit the record alone says what units are worth.
+        // Without a unit size only the record has the bytes.
         return agreed(
             share
                 .bytes
@@ -196,12 +195,12 @@ fn bounded(
     }
 }
 
-/// The old extender's record: a minor and units, worth what they were worth when they were written.
+/// The share of an old extender's record: a minor and memory units of the size at that time.
 pub(super) fn from_gpushare(
     record: GpushareRecord,
     request: &ShareRequest,
     inventory: Option<&Inventory>,
-    report: Report,
+    report: PluginReport,
 ) -> GpuAccount {
     let gpu = GpuRef::Minor(record.idx);
     if let Some(problem) = absent(&gpu, inventory) {
@@ -252,7 +251,7 @@ pub(super) fn from_gpushare(
     }
 }
 
-/// The units that the recorded device has now, its bytes and a unit's, if the units are others than when the pod was placed.
+/// The current units of the recorded device, its bytes and a unit's bytes, if the number of units has changed since the record.
 fn units_of_device(
     gpu: &GpuRef,
     record: GpushareRecord,
@@ -265,7 +264,6 @@ fn units_of_device(
     (record.device_units > 0 && record.device_units != now).then_some((now, gpu.memory_bytes, unit))
 }
 
-/// Whether a reference names a device.
 fn names(gpu: &GpuRef, device: &placement::Gpu) -> bool {
     match gpu {
         GpuRef::Uuid(uuid) => device.uuid == *uuid,
@@ -273,13 +271,13 @@ fn names(gpu: &GpuRef, device: &placement::Gpu) -> bool {
     }
 }
 
-/// Whether two references name one device, as far as is known.
+/// Returns true if two references name one device, as far as is known.
 fn is_same(one: &GpuRef, other: &GpuRef, inventory: Option<&Inventory>) -> bool {
     let device = inventory.and_then(|inventory| inventory.gpus.iter().find(|device| names(one, device)));
     device.map_or(one == other, |device| names(other, device))
 }
 
-/// What is wrong if the node has devices, but not this one.
+/// The problem if the node has devices, but not this one.
 pub(super) fn absent(gpu: &GpuRef, inventory: Option<&Inventory>) -> Option<String> {
     let found = inventory?.gpus.iter().any(|device| names(gpu, device));
     (!found).then(|| format!("its record names {}, which the node does not have", name(gpu)))

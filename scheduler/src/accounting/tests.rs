@@ -10,8 +10,8 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Account, Ask, PodFacts, Report, Surroundings};
-use crate::kinds::Kinds;
+use super::{Account, Ask, NodeContext, PluginReport, PodFacts};
+use crate::inventory::device_types::Kinds;
 
 const MIB: u64 = 1 << 20;
 
@@ -44,11 +44,17 @@ fn account_where(
     limits: &Value,
     annotations: &Value,
 ) -> Account {
-    account_reported(Report::Silent, allows_all_devices, inventory, limits, annotations)
+    account_reported(
+        PluginReport::Silent,
+        allows_all_devices,
+        inventory,
+        limits,
+        annotations,
+    )
 }
 
 fn account_reported(
-    report: Report,
+    report: PluginReport,
     allows_all_devices: bool,
     inventory: &Inventory,
     limits: &Value,
@@ -59,7 +65,7 @@ fn account_reported(
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
     }))
     .unwrap();
-    let around = Surroundings {
+    let around = NodeContext {
         inventory: Some(inventory),
         kinds: &Kinds::default(),
         given: &[],
@@ -171,7 +177,11 @@ fn what_is_not_known_is_counted_once(
 ) {
     let of = |report| account_reported(report, false, &inventory(), &limits, &annotations);
     let holding = |account: &Account| account.holdings.gpus.clone();
-    let (silent, pending, nothing) = (of(Report::Silent), of(Report::Pending), of(Report::GivenNothing));
+    let (silent, pending, nothing) = (
+        of(PluginReport::Silent),
+        of(PluginReport::Pending),
+        of(PluginReport::NoDevices),
+    );
     assert!(
         matches!(holding(&silent), HeldGpus::Unknown(request) if request.memory == expected),
         "{silent:?}"
@@ -194,9 +204,9 @@ fn what_is_not_known_is_counted_once(
 #[case::one_that_is_there(record(&[(0, "GPU-0", 1000)]), 1)]
 fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n_silent: usize) {
     for (report, expected) in [
-        (Report::Silent, n_silent),
-        (Report::Pending, 0),
-        (Report::GivenNothing, 0),
+        (PluginReport::Silent, n_silent),
+        (PluginReport::Pending, 0),
+        (PluginReport::NoDevices, 0),
     ] {
         let account = account_reported(report, false, &inventory(), &json!({"cpu": "1m"}), &annotations);
         assert_eq!(shown(&account).len(), expected, "{report:?}: {account:?}");

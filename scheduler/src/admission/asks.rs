@@ -1,35 +1,48 @@
-//! The resources of ours that a pod asks for, by the project whose names it uses. A zero asks for nothing.
+//! The kinds of device resources that a pod requests. A request of zero is none.
 
 use proto::pod::{ALL_DEVICES, Container, Pod};
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
+};
 use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames,
     VENDOR_GPUS,
 };
 
+/// Annotations that only a scheduler, and the plugin of the pod's node, write.
+pub(super) const RECORD: [&str; 8] = [
+    DEVICE_ALLOCATED,
+    BIND_TIMESTAMP,
+    GPU_MINORS,
+    MEM_IDX,
+    MEM_POD,
+    MEM_DEV,
+    MEM_ASSIGNED,
+    MEM_ASSUME_TIME,
+];
 /// Koordinator's names of shares of GPUs.
 const SHARES: [&str; 5] = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
-/// Marks the image of a static pod, which kubelet runs whatever the API server says.
+/// Annotation of a mirror pod: kubelet runs its static pod whatever the API server answers.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// What a pod, or a container, names.
+/// The kinds of device resources that a pod, or a container, requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "one for each way of asking, independent of the others"
+    reason = "one for each kind of resource, independent of the others"
 )]
 pub(super) struct Asks {
-    /// Memory units.
+    /// GPU memory units.
     pub(super) units: bool,
     /// Koordinator's shares of GPUs, also by their old names.
     pub(super) shares: bool,
     /// RDMA or FPGA, also by their old names.
     pub(super) others: bool,
-    /// Whole devices in vendors' names.
+    /// Whole GPUs, by resources of vendors.
     pub(super) vendor: bool,
 }
 
 impl Asks {
-    /// What a pod's containers name.
     pub(super) fn of(pod: &Pod, names: &ResourceNames) -> Self {
         let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
         containers
@@ -37,7 +50,6 @@ impl Asks {
             .fold(Self::default(), Self::or)
     }
 
-    /// What a container names.
     pub(super) fn of_container(container: &Container, names: &ResourceNames) -> Self {
         let is_old = |wanted: &[&str]| {
             OLD_NAMES
@@ -62,12 +74,11 @@ impl Asks {
         }
     }
 
-    /// Whether nothing is named.
     pub(super) fn is_empty(self) -> bool {
         self == Self::default()
     }
 
-    /// Whether GPUs are asked for in more than one way, which no scheduler of ours places.
+    /// Returns true if GPUs are requested in more than one way, which the filter refuses.
     pub(super) fn mixes(self) -> bool {
         [self.units, self.shares, self.vendor]
             .into_iter()
@@ -76,23 +87,21 @@ impl Asks {
             > 1
     }
 
-    /// Whether a part of a device is asked for.
+    /// Returns true if a part of a GPU is requested.
     pub(super) fn shares_devices(self) -> bool {
         self.units || self.shares
     }
 }
 
-/// The annotation by which a pod asks for all devices of its node.
+/// The annotation by which a pod requests to see all devices of its node.
 pub(super) fn all_devices(pod: &Pod) -> Option<&str> {
     annotation(pod, ALL_DEVICES)
 }
 
-/// Whether the pod is the image of a static one.
 pub(super) fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR).is_some()
 }
 
-/// An annotation of a pod.
 pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }

@@ -1,7 +1,7 @@
-//! Who may bind pods that ask for our resources: only those who choose devices for them.
+//! Admission of bindings: a pod that requests device resources is bound only by a user that chooses its devices.
 //!
-//! Refuses what is known to be wrong. A pod that the index does not know, and whose binding names no devices, asks for
-//! none or is younger than the watch; its node's plugin refuses it if nobody chose devices for it.
+//! Allows what is not known to be wrong. A pod that the index does not know, and whose binding names no devices, requests none or
+//! is newer than the watch. The device plugin of its node refuses it if no devices were chosen.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,9 @@ use super::{Refusal, Rules, Unreadable, Verdict, read};
 use crate::accounting::{Ask, PodFacts};
 use crate::index::{Index, Shared};
 
-/// Knows which pods ask for our resources.
+/// Knowledge of the pods that request device resources.
 pub trait Bindings {
-    /// Whether a pod does, or asks for whole devices in a vendor's name of a node whose devices are counted here; `false` also
-    /// if nobody knows.
+    /// Returns true if the pod requests device resources that this scheduler counts on the node; false for an unknown pod.
     fn asks(&self, namespace: &str, name: &str, node: &str) -> bool;
 }
 
@@ -30,7 +29,8 @@ impl Bindings for Shared<Index> {
     }
 }
 
-/// Whether a pod asks for whole devices in a vendor's name: others may bind it to nodes of which only the vendor's plugin knows.
+/// Returns true if the pod requests whole GPUs by a vendor's resource: other schedulers may bind it to nodes that only the vendor's
+/// plugin serves.
 fn asks_vendor(facts: &PodFacts) -> bool {
     match &facts.ask {
         Ask::Request(request) => request
@@ -65,8 +65,7 @@ struct Metadata {
     annotations: Option<BTreeMap<String, String>>,
 }
 
-/// What becomes of a binding.
-pub(super) fn verdict(
+pub(super) fn review(
     rules: &Rules,
     request: &AdmissionRequest,
     bindings: &impl Bindings,

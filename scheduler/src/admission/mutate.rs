@@ -1,25 +1,23 @@
-//! Fills in what can be derived from a pod's words when it is made: the proposal's mutating webhook.
+//! The mutating webhook: completes the device requests of a pod at its creation.
 //!
-//! Run twice it changes nothing more. Leaves alone what it does not understand: the validating webhook and the filter say
-//! what is wrong with it.
+//! A second run changes nothing more. Leaves requests that it does not understand as they are: the validating webhook and the
+//! filter refuse them with a reason.
 
-use proto::admission::{AdmissionRequest, Operation};
+use proto::admission::{AdmissionRequest, Operation, PatchOperation};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::annotations::RECORD;
-use super::asks::{Asks, all_devices, is_mirror};
-use super::draft::Draft;
+use super::asks::{Asks, RECORD, all_devices, is_mirror};
 use super::{Refusal, Rules, Unreadable, Verdict, read, validate};
 
-/// Name that the API server gives to pods that name no scheduler.
+/// The scheduler name that the API server writes into pods without one.
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-/// What becomes of a request; only pods that are being made are changed.
-pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+/// Changes pods at their creation alone.
+pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
     let resource = &request.resource;
     let is_pod = resource.group.is_empty() && resource.resource == "pods" && request.sub_resource.is_empty();
     if !is_pod || request.operation != Operation::Create {
@@ -36,7 +34,7 @@ pub(super) fn verdict(rules: &Rules, request: &AdmissionRequest) -> Result<Verdi
     })
 }
 
-/// Changes a pod; `object` is `pod` with everything that we do not read.
+/// Changes a pod; `object` is `pod` with all its fields.
 fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>), Refusal> {
     let mut draft = Draft::new(object);
     let asks = Asks::of(pod, &rules.names);
@@ -93,7 +91,7 @@ fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
     }
 }
 
-/// Gives resources of the proposals' first version their names of today.
+/// Renames resources of the proposals' first version.
 fn rename(draft: &mut Draft, container: &str) {
     for (old, new) in OLD_NAMES {
         if get(draft, container, new).is_none() {
@@ -102,7 +100,7 @@ fn rename(draft: &mut Draft, container: &str) {
     }
 }
 
-/// Replaces `koordinator.sh/gpu` by the two amounts that it stands for, unless the container says more than that.
+/// Replaces `koordinator.sh/gpu` by the two amounts that it stands for, unless the container requests other amounts too.
 fn split_gpu(draft: &mut Draft, container: &str) {
     let others = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO]
         .into_iter()
@@ -115,8 +113,7 @@ fn split_gpu(draft: &mut Draft, container: &str) {
     }
 }
 
-/// Replaces a resource by others of the same amount. Where only limits or only requests name it, both name the others:
-/// Kubernetes wants extended resources in both.
+/// Replaces a resource by others of the same amount, in limits and requests: Kubernetes demands extended resources in both.
 fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
     let Some(any) = get(draft, container, old).cloned() else {
         return;
@@ -132,7 +129,7 @@ fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
     }
 }
 
-/// Says how many devices a container's amounts are for, if it does not say so itself.
+/// Adds the number of devices that a container's amounts are for, if it is missing.
 fn add_shared(draft: &mut Draft, container: &str) {
     let is_zero =
         |value: &Value| Quantity::deserialize(value).is_ok_and(|quantity| quantity == Quantity::default());
@@ -158,7 +155,7 @@ fn add_shared(draft: &mut Draft, container: &str) {
     );
 }
 
-/// How many devices so many percent are taken for.
+/// The number of devices that a percentage stands for.
 fn devices(percent: u64) -> u64 {
     if percent > 0 && percent.is_multiple_of(100) {
         percent / 100
@@ -167,7 +164,7 @@ fn devices(percent: u64) -> u64 {
     }
 }
 
-/// Sends an unbound pod to our scheduler. The API server has already written the default name where there was none.
+/// Sets the scheduler of an unbound pod that names none. The API server has written the default name by then.
 fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
     let is = |field, values: &[&str]| {
         draft
@@ -182,7 +179,7 @@ fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
     }
 }
 
-/// Removes what only a scheduler may say about a pod: it comes with pods that were copied from others.
+/// Removes annotations that only a scheduler writes: they come with pods that were copied from others.
 fn remove_record(draft: &mut Draft) -> Vec<String> {
     let present = RECORD
         .into_iter()
@@ -195,4 +192,78 @@ fn remove_record(draft: &mut Draft) -> Vec<String> {
         .iter()
         .map(|key| format!("annotation {key} was removed: only the scheduler writes it"))
         .collect()
+}
+
+/// A JSON object that is being changed, and the patch that makes the same changes.
+#[derive(Debug)]
+struct Draft {
+    object: Value,
+    patch: Vec<PatchOperation>,
+}
+
+impl Draft {
+    fn new(object: Value) -> Self {
+        Self {
+            object,
+            patch: Vec::new(),
+        }
+    }
+
+    fn into_patch(self) -> Vec<PatchOperation> {
+        self.patch
+    }
+
+    /// A field, by the JSON pointer of its parent and its name.
+    fn get(&self, parent: &str, key: &str) -> Option<&Value> {
+        self.object
+            .pointer(parent)?
+            .get(key)
+            .filter(|value| !value.is_null())
+    }
+
+    /// The length of a list.
+    fn len(&self, list: &str) -> usize {
+        self.object
+            .pointer(list)
+            .and_then(Value::as_array)
+            .map_or(0, Vec::len)
+    }
+
+    /// Sets a field, and creates its parents.
+    fn put(&mut self, parent: &str, key: &str, value: Value) {
+        self.make_object(parent);
+        if let Some(Value::Object(fields)) = self.object.pointer_mut(parent)
+            && fields.get(key) != Some(&value)
+        {
+            fields.insert(key.to_owned(), value.clone());
+            self.patch.push(PatchOperation::Add {
+                path: format!("{parent}/{}", escape(key)),
+                value,
+            });
+        }
+    }
+
+    /// Removes a field, and returns its value.
+    fn remove(&mut self, parent: &str, key: &str) -> Option<Value> {
+        let removed = self.object.pointer_mut(parent)?.as_object_mut()?.remove(key)?;
+        self.patch.push(PatchOperation::Remove {
+            path: format!("{parent}/{}", escape(key)),
+        });
+        Some(removed)
+    }
+
+    fn make_object(&mut self, pointer: &str) {
+        if self.object.pointer(pointer).is_some_and(Value::is_object) {
+            return;
+        }
+        // Only the last part of a path has escapes, so this key needs none.
+        if let Some((parent, key)) = pointer.rsplit_once('/') {
+            self.put(parent, key, Value::Object(Map::new()));
+        }
+    }
+}
+
+/// A key as part of a JSON pointer.
+fn escape(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
 }

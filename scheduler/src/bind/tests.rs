@@ -9,9 +9,9 @@ use rstest::rstest;
 use tower::service_fn;
 
 use super::*;
-use crate::leader::election::Terms;
+use crate::leader::election::LeaseTimes;
 
-const TERMS: Terms = Terms {
+const TIMES: LeaseTimes = LeaseTimes {
     lease: secs(15),
     renew: secs(10),
     retry: secs(2),
@@ -36,8 +36,8 @@ fn leader(status: u16) -> (Binder, Arc<AtomicUsize>, PodBinding) {
         }
     });
     let leadership = Leadership::standby();
-    leadership.lead(TERMS, Instant::now().into_std(), true);
-    leadership.clear();
+    leadership.lead(TIMES, Instant::now().into_std(), true);
+    leadership.end_takeover();
     let pod = PodId {
         namespace: "default".to_owned(),
         name: "p".to_owned(),

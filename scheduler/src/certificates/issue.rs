@@ -1,4 +1,4 @@
-//! A client certificate for kube-scheduler by the authority in the Secret, written to files.
+//! The command `issue-client-certificate`: a client certificate for kube-scheduler, signed by the authority in the Secret.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -12,7 +12,7 @@ use kube::{Api, Client};
 
 use super::material::Material;
 
-/// What is to be issued.
+/// A certificate to issue.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The Secret that holds the authority.
@@ -21,7 +21,7 @@ pub struct Order {
     pub namespace: String,
     /// The client's name.
     pub name: String,
-    /// How long the certificate is valid.
+    /// Lifetime of the certificate.
     pub lifetime: Duration,
 }
 
@@ -49,7 +49,7 @@ pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Resu
     Ok(())
 }
 
-/// Replaces a file by one that nobody else may read.
+/// Replaces a file by one that only its owner may read.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
     let _ = fs::remove_file(&new);

@@ -1,7 +1,7 @@
-//! An authority, its successor, and the certificate that it signed: what there is, and what is due.
+//! An authority, its successor, and the server certificate that the authority signed: what exists, and what is due.
 //!
-//! Pure but for the making of keys: whoever calls brings the time. Clients such as kube-scheduler never read an authority
-//! again, so it lives long, and its successor is published a year before it signs anything.
+//! Pure except for the creation of keys: callers bring the time. Clients such as kube-scheduler read an authority only once, so it
+//! lives long, and its successor is published a year before it signs anything.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,26 +33,26 @@ pub const CERTIFICATE: &str = "tls.crt";
 /// Its key.
 pub const CERTIFICATE_KEY: &str = "tls.key";
 
-/// Everything in a Secret that is ours.
+/// All keys of the Secret that the scheduler writes.
 pub const PARTS: [&str; 5] = [AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY];
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How far a client's clock may be behind.
+/// Time by which the clock of a client may be behind.
 const SKEW: Duration = Duration::from_secs(3600);
 
-/// How long things are valid.
+/// The lifetimes of authorities and certificates.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// An authority.
+pub struct Lifetimes {
+    /// Of an authority.
     pub authority: Duration,
-    /// How long before its end an authority's successor is published.
+    /// Time between the publication of a successor and the end of the authority.
     pub overlap: Duration,
-    /// A certificate; it is renewed when a third of that is left.
+    /// Of a certificate; it is renewed when a third of that is left.
     pub certificate: Duration,
 }
 
-impl Terms {
-    /// Ten years for an authority, so much for a certificate.
+impl Lifetimes {
+    /// Ten years for an authority, and this lifetime for a certificate.
     pub fn new(certificate: Duration) -> Self {
         Self {
             authority: 3650 * DAY,
@@ -67,11 +67,11 @@ impl Terms {
 pub struct Material {
     /// The authority that signs.
     signer: Authority,
-    /// The one that will sign next, published so that clients know it by then.
+    /// The authority that will sign next, published early so that clients trust it by then.
     successor: Option<Authority>,
-    /// Those that signed before and are valid still.
+    /// Authorities that signed before and are still valid.
     former: Vec<Certificate>,
-    /// What servers show; `None` until it is made.
+    /// The server certificate; `None` until it is created.
     leaf: Option<Leaf>,
 }
 
@@ -94,20 +94,20 @@ struct Leaf {
     key_pem: String,
 }
 
-/// What was due.
+/// A renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// There was no authority.
     NewAuthority,
-    /// The authority's end is near: its successor is there.
+    /// A successor was created, as the authority ends within a year.
     NewSuccessor,
     /// The successor signs from now on.
     Succession,
-    /// A new certificate to show.
+    /// A new server certificate.
     NewCertificate,
 }
 
-/// Why there is no material.
+/// The reason for which there is no material.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
     /// A part of the Secret is not what it should be.
@@ -118,8 +118,8 @@ pub enum MaterialError {
         /// What is wrong.
         rule: String,
     },
-    /// A certificate cannot be made.
-    #[error("cannot make {what}")]
+    /// A certificate cannot be created.
+    #[error("cannot create {what}")]
     Make {
         /// Which.
         what: &'static str,
@@ -127,10 +127,10 @@ pub enum MaterialError {
         #[source]
         source: rcgen::Error,
     },
-    /// What was made is not accepted.
+    /// The new certificate does not verify.
     #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {KEY} its key?")]
     Unverified {
-        /// Names that it was made for.
+        /// The names in it.
         hosts: String,
         /// Why.
         #[source]
@@ -151,10 +151,10 @@ impl fmt::Debug for Material {
 }
 
 impl Material {
-    /// Reads a Secret's data; `None` if none of it is ours.
+    /// Reads the data of a Secret; `None` if it has none of our keys.
     ///
     /// # Errors
-    /// Names the first part that cannot be read. A certificate to show that cannot be read is made anew instead.
+    /// Names the first part that cannot be read. A server certificate that cannot be read is replaced instead.
     pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
         if !PARTS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
@@ -203,7 +203,7 @@ impl Material {
         }))
     }
 
-    /// The data of a Secret that says all this.
+    /// The data of the Secret.
     pub fn data(&self) -> BTreeMap<String, ByteString> {
         let mut data = BTreeMap::new();
         let mut put = |part: &str, text: String| {
@@ -221,14 +221,14 @@ impl Material {
         data
     }
 
-    /// Does what is due, which is nothing most of the time.
+    /// Renews what is due, which is nothing most of the time.
     ///
     /// # Errors
-    /// If something cannot be made, or is not accepted once made.
-    pub fn kept(
+    /// A certificate cannot be created, or does not verify.
+    pub fn renewed(
         held: Option<Self>,
         hosts: &[String],
-        terms: Terms,
+        lifetimes: Lifetimes,
         now: SystemTime,
     ) -> Result<(Self, Vec<Change>), MaterialError> {
         let mut changes = Vec::new();
@@ -237,18 +237,18 @@ impl Material {
         } else {
             changes.push(Change::NewAuthority);
             Self {
-                signer: Authority::new(terms.authority, now)?,
+                signer: Authority::new(lifetimes.authority, now)?,
                 successor: None,
                 former: Vec::new(),
                 leaf: None,
             }
         };
         let left = material.signer.certificate.left(now);
-        if left < terms.overlap && material.successor.is_none() {
-            material.successor = Some(Authority::new(terms.authority, now)?);
+        if left < lifetimes.overlap && material.successor.is_none() {
+            material.successor = Some(Authority::new(lifetimes.authority, now)?);
             changes.push(Change::NewSuccessor);
         }
-        if left < terms.certificate
+        if left < lifetimes.certificate
             && let Some(successor) = material.successor.take()
         {
             let former = std::mem::replace(&mut material.signer, successor);
@@ -261,12 +261,14 @@ impl Material {
         if !material
             .leaf
             .as_ref()
-            .is_some_and(|leaf| leaf.will_do(&material.signer, hosts, terms, now))
+            .is_some_and(|leaf| leaf.is_good(&material.signer, hosts, lifetimes, now))
         {
-            let leaf =
-                material
-                    .signer
-                    .issue(hosts, terms.certificate, ExtendedKeyUsagePurpose::ServerAuth, now)?;
+            let leaf = material.signer.issue(
+                hosts,
+                lifetimes.certificate,
+                ExtendedKeyUsagePurpose::ServerAuth,
+                now,
+            )?;
             let refused = |source| MaterialError::Unverified {
                 hosts: hosts.join(", "),
                 source,
@@ -285,7 +287,7 @@ impl Material {
             .collect()
     }
 
-    /// The same, for rustls.
+    /// The same as roots of rustls.
     pub fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(self.trusted().map(|certificate| certificate.der.clone()));
@@ -300,10 +302,10 @@ impl Material {
             .chain(&self.former)
     }
 
-    /// What servers show.
+    /// The server certificate with its key.
     ///
     /// # Errors
-    /// If there is none, or its key does not fit.
+    /// There is none, or its key does not match.
     pub fn certified_key(&self) -> Result<CertifiedKey, MaterialError> {
         let fail = |rule: String| MaterialError::Part {
             part: CERTIFICATE_KEY,
@@ -317,7 +319,7 @@ impl Material {
             .map_err(|error| fail(error.to_string()))
     }
 
-    /// When the authority that signs ends, and when the certificate does.
+    /// The ends of the signing authority and of the server certificate.
     pub fn ends(&self) -> (SystemTime, Option<SystemTime>) {
         (
             self.signer.certificate.ends,
@@ -328,7 +330,7 @@ impl Material {
     /// A certificate for a client, and its key (PEM).
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// It cannot be created.
     pub fn client_certificate(
         &self,
         name: &str,
@@ -353,7 +355,7 @@ impl Authority {
         set_period(&mut params, now, now + lifetime);
         let certificate = params
             .self_signed(&key)
-            .and_then(|certificate| Certificate::made(&certificate))
+            .and_then(|certificate| Certificate::from_rcgen(&certificate))
             .map_err(&make)?;
         Ok(Self {
             certificate,
@@ -361,7 +363,7 @@ impl Authority {
         })
     }
 
-    /// Everything of an authority but its times follows from its key, so it need not be read back.
+    /// The parameters of an authority follow from its key, except for its times.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
         let id = params
@@ -400,7 +402,7 @@ impl Authority {
         let issuer = Issuer::new(Self::params(&self.key), &*self.key);
         let certificate = params
             .signed_by(&key, &issuer)
-            .and_then(|certificate| Certificate::made(&certificate))
+            .and_then(|certificate| Certificate::from_rcgen(&certificate))
             .map_err(&make)?;
         Ok(Leaf {
             certificate,
@@ -417,9 +419,9 @@ impl Leaf {
         Some(Self { certificate, key_pem })
     }
 
-    /// Whether it lives long enough, for all these names, by this authority.
-    fn will_do(&self, signer: &Authority, hosts: &[String], terms: Terms, now: SystemTime) -> bool {
-        self.certificate.left(now) >= terms.certificate / 3 && self.verify(signer, hosts, now).is_ok()
+    /// Returns true if it lives long enough, has all these names, and is signed by this authority.
+    fn is_good(&self, signer: &Authority, hosts: &[String], lifetimes: Lifetimes, now: SystemTime) -> bool {
+        self.certificate.left(now) >= lifetimes.certificate / 3 && self.verify(signer, hosts, now).is_ok()
     }
 
     fn verify(&self, signer: &Authority, hosts: &[String], now: SystemTime) -> Result<(), rustls::Error> {
@@ -445,7 +447,7 @@ impl Certificate {
         Some(Self { pem, der, ends })
     }
 
-    fn made(certificate: &rcgen::Certificate) -> Result<Self, rcgen::Error> {
+    fn from_rcgen(certificate: &rcgen::Certificate) -> Result<Self, rcgen::Error> {
         Self::new(certificate.pem()).ok_or(rcgen::Error::CouldNotParseCertificate)
     }
 
@@ -465,7 +467,7 @@ fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
     blocks.map(|block| Certificate::new(block.to_owned())).collect()
 }
 
-/// From a little before now until then.
+/// Sets the validity from a little before `now` until `end`.
 fn set_period(params: &mut CertificateParams, now: SystemTime, end: SystemTime) {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let since_epoch = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -1,6 +1,4 @@
-//! Reads from an X.509 certificate until when it is valid, and nothing else.
-//!
-//! rustls checks certificates but does not tell their times. Takes any bytes; trusts none of them.
+//! Reads the end of the validity of an X.509 certificate, and nothing else: rustls does not expose it. Accepts any bytes.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +11,7 @@ const GENERALIZED_TIME: u8 = 0x18;
 /// Tag of the version, which version 1 leaves out.
 const VERSION: u8 = 0xa0;
 
-/// When a certificate (DER) ends; `None` if it is none.
+/// The end of a certificate (DER); `None` if it is not one.
 pub fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let (certificate, _) = element(certificate, SEQUENCE)?;
     let (mut fields, _) = element(certificate, SEQUENCE)?;

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 
 use super::duration;
-use crate::leader::election::Terms;
+use crate::leader::election::LeaseTimes;
 
 /// How replicas agree on a leader.
 #[derive(Clone, Debug, Args)]
@@ -61,7 +61,7 @@ pub struct Leader {
     /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
     pub kube_scheduler_lease: Option<String>,
     /// The times of the Lease.
-    pub terms: Terms,
+    pub times: LeaseTimes,
     /// Name of the replica's pod.
     pub pod: String,
     /// Namespace of the pod and of the Lease, if it is said.
@@ -85,18 +85,18 @@ impl LeaderArgs {
                 "--kube-scheduler-lease is empty: give the resourceName in the leaderElection of kube-scheduler's configuration"
             );
         }
-        let terms = Terms {
+        let times = LeaseTimes {
             lease: self.lease_duration,
             renew: self.renew_deadline,
             retry: self.retry_period,
         };
-        if terms.lease.subsec_nanos() != 0 || terms.lease < Duration::from_secs(2) {
+        if times.lease.subsec_nanos() != 0 || times.lease < Duration::from_secs(2) {
             bail!("--lease-duration must be whole seconds, at least 2s");
         }
-        if terms.retry.is_zero() || terms.retry * 2 > terms.renew {
+        if times.retry.is_zero() || times.retry * 2 > times.renew {
             bail!("--renew-deadline must be at least twice --retry-period, which must be longer than 0s");
         }
-        if terms.renew + bind_timeout > terms.lease {
+        if times.renew + bind_timeout > times.lease {
             bail!(
                 "--renew-deadline and --bind-timeout together must not be longer than --lease-duration: a leader's last bind must end before another begins"
             );
@@ -104,7 +104,7 @@ impl LeaderArgs {
         Ok(Some(Leader {
             lease: self.lease_name,
             kube_scheduler_lease: self.kube_scheduler_lease,
-            terms,
+            times,
             pod,
             namespace: self.pod_namespace,
             fences_bindings: self.fence_bindings,

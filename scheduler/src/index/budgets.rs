@@ -8,9 +8,6 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::{Selector, SelectorExt};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Index;
-use crate::watch::ObjectStore;
-
 /// Budgets by namespace and name.
 pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
 
@@ -24,11 +21,11 @@ pub(super) struct Budget {
     /// Names of pods whose eviction the API server has counted already.
     disrupted: FxHashSet<Box<str>>,
     /// Number of the list that named it last.
-    list: u32,
+    pub(super) list: u32,
 }
 
 impl Budget {
-    fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
+    pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
         let selector = selector
             .and_then(|selector| Selector::try_from(selector).ok())
@@ -53,33 +50,9 @@ impl Budget {
     }
 }
 
-fn key(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
+pub(super) fn key(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
     let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
     (text(&budget.metadata.namespace), text(&budget.metadata.name))
-}
-
-impl ObjectStore<PodDisruptionBudget> for Index {
-    const KIND: &'static str = "poddisruptionbudgets";
-    const MAY_BE_ABSENT: bool = true;
-
-    fn apply(&mut self, budget: PodDisruptionBudget) {
-        self.budgets
-            .insert(key(&budget), Budget::of(&budget, self.budget_list.number));
-    }
-
-    fn delete(&mut self, budget: &PodDisruptionBudget) {
-        self.budgets.remove(&key(budget));
-    }
-
-    fn begin_list(&mut self) {
-        self.budget_list.begin(self.fleet.n_openings());
-    }
-
-    fn end_list(&mut self) {
-        let number = self.budget_list.number;
-        self.budgets.retain(|_, budget| budget.list == number);
-        self.budget_list.synced = true;
-    }
 }
 
 #[cfg(test)]

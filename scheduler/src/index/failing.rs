@@ -58,12 +58,12 @@ pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
 }
 
 impl FailingNodes {
-    /// A pod failed on a node, at a time that the next look at the clock says.
+    /// Notes a failed pod, whose time is that of the next [`Self::advance`].
     pub(super) fn note(&mut self, node: &str, uid: &str) {
         self.unstamped.push((node.into(), uid.into()));
     }
 
-    /// A pod failed on a node.
+    /// Counts a failed pod.
     pub(super) fn fail(&mut self, node: &str, uid: &str, now: Instant) {
         let failing = self.nodes.entry(node.into()).or_default();
         if failing.failures.iter().any(|(failed, _)| **failed == *uid) {
@@ -83,12 +83,11 @@ impl FailingNodes {
                 .pause
                 .map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
             (failing.pause, failing.last_until) = (Some(pause), now.checked_add(pause));
-            tracing::warn!(node, pause = ?pause, "pods fail on this node again and again: it ranks behind all others for a while");
+            tracing::warn!(node, pause = ?pause, "kubelet refuses pods on this node again and again: it ranks last for a while");
         }
         self.settle(now);
     }
 
-    /// A node is gone.
     pub(super) fn remove(&mut self, node: &str) {
         if let Some(failing) = self.nodes.remove(node) {
             self.n_last -= usize::from(failing.last_until.is_some());
@@ -108,7 +107,7 @@ impl FailingNodes {
         }
     }
 
-    /// Ranks nodes as others whose time is up, and forgets those that have long been well.
+    /// Ends the times that are up, and forgets nodes without failures for long.
     fn settle(&mut self, now: Instant) {
         for failing in self.nodes.values_mut() {
             if failing.last_until.is_some_and(|until| until <= now) {

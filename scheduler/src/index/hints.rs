@@ -1,4 +1,4 @@
-//! Room kept for pods that a filter left one node for, or that kube-scheduler has nominated, until they are bound.
+//! Hints: room kept for pods that a filter answered with a node, or that kube-scheduler has nominated, until they are bound.
 //!
 //! kube-scheduler binds in the background, so the next pod is filtered before this one is bound; before it binds it may
 //! wait for minutes (Permit; `PreBind`: volumes, claims). A hint lasts
@@ -8,7 +8,7 @@
 //! - else until the pod's condition shows an attempt that failed after the decision;
 //! - at the longest as long as [`HintTimes`] says. The hints of a `PodGroup`'s members end together ([`super::gangs`]).
 //!
-//! Watches bring no time: a hint whose time they change is stamped by the next [`Index::tick`].
+//! Watches bring no time: a hint whose time they change is stamped by the next [`HintQueue::advance`].
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::BuildHasher;
@@ -18,16 +18,17 @@ use placement::{Hints, NodeId, OwnerId, Placement};
 use proto::pod::{Pod, PodCondition};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::cluster::Cluster;
 use super::gangs::{Asked, Gangs};
-use super::{Index, NodeAsk};
+use super::node_ask::NodeAsk;
 
-/// Most hints that are out at one time, beside those of `PodGroups`.
+/// Most hints at one time, except for those of `PodGroups`.
 const MAX_HINTS: usize = 4096;
 
 /// The longest that hints last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HintTimes {
-    /// Of a pod that nothing is known to make wait.
+    /// Of a pod that kube-scheduler binds at once.
     pub plain: Duration,
     /// Of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s `bindTimeoutSeconds`.
     pub claims: Duration,
@@ -46,7 +47,7 @@ impl HintTimes {
     }
 }
 
-/// The pod that a filter answered for, as far as it says when the answer's hint ends.
+/// The fields of a filter's pod that decide when its hint ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// The version of the pod that kube-scheduler asked about.
@@ -82,7 +83,7 @@ struct Hint {
     may_err: bool,
 }
 
-/// The state of an unbound pod that a watch shows, as far as hints go.
+/// The fields of an unbound pod, as a watch shows it, that decide about its hint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown<'a> {
     version: Option<u64>,
@@ -90,7 +91,7 @@ pub(super) struct Shown<'a> {
     nominated: Option<&'a str>,
 }
 
-/// Hints, and when they end.
+/// Hints, and their ends.
 #[derive(Debug)]
 pub(super) struct HintQueue {
     times: HintTimes,
@@ -99,9 +100,9 @@ pub(super) struct HintQueue {
     ends: BTreeSet<(Instant, OwnerId)>,
     unstamped: Vec<OwnerId>,
     gangs: Gangs,
-    /// Pods whose hint grew old, and from when on they may have another.
+    /// Pods whose hint expired, with the time from which they may have another one.
     resting: FxHashMap<OwnerId, Instant>,
-    /// In the order in which they began; an entry that `resting` does not bear out has been overtaken.
+    /// In the order of their beginnings; an entry that differs from `resting` is outdated.
     rest_queue: VecDeque<(Instant, OwnerId)>,
     /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
     nominees: FxHashMap<OwnerId, Box<str>>,
@@ -158,7 +159,7 @@ impl<'a> Shown<'a> {
 }
 
 impl Hint {
-    /// Takes in the state of the pod that a watch shows, and returns true if the hint lasts on.
+    /// Updates the hint by the state of the pod that a watch shows, and returns true if the hint goes on.
     fn follow(&mut self, shown: Shown<'_>, times: HintTimes) -> bool {
         // Our watch may be behind the version of the pod that kube-scheduler asked about.
         if let (Some(shown), Some(decided)) = (shown.version, self.version)
@@ -240,8 +241,8 @@ impl HintQueue {
         self.hints.insert(owner, hint);
     }
 
-    /// The hint that an answer brings, in place of the one that the pod had: a question that is repeated before anything
-    /// came of it is the same attempt, and lasts no longer. `None` while the pod rests.
+    /// The hint of an answer, in place of the pod's previous one: a repeated request without a failed attempt in between does not
+    /// prolong the hint. `None` while the pod rests.
     fn decide(
         &self,
         uid: &str,
@@ -280,11 +281,11 @@ impl HintQueue {
         })
     }
 
-    fn is_resting(&self, uid: &str, now: Instant) -> bool {
+    pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
         self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
-    /// A pod whose hint has grown old has had its chance: the room is for others for a while.
+    /// Makes a pod whose hint expired rest: the room is for other pods for a while.
     fn rest(&mut self, owner: OwnerId, now: Instant) {
         while self.rest_queue.len() >= MAX_HINTS {
             self.end_rest();
@@ -313,7 +314,7 @@ impl HintQueue {
         self.rest_queue.len() < n_before
     }
 
-    fn is_due(&self, now: Instant) -> bool {
+    pub(super) fn is_due(&self, now: Instant) -> bool {
         let ends = [
             self.ends.first().map(|(end, _)| end),
             self.rest_queue.front().map(|(until, _)| until),
@@ -358,82 +359,171 @@ impl HintQueue {
         }
         taken
     }
-}
 
-impl Index {
-    /// The same index with these times for hints.
-    #[must_use]
-    pub fn holding(mut self, times: HintTimes) -> Self {
-        self.hints.set_times(times);
-        self
+    /// Ends hints, rests and groups whose time is up, and keeps room for nominated pods.
+    pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
+        self.stamp(now);
+        while let Some(owner) = self.pop(now) {
+            cluster.fleet.unhint(owner.as_str());
+            cluster.note_silent_opening();
+        }
+        if self.end_rests(now) {
+            cluster.note_silent_opening();
+        }
+        let members = self.gangs.end(now);
+        if self.unhint_members(cluster, members) {
+            cluster.note_silent_opening();
+        }
+        self.keep_for_nominees(cluster);
     }
 
-    /// Returns true if a deadline has passed: hints have ended, or nodes are to be left out or come
-    /// back.
-    pub fn is_due(&self, now: Instant) -> bool {
-        self.hints.is_due(now) || self.failing.is_due(now) || self.plugins.is_due(now)
+    /// Keeps room for a pod on the node that it was answered with.
+    pub(super) fn hint(
+        &mut self,
+        cluster: &mut Cluster,
+        node: NodeId,
+        ask: &NodeAsk<'_>,
+        decision: &Decision,
+        now: Instant,
+    ) {
+        self.note_member(cluster, ask.uid, decision, true, now);
+        let before = self.take(ask.uid);
+        cluster.fleet.unhint(ask.uid);
+        let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
+            return;
+        };
+        let hint = self.decide(ask.uid, &name, decision, before.as_ref(), now);
+        let is_kept = hint.is_some_and(|hint| self.keep(cluster, node, ask, hint));
+        // Room of a group opens as a whole.
+        if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
+            cluster.note_silent_opening();
+        }
     }
 
-    /// Does what has to happen by now.
-    pub fn tick(&mut self, now: Instant) {
-        self.failing.advance(now);
-        if self.plugins.advance(now) {
-            self.note_silent_opening();
+    /// Ends a pod's hint.
+    pub(super) fn unhint(&mut self, cluster: &mut Cluster, uid: &str) {
+        self.take(uid);
+        cluster.fleet.unhint(uid);
+        cluster.note_silent_opening();
+    }
+
+    /// Updates the hint of an unbound pod by the state that a watch shows.
+    pub(super) fn follow_attempt(&mut self, cluster: &mut Cluster, uid: &str, shown: Shown<'_>) {
+        let times = self.times;
+        if let Some(mut hint) = self.take(uid) {
+            if hint.follow(shown, times) {
+                let owner = cluster.owner(uid);
+                return self.put(owner, hint);
+            }
+            cluster.fleet.unhint(uid);
+            cluster.note_silent_opening();
         }
-        self.hints.stamp(now);
-        while let Some(owner) = self.hints.pop(now) {
-            self.fleet.unhint(owner.as_str());
-            self.note_silent_opening();
+        let owner = cluster.owner(uid);
+        let is_decided = cluster.assumed_node(uid).is_some();
+        match shown.nominated.filter(|_| !is_decided) {
+            Some(node) => {
+                self.nominees.insert(owner, node.into());
+                self.n_tried = u64::MAX;
+            }
+            None => {
+                self.nominees.remove(&owner);
+            }
         }
-        if self.hints.end_rests(now) {
-            self.note_silent_opening();
+    }
+
+    /// Keeps room for pods on the nodes that they are nominated to, as soon as there is any.
+    pub(super) fn keep_for_nominees(&mut self, cluster: &mut Cluster) {
+        let n_openings = cluster.fleet.n_openings();
+        if self.nominees.is_empty() || self.n_tried == n_openings {
+            return;
         }
-        let members = self.hints.gangs.end(now);
-        if self.unhint_members(members) {
-            self.note_silent_opening();
+        self.n_tried = n_openings;
+        let nominees: Vec<(OwnerId, Box<str>)> = self
+            .nominees
+            .iter()
+            .map(|(uid, node)| (uid.clone(), node.clone()))
+            .collect();
+        for (owner, name) in nominees {
+            let Some(facts) = cluster.pods.get(&owner).map(|entry| entry.facts.clone()) else {
+                continue;
+            };
+            if facts.bound.is_some() || self.resting.contains_key(&owner) {
+                continue;
+            }
+            let (Ok(Some(ask)), Some(node)) =
+                (cluster.ask(owner.as_str(), &facts), cluster.fleet.node_id(&name))
+            else {
+                continue;
+            };
+            let hint = Hint {
+                node: name,
+                group: None,
+                lasts: self.times.nominated,
+                end: None,
+                version: None,
+                failure: None,
+                is_nominated: true,
+                may_err: true,
+            };
+            self.keep(cluster, node, &ask, hint);
         }
-        self.keep_for_nominees();
+    }
+
+    /// Keeps the room of a hint, and returns true if the node has it.
+    fn keep(&mut self, cluster: &mut Cluster, node: NodeId, ask: &NodeAsk<'_>, hint: Hint) -> bool {
+        let choice = cluster.fleet.choose(
+            node,
+            ask.devices(),
+            ask.policies.device,
+            Hints::RespectOthers(ask.uid),
+        );
+        let Ok(placement) = choice else { return false };
+        let owner = cluster.owner(ask.uid);
+        let is_kept = placement != Placement::default() && cluster.fleet.hint(&owner, node, placement);
+        if is_kept {
+            self.nominees.remove(ask.uid);
+            self.put(owner, hint);
+        }
+        is_kept
+    }
+
+    /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
+    pub(super) fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
+        self.gangs.is_in_vain(asked)
+    }
+
+    /// Frees the room of other `PodGroups` than this one whose cycle has come to nothing.
+    pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, asked: Option<&str>) {
+        let members = self.gangs.end_cycles(asked);
+        // Nominees were not refused for the room of this cycle, so they are tried again.
+        if self.unhint_members(cluster, members) {
+            self.n_tried = u64::MAX;
+        }
+        self.keep_for_nominees(cluster);
     }
 
     /// Ends the hints of members, and returns true if there were any.
-    fn unhint_members(&mut self, members: Vec<OwnerId>) -> bool {
-        let taken = self.hints.take_members(members);
+    fn unhint_members(&mut self, cluster: &mut Cluster, members: Vec<OwnerId>) -> bool {
+        let taken = self.take_members(members);
         for owner in &taken {
-            self.fleet.unhint(owner.as_str());
+            cluster.fleet.unhint(owner.as_str());
         }
         !taken.is_empty()
     }
 
-    /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
-    pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
-        self.hints.gangs.is_in_vain(asked)
-    }
-
-    /// Frees the room of other `PodGroups` than this one whose cycle has come to nothing.
-    pub fn end_gang_cycles(&mut self, asked: Option<&str>) {
-        let members = self.hints.gangs.end_cycles(asked);
-        // Whatever was refused since the cycle is known to come to nothing was not refused for its room.
-        if self.unhint_members(members) {
-            self.hints.n_tried = u64::MAX;
-        }
-        self.keep_for_nominees();
-    }
-
-    /// Takes note that no node had room for a member of a `PodGroup`; room that is kept for it stays.
-    pub fn refuse_member(&mut self, uid: &str, decision: &Decision, now: Instant) {
-        self.note_member(uid, decision, false, now);
-    }
-
-    fn note_member(&mut self, uid: &str, decision: &Decision, is_placed: bool, now: Instant) {
-        let Some((group, end)) = decision
-            .group
-            .as_deref()
-            .zip(now.checked_add(self.hints.times.plain))
-        else {
+    pub(super) fn note_member(
+        &mut self,
+        cluster: &mut Cluster,
+        uid: &str,
+        decision: &Decision,
+        is_placed: bool,
+        now: Instant,
+    ) {
+        let Some((group, end)) = decision.group.as_deref().zip(now.checked_add(self.times.plain)) else {
             return;
         };
-        let owner = self.owner(uid);
-        if self.hints.gangs.ask(
+        let owner = cluster.owner(uid);
+        if self.gangs.ask(
             group,
             owner,
             Asked {
@@ -442,126 +532,24 @@ impl Index {
             },
             end,
         ) {
-            self.note_silent_opening();
+            cluster.note_silent_opening();
+        }
+    }
+
+    /// Ends the hint of a pod that takes its devices on a node, or that is gone: room of the hint elsewhere opens.
+    pub(super) fn end(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
+        if self.remove(uid).is_some_and(|node| bound_to != Some(&*node)) {
+            cluster.note_silent_opening();
         }
     }
 
     /// Returns true if this pod has a hint.
-    pub fn is_hinted(&self, uid: &str) -> bool {
-        self.hints.hints.contains_key(uid)
+    pub(super) fn is_hinted(&self, uid: &str) -> bool {
+        self.hints.contains_key(uid)
     }
 
     /// Returns true if this pod has a hint on the node that it is nominated to.
-    pub fn is_nominated(&self, uid: &str) -> bool {
-        self.hints.hints.get(uid).is_some_and(|hint| hint.is_nominated)
-    }
-
-    /// Returns true if this pod had room kept until the time was up, and may not have it again yet.
-    pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
-        self.hints.is_resting(uid, now)
-    }
-
-    /// Keeps room for a pod on the node that it was answered with.
-    pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, decision: &Decision, now: Instant) {
-        self.tick(now);
-        self.note_member(ask.uid, decision, true, now);
-        let before = self.hints.take(ask.uid);
-        self.fleet.unhint(ask.uid);
-        let Some(name) = self.fleet.view(node).map(|view| view.name().to_owned()) else {
-            return;
-        };
-        let hint = self.hints.decide(ask.uid, &name, decision, before.as_ref(), now);
-        let is_kept = hint.is_some_and(|hint| self.keep(node, ask, hint));
-        // Room of a group opens as a whole.
-        if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
-            self.note_silent_opening();
-        }
-    }
-
-    /// Keeps the room of a hint, if the node has it, and returns true if so.
-    fn keep(&mut self, node: NodeId, ask: &NodeAsk<'_>, hint: Hint) -> bool {
-        let choice = self.fleet.choose(
-            node,
-            ask.devices(),
-            ask.policies.device,
-            Hints::RespectOthers(ask.uid),
-        );
-        let Ok(placement) = choice else { return false };
-        let owner = self.owner(ask.uid);
-        let is_kept = placement != Placement::default() && self.fleet.hint(&owner, node, placement);
-        if is_kept {
-            self.hints.nominees.remove(ask.uid);
-            self.hints.put(owner, hint);
-        }
-        is_kept
-    }
-
-    /// Forgets a pod's hint.
-    pub fn unhint(&mut self, uid: &str) {
-        self.hints.take(uid);
-        self.fleet.unhint(uid);
-        self.note_silent_opening();
-    }
-
-    /// Takes in what a watch shows of a pod that is not bound: its hint ends, lasts on, or is to be kept for a nomination.
-    pub(super) fn follow_attempt(&mut self, uid: &str, shown: Shown<'_>) {
-        let times = self.hints.times;
-        if let Some(mut hint) = self.hints.take(uid) {
-            if hint.follow(shown, times) {
-                let owner = self.owner(uid);
-                return self.hints.put(owner, hint);
-            }
-            self.fleet.unhint(uid);
-            self.note_silent_opening();
-        }
-        let owner = self.owner(uid);
-        let is_decided = self.assumed_node(uid).is_some();
-        match shown.nominated.filter(|_| !is_decided) {
-            Some(node) => {
-                self.hints.nominees.insert(owner, node.into());
-                self.hints.n_tried = u64::MAX;
-            }
-            None => {
-                self.hints.nominees.remove(&owner);
-            }
-        }
-    }
-
-    /// Keeps room for pods on the nodes that they are nominated to, as soon as there is any: before other pods are asked for.
-    pub(super) fn keep_for_nominees(&mut self) {
-        let n_openings = self.fleet.n_openings();
-        if self.hints.nominees.is_empty() || self.hints.n_tried == n_openings {
-            return;
-        }
-        self.hints.n_tried = n_openings;
-        let nominees: Vec<(OwnerId, Box<str>)> = self
-            .hints
-            .nominees
-            .iter()
-            .map(|(uid, node)| (uid.clone(), node.clone()))
-            .collect();
-        for (owner, name) in nominees {
-            let Some(facts) = self.pods.get(&owner).map(|entry| entry.facts.clone()) else {
-                continue;
-            };
-            if facts.bound.is_some() || self.hints.resting.contains_key(&owner) {
-                continue;
-            }
-            let (Ok(Some(ask)), Some(node)) = (self.ask(owner.as_str(), &facts), self.fleet.node_id(&name))
-            else {
-                continue;
-            };
-            let hint = Hint {
-                node: name,
-                group: None,
-                lasts: self.hints.times.nominated,
-                end: None,
-                version: None,
-                failure: None,
-                is_nominated: true,
-                may_err: true,
-            };
-            self.keep(node, &ask, hint);
-        }
+    pub(super) fn is_nominated(&self, uid: &str) -> bool {
+        self.hints.get(uid).is_some_and(|hint| hint.is_nominated)
     }
 }

@@ -16,14 +16,11 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
-use placement::{NodeView, OwnerId, Reason};
-use proto::node::Node;
 use proto::plugin_reports::PluginState;
 use proto::pod::Pod;
 use rustc_hash::{FxHashMap, FxHashSet};
-use tracing::{info, warn};
+use tracing::info;
 
-use super::{Index, NodeAsk};
 use evidence::{Evidence, PluginPod};
 
 /// The most pods that are on their way to a node whose plugin is tried: as many are lost if it dies again.
@@ -224,6 +221,18 @@ impl Plugins {
         }
     }
 
+    /// Notes a pod that kubelet has failed on a node, if that may be because the plugin was away.
+    pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
+        if is_for_want_of_plugin(pod) {
+            let at = pod
+                .status
+                .start_time
+                .as_deref()
+                .and_then(|time| time.parse().ok());
+            self.fail(node, at);
+        }
+    }
+
     /// kubelet has failed a pod on a node, at this time by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
         let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else {
@@ -392,96 +401,6 @@ impl fmt::Display for Away {
             Self::Gone => "the device plugin has ended",
             Self::Refusing => "kubelet has just failed a pod there, as the device plugin was away",
         })
-    }
-}
-
-impl Index {
-    /// Takes in what a node's annotation says of its plugin.
-    pub(super) fn see_plugin_state(&mut self, name: &str, node: &Node) {
-        match PluginState::read(node.metadata.annotations.as_ref()) {
-            Ok(state) => {
-                if self.plugins.see_state(name, state) {
-                    self.note_silent_opening();
-                }
-            }
-            Err(error) => {
-                warn!(node = name, %error, "the state of the device plugin is taken to be as it was before");
-            }
-        }
-    }
-
-    /// Takes note of a pod that kubelet has failed, if that may be because the plugin is away.
-    pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
-        if is_for_want_of_plugin(pod) {
-            let at = pod
-                .status
-                .start_time
-                .as_deref()
-                .and_then(|time| time.parse().ok());
-            self.plugins.fail(node, at);
-        }
-    }
-
-    /// Refuses devices of a node whose plugin is away, or is tried and has as many pods on their way as may be lost.
-    pub(super) fn refuse_without_plugin(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
-        let is_refused = ask.asks_for_devices()
-            && match self.plugins.standing(name) {
-                Standing::Offered => false,
-                Standing::Tried => self
-                    .view(name)
-                    .is_some_and(|view| self.n_on_their_way(view, ask.uid) >= TRIED_AT_ONCE),
-                Standing::Out(_) => true,
-            };
-        if is_refused {
-            Err(Reason::PluginAway)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// The same with the pods for which room is kept on the node: they will be bound before this one.
-    #[inline]
-    pub(super) fn refuse_crowd(&self, name: &str, ask: &NodeAsk<'_>) -> Result<(), Reason> {
-        if self.plugins.is_calm() || !ask.asks_for_devices() || self.plugins.standing(name) != Standing::Tried
-        {
-            return Ok(());
-        }
-        let n_pods = |view: NodeView<'_>| {
-            let n_hinted = view.hinted().filter(|owner| owner.as_str() != ask.uid).count();
-            n_hinted + self.n_on_their_way(view, ask.uid)
-        };
-        if self.view(name).map_or(0, n_pods) >= TRIED_AT_ONCE {
-            Err(Reason::PluginAway)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn view(&self, name: &str) -> Option<NodeView<'_>> {
-        self.fleet.view(self.fleet.node_id(name)?)
-    }
-
-    /// Number of pods besides this one that are bound, or about to be, and that kubelet has not taken on.
-    fn n_on_their_way(&self, view: NodeView<'_>, uid: &str) -> usize {
-        let is_on_its_way = |owner: &OwnerId| {
-            self.pods
-                .get(owner)
-                .is_some_and(|entry| !entry.eviction.is_admitted())
-        };
-        view.held()
-            .filter(|held| held.owner.as_str() != uid && is_on_its_way(held.owner))
-            .count()
-    }
-
-    /// The reason for which no pod is sent to a node, or few, on account of its plugin.
-    pub(super) fn plugin_problem(&self, name: &str) -> Option<String> {
-        match self.plugins.standing(name) {
-            Standing::Offered => None,
-            Standing::Tried => Some(format!(
-                "the device plugin has come back: {TRIED_AT_ONCE} pods are tried at a time"
-            )),
-            Standing::Out(away) => Some(format!("no pods are sent here: {away}")),
-        }
     }
 }
 

@@ -1,9 +1,9 @@
-//! Assume timestamps: unix nanoseconds that only ever grow, so that they order binds.
+//! Assume times: unix nanoseconds that only grow, so that they order binds.
 
 /// Nanoseconds that a record may be ahead of this clock and still be believed.
 const DAY: u64 = 24 * 3600 * 1_000_000_000;
 
-/// Makes assume timestamps; reads no clock itself.
+/// Issues assume times; reads no clock itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stamps {
     issued: u64,
@@ -11,14 +11,14 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// Takes note of a timestamp in a record, which an earlier scheduler may have made.
+    /// Notes an assume time in a record, which an earlier scheduler may have issued.
     pub fn saw(&mut self, nanos: u64) {
         self.seen = self.seen.max(nanos);
     }
 
-    /// A timestamp for `now`, later than every one before it.
+    /// An assume time for `now`, later than all earlier ones.
     ///
-    /// A record from the far future, which nobody's clock can have made, does not count.
+    /// A record from the far future does not count: it comes from a wrong clock.
     pub fn next(&mut self, now: u64) -> u64 {
         let after_seen = if self.seen < now.saturating_add(DAY) {
             self.seen.saturating_add(1)

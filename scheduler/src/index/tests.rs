@@ -69,7 +69,7 @@ fn only_the_decision_that_is_named_is_forgotten() {
         (
             phase(&index, stamp),
             index.fleet().n_owners(),
-            index.census().n_pending
+            index.snapshot().n_pending
         ),
         (None, 0, 0)
     );
@@ -81,7 +81,7 @@ fn a_pod_that_is_watched_stays_pending_when_its_decision_falls() {
     index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
     let stamp = assume(&mut index, "p", now);
     index.forget("p", stamp);
-    assert_eq!(index.census().n_pending, 1);
+    assert_eq!(index.snapshot().n_pending, 1);
 }
 
 #[test]

@@ -1,177 +1,176 @@
-//! Who leads: what to read from and write to one Lease, decided from what was read, what was written, and the time.
+//! The election of a leader by a Lease that the replicas write, decided from reads, writes and the time.
 //!
 //! Does no I/O and reads no clock. Safe whatever the replicas' clocks say, as long as they run at about the same speed: a
-//! replica compares only times of its own. A leader counts from the moment at which it *sent* a renewal; everybody else
-//! from the moment at which he *received* what he read, so he always ends later. No write is ever made over a version of
-//! the Lease that was not read.
+//! replica compares only its own times. The leader counts from the moment at which it *sent* a renewal, every other replica from
+//! the moment at which it *received* what it read, which is always later. No replica writes over a version of the Lease that it
+//! has not read.
 
 use std::time::{Duration, Instant};
 
-/// For how long what holds; every replica keeps to its own.
+/// The times of a Lease, as in client-go's leader election; each replica uses its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// How long the others leave a holder alone that does not renew.
+pub struct LeaseTimes {
+    /// `leaseDuration`: time after which other replicas take a Lease that is not renewed.
     pub lease: Duration,
-    /// How long a leader that cannot renew goes on: shorter than the lease.
+    /// `renewDeadline`: time for which a leader that cannot renew goes on; shorter than the lease.
     pub renew: Duration,
-    /// How often is renewed, or looked.
+    /// `retryPeriod`: pause between two renewals, or reads.
     pub retry: Duration,
 }
 
-/// What a Lease says, as far as it matters here.
+/// The fields of a Lease that the election depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Who holds it; empty for nobody.
+pub struct LeaseRecord {
+    /// `holderIdentity`; empty if no replica holds it.
     pub holder: String,
-    /// How long the holder wants to be left alone, in seconds.
+    /// `leaseDurationSeconds`.
     pub seconds: u64,
-    /// How often it changed hands.
+    /// `leaseTransitions`.
     pub transitions: u64,
 }
 
-impl Record {
-    /// How it looks once its holder has given it up: nobody, for a second. That somebody wiped out the holder's name is
-    /// not enough.
-    fn is_given_up(&self) -> bool {
+impl LeaseRecord {
+    /// Returns true if the holder has released it: no holder, for one second. An operator who removes the holder's name has
+    /// not released it.
+    fn is_released(&self) -> bool {
         self.holder.is_empty() && self.seconds == 1
     }
 }
 
-/// What to do next.
+/// The next step of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Nothing before this.
+pub enum LeaseAction {
+    /// Do nothing until then.
     Wait(Instant),
     /// Read the Lease, from the API server itself and not from a cache.
     Read,
-    /// Make the Lease.
-    Create(Record),
-    /// Write over this version, and no other.
+    /// Create the Lease.
+    Create(LeaseRecord),
+    /// Replace this version, and no other.
     Write {
         /// The version.
         version: String,
-        /// What it is to say.
-        record: Record,
+        /// The new content.
+        record: LeaseRecord,
     },
-    /// It is over.
+    /// Take no further part.
     End,
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// The Lease has this version now.
+pub enum WriteOutcome {
+    /// Written; the Lease has this version now.
     Done(String),
-    /// Nothing was written: there is another version, or none.
+    /// Not written: the Lease has another version, or is gone.
     Overtaken,
-    /// Nobody knows.
+    /// It may have been written.
     Unknown,
 }
 
-/// A time of leading without a gap.
+/// A time for which a replica leads without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reign {
-    /// Counts them.
+pub struct Term {
+    /// Differs from term to term.
     pub number: u64,
-    /// When the last renewal was sent that is known to have been written.
+    /// Time at which the last renewal was sent that is known to be written.
     pub renewed: Instant,
-    /// Whether the one before gave the Lease up, after its last write.
+    /// True if the previous leader released the Lease, after its last bind.
     pub is_handed_over: bool,
 }
 
-/// What is known of the Lease.
+/// The replica's knowledge of the Lease.
 #[derive(Clone, Debug)]
 enum Known {
-    /// Not enough: it has to be read.
+    /// It has to be read.
     Nothing,
-    /// There is none.
+    /// There was none.
     Absent,
-    /// It was so when it was last looked at.
+    /// It was as `version` and `record` say.
     There,
 }
 
-/// One replica's part in the election.
+/// One replica in the election.
 #[derive(Clone, Debug)]
 pub struct Election {
     identity: String,
-    terms: Terms,
+    times: LeaseTimes,
     known: Known,
     version: String,
-    record: Record,
-    /// When this version was first seen here.
+    record: LeaseRecord,
+    /// Time at which this replica first saw the version.
     since: Instant,
-    /// Nothing is done before.
+    /// Time of the next step.
     due: Instant,
-    reign: Option<Reign>,
-    n_reigns: u64,
+    term: Option<Term>,
+    n_terms: u64,
     is_resigning: bool,
 }
 
 impl Election {
-    /// A replica that has seen nothing yet. No other may ever have had its identity, its own earlier processes included.
-    pub fn new(identity: String, terms: Terms, now: Instant) -> Self {
+    /// A replica that has read nothing yet. No other process may ever have had its identity.
+    pub fn new(identity: String, times: LeaseTimes, now: Instant) -> Self {
         Self {
             identity,
-            terms,
+            times,
             known: Known::Nothing,
             version: String::new(),
-            record: Record::default(),
+            record: LeaseRecord::default(),
             since: now,
             due: now,
-            reign: None,
-            n_reigns: 0,
+            term: None,
+            n_terms: 0,
             is_resigning: false,
         }
     }
 
-    /// Whether, and since which renewal, this replica leads.
-    pub fn reign(&self, now: Instant) -> Option<Reign> {
-        self.reign.filter(|reign| now < reign.renewed + self.terms.renew)
+    /// The term of this replica, if it leads now.
+    pub fn term(&self, now: Instant) -> Option<Term> {
+        self.term.filter(|term| now < term.renewed + self.times.renew)
     }
 
-    /// Who held the Lease when it was last looked at.
+    /// The holder at the last read or write; empty if there was none.
     pub fn holder(&self) -> &str {
         &self.record.holder
     }
 
-    /// What to do now. After whatever is not [`Action::Wait`], say how it went before asking again.
-    pub fn next(&mut self, now: Instant) -> Action {
-        self.reign = self.reign(now);
+    /// The next step. After each step but [`LeaseAction::Wait`] its outcome comes first.
+    pub fn next(&mut self, now: Instant) -> LeaseAction {
+        self.term = self.term(now);
         if now < self.due {
-            return Action::Wait(self.due);
+            return LeaseAction::Wait(self.due);
         }
         match self.known {
-            Known::Absent if self.is_resigning => Action::End,
-            // Naming nobody, it has to be left alone for as long as one that somebody holds: whoever led by a Lease that
-            // was deleted finds out before.
-            Known::Absent => Action::Create(Record {
+            Known::Absent if self.is_resigning => LeaseAction::End,
+            // Without a holder, every replica waits for the Lease's duration, as for one that is held. A replica that led by a
+            // Lease that was deleted stops within that time.
+            Known::Absent => LeaseAction::Create(LeaseRecord {
                 seconds: self.seconds(),
-                ..Record::default()
+                ..LeaseRecord::default()
             }),
-            Known::There if self.is_resigning && self.is_holder() => self.write(Record {
+            Known::There if self.is_resigning && self.is_holder() => self.write(LeaseRecord {
                 holder: String::new(),
                 seconds: 1,
                 transitions: self.record.transitions,
             }),
-            Known::There if self.is_resigning => Action::End,
+            Known::There if self.is_resigning => LeaseAction::End,
             Known::There if self.is_holder() || now >= self.free_at() => self.write(self.own_record()),
-            Known::Nothing | Known::There => Action::Read,
+            Known::Nothing | Known::There => LeaseAction::Read,
         }
     }
 
-    /// Gives the Lease up, if it is held, and takes no further part. All that is done on the strength of leading must have
-    /// ended.
+    /// Releases the Lease, if this replica holds it, and takes no further part. All binds must have ended.
     pub fn resign(&mut self, now: Instant) {
         self.is_resigning = true;
-        self.reign = None;
+        self.term = None;
         self.due = now;
     }
 
-    /// The Lease was read: its version and what it says, if there is one. The answer came at `received`.
-    pub fn read(&mut self, received: Instant, found: Option<(String, Record)>) {
-        self.reign = self.reign(received);
+    /// Takes the answer to a read, which came at `received`: version and record, if there is a Lease.
+    pub fn read(&mut self, received: Instant, found: Option<(String, LeaseRecord)>) {
+        self.term = self.term(received);
         let Some((version, record)) = found else {
-            self.reign = None;
+            self.term = None;
             self.known = Known::Absent;
             self.due = received;
             return;
@@ -183,66 +182,66 @@ impl Election {
         if self.is_holder() || self.is_resigning {
             self.due = received;
         } else {
-            self.reign = None;
-            self.due = self.free_at().min(received + self.terms.retry).max(received);
+            self.term = None;
+            self.due = self.free_at().min(received + self.times.retry).max(received);
         }
     }
 
-    /// The Lease could not be read.
+    /// Takes a read that failed at `received`.
     pub fn unread(&mut self, received: Instant) {
-        self.reign = self.reign(received);
+        self.term = self.term(received);
         self.known = Known::Nothing;
-        self.due = received + self.terms.retry / 2;
+        self.due = received + self.times.retry / 2;
     }
 
-    /// What became of a write that was sent at `sent`; this was known at `received`.
-    pub fn written(&mut self, record: Record, sent: Instant, received: Instant, outcome: Written) {
-        self.reign = self.reign(received);
+    /// Takes the outcome of a write that was sent at `sent`, known at `received`.
+    pub fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome) {
+        self.term = self.term(received);
         match outcome {
-            Written::Done(version) => {
-                let is_handed_over = self.record.is_given_up();
+            WriteOutcome::Done(version) => {
+                let is_handed_over = self.record.is_released();
                 (self.version, self.record, self.since, self.known) =
                     (version, record, received, Known::There);
                 if self.is_holder() {
                     self.renew(sent, is_handed_over);
-                    self.due = sent + self.terms.retry;
+                    self.due = sent + self.times.retry;
                 } else {
-                    self.due = received + self.terms.retry;
+                    self.due = received + self.times.retry;
                 }
             }
-            Written::Overtaken => {
+            WriteOutcome::Overtaken => {
                 self.known = Known::Nothing;
                 self.due = received;
             }
-            Written::Unknown => self.unread(received),
+            WriteOutcome::Unknown => self.unread(received),
         }
         if self.is_resigning {
-            self.due = self.due.min(received + self.terms.retry / 2);
+            self.due = self.due.min(received + self.times.retry / 2);
         }
     }
 
     fn renew(&mut self, sent: Instant, is_handed_over: bool) {
-        if let Some(reign) = self.reign.as_mut() {
-            reign.renewed = sent;
+        if let Some(term) = self.term.as_mut() {
+            term.renewed = sent;
         } else if !self.is_resigning {
-            self.n_reigns += 1;
-            self.reign = Some(Reign {
-                number: self.n_reigns,
+            self.n_terms += 1;
+            self.term = Some(Term {
+                number: self.n_terms,
                 renewed: sent,
                 is_handed_over,
             });
         }
     }
 
-    /// When the Lease may be taken from whoever is named in it.
+    /// Time from which this replica may take the Lease from its holder.
     fn free_at(&self) -> Instant {
-        if self.record.is_given_up() {
+        if self.record.is_released() {
             return self.since;
         }
-        // The holder may have been told another duration than this replica.
+        // The holder may be configured with another duration than this replica.
         self.since
             + self
-                .terms
+                .times
                 .lease
                 .max(Duration::from_secs(self.record.seconds.min(3600)))
     }
@@ -251,25 +250,25 @@ impl Election {
         self.record.holder == self.identity
     }
 
-    fn own_record(&self) -> Record {
+    fn own_record(&self) -> LeaseRecord {
         let transitions = self.record.transitions + u64::from(!self.is_holder());
-        Record {
+        LeaseRecord {
             holder: self.identity.clone(),
             seconds: self.seconds(),
             transitions,
         }
     }
 
-    fn write(&self, record: Record) -> Action {
-        Action::Write {
+    fn write(&self, record: LeaseRecord) -> LeaseAction {
+        LeaseAction::Write {
             version: self.version.clone(),
             record,
         }
     }
 
     fn seconds(&self) -> u64 {
-        // More than one, which would say that it is given up.
-        self.terms
+        // One second means released.
+        self.times
             .lease
             .as_millis()
             .div_ceil(1000)

@@ -1,4 +1,4 @@
-//! The `SchedulerLeader` object, which names the replica whose bindings the API server takes, and whether it takes them.
+//! The `SchedulerLeader` object, which names the one replica whose bindings the API server accepts.
 //!
 //! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. The
 //! object repeats the Lease by which a replica leads in a kind of our own, as kube-apiserver watches the objects that a policy names as parameters,
@@ -23,7 +23,7 @@ const API_VERSION: &str = "gpushare.io/v1alpha1";
 const KIND: (&str, &str) = ("SchedulerLeader", "schedulerleaders");
 /// Longest time that one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// Pause between looks at whether bindings are taken, while they are and while they are not.
+/// Pause between two probes, while the API server accepts bindings and while it does not.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(200));
 /// The time for which a refusal may last before it is reported: the API server takes a moment to see a new holder.
 const TOLERATED: Duration = Duration::from_secs(3);
@@ -47,7 +47,7 @@ pub(super) struct Settings {
     pub(super) lease_holder: String,
 }
 
-/// Has the API server take this replica's bindings, for one term.
+/// Makes the API server accept the bindings of this replica and of no other, for one term.
 #[derive(Clone)]
 pub(super) struct Fence {
     client: Client,
@@ -56,10 +56,10 @@ pub(super) struct Fence {
     leadership: Leadership,
 }
 
-/// The outcome of a binding that this replica tries on the API server.
+/// The outcome of a dry-run binding.
 #[derive(Debug, PartialEq, Eq)]
 enum Probe {
-    Taken,
+    Accepted,
     /// The API server's message.
     Refused(String),
     /// The reason for which the outcome is not known.
@@ -91,12 +91,12 @@ impl Fence {
         }
     }
 
-    /// Returns when the API server takes this replica's bindings.
-    pub(super) async fn until_taken(&self) {
+    /// Waits until the API server accepts this replica's bindings.
+    pub(super) async fn wait_until_accepted(&self) {
         let mut report = Report::new(self);
         loop {
             let problem = match self.probe().await {
-                Probe::Taken => return report.taken(),
+                Probe::Accepted => return report.accepted(),
                 Probe::Refused(message) | Probe::Unknown(message) => message,
             };
             let written = self.write().await;
@@ -105,19 +105,19 @@ impl Fence {
         }
     }
 
-    /// Sees to it that bindings are taken, until the term ends with this future.
+    /// Keeps the API server accepting bindings, until the term ends with this future.
     pub(super) async fn keep(&self) {
         loop {
             // A refused binding wakes this at once.
             let _ = timeout(PAUSES.0, self.leadership.bind_refused()).await;
-            self.until_taken().await;
+            self.wait_until_accepted().await;
         }
     }
 
     /// Writes the object over the version that was read, if it names another.
     ///
-    /// Leadership is asked after the read: a replica that was deposed meanwhile either sees so, or writes over a version that
-    /// its successor has replaced or will replace.
+    /// The check of leadership follows the read: a replica that was deposed since either fails the check, or writes over a
+    /// version that the next leader replaces.
     async fn write(&self) -> anyhow::Result<()> {
         let Settings {
             namespace,
@@ -163,7 +163,8 @@ impl Fence {
         }
         info!(
             name,
-            holder, "the API server is to take this replica's bindings and no other's"
+            holder,
+            "the SchedulerLeader object names this replica: the API server refuses the bindings of others"
         );
         Ok(())
     }
@@ -200,7 +201,7 @@ impl Fence {
             Ok(Answer { status, .. })
                 if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) =>
             {
-                Probe::Taken
+                Probe::Accepted
             }
             Ok(answer) => Probe::Unknown(answer.message()),
             Err(error) => Probe::Unknown(format!("{error:#}")),
@@ -257,10 +258,10 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn taken(self) {
+    fn accepted(self) {
         self.fence.leadership.set_refused(None);
         if self.is_reported {
-            info!("the API server takes this replica's bindings again");
+            info!("the API server accepts this replica's bindings again");
         }
     }
 }

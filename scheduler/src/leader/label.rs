@@ -1,4 +1,4 @@
-//! The leader's label on this replica's own pod, by which the extender's Service finds it.
+//! The leader label on this replica's own pod, which the Service of the extender selects.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{Leadership, PodName};
 
 /// Label of the leader's pod: `"true"`.
 pub const LABEL: &str = "gpushare/leader";
-/// Annotation of it: when the replica set out to lead. The watch of pods shows it after all that was written before.
+/// Annotation of the leader's pod: the time at which its takeover began. The watch of pods shows it after every earlier write.
 pub(super) const SINCE: &str = "gpushare/leader-since";
 
 /// Longest time that one write may take.
@@ -22,48 +22,55 @@ const TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How the pod shall be.
+/// The leader label and annotation of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// Without the label.
-    Plain,
-    /// With the label, and this as the annotation.
+pub(super) enum PodLabel {
+    /// Without both.
+    Absent,
+    /// With the label, and this annotation.
     Leader(String),
 }
 
-/// Sees to one pod.
+/// Keeps the label of one pod.
 #[derive(Debug)]
 pub(super) struct LabelKeeper {
-    wanted: watch::Sender<Wanted>,
-    /// What the pod is like.
-    done: watch::Receiver<Option<Wanted>>,
+    wanted: watch::Sender<PodLabel>,
+    /// The label that was written; `None` while it is not known.
+    written: watch::Receiver<Option<PodLabel>>,
 }
 
 impl LabelKeeper {
-    /// Takes the label off first, in case an earlier process in this pod has left it.
+    /// Removes the label first: an earlier process in this pod may have left it.
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
-        let (wanted, wishes) = watch::channel(Wanted::Plain);
-        let (report, done) = watch::channel(None);
+        let (sender, wanted) = watch::channel(PodLabel::Absent);
+        let (report, written) = watch::channel(None);
         tokio::spawn(named(
             "leader's label",
-            keep(client, pod, leadership, wishes, report),
+            keep(client, pod, leadership, wanted, report),
         ));
-        Self { wanted, done }
+        Self {
+            wanted: sender,
+            written,
+        }
     }
 
-    pub(super) fn want(&self, wanted: Wanted) {
+    pub(super) fn want(&self, wanted: PodLabel) {
         self.wanted.send_replace(wanted);
     }
 
-    /// Where wishes go.
-    pub(super) fn sender(&self) -> watch::Sender<Wanted> {
+    /// A sender of wanted labels.
+    pub(super) fn sender(&self) -> watch::Sender<PodLabel> {
         self.wanted.clone()
     }
 
-    /// Waits until the pod is so.
-    pub(super) async fn done(&self, wanted: &Wanted) {
-        let mut done = self.done.clone();
-        if done.wait_for(|done| done.as_ref() == Some(wanted)).await.is_err() {
+    /// Waits until the pod has this label.
+    pub(super) async fn wait_for(&self, label: &PodLabel) {
+        let mut written = self.written.clone();
+        if written
+            .wait_for(|written| written.as_ref() == Some(label))
+            .await
+            .is_err()
+        {
             std::future::pending::<()>().await;
         }
     }
@@ -73,31 +80,31 @@ async fn keep(
     client: Client,
     pod: PodName,
     leadership: Leadership,
-    mut wishes: watch::Receiver<Wanted>,
-    report: watch::Sender<Option<Wanted>>,
+    mut wanted: watch::Receiver<PodLabel>,
+    report: watch::Sender<Option<PodLabel>>,
 ) {
     loop {
-        let wanted = wishes.borrow_and_update().clone();
-        if report.borrow().as_ref() == Some(&wanted) {
-            if wishes.changed().await.is_err() {
+        let label = wanted.borrow_and_update().clone();
+        if report.borrow().as_ref() == Some(&label) {
+            if wanted.changed().await.is_err() {
                 return;
             }
             continue;
         }
-        if wanted != Wanted::Plain {
-            // From now on it may be there, whatever the answer says.
-            leadership.set_stray(true);
+        if label != PodLabel::Absent {
+            // A write without an answer may have been carried out.
+            leadership.set_stale_label(true);
         }
         report.send_replace(None);
-        match patch(&client, &pod, &wanted).await {
+        match patch(&client, &pod, &label).await {
             Ok(()) => {
                 info!(
                     label = LABEL,
-                    is_leader = wanted != Wanted::Plain,
+                    is_leader = label != PodLabel::Absent,
                     "this pod's label is written"
                 );
-                leadership.set_stray(wanted != Wanted::Plain);
-                report.send_replace(Some(wanted));
+                leadership.set_stale_label(label != PodLabel::Absent);
+                report.send_replace(Some(label));
             }
             Err(error) => {
                 warn!(
@@ -111,10 +118,10 @@ async fn keep(
     }
 }
 
-async fn patch(client: &Client, pod: &PodName, wanted: &Wanted) -> anyhow::Result<()> {
-    let metadata = match wanted {
-        Wanted::Plain => json!({"labels": {LABEL: null}, "annotations": {SINCE: null}}),
-        Wanted::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {SINCE: since}}),
+async fn patch(client: &Client, pod: &PodName, label: &PodLabel) -> anyhow::Result<()> {
+    let metadata = match label {
+        PodLabel::Absent => json!({"labels": {LABEL: null}, "annotations": {SINCE: null}}),
+        PodLabel::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {SINCE: since}}),
     };
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let request = Request::builder()
@@ -126,8 +133,8 @@ async fn patch(client: &Client, pod: &PodName, wanted: &Wanted) -> anyhow::Resul
         .await
         .context("no answer in time")?;
     match answer {
-        // A pod that is gone bears no label.
-        Err(kube::Error::Api(status)) if status.code == 404 && *wanted == Wanted::Plain => Ok(()),
+        // A pod that is gone has no label.
+        Err(kube::Error::Api(status)) if status.code == 404 && *label == PodLabel::Absent => Ok(()),
         answer => answer
             .map(drop)
             .with_context(|| format!("pod {}/{}", pod.namespace, pod.name)),

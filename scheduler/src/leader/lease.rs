@@ -1,4 +1,4 @@
-//! The Lease as the API server keeps it: read whole, written only over the version that was read.
+//! The Lease object: read from the API server itself, written only over the version that was read.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::election::{Record, Written};
+use super::election::{LeaseRecord, WriteOutcome};
 
 /// One Lease.
 pub(super) struct LeaseObject {
     api: Api<Lease>,
     name: String,
-    /// As it was read or written last.
+    /// The object as it was read or written last.
     last: Lease,
 }
 
@@ -31,8 +31,8 @@ impl LeaseObject {
         &self.name
     }
 
-    /// The version and what it says, if there is a Lease. Names no resource version, so that no cache answers.
-    pub(super) async fn read(&mut self, timeout: Duration) -> anyhow::Result<Option<(String, Record)>> {
+    /// Reads version and record, if there is a Lease. Names no resource version, so that no cache answers.
+    pub(super) async fn read(&mut self, timeout: Duration) -> anyhow::Result<Option<(String, LeaseRecord)>> {
         let found = tokio::time::timeout(timeout, self.api.get_opt(&self.name))
             .await
             .context("no answer in time")?;
@@ -49,8 +49,8 @@ impl LeaseObject {
         Ok(Some((version, record)))
     }
 
-    /// Makes the Lease, if there is none.
-    pub(super) async fn create(&mut self, record: &Record, timeout: Duration) -> Written {
+    /// Creates the Lease, if there is none.
+    pub(super) async fn create(&mut self, record: &LeaseRecord, timeout: Duration) -> WriteOutcome {
         let metadata = ObjectMeta {
             name: Some(self.name.clone()),
             labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
@@ -63,11 +63,16 @@ impl LeaseObject {
         let params = PostParams::default();
         let request = self.api.create(&params, &lease);
         let answer = tokio::time::timeout(timeout, request).await;
-        self.judge(answer.ok())
+        self.outcome(answer.ok())
     }
 
-    /// Writes over this version, and over the object that had it: not over a namesake made since.
-    pub(super) async fn write(&mut self, version: String, record: &Record, timeout: Duration) -> Written {
+    /// Replaces this version of this object; a Lease of the same name that was created since stays.
+    pub(super) async fn write(
+        &mut self,
+        version: String,
+        record: &LeaseRecord,
+        timeout: Duration,
+    ) -> WriteOutcome {
         let mut lease = self.last.clone();
         lease.metadata.name = Some(self.name.clone());
         lease.metadata.resource_version = Some(version);
@@ -76,43 +81,45 @@ impl LeaseObject {
         let params = PostParams::default();
         let request = self.api.replace(&self.name, &params, &lease);
         let answer = tokio::time::timeout(timeout, request).await;
-        self.judge(answer.ok())
+        self.outcome(answer.ok())
     }
 
-    fn judge(&mut self, answer: Option<kube::Result<Lease>>) -> Written {
+    fn outcome(&mut self, answer: Option<kube::Result<Lease>>) -> WriteOutcome {
         match answer {
             Some(Ok(lease)) => match lease.metadata.resource_version.clone() {
                 Some(version) => {
                     self.last = lease;
-                    Written::Done(version)
+                    WriteOutcome::Done(version)
                 }
-                None => Written::Unknown,
+                None => WriteOutcome::Unknown,
             },
-            // Of another version, or gone.
-            Some(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => Written::Overtaken,
+            // Another version, or gone.
+            Some(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
+                WriteOutcome::Overtaken
+            }
             Some(Err(error)) => {
                 tracing::warn!(
                     error = format!("{:#}", anyhow::Error::from(error)),
                     "cannot write the Lease"
                 );
-                Written::Unknown
+                WriteOutcome::Unknown
             }
             None => {
                 tracing::warn!("cannot write the Lease: no answer in time");
-                Written::Unknown
+                WriteOutcome::Unknown
             }
         }
     }
 }
 
-fn record(lease: &Lease) -> Record {
+fn record(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.as_ref();
     let number = |field: Option<i32>| {
         field
             .and_then(|number| u64::try_from(number).ok())
             .unwrap_or_default()
     };
-    Record {
+    LeaseRecord {
         holder: spec
             .and_then(|spec| spec.holder_identity.clone())
             .unwrap_or_default(),
@@ -121,8 +128,8 @@ fn record(lease: &Lease) -> Record {
     }
 }
 
-/// The times are for people: nobody compares them.
-fn spec(record: &Record, before: Option<&LeaseSpec>) -> LeaseSpec {
+/// Times are for people: no replica compares them.
+fn spec(record: &LeaseRecord, before: Option<&LeaseSpec>) -> LeaseSpec {
     let now = MicroTime(jiff::Timestamp::now());
     let number = |number: u64| Some(i32::try_from(number).unwrap_or(i32::MAX));
     let same = before.filter(|before| before.holder_identity.as_deref() == Some(record.holder.as_str()));

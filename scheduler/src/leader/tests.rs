@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 
-use super::election::Terms;
+use super::election::LeaseTimes;
 use super::{Leadership, NotLeading};
 
-const TERMS: Terms = Terms {
+const TIMES: LeaseTimes = LeaseTimes {
     lease: secs(15),
     renew: secs(10),
     retry: secs(2),
@@ -20,8 +20,8 @@ const fn secs(n: u64) -> Duration {
 /// A replica that leads and has seen everything, by a renewal sent at the moment.
 fn leading() -> (Leadership, Instant) {
     let (leadership, now) = (Leadership::standby(), Instant::now());
-    leadership.lead(TERMS, now, true);
-    leadership.clear();
+    leadership.lead(TIMES, now, true);
+    leadership.end_takeover();
     (leadership, now)
 }
 
@@ -30,27 +30,27 @@ fn nobody_binds_before_everything_has_been_seen() {
     let now = Instant::now();
     let standby = Leadership::standby();
     assert_eq!(standby.begin_bind(now).unwrap_err(), NotLeading::Standby);
-    standby.clear();
-    standby.lead(TERMS, now, true);
+    standby.end_takeover();
+    standby.lead(TIMES, now, true);
     assert_eq!(standby.check(now), Ok(()));
     assert_eq!(
         standby.begin_bind(now).unwrap_err(),
         NotLeading::Starting,
-        "what was seen in another reign does not count"
+        "what was seen in another term does not count"
     );
-    let alone = Leadership::alone_after_another();
+    let alone = Leadership::alone_after_takeover();
     assert_eq!(
         (alone.check(now), alone.begin_bind(now).unwrap_err()),
         (Ok(()), NotLeading::Starting)
     );
-    alone.clear();
+    alone.end_takeover();
     assert!(alone.begin_bind(now).is_ok() && alone.covers(now, now + secs(1000)));
 }
 
 #[test]
 fn renewals_leave_what_was_seen() {
     let (leadership, now) = leading();
-    leadership.lead(TERMS, now + secs(2), false);
+    leadership.lead(TIMES, now + secs(2), false);
     assert!(leadership.begin_bind(now + secs(11)).is_ok());
     assert_eq!(
         leadership.begin_bind(now + secs(12)).unwrap_err(),
@@ -87,27 +87,27 @@ fn a_write_that_outlives_the_lease_is_noticed() {
 #[test]
 fn clients_connect_anew_when_a_leader_steps_down() {
     let (leadership, _) = leading();
-    let mut hangups = leadership.hangups();
-    assert!(!hangups.has_changed().unwrap());
+    let mut connection_resets = leadership.connection_resets();
+    assert!(!connection_resets.has_changed().unwrap());
     leadership.stand_by();
-    assert!(hangups.has_changed().unwrap());
-    hangups.mark_unchanged();
-    leadership.hang_up();
-    assert!(hangups.has_changed().unwrap());
+    assert!(connection_resets.has_changed().unwrap());
+    connection_resets.mark_unchanged();
+    leadership.reset_connections();
+    assert!(connection_resets.has_changed().unwrap());
 }
 
 #[test]
 fn a_pod_that_may_bear_the_label_and_does_not_lead_is_no_place_for_clients() {
     let (leadership, now) = leading();
-    leadership.set_stray(true);
-    assert!(!leadership.is_stray(now) && leadership.is_stray(now + secs(10)));
-    leadership.set_stray(false);
-    assert!(!leadership.is_stray(now + secs(10)));
+    leadership.set_stale_label(true);
+    assert!(!leadership.has_stale_label(now) && leadership.has_stale_label(now + secs(10)));
+    leadership.set_stale_label(false);
+    assert!(!leadership.has_stale_label(now + secs(10)));
     assert!(
-        Leadership::standby().is_stray(now),
+        Leadership::standby().has_stale_label(now),
         "an earlier process may have left it"
     );
-    assert!(!Leadership::alone_after_another().is_stray(now));
+    assert!(!Leadership::alone_after_takeover().has_stale_label(now));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Leadership as configured: elected among replicas, or this replica's alone.
+//! Starts leader election as configured, or the one replica that decides alone.
 
 use std::time::Duration;
 
@@ -14,26 +14,25 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::index::{Index, Shared};
-use crate::leader::campaign::{Campaign, Settings, succeed_alone};
-use crate::leader::kube_scheduler::watch_version;
+use crate::leader::elector::{Elector, Settings, take_over_alone};
+use crate::leader::version_check::watch_version;
 use crate::leader::watch_barrier::WatchBarrier;
 use crate::leader::{Leadership, PodName};
 use crate::watch::{ObjectStore, watch};
 
-/// How long requests are still taken after the signal to stop, where other replicas are: until nobody is sent here any more.
+/// Time for which a replica of several still serves after the signal to stop: the endpoints of its Services change first.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// This replica's part.
-pub(super) struct Part {
+/// This replica, alone or one of several.
+pub(super) struct Replica {
     pub(super) leadership: Leadership,
     barrier: WatchBarrier,
     settings: Option<Settings>,
     bind_timeout: Duration,
 }
 
-impl Part {
-    /// As the flags say.
-    pub(super) fn of(config: &Config, namespace: &str) -> Self {
+impl Replica {
+    pub(super) fn new(config: &Config, namespace: &str) -> Self {
         let bind_timeout = config.scheduling.bind_timeout;
         let settings = config.leader.as_ref().map(|leader| {
             let namespace = leader.namespace.clone().unwrap_or_else(|| namespace.to_owned());
@@ -46,7 +45,7 @@ impl Part {
                 kube_scheduler_lease: leader.kube_scheduler_lease.clone(),
                 namespace,
                 pod,
-                terms: leader.terms,
+                times: leader.times,
                 bind_timeout,
                 fences_bindings: leader.fences_bindings,
             }
@@ -54,7 +53,7 @@ impl Part {
         let leadership = if settings.is_some() {
             Leadership::standby()
         } else {
-            Leadership::alone_after_another()
+            Leadership::alone_after_takeover()
         };
         let barrier = WatchBarrier::new(settings.as_ref().map(|settings| settings.pod.clone()));
         Self {
@@ -65,12 +64,11 @@ impl Part {
         }
     }
 
-    /// The namespace in which a leader is elected, if one is.
+    /// The namespace of the Lease, if there is one.
     pub(super) fn namespace(&self) -> Option<&str> {
         self.settings.as_ref().map(|settings| settings.namespace.as_str())
     }
 
-    /// Watches pods.
     pub(super) fn watch_pods(
         &self,
         connection: &Connection,
@@ -96,7 +94,7 @@ impl Part {
         let Some(settings) = self.settings else {
             tokio::spawn(named(
                 "beginning",
-                succeed_alone(self.leadership, index, self.barrier, self.bind_timeout),
+                take_over_alone(self.leadership, index, self.barrier, self.bind_timeout),
             ));
             return stop;
         };
@@ -109,12 +107,12 @@ impl Part {
                 watch_version(client.clone(), recorder.clone(), settings.pod.clone()),
             );
         }
-        let campaign = Campaign::new((client, recorder), settings, self.leadership, index, self.barrier);
+        let elector = Elector::new((client, recorder), settings, self.leadership, index, self.barrier);
         let end_of_service = CancellationToken::new();
         let served = end_of_service.clone();
         tasks.spawn("election of a leader", async move {
             let lingering = tokio::spawn(named("linger", linger(stop.clone())));
-            campaign.run(stop.cancelled()).await;
+            elector.run(stop.cancelled()).await;
             // An end without a signal is a fault: as that of any task it ends the process.
             if stop.is_cancelled() {
                 let _ = lingering.await;

@@ -1,30 +1,30 @@
-//! Where the servers' certificates come from: files, or the Secret in which the scheduler makes them itself.
+//! Starts the sources of the servers' certificates: files, or the Secret of the scheduler's own ones.
 
 use daemon::supervise::Tasks;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
-use crate::certificates::shown::{Clients, Metrics, WEBHOOK_CLIENT_CA};
+use crate::certificates::server_tls::{Clients, Metrics, WEBHOOK_CLIENT_CA};
 use crate::certificates::{Keeper, Settings};
 use crate::config::{Config, TlsFiles};
-use crate::serve::tls::{CertificateFiles, Current};
+use crate::serve::tls::{CertificateFiles, CurrentTls};
 
-/// Services that certificates made here are for, unless a flag says otherwise.
+/// Services in the scheduler's own certificates, unless a flag names hosts.
 const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
 
-/// What the servers show that speak TLS.
+/// The TLS settings of the servers.
 pub(super) struct Tls {
-    pub(super) extender: Option<Current>,
-    pub(super) webhooks: Option<Current>,
+    pub(super) extender: Option<CurrentTls>,
+    pub(super) webhooks: Option<CurrentTls>,
 }
 
-/// The names of one server's certificates in metrics: those it shows, and the authorities of its clients.
+/// The names in metrics of one server's certificate and of the authorities of its clients.
 type Names = [&'static str; 2];
 
 const EXTENDER: Names = ["extender", "extender-client-ca"];
 const WEBHOOK: Names = ["webhook", WEBHOOK_CLIENT_CA];
 
-/// Reads certificates from files or has them made, and sees to it that they stay new.
+/// Reads certificates from files, or keeps them in the Secret, and renews them until the tasks are dropped.
 pub(super) fn begin(
     config: &Config,
     client: &Client,
@@ -63,17 +63,11 @@ pub(super) fn begin(
         };
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
-            tls.webhooks = Some(
-                keeper.serve(
-                    webhooks
-                        .client_ca
-                        .clone()
-                        .map_or(Clients::Anybody, Clients::SignedBy),
-                )?,
-            );
+            tls.webhooks =
+                Some(keeper.serve(webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy))?);
         }
         if wanted.for_extender {
-            tls.extender = Some(keeper.serve(Clients::Known)?);
+            tls.extender = Some(keeper.serve(Clients::OwnAuthority)?);
         }
         tasks.spawn("renewal of certificates in the Secret", keeper.keep());
     }
@@ -85,7 +79,7 @@ fn from_files(
     [shown, clients]: Names,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<Option<Current>> {
+) -> anyhow::Result<Option<CurrentTls>> {
     let Some(files) = files else { return Ok(None) };
     let metrics = metrics.clone();
     let certificates = CertificateFiles::load(files)?.on_change(move |in_use| {

@@ -1,9 +1,8 @@
-//! Hangs up on clients that do not send a request's head in time, or take nothing of an answer; leaves clients between two
-//! requests alone.
+//! Ends connections of clients that do not send the head of a request in time, or read nothing of an answer; idle connections stay.
 //!
-//! The timer of `hyper` runs from the end of one request to the head of the next, so it cannot tell a client that keeps its
-//! connection for later from one that stopped in the middle of a head. This one sees the bytes as they come, and is told
-//! when a request is being answered. It knows nothing of HTTP.
+//! The timer of `hyper` runs from the end of one request to the head of the next, so it cannot distinguish an idle connection from
+//! a client that stopped in the middle of a head. [`HeadLimit`] sees the bytes as they come, and [`Conversation`] knows when a
+//! request is being answered. Neither knows HTTP.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,34 +13,33 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// The time for which a client may take nothing of its answer: an answer that is not taken keeps its resources.
+/// Time for which a client may read nothing of its answer: an unread answer keeps its resources.
 const STALL: Duration = Duration::from_secs(30);
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The client has connected, or has begun a head, and must have sent it whole by then.
+    /// The client has connected, or has begun a head, which must be complete by then.
     Head { until: Instant },
-    /// A request is being answered; how long its body may take is the answer's business.
+    /// A request is being answered; the handler limits the time of its body.
     Answering,
-    /// The last request has been answered and the next one has not begun.
-    Between,
+    /// The connection is idle.
+    Idle,
 }
 
-/// What the stream and whoever answers the requests on it know together.
+/// The state of a connection, shared by its stream and its service.
 #[derive(Clone, Debug)]
 pub(super) struct Conversation {
     stage: Arc<Mutex<Stage>>,
-    /// How long a head may take.
+    /// Longest time of a head.
     limit: Duration,
 }
 
-/// Says that a request is being answered until dropped.
+/// Marks a request as being answered until dropped.
 #[derive(Debug)]
 pub(super) struct Answering(Conversation);
 
 impl Conversation {
-    /// Begins with a client that has just connected.
     pub(super) fn new(limit: Duration) -> Self {
         let until = Instant::now() + limit;
         Self {
@@ -50,16 +48,16 @@ impl Conversation {
         }
     }
 
-    /// A head has come in whole.
+    /// Notes a complete head.
     pub(super) fn answering(&self) -> Answering {
         *self.stage() = Stage::Answering;
         Answering(self.clone())
     }
 
-    /// Bytes have come in.
-    fn heard(&self) {
+    /// Notes that bytes have arrived.
+    fn note_bytes(&self) {
         let mut stage = self.stage();
-        if *stage == Stage::Between {
+        if *stage == Stage::Idle {
             *stage = Stage::Head {
                 until: Instant::now() + self.limit,
             };
@@ -73,11 +71,11 @@ impl Conversation {
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        *self.0.stage() = Stage::Between;
+        *self.0.stage() = Stage::Idle;
     }
 }
 
-/// A stream that ends when a head is overdue, as if the client had hung up, and fails when nothing can be written for long.
+/// A stream that ends when a head is overdue, as if the client had closed it, and fails when nothing can be written for long.
 #[derive(Debug)]
 pub(super) struct HeadLimit<S> {
     stream: S,
@@ -88,7 +86,6 @@ pub(super) struct HeadLimit<S> {
 }
 
 impl<S> HeadLimit<S> {
-    /// Watches over a stream on which this conversation is held.
     pub(super) fn new(stream: S, conversation: Conversation) -> Self {
         Self {
             stream,
@@ -120,7 +117,7 @@ impl<S> HeadLimit<S> {
         let stalled = self
             .stalled
             .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + STALL)));
-        let text = "the client takes nothing of its answer";
+        let text = "the client reads nothing of its answer";
         stalled
             .as_mut()
             .poll(cx)
@@ -137,11 +134,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
         let n_before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if read.is_pending() {
-            // Nothing read and no error is what the end of a stream looks like.
+            // Nothing read without an error means the end of a stream.
             return self.poll_overdue(cx).map(Ok);
         }
         if buf.filled().len() > n_before {
-            self.conversation.heard();
+            self.conversation.note_bytes();
         }
         read
     }

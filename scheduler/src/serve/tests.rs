@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Connection, serve_anew};
+use super::{Connection, serve_with_resets};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// A request that is answered after 30 s.
@@ -158,7 +158,7 @@ async fn clients_connect_anew_when_told_to() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (hang_up, hangups) = watch::channel(0);
-    tokio::spawn(serve_anew(
+    tokio::spawn(serve_with_resets(
         listener,
         router,
         None,

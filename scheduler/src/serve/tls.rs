@@ -1,6 +1,6 @@
 //! Certificates, keys and authorities in files: read at the start, and again whenever they change.
 //!
-//! Files that cannot be used change nothing: what was read last stays in use. Connections that stand keep what they began with.
+//! Files that cannot be used change nothing: the last good content stays in use. Open connections keep their certificates.
 
 use std::fmt;
 use std::io;
@@ -21,13 +21,13 @@ use tracing::{info, warn};
 use super::H2;
 use crate::config::TlsFiles;
 
-/// How long a change of the files may go unseen.
+/// Pause between two reads of the files.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Reads the files again and again. Names and times tell little of mounted Secrets, so the contents are compared.
+/// Reads the files again and again. Names and times of mounted Secrets are not reliable, so the contents are compared.
 pub struct CertificateFiles {
     files: TlsFiles,
-    /// What the files were last seen to hold, of use or not.
+    /// The last content, good or not.
     seen: Contents,
     current: watch::Sender<Arc<ServerConfig>>,
     /// Called with the certificates in use whenever they change.
@@ -54,12 +54,12 @@ pub struct InUse {
     pub client_authorities: Vec<CertificateDer<'static>>,
 }
 
-/// What new connections are accepted with.
+/// The TLS settings of new connections.
 #[derive(Clone, Debug)]
-pub struct Current(watch::Receiver<Arc<ServerConfig>>);
+pub struct CurrentTls(watch::Receiver<Arc<ServerConfig>>);
 
-impl Current {
-    /// What `settings` says at the time.
+impl CurrentTls {
+    /// The settings at the time of a connection.
     pub fn new(settings: watch::Receiver<Arc<ServerConfig>>) -> Self {
         Self(settings)
     }
@@ -95,12 +95,12 @@ impl CertificateFiles {
         }
     }
 
-    /// What new connections are accepted with, from now on.
-    pub fn current(&self) -> Current {
-        Current(self.current.subscribe())
+    /// The TLS settings of new connections.
+    pub fn current(&self) -> CurrentTls {
+        CurrentTls(self.current.subscribe())
     }
 
-    /// Reads the files every half minute, for ever.
+    /// Reads the files every half minute, until the task is dropped.
     pub async fn follow(mut self) {
         loop {
             tokio::time::sleep(INTERVAL).await;
@@ -108,7 +108,7 @@ impl CertificateFiles {
         }
     }
 
-    /// Reads the files, and puts what they hold in use if that is new.
+    /// Reads the files, and uses their content if it is new.
     fn reload(&mut self) {
         // Small files on a local mount: not worth a thread.
         let seen = Contents::read(&self.files);
@@ -121,18 +121,18 @@ impl CertificateFiles {
                 if let Some((listener, in_use)) = self.on_change.as_ref().zip(seen.in_use(&self.files)) {
                     listener(&in_use);
                 }
-                info!(certificate = %self.files.cert.display(), "certificates have changed, new connections meet the new ones");
+                info!(certificate = %self.files.cert.display(), "certificates have changed; new connections get the new ones");
             }
             Err(error) => warn!(
                 error = format!("{error:#}"),
-                "certificates have changed and cannot be used, the old ones stay"
+                "changed certificates cannot be used; the old ones stay in use"
             ),
         }
         self.seen = seen;
     }
 }
 
-/// What the files hold, or why they cannot be read.
+/// The content of the files.
 #[derive(PartialEq, Eq)]
 struct Contents {
     cert: Bytes,
@@ -148,7 +148,7 @@ pub(crate) fn read(path: &Path) -> Bytes {
 }
 
 impl fmt::Debug for Contents {
-    /// Shows nothing: a private key belongs in no log.
+    /// Shows nothing: a private key must not appear in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Contents").finish_non_exhaustive()
     }
@@ -216,8 +216,7 @@ pub(crate) fn client_verifier(
     verifier_of(roots).with_context(at)
 }
 
-/// Checks the certificates of clients against authorities. Views come without a certificate, so the verbs refuse, not the
-/// handshake.
+/// Checks the certificates of clients against authorities. Clients of the views have none, so the verbs refuse, not the handshake.
 ///
 /// # Errors
 /// There is no authority.

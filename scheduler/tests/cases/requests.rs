@@ -184,7 +184,7 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
         pod(&input["normalized_requests_by_type"]["gpu"], &Value::Null),
         &annotations,
     ));
-    let wishes = scheduler::wishes::of(&asking);
+    let wishes = scheduler::accounting::constraints::of(&asking);
     match (
         read(&input["normalized_requests_by_type"]["gpu"]),
         wishes,

@@ -86,11 +86,11 @@ async fn pods_that_are_filtered_before_others_are_bound_do_not_pile_up() {
         world.fitting(&units("e", 100), &["n1", "n2"]).await,
         Vec::<String>::new()
     );
-    assert_eq!(world.index.read().census().n_hints, 4);
+    assert_eq!(world.index.read().snapshot().n_hints, 4);
     for (name, node) in ["a", "b", "c", "d"].into_iter().zip(&picked) {
         world.place(&units(name, 100), node).await;
     }
-    assert_eq!(world.index.read().census().n_hints, 0);
+    assert_eq!(world.index.read().snapshot().n_hints, 0);
 }
 
 #[rstest]
@@ -117,7 +117,7 @@ async fn a_pod_with_preferences_chooses_among_all() {
     let names = ["a", "b", "c"];
     assert_eq!(world.fitting(&choosy("p", 60), &names).await, names);
     assert_eq!(scores(&world, &choosy("p", 60), &names).await, [8, 10, 9]);
-    assert_eq!(world.index.read().census().n_hints, 0, "kube-scheduler chooses");
+    assert_eq!(world.index.read().snapshot().n_hints, 0, "kube-scheduler chooses");
     let mut spread = units("q", 60);
     spread["spec"]["topologySpreadConstraints"] =
         json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
@@ -189,7 +189,7 @@ async fn a_pod_that_returns_is_sent_to_the_same_node_and_then_to_the_second_best
     for expected in ["a", "a", "a", "b", "b", "b", "c", "c", "c"] {
         assert_eq!(world.fitting(&pod, &names).await, [expected]);
         assert_eq!(
-            world.index.read().census().n_hints,
+            world.index.read().snapshot().n_hints,
             1,
             "room is kept all the time"
         );

@@ -19,7 +19,7 @@ pub(crate) fn world() -> World {
 
 /// The number of decisions that no watch has shown yet.
 pub(crate) fn n_assumed(world: &World) -> u64 {
-    world.index.read().census().n_assumed
+    world.index.read().snapshot().n_assumed
 }
 
 pub(crate) fn stamp(binding: &Value) -> u64 {
@@ -326,9 +326,9 @@ async fn impossible_names_are_refused(#[case] namespace: &str, #[case] name: &st
         error.contains("are not those of a pod") && error.len() <= 500,
         "{error}"
     );
-    let census = world.index.read().census();
+    let snapshot = world.index.read().snapshot();
     assert_eq!(
-        (census.n_assumed, census.n_hints, world.api.bindings().len()),
+        (snapshot.n_assumed, snapshot.n_hints, world.api.bindings().len()),
         (0, 0, 0)
     );
 }

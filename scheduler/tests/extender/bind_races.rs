@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use rstest::rstest;
 use scheduler::extender::bind::sweep_unseen;
 use scheduler::leader::Leadership;
-use scheduler::leader::campaign::succeed_alone;
+use scheduler::leader::elector::take_over_alone;
 use scheduler::leader::watch_barrier::WatchBarrier;
 use scheduler::watch::watch;
 use serde_json::{Value, json};
@@ -347,7 +347,7 @@ fn lister(pod: Value) -> Client {
 #[tokio::test(start_paused = true)]
 async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     let pod = units("p", 1);
-    let leadership = Leadership::alone_after_another();
+    let leadership = Leadership::alone_after_takeover();
     let world = World::with_leadership(&scheduler::offline::serving(), leadership.clone());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
@@ -356,7 +356,7 @@ async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     let (following, index) = (barrier.clone(), world.index.clone());
     let pods = watch("pods", Api::all(lister(listed)), &Contact::default());
     tokio::spawn(async move { following.follow(pods, index).await });
-    tokio::spawn(succeed_alone(
+    tokio::spawn(take_over_alone(
         leadership,
         world.index.clone(),
         barrier,
@@ -380,8 +380,11 @@ async fn a_written_binding_that_a_list_leaves_out_is_checked() {
     world.list::<proto::pod::Pod>(&[]);
     assert_eq!(n_assumed(&world), 1, "the list may be older than the pod");
     sleep(Duration::from_millis(10)).await;
-    let census = world.index.read().census();
-    assert_eq!((census.n_assumed, census.n_pending, census.n_pods), (0, 0, 0));
+    let snapshot = world.index.read().snapshot();
+    assert_eq!(
+        (snapshot.n_assumed, snapshot.n_pending, snapshot.n_pods),
+        (0, 0, 0)
+    );
 }
 
 /// Binds that hang hold up no filter.

@@ -321,7 +321,7 @@ where
 /// Everything that an index shows of its state.
 fn picture(index: &Index) -> impl PartialEq + std::fmt::Debug + use<> {
     let nodes: Vec<_> = (0..N_NODES).map(|at| index.show_node(&node_name(at))).collect();
-    (index.census(), nodes)
+    (index.snapshot(), nodes)
 }
 
 fn ensure_restart_changes_nothing(steps: &[Step]) -> Result<(), TestCaseError> {
@@ -331,8 +331,8 @@ fn ensure_restart_changes_nothing(steps: &[Step]) -> Result<(), TestCaseError> {
         prop_assert_eq!(run.violations(), Vec::new());
         let anew = run.anew();
         prop_assert_eq!(
-            run.index.census().gpus,
-            anew.census().gpus,
+            run.index.snapshot().gpus,
+            anew.snapshot().gpus,
             "what is decided takes what it will take once it is seen"
         );
         if run.open.is_empty() {
@@ -374,7 +374,7 @@ proptest! {
             run.step(&Step::Create(at, form));
             run.bind(at, node);
             prop_assert_eq!(run.index.fleet().check(), Vec::new());
-            for gpu in run.index.census().gpus {
+            for gpu in run.index.snapshot().gpus {
                 prop_assert!(gpu.used <= gpu.total, "{gpu:?}");
             }
         }

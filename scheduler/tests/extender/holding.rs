@@ -155,7 +155,7 @@ async fn room_is_kept_for_pods_that_are_nominated_when_all_is_listed() {
     let world = world.with_node("n1", &[100]);
     assert!(!is_free(&world, "n1").await);
     world.apply_pod(&on(units("waiting", 80), "n1"));
-    assert_eq!(world.index.read().census().n_hints, 0);
+    assert_eq!(world.index.read().snapshot().n_hints, 0);
 }
 
 /// kube-scheduler tries a pod again whose condition changes, which helps nothing before the hint ends.
@@ -211,10 +211,10 @@ async fn members_of_a_gang_are_never_sent_to_the_same_gpu(#[values(true, false)]
         let (first, second) = (world.fitting(&a, &names).await, world.fitting(&b, &names).await);
         assert_eq!((first.len(), second.len()), (1, 1), "cycle {cycle}");
         assert_ne!(first, second, "cycle {cycle}");
-        assert_eq!(world.index.read().census().n_hints, 2, "cycle {cycle}");
+        assert_eq!(world.index.read().snapshot().n_hints, 2, "cycle {cycle}");
         // A placement that the group does not fit in drops no room that was kept for another.
         assert_eq!(world.fitting(&a, &[]).await, Vec::<String>::new());
-        assert_eq!(world.index.read().census().n_hints, 2, "cycle {cycle}");
+        assert_eq!(world.index.read().snapshot().n_hints, 2, "cycle {cycle}");
         sleep(Duration::from_secs(2)).await;
     }
     sleep(TIMES.plain).await;
@@ -281,7 +281,7 @@ async fn room_of_a_group_that_does_not_fit_is_for_others_as_soon_as_they_are_ask
     }
     assert_eq!(world.index.read().openings().silent, n_before + 1);
     assert_eq!(world.fitting(&single, &names).await.len(), 1);
-    assert_eq!(world.index.read().census().n_hints, 1);
+    assert_eq!(world.index.read().snapshot().n_hints, 1);
 
     world.delete_pod(&single);
     world.index.write().unhint("uid-single");
@@ -292,7 +292,7 @@ async fn room_of_a_group_that_does_not_fit_is_for_others_as_soon_as_they_are_ask
     }
     // More members fit than ever, so they may be bound now.
     refusal(&world, &single, &names).await;
-    assert_eq!(world.index.read().census().n_hints, 3);
+    assert_eq!(world.index.read().snapshot().n_hints, 3);
 }
 
 /// A node whose kubelet refuses every pod is the best for each new one, unless it ranks behind the others.

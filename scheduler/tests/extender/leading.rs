@@ -20,7 +20,7 @@ async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
     world.list::<proto::pod::Pod>(std::slice::from_ref(&pod));
     let world = world.with_pod(&pod);
-    let mut hangups = leadership.hangups();
+    let mut hangups = leadership.connection_resets();
     let filtered = world.filter(&pod, &["n1"]).await;
     assert_eq!(
         filtered["Error"],

@@ -454,6 +454,6 @@ async fn oversized_bodies() {
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(
         text,
-        "the request's body is larger than 1024 bytes; raise --max-body or send node names only (nodeCacheCapable)\n"
+        "the request's body is larger than 1024 bytes; send node names only (nodeCacheCapable)\n"
     );
 }

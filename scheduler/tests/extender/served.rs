@@ -11,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore};
 use scheduler::config::TlsFiles;
 use scheduler::offline;
 use scheduler::serve::serve;
-use scheduler::serve::tls::{CertificateFiles, Current};
+use scheduler::serve::tls::{CertificateFiles, CurrentTls};
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -31,7 +31,7 @@ struct Server {
     task: JoinHandle<()>,
 }
 
-async fn start(world: &World, tls: Option<Current>, read_timeout: Duration) -> Server {
+async fn start(world: &World, tls: Option<CurrentTls>, read_timeout: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();

@@ -124,8 +124,8 @@ fn assert_restart(world: &World, object: &Value, pods: &[&Value]) {
     );
     assert_eq!(holdings(&restarted), holdings(&world.index.read()));
     assert_eq!(restarted.fleet().check(), Vec::new());
-    assert_eq!(restarted.census().n_conservative, 0);
-    assert_eq!(world.index.read().census().n_conservative, 0);
+    assert_eq!(restarted.snapshot().n_conservative, 0);
+    assert_eq!(world.index.read().snapshot().n_conservative, 0);
 }
 
 fn table() -> Value {
@@ -404,7 +404,7 @@ async fn virtual_functions_that_cannot_be_told() {
     let world = world(&with_nics(gpus(1), &[0], 2));
     let function = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
     let record = |functions: &Value| json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "1"}, "extension": {"vfs": functions}}]});
-    let conservative = || world.index.read().census().n_conservative;
+    let conservative = || world.index.read().snapshot().n_conservative;
     for (functions, is_free, n_doubtful) in [
         (json!([{"minor": -1}]), false, 1),
         (json!("nonsense"), false, 1),
@@ -466,7 +466,7 @@ async fn a_bound_pod_whose_annotation_is_changed() {
     ] {
         world.apply_pod(&annotated(world.api.pod(&pod), HINT, hint));
         assert_eq!(fits(&world, &asking("b", 0, 1)).await, is_free, "{hint}");
-        assert_eq!(world.index.read().census().n_conservative, 0, "{hint}");
+        assert_eq!(world.index.read().snapshot().n_conservative, 0, "{hint}");
     }
 }
 

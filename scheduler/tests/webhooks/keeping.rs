@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use prometheus_client::registry::Registry;
-use scheduler::certificates::shown::Metrics;
+use scheduler::certificates::server_tls::Metrics;
 use scheduler::certificates::{Keeper, Settings};
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ async fn makes_the_secret_and_tells_the_api_server() {
     );
     let mut keeper = keeper(&api, &mut Registry::default());
     let now = SystemTime::now();
-    keeper.look(now).await.unwrap();
+    keeper.reconcile(now).await.unwrap();
     assert_eq!(
         api.writes(),
         [
@@ -71,10 +71,10 @@ async fn makes_the_secret_and_tells_the_api_server() {
             );
         }
     }
-    keeper.look(now).await.unwrap();
+    keeper.reconcile(now).await.unwrap();
     assert_eq!(api.writes().len(), 3, "nothing is due");
     api.put(MUTATING, configuration(&["mutate.pods.gpushare"]));
-    keeper.look(now).await.unwrap();
+    keeper.reconcile(now).await.unwrap();
     assert_eq!(
         api.object(MUTATING).unwrap()["webhooks"][0]["clientConfig"]["caBundle"],
         bundle,
@@ -87,7 +87,7 @@ async fn replicas_agree_however_they_meet() {
     let api = Api::default();
     let now = SystemTime::now();
     let mut keepers: Vec<Keeper> = (0..4).map(|_| keeper(&api, &mut Registry::default())).collect();
-    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(now)))
+    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.reconcile(now)))
         .await
         .unwrap();
     assert_eq!(
@@ -97,7 +97,7 @@ async fn replicas_agree_however_they_meet() {
     );
     let authority = part(&api, "ca.crt");
     let later = now + 61 * DAY;
-    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.look(later)))
+    futures::future::try_join_all(keepers.iter_mut().map(|keeper| keeper.reconcile(later)))
         .await
         .unwrap();
     assert_eq!(api.writes().len(), 2, "one renews it: {:?}", api.writes());
@@ -108,10 +108,10 @@ async fn replicas_agree_however_they_meet() {
 async fn a_secret_that_is_deleted_comes_back_with_the_authority_that_clients_know() {
     let api = Api::default();
     let mut keeper = keeper(&api, &mut Registry::default());
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     let before = data(&api);
     api.remove(SECRET);
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     assert_eq!(data(&api), before);
 }
 
@@ -121,14 +121,14 @@ async fn nonsense_is_not_overwritten_and_what_others_put_there_stays() {
     let secret = |data: Value| json!({"metadata": {"name": "certificates", "namespace": "gpushare-system"}, "data": data});
     api.put(SECRET, secret(json!({"ca.crt": "bm9uc2Vuc2U="})));
     let mut keeper = keeper(&api, &mut Registry::default());
-    let error = format!("{:#}", keeper.look(SystemTime::now()).await.unwrap_err());
+    let error = format!("{:#}", keeper.reconcile(SystemTime::now()).await.unwrap_err());
     assert_eq!(
         error,
         "Secret gpushare-system/certificates: ca.crt holds something that is no certificate"
     );
     assert_eq!(api.writes(), [""; 0]);
     api.put(SECRET, secret(json!({"note": "aGVsbG8="})));
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     assert_eq!(part(&api, "note"), b"hello");
     assert!(!part(&api, "tls.crt").is_empty());
 }
@@ -138,11 +138,11 @@ async fn an_api_server_that_refuses_is_asked_again() {
     let api = Api::default();
     let mut keeper = keeper(&api, &mut Registry::default());
     api.fail(&[403]);
-    let error = format!("{:#}", keeper.look(SystemTime::now()).await.unwrap_err());
+    let error = format!("{:#}", keeper.reconcile(SystemTime::now()).await.unwrap_err());
     assert!(error.starts_with("cannot read the Secret"), "{error}");
     // Somebody else is faster than this replica, and is then gone again: 409 to the write, nothing at the next read.
     api.fail(&[404, 409]);
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     assert_eq!(api.writes(), [format!("POST {SECRET}")]);
 }
 
@@ -166,7 +166,7 @@ async fn a_client_certificate_is_issued_by_the_same_authority() {
         "there is no authority yet"
     );
     keeper(&api, &mut Registry::default())
-        .look(SystemTime::now())
+        .reconcile(SystemTime::now())
         .await
         .unwrap();
     for _ in 0..2 {

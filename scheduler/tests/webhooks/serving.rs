@@ -13,14 +13,14 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use scheduler::admission::Rules;
+use scheduler::admission::server::{Webhooks, router};
 use scheduler::certificates::Keeper;
 use scheduler::certificates::issue::{Order, issue};
-use scheduler::certificates::shown::Clients;
+use scheduler::certificates::server_tls::Clients;
 use scheduler::extender::{Extender, router as extender_router};
 use scheduler::offline;
 use scheduler::serve::serve;
-use scheduler::serve::tls::Current;
-use scheduler::webhook::{Webhooks, router};
+use scheduler::serve::tls::CurrentTls;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -29,7 +29,7 @@ use tokio_rustls::client::TlsStream;
 use crate::api::Api;
 use crate::keeping::{DAY, HOST, keeper, part};
 
-async fn start(tls: Current, routes: axum::Router) -> SocketAddr {
+async fn start(tls: CurrentTls, routes: axum::Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(
@@ -120,17 +120,17 @@ async fn assert_reviewed(connector: &TlsConnector, address: SocketAddr, uid: usi
 async fn the_authority_in_the_secret_is_all_that_the_api_server_needs() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
+    let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
     let other = Api::default();
     crate::keeping::keeper(&other, &mut Registry::default())
-        .look(SystemTime::now())
+        .reconcile(SystemTime::now())
         .await
         .unwrap();
     assert!(
         connect(&client(&other, None), address).await.is_err(),
         "there is no certificate yet"
     );
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     assert_reviewed(&client(&api, None), address, 1).await;
     assert!(
         connect(&client(&other, None), address).await.is_err(),
@@ -149,8 +149,8 @@ async fn the_authority_in_the_secret_is_all_that_the_api_server_needs() {
 async fn rotation_under_load_fails_nobody() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
-    keeper.look(SystemTime::now()).await.unwrap();
+    let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     let authority = part(&api, "ca.crt");
     let (done, n_reviews) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let connector = client(&api, None);
@@ -189,7 +189,7 @@ async fn rotate(api: &Api, keeper: &mut Keeper) {
     let mut secret = api.object(crate::api::SECRET).unwrap();
     secret["data"].as_object_mut().unwrap().remove("tls.crt");
     api.put(crate::api::SECRET, secret);
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
 }
 
 async fn await_reviews(n_reviews: &AtomicUsize, n: usize) {
@@ -208,10 +208,10 @@ async fn await_reviews(n_reviews: &AtomicUsize, n: usize) {
 async fn a_connection_that_stands_is_not_cut() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let address = start(keeper.serve(Clients::Anybody).unwrap(), webhooks(&mut registry)).await;
-    keeper.look(SystemTime::now()).await.unwrap();
+    let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     let stream = connect(&client(&api, None), address).await.unwrap();
-    keeper.look(SystemTime::now() + 61 * DAY).await.unwrap();
+    keeper.reconcile(SystemTime::now() + 61 * DAY).await.unwrap();
     let (status, _) = post(stream, "/gpushare-scheduler/webhook/validate", review(1)).await;
     assert_eq!(status, StatusCode::OK);
 }
@@ -238,8 +238,8 @@ async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
     );
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
     let routes = extender_router(extender, Arc::new(Registry::default()), &serving);
-    let address = start(keeper.serve(Clients::Known).unwrap(), routes).await;
-    keeper.look(SystemTime::now()).await.unwrap();
+    let address = start(keeper.serve(Clients::OwnAuthority).unwrap(), routes).await;
+    keeper.reconcile(SystemTime::now()).await.unwrap();
 
     let path = "/gpushare-scheduler/filter";
     let (status, _) = post(
@@ -292,7 +292,7 @@ async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_conf
     let of_clients = [Api::default(), Api::default()];
     for other in &of_clients {
         keeper(other, &mut Registry::default())
-            .look(SystemTime::now())
+            .reconcile(SystemTime::now())
             .await
             .unwrap();
     }
@@ -319,7 +319,7 @@ async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_conf
         routes,
     )
     .await;
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     let path = "/gpushare-scheduler/webhook/validate";
     let (status, _) = post(
         connect(&client(&api, None), address).await.unwrap(),
@@ -345,11 +345,11 @@ async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_conf
     let (status, _) = post(connect(&answered[0], address).await.unwrap(), path, review(2)).await;
     assert_eq!(status, StatusCode::OK);
     std::fs::write(&authorities, "half").unwrap();
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     let (status, _) = post(connect(&answered[0], address).await.unwrap(), path, review(3)).await;
     assert_eq!(status, StatusCode::OK, "a file of no use changes nothing");
     std::fs::write(&authorities, new).unwrap();
-    keeper.look(SystemTime::now()).await.unwrap();
+    keeper.reconcile(SystemTime::now()).await.unwrap();
     let (status, _) = post(connect(&answered[1], address).await.unwrap(), path, review(4)).await;
     assert_eq!(status, StatusCode::OK, "another authority is taken in");
 }

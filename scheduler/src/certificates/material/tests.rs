@@ -7,13 +7,13 @@ use k8s_openapi::ByteString;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Material, NEXT_KEY, Terms};
+use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Lifetimes, Material, NEXT_KEY};
 use crate::certificates::validity::not_after;
 
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 
-fn terms() -> Terms {
-    Terms::new(LIFETIME)
+fn lifetimes() -> Lifetimes {
+    Lifetimes::new(LIFETIME)
 }
 
 fn hosts() -> Vec<String> {
@@ -27,7 +27,7 @@ fn start() -> SystemTime {
 }
 
 fn keep(held: Option<Material>, now: SystemTime) -> (Material, Vec<Change>) {
-    Material::kept(held, &hosts(), terms(), now).unwrap()
+    Material::renewed(held, &hosts(), lifetimes(), now).unwrap()
 }
 
 fn read(material: &Material) -> Material {
@@ -74,11 +74,21 @@ fn a_certificate_is_renewed_when_a_third_is_left_and_the_authority_stays() {
 #[test]
 fn other_names_need_another_certificate() {
     let (material, _) = keep(None, start());
-    let (more, changes) =
-        Material::kept(Some(material), &["other.example".to_owned()], terms(), start()).unwrap();
+    let (more, changes) = Material::renewed(
+        Some(material),
+        &["other.example".to_owned()],
+        lifetimes(),
+        start(),
+    )
+    .unwrap();
     assert_eq!(changes, [Change::NewCertificate]);
-    let (_, changes) =
-        Material::kept(Some(read(&more)), &["other.example".to_owned()], terms(), start()).unwrap();
+    let (_, changes) = Material::renewed(
+        Some(read(&more)),
+        &["other.example".to_owned()],
+        lifetimes(),
+        start(),
+    )
+    .unwrap();
     assert_eq!(changes, []);
 }
 
@@ -151,7 +161,8 @@ fn a_key_of_another_authority_is_noticed() {
     let (mut data, other) = (keep(None, start()).0.data(), keep(None, start()).0.data());
     data.insert(KEY.to_owned(), other[KEY].clone());
     data.remove(CERTIFICATE);
-    let error = Material::kept(Material::read(&data).unwrap(), &hosts(), terms(), start()).unwrap_err();
+    let error =
+        Material::renewed(Material::read(&data).unwrap(), &hosts(), lifetimes(), start()).unwrap_err();
     assert!(
         error
             .to_string()

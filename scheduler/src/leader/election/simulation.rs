@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::{Action, Election, Record, Terms, Written};
+use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, WriteOutcome};
 
-const TERMS: Terms = Terms {
+const TIMES: LeaseTimes = LeaseTimes {
     lease: Duration::from_secs(15),
     renew: Duration::from_secs(10),
     retry: Duration::from_secs(2),
 };
-/// Milliseconds after which a replica waits no longer for an answer.
-const PATIENCE: u64 = 5000;
+/// Milliseconds after which a replica does not wait for an answer any more.
+const TIMEOUT: u64 = 5000;
 /// Milliseconds that a run lasts.
 const END: u64 = 300_000;
 
@@ -63,7 +63,7 @@ enum Event {
     Wake(usize, u64),
     /// Index of a request.
     Arrives(usize),
-    /// A request's answer, or the end of the patience for it.
+    /// A request's answer, or the timeout of the request.
     Answered(usize),
 }
 
@@ -71,7 +71,7 @@ enum Event {
 struct Request {
     replica: usize,
     process: u64,
-    action: Action,
+    action: LeaseAction,
     sent: Instant,
     fate: Fate,
     answer: Option<Answer>,
@@ -80,8 +80,8 @@ struct Request {
 
 #[derive(Clone, Debug)]
 enum Answer {
-    Read(Option<(String, Record)>),
-    Written(Written),
+    Read(Option<(String, LeaseRecord)>),
+    WriteOutcome(WriteOutcome),
 }
 
 struct Replica {
@@ -96,7 +96,7 @@ struct World {
     run: Run,
     base: Instant,
     now: u64,
-    lease: Option<(u64, Record)>,
+    lease: Option<(u64, LeaseRecord)>,
     version: u64,
     replicas: Vec<Replica>,
     requests: Vec<Request>,
@@ -140,7 +140,7 @@ impl World {
         self.n_processes += 1;
         let election = Election::new(
             format!("process-{}", self.n_processes),
-            TERMS,
+            TIMES,
             self.clock(replica),
         );
         Replica {
@@ -235,11 +235,11 @@ impl World {
         let sent = self.clock(replica);
         let action = self.replicas[replica].election.next(sent);
         match action {
-            Action::Wait(until) => {
+            LeaseAction::Wait(until) => {
                 let time = self.time_of(replica, until).max(self.now + 1);
                 self.at(time, Event::Wake(replica, process));
             }
-            Action::End => self.replace(replica),
+            LeaseAction::End => self.replace(replica),
             action => {
                 let fate = self.run.fates[self.requests.len() % self.run.fates.len()];
                 let idx = self.requests.len();
@@ -247,9 +247,9 @@ impl World {
                 if !fate.is_lost {
                     self.at(leaves + fate.there, Event::Arrives(idx));
                 }
-                let comes = !fate.is_lost && !fate.is_answer_lost && fate.there + fate.back < PATIENCE;
+                let comes = !fate.is_lost && !fate.is_answer_lost && fate.there + fate.back < TIMEOUT;
                 self.at(
-                    leaves + if comes { fate.there + fate.back } else { PATIENCE },
+                    leaves + if comes { fate.there + fate.back } else { TIMEOUT },
                     Event::Answered(idx),
                 );
                 self.requests.push(Request {
@@ -268,33 +268,33 @@ impl World {
 
     fn serve(&mut self, idx: usize) {
         let answer = match self.requests[idx].action.clone() {
-            Action::Read => Answer::Read(
+            LeaseAction::Read => Answer::Read(
                 self.lease
                     .as_ref()
                     .map(|(version, record)| (version.to_string(), record.clone())),
             ),
-            Action::Create(record) => Answer::Written(self.put(self.lease.is_none(), record)),
-            Action::Write { version, record } => {
+            LeaseAction::Create(record) => Answer::WriteOutcome(self.put(self.lease.is_none(), record)),
+            LeaseAction::Write { version, record } => {
                 let is_same = self
                     .lease
                     .as_ref()
                     .is_some_and(|(there, _)| there.to_string() == version);
-                Answer::Written(self.put(is_same, record))
+                Answer::WriteOutcome(self.put(is_same, record))
             }
-            Action::Wait(_) | Action::End => unreachable!("not a request"),
+            LeaseAction::Wait(_) | LeaseAction::End => unreachable!("not a request"),
         };
         let request = &mut self.requests[idx];
         let comes = !request.fate.is_answer_lost && !request.is_over;
         request.answer = comes.then_some(answer);
     }
 
-    fn put(&mut self, may: bool, record: Record) -> Written {
+    fn put(&mut self, may: bool, record: LeaseRecord) -> WriteOutcome {
         if !may {
-            return Written::Overtaken;
+            return WriteOutcome::Overtaken;
         }
         self.version += 1;
         self.lease = Some((self.version, record));
-        Written::Done(self.version.to_string())
+        WriteOutcome::Done(self.version.to_string())
     }
 
     fn answered(&mut self, idx: usize) {
@@ -310,13 +310,16 @@ impl World {
         replica.is_busy = false;
         match (request.action, request.answer) {
             (_, Some(Answer::Read(found))) => replica.election.read(received, found),
-            (Action::Create(record) | Action::Write { record, .. }, Some(Answer::Written(outcome))) => {
+            (
+                LeaseAction::Create(record) | LeaseAction::Write { record, .. },
+                Some(Answer::WriteOutcome(outcome)),
+            ) => {
                 replica.election.written(record, request.sent, received, outcome);
             }
-            (Action::Create(record) | Action::Write { record, .. }, None) => {
+            (LeaseAction::Create(record) | LeaseAction::Write { record, .. }, None) => {
                 replica
                     .election
-                    .written(record, request.sent, received, Written::Unknown);
+                    .written(record, request.sent, received, WriteOutcome::Unknown);
             }
             _ => replica.election.unread(received),
         }
@@ -325,7 +328,7 @@ impl World {
 
     fn check(&mut self) {
         let reigns: Vec<_> = (0..self.replicas.len())
-            .map(|n| self.replicas[n].election.reign(self.clock(n)))
+            .map(|n| self.replicas[n].election.term(self.clock(n)))
             .collect();
         let leading: Vec<usize> = (0..reigns.len()).filter(|n| reigns[*n].is_some()).collect();
         assert!(
@@ -334,8 +337,8 @@ impl World {
             self.now
         );
         let even = self.run.clocks.iter().all(|(_, percent)| *percent == 100);
-        for (n, reign) in reigns.into_iter().enumerate() {
-            let Some(reign) = reign else { continue };
+        for (n, term) in reigns.into_iter().enumerate() {
+            let Some(term) = term else { continue };
             assert!(!self.replicas[n].is_stopping, "whoever stops does not lead");
             self.leaders.insert(self.replicas[n].process);
             let others = (0..self.promised.len()).filter(|other| *other != n && even);
@@ -345,7 +348,7 @@ impl World {
                 "at {} ms {n} leads and another may bind until {latest} ms",
                 self.now
             );
-            self.promised[n] = self.promised[n].max(self.time_of(n, reign.renewed + TERMS.lease));
+            self.promised[n] = self.promised[n].max(self.time_of(n, term.renewed + TIMES.lease));
         }
     }
 }
@@ -405,7 +408,7 @@ proptest! {
         let fate = Fate { pause: 0, there: 5, is_lost: false, back: 5, is_answer_lost: false };
         let mut world = World::new(Run { clocks, fates: vec![fate], incidents });
         world.go();
-        let leading = (0..world.replicas.len()).filter(|n| world.replicas[*n].election.reign(world.clock(*n)).is_some()).count();
+        let leading = (0..world.replicas.len()).filter(|n| world.replicas[*n].election.term(world.clock(*n)).is_some()).count();
         prop_assert_eq!(leading, 1, "{:?}", world.lease);
         prop_assert!(!world.leaders.is_empty());
     }

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 
-use super::{Action, Election, Record, Terms, Written};
+use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, WriteOutcome};
 
-const TERMS: Terms = Terms {
+const TIMES: LeaseTimes = LeaseTimes {
     lease: secs(15),
     renew: secs(10),
     retry: secs(2),
@@ -16,8 +16,8 @@ const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-fn record(holder: &str, seconds: u64, transitions: u64) -> Record {
-    Record {
+fn record(holder: &str, seconds: u64, transitions: u64) -> LeaseRecord {
+    LeaseRecord {
         holder: holder.to_owned(),
         seconds,
         transitions,
@@ -25,15 +25,15 @@ fn record(holder: &str, seconds: u64, transitions: u64) -> Record {
 }
 
 /// An answer to a read.
-type Found = Option<(String, Record)>;
+type Found = Option<(String, LeaseRecord)>;
 
-fn found(version: &str, record: Record) -> Found {
+fn found(version: &str, record: LeaseRecord) -> Found {
     let version = version.to_owned();
     [(version, record)].into_iter().next()
 }
 
-fn write(version: &str, record: Record) -> Action {
-    Action::Write {
+fn write(version: &str, record: LeaseRecord) -> LeaseAction {
+    LeaseAction::Write {
         version: version.to_owned(),
         record,
     }
@@ -42,29 +42,29 @@ fn write(version: &str, record: Record) -> Action {
 /// A replica `a` and the moment at which it begins.
 fn begin() -> (Election, Instant) {
     let now = Instant::now();
-    (Election::new("a".to_owned(), TERMS, now), now)
+    (Election::new("a".to_owned(), TIMES, now), now)
 }
 
 /// A replica that leads since version 2, by a write that was sent at the moment.
 fn leading() -> (Election, Instant) {
     let (mut election, now) = begin();
     election.read(now, found("1", record("", 1, 6)));
-    election.written(record("a", 15, 7), now, now, Written::Done("2".to_owned()));
-    assert!(election.reign(now).is_some());
+    election.written(record("a", 15, 7), now, now, WriteOutcome::Done("2".to_owned()));
+    assert!(election.term(now).is_some());
     (election, now)
 }
 
 #[test]
 fn a_lease_that_is_not_there_is_made_for_nobody_and_left_alone() {
     let (mut a, now) = begin();
-    assert_eq!(a.next(now), Action::Read);
+    assert_eq!(a.next(now), LeaseAction::Read);
     a.read(now, None);
-    assert_eq!(a.next(now), Action::Create(record("", 15, 0)));
-    a.written(record("", 15, 0), now, now, Written::Done("1".to_owned()));
-    assert_eq!(a.next(now), Action::Wait(now + secs(2)));
-    assert_eq!(a.next(now + secs(2)), Action::Read);
+    assert_eq!(a.next(now), LeaseAction::Create(record("", 15, 0)));
+    a.written(record("", 15, 0), now, now, WriteOutcome::Done("1".to_owned()));
+    assert_eq!(a.next(now), LeaseAction::Wait(now + secs(2)));
+    assert_eq!(a.next(now + secs(2)), LeaseAction::Read);
     a.read(now + secs(14), found("1", record("", 15, 0)));
-    assert_eq!(a.next(now + secs(14)), Action::Wait(now + secs(15)));
+    assert_eq!(a.next(now + secs(14)), LeaseAction::Wait(now + secs(15)));
     assert_eq!(a.next(now + secs(15)), write("1", record("a", 15, 1)));
 }
 
@@ -75,15 +75,19 @@ fn a_lease_that_is_not_there_is_made_for_nobody_and_left_alone() {
 #[case::held_for_longer(record("b", 40, 3), 40, false)]
 #[case::held_for_a_second(record("b", 1, 3), 15, false)]
 #[case::held_for_ever(record("b", u64::MAX, 3), 3600, false)]
-fn a_lease_is_taken_when_it_is_free(#[case] there: Record, #[case] after: u64, #[case] is_handed_over: bool) {
+fn a_lease_is_taken_when_it_is_free(
+    #[case] there: LeaseRecord,
+    #[case] after: u64,
+    #[case] is_handed_over: bool,
+) {
     let (mut a, now) = begin();
     a.read(now, found("1", there));
     let free = now + secs(after);
     if after > 0 {
-        assert_eq!(a.next(now), Action::Wait(now + secs(2)));
+        assert_eq!(a.next(now), LeaseAction::Wait(now + secs(2)));
         assert_eq!(
             a.next(now + secs(after - 1) + Duration::from_millis(999)),
-            Action::Read
+            LeaseAction::Read
         );
     }
     assert_eq!(a.next(free), write("1", record("a", 15, 4)));
@@ -91,11 +95,11 @@ fn a_lease_is_taken_when_it_is_free(#[case] there: Record, #[case] after: u64, #
         record("a", 15, 4),
         free,
         free + secs(1),
-        Written::Done("2".to_owned()),
+        WriteOutcome::Done("2".to_owned()),
     );
-    let reign = a.reign(free + secs(1)).unwrap();
+    let term = a.term(free + secs(1)).unwrap();
     assert_eq!(
-        (reign.number, reign.renewed, reign.is_handed_over),
+        (term.number, term.renewed, term.is_handed_over),
         (1, free, is_handed_over)
     );
 }
@@ -106,7 +110,7 @@ fn whoever_renews_is_left_alone() {
     for version in 0..20 {
         a.read(now, found(&version.to_string(), record("b", 15, 3)));
         now += secs(14);
-        assert_eq!(a.next(now), Action::Read);
+        assert_eq!(a.next(now), LeaseAction::Read);
     }
 }
 
@@ -118,7 +122,7 @@ fn time_counts_from_the_first_sight_of_a_version() {
     a.read(now + secs(10), found("1", record("b", 15, 3)));
     assert_eq!(a.next(now + secs(15)), write("1", record("a", 15, 4)));
     a.read(now + secs(15), found("2", record("b", 15, 3)));
-    assert_eq!(a.next(now + secs(29)), Action::Read);
+    assert_eq!(a.next(now + secs(29)), LeaseAction::Read);
     assert_eq!(a.next(now + secs(30)), write("2", record("a", 15, 4)));
 }
 
@@ -129,32 +133,32 @@ fn a_leader_renews_and_keeps_its_number() {
         let sent = now + secs(2) * n;
         assert_eq!(
             a.next(sent.checked_sub(Duration::from_millis(1)).unwrap()),
-            Action::Wait(sent)
+            LeaseAction::Wait(sent)
         );
         assert_eq!(a.next(sent), write(&(n + 1).to_string(), record("a", 15, 7)));
         a.written(
             record("a", 15, 7),
             sent,
             sent + secs(1),
-            Written::Done((n + 2).to_string()),
+            WriteOutcome::Done((n + 2).to_string()),
         );
     }
-    let reign = a.reign(now + secs(17)).unwrap();
-    assert_eq!((reign.number, reign.renewed), (1, now + secs(8)));
-    assert!(a.reign(now + secs(18)).is_none(), "ten seconds after it was sent");
+    let term = a.term(now + secs(17)).unwrap();
+    assert_eq!((term.number, term.renewed), (1, now + secs(8)));
+    assert!(a.term(now + secs(18)).is_none(), "ten seconds after it was sent");
 }
 
 #[test]
 fn a_leader_in_doubt_looks_and_goes_on() {
     let (mut a, now) = leading();
     let sent = now + secs(2);
-    a.written(record("a", 15, 7), sent, sent + secs(3), Written::Unknown);
-    assert_eq!(a.next(sent + secs(3)), Action::Wait(sent + secs(4)));
-    assert_eq!(a.next(sent + secs(4)), Action::Read);
+    a.written(record("a", 15, 7), sent, sent + secs(3), WriteOutcome::Unknown);
+    assert_eq!(a.next(sent + secs(3)), LeaseAction::Wait(sent + secs(4)));
+    assert_eq!(a.next(sent + secs(4)), LeaseAction::Read);
     a.read(sent + secs(4), found("3", record("a", 15, 7)));
     assert_eq!(a.next(sent + secs(4)), write("3", record("a", 15, 7)));
     assert_eq!(
-        a.reign(sent + secs(4)).unwrap().renewed,
+        a.term(sent + secs(4)).unwrap().renewed,
         now,
         "what was only read renews nothing"
     );
@@ -167,10 +171,10 @@ fn a_leader_in_doubt_looks_and_goes_on() {
 fn a_leader_that_is_overtaken_leads_no_more(#[case] there: Found) {
     let (mut a, now) = leading();
     let later = now + secs(2);
-    a.written(record("a", 15, 7), later, later, Written::Overtaken);
-    assert_eq!(a.next(later), Action::Read);
+    a.written(record("a", 15, 7), later, later, WriteOutcome::Overtaken);
+    assert_eq!(a.next(later), LeaseAction::Read);
     a.read(later, there);
-    assert!(a.reign(later).is_none());
+    assert!(a.term(later).is_none());
 }
 
 /// Its name is still in the Lease, so nobody else has led: it may go on, but not as if nothing had happened.
@@ -178,11 +182,16 @@ fn a_leader_that_is_overtaken_leads_no_more(#[case] there: Found) {
 fn a_leader_whose_time_ran_out_begins_a_new_reign() {
     let (mut a, now) = leading();
     let later = now + secs(60);
-    assert!(a.reign(later).is_none());
+    assert!(a.term(later).is_none());
     assert_eq!(a.next(later), write("2", record("a", 15, 7)));
-    a.written(record("a", 15, 7), later, later, Written::Done("3".to_owned()));
-    let reign = a.reign(later).unwrap();
-    assert_eq!((reign.number, reign.is_handed_over), (2, false));
+    a.written(
+        record("a", 15, 7),
+        later,
+        later,
+        WriteOutcome::Done("3".to_owned()),
+    );
+    let term = a.term(later).unwrap();
+    assert_eq!((term.number, term.is_handed_over), (2, false));
 }
 
 #[test]
@@ -194,29 +203,29 @@ fn an_answer_that_comes_too_late_makes_no_leader() {
         record("a", 15, 7),
         now,
         now + secs(10),
-        Written::Done("2".to_owned()),
+        WriteOutcome::Done("2".to_owned()),
     );
-    assert!(a.reign(now + secs(10)).is_none());
+    assert!(a.term(now + secs(10)).is_none());
 }
 
 #[test]
-fn a_lease_is_given_up_for_good() {
+fn a_lease_is_released_for_good() {
     let (mut a, now) = leading();
     a.resign(now + secs(1));
     let later = now + secs(1);
-    assert!(a.reign(later).is_none());
+    assert!(a.term(later).is_none());
     assert_eq!(a.next(later), write("2", record("", 1, 7)));
-    a.written(record("", 1, 7), later, later, Written::Unknown);
-    assert_eq!(a.next(later + secs(1)), Action::Read);
+    a.written(record("", 1, 7), later, later, WriteOutcome::Unknown);
+    assert_eq!(a.next(later + secs(1)), LeaseAction::Read);
     a.read(later + secs(1), found("2", record("a", 15, 7)));
     assert_eq!(a.next(later + secs(1)), write("2", record("", 1, 7)));
     a.written(
         record("", 1, 7),
         later + secs(1),
         later + secs(1),
-        Written::Done("3".to_owned()),
+        WriteOutcome::Done("3".to_owned()),
     );
-    assert_eq!(a.next(later + secs(2)), Action::End);
+    assert_eq!(a.next(later + secs(2)), LeaseAction::End);
 }
 
 #[rstest]
@@ -226,7 +235,7 @@ fn a_lease_is_given_up_for_good() {
 fn whoever_does_not_hold_it_ends_without_a_write(#[case] there: Found) {
     let (mut a, now) = begin();
     a.resign(now);
-    assert_eq!(a.next(now), Action::Read);
+    assert_eq!(a.next(now), LeaseAction::Read);
     a.read(now, there);
-    assert_eq!(a.next(now + secs(60)), Action::End);
+    assert_eq!(a.next(now + secs(60)), LeaseAction::End);
 }

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use rstest::rstest;
 
-use super::super::election::Terms;
+use super::super::election::LeaseTimes;
 use super::*;
 
 /// The parts of an API server that matter here.
@@ -106,12 +106,12 @@ fn fence(server: Server) -> (Fence, Shared) {
         lease_holder: "pod-1_a".to_owned(),
     };
     let leadership = Leadership::standby();
-    let terms = Terms {
+    let times = LeaseTimes {
         lease: Duration::from_secs(15),
         renew: Duration::from_secs(10),
         retry: Duration::from_secs(2),
     };
-    leadership.lead(terms, now(), true);
+    leadership.lead(times, now(), true);
     let (recorder, writer) = daemon::events::recorder(&client.clone().into(), "test", None);
     tokio::spawn(writer.run());
     (Fence::new((client, recorder), settings, leadership), shared)
@@ -150,12 +150,15 @@ async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expect
 #[case::of_the_own_pod("pod-1_4711", true)]
 #[case::of_another_pod("pod-10_4711", false)]
 #[tokio::test]
-async fn names_itself_while_its_neighbour_holds_the_lease(#[case] lease: &str, #[case] expected: bool) {
+async fn names_itself_while_the_kube_scheduler_beside_it_holds_the_lease(
+    #[case] lease: &str,
+    #[case] expected: bool,
+) {
     let (mut fence, server) = fence(Server {
         lease: lease.to_owned(),
         ..holding()
     });
-    fence.settings.lease_holder = crate::leader::neighbour::prefix("pod-1");
+    fence.settings.lease_holder = crate::leader::kube_scheduler_lease::holder_prefix("pod-1");
     assert_eq!(fence.write().await.is_ok(), expected);
     assert_eq!(server.lock().unwrap().object.is_some(), expected);
 }
@@ -196,8 +199,8 @@ async fn writes_only_as_the_leader(
 }
 
 #[rstest]
-#[case::bound_already(409, Probe::Taken)]
-#[case::pod_is_gone(404, Probe::Taken)]
+#[case::bound_already(409, Probe::Accepted)]
+#[case::pod_is_gone(404, Probe::Accepted)]
 #[case::refused(403, Probe::Refused("so it is".to_owned()))]
 #[case::refused_for_want_of_a_parameter(422, Probe::Refused("so it is".to_owned()))]
 #[case::trouble(500, Probe::Unknown("500 Internal Server Error: so it is".to_owned()))]
@@ -217,7 +220,7 @@ async fn a_refusal_that_lasts_is_reported_once_and_ends() {
         ..holding()
     });
     let leadership = fence.leadership.clone();
-    let waiting = tokio::spawn(async move { fence.until_taken().await });
+    let waiting = tokio::spawn(async move { fence.wait_until_accepted().await });
     sleep(TOLERATED / 2).await;
     assert_eq!(leadership.refused(), None, "a new holder is seen a moment later");
     sleep(TOLERATED).await;

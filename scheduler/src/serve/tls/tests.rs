@@ -68,7 +68,7 @@ impl Mount {
     }
 
     /// Begins to follow the files.
-    fn follow(&self) -> Current {
+    fn follow(&self) -> CurrentTls {
         let certificates = CertificateFiles::load(self.files()).unwrap();
         let current = certificates.current();
         tokio::spawn(certificates.follow());
@@ -77,7 +77,7 @@ impl Mount {
 }
 
 /// Whether a new connection is shown this certificate.
-async fn shows(current: &Current, expected: &Pair) -> bool {
+async fn shows(current: &CurrentTls, expected: &Pair) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(expected.cert.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -5,7 +5,7 @@ use rstest::rstest;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::rehearse;
+use super::prewarm;
 use crate::index::{Index, Shared};
 use crate::offline;
 use crate::watch::ObjectStore;
@@ -47,7 +47,7 @@ fn only_pods_that_found_their_node_are_learnt_from(
 #[tokio::test(start_paused = true)]
 async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
     let index = Shared::new(told_of_pods(
-        offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()).rehearsing(),
+        offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()).prewarming(),
     ));
     assert!(index.read().fleet().is_refreshing_workload());
     let learnt = async {
@@ -56,7 +56,7 @@ async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
         }
     };
     tokio::select! {
-        () = rehearse(index.clone()) => unreachable!("goes on until the process ends"),
+        () = prewarm(index.clone()) => unreachable!("goes on until the process ends"),
         learnt = timeout(Duration::from_secs(1), learnt) => learnt.unwrap(),
     }
 }

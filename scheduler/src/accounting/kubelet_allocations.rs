@@ -1,5 +1,4 @@
-//! Which devices kubelet has given to pods that somebody else placed: the checkpoints on a node's Device object, as far as
-//! they concern devices that are counted here.
+//! Devices that kubelet allocated to pods of other schedulers, from the checkpoints on a node's Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,23 +9,23 @@ use placement::{
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
-/// A device that a pod has been given, and that it is taken to use wholly.
+/// A device that kubelet allocated to a pod, which counts as used wholly.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Given {
-    /// What identifies it.
+pub struct AllocatedDevice {
+    /// The device ID, or its UUID or PCI address.
     pub id: Box<str>,
-    /// Whether the vendor's plugin may have given it to several pods.
+    /// True if the vendor's plugin may allocate it to several pods.
     is_replica: bool,
-    /// Whether it is certainly a GPU.
+    /// True if it is certainly a GPU.
     is_gpu: bool,
 }
 
 /// The devices of each pod, by UID.
-pub type GivenByPod = BTreeMap<Box<str>, Vec<Given>>;
+pub type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
 
-/// What checkpoints say, but for resources that this project's own plugin serves.
-pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> GivenByPod {
-    let mut by_pod: BTreeMap<Box<str>, BTreeSet<Given>> = BTreeMap::new();
+/// Reads the annotation of a node, except for the resources that our plugin serves.
+pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
+    let mut by_pod: BTreeMap<Box<str>, BTreeSet<AllocatedDevice>> = BTreeMap::new();
     let ours = [GPU_SHARED, RDMA, FPGA, &names.memory];
     for KubeletAllocation {
         pod_uid,
@@ -41,7 +40,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
         let is_gpu = VENDOR_GPUS.contains(&resource_name.as_str());
         let given = device_ids.iter().map(|id| {
             let physical = physical_id(id);
-            Given {
+            AllocatedDevice {
                 id: physical.into(),
                 is_replica: physical.len() != id.len(),
                 is_gpu,
@@ -55,9 +54,13 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
         .collect()
 }
 
-/// Adds devices that were given to what is held anyway; what cannot be counted, for people.
-pub fn join(holdings: &mut Holdings, given: &[Given], inventory: Option<&Inventory>) -> Option<String> {
-    let unknown: Vec<&Given> = given
+/// Adds allocated devices to holdings, and returns the problem with those that cannot be counted.
+pub fn join(
+    holdings: &mut Holdings,
+    given: &[AllocatedDevice],
+    inventory: Option<&Inventory>,
+) -> Option<String> {
+    let unknown: Vec<&AllocatedDevice> = given
         .iter()
         .filter(|device| !hold(holdings, device, inventory))
         .collect();
@@ -68,20 +71,21 @@ pub fn join(holdings: &mut Holdings, given: &[Given], inventory: Option<&Invento
     ))
 }
 
-/// What a pod holds of which nothing is known but what it was given, and what of that cannot be counted, for people.
-pub fn alone(given: &[Given], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
+/// The holdings of a pod of which only its allocations are known, and the problem with those that cannot be counted.
+pub fn alone(given: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()
     };
     let problem = join(&mut holdings, given, inventory);
-    let is_unknown = |device: &&Given| device.is_gpu && !hold(&mut holdings.clone(), device, inventory);
+    let is_unknown =
+        |device: &&AllocatedDevice| device.is_gpu && !hold(&mut holdings.clone(), device, inventory);
     holdings.unknown_whole = u32::try_from(given.iter().filter(is_unknown).count()).unwrap_or(u32::MAX);
     (holdings, problem)
 }
 
-/// Counts a device as used, if the node has it.
-fn hold(holdings: &mut Holdings, given: &Given, inventory: Option<&Inventory>) -> bool {
+/// Adds a device to holdings, and returns true if the node has it.
+fn hold(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
     let gpu = inventory.map(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid.as_str() == &*given.id));
     match gpu {
         None if given.is_gpu => hold_gpu(holdings, given, None, 100),
@@ -91,7 +95,7 @@ fn hold(holdings: &mut Holdings, given: &Given, inventory: Option<&Inventory>) -
     true
 }
 
-fn hold_gpu(holdings: &mut Holdings, given: &Given, minor: Option<u32>, core: u32) {
+fn hold_gpu(holdings: &mut Holdings, given: &AllocatedDevice, minor: Option<u32>, core: u32) {
     let HeldGpus::Shares(shares) = &mut holdings.gpus else {
         return;
     };
@@ -110,7 +114,7 @@ fn hold_gpu(holdings: &mut Holdings, given: &Given, minor: Option<u32>, core: u3
     }
 }
 
-fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Inventory>) -> bool {
+fn hold_other(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
     let classes = inventory
         .and_then(|inventory| inventory.other_devices.as_deref())
         .unwrap_or_default();
@@ -124,7 +128,7 @@ fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Invento
         return false;
     };
     let reference = DeviceRef::Id(device.id.clone());
-    // Of a virtual function nobody says how much of its device it uses.
+    // The part of the device that a virtual function uses is not known.
     let (amounts, functions) = match function(device, &given.id) {
         Some(function) if !named(device) => (NamedAmounts::new(), vec![function.id.clone()]),
         _ => (device.resources.clone(), Vec::new()),
@@ -148,7 +152,7 @@ fn hold_other(holdings: &mut Holdings, given: &Given, inventory: Option<&Invento
     true
 }
 
-/// The virtual function of a device that is identified so.
+/// The virtual function of a device by its PCI address.
 fn function<'a>(device: &'a Device, id: &str) -> Option<&'a Function> {
     device
         .attributes

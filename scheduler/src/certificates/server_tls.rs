@@ -1,4 +1,5 @@
-//! What TLS servers show and accept, and how it is counted. New connections meet the newest; those that stand keep theirs.
+//! The TLS settings of a server whose certificate comes from the Secret, and the metrics of certificates. Open connections keep
+//! their certificate.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 use super::material::Material;
 use super::validity::not_after;
 use crate::serve::H2;
-use crate::serve::tls::{Bytes, Current, client_verifier, read, verifier_of};
+use crate::serve::tls::{Bytes, CurrentTls, client_verifier, read, verifier_of};
 
 /// The label value for the authorities of the webhooks' clients in metrics.
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
@@ -29,15 +30,15 @@ pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 /// The clients that a server lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// Everybody, without a certificate.
-    Anybody,
-    /// Those with a certificate of our authority; others are let in and marked as having none.
-    Known,
+    /// All, without a certificate.
+    Any,
+    /// Those with a certificate of our authority; others get in and are marked as having none.
+    OwnAuthority,
     /// The same with the authorities in this file (PEM), which is read again when it changes.
     SignedBy(PathBuf),
 }
 
-/// Gauges and counters about certificates.
+/// The metrics of certificates.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     ends: Family<Labels, Gauge>,
@@ -76,7 +77,7 @@ impl Metrics {
         self.show_end("server", certificate);
     }
 
-    /// Shows when the first of these certificates ends.
+    /// Shows the earliest end of these certificates.
     pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
         self.show_end(
             name,
@@ -102,22 +103,22 @@ impl Metrics {
     }
 }
 
-/// What one server is told.
+/// The TLS settings of one server.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct ServerTls {
     clients: Clients,
     /// The file of authorities as it was read last, if there is one.
     authorities: Option<Bytes>,
     settings: watch::Sender<Arc<ServerConfig>>,
 }
 
-impl Shown {
-    /// Nothing yet: until there is a certificate, handshakes fail.
-    pub(super) fn nothing(clients: Clients) -> anyhow::Result<Self> {
+impl ServerTls {
+    /// Settings without a certificate: handshakes fail.
+    pub(super) fn new(clients: Clients) -> anyhow::Result<Self> {
         if let Clients::SignedBy(path) = &clients {
             client_verifier(&read(path), path)?;
         }
-        let settings = settings(Arc::new(Nothing), None)?;
+        let settings = settings(Arc::new(NoCertificate), None)?;
         Ok(Self {
             clients,
             authorities: None,
@@ -125,16 +126,18 @@ impl Shown {
         })
     }
 
-    pub(super) fn current(&self) -> Current {
-        Current::new(self.settings.subscribe())
+    pub(super) fn current(&self) -> CurrentTls {
+        CurrentTls::new(self.settings.subscribe())
     }
 
-    pub(super) fn show(&mut self, material: &Material) -> anyhow::Result<()> {
-        let key = Arc::new(Always(Arc::new(material.certified_key()?)));
+    pub(super) fn use_material(&mut self, material: &Material) -> anyhow::Result<()> {
+        let key = Arc::new(OneCertificate(Arc::new(material.certified_key()?)));
         let authorities = self.read_authorities();
         let verifier = match (&self.clients, &authorities) {
             (Clients::SignedBy(path), Some(authorities)) => Some(client_verifier(authorities, path)?),
-            (Clients::Known, _) => Some(verifier_of(material.roots()).context("authorities of clients")?),
+            (Clients::OwnAuthority, _) => {
+                Some(verifier_of(material.roots()).context("authorities of clients")?)
+            }
             _ => None,
         };
         self.settings.send_replace(settings(key, verifier)?);
@@ -142,7 +145,7 @@ impl Shown {
         Ok(())
     }
 
-    /// Shows when the authorities in a file end.
+    /// Shows the earliest end of the authorities in the file.
     pub(super) fn publish_ends(&self, metrics: &Metrics) {
         let authorities = self
             .authorities
@@ -156,7 +159,7 @@ impl Shown {
     }
 
     /// Returns true if the file of authorities has changed since it was read.
-    pub(super) fn has_other_authorities(&self) -> bool {
+    pub(super) fn has_new_authorities(&self) -> bool {
         self.read_authorities() != self.authorities
     }
 
@@ -184,18 +187,18 @@ fn settings(
 }
 
 #[derive(Debug)]
-struct Nothing;
+struct NoCertificate;
 
-impl ResolvesServerCert for Nothing {
+impl ResolvesServerCert for NoCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         None
     }
 }
 
 #[derive(Debug)]
-struct Always(Arc<CertifiedKey>);
+struct OneCertificate(Arc<CertifiedKey>);
 
-impl ResolvesServerCert for Always {
+impl ResolvesServerCert for OneCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0))
     }
@@ -207,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    /// Certificates from files ended without a metric that an alert could look at.
+    /// An alert needs a metric for certificates from files too.
     #[test]
     fn the_first_end_of_several_is_shown() {
         let ending = |year: i32| {

@@ -1,16 +1,18 @@
-//! The state in numbers and in lists, copied out for metrics and for people.
+//! Copies of the state, for metrics and for people: numbers, and lists of nodes with their devices.
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceLocation, Function, NodeView, OtherDeviceView, OwnerId};
+use placement::{DeviceLocation, Function, NodeView, OtherDeviceView};
 use proto::memory_unit::MemoryUnit;
 
-use super::{Index, NodeState};
+use super::cluster::{Cluster, NodeState};
+use super::failing::FailingNodes;
+use super::fit::NodeFilter;
 use crate::inventory::record_id;
 
 /// The state in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct Snapshot {
     /// Nodes that exist.
     pub n_nodes: u64,
     /// Nodes with GPUs to share.
@@ -19,27 +21,27 @@ pub struct Census {
     pub n_pods: u64,
     /// Unbound pods that ask for a share.
     pub n_pending: u64,
-    /// Decisions that are not seen yet.
+    /// Decisions of binds that no watch has shown yet.
     pub n_assumed: u64,
     /// Pods whose devices are not known for sure.
     pub n_conservative: u64,
-    /// Pods whose record says more than they ask for.
+    /// Pods whose record names more than they request.
     pub n_contradicting: u64,
-    /// Hints that are out.
+    /// Hints.
     pub n_hints: u64,
-    /// Nodes that are left out because pods failed there.
+    /// Nodes that rank last because pods failed there.
     pub n_failing: u64,
-    /// Nodes that no pod is sent to because their device plugin is away.
+    /// Nodes that get no pods because their device plugin is away.
     pub n_plugin_away: u64,
-    /// Each kind of object and whether all of it has been seen.
+    /// Each kind of object, with true if its list is complete.
     pub synced: [(&'static str, bool); 3],
     /// Every GPU.
-    pub gpus: Vec<GpuCensus>,
+    pub gpus: Vec<GpuSnapshot>,
 }
 
 /// One GPU in numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuCensus {
+pub struct GpuSnapshot {
     /// Node name.
     pub node: String,
     /// Minor number.
@@ -59,11 +61,11 @@ pub struct NodeShow {
     pub name: String,
     /// Bytes of the unit that the numbers are shown in.
     pub unit_bytes: u64,
-    /// What the unit is called.
+    /// Name of the unit.
     pub unit: String,
-    /// What in the node's report cannot be used.
+    /// Problems of the node's report.
     pub problems: Vec<String>,
-    /// The reason for which no pods, or few, are sent to it on account of its device plugin.
+    /// The reason for which it gets no pods, or few, on account of its device plugin.
     pub plugin: Option<String>,
     /// GPUs by minor.
     pub gpus: Vec<GpuShow>,
@@ -80,13 +82,13 @@ pub struct DeviceShow {
     pub id: String,
     /// Minor number.
     pub minor: u32,
-    /// Whether it takes new pods.
+    /// True if it takes new pods.
     pub healthy: bool,
-    /// What is free and what there is in all, by resource.
+    /// The free amount and the total of each resource.
     pub resources: BTreeMap<String, (u64, u64)>,
-    /// Virtual functions that nobody holds, and all.
+    /// The number of free virtual functions, and of all.
     pub functions: (usize, usize),
-    /// Where it sits.
+    /// Its location in the machine.
     pub place: DeviceLocation,
 }
 
@@ -97,7 +99,7 @@ pub struct GpuShow {
     pub minor: u32,
     /// UUID, empty if it is not known.
     pub uuid: String,
-    /// Whether it takes new pods.
+    /// True if it takes new pods.
     pub healthy: bool,
     /// Bytes in all.
     pub total: u64,
@@ -105,11 +107,11 @@ pub struct GpuShow {
     pub used: u64,
     /// Core percent that is held, and in all.
     pub core: (u32, u32),
-    /// Places for sharers that are held, and in all.
+    /// Slots that are held, and in all.
     pub slots: (u32, u32),
-    /// Who holds it, by namespace and name.
+    /// The pods that hold it, by namespace and name.
     pub holders: Vec<HolderShow>,
-    /// Where it sits.
+    /// Its location in the machine.
     pub place: DeviceLocation,
 }
 
@@ -124,105 +126,84 @@ pub struct HolderShow {
     pub uid: String,
     /// Bytes that it holds, or may hold.
     pub bytes: u64,
-    /// Whether a bind has decided it and the watch has not shown it yet.
+    /// True if a bind has decided it and no watch has shown it yet.
     pub assumed: bool,
-    /// Why it is counted conservatively.
+    /// The reason for which it is counted conservatively.
     pub problem: Option<String>,
 }
 
-impl Index {
-    /// The state in numbers.
-    pub fn census(&self) -> Census {
+impl Snapshot {
+    /// Counts a cluster.
+    pub(super) fn of(
+        filter: NodeFilter<'_>,
+        failing: &FailingNodes,
+        synced: [(&'static str, bool); 3],
+    ) -> Self {
+        let NodeFilter { cluster, plugins } = filter;
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let pods = || self.pods.values();
-        Census {
-            n_nodes: count(self.nodes.values().filter(|node| node.exists()).count()),
-            n_gpu_nodes: count(self.nodes.values().filter(|node| node.shares_gpus()).count()),
-            n_pods: count(self.fleet.n_owners()),
+        let pods = || cluster.pods.values();
+        Self {
+            n_nodes: count(cluster.nodes.values().filter(|node| node.exists()).count()),
+            n_gpu_nodes: count(cluster.nodes.values().filter(|node| node.shares_gpus()).count()),
+            n_pods: count(cluster.fleet.n_owners()),
             n_pending: count(
                 pods()
                     .filter(|entry| {
                         entry.facts.bound.is_none()
                             && entry.assumption.is_none()
-                            && self.concerns(&entry.facts)
+                            && cluster.concerns(&entry.facts)
                     })
                     .count(),
             ),
             n_assumed: count(pods().filter(|entry| entry.assumption.is_some()).count()),
             n_conservative: count(pods().filter(|entry| entry.problem.is_some()).count()),
             n_contradicting: count(pods().filter(|entry| entry.contradicts).count()),
-            n_hints: count(self.fleet.n_hints()),
-            n_failing: count(self.failing.n_last()),
-            n_plugin_away: count(self.plugins.n_out()),
-            synced: self.synced(),
-            gpus: self.gpu_census(),
+            n_hints: count(cluster.fleet.n_hints()),
+            n_failing: count(failing.n_last()),
+            n_plugin_away: count(plugins.n_out()),
+            synced,
+            gpus: gpu_snapshots(cluster),
         }
     }
+}
 
-    fn gpu_census(&self) -> Vec<GpuCensus> {
-        let mut gpus: Vec<GpuCensus> = self.fleet.nodes().flat_map(count_gpus).collect();
-        gpus.sort_by(|a, b| (&a.node, a.minor).cmp(&(&b.node, b.minor)));
-        gpus
-    }
-
-    /// Names of nodes that share GPUs or have a problem: those that come first behind `after`, no more than `most`, sorted.
-    pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
-        let is_behind = |name: &str| after.is_none_or(|after| name > after);
-        let sharing = self
-            .nodes
-            .iter()
-            .filter(|(_, state)| state.shares_gpus() || !state.problems.is_empty());
-        let mut names: Vec<&str> = sharing
-            .map(|(name, _)| &**name)
-            .filter(|name| is_behind(name))
-            .collect();
-        if most < names.len() {
-            names.select_nth_unstable(most);
-            names.truncate(most);
-        }
-        names.sort_unstable();
-        names.into_iter().map(str::to_owned).collect()
-    }
-
-    /// Names of nodes that have devices of any type, in no order.
-    pub fn device_nodes(&self) -> Vec<Box<str>> {
-        self.nodes
-            .iter()
-            .filter(|(_, state)| state.has_devices())
-            .map(|(name, _)| name.clone())
-            .collect()
-    }
-
-    /// One node for people; `None` if there is no such node.
-    pub fn show_node(&self, name: &str) -> Option<NodeShow> {
-        let state = self.nodes.get(name).filter(|state| state.exists())?;
-        let view = self.fleet.node_id(name).and_then(|node| self.fleet.view(node));
+impl NodeShow {
+    /// A node; `None` if there is no such node.
+    pub(super) fn of(filter: NodeFilter<'_>, name: &str) -> Option<Self> {
+        let cluster = filter.cluster;
+        let state = cluster.nodes.get(name).filter(|state| state.exists())?;
+        let view = cluster
+            .fleet
+            .node_id(name)
+            .and_then(|node| cluster.fleet.view(node));
         let published = view
             .and_then(NodeView::inventory)
             .and_then(|inventory| inventory.unit_bytes);
         let unit_bytes = published.unwrap_or(MemoryUnit::MIB.bytes()).max(1);
-        Some(NodeShow {
+        Some(Self {
             name: name.to_owned(),
             unit_bytes,
             unit: unit_name(state, unit_bytes),
             problems: state.problems.clone(),
-            plugin: self.plugin_problem(name),
+            plugin: filter.plugin_problem(name),
             gpus: view
-                .map(|view| view.gpus().iter().map(|gpu| self.show_gpu(gpu)).collect())
+                .map(|view| view.gpus().iter().map(|gpu| GpuShow::of(cluster, gpu)).collect())
                 .unwrap_or_default(),
             others: view.map(show_others).unwrap_or_default(),
         })
     }
+}
 
-    fn show_gpu(&self, view: &placement::GpuView<'_>) -> GpuShow {
+impl GpuShow {
+    fn of(cluster: &Cluster, view: &placement::GpuView<'_>) -> Self {
         let used = view.used.plus(view.suspect);
         let mut holders: Vec<HolderShow> = view
             .holders
             .iter()
-            .map(|holder| self.show_holder(holder))
+            .map(|holder| HolderShow::of(cluster, holder))
             .collect();
         holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-        GpuShow {
+        Self {
             minor: view.gpu.minor,
             uuid: record_id(view.gpu.uuid.as_str()).to_owned(),
             healthy: view.gpu.healthy,
@@ -234,10 +215,12 @@ impl Index {
             place: view.gpu.attributes.location.clone().unwrap_or_default(),
         }
     }
+}
 
-    fn show_holder(&self, holder: &placement::HolderView<'_>) -> HolderShow {
-        let entry = self.pods.get(holder.owner);
-        HolderShow {
+impl HolderShow {
+    fn of(cluster: &Cluster, holder: &placement::HolderView<'_>) -> Self {
+        let entry = cluster.pods.get(holder.owner);
+        Self {
             namespace: entry
                 .map(|entry| entry.facts.namespace.to_string())
                 .unwrap_or_default(),
@@ -252,15 +235,12 @@ impl Index {
                 .map(str::to_owned),
         }
     }
+}
 
-    /// Whether a pod's decision is open, and what is doubtful about the pod.
-    pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
-        let entry = self.pods.get(owner);
-        (
-            entry.is_some_and(|entry| entry.assumption.is_some()),
-            entry.and_then(|entry| entry.problem.as_deref()),
-        )
-    }
+fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {
+    let mut gpus: Vec<GpuSnapshot> = cluster.fleet.nodes().flat_map(count_gpus).collect();
+    gpus.sort_by(|a, b| (&a.node, a.minor).cmp(&(&b.node, b.minor)));
+    gpus
 }
 
 fn show_others(node: NodeView<'_>) -> Vec<DeviceShow> {
@@ -299,8 +279,8 @@ fn show_device(node: NodeView<'_>, view: &OtherDeviceView<'_>) -> DeviceShow {
     }
 }
 
-fn count_gpus(node: NodeView<'_>) -> Vec<GpuCensus> {
-    let gpu = |gpu: placement::GpuView<'_>| GpuCensus {
+fn count_gpus(node: NodeView<'_>) -> Vec<GpuSnapshot> {
+    let gpu = |gpu: placement::GpuView<'_>| GpuSnapshot {
         node: node.name().to_owned(),
         minor: gpu.gpu.minor,
         uuid: record_id(gpu.gpu.uuid.as_str()).to_owned(),

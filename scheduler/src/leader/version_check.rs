@@ -87,19 +87,19 @@ fn advice(image: &str, server: &str) -> Option<String> {
 
 /// Compares the versions now and every hour, until it is dropped.
 pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
-    let mut told = None;
+    let mut last_advice = None;
     loop {
-        let pause = match look(&client, &pod).await {
+        let pause = match versions(&client, &pod).await {
             Ok((image, server)) => {
                 let advice = advice(&image, &server);
                 if advice.is_none() {
                     info!(image, server, "the second kube-scheduler");
                 }
-                if let Some(text) = advice.as_ref().filter(|_| advice != told) {
+                if let Some(text) = advice.as_ref().filter(|_| advice != last_advice) {
                     error!("{text}");
                     recorder.warn(&pod, "KubeSchedulerVersion", text.clone());
                 }
-                told = advice;
+                last_advice = advice;
                 PAUSES.0
             }
             Err(error) => {
@@ -112,7 +112,10 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
 }
 
 /// The image of kube-scheduler and the version of the API server.
-async fn look(client: &Client, PodName { namespace, name }: &PodName) -> anyhow::Result<(String, String)> {
+async fn versions(
+    client: &Client,
+    PodName { namespace, name }: &PodName,
+) -> anyhow::Result<(String, String)> {
     let server = get(client, "/version").await?;
     let server = server
         .get("gitVersion")

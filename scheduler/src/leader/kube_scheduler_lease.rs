@@ -1,30 +1,30 @@
-//! Leads by the Lease of the kube-scheduler that runs in the same pod: decided from what was read, and the time.
+//! The Lease of the kube-scheduler in the same pod as the source of a replica's terms, decided from reads and the time.
 //!
-//! A second kube-scheduler asks the extender in its own pod alone, so that extender has to decide exactly while its neighbour
-//! holds kube-scheduler's Lease. Reads that Lease and never writes it. Does no I/O and reads no clock.
+//! A second kube-scheduler asks the extender in its own pod alone, so that extender has to decide exactly while the
+//! kube-scheduler beside it holds kube-scheduler's Lease. Never writes that Lease. Does no I/O and reads no clock.
 //!
-//! kube-scheduler leaves a holder alone for the Lease's duration from the moment at which it *sees* a renewal. A version of
-//! the Lease that one read shows and the read before did not was written after that earlier read was *sent*; a term counts
-//! from then, so it always ends before another kube-scheduler can hold the Lease.
+//! A kube-scheduler does not take the Lease for its duration from the moment at which it *sees* a renewal. A version of the
+//! Lease that one read shows and the previous read did not was written after that previous read was *sent*. A term counts from
+//! then, so it always ends before another kube-scheduler can hold the Lease.
 
 use std::time::{Duration, Instant};
 
-use super::election::{Action, Record, Reign, Terms};
+use super::election::{LeaseAction, LeaseRecord, LeaseTimes, Term};
 
 /// Longest host name of a pod.
 const MAX_HOST_NAME: usize = 63;
 
-/// The part of one extender beside a kube-scheduler.
+/// One extender, which leads while the kube-scheduler in its pod holds this Lease.
 #[derive(Clone, Debug)]
-pub struct Neighbour {
-    /// Prefix of the names under which a kube-scheduler of this pod holds the Lease.
+pub struct KubeSchedulerLease {
+    /// The beginning of the holder identity of a kube-scheduler in this pod.
     prefix: String,
-    terms: Terms,
+    times: LeaseTimes,
     seen: Option<Seen>,
-    /// The Lease is not read before.
+    /// Time of the next read.
     due: Instant,
-    reign: Option<Reign>,
-    n_reigns: u64,
+    term: Option<Term>,
+    n_terms: u64,
     has_ended: bool,
 }
 
@@ -32,28 +32,28 @@ pub struct Neighbour {
 #[derive(Clone, Debug)]
 struct Seen {
     version: String,
-    record: Record,
+    record: LeaseRecord,
     /// The time at which the last read was sent that showed this version.
     sent: Instant,
 }
 
-impl Neighbour {
-    /// Beside the kube-scheduler of the pod of this name.
-    pub fn of(pod: &str, terms: Terms, now: Instant) -> Self {
+impl KubeSchedulerLease {
+    /// For the extender in the pod of this name.
+    pub fn new(pod: &str, times: LeaseTimes, now: Instant) -> Self {
         Self {
-            prefix: prefix(pod),
-            terms,
+            prefix: holder_prefix(pod),
+            times,
             seen: None,
             due: now,
-            reign: None,
-            n_reigns: 0,
+            term: None,
+            n_terms: 0,
             has_ended: false,
         }
     }
 
-    /// The term of this extender, if there is one now.
-    pub fn reign(&self, now: Instant) -> Option<Reign> {
-        self.reign.filter(|reign| now < reign.renewed + self.terms.renew)
+    /// The term of this extender, if it leads now.
+    pub fn term(&self, now: Instant) -> Option<Term> {
+        self.term.filter(|term| now < term.renewed + self.times.renew)
     }
 
     /// The holder of the Lease when it was read last; empty if it had none.
@@ -61,7 +61,7 @@ impl Neighbour {
         self.seen.as_ref().map_or("", |seen| seen.record.holder.as_str())
     }
 
-    /// The reason for which the Lease is of no use although the pod's own kube-scheduler holds it, for people.
+    /// The reason for which this extender cannot lead although the kube-scheduler in its pod holds the Lease.
     pub fn problem(&self) -> Option<String> {
         let record = &self.seen.as_ref()?.record;
         (self.is_own(record) && self.is_short(record)).then(|| {
@@ -69,34 +69,33 @@ impl Neighbour {
                 "kube-scheduler holds its Lease for {} s only: set leaderElection.leaseDuration of its configuration to {} s or more, or \
                  --lease-duration here to less",
                 record.seconds,
-                self.terms.lease.as_secs()
+                self.times.lease.as_secs()
             )
         })
     }
 
-    /// The next action: a read, or a wait.
-    pub fn next(&mut self, now: Instant) -> Action {
-        self.reign = self.reign(now);
+    /// The next step: a read or a wait; the end after [`Self::resign`].
+    pub fn next(&mut self, now: Instant) -> LeaseAction {
+        self.term = self.term(now);
         match self.has_ended {
-            true => Action::End,
-            false if now < self.due => Action::Wait(self.due),
-            false => Action::Read,
+            true => LeaseAction::End,
+            false if now < self.due => LeaseAction::Wait(self.due),
+            false => LeaseAction::Read,
         }
     }
 
-    /// Ends the part: the Lease is not read again.
+    /// Ends the term. The Lease is not read again.
     pub fn resign(&mut self) {
-        self.reign = None;
+        self.term = None;
         self.has_ended = true;
     }
 
-    /// The Lease was read by a request that was sent at `sent` and answered at `received`: its version and record, if there is
-    /// a Lease.
-    pub fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, Record)>) {
-        self.reign = self.reign(received);
+    /// Takes the answer to a read that was sent at `sent` and answered at `received`: version and record, if there is a Lease.
+    pub fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
+        self.term = self.term(received);
         self.due = received + self.pause();
         let Some((version, record)) = found else {
-            (self.seen, self.reign) = (None, None);
+            (self.seen, self.term) = (None, None);
             return;
         };
         let before = self.seen.replace(Seen {
@@ -105,51 +104,51 @@ impl Neighbour {
             sent,
         });
         if !self.is_own(&record) || self.is_short(&record) {
-            self.reign = None;
+            self.term = None;
             return;
         }
-        // A version that the first read shows is of unknown age.
+        // The version that the first read shows may be of any age.
         let Some(before) = before.filter(|before| before.version != version) else {
             return;
         };
         let is_same_holder =
             before.record.holder == record.holder && before.record.transitions == record.transitions;
-        if let Some(reign) = self.reign.as_mut().filter(|_| is_same_holder) {
-            reign.renewed = before.sent;
+        if let Some(term) = self.term.as_mut().filter(|_| is_same_holder) {
+            term.renewed = before.sent;
         } else {
-            self.n_reigns += 1;
+            self.n_terms += 1;
             // kube-scheduler gives its Lease up without waiting for the binds of its extender.
-            self.reign = Some(Reign {
-                number: self.n_reigns,
+            self.term = Some(Term {
+                number: self.n_terms,
                 renewed: before.sent,
                 is_handed_over: false,
             });
         }
     }
 
-    /// The Lease could not be read, which was known at `received`.
+    /// Takes a read that failed at `received`.
     pub fn unread(&mut self, received: Instant) {
-        self.reign = self.reign(received);
+        self.term = self.term(received);
         self.due = received + self.pause();
     }
 
     /// Half of the period in which kube-scheduler renews by default, so that a term is renewed in time.
     fn pause(&self) -> Duration {
-        self.terms.retry / 2
+        self.times.retry / 2
     }
 
-    fn is_own(&self, record: &Record) -> bool {
+    fn is_own(&self, record: &LeaseRecord) -> bool {
         record.holder.starts_with(&self.prefix)
     }
 
-    fn is_short(&self, record: &Record) -> bool {
-        Duration::from_secs(record.seconds) < self.terms.lease
+    fn is_short(&self, record: &LeaseRecord) -> bool {
+        Duration::from_secs(record.seconds) < self.times.lease
     }
 }
 
-/// The beginning of the names under which a kube-scheduler in this pod holds a Lease: the host name, which kubelet makes of the
-/// pod's name (at most 63 bytes, without a `-` or `.` at the end), and an underscore.
-pub(super) fn prefix(pod: &str) -> String {
+/// The beginning of the holder identity of a kube-scheduler in this pod: the host name, which kubelet makes of the pod's name
+/// (at most 63 bytes, without a `-` or `.` at the end), and an underscore.
+pub(super) fn holder_prefix(pod: &str) -> String {
     let host = match pod.get(..MAX_HOST_NAME) {
         Some(beginning) if pod.len() > MAX_HOST_NAME => beginning.trim_end_matches(['-', '.']),
         _ => pod,
@@ -163,32 +162,32 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms {
+    const TIMES: LeaseTimes = LeaseTimes {
         lease: Duration::from_secs(15),
         renew: Duration::from_secs(10),
         retry: Duration::from_secs(2),
     };
 
     /// As long as the Lease: any time that a term counts too much is seen.
-    const TIGHT: Terms = Terms {
-        renew: TERMS.lease,
-        ..TERMS
+    const TIGHT: LeaseTimes = LeaseTimes {
+        renew: TIMES.lease,
+        ..TIMES
     };
 
     fn after(start: Instant, tenths: u64) -> Instant {
         start + Duration::from_millis(100 * tenths)
     }
 
-    fn record(holder: &str) -> Record {
-        Record {
+    fn record(holder: &str) -> LeaseRecord {
+        LeaseRecord {
             holder: holder.to_owned(),
             seconds: 15,
             transitions: 0,
         }
     }
 
-    fn read(neighbour: &mut Neighbour, start: Instant, tenths: u64, version: &str, record: Record) {
-        neighbour.read(
+    fn read(lease: &mut KubeSchedulerLease, start: Instant, tenths: u64, version: &str, record: LeaseRecord) {
+        lease.read(
             after(start, tenths),
             after(start, tenths + 1),
             Some((version.to_owned(), record)),
@@ -198,44 +197,38 @@ mod tests {
     #[test]
     fn a_term_counts_from_the_read_before_the_renewal() {
         let start = Instant::now();
-        let mut neighbour = Neighbour::of("a", TERMS, start);
-        assert_eq!(neighbour.next(start), Action::Read);
-        read(&mut neighbour, start, 0, "1", record("a_1"));
-        assert_eq!(neighbour.reign(after(start, 1)), None, "the Lease may be old");
-        assert_eq!(neighbour.next(after(start, 1)), Action::Wait(after(start, 11)));
-        read(&mut neighbour, start, 11, "1", record("a_1"));
-        read(&mut neighbour, start, 22, "2", record("a_1"));
-        let reign = neighbour.reign(after(start, 23)).unwrap();
+        let mut lease = KubeSchedulerLease::new("a", TIMES, start);
+        assert_eq!(lease.next(start), LeaseAction::Read);
+        read(&mut lease, start, 0, "1", record("a_1"));
+        assert_eq!(lease.term(after(start, 1)), None, "the Lease may be old");
+        assert_eq!(lease.next(after(start, 1)), LeaseAction::Wait(after(start, 11)));
+        read(&mut lease, start, 11, "1", record("a_1"));
+        read(&mut lease, start, 22, "2", record("a_1"));
+        let term = lease.term(after(start, 23)).unwrap();
         assert_eq!(
-            (reign.number, reign.renewed, reign.is_handed_over),
+            (term.number, term.renewed, term.is_handed_over),
             (1, after(start, 11), false)
         );
         assert!(
-            neighbour.reign(after(start, 110)).is_some() && neighbour.reign(after(start, 111)).is_none(),
+            lease.term(after(start, 110)).is_some() && lease.term(after(start, 111)).is_none(),
             "ends without a renewal"
         );
-        read(&mut neighbour, start, 33, "3", record("a_1"));
-        assert_eq!(
-            neighbour.reign(after(start, 34)).unwrap().renewed,
-            after(start, 22)
-        );
+        read(&mut lease, start, 33, "3", record("a_1"));
+        assert_eq!(lease.term(after(start, 34)).unwrap().renewed, after(start, 22));
     }
 
     #[test]
     fn a_term_ends_with_the_holder() {
         let start = Instant::now();
-        let of = |version: &str, record: Record| {
-            let mut neighbour = Neighbour::of("a", TERMS, start);
-            read(&mut neighbour, start, 0, "1", self::record("a_1"));
-            read(&mut neighbour, start, 11, "2", self::record("a_1"));
-            assert_eq!(
-                neighbour.reign(after(start, 12)).map(|reign| reign.number),
-                Some(1)
-            );
-            read(&mut neighbour, start, 22, version, record);
+        let of = |version: &str, record: LeaseRecord| {
+            let mut lease = KubeSchedulerLease::new("a", TIMES, start);
+            read(&mut lease, start, 0, "1", self::record("a_1"));
+            read(&mut lease, start, 11, "2", self::record("a_1"));
+            assert_eq!(lease.term(after(start, 12)).map(|term| term.number), Some(1));
+            read(&mut lease, start, 22, version, record);
             (
-                neighbour.reign(after(start, 23)).map(|reign| reign.number),
-                neighbour.problem().is_some(),
+                lease.term(after(start, 23)).map(|term| term.number),
+                lease.problem().is_some(),
             )
         };
         assert_eq!(of("2", record("a_1")), (Some(1), false), "not renewed yet");
@@ -248,7 +241,7 @@ mod tests {
         assert_eq!(
             of(
                 "3",
-                Record {
+                LeaseRecord {
                     holder: String::new(),
                     seconds: 1,
                     transitions: 0
@@ -265,7 +258,7 @@ mod tests {
         assert_eq!(
             of(
                 "3",
-                Record {
+                LeaseRecord {
                     transitions: 2,
                     ..record("a_1")
                 }
@@ -275,7 +268,7 @@ mod tests {
         assert_eq!(
             of(
                 "3",
-                Record {
+                LeaseRecord {
                     seconds: 5,
                     ..record("a_1")
                 }
@@ -286,42 +279,38 @@ mod tests {
 
     #[test]
     fn a_long_name_is_cut_as_kubelet_cuts_host_names() {
-        assert_eq!(prefix("gpushare-scheduler-7d-x"), "gpushare-scheduler-7d-x_");
         assert_eq!(
-            prefix(&format!("{}-{}", "a".repeat(62), "b".repeat(9))),
+            holder_prefix("gpushare-scheduler-7d-x"),
+            "gpushare-scheduler-7d-x_"
+        );
+        assert_eq!(
+            holder_prefix(&format!("{}-{}", "a".repeat(62), "b".repeat(9))),
             format!("{}_", "a".repeat(62))
         );
-        assert_eq!(prefix(&"a".repeat(63)), format!("{}_", "a".repeat(63)));
+        assert_eq!(holder_prefix(&"a".repeat(63)), format!("{}_", "a".repeat(63)));
     }
 
     #[test]
     fn a_lease_that_is_gone_ends_the_term() {
         let start = Instant::now();
-        let mut neighbour = Neighbour::of("a", TERMS, start);
-        read(&mut neighbour, start, 0, "1", record("a_1"));
-        read(&mut neighbour, start, 11, "2", record("a_1"));
-        neighbour.unread(after(start, 20));
+        let mut lease = KubeSchedulerLease::new("a", TIMES, start);
+        read(&mut lease, start, 0, "1", record("a_1"));
+        read(&mut lease, start, 11, "2", record("a_1"));
+        lease.unread(after(start, 20));
         assert!(
-            neighbour.reign(after(start, 21)).is_some(),
+            lease.term(after(start, 21)).is_some(),
             "one failed read changes nothing"
         );
-        neighbour.read(after(start, 22), after(start, 23), None);
-        assert_eq!(
-            (neighbour.reign(after(start, 23)), neighbour.holder()),
-            (None, "")
-        );
-        read(&mut neighbour, start, 33, "9", record("a_1"));
-        assert_eq!(
-            neighbour.reign(after(start, 34)),
-            None,
-            "the new Lease may be old"
-        );
-        neighbour.resign();
-        assert_eq!(neighbour.next(after(start, 60)), Action::End);
+        lease.read(after(start, 22), after(start, 23), None);
+        assert_eq!((lease.term(after(start, 23)), lease.holder()), (None, ""));
+        read(&mut lease, start, 33, "9", record("a_1"));
+        assert_eq!(lease.term(after(start, 34)), None, "the new Lease may be old");
+        lease.resign();
+        assert_eq!(lease.next(after(start, 60)), LeaseAction::End);
     }
 
     /// A Lease that was read: its version, and its record.
-    type Read = Option<(String, Record)>;
+    type Read = Option<(String, LeaseRecord)>;
 
     /// One kube-scheduler per pod, as client-go elects them, each beside an extender.
     #[derive(Clone, Debug)]
@@ -332,7 +321,7 @@ mod tests {
         stopped_until: u64,
         /// Number of the kube-scheduler's process.
         process: u64,
-        neighbour: Neighbour,
+        lease: KubeSchedulerLease,
         /// A read of the extender that is on its way: time sent, and the answer, which is known at a later time.
         reading: Option<(u64, u64, Read)>,
     }
@@ -343,13 +332,13 @@ mod tests {
                 seen: (0, 0),
                 stopped_until: 0,
                 process: 0,
-                neighbour: Neighbour::of(name, TIGHT, start),
+                lease: KubeSchedulerLease::new(name, TIGHT, start),
                 reading: None,
             }
         }
 
         /// kube-scheduler acquires or renews the Lease if client-go's rule lets it.
-        fn contend(&mut self, name: &str, lease: &mut Option<(u64, Record)>, now: u64) {
+        fn contend(&mut self, name: &str, lease: &mut Option<(u64, LeaseRecord)>, now: u64) {
             let own = format!("{name}_{}", self.process);
             let version = lease.as_ref().map_or(0, |(version, _)| *version);
             if self.seen.0 != version {
@@ -364,7 +353,7 @@ mod tests {
                 });
                 *lease = Some((
                     version + 1,
-                    Record {
+                    LeaseRecord {
                         holder: own,
                         seconds: 15,
                         transitions,
@@ -375,12 +364,12 @@ mod tests {
         }
 
         /// The extender receives an answer that is due, or sends a read; `delay` is the time of the answer.
-        fn look(&mut self, lease: Option<&(u64, Record)>, start: Instant, now: u64, delay: u64) {
+        fn look(&mut self, lease: Option<&(u64, LeaseRecord)>, start: Instant, now: u64, delay: u64) {
             match self.reading.take() {
                 Some((sent, received, answer)) if received <= now => {
-                    self.neighbour.read(after(start, sent), after(start, now), answer);
+                    self.lease.read(after(start, sent), after(start, now), answer);
                 }
-                None if self.neighbour.next(after(start, now)) == Action::Read => {
+                None if self.lease.next(after(start, now)) == LeaseAction::Read => {
                     let answer = lease.map(|(version, record)| (version.to_string(), record.clone()));
                     self.reading = Some((now, now + delay, answer));
                 }
@@ -396,7 +385,7 @@ mod tests {
         #[test]
         fn no_two_decide(steps in prop::collection::vec((0..2_usize, 0..20_u8, 1..200_u64), 1..600)) {
             let start = Instant::now();
-            let mut lease: Option<(u64, Record)> = None;
+            let mut lease: Option<(u64, LeaseRecord)> = None;
             let names = ["a", "b"];
             let mut pods = names.map(|name| Pod::new(name, start));
             let mut now = 0;
@@ -414,7 +403,7 @@ mod tests {
                 pod.look(lease.as_ref(), start, now, length % 40);
                 let holder = lease.as_ref().map_or("", |(_, record)| &record.holder);
                 for (name, pod) in names.iter().zip(&pods) {
-                    let decides = pod.neighbour.reign(after(start, now)).is_some();
+                    let decides = pod.lease.term(after(start, now)).is_some();
                     prop_assert!(!decides || holder.starts_with(&format!("{name}_")), "{name} decides, and {holder} holds the Lease");
                 }
             }

@@ -1,6 +1,8 @@
-//! Flags that say which nodes and devices are preferred.
+//! Flags of filter: the order of nodes and devices, the number of nodes in an answer, and the report of nodes without room.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU8;
+use std::str::FromStr;
 
 use clap::ValueEnum;
 use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, ResourceWeights};
@@ -8,7 +10,10 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::resource_name;
 
-/// Weights where nobody gives others: those of Koordinator's scheduler.
+/// Most nodes that scores from 0 to 10 can put in a strict order.
+const MOST: u8 = 11;
+
+/// The default weights: those of Koordinator's scheduler.
 const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memory=1,koordinator.sh/rdma=1,koordinator.sh/fpga=1";
 
 /// Which nodes and devices are preferred.
@@ -80,7 +85,7 @@ impl PolicyArgs {
     }
 }
 
-/// Weights of resources by their names; of a resource that is named twice, the last counts.
+/// ResourceWeights of resources by their names; of a resource that is named twice, the last counts.
 pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeights {
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
     let mut take = |name: &str| weights.remove(name).unwrap_or(0);
@@ -108,4 +113,55 @@ fn weight(text: &str) -> Result<(String, u32), String> {
         .filter(|weight| *weight <= 100)
         .ok_or("a weight is a whole number up to 100")?;
     Ok((resource_name(name)?, weight))
+}
+
+/// How many of the nodes that fit a pod without preferences of its own an answer tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerNodes {
+    /// The best ones.
+    Best(NonZeroU8),
+    /// All.
+    All,
+}
+
+impl Default for AnswerNodes {
+    fn default() -> Self {
+        Self::Best(NonZeroU8::MIN)
+    }
+}
+
+impl AnswerNodes {
+    /// The greatest number, if there is one.
+    pub fn most(self) -> Option<usize> {
+        match self {
+            Self::Best(n) => Some(n.get().into()),
+            Self::All => None,
+        }
+    }
+}
+
+impl FromStr for AnswerNodes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let n: Option<NonZeroU8> = text.parse().ok();
+        match n.filter(|n| n.get() <= MOST) {
+            Some(n) => Ok(Self::Best(n)),
+            None if text == "all" => Ok(Self::All),
+            None => Err(format!("must be from 1 to {MOST}, or all")),
+        }
+    }
+}
+
+/// The form in which filter reports nodes whose devices have no room for a pod, while evicting pods might make some.
+///
+/// Until 1.36 kube-scheduler looks for victims on a node that is reported resolvable, finds none where the node's sums have
+/// room, and takes that for an error. Later versions ask the extender about such nodes, with no victims named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MisfitNodes {
+    /// As nodes that eviction cannot help.
+    #[default]
+    Unresolvable,
+    /// As nodes that eviction may help.
+    Resolvable,
 }

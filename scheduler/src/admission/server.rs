@@ -1,8 +1,8 @@
-//! The webhooks' HTTP routes: reads `AdmissionReview`s, asks [`crate::admission`], answers.
+//! The webhooks' HTTP routes: reads `AdmissionReview`s, asks [`Rules`], answers.
 //!
-//! On an address of their own: the API server shows webhooks no certificate unless it is configured to, while filter,
-//! prioritize and bind demand one of kube-scheduler's authority. No verb is served here, so a client of this address binds no
-//! pod. Decides nothing itself.
+//! They have an address of their own: the API server shows webhooks no certificate unless it is configured to, while filter,
+//! prioritize and bind demand one of kube-scheduler's authority. This address serves no verb of the extender, so its clients bind
+//! no pod.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,36 +22,36 @@ use proto::admission::{API_VERSION, AdmissionReview, AdmissionReviewReply, KIND}
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{debug, warn};
 
-use crate::admission::{Rules, Unreadable, Verdict};
 use crate::api_server::shorten;
 use crate::index::{Index, Shared};
 use crate::serve::ClientCertificate;
 
-/// Largest review: the API server takes objects of 3 MiB, and a change holds the old one and the new one.
+use super::{Rules, Unreadable, Verdict};
+
+/// Largest review: the API server accepts objects of 3 MiB, and the review of an update has two.
 const MAX_BODY: usize = 7 << 20;
-/// Most reviews that are judged at one time. A review counts from when its body is complete: clients that send slowly, or
-/// nothing, hold up no other review.
+/// Most reviews that are decided at one time. A review counts from the end of its body: clients that send slowly, or nothing, hold
+/// up no other review.
 const CONCURRENCY: usize = 32;
 /// Bytes of a body that every request may have in memory at any time: ten times a usual pod.
 const SMALL_BODY: usize = 64 << 10;
 /// Most bodies longer than [`SMALL_BODY`] in memory at one time: together they stay below 56 MiB.
 const LARGE_BODIES: usize = 8;
-/// Longest time in which a review must have come in: the API server itself waits no longer.
+/// Longest time for a review to arrive: the API server does not wait longer for the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Everything that reviews are answered with.
+/// The state of the webhooks.
 #[derive(Debug)]
 pub struct Webhooks {
     rules: Rules,
     index: Shared<Index>,
     reviews: Family<ReviewLabels, Counter>,
-    judging: Semaphore,
+    deciding: Semaphore,
     large_bodies: Semaphore,
-    /// True if a review is answered only to a client with a certificate of the configured authorities.
+    /// True if only clients with a certificate of the configured authorities are answered.
     demands_certificate: bool,
 }
 
-/// Which webhook is asked.
 #[derive(Clone, Copy, Debug)]
 enum Webhook {
     Mutate,
@@ -64,7 +64,7 @@ struct ReviewLabels {
     verdict: &'static str,
 }
 
-/// A review that is not answered; what becomes of the request then, the webhook's configuration says.
+/// A review that is not answered; the failure policy of the webhook then decides.
 #[derive(Debug, thiserror::Error)]
 enum ReviewFailure {
     #[error("not an {KIND} of {API_VERSION}: {0}")]
@@ -112,7 +112,7 @@ impl From<Unreadable> for ReviewFailure {
 }
 
 impl Webhooks {
-    /// Judges by `rules`; `index` knows which pods ask for our resources.
+    /// Webhooks that answer by `rules`; `index` knows the pods that request devices.
     pub fn new(rules: Rules, index: Shared<Index>, registry: &mut Registry) -> Self {
         let reviews = Family::default();
         registry.register(
@@ -120,18 +120,18 @@ impl Webhooks {
             "Reviews by webhook and verdict",
             reviews.clone(),
         );
-        let (judging, large_bodies) = (Semaphore::new(CONCURRENCY), Semaphore::new(LARGE_BODIES));
+        let (deciding, large_bodies) = (Semaphore::new(CONCURRENCY), Semaphore::new(LARGE_BODIES));
         Self {
             rules,
             index,
             reviews,
-            judging,
+            deciding,
             large_bodies,
             demands_certificate: false,
         }
     }
 
-    /// The same webhooks, which answer only clients that show a certificate of the configured authorities.
+    /// The same webhooks, which answer only clients with a certificate of the configured authorities.
     #[must_use]
     pub fn demanding_certificates(self, demands_certificate: bool) -> Self {
         Self {
@@ -141,14 +141,14 @@ impl Webhooks {
     }
 
     async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
-        let judged = match self.receive(request).await {
+        let decided = match self.receive(request).await {
             Ok((body, _large)) => {
-                let _permit = self.judging.acquire().await;
-                self.judge(webhook, &body)
+                let _permit = self.deciding.acquire().await;
+                self.decide(webhook, &body)
             }
             Err(failure) => Err(failure),
         };
-        let (verdict, response) = match judged {
+        let (verdict, response) = match decided {
             Ok((verdict, answer)) => (verdict, answer_with(&answer)),
             Err(failure) => ("malformed", failure.into_response()),
         };
@@ -161,7 +161,7 @@ impl Webhooks {
         response
     }
 
-    /// Reads the body; one that is long comes with the permit that it needs as long as it is in memory.
+    /// Reads the body. A long one comes with the permit that it needs while it is in memory.
     async fn receive(
         &self,
         request: Request<Body>,
@@ -191,7 +191,7 @@ impl Webhooks {
         Ok((bytes, permit))
     }
 
-    fn judge(
+    fn decide(
         &self,
         webhook: Webhook,
         body: &[u8],

@@ -1,0 +1,135 @@
+//! A bind that was decided and is not seen yet: devices are chosen and reserved until the watch shows the pod bound.
+
+use std::time::Instant;
+
+use placement::{Reason, ReserveError};
+
+use crate::bind::PodBinding;
+
+/// A bind that was decided and is not yet seen.
+#[derive(Clone, Debug)]
+pub struct Assumption {
+    /// The binding as it is written, every time it is written.
+    pub order: PodBinding,
+    /// Its assume time, which differs from that of every other decision.
+    pub stamp: u64,
+    /// Its phase.
+    pub phase: Phase,
+    /// The beginning of the phase.
+    pub since: Instant,
+    /// True if a list has left out its pod since it was written.
+    pub(super) unlisted: bool,
+    /// True if this replica's term has ended since the decision.
+    pub(super) outlived: bool,
+}
+
+/// The phase of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Being written.
+    Writing,
+    /// Written; the watch has not shown it yet.
+    Written,
+    /// It may have been written.
+    Doubtful,
+}
+
+/// The state of a decision at one moment, to compare with a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The assume time of the decision.
+    pub stamp: u64,
+    /// Its phase.
+    pub phase: Phase,
+    pub(super) since: Instant,
+}
+
+/// The result of a decision on a bind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Assumed {
+    /// The binding to write.
+    Write {
+        /// The binding.
+        order: PodBinding,
+        /// The assume time of the decision.
+        stamp: u64,
+        /// True if it has been written before, with an unknown outcome.
+        repeated: bool,
+    },
+    /// The watch has shown the pod on that node already.
+    AlreadyBound,
+}
+
+/// The reason for which a bind cannot be decided; nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AssumeError {
+    /// The pod is on another node.
+    #[error("the pod is already bound to node {node:?}")]
+    BoundElsewhere {
+        /// Its node.
+        node: String,
+    },
+    /// An earlier bind to another node may have got through.
+    #[error("an earlier bind of the pod to node {node:?} is not settled yet")]
+    AssumedElsewhere {
+        /// The node of the earlier bind.
+        node: String,
+    },
+    /// An earlier bind to the same node may have got through, and must not be repeated.
+    #[error("an earlier bind of the pod is not settled yet; another replica may have decided since")]
+    Outlived,
+    /// The request breaks a rule.
+    #[error("{detail}")]
+    Invalid {
+        /// The rule.
+        detail: String,
+    },
+    /// No room.
+    #[error("node {node:?}: {reason}{}", .detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default())]
+    NoRoom {
+        /// The node.
+        node: String,
+        /// The reason.
+        reason: Reason,
+        /// The rule, and how near the node comes, if there is more to say.
+        detail: Option<String>,
+    },
+    /// The engine refused its own choice.
+    #[error("node {node:?} cannot take the pod")]
+    Reserve {
+        /// The node.
+        node: String,
+        /// The cause.
+        #[source]
+        source: ReserveError,
+    },
+}
+
+impl Assumption {
+    pub(super) fn moment(&self) -> Moment {
+        Moment {
+            stamp: self.stamp,
+            phase: self.phase,
+            since: self.since,
+        }
+    }
+
+    /// The same binding again, for the same node.
+    pub(super) fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
+        if self.order.node != node {
+            return Err(AssumeError::AssumedElsewhere {
+                node: self.order.node.clone(),
+            });
+        }
+        if self.outlived {
+            return Err(AssumeError::Outlived);
+        }
+        self.phase = Phase::Writing;
+        self.since = now;
+        Ok(Assumed::Write {
+            order: self.order.clone(),
+            stamp: self.stamp,
+            repeated: true,
+        })
+    }
+}

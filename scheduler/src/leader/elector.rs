@@ -1,0 +1,405 @@
+//! The elector: reads and writes the Lease until the process ends, and begins and ends the terms of this replica.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+use daemon::events::Recorder;
+use daemon::panics::named;
+use kube::Client;
+use tokio::task::JoinHandle;
+use tokio::time::sleep_until;
+use tracing::{info, warn};
+
+use super::election::{Election, LeaseAction, LeaseRecord, LeaseTimes, Term, WriteOutcome};
+use super::fence::{self, Fence};
+use super::kube_scheduler_lease::{self, KubeSchedulerLease};
+use super::label::{LabelKeeper, PodLabel};
+use super::lease::LeaseObject;
+use super::watch_barrier::WatchBarrier;
+use super::{Leadership, PodName, now, takeover_grace};
+use crate::index::{Index, Shared};
+
+/// Pause between two checks that all lists are complete.
+const READY_POLL: Duration = Duration::from_millis(100);
+/// Longest time to release the Lease, and to remove the label.
+const RESIGN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The names of the objects, and the times.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the replicas' Lease, and of the object `SchedulerLeader`.
+    pub lease: String,
+    /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
+    pub kube_scheduler_lease: Option<String>,
+    /// Namespace of all three.
+    pub namespace: String,
+    /// This replica's pod.
+    pub pod: PodName,
+    /// The times of the Lease.
+    pub times: LeaseTimes,
+    /// Longest time that one bind may take.
+    pub bind_timeout: Duration,
+    /// True if a policy of the API server admits bindings only by the replica that the `SchedulerLeader` object names.
+    pub fences_bindings: bool,
+}
+
+/// One replica of several.
+pub struct Elector {
+    settings: Settings,
+    leadership: Leadership,
+    index: Shared<Index>,
+    barrier: WatchBarrier,
+    lease: LeaseObject,
+    label: LabelKeeper,
+    fence: Option<Fence>,
+    source: TermSource,
+    /// The problem of the Lease that was logged last.
+    problem: Option<String>,
+    /// The term that `leadership` has.
+    term: Option<Term>,
+    /// The task that prepares the term's binds.
+    takeover: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Elector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Elector")
+            .field("settings", &self.settings)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The Lease by which a replica leads.
+#[derive(Clone, Debug)]
+enum TermSource {
+    /// The Lease that the replicas contend for.
+    Election(Election),
+    /// The Lease of the kube-scheduler in this pod.
+    KubeScheduler(KubeSchedulerLease),
+}
+
+impl TermSource {
+    fn term(&self, now: Instant) -> Option<Term> {
+        match self {
+            Self::Election(election) => election.term(now),
+            Self::KubeScheduler(lease) => lease.term(now),
+        }
+    }
+
+    fn holder(&self) -> &str {
+        match self {
+            Self::Election(election) => election.holder(),
+            Self::KubeScheduler(lease) => lease.holder(),
+        }
+    }
+
+    fn next(&mut self, now: Instant) -> LeaseAction {
+        match self {
+            Self::Election(election) => election.next(now),
+            Self::KubeScheduler(lease) => lease.next(now),
+        }
+    }
+
+    fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
+        match self {
+            Self::Election(election) => election.read(received, found),
+            Self::KubeScheduler(lease) => lease.read(sent, received, found),
+        }
+    }
+
+    fn unread(&mut self, received: Instant) {
+        match self {
+            Self::Election(election) => election.unread(received),
+            Self::KubeScheduler(lease) => lease.unread(received),
+        }
+    }
+
+    fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome) {
+        match self {
+            Self::Election(election) => election.written(record, sent, received, outcome),
+            Self::KubeScheduler(_) => {}
+        }
+    }
+
+    fn resign(&mut self, now: Instant) {
+        match self {
+            Self::Election(election) => election.resign(now),
+            Self::KubeScheduler(lease) => lease.resign(),
+        }
+    }
+
+    /// Returns true if this replica writes the Lease, and can release it.
+    const fn is_own(&self) -> bool {
+        matches!(self, Self::Election(_))
+    }
+
+    fn problem(&self) -> Option<String> {
+        match self {
+            Self::Election(_) => None,
+            Self::KubeScheduler(lease) => lease.problem(),
+        }
+    }
+}
+
+/// Prepares the binds of a replica without others. A previous scheduler may still be binding pods that were pending at the
+/// start.
+pub async fn take_over_alone(
+    leadership: Leadership,
+    index: Shared<Index>,
+    barrier: WatchBarrier,
+    bind_timeout: Duration,
+) {
+    until_ready(&index).await;
+    if index.read().began_with_pending() {
+        tokio::time::sleep(takeover_grace(bind_timeout)).await;
+        barrier.wait_for_new_list().await;
+    }
+    leadership.end_takeover();
+}
+
+async fn until_ready(index: &Shared<Index>) {
+    while index.read().ready().is_err() {
+        tokio::time::sleep(READY_POLL).await;
+    }
+}
+
+impl Elector {
+    /// A replica that has not read the Lease yet.
+    pub fn new(
+        (client, recorder): (Client, Recorder),
+        settings: Settings,
+        leadership: Leadership,
+        index: Shared<Index>,
+        barrier: WatchBarrier,
+    ) -> Self {
+        // The next process in the same pod is another replica.
+        let identity = format!(
+            "{}_{:016x}",
+            settings.pod.name,
+            RandomState::new().build_hasher().finish()
+        );
+        let (lease_name, lease_holder, source) = if let Some(lease) = &settings.kube_scheduler_lease {
+            let found = KubeSchedulerLease::new(&settings.pod.name, settings.times, now());
+            (
+                lease,
+                kube_scheduler_lease::holder_prefix(&settings.pod.name),
+                TermSource::KubeScheduler(found),
+            )
+        } else {
+            let election = Election::new(identity.clone(), settings.times, now());
+            (&settings.lease, identity.clone(), TermSource::Election(election))
+        };
+        let lease = LeaseObject::new(client.clone(), &settings.namespace, lease_name);
+        let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
+        let fence = settings.fences_bindings.then(|| {
+            let fence = fence::Settings {
+                namespace: settings.namespace.clone(),
+                name: settings.lease.clone(),
+                pod: settings.pod.clone(),
+                holder: identity,
+                lease: lease_name.clone(),
+                lease_holder,
+            };
+            Fence::new((client, recorder), fence, leadership.clone())
+        });
+        Self {
+            settings,
+            leadership,
+            index,
+            barrier,
+            lease,
+            label,
+            fence,
+            source,
+            problem: None,
+            term: None,
+            takeover: None,
+        }
+    }
+
+    /// Runs until `stop` completes; then ends all binds and releases the Lease.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        tokio::select! {
+            // A leader that does not know all pods could bind none.
+            () = until_ready(&self.index) => {}
+            () = &mut stop => return self.leadership.end(),
+        }
+        loop {
+            self.act();
+            let pause = match self.source.next(now()) {
+                LeaseAction::Wait(until) => until,
+                LeaseAction::End => break,
+                action => {
+                    self.carry_out(action).await;
+                    continue;
+                }
+            };
+            tokio::select! {
+                () = sleep_until(self.wake(pause).into()) => {}
+                () = &mut stop => break,
+            }
+        }
+        self.resign().await;
+    }
+
+    /// The time of the next step: at the latest the end of the term.
+    fn wake(&self, pause: Instant) -> Instant {
+        self.term
+            .map_or(pause, |term| pause.min(term.renewed + self.settings.times.renew))
+    }
+
+    /// Longest time of a request: at most the rest of the term.
+    fn request_timeout(&self) -> Duration {
+        let most = self.settings.times.renew / 2;
+        let left = self
+            .term
+            .map(|term| (term.renewed + self.settings.times.renew).saturating_duration_since(now()));
+        left.map_or(most, |left| left.min(most))
+    }
+
+    async fn carry_out(&mut self, action: LeaseAction) {
+        let (sent, timeout) = (now(), self.request_timeout());
+        let (record, outcome) = match action {
+            LeaseAction::Read => {
+                let found = self.lease.read(timeout).await;
+                match found {
+                    Ok(found) => self.source.read(sent, now(), found),
+                    Err(error) => {
+                        warn!(
+                            lease = self.lease.name(),
+                            error = format!("{error:#}"),
+                            "the Lease cannot be read, trying again"
+                        );
+                        self.source.unread(now());
+                    }
+                }
+                return;
+            }
+            LeaseAction::Create(record) => {
+                let outcome = self.lease.create(&record, timeout).await;
+                (record, outcome)
+            }
+            LeaseAction::Write { version, record } => {
+                let outcome = self.lease.write(version, &record, timeout).await;
+                (record, outcome)
+            }
+            LeaseAction::Wait(_) | LeaseAction::End => return,
+        };
+        if outcome == WriteOutcome::Overtaken {
+            info!(lease = self.lease.name(), "another replica has written the Lease");
+        }
+        self.source.written(record, sent, now(), outcome);
+    }
+
+    /// Begins, continues or ends a term.
+    fn act(&mut self) {
+        let problem = self.source.problem();
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
+            warn!(lease = self.lease.name(), problem, "this replica cannot lead");
+        }
+        self.problem = problem;
+        let term = self.source.term(now());
+        let is_new = term.map(|term| term.number) != self.term.map(|term| term.number);
+        if is_new && self.term.is_some() {
+            warn!(
+                holder = self.source.holder(),
+                "this replica does not lead any more"
+            );
+            self.leadership.stand_by();
+            self.end_term();
+        }
+        if let Some(term) = term {
+            self.leadership.lead(self.settings.times, term.renewed, is_new);
+            if is_new {
+                info!(
+                    lease = self.lease.name(),
+                    is_handed_over = term.is_handed_over,
+                    "this replica leads"
+                );
+                self.takeover = Some(self.take_over(term));
+            }
+        }
+        self.term = term;
+    }
+
+    fn end_term(&mut self) {
+        if let Some(takeover) = self.takeover.take() {
+            takeover.abort();
+        }
+        self.label.want(PodLabel::Absent);
+        self.index.write().end_term();
+    }
+
+    /// Takes over from the previous leader, then keeps the API server accepting this replica's bindings.
+    ///
+    /// Makes the API server refuse new bindings of the previous leader, waits for its in-flight ones, writes the label, and
+    /// waits until the watch of pods has shown the label, and so every earlier write.
+    fn take_over(&self, term: Term) -> JoinHandle<()> {
+        let since = jiff::Timestamp::now().to_string();
+        let (leadership, barrier, wanted) =
+            (self.leadership.clone(), self.barrier.clone(), self.label.sender());
+        let grace = takeover_grace(self.settings.bind_timeout);
+        let fence = self.fence.clone();
+        tokio::spawn(named("takeover", async move {
+            if let Some(fence) = &fence {
+                fence.take().await;
+            }
+            if !term.is_handed_over {
+                info!(
+                    ?grace,
+                    "previous leader did not release the Lease; waiting for its in-flight binds"
+                );
+                tokio::time::sleep(grace).await;
+            }
+            wanted.send_replace(PodLabel::Leader(since.clone()));
+            barrier.wait_for_annotation(&since).await;
+            if let Some(fence) = &fence {
+                fence.wait_until_accepted().await;
+            }
+            leadership.end_takeover();
+            info!("ready to bind: every write of the previous leader has been seen");
+            if let Some(fence) = &fence {
+                fence.keep().await;
+            }
+        }))
+    }
+
+    /// Ends binds, releases the Lease and removes the label.
+    async fn resign(mut self) {
+        let led = self.term.take().is_some();
+        self.leadership.end_binds().await;
+        if let Some(takeover) = self.takeover.take() {
+            takeover.abort();
+        }
+        if !self.source.is_own() {
+            self.source.resign(now());
+        } else if led && self.index.read().has_doubts() {
+            // The next leader waits for in-flight binds only if the Lease was not released.
+            warn!("the outcome of a binding is unknown: the Lease is left to expire");
+        } else if led {
+            let released = tokio::time::timeout(RESIGN_TIMEOUT, self.release()).await;
+            info!(in_time = released.is_ok(), "the Lease is released");
+        }
+        self.leadership.end();
+        self.label.want(PodLabel::Absent);
+        if tokio::time::timeout(RESIGN_TIMEOUT, self.label.wait_for(&PodLabel::Absent))
+            .await
+            .is_err()
+        {
+            warn!("the leader label is still on this pod");
+        }
+    }
+
+    async fn release(&mut self) {
+        self.source.resign(now());
+        loop {
+            match self.source.next(now()) {
+                LeaseAction::End => return,
+                LeaseAction::Wait(until) => sleep_until(until.into()).await,
+                action => self.carry_out(action).await,
+            }
+        }
+    }
+}
