@@ -164,21 +164,6 @@ impl Fleet {
         self.nodes.names.get(name)
     }
 
-    /// The node at an index.
-    pub fn id_at(&self, index: u32) -> Option<NodeId> {
-        self.nodes.id_at(index)
-    }
-
-    /// Grows whenever a name comes or goes: while it is the same, so is [`Fleet::node_id`] of every name.
-    pub fn names_version(&self) -> u64 {
-        self.nodes.names.version()
-    }
-
-    /// Number of nodes.
-    pub fn n_names(&self) -> usize {
-        self.nodes.names.len()
-    }
-
     /// Number of changes so far by which a refused request may fit: grows with every inventory and release.
     pub fn n_openings(&self) -> u64 {
         self.nodes.n_openings

@@ -85,7 +85,7 @@ impl PolicyArgs {
     }
 }
 
-/// ResourceWeights of resources by their names; of a resource that is named twice, the last counts.
+/// The weights of resources by their names; of a resource that is named twice, the last counts.
 pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeights {
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
     let mut take = |name: &str| weights.remove(name).unwrap_or(0);

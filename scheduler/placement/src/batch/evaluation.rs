@@ -101,9 +101,9 @@ impl<'a> BatchEvaluation<'a> {
     }
 
     /// The cached result on the node at an index, if the node has not changed since. Always `None` before the first
-    /// [evaluation](Self::evaluate) by these policies.
+    /// evaluation by these policies.
     #[inline]
-    pub fn cached(&self, index: u32, policies: Policies) -> Option<Result<Score, Reason>> {
+    fn cached(&self, index: u32, policies: Policies) -> Option<Result<Score, Reason>> {
         let (of, scores) = self.cached.as_ref()?;
         if *of == policies && !self.may_differ_by_owner(index) {
             scores.get(index, self.nodes.version_at(index))

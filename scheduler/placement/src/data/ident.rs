@@ -90,12 +90,3 @@ pub struct NodeId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
-
-impl NodeId {
-    /// The node's index in its fleet. Another node may get the index once this one is gone;
-    /// [`Fleet::names_version`](crate::Fleet::names_version) changes then.
-    #[inline]
-    pub const fn index(self) -> u32 {
-        self.index
-    }
-}

@@ -14,7 +14,6 @@ const MAX_SHORT: usize = 54;
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     nodes: FxHashMap<Name, NodeId>,
-    version: u64,
 }
 
 #[derive(Debug)]
@@ -35,17 +34,10 @@ impl Names {
 
     pub(crate) fn insert(&mut self, name: &str, node: NodeId) {
         self.nodes.insert(Name::from(name), node);
-        self.version += 1;
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
         self.nodes.remove(name.as_bytes());
-        self.version += 1;
-    }
-
-    /// Grows with every change.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
     }
 
     pub(crate) fn len(&self) -> usize {

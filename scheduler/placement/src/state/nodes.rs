@@ -60,18 +60,6 @@ pub(crate) struct NodeSummary {
 }
 
 impl Nodes {
-    /// The node at an index.
-    pub(crate) fn id_at(&self, index: u32) -> Option<NodeId> {
-        let summary = self
-            .summaries
-            .get(index as usize)
-            .filter(|summary| summary.exists)?;
-        Some(NodeId {
-            index,
-            generation: summary.generation,
-        })
-    }
-
     /// The node with this identifier, unless it is gone.
     #[inline]
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
