@@ -166,7 +166,10 @@ async fn a_record_changed_under_a_running_pod_says_the_truth_again() -> Result<(
     cluster.node("n1")?.restart_kubelet().await?;
     until_recorded(&cluster, "a", &[minor]).await?;
     let said = until_event(&cluster, "a", "GPUMismatch").await?;
-    ensure!(said.contains("its record now names the devices that it has"), "{said}");
+    ensure!(
+        said.contains("its record now names the devices that it has"),
+        "{said}"
+    );
     verify(&cluster).await
 }
 
