@@ -1,6 +1,6 @@
 //! The devices of this node together with their health: one immutable value per moment.
 //!
-//! [`watch_devices`](watch::watch_devices) makes a new value at each change; kubelet's device lists, the Device object and node
+//! `watch` makes a new value at each change; kubelet's device lists, the Device object and node
 //! status are functions of the latest one.
 
 pub mod corrections;

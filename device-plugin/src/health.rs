@@ -21,7 +21,7 @@
 //! * A device that is unhealthy again within a day of its recovery has a relapse. Each one doubles the time that it must be without
 //!   trouble, up to an hour; after a healthy day the count starts at zero. So an error that comes back every few minutes does not
 //!   return the device to pods each time.
-//! * The node's Device object keeps health across processes. A device that is unhealthy there by an XID starts as if that XID had
+//! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if that XID had
 //!   just come ([`Health::load`]); probes find all other trouble again.
 
 mod xids;

@@ -2,7 +2,7 @@
 //! it will see the devices of its pod's record.
 //!
 //! The walk is [`check`] → [`crate::verify::snapshot`] → [`crate::verify::owner`] → [`crate::verify`] (allocation, health,
-//! capacity) → [`specs`], which writes the container's CDI spec. kubelet tries a blocked start again, and the pod's events have the
+//! capacity) → `specs`, which writes the container's CDI spec. kubelet tries a blocked start again, and the pod's events have the
 //! reason. [`reconcile`] compares what runs with what is recorded afterwards.
 
 pub mod adopt;

@@ -150,7 +150,7 @@ pub struct PluginState {
 }
 
 impl PluginState {
-    /// Reads [`PLUGIN_STATE`]; `None` if the plugin has never reported.
+    /// Reads the annotation of the plugin's state; `None` if the plugin has never reported.
     ///
     /// # Errors
     /// It does not parse, or is too long.
@@ -158,7 +158,7 @@ impl PluginState {
         read(annotations, PLUGIN_STATE, MAX_STATE_BYTES)
     }
 
-    /// The merge patch of the Node that writes [`PLUGIN_STATE`].
+    /// The merge patch of the Node that writes the annotation of the plugin's state.
     pub fn patch(&self) -> Value {
         let text = serde_json::to_string(self).unwrap_or_default();
         json!({"metadata": {"annotations": {PLUGIN_STATE: text}}})

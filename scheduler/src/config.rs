@@ -24,7 +24,7 @@ pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
 /// Largest request body, in bytes.
 pub const MAX_BODY: usize = 32 << 20;
-/// Longest time in which a request must have arrived.
+/// Time within which a request must have arrived.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most requests in work at one time; more wait.
 pub const CONCURRENCY: usize = 512;

@@ -1,9 +1,9 @@
 //! The index: the cluster's state as watches have shown it and as binds have decided it. Every request is answered from it.
 //!
-//! Changes only through [`ObjectStore`](crate::watch::ObjectStore) (watches), through assume, confirm and forget (binds), and
+//! Changes only through [`ObjectStore`] (watches), through assume, confirm and forget (binds), and
 //! through [`Index::tick`] (time). Does no I/O, reads no clock: callers bring the time.
 //!
-//! [`cluster`] accounts which pods hold which devices; the other parts keep hints, budgets, failing nodes and the state of
+//! `cluster` accounts which pods hold which devices; the other parts keep hints, budgets, failing nodes and the state of
 //! device plugins, and know nothing of each other.
 
 mod assumption;
@@ -159,7 +159,8 @@ impl Index {
         self
     }
 
-    /// The same index, which takes on what it learns only when [told](Self::end_learning): after [rehearsals](Fleet::rehearse).
+    /// The same index, which uses a new workload model only after [`Self::end_learning`], once the model has been evaluated on
+    /// all nodes in advance.
     #[must_use]
     pub fn prewarming(self) -> Self {
         Self {

@@ -236,7 +236,8 @@ impl SpecDir {
         Ok(n_removed)
     }
 
-    /// Removes every file of this plugin, and returns their number. A directory that is not there has none.
+    /// Removes every file of this plugin, as uninstalling it demands. Returns the number of removed specs; a directory that does
+    /// not exist has none.
     ///
     /// # Errors
     /// The directory cannot be read, or a file cannot be removed.
@@ -253,6 +254,7 @@ impl SpecDir {
         for entry in entries {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
+            // The name of a temporary file begins with a dot.
             if file.strip_prefix('.').unwrap_or(&file).starts_with(OWN_PREFIX) {
                 fs::remove_file(entry.path())?;
                 n_removed += 1;

@@ -426,7 +426,8 @@ async fn follow_once(
     Ok(())
 }
 
-/// The pods with an entry that are gone.
+/// Pods that are gone and still have an entry among the swapped records. Empty while the list of pods may be incomplete: a
+/// missing pod need not be gone then.
 fn gone_with_entry(pods: &Pods) -> BTreeSet<PodUid> {
     let mut gone = BTreeSet::new();
     if pods.is_current() {

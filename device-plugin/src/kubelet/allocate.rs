@@ -28,7 +28,7 @@ pub async fn allocate(
         Mode::Cdi => {
             let variable = &node.settings.visible_devices_env;
             let response = cdi_answer(variable, resource, ids, node.fresh_number());
-            record(node, resource, ids, &response);
+            note_answer(node, resource, ids, &response);
             response
         }
         Mode::Envvar => allocate_by_variable(node, resource, ids).await,
@@ -48,8 +48,8 @@ pub async fn allocate(
     response
 }
 
-/// Records the answer as that of the likeliest pod, so that the next `GetPreferredAllocation` is matched with another.
-fn record(
+/// Notes the answer in the log as that of the likeliest pod, so that the next `GetPreferredAllocation` is matched with another.
+fn note_answer(
     node: &NodeState,
     resource: ExtendedResource,
     ids: &[String],
@@ -63,7 +63,9 @@ fn record(
     };
     let pods = node.pods.borrow();
     let mut log = node.log();
+    // Only `envvar` answers differently after a wait; the mark must not stay for the next call.
     log.take_waited();
+    // The pod that `GetPreferredAllocation` was matched with, else the best match now.
     let found = preferred(&pods, &log, &call).or_else(|| try_last_match(node, &mut log, &pods, &call));
     let pod = found.as_ref().map(|found| found.pod.clone());
     log.add_answer(resource, ids, pod, response.clone());

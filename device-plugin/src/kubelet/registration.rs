@@ -75,7 +75,7 @@ pub struct Registration {
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
-    /// True while kubelet knows all that there is of the resource.
+    /// True while the resource is registered with kubelet, or this node has no device of it.
     pub is_registered: watch::Sender<bool>,
 }
 
@@ -187,6 +187,7 @@ impl Registration {
         ended
     }
 
+    /// Starts the server of the resource on these connections.
     fn serve(&self, incoming: UnixListenerStream) -> Serving {
         let stop = CancellationToken::new();
         let streams = watch::Sender::new(Streams::default());

@@ -2,7 +2,7 @@
 //! running pod whose annotations were removed or made unreadable.
 //!
 //! The scheduler charges a pod without record on every device that it may be on, so a record that names some of them takes
-//! capacity from no other pod. A running pod that no scheduler placed gets no record by [`removed_record`]: no plugin lets its
+//! capacity from no other pod. A running pod that no scheduler placed gets no record by `removed_record`: no plugin lets its
 //! containers start, so it does not run with an answer of this plugin.
 
 use std::time::Duration;

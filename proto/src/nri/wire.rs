@@ -127,7 +127,7 @@ impl Message {
     }
 }
 
-/// Decodes messages from bytes in datas of any size.
+/// Decodes messages from bytes that arrive in pieces of any size.
 ///
 /// Buffers no more than the bytes it has read of one message per connection, whatever lengths the headers claim.
 #[derive(Debug, Default)]

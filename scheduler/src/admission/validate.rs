@@ -160,7 +160,8 @@ fn check_new_annotations(pod: &Pod) -> Result<(), Refusal> {
     key.map_or(Ok(()), |key| Err(refusal(key)))
 }
 
-/// Refuses an update that makes an annotation unreadable, or that changes how devices were to be chosen for a pod that has them.
+/// Refuses an update that changes the request for all devices, that makes a record or a rule for the choice of devices
+/// unreadable, or that changes such a rule of a pod that is placed already.
 fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     let changed = |key: &str| annotation(old, key) != annotation(new, key);
     if changed(ALL_DEVICES) {

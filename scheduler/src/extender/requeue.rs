@@ -7,14 +7,14 @@
 //! (`percentageOfNodesToScore`), and takes their refusal for one of all nodes, although another node may have room.
 //! kube-scheduler writes the text of a refusal into the pod's condition, sees that update as an event of the pod, and tries
 //! the pod again after its back-off; if the condition has that text already, it writes nothing. So the text alternates between
-//! the refusals of a pod that some node has room for ([`SampleRetries`]), and is constant where no node has any.
+//! the refusals of a pod that some node has room for (`SampleRetries`), and is constant where no node has any.
 //! kube-scheduler 1.33 and later does not wait for the back-off while it has nothing else to do, and may try a pod fifty times
 //! a second. That finds the node that samples missed, and must end: after a number of refusals in a row the text is constant
 //! until room opens.
 //!
 //! **Room opens without an event.** kube-scheduler does not see that a hint expires or that a Device object changes, for
 //! example. Such room is announced by a write to an object that kube-scheduler watches ([`Room`]), if a pod was refused before
-//! it opened ([`WaitingPods`]). Room of any cause is announced too if a pod that was refused before it opened is not tried
+//! it opened (`WaitingPods`). Room of any cause is announced too if a pod that was refused before it opened is not tried
 //! again within the longest back-off of 10 s: kube-scheduler tried the pod when the watch of this process was behind.
 
 use std::sync::Arc;

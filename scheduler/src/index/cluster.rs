@@ -313,7 +313,7 @@ impl Cluster {
         (entry.problem, entry.contradicts) = (problem, account.contradicts);
     }
 
-    /// Accounts the pods on a node after its devices or its memory unit have changed.
+    /// Works out again what the pods on a node hold, after its devices or its memory unit have changed.
     pub(super) fn account_again(&mut self, node: &str) {
         let unheld = self
             .nodes

@@ -1,4 +1,5 @@
-//! Hints: room kept for pods that a filter answered with a node, or that kube-scheduler has nominated, until they are bound.
+//! Hints: room kept on a node for a pod that is not bound yet, because the answer to its filter request named this node, or
+//! because kube-scheduler has nominated the pod to it.
 //!
 //! kube-scheduler binds in the background, so the next pod is filtered before this one is bound; before it binds it may
 //! wait for minutes (Permit; `PreBind`: volumes, claims). A hint lasts

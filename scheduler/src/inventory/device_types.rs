@@ -69,13 +69,15 @@ impl Kinds {
         self.learnt.get(resource)?.keys().next().cloned()
     }
 
-    /// What amounts of resources ask of devices, one entry per type; what no device has is nobody's concern here.
+    /// The device requests that a pod's amounts of resources come to, one per device type. Resources that no device has are
+    /// left out.
     pub fn requests(&self, amounts: &[(String, u64)]) -> Vec<DeviceRequest> {
         let mut requests: BTreeMap<DeviceType, DeviceRequest> = BTreeMap::new();
         for (resource, amount) in amounts {
             let Some(kind) = self.kind_of(resource) else {
                 continue;
             };
+            // A whole RDMA adapter or FPGA is 100 percent; of other types the node's largest device says what a whole one is.
             let whole = PERCENT
                 .iter()
                 .any(|(name, _)| name == resource)

@@ -1,4 +1,5 @@
-//! The score cache: results of earlier evaluations, so that a request costs what has changed since the last one like it.
+//! The score cache: results of earlier evaluations, so that a request evaluates only the nodes that have
+//! changed since the last request of its kind.
 //!
 //! For each kind of request there is one word per node: the node's version at its evaluation, and the result. Words are read
 //! and written whole and without locks, so that concurrent requests share them. A word of another version does not count.

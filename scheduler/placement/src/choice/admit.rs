@@ -33,7 +33,7 @@ pub enum ReserveError {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// A device of another type is gone or unhealthy, or too little of it is free.
+    /// A device that is not a GPU is gone or unhealthy, or too little of it is free.
     #[error("{kind} device {id} has no room for the pod")]
     NoRoomOnDevice {
         /// Its type.

@@ -27,7 +27,7 @@ use crate::data::workload::{N_PLACES, PodProfile, Sample};
 /// Number of simulated sequences.
 pub(crate) const N_SEQUENCES: u8 = 8;
 
-/// Pods of one sequence. Half of the sequences divide the sample among them, since each is simulated twice.
+/// Pods of one sequence: the sample is cut into half as many parts as there are sequences, and each part makes two of them.
 const LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
 
 /// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one mix of sizes in 500 lands on up to
@@ -47,7 +47,7 @@ const LANES: usize = 8;
 /// Sequences of typical pods for one model of GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Simulation {
-    /// Each kind of pod that asks for GPUs, once, and the number of its places in the sample.
+    /// Each kind of pod that asks for GPUs, with the number of pods of this kind in the sample.
     kinds: Vec<(SimulatedPod, u32)>,
     sequences: Vec<Sequence>,
     /// CPU and memory that pods ask for per GPU, CPU-only pods included.
@@ -136,6 +136,8 @@ impl Simulation {
                 .iter()
                 .filter_map(|profile| SimulatedPod::new(profile, model));
             let in_order: Vec<SimulatedPod> = pods.collect();
+            // Large pods lose to small ones that arrive earlier, and to CPU-only pods that take their node's CPU: sorted by
+            // size and without the latter, the sequence shows what the node is worth to large pods.
             let mut largest_first: Vec<SimulatedPod> =
                 in_order.iter().copied().filter(|pod| pod.n_gpus > 0).collect();
             largest_first.sort_by_key(|pod| Reverse(pod.size()));

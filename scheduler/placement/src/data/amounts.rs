@@ -209,7 +209,7 @@ pub struct HostAmounts {
 pub struct HostLoad {
     /// The amounts.
     pub amounts: HostAmounts,
-    /// True for pods that are bound to their node, as those of a `DaemonSet` are: they say nothing about pods to come.
+    /// True for pods that are tied to one node, as those of a `DaemonSet` are: they say nothing about pods to come.
     pub is_daemon: bool,
 }
 

@@ -104,7 +104,8 @@ pub struct DeviceConstraint {
 pub struct Constraints {
     /// Types of devices that are allocated close to one another.
     pub joint: Option<JointAllocation>,
-    /// Demands on a partition of GPUs; if given, only partitions will do.
+    /// Demands on the partition, a set of GPUs that the node's partition table lists; if given, the pod's GPUs must be such a
+    /// set.
     pub partition: Option<PartitionConstraint>,
     /// Constraints by type, each type once.
     pub by_kind: Vec<(DeviceKind, DeviceConstraint)>,

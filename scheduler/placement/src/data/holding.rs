@@ -58,7 +58,7 @@ impl HeldGpus {
     }
 }
 
-/// A part of a device of another type that an owner holds according to a record.
+/// A part of a device that is not a GPU; a record says that an owner holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldDevice {
     /// The device's type.

@@ -147,7 +147,7 @@ impl DeviceRequest {
     }
 }
 
-/// A share request in the terms of one node, ready to be compared with many GPUs.
+/// A share request for one node: its memory units are bytes already, so that it can be compared with many GPUs quickly.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareNeed {
     memory: NeededMemory,
@@ -156,7 +156,7 @@ pub(crate) struct ShareNeed {
     pub(crate) devices: usize,
 }
 
-/// The amounts asked of one GPU as the request states them, with memory in one form only.
+/// The amounts asked of one GPU. One of `ratio` and `bytes` is zero: a request has its memory in one form.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StatedAmounts {
     /// Percent of its memory.
@@ -196,7 +196,7 @@ impl ShareNeed {
         })
     }
 
-    /// The amounts as the request states them.
+    /// The amounts, with memory as percent if the request has percent, else as bytes.
     pub(crate) fn stated(self) -> StatedAmounts {
         let (ratio, bytes) = match self.memory {
             NeededMemory::Absolute(memory) => (0, memory.bytes_ceil()),

@@ -15,7 +15,8 @@ pub(crate) struct Charge {
     /// Index of the GPU in the inventory.
     pub(crate) gpu: usize,
     pub(crate) amounts: Amounts,
-    /// True if the share may be on another GPU, or of another amount.
+    /// True if the share may be on another GPU or of another amount, or its record is doubtful: it takes its room, and
+    /// explanations list it apart from what is used for sure.
     pub(crate) suspect: bool,
 }
 
@@ -86,6 +87,7 @@ pub(crate) fn charges<'a>(inventory: &'a Inventory, held: &'a HeldGpus) -> impl 
     of_shares.chain(of_request)
 }
 
+/// The charges of one share: on its GPU, or on every GPU if the record does not say for sure which one it is.
 fn charges_of_share<'a>(inventory: &'a Inventory, share: &'a HeldShare) -> impl Iterator<Item = Charge> + 'a {
     let found = inventory.position(&share.gpu);
     let gpus = match (found, &share.gpu) {
