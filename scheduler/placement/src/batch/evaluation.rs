@@ -218,7 +218,13 @@ impl<'a> BatchEvaluation<'a> {
     pub fn best_nodes(&mut self, n: usize, policies: Policies) -> Vec<(NodeId, Score)> {
         let scores = self.cached_scores(policies);
         let mut best: Vec<(NodeId, Score)> = Vec::with_capacity(n + 1);
-        for (id, _) in self.nodes.iter() {
+        let nodes = self.nodes;
+        // The summaries are dense; reading every node itself would cost a cache miss each.
+        for (index, summary) in (0..).zip(&nodes.summaries).filter(|(_, summary)| summary.exists) {
+            let id = NodeId {
+                index,
+                generation: summary.generation,
+            };
             let result = if self.may_differ_by_owner(id.index) {
                 Some(self.evaluate(id, policies))
             } else {
