@@ -12,7 +12,7 @@ use kube::client::Body;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Characters of somebody else's message that are passed on.
+/// Most characters of another program's message that are passed on.
 const MAX_MESSAGE: usize = 500;
 /// The name under which the API server keeps the fields that this daemon applies.
 const FIELD_MANAGER: &str = "gpushare-scheduler";
@@ -120,7 +120,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The beginning of a text that somebody else has written.
+/// The first [`MAX_MESSAGE`] characters of another program's text.
 pub(crate) fn shorten(text: &str) -> String {
     text.chars().take(MAX_MESSAGE).collect()
 }

@@ -125,7 +125,7 @@ pub struct Args {
     /// Form of the log on standard error.
     #[arg(long, env = "GPUSHARE_LOG_FORMAT", value_enum, default_value = "text")]
     log_format: LogFormat,
-    /// What is logged: error, warn, info, debug, trace or directives such as `info,scheduler=debug`.
+    /// Log filter: error, warn, info, debug, trace or directives such as `info,scheduler=debug`.
     #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info")]
     log_level: LogFilter,
     #[command(subcommand)]

@@ -106,7 +106,7 @@ pub struct Index {
     unlisted: Arc<Notify>,
 }
 
-/// How far the list of one kind has come; objects carry the number of the list that named them last.
+/// The progress of the list of one kind; objects carry the number of the list that named them last.
 #[derive(Clone, Copy, Debug, Default)]
 struct List {
     number: u32,
@@ -204,10 +204,10 @@ impl Index {
         ]
     }
 
-    /// Whether everything has been seen.
+    /// Checks that every watch has listed its objects.
     ///
     /// # Errors
-    /// A sentence that names what has not.
+    /// A sentence that names the watches that have not.
     pub fn ready(&self) -> Result<(), String> {
         let missing: Vec<&str> = self
             .synced()
@@ -225,7 +225,7 @@ impl Index {
         }
     }
 
-    /// Whether pods that ask for our resources were unbound at first: a scheduler before this one may be binding them.
+    /// True if pods that ask for our resources were unbound in the first list: an earlier scheduler may be binding them.
     pub fn began_with_pending(&self) -> bool {
         self.began_with_pending
     }
@@ -235,7 +235,7 @@ impl Index {
         Arc::clone(&self.unlisted)
     }
 
-    /// Whether it is not known of some binding whether it was written.
+    /// True if the outcome of a binding is unknown: it may have been written.
     pub fn has_doubts(&self) -> bool {
         let mut open = self
             .cluster
@@ -245,7 +245,7 @@ impl Index {
         open.any(|assumption| assumption.phase != Phase::Written)
     }
 
-    /// Somebody else may decide from now on: decisions that are open are not repeated, as their room may be given away.
+    /// Ends the term: another replica may decide from now on. Open decisions are not repeated, as their room may be given away.
     pub fn end_term(&mut self) {
         for assumption in self
             .cluster
@@ -257,12 +257,12 @@ impl Index {
         }
     }
 
-    /// Whether there is a Node object of this name.
+    /// Returns true if a Node object of this name exists.
     pub fn knows_node(&self, name: &str) -> bool {
         self.cluster.knows_node(name)
     }
 
-    /// What is known of a pod that asks for our resources.
+    /// The facts of a pod that asks for our resources.
     pub fn pod(&self, uid: &str) -> Option<&PodFacts> {
         self.cluster.pods.get(uid).map(|entry| &entry.facts)
     }
@@ -278,7 +278,7 @@ impl Index {
         self.failing.is_last(node)
     }
 
-    /// Whether a watch has shown this pod, which asks for our resources.
+    /// Returns true if a watch has shown this pod, which asks for our resources.
     pub fn is_shown(&self, uid: &str) -> bool {
         self.cluster.pods.get(uid).is_some_and(|entry| entry.list != 0)
     }
@@ -651,7 +651,7 @@ impl Index {
             .as_deref()
             .filter(|node| !node.is_empty() && !pod.is_terminal())
         else {
-            // What a decision takes stands until the decision does.
+            // The CPU and memory of an assumed pod stay counted as long as the decision does.
             if self.cluster.assumed_node(uid).is_none() {
                 self.see_no_use(uid);
             }
@@ -754,7 +754,7 @@ impl Index {
         self.cluster.fleet.refresh_workload_model()
     }
 
-    /// What a pod asks of nodes that asks for no devices: where policy looks ahead, that it leave room for those that do.
+    /// The request of a pod without devices: with a policy that looks ahead, nodes are ranked so that CPU stays for GPU pods.
     pub fn host_ask<'a>(&self, pod: &'a Pod) -> Option<NodeAsk<'a>> {
         let host = accounting::host_amounts(HostResources::of_pod(pod));
         let ask = NodeAsk {
@@ -941,8 +941,8 @@ impl Index {
         self.advance(uid, stamp, Phase::Written, now);
     }
 
-    /// The pod of a decision is on the node that was decided; what it holds there is what its annotations say, as
-    /// somebody else may have written them.
+    /// Confirms a decision whose pod was found on the decided node. It holds there what its annotations say, as another
+    /// scheduler may have written them.
     pub fn confirm_found(
         &mut self,
         uid: &str,
@@ -963,7 +963,7 @@ impl Index {
         }
     }
 
-    /// Nobody knows whether a decision has been written.
+    /// Marks the outcome of a decision as unknown: its binding may have been written.
     pub fn doubt(&mut self, uid: &str, stamp: u64, now: Instant) {
         self.advance(uid, stamp, Phase::Doubtful, now);
     }
@@ -1001,7 +1001,7 @@ impl Index {
         }
     }
 
-    /// How far a pod's decision has come; `None` once it is seen or has fallen.
+    /// The phase of a pod's decision; `None` once a watch has shown it or it was taken back.
     pub fn moment(&self, uid: &str) -> Option<Moment> {
         Some(self.cluster.pods.get(uid)?.assumption.as_ref()?.moment())
     }
@@ -1029,7 +1029,7 @@ impl Index {
             }
             PodLookup::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
             PodLookup::Gone => self.remove_pod(uid),
-            // If somebody else has bound it, the watch will say to what; the room here is free.
+            // If another scheduler has bound it, the watch will show where; the room here is free.
             PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, moment.stamp),
         }
         self.cluster.note_silent_since(n_openings);
@@ -1051,7 +1051,7 @@ impl Index {
             .collect()
     }
 
-    /// Whether a pod's decision is open, and what is doubtful about the pod.
+    /// True if a pod's decision is open, and the problem of the pod's record, if it has one.
     pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
         let entry = self.cluster.pods.get(owner);
         (

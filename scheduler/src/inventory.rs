@@ -32,7 +32,7 @@ use partitions::Table;
 const MAX_GPUS: u64 = 1024;
 /// Most of a resource that a device may have, as for the memory of a GPU.
 const MAX_AMOUNT: u64 = 1 << 50;
-/// How the made-up IDs of devices that are known from a node's capacity begin.
+/// Prefix of the generated IDs of devices that are known from a node's capacity only.
 const MADE_UP: &str = "minor-";
 /// Labels of nodes that are read.
 const NODE_LABELS: [&str; 4] = [
@@ -67,9 +67,9 @@ pub struct DeviceReport {
 /// What a node has; `None` if it shares no GPUs.
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
     match device {
-        // Whoever writes the object has looked: a guess from the capacity would be a worse one.
+        // The author of the object has seen the devices; the capacity would only allow a guess.
         Some(device) => (!device.is_empty() || !device.problems.is_empty()).then(|| device.on(node, names)),
-        // Who publishes bytes publishes a Device object too; until it is seen, an equal split would be a guess.
+        // A plugin that publishes bytes publishes a Device object too; until a watch shows it, an equal split would be a guess.
         None if node.capacity(GPU_MEMORY).is_some() => None,
         None => of_capacity(node, names),
     }
@@ -351,7 +351,7 @@ pub fn record_id(id: &str) -> &str {
     if id.starts_with(MADE_UP) { "" } else { id }
 }
 
-/// What tells a device apart. Functions without an address cannot be handed out, and are left out.
+/// The attributes that distinguish a device. Functions without an address cannot be allocated, and are left out.
 fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     let groups = info.vf_groups.iter().map(|group| FunctionGroup {
         labels: labels(&group.labels),
@@ -379,7 +379,7 @@ fn function(function: &proto::device::VirtualFunction) -> Function {
     }
 }
 
-/// Whether the NUMA node is no assumption.
+/// Returns true if the NUMA node was read, and is not a default.
 fn is_numa_known(info: &DeviceInfo) -> bool {
     info.labels
         .get(NUMA_NODE)

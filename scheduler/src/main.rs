@@ -1,4 +1,4 @@
-//! Starts the daemon: what it was told, then [`scheduler::run`].
+//! Parses the flags and runs the daemon, see [`scheduler::run`].
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ async fn main() -> ExitCode {
     match scheduler::run::run(Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The log may not be set up yet; a closed standard error leaves nobody to tell.
+            // The log may not be set up yet; if standard error is closed, the message is lost.
             let _ = writeln!(std::io::stderr(), "gpushare-scheduler: {error:#}");
             ExitCode::FAILURE
         }

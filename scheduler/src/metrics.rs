@@ -1,4 +1,4 @@
-//! What Prometheus is told: counts and times of requests, and the state as it is when asked.
+//! Metrics for Prometheus: counts and times of requests, and gauges of the state.
 //!
 //! Gauges of state are read from the index at scrape time, so they cannot drift from it.
 
@@ -27,9 +27,9 @@ const BUCKETS: [f64; 24] = [
 /// A verb of the extender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Which nodes fit.
+    /// Finds the nodes that fit.
     Filter,
-    /// How good they are.
+    /// Scores them.
     Prioritize,
     /// Bind a pod.
     Bind,
@@ -39,7 +39,7 @@ pub enum Verb {
     Inspect,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// Answered.
@@ -52,7 +52,7 @@ pub enum Ending {
     NotReady,
     /// Another replica leads.
     NotLeading,
-    /// A bind of which nobody knows whether it was written.
+    /// A bind whose outcome is unknown: it may have been written.
     Unknown,
     /// The client went before it had all of the answer.
     Broken,
@@ -153,7 +153,7 @@ pub struct Timer<'a> {
     metrics: &'a Metrics,
     verb: Verb,
     started: Instant,
-    /// How the request ends, unless said otherwise.
+    /// The outcome that is counted when the timer is dropped.
     pub ending: Ending,
 }
 

@@ -1,6 +1,6 @@
 //! An extender with a given state and no API server behind it: for benchmarks, tests and trials.
 //!
-//! Its binds fail, as nobody listens; [`bind`] decides what they would write.
+//! Its binds fail, as no API server listens; [`bind`] decides what they would write.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -58,7 +58,7 @@ where
     ObjectStore::<K>::end_list(index);
 }
 
-/// How an extender serves unless told otherwise.
+/// The default settings of an extender.
 pub fn serving() -> Serving {
     Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),

@@ -16,7 +16,7 @@ use super::pod_resources::{ListedDevices, PodResources, PodResourcesError};
 /// Least time from the beginning of one snapshot to that of the next: kubelet answers a hundred calls a second in all.
 const PACE: Duration = Duration::from_millis(15);
 
-/// What kubelet knows at one moment.
+/// kubelet's allocations at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The containers that its pod-resources API lists.

@@ -120,7 +120,7 @@ pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {
     for (id, node) in nodes.iter() {
         let mut found = amounts::check_gpus(node);
         found.extend(amounts::check_devices(node));
-        // What follows from wrong rows is wrong as well.
+        // Derived values follow from the rows, and would all be reported beside a wrong row.
         if found.is_empty() {
             found.extend(rules::check_derived(nodes, id, node));
         }

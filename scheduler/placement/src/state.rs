@@ -1,6 +1,6 @@
 //! The state of all nodes, and everything that changes it: inventories, holdings, hints, CPU and memory.
 //!
-//! What follows from these (free amounts, occupancy, equivalence classes) is kept beside them and updated with every change.
+//! Values derived from these (free amounts, occupancy, equivalence classes) are kept beside them and updated with every change.
 
 pub(crate) mod charges;
 pub(crate) mod cpu_only;

@@ -14,7 +14,7 @@ use proto::request::hints::{
     TopologyScope,
 };
 
-/// What a pod's annotations wish for; nothing, if they say nothing that matters.
+/// The constraints in a pod's annotations; `None` if none of them restricts or ranks devices.
 ///
 /// # Errors
 /// The first annotation that cannot be read.

@@ -28,7 +28,7 @@ pub const AUTHORITIES: &str = "ca.crt";
 pub const KEY: &str = "ca.key";
 /// Key of its successor.
 pub const NEXT_KEY: &str = "ca-next.key";
-/// What servers show.
+/// The certificate that the servers present.
 pub const CERTIFICATE: &str = "tls.crt";
 /// Its key.
 pub const CERTIFICATE_KEY: &str = "tls.key";
@@ -115,7 +115,7 @@ pub enum MaterialError {
     Part {
         /// Its name in the Secret.
         part: &'static str,
-        /// What is wrong.
+        /// The rule that the part breaks.
         rule: String,
     },
     /// A certificate cannot be created.

@@ -16,16 +16,16 @@ const MOST: u8 = 11;
 /// The default weights: those of Koordinator's scheduler.
 const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memory=1,koordinator.sh/rdma=1,koordinator.sh/fpga=1";
 
-/// Which nodes and devices are preferred.
+/// Preferences among nodes and devices.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct PolicyArgs {
-    /// Which of the fitting nodes scores best.
+    /// Policy that scores the nodes that fit.
     #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "fill")]
     node_policy: NodePolicyName,
-    /// Which of a node's fitting devices is taken.
+    /// Policy that chooses among the fitting devices of a node.
     #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "fill")]
     device_policy: DevicePolicyName,
-    /// How much each resource counts for the policies least-allocated and most-allocated; one that is not named does not.
+    /// Weight of each resource in the policies least-allocated and most-allocated; others weigh nothing.
     #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
     score_weights: Vec<(String, u32)>,
 }
@@ -115,7 +115,7 @@ fn weight(text: &str) -> Result<(String, u32), String> {
     Ok((resource_name(name)?, weight))
 }
 
-/// How many of the nodes that fit a pod without preferences of its own an answer tells of.
+/// The number of fitting nodes in an answer about a pod that has no preferences of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerNodes {
     /// The best ones.

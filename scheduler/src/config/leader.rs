@@ -8,7 +8,7 @@ use clap::Args;
 use super::duration;
 use crate::leader::election::LeaseTimes;
 
-/// How replicas agree on a leader.
+/// The election of a leader among replicas.
 #[derive(Clone, Debug, Args)]
 pub(super) struct LeaderArgs {
     /// Decide only while leading: several replicas elect one of them by a Lease. Needs --pod-name.

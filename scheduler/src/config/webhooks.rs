@@ -52,7 +52,7 @@ pub(super) struct WebhookArgs {
         requires = "webhook_listen"
     )]
     webhook_guard_bindings: Option<Vec<String>>,
-    /// Mutating and validating webhook configuration that is told whom to trust, if certificates are made here.
+    /// Mutating and validating webhook configuration whose trust bundle is kept up to date, if certificates are made here.
     #[arg(
         long,
         env = "GPUSHARE_WEBHOOK_CONFIGURATION",
@@ -84,7 +84,7 @@ pub(super) struct WebhookArgs {
         requires = "certificate_secret"
     )]
     certificate_hosts: Option<Vec<String>>,
-    /// How long these certificates are valid; they are renewed when a third of that is left.
+    /// Lifetime of these certificates; they are renewed when a third of it is left.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
     certificate_lifetime: Duration,
     /// Serve the extender with these certificates too; filter, prioritize and bind then demand one of the same authority.
@@ -111,13 +111,13 @@ pub enum Command {
         /// The client's name.
         #[arg(long, default_value = "kube-scheduler")]
         name: String,
-        /// How long the certificate is valid, never longer than its authority.
+        /// Lifetime of the certificate, never beyond that of its authority.
         #[arg(long, default_value = "365d", value_parser = long_lifetime)]
         lifetime: Duration,
     },
 }
 
-/// How webhooks are served.
+/// The settings of the webhook server.
 #[derive(Clone, Debug)]
 pub struct Webhooks {
     /// Address to serve on.
@@ -133,20 +133,20 @@ pub struct Webhooks {
 pub struct Certificates {
     /// Secret that they are kept in.
     pub secret: String,
-    /// What they are for; `None` for our Services.
+    /// The host names in the certificates; `None` for those of our Services.
     pub hosts: Option<Vec<String>>,
-    /// How long one is valid.
+    /// Lifetime of a certificate.
     pub lifetime: Duration,
-    /// Webhook configurations that are told the authorities, if webhooks are served with them.
+    /// Name of the webhook configurations whose trust bundle gets the authorities, if webhooks are served with these certificates.
     pub configuration: Option<String>,
-    /// Whether the extender is served with them too.
+    /// True if the extender is served with them too.
     pub for_extender: bool,
 }
 
-/// What the flags about webhooks and certificates say.
+/// The settings of webhooks and certificates.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// What webhooks and the filter refuse.
+    /// The rules by which webhooks and the filter refuse pods.
     pub rules: Rules,
     /// Webhooks, if they are served.
     pub webhooks: Option<Webhooks>,

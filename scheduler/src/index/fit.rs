@@ -1,4 +1,4 @@
-//! Whether a node fits a pod's requests, and how well.
+//! The filter's view of a node: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
 
 use placement::{BatchEvaluation, Hints, NodeId, NodeView, OwnerId, PlacementCost, Reason, Score};
 

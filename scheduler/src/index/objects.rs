@@ -146,7 +146,7 @@ impl ObjectStore<Pod> for Index {
                 if !is_bound {
                     self.hints.follow_attempt(&mut self.cluster, uid, Shown::of(&pod));
                 }
-                // Who waits may ask for anything, as often as they like; who is there was let in.
+                // Pending pods may ask for anything, in any number; bound pods have passed admission.
                 if is_bound && !pod.is_tied_to_node() {
                     self.count_ask(uid);
                 }
@@ -207,7 +207,7 @@ impl ObjectStore<Pod> for Index {
                 self.unlisted.notify_one();
             }
         }
-        // An assumed pod may be younger than the list; whoever bound it asks what became of it.
+        // An assumed pod may be younger than the list; the task of its bind looks it up.
         let gone = self
             .cluster
             .pods

@@ -79,7 +79,7 @@ pub(super) enum Standing {
 /// The plugins of all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Plugins {
-    /// The namespace of the plugins' pods; pods of other namespaces are none, whoever creates them.
+    /// The namespace of the plugins' pods. Pods of other namespaces do not count, since any user may create them.
     namespace: Option<Box<str>>,
     nodes: FxHashMap<Box<str>, OnNode>,
     /// The nodes of the plugins' pods, by UID.

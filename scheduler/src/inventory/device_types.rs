@@ -13,7 +13,7 @@ const PERCENT: [(&str, &str); 2] = [(RDMA, "rdma"), (FPGA, "fpga")];
 /// The type of device that each resource belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
-    /// How many nodes have devices of a type with the resource.
+    /// Number of nodes that have devices of a type with the resource.
     learnt: BTreeMap<ResourceName, BTreeMap<DeviceType, usize>>,
 }
 

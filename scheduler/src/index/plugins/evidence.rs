@@ -38,7 +38,7 @@ pub(super) struct Evidence {
     outdated: Option<PluginState>,
     /// UID of a plugin's pod that is gone, until a plugin reports that it serves.
     gone: Option<Box<str>>,
-    /// Set when a plugin begins to serve; whoever reads it takes it back.
+    /// Set when a plugin begins to serve, and cleared by its reader.
     pub(super) shows_life: bool,
 }
 
