@@ -18,6 +18,7 @@ use proto::resource::{GPU_CORE, GPU_MEM};
 use serde_json::{Value, json};
 
 use super::all_devices::until_held;
+use super::breaking::until_registered;
 use super::{Body, World};
 use crate::cluster::user_client;
 use crate::manifests;
@@ -263,6 +264,8 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let version = remove(world, "held", "").await?;
         world.cluster()?.node(&node)?.start_plugin(&[])?;
         until_whole(world, "held", &before, version).await?;
+        // Until then kubelet fails the pod at once, and the plugin never checks it.
+        until_registered(world, &node).await?;
         put(world, PodSpec::new("bound-by-hand", &[(GPU_MEM, "1")]), &node).await?;
         until_held(
             world,
