@@ -113,7 +113,13 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         .times(1);
     cluster.api().faults().inject(on_event, Fault::DropReply);
     let mut world = World::new(client, "rbac", None, Some(cluster)).await.unwrap();
-    let names = ["gpushare-pod", "two-devices", "refusals", "leader-killed", "fence-refused"];
+    let names = [
+        "gpushare-pod",
+        "two-devices",
+        "refusals",
+        "leader-killed",
+        "fence-refused",
+    ];
     let scenarios = scenario::all();
     for name in names {
         let scenario = scenarios.iter().find(|scenario| scenario.name == name).unwrap();
