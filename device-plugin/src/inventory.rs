@@ -29,7 +29,7 @@ pub use file::FileSource;
 pub use nvml::NvmlSource;
 pub use pci::PciLocation;
 pub use physical_id::{InvalidPhysicalId, PhysicalId};
-pub use sysfs::{InvalidVendor, PciVendor, SysfsSource};
+pub use sysfs::SysfsSource;
 
 /// One physical GPU that can be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use device_plugin::config::{Args, Config};
+use device_plugin::config::Config;
 use device_plugin::serve;
 use tracing::error;
 
 fn main() -> ExitCode {
-    let config = Config::from(Args::parse());
-    daemon::logging::start(config.log_format, &config.log_filter);
+    let config = Config::parse();
+    daemon::logging::start(config.log_format, &config.log_level);
     match serve::start(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {

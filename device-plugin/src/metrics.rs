@@ -102,7 +102,6 @@ pub struct Metrics {
     hook_connected: Gauge,
     injection: Family<InjectionLabels, Gauge>,
     is_exposed: Gauge,
-    admitted_before: Gauge,
 }
 
 impl Metrics {
@@ -120,7 +119,6 @@ impl Metrics {
             hook_connected: Gauge::default(),
             injection: Family::default(),
             is_exposed: Gauge::default(),
-            admitted_before: Gauge::default(),
         };
         registry.register(
             "gpushare_device_plugin_identity_mismatch",
@@ -157,11 +155,6 @@ impl Metrics {
             "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable",
             metrics.is_exposed.clone(),
         );
-        registry.register(
-            "gpushare_device_plugin_containers_admitted_before_upgrade",
-            "Containers whose answer to Allocate is that of an earlier version of this plugin",
-            metrics.admitted_before.clone(),
-        );
         metrics
     }
 
@@ -182,12 +175,6 @@ impl Metrics {
             })
             .set(1);
         self.is_exposed.set(i64::from(injection.exposure.is_some()));
-    }
-
-    /// Sets the number of containers with an Allocate answer of an earlier version.
-    pub fn set_admitted_before(&self, n_containers: usize) {
-        self.admitted_before
-            .set(i64::try_from(n_containers).unwrap_or(i64::MAX));
     }
 
     /// Counts a start.

@@ -199,12 +199,9 @@ impl RuntimeHook {
 
     /// Records the GPUs of a container that stays as it is.
     fn record_seen(&self, sandbox: &PodSandbox, container: &Container) {
-        let found = seen::gpus_of(
-            container,
-            &self.node.settings.visible_devices_env,
-            &self.node.fleet.borrow(),
-        );
-        let Some(gpus) = found else { return };
+        let Some(gpus) = seen::gpus_of(container, &self.node.fleet.borrow()) else {
+            return;
+        };
         let uid = PodUid::from(sandbox.uid.as_str());
         self.seen
             .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));

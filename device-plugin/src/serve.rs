@@ -19,6 +19,7 @@ use daemon::panics::log_panics;
 use daemon::signals::cancel_on_signal;
 use daemon::watchdog::{self, Probe};
 use prometheus_client::registry::Registry;
+use proto::record::VISIBLE_DEVICES;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +33,7 @@ use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::fleet::corrections::{Correction, correct_health};
 use crate::health::ApplicationFault;
 use crate::health_reaction::HealthReaction;
+use crate::injection::content::VOID;
 use crate::injection::follow::{Listeners, NodeFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
 use crate::kubelet::boot;
@@ -46,6 +48,7 @@ use crate::publish::own_objects::StoredDevice;
 use crate::publish::plugin_state::PluginStateWriter;
 use crate::runtime_hook::seen::SeenGpus;
 use crate::runtime_hook::{RuntimeHook, serve_runtime};
+use crate::settings::StartPolicy;
 use crate::start::StartContext;
 use crate::start::blocked::BlockedStarts;
 use crate::start::check::StartChecker;
@@ -91,30 +94,29 @@ fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
 /// Lists to kubelet the devices that it remembers, until the plugin's pod serves.
 async fn list_after_boot(config: Config) -> anyhow::Result<()> {
     let stop = cancel_on_signal().context("cannot wait for signals")?;
-    boot::run(&config.device_plugin_dir, &config.settings.names, stop)
+    boot::run(&config.device_plugin_dir, &config.resource_names(), stop)
         .await
         .context("--at-boot: pods that hold devices may fail")
 }
 
 /// Refuses flags that contradict each other.
 fn check(config: &Config) -> anyhow::Result<()> {
+    let is_cdi = config.inject.mode() == Some(Mode::Cdi);
     let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
     ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
     let unproven = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
                     need not be those of the GPU that the scheduler has chosen, and only a CDI spec names the GPU whatever the IDs";
-    ensure!(
-        !config.numa_hints || config.settings.injection.mode == Some(Mode::Cdi),
-        unproven
-    );
+    ensure!(!config.numa_hints || is_cdi, unproven);
     Ok(())
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
     check(&config)?;
     let overrides =
-        Arc::new(NodeOverrides::read(&config.overrides).context("--device-labels, --gpu-partitions")?);
+        Arc::new(NodeOverrides::read(&config.override_files()).context("--device-labels, --gpu-partitions")?);
     let signal = cancel_on_signal().context("cannot wait for signals")?;
-    let registrations = Registrations::new(&config.settings.names);
+    let settings = config.settings();
+    let registrations = Registrations::new(&settings.names);
     let pods = watch::Sender::new(Pods::default());
     let mut tasks = PluginTasks::default();
     let mut registry = Registry::default();
@@ -141,10 +143,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
         corrections,
     } = tasks.watch_devices(&config, inventory)?;
     // kubelet's checkpoint is read before registration, after which it has the answers of this process.
-    let keeps_units = keeps_memory_units(&config.device_plugin_dir, &config.settings, &fleet.borrow());
+    let keeps_units = keeps_memory_units(&config.device_plugin_dir, &settings, &fleet.borrow());
     let (injection_sender, injection) = watch::channel(None);
-    let readers = watch_spec_readers(&config, &mut tasks);
-    let settings = config.settings.clone();
+    let readers = Readers::default();
+    let spec_dir = settings.injection.specs.path().to_owned();
+    tasks
+        .watches
+        .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
     let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node.with_injection(injection.clone(), readers));
     let blocked = BlockedStarts::default();
@@ -165,7 +170,17 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let starts = plugin.check_starts(pods.clone(), blocked);
     plugin.tasks.watch_pods(&plugin.config, &plugin.connection, pods);
     let seen = plugin.serve_runtime();
-    let published = plugin.publish(injection, seen, overrides, keeps_units);
+    let sources = PublishedSources {
+        fleet: plugin.node.fleet.clone(),
+        pods: plugin.node.pods.clone(),
+        injection,
+        seen,
+        keeps_units,
+    };
+    let recorder = plugin.recorder.clone();
+    let published = plugin
+        .tasks
+        .publish(&plugin.config, &plugin.connection, sources, overrides, recorder);
     plugin.react_to_health(&published, faults, corrections);
     plugin.follow_kubelet();
     let stop = plugin.publish_state(&registrations, signal);
@@ -173,16 +188,6 @@ async fn run(config: Config) -> anyhow::Result<()> {
     plugin.tasks.run(stop).await?;
     info!("ended");
     Ok(())
-}
-
-/// Sees when the container runtime reads CDI specs.
-fn watch_spec_readers(config: &Config, tasks: &mut PluginTasks) -> Readers {
-    let readers = Readers::default();
-    let watch = readers
-        .clone()
-        .watch(config.settings.injection.specs.path().to_owned());
-    tasks.watches.spawn("readers of CDI specs", watch);
-    readers
 }
 
 /// A flag for each resource of this node: true while kubelet has it registered.
@@ -238,12 +243,15 @@ impl Plugin {
 
     /// Keeps running pods and their records in step. Returns the check before each start.
     fn check_starts(&mut self, pods: watch::Sender<Pods>, blocked: BlockedStarts) -> Arc<StartChecker> {
-        let node_name = self.config.node_name.to_string();
-        let swaps = RecordSwaps::new(&self.connection, node_name, pods);
+        let swaps = RecordSwaps::new(&self.connection, self.config.node_name.clone(), pods);
         let context = StartContext {
             node: Arc::clone(&self.node),
             client: self.connection.client.clone(),
-            policy: self.config.starts.clone(),
+            policy: StartPolicy {
+                pod_resources: self.config.pod_resources_socket(),
+                on_mismatch: self.config.on_mismatch,
+                unplaced: self.config.unplaced,
+            },
             swaps: Arc::new(Mutex::new(swaps)),
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
@@ -280,30 +288,6 @@ impl Plugin {
         seen
     }
 
-    /// Publishes devices, pods and injection mode.
-    fn publish(
-        &mut self,
-        injection: watch::Receiver<Option<Injection>>,
-        seen: watch::Receiver<SeenGpus>,
-        overrides: Arc<NodeOverrides>,
-        keeps_units: bool,
-    ) -> Published {
-        let sources = PublishedSources {
-            fleet: self.node.fleet.clone(),
-            pods: self.node.pods.clone(),
-            injection,
-            seen,
-        };
-        let recorder = self.recorder.clone();
-        let published = self
-            .tasks
-            .publish(&self.config, &self.connection, sources, overrides, recorder);
-        Published {
-            keeps_units,
-            ..published
-        }
-    }
-
     /// Corrects health by the Device object, and writes events and evicts pods when health changes.
     fn react_to_health(
         &mut self,
@@ -314,7 +298,7 @@ impl Plugin {
         let device: watch::Receiver<StoredDevice> = published.device.clone();
         let correct = correct_health(
             self.connection.clone(),
-            self.config.node_name.to_string(),
+            self.config.node_name.clone(),
             boot_id(),
             device,
             self.node.fleet.clone(),
@@ -327,7 +311,7 @@ impl Plugin {
             faults,
             recorder: self.recorder.clone(),
             client: self.connection.client.clone(),
-            evicts: self.config.evicts_from_sick_devices,
+            evicts: self.config.evict_from_sick_devices,
         };
         self.tasks
             .watches
@@ -340,7 +324,7 @@ impl Plugin {
             "pods of an earlier process",
             note_existing_pods(Arc::clone(&self.node)),
         );
-        let pod_resources = PodResources::new(self.config.pod_resources_socket.clone());
+        let pod_resources = PodResources::new(self.config.pod_resources_socket());
         self.tasks.watches.spawn(
             "pods that have ended",
             free_ended_pods(Arc::clone(&self.node), pod_resources),
@@ -361,8 +345,8 @@ impl Plugin {
         let (sender, is_written) = watch::channel(false);
         let writer = PluginStateWriter::new(
             &self.connection,
-            self.config.node_name.to_string(),
-            self.config.pod_uid.clone(),
+            self.config.node_name.clone(),
+            self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
         );
         self.tasks.watches.spawn(
             "state of the plugin",
@@ -407,12 +391,25 @@ fn node_facts(config: &Config) -> NodeFacts {
         has_driver_root: !config.driver_roots.is_empty(),
         is_privileged: is_privileged(),
         runtime_class: config.runtime_class.clone(),
-        value: config.visible_devices.clone(),
+        value: own_visible_devices(),
     };
     NodeFacts {
         own,
         has_hook: config.nri_socket.is_some(),
     }
+}
+
+/// The value of the vendor's variable in this process.
+fn own_visible_devices() -> Option<String> {
+    let mut values = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        if name == VISIBLE_DEVICES {
+            values.extend(value.into_string());
+        }
+    }
+    // NVIDIA's runtime appends its own value and leaves the first one there.
+    let void = values.iter().position(|value| value == VOID);
+    values.into_iter().nth(void.unwrap_or(0))
 }
 
 /// Returns true if this process has the rights of a privileged container (`CAP_SYS_ADMIN`).

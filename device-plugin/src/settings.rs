@@ -17,8 +17,6 @@ pub struct Settings {
     pub names: ExtendedResourceNames,
     /// Bytes of a memory unit.
     pub memory_unit: MemoryUnit,
-    /// The variable by which the vendor's container runtime knows a container's GPUs.
-    pub visible_devices_env: String,
     /// Longest wait of a kubelet call for its pod to arrive in the watch.
     pub allocate_wait: Duration,
     /// The injection of devices into containers.
@@ -33,7 +31,6 @@ impl Settings {
         Self {
             names: names.into(),
             memory_unit,
-            visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
             allocate_wait,
             injection: InjectionSettings::envvar(),
             allows_all_devices: false,

@@ -58,8 +58,6 @@ pub struct VendorSettings {
     pub ours: Option<String>,
     /// The DRA drivers whose devices are GPUs of this node.
     pub dra_drivers: BTreeSet<String>,
-    /// The variable that names a container's GPUs.
-    pub visible_devices_env: String,
     /// kubelet's pod-resources socket.
     pub socket: PathBuf,
     /// kubelet's device plugin directory, with its checkpoint.
@@ -241,12 +239,7 @@ fn by_answers(
         }
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
         let mut allocation = Allocation::from(entry);
-        match visible_by_answer(
-            ExtendedResource::Whole,
-            &answer,
-            &settings.visible_devices_env,
-            fleet,
-        ) {
+        match visible_by_answer(ExtendedResource::Whole, &answer, fleet) {
             Some(Visible::Devices(seen)) => {
                 allocation.device_ids = seen.iter().map(PhysicalId::to_string).collect();
             }

@@ -176,8 +176,6 @@ pub struct Evidence<'a> {
     pub is_checkpoint_known: bool,
     /// True if this process has begun only now, so that the API server may not show yet which pods an earlier one let start.
     pub is_young: bool,
-    /// The variable that names a container's GPUs.
-    pub variable: &'a str,
     /// Bytes of a memory unit.
     pub unit: MemoryUnit,
 }
@@ -257,7 +255,7 @@ impl Evidence<'_> {
             self.log.has_started(other) || may_run
         };
         let visible_gpus = |other: &PodUid| {
-            let mut seen = visible_to_pod(self.allocated, other, self.variable, self.fleet);
+            let mut seen = visible_to_pod(self.allocated, other, self.fleet);
             match seen.remove(TYPE_GPU) {
                 Some(Visible::Devices(gpus)) => gpus,
                 _ => BTreeSet::new(),

@@ -593,7 +593,6 @@ async fn a_driver_that_comes_later_is_news() {
     let others = SysfsSource {
         has_fpga: true,
         interval: OFTEN,
-        fpga_vendors: vec!["10ee".parse().unwrap()],
         ..SysfsSource::nothing(nvml.sysfs.clone())
     };
     let source = Source::Machine(MachineSource {

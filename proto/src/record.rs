@@ -31,6 +31,8 @@ pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Memory units of one container; in its environment only (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
+/// The variable that selects the GPUs which NVIDIA's container runtime shows; a pod's own value wins over the plugin's.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// UUIDs of a container's GPUs, separated by commas; in its environment only.
 ///
 /// The variable for the vendor's runtime may have another value: with CDI it is `void`.

@@ -32,30 +32,6 @@ impl Edits {
         }
     }
 
-    /// Adds what is not there yet of other edits; variables that are there stay as they are.
-    pub fn merge(&mut self, more: &Self) {
-        self.version = self.version.take().max(more.version.clone());
-        for (name, value) in &more.env {
-            self.env.entry(name.clone()).or_insert_with(|| value.clone());
-        }
-        for node in &more.device_nodes {
-            if !self.device_nodes.contains(node) {
-                self.device_nodes.push(node.clone());
-            }
-        }
-        for (field, value) in &more.others {
-            match (self.others.get_mut(field), value) {
-                (Some(Value::Array(own)), Value::Array(list)) => {
-                    let missing: Vec<Value> =
-                        list.iter().filter(|item| !own.contains(item)).cloned().collect();
-                    own.extend(missing);
-                }
-                (Some(_), _) => {}
-                (None, value) => drop(self.others.insert(field.clone(), value.clone())),
-            }
-        }
-    }
-
     fn to_json(&self) -> Map<String, Value> {
         let mut fields = self.others.clone();
         if !self.env.is_empty() {
@@ -145,31 +121,5 @@ mod tests {
           "kind": "gpushare.dev/gpu"
         }
         "#);
-    }
-
-    #[test]
-    fn merged_edits_have_everything_once_and_the_newer_version() {
-        let edits = |version: &str, mount: &str, value: &str| Edits {
-            version: Some(version.to_owned()),
-            env: [("A".to_owned(), value.to_owned())].into(),
-            others: [(
-                "mounts".to_owned(),
-                json!([{"hostPath": mount}, {"hostPath": "/both"}]),
-            )]
-            .into_iter()
-            .collect(),
-            ..Edits::default()
-        };
-        let mut merged = edits("0.5.0", "/one", "own");
-        merged.merge(&edits("0.7.0", "/two", "other"));
-        assert_eq!(merged.version.as_deref(), Some("0.7.0"));
-        assert_eq!(merged.env["A"], "own");
-        let mounts: Vec<_> = merged.others["mounts"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|mount| mount["hostPath"].as_str().unwrap())
-            .collect();
-        assert_eq!(mounts, ["/one", "/both", "/two"]);
     }
 }

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use proto::record::VISIBLE_DEVICES;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tracing::warn;
@@ -174,18 +175,18 @@ impl VendorSpecs {
 
     /// Returns a container's edits for the driver, from the first kind that has a spec for the running driver.
     ///
-    /// `running` is the version that NVML reports, if it does. `variable` is left out of the edits: the caller sets it.
+    /// `running` is the version that NVML reports, if it does.
     ///
     /// # Errors
     /// There is no spec, or only one of another driver version.
-    pub fn driver(&self, running: Option<&str>, variable: &str) -> Result<DriverEdits, NoDriver> {
+    pub fn driver(&self, running: Option<&str>) -> Result<DriverEdits, NoDriver> {
         let specs = self.read();
         let mut stale = None;
         for spec in VendorKind::ALL
             .iter()
             .flat_map(|kind| specs.iter().filter(move |spec| spec.kind == *kind))
         {
-            let edits = driver_edits(&spec.file, variable);
+            let edits = driver_edits(&spec.file);
             match (library_version(&edits), running) {
                 (Some(found), Some(running)) if found != running => {
                     let no_driver = NoDriver::Stale {
@@ -276,7 +277,7 @@ impl VendorSpecs {
 }
 
 /// Returns the spec's edits for all its devices; of device nodes only the control nodes, also from a device `all`.
-fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
+fn driver_edits(file: &SpecFile) -> Edits {
     let mut edits = Edits {
         version: Some(file.cdi_version.clone()),
         ..Edits::default()
@@ -287,7 +288,8 @@ fn driver_edits(file: &SpecFile, variable: &str) -> Edits {
                 let pairs = list
                     .iter()
                     .filter_map(|pair| pair.as_str()?.split_once('='))
-                    .filter(|(name, _)| *name != variable);
+                    // The plugin gives the variable a value of its own.
+                    .filter(|(name, _)| *name != VISIBLE_DEVICES);
                 edits
                     .env
                     .extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -387,8 +389,6 @@ mod tests {
     use super::*;
     use crate::builders::gpu;
 
-    const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-
     /// As nvidia-ctk 1.20 writes it, cut down.
     const TOOLKIT: &str = "
 cdiVersion: 0.5.0
@@ -445,7 +445,7 @@ devices:
             ("broken.json", "{"),
             ("other.json", r#"{"kind": "x/y"}"#),
         ]);
-        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1"), VISIBLE).unwrap();
+        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
             (kind, edits.version.as_deref()),
             (VendorKind::Toolkit, Some("0.5.0"))
@@ -462,7 +462,7 @@ devices:
     #[test]
     fn the_operators_spec_gives_the_driver_and_no_gpu() {
         let (_dir, specs) = specs(&[("management.nvidia.com-gpu.yaml", MANAGEMENT)]);
-        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1"), VISIBLE).unwrap();
+        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
             (kind, paths(&edits.device_nodes)),
             (VendorKind::Management, vec!["/dev/nvidiactl"])
@@ -488,7 +488,7 @@ devices:
     ) {
         let (_dir, specs) = specs(files);
         let found = specs
-            .driver(running, VISIBLE)
+            .driver(running)
             .map_or_else(|why| why.to_string(), |driver| driver.kind.to_string());
         assert!(found.contains(expected), "{found}");
     }
@@ -500,10 +500,7 @@ devices:
             ("a.yaml", TOOLKIT),
             ("b.yaml", &MANAGEMENT.replace("570.1", "580.2")),
         ]);
-        assert_eq!(
-            specs.driver(Some("580.2"), VISIBLE).unwrap().kind,
-            VendorKind::Management
-        );
+        assert_eq!(specs.driver(Some("580.2"),).unwrap().kind, VendorKind::Management);
     }
 
     #[test]
@@ -551,7 +548,7 @@ devices:
         let file = dir.path().join("nvidia.yaml");
         let first = |specs: &VendorSpecs| {
             specs
-                .driver(None, VISIBLE)
+                .driver(None)
                 .ok()
                 .map(|driver| paths(&driver.edits.device_nodes)[0].to_owned())
         };

@@ -1,7 +1,6 @@
 //! The types of flags, which are checked as they are parsed.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -20,43 +19,22 @@ use crate::pods::IN_NODE_STATUS;
 #[error("{0}")]
 pub struct InvalidValue(pub(super) String);
 
-/// Name of a node: part of URLs and field selectors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeName(String);
-
-impl NodeName {
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
+/// The name of a node: part of URLs and field selectors.
+pub(super) fn node_name(text: &str) -> Result<String, InvalidValue> {
+    if is_dns_subdomain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(InvalidValue("not the name of a node".to_owned()))
     }
 }
 
-impl FromStr for NodeName {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        if is_dns_subdomain(text) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(InvalidValue("not the name of a node".to_owned()))
-        }
+/// The name of the extended resource for memory units.
+pub(super) fn memory_resource(text: &str) -> Result<String, InvalidValue> {
+    extended_resource(text)?;
+    if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
+        return Err(InvalidValue("this name has another meaning already".to_owned()));
     }
-}
-
-/// Name of the extended resource for memory units.
-#[derive(Clone, Debug)]
-pub(super) struct MemoryResource(pub(super) String);
-
-impl FromStr for MemoryResource {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        extended_resource(text)?;
-        if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
-            return Err(InvalidValue("this name has another meaning already".to_owned()));
-        }
-        Ok(Self(text.to_owned()))
-    }
+    Ok(text.to_owned())
 }
 
 /// Checks the name of an extended resource.
@@ -91,45 +69,19 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Name of an environment variable.
-#[derive(Clone, Debug)]
-pub(super) struct VariableName(pub(super) String);
-
-impl FromStr for VariableName {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-        if text.is_empty() || text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_allowed)
-        {
-            return Err(InvalidValue("not the name of an environment variable".to_owned()));
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
 /// Memory of a GPU in bytes, at least 1 MiB.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GpuMemory(pub(super) u64);
-
-impl FromStr for GpuMemory {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let bytes = text
-            .parse::<Quantity>()
-            .ok()
-            .and_then(Quantity::unsigned)
-            .filter(|bytes| *bytes >= 1 << 20);
-        bytes
-            .map(Self)
-            .ok_or_else(|| InvalidValue("write a quantity of at least 1Mi, such as 96Gi".to_owned()))
+pub(super) fn gpu_memory(text: &str) -> Result<u64, InvalidValue> {
+    match text.parse::<Quantity>().ok().and_then(Quantity::unsigned) {
+        Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
+        _ => Err(InvalidValue(
+            "write a quantity of at least 1Mi, such as 96Gi".to_owned(),
+        )),
     }
 }
 
 /// The treatment of the memory that a driver reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum ReservedMemory {
+pub enum ReservedMemory {
     /// Pods may share it, as in gpushare and Koordinator.
     Share,
     /// Pods may not share it; running pods keep their records.
@@ -138,8 +90,10 @@ pub(super) enum ReservedMemory {
 
 /// The source of devices, as written on the command line.
 #[derive(Clone, Debug)]
-pub(super) enum InventoryKind {
+pub enum InventoryKind {
+    /// NVML and sysfs.
     Nvml,
+    /// A file of simulated devices.
     File(PathBuf),
 }
 
@@ -157,27 +111,18 @@ impl FromStr for InventoryKind {
     }
 }
 
-/// The policy for partitions of GPUs, as written on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum PartitionPolicy {
-    /// Pods get only partitions.
-    Honor,
-    /// Pods get a partition if possible.
-    Prefer,
-}
-
-impl From<PartitionPolicy> for GpuPartitionPolicy {
-    fn from(policy: PartitionPolicy) -> Self {
-        match policy {
-            PartitionPolicy::Honor => Self::Honor,
-            PartitionPolicy::Prefer => Self::Prefer,
-        }
+/// The policy for partitions of GPUs.
+pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, InvalidValue> {
+    match text {
+        "honor" => Ok(GpuPartitionPolicy::Honor),
+        "prefer" => Ok(GpuPartitionPolicy::Prefer),
+        _ => Err(InvalidValue("possible values: honor, prefer".to_owned())),
     }
 }
 
 /// A type of devices that the plugin looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum DeviceKind {
+pub enum DeviceKind {
     /// GPUs that NVML lists.
     Gpu,
     /// RDMA adapters.
@@ -188,7 +133,7 @@ pub(super) enum DeviceKind {
 
 /// The injection mode, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Inject {
+pub enum Inject {
     /// The mode that works on the node.
     Auto,
     /// The variable of the vendor's runtime.
@@ -198,7 +143,8 @@ pub(super) enum Inject {
 }
 
 impl Inject {
-    pub(super) fn mode(self) -> Option<Mode> {
+    /// The mode that the operator asks for, if one.
+    pub fn mode(self) -> Option<Mode> {
         match self {
             Self::Auto => None,
             Self::Envvar => Some(Mode::Envvar),
@@ -221,12 +167,6 @@ impl NoGpu {
     /// MIG mode, because kubelet would restart it again and again.
     pub fn waits_after(self, error: &InventoryError) -> bool {
         error.is_by_choice() || self == Self::Wait && error.is_absence()
-    }
-}
-
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -262,60 +202,22 @@ pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
     }
 }
 
-/// The text for no driver.
-const NONE: &str = "none";
-
-/// Names of DRA drivers; may be empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DraDrivers(BTreeSet<String>);
-
-impl DraDrivers {
-    /// The names.
-    pub fn names(&self) -> &BTreeSet<String> {
-        &self.0
+/// Names of DRA drivers, separated by commas; `none` is the empty set.
+pub(super) fn dra_drivers(text: &str) -> Result<BTreeSet<String>, InvalidValue> {
+    let mut names = BTreeSet::new();
+    if text == "none" {
+        return Ok(names);
     }
-}
-
-impl FromStr for DraDrivers {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        if text == NONE {
-            return Ok(Self(BTreeSet::new()));
+    for name in text.split(',').map(str::trim) {
+        // The API server accepts no longer name.
+        if !is_dns_subdomain(name) || name.len() > 63 || name == "none" {
+            return Err(InvalidValue(format!(
+                "{name:?} is not the name of a DRA driver; write names such as gpu.nvidia.com, or none"
+            )));
         }
-        let name = |name: &str| {
-            let invalid = || {
-                InvalidValue(format!(
-                    "{name:?} is not the name of a DRA driver; write names such as gpu.nvidia.com, or {NONE}"
-                ))
-            };
-            // The API server accepts no longer name.
-            if is_dns_subdomain(name) && name.len() <= 63 && name != NONE {
-                Ok(name.to_owned())
-            } else {
-                Err(invalid())
-            }
-        };
-        text.split(',')
-            .map(str::trim)
-            .map(name)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        names.insert(name.to_owned());
     }
-}
-
-impl fmt::Display for DraDrivers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.0.iter().map(String::as_str).collect();
-        f.write_str(
-            if names.is_empty() {
-                NONE.to_owned()
-            } else {
-                names.join(",")
-            }
-            .as_str(),
-        )
-    }
+    Ok(names)
 }
 
 /// A resource of whole devices and its server.
@@ -363,25 +265,4 @@ impl FromStr for VendorResource {
             server,
         })
     }
-}
-
-impl fmt::Display for VendorResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let server = match self.server {
-            VendorServer::Vendor => "vendor",
-            VendorServer::Ours => "ours",
-            VendorServer::Ignore => "ignore",
-        };
-        write!(f, "{}={server}", self.name)
-    }
-}
-
-/// One entry per name, the last one.
-pub(super) fn distinct(all: Vec<VendorResource>) -> Vec<VendorResource> {
-    let mut distinct = Vec::<VendorResource>::new();
-    for resource in all {
-        distinct.retain(|before| before.name != resource.name);
-        distinct.push(resource);
-    }
-    distinct
 }

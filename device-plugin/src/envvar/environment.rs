@@ -38,7 +38,7 @@ impl ByVariable<'_> {
     /// Something else than the record decides the devices or limits of the container.
     pub fn check(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
         self.check_nodes(fleet)?;
-        self.check_own_variables(settings, fleet)?;
+        self.check_own_variables(fleet)?;
         self.check_limits(settings, fleet)
     }
 
@@ -68,8 +68,8 @@ impl ByVariable<'_> {
     }
 
     /// The pod's own variables must not contradict the answer. A pod that sees all GPUs may see fewer.
-    fn check_own_variables(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
-        let visible = variable(&settings.visible_devices_env, self.resource);
+    fn check_own_variables(&self, fleet: &Fleet) -> Result<(), Refusal> {
+        let visible = variable(self.resource);
         for own in self.pod.variables.iter() {
             let is_devices = own.name == visible;
             if !self.containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
@@ -105,7 +105,7 @@ impl ByVariable<'_> {
     /// The limits of the answer must be those of the record. A running pod started with its own, and keeps them whatever has
     /// become of its label or of the node's unit.
     fn check_limits(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
-        let visible = variable(&settings.visible_devices_env, self.resource);
+        let visible = variable(self.resource);
         let shown = self.answer.envs.get(visible);
         let Some(devices) = shown.and_then(|value| named_devices(self.resource, value, fleet)) else {
             return Ok(());

@@ -48,7 +48,7 @@ pub fn remedy(evidence: &Evidence<'_>, pod: &NodePod, seen: &VisibleByType) -> O
 fn has_spec(evidence: &Evidence<'_>, pod: &NodePod) -> bool {
     let mut own = evidence.allocated.iter().filter(|entry| entry.pod == pod.uid);
     own.any(|entry| {
-        let visible = visible_by_answer(entry.resource, &entry.answer, evidence.variable, evidence.fleet);
+        let visible = visible_by_answer(entry.resource, &entry.answer, evidence.fleet);
         visible == Some(Visible::BySpec)
     })
 }
@@ -73,7 +73,7 @@ fn partner(
     fixed: &DevicesByType,
     recorded: &DevicesByType,
 ) -> Option<(Rank, PodUid)> {
-    let known = visible_to_pods(evidence.allocated, evidence.variable, evidence.fleet);
+    let known = visible_to_pods(evidence.allocated, evidence.fleet);
     let mut best = None;
     for other in evidence.pods.iter() {
         if other.uid == pod.uid || other.stage == Stage::Terminal || !pod.asks_like(other) {
@@ -134,7 +134,7 @@ fn rank(
 /// The pairs that can swap in the same write: pods that ask for the same, have not started, and whose devices kubelet's
 /// checkpoint names.
 fn pairs_beside(evidence: &Evidence<'_>, pod: &NodePod, partner: &PodUid) -> Vec<(PodUid, PodUid)> {
-    let known = visible_to_pods(evidence.allocated, evidence.variable, evidence.fleet);
+    let known = visible_to_pods(evidence.allocated, evidence.fleet);
     let mut numbers = BTreeMap::<DevicesByType, usize>::new();
     let mut number = |devices: DevicesByType| {
         let next = numbers.len();

@@ -14,7 +14,7 @@ use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec};
 use proto::record::{
     FPGA_DEVICES, FPGA_FUNCTIONS, GPU_DEVICES, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES,
-    RDMA_FUNCTIONS,
+    RDMA_FUNCTIONS, VISIBLE_DEVICES,
 };
 use proto::request::ContainerRequest;
 
@@ -47,10 +47,10 @@ pub fn speaks(resource: ExtendedResource, container: &ContainerRequest) -> bool 
     }
 }
 
-/// The variable by which an answer without CDI names a container's devices of a resource's type; `of_gpus` is the vendor's.
-pub fn variable(of_gpus: &str, resource: ExtendedResource) -> &str {
+/// The variable by which an answer without CDI names a container's devices of a resource's type: for GPUs the vendor's.
+pub fn variable(resource: ExtendedResource) -> &'static str {
     match resource {
-        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => of_gpus,
+        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => VISIBLE_DEVICES,
         ExtendedResource::Rdma | ExtendedResource::Fpga => own_variable(resource),
     }
 }
@@ -113,13 +113,8 @@ impl<'a> AssignedDevices<'a> {
     }
 }
 
-/// The answer with CDI: a function of the device IDs and of a number that no other answer has. `variable` is the vendor's.
-pub fn cdi_answer(
-    variable: &str,
-    resource: ExtendedResource,
-    ids: &[String],
-    fresh: u64,
-) -> ContainerAllocateResponse {
+/// The answer with CDI: a function of the device IDs and of a number that no other answer has.
+pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> ContainerAllocateResponse {
     let device = CdiDevice {
         name: cdi::container_device(resource, ids, fresh),
     };
@@ -130,7 +125,7 @@ pub fn cdi_answer(
         };
     }
     ContainerAllocateResponse {
-        envs: [(variable.to_owned(), VOID.to_owned())].into(),
+        envs: [(VISIBLE_DEVICES.to_owned(), VOID.to_owned())].into(),
         cdi_devices: vec![
             CdiDevice {
                 name: cdi::DRIVER_DEVICE.to_owned(),
@@ -154,8 +149,7 @@ pub fn variable_answer(
     }
     let mut devices = Vec::new();
     if recipient.is_none_or(|recipient| speaks(resource, recipient.container)) {
-        let visible = variable(&settings.visible_devices_env, resource);
-        envs.insert(visible.to_owned(), assigned.ids());
+        envs.insert(variable(resource).to_owned(), assigned.ids());
         envs.insert(own_variable(resource).to_owned(), assigned.ids());
         // NVIDIA's runtime finds the nodes of GPUs itself.
         if settings.injection.pass_device_specs || matches!(assigned, AssignedDevices::Others(_)) {
@@ -178,8 +172,7 @@ pub fn variable_answer(
 
 /// The edits of the device that brings the driver: `edits` of a vendor's spec, and the control nodes that exist.
 pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
-    let variable = settings.visible_devices_env.clone();
-    edits.env.insert(variable, VOID.to_owned());
+    edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
     for path in COMMON_NODES {
         let mut nodes = edits.device_nodes.iter();
         let has_node = nodes.any(|node| node.get("path").is_some_and(|own| own == path));
@@ -228,32 +221,7 @@ pub fn cdi_edits(
         .env
         .insert(own_variable(resource).to_owned(), assigned.ids());
     if let AssignedDevices::Gpus(_) = assigned {
-        let variable = settings.visible_devices_env.clone();
-        edits.env.insert(variable, VOID.to_owned());
-    }
-    edits
-}
-
-/// The edits for an answer of a version in which the driver had no device of its own: kubelet keeps such answers as long as their
-/// pods live. `driver` are the edits of that device, if there is one; without it the vendor's runtime has to act on the variable,
-/// as it did when the pod was admitted.
-pub fn inlined_edits(
-    settings: &Settings,
-    driver: Option<&Edits>,
-    recipient: &Recipient<'_>,
-    resource: ExtendedResource,
-    assigned: &AssignedDevices<'_>,
-) -> Edits {
-    let mut edits = cdi_edits(settings, recipient, resource, assigned);
-    match (assigned, driver) {
-        (AssignedDevices::Gpus(_), Some(driver)) if speaks(resource, recipient.container) => {
-            edits.merge(driver);
-        }
-        (AssignedDevices::Gpus(_), None) => {
-            let variable = settings.visible_devices_env.clone();
-            edits.env.insert(variable, assigned.ids());
-        }
-        _ => {}
+        edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
     }
     edits
 }

@@ -192,11 +192,7 @@ impl Follower {
         };
         // The version of simulated devices is that of no library.
         let running = version.as_deref().filter(|_| needs_driver);
-        match settings
-            .injection
-            .vendor_specs
-            .driver(running, &settings.visible_devices_env)
-        {
+        match settings.injection.vendor_specs.driver(running) {
             Ok(found) => (
                 Driver::Spec(found.kind.as_str()),
                 Some(driver_edits(settings, found.edits)),

@@ -12,10 +12,8 @@
 //! everything that drivers have created below the function.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunction, VirtualFunctionGroup};
@@ -36,6 +34,9 @@ const RDMA_CONNECTIONS: &str = "rdma_cm";
 /// The base class of processing accelerators.
 const ACCELERATOR: u32 = 0x12;
 
+/// PCI vendors whose processing accelerators are FPGAs: Xilinx and Altera.
+const FPGA_VENDORS: [u32; 2] = [0x10ee, 0x1172];
+
 /// Levels below an FPGA's function that are searched for device files.
 const FPGA_DEPTH: usize = 4;
 
@@ -50,8 +51,6 @@ pub struct SysfsSource {
     pub has_rdma: bool,
     /// True if FPGAs are wanted.
     pub has_fpga: bool,
-    /// The vendors whose processing accelerators are FPGAs.
-    pub fpga_vendors: Vec<PciVendor>,
 }
 
 /// A device, and the reason that it cannot be used now, if there is one.
@@ -65,7 +64,6 @@ impl SysfsSource {
             interval: Duration::from_secs(10),
             has_rdma: false,
             has_fpga: false,
-            fpga_vendors: Vec::new(),
         }
     }
 
@@ -105,12 +103,8 @@ impl SysfsSource {
             );
         }
         let is_fpga = |address: &str, function: &Function| {
-            let is_by_vendor = self
-                .fpga_vendors
-                .iter()
-                .any(|vendor| u32::from(vendor.0) == function.vendor);
-            !function.is_virtual
-                && (managed.contains(address) || function.class >> 16 == ACCELERATOR && is_by_vendor)
+            let is_by_vendor = function.class >> 16 == ACCELERATOR && FPGA_VENDORS.contains(&function.vendor);
+            !function.is_virtual && (managed.contains(address) || is_by_vendor)
         };
         let mut found = Vec::new();
         let fpgas = bus
@@ -213,34 +207,6 @@ impl SysfsSource {
             reporter.send(Some(&device.id), kind)?;
         }
         reporter.pause(self.interval)
-    }
-}
-
-/// A PCI vendor's number in the registry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PciVendor(pub u16);
-
-/// The text is no PCI vendor's number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write the four hexadecimal digits of a PCI vendor, such as 10ee")]
-pub struct InvalidVendor;
-
-impl FromStr for PciVendor {
-    type Err = InvalidVendor;
-
-    fn from_str(text: &str) -> Result<Self, InvalidVendor> {
-        // The parser alone would accept a sign, and fewer digits.
-        let is_hex = text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        match u16::from_str_radix(text, 16) {
-            Ok(number) if is_hex => Ok(Self(number)),
-            _ => Err(InvalidVendor),
-        }
-    }
-}
-
-impl fmt::Display for PciVendor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}", self.0)
     }
 }
 

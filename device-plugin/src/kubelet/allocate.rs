@@ -26,8 +26,7 @@ pub async fn allocate(
     let ids = &request.device_ids;
     let response = match node.mode() {
         Mode::Cdi => {
-            let variable = &node.settings.visible_devices_env;
-            let response = cdi_answer(variable, resource, ids, node.fresh_number());
+            let response = cdi_answer(resource, ids, node.fresh_number());
             note_answer(node, resource, ids, &response);
             response
         }

@@ -12,7 +12,7 @@ use std::path::Path;
 use proto::nri::api::{
     Container, ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxDevice, PodSandbox,
 };
-use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX};
+use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX, VISIBLE_DEVICES};
 use proto::request::ContainerRequest;
 
 use crate::extended_resource::ExtendedResource;
@@ -96,16 +96,12 @@ impl DeviceAdjustment {
 impl HookInputs<'_> {
     /// Decides about a container that the runtime is about to create.
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
-        let variable = self.settings.visible_devices_env.as_str();
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
             let has_record = [DEVICE_ALLOCATED, MEM_IDX]
                 .iter()
                 .any(|key| sandbox.annotations.contains_key(*key));
-            if has_record
-                && !self.pods.asks_for_nothing(&uid)
-                && seen::has_devices(container, variable, self.fleet)
-            {
+            if has_record && !self.pods.asks_for_nothing(&uid) && seen::has_devices(container, self.fleet) {
                 return HookDecision::Unknown(
                     "it has a record, and this node's plugin has not received the pod from the API server yet"
                         .to_owned(),
@@ -130,7 +126,7 @@ impl HookInputs<'_> {
                 "it is not known yet which pods have swapped their records".to_owned(),
             );
         }
-        if is_served && self.mode == Mode::Cdi && is_without_cdi(container, variable) {
+        if is_served && self.mode == Mode::Cdi && is_without_cdi(container) {
             return HookDecision::Refuse(
                 "the container runtime has dropped its CDI devices: set enable_cdi = true in containerd's configuration and restart it"
                     .to_owned(),
@@ -157,11 +153,10 @@ impl HookInputs<'_> {
     /// While the pod is not known (`is_known`), kubelet may have set a value that names single GPUs for a vendor's plugin, but never
     /// `all`.
     fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
-        let variable = self.settings.visible_devices_env.as_str();
         if self.unrestricted.contains(&sandbox.namespace) {
             return HookDecision::Ignore;
         }
-        let value = seen::value_of(container, variable);
+        let value = seen::value_of(container, VISIBLE_DEVICES);
         let has = |name: &str| seen::value_of(container, name).is_some_and(|value| !value.is_empty());
         let names_one = |name: &str| named_devices(ExtendedResource::Shared, name, self.fleet).is_some();
         let shows_some = match value {
@@ -176,7 +171,7 @@ impl HookInputs<'_> {
         if !shows_some {
             return HookDecision::Ignore;
         }
-        let env = [(variable.to_owned(), VOID.to_owned())].into();
+        let env = [(VISIBLE_DEVICES.to_owned(), VOID.to_owned())].into();
         HookDecision::Adjust(Box::new(DeviceAdjustment {
             before: value.map(str::to_owned),
             env,
@@ -194,8 +189,7 @@ impl HookInputs<'_> {
     }
 
     fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &Vec<&Gpu>) -> HookDecision {
-        let variable = self.settings.visible_devices_env.as_str();
-        let before = seen::value_of(container, variable);
+        let before = seen::value_of(container, VISIBLE_DEVICES);
         let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::gpus_by_nodes(container, self.fleet);
         let names_wanted = |value: Option<&str>| {
@@ -207,7 +201,7 @@ impl HookInputs<'_> {
         // Given by device nodes alone; naming devices would make NVIDIA's runtime add them a second time.
         let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
         if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
-            env.remove(variable);
+            env.remove(VISIBLE_DEVICES);
         }
         if seen::value_of(container, GPU_DEVICES).is_none()
             || names_wanted(seen::value_of(container, GPU_DEVICES))
@@ -268,8 +262,9 @@ impl HookInputs<'_> {
 }
 
 /// Returns true if the container lacks the CDI devices of its answer to Allocate, whose spec sets this project's variable.
-fn is_without_cdi(container: &Container, variable: &str) -> bool {
-    seen::value_of(container, variable) == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_none()
+fn is_without_cdi(container: &Container) -> bool {
+    seen::value_of(container, VISIBLE_DEVICES) == Some(VOID)
+        && seen::value_of(container, GPU_DEVICES).is_none()
 }
 
 /// The device at this path of the host, for the same path in a container; none if there is no device.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
-use proto::record::GPU_DEVICES;
+use proto::record::{GPU_DEVICES, VISIBLE_DEVICES};
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
@@ -90,12 +90,7 @@ impl RunningContainers {
     ///
     /// # Errors
     /// There are too many containers.
-    pub(super) fn add(
-        &mut self,
-        part: SynchronizeRequest,
-        variable: &str,
-        fleet: &Fleet,
-    ) -> Result<(), TooManyContainers> {
+    pub(super) fn add(&mut self, part: SynchronizeRequest, fleet: &Fleet) -> Result<(), TooManyContainers> {
         for sandbox in part.pods {
             self.sandboxes
                 .insert(sandbox.id, PodUid::from(sandbox.uid.as_str()));
@@ -104,7 +99,7 @@ impl RunningContainers {
             if container.state() == ContainerState::Stopped {
                 continue;
             }
-            if let Some(gpus) = gpus_of(&container, variable, fleet) {
+            if let Some(gpus) = gpus_of(&container, fleet) {
                 self.containers
                     .push((container.pod_sandbox_id, container.name, gpus));
             }
@@ -133,8 +128,8 @@ impl RunningContainers {
 
 /// The GPUs that a container sees: those that the vendor's variable names, else those whose device nodes it has, else those
 /// that a CDI spec of this plugin names; none if these are no GPUs of this node.
-pub(super) fn gpus_of(container: &Container, variable: &str, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
-    let value = value_of(container, variable);
+pub(super) fn gpus_of(container: &Container, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
+    let value = value_of(container, VISIBLE_DEVICES);
     if let Some(names) = value.filter(|value| !NAMELESS.contains(value)) {
         return named_devices(ExtendedResource::Shared, names, fleet).map(BTreeSet::from_iter);
     }
@@ -148,8 +143,8 @@ pub(super) fn gpus_of(container: &Container, variable: &str, fleet: &Fleet) -> O
 }
 
 /// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a GPU.
-pub(super) fn has_devices(container: &Container, variable: &str, fleet: &Fleet) -> bool {
-    value_of(container, variable).is_some_and(|value| !NAMELESS.contains(&value))
+pub(super) fn has_devices(container: &Container, fleet: &Fleet) -> bool {
+    value_of(container, VISIBLE_DEVICES).is_some_and(|value| !NAMELESS.contains(&value))
         || !gpus_by_nodes(container, fleet).is_empty()
 }
 
@@ -186,8 +181,6 @@ mod tests {
 
     use super::*;
     use crate::builders::{fleet, gpu, pod, pods, whole};
-
-    const VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
     fn uuid(minor: u32) -> String {
         gpu(minor).uuid.to_string()
@@ -226,13 +219,13 @@ mod tests {
             uid: format!("uid-{id}"),
             ..PodSandbox::default()
         };
-        let by_uuid = [format!("{VARIABLE}={}", uuid(1)), "A=b".to_owned()];
-        let by_index = [format!("{VARIABLE}=all"), format!("{VARIABLE}=0,2")];
+        let by_uuid = [format!("{VISIBLE_DEVICES}={}", uuid(1)), "A=b".to_owned()];
+        let by_index = [format!("{VISIBLE_DEVICES}=all"), format!("{VISIBLE_DEVICES}=0,2")];
         let first = vec![
             running("a", ContainerState::Running, &by_uuid),
             running("b", ContainerState::Created, &by_index),
             running("c", ContainerState::Stopped, &by_uuid),
-            running("d", ContainerState::Running, &[format!("{VARIABLE}=all")]),
+            running("d", ContainerState::Running, &[format!("{VISIBLE_DEVICES}=all")]),
             running("e", ContainerState::Running, &by_uuid),
         ];
         let mut containers = RunningContainers::default();
@@ -243,7 +236,6 @@ mod tests {
                     containers: first,
                     more: true,
                 },
-                VARIABLE,
                 &fleet(4),
             )
             .unwrap();
@@ -255,7 +247,6 @@ mod tests {
                     containers: Vec::new(),
                     more: false,
                 },
-                VARIABLE,
                 &fleet(4),
             )
             .unwrap();
@@ -281,7 +272,7 @@ mod tests {
             ..SynchronizeRequest::default()
         };
         assert_eq!(
-            RunningContainers::default().add(part, VARIABLE, &fleet(1)),
+            RunningContainers::default().add(part, &fleet(1)),
             Err(TooManyContainers)
         );
     }

@@ -226,9 +226,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let (more, node) = (part.more, &self.hook.node);
-        let taken = self
-            .running
-            .add(part, &node.settings.visible_devices_env, &node.fleet.borrow());
+        let taken = self.running.add(part, &node.fleet.borrow());
         if taken.is_err() || !more {
             let running = std::mem::take(&mut self.running);
             taken.map_err(|problem| Status {

@@ -16,7 +16,7 @@ use crate::inventory::{Inventory, InventoryError};
 use crate::pods::Pods;
 use crate::runtime_hook::seen::SeenGpus;
 
-use super::tasks::{PluginTasks, PublishedSources, sharing};
+use super::tasks::{PluginTasks, PublishedSources};
 
 /// Delay before another look at a node without devices.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
@@ -55,7 +55,8 @@ pub(super) async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
 
 /// Lists the devices, and logs again and again while the driver does not answer.
 async fn discover_with_warnings(config: &Config) -> anyhow::Result<Inventory> {
-    let mut found = std::pin::pin!(discover(&config.source));
+    let source = config.source();
+    let mut found = std::pin::pin!(discover(&source));
     loop {
         if let Ok(found) = timeout(DISCOVERY_RETRY, &mut found).await {
             return found;
@@ -70,7 +71,7 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<Inventory> {
 pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<PluginTasks> {
     let mut tasks = PluginTasks::default();
     let nothing = Inventory::default();
-    let ids = sharing(config).id_scheme(&nothing)?;
+    let ids = config.sharing().id_scheme(&nothing)?;
     let (fleet_sender, fleet) = watch::channel(Arc::new(Fleet::new(nothing, ids)));
     let (pods_sender, pods) = watch::channel(Pods::default());
     tasks.watch_pods(config, connection, pods_sender);
@@ -80,6 +81,7 @@ pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> an
         pods,
         injection: watch::channel(None).1,
         seen: watch::channel(SeenGpus::default()).1,
+        keeps_units: false,
     };
     tasks.publish(config, connection, sources, Arc::default(), recorder);
     // The publisher needs the sender of the fleet as long as it runs.

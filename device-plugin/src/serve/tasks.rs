@@ -21,7 +21,6 @@ use tracing::{info, warn};
 use crate::config::{Config, VendorServer};
 use crate::fleet::Fleet;
 use crate::fleet::corrections::Correction;
-use crate::fleet::sharing::Sharing;
 use crate::fleet::watch::{DriverReplaced, FleetChannels, FleetWatch};
 use crate::health::{ApplicationFault, Health};
 use crate::injection::Injection;
@@ -64,6 +63,8 @@ pub(super) struct PublishedSources {
     pub(super) injection: watch::Receiver<Option<Injection>>,
     /// The GPUs that containers see.
     pub(super) seen: watch::Receiver<SeenGpus>,
+    /// True if kubelet has the same memory units from an earlier process, which published their size.
+    pub(super) keeps_units: bool,
 }
 
 /// The channels of the task that watches the devices.
@@ -81,13 +82,13 @@ impl PluginTasks {
         config: &Config,
         inventory: Inventory,
     ) -> anyhow::Result<WatchedDevices> {
-        let sharing = sharing(config);
+        let sharing = config.sharing();
         let fleet = Fleet {
             is_health_loaded: false,
             ..Fleet::new(inventory.clone(), sharing.id_scheme(&inventory)?)
         };
         describe(config, &fleet);
-        let health = Health::new(config.health.clone(), inventory.ids().cloned());
+        let health = Health::new(config.health_policy(), inventory.ids().cloned());
         let (fleet_sender, fleet) = watch::channel(Arc::new(fleet));
         let (fault_sender, faults) = mpsc::channel(CHANNEL_CAPACITY);
         let (correction_sender, corrections) = mpsc::channel(CHANNEL_CAPACITY);
@@ -96,7 +97,7 @@ impl PluginTasks {
             faults: fault_sender,
             corrections,
         };
-        let watch = FleetWatch::new(config.source.clone(), inventory, health, sharing, channels);
+        let watch = FleetWatch::new(config.source(), inventory, health, sharing, channels);
         self.devices.spawn(named("watch of devices", watch.run()));
         Ok(WatchedDevices {
             fleet,
@@ -107,10 +108,7 @@ impl PluginTasks {
 
     /// Watches the pods of this node.
     pub(super) fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
-        let (node, names) = (
-            config.node_name.to_string(),
-            config.settings.names.cluster.clone(),
-        );
+        let (node, names) = (config.node_name.clone(), config.resource_names().cluster);
         self.watches
             .spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
     }
@@ -127,12 +125,12 @@ impl PluginTasks {
         let (sender, node) = watch::channel(None);
         self.watches.spawn(
             "watch of the node",
-            watch_node(connection.clone(), config.node_name.to_string(), sender),
+            watch_node(connection.clone(), config.node_name.clone(), sender),
         );
         let (sender, device) = watch::channel(StoredDevice::default());
         self.watches.spawn(
             "watch of the Device object",
-            watch_device(connection.clone(), config.node_name.to_string(), sender),
+            watch_device(connection.clone(), config.node_name.clone(), sender),
         );
         let pods_without_devices = self.watch_pods_without_devices(config, &sources);
         let checkpoints = self.watch_vendor(config, connection, &sources, recorder);
@@ -140,7 +138,7 @@ impl PluginTasks {
             node: node.clone(),
             device: device.clone(),
             checkpoints: checkpoints.clone(),
-            keeps_units: false,
+            keeps_units: sources.keeps_units,
         };
         let inputs = PublisherInputs {
             fleet: sources.fleet,
@@ -153,11 +151,11 @@ impl PluginTasks {
             pods_without_devices,
         };
         let settings = PublisherSettings {
-            node_name: config.node_name.to_string(),
-            names: config.settings.names.cluster.clone(),
-            memory_unit: config.settings.memory_unit,
-            serves_vendor: config.serves_vendor(),
-            partition_policy: config.partition_policy,
+            node_name: config.node_name.clone(),
+            serves_vendor: config.resource_names().whole.is_some(),
+            names: config.resource_names().cluster,
+            memory_unit: config.memory_unit,
+            partition_policy: config.gpu_partition_policy,
             boot_id: boot_id(),
         };
         self.watches
@@ -191,7 +189,7 @@ impl PluginTasks {
         let (sender, receiver) = watch::channel(first);
         self.watches.spawn(
             "node overrides",
-            watch_node_overrides(config.overrides.clone(), config.source.probe_interval(), sender),
+            watch_node_overrides(config.override_files(), config.probe_interval, sender),
         );
         receiver
     }
@@ -206,10 +204,9 @@ impl PluginTasks {
         let vendor_resources = config.served_by(VendorServer::Vendor);
         let settings = VendorSettings {
             resources: vendor_resources.map(str::to_owned).collect(),
-            ours: config.settings.names.whole.clone(),
-            dra_drivers: config.dra_drivers.names().clone(),
-            visible_devices_env: config.settings.visible_devices_env.clone(),
-            socket: config.pod_resources_socket.clone(),
+            ours: config.resource_names().whole,
+            dra_drivers: config.dra_drivers.clone(),
+            socket: config.pod_resources_socket(),
             device_plugin_dir: config.device_plugin_dir.clone(),
             has_hook: config.nri_socket.is_some(),
         };
@@ -232,7 +229,7 @@ impl PluginTasks {
         let (recorder, writer) = events::recorder(
             connection,
             "gpushare-device-plugin",
-            Some(config.node_name.to_string()),
+            Some(config.node_name.clone()),
         );
         self.watches.spawn("events", writer.run());
         recorder
@@ -302,19 +299,9 @@ pub(super) fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
-/// The operator's choice of shared GPUs and units.
-pub(super) fn sharing(config: &Config) -> Sharing {
-    Sharing {
-        devices: config.shared_devices.clone(),
-        slots: config.slots,
-        memory_unit: config.settings.memory_unit,
-        has_numa_hints: config.numa_hints,
-    }
-}
-
 /// Logs the devices.
 fn describe(config: &Config, fleet: &Fleet) {
-    let (unit, node) = (config.settings.memory_unit, config.node_name.as_str());
+    let (unit, node) = (config.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {
         let gpu = &entry.gpu;
         if !entry.is_shared {

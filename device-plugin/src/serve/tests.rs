@@ -22,7 +22,6 @@ use super::advertise::{keeps_memory_units, unit_published, whole_published};
 use super::devices::publish_no_devices;
 use super::tasks::CLOSE_LIMIT;
 use super::*;
-use crate::config::Args;
 use crate::device_ids::IdScheme;
 use crate::fleet::Fleet;
 use crate::inventory::Inventory;
@@ -137,7 +136,7 @@ async fn what_was_published_goes_away_with_the_devices() {
         "--vendor-resource",
         "nvidia.com/gpu=ignore",
     ];
-    let config = Config::from(Args::try_parse_from(args).unwrap());
+    let config = Config::try_parse_from(args).unwrap();
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let _tasks = publish_no_devices(&config, &Client::new(service, "default").into()).unwrap();
     let amounts = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu": "100", "cpu": "4"});
@@ -222,9 +221,7 @@ async fn two_vendors_cannot_both_be_ours() {
         "--vendor-resource",
         "nvidia.com/gpu=ours,amd.com/gpu=ours",
     ];
-    let error = run(Config::from(Args::try_parse_from(args).unwrap()))
-        .await
-        .unwrap_err();
+    let error = run(Config::try_parse_from(args).unwrap()).await.unwrap_err();
     assert!(
         error.to_string().contains("only one resource can be ours"),
         "{error}"
@@ -247,7 +244,7 @@ async fn numa_hints_need_cdi(#[case] flags: &[&str], #[case] is_fine: bool) {
         "--inventory",
         "file:/nowhere",
     ];
-    let config = Config::from(Args::try_parse_from(args.iter().chain(flags)).unwrap());
+    let config = Config::try_parse_from(args.iter().chain(flags)).unwrap();
     let error = format!("{:#}", run(config).await.unwrap_err());
     assert_eq!(
         !error.contains("--numa-hints needs --inject=cdi"),

@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::cdi::SpecDir;
 use crate::config::Config;
 use crate::pods::Pods;
 use crate::publish::own_objects::watch_node;
@@ -35,15 +36,15 @@ pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<(
     let (sender, node) = watch::channel(None);
     tasks.watches.spawn(
         "watch of the node",
-        watch_node(connection.clone(), config.node_name.to_string(), sender),
+        watch_node(connection.clone(), config.node_name.clone(), sender),
     );
     let removal = Removal {
         when,
         nodes: Api::all(connection.client),
-        node_name: config.node_name.to_string(),
-        names: config.settings.names.clone(),
+        node_name: config.node_name.clone(),
+        names: config.resource_names(),
         device_plugin_dir: config.device_plugin_dir.clone(),
-        specs: config.settings.injection.specs.clone(),
+        specs: SpecDir::new(config.cdi_dir.clone()),
         pods: pods_seen,
         node,
     };

@@ -72,11 +72,10 @@ fn adopted_record(
     if start.resource.device_type() != TYPE_GPU || asks_for_others(pod) {
         return Err("it requests devices other than GPUs, which only the scheduler assigns".to_owned());
     }
-    let variable = node.settings.visible_devices_env.as_str();
     let of_ids = node.devices_of(start.resource, start.ids);
     let n_gpus = n_gpus(pod);
     let fleet = node.fleet.borrow();
-    let mut gpus = match visible_to_pod(allocated, &pod.uid, variable, &fleet).remove(TYPE_GPU) {
+    let mut gpus = match visible_to_pod(allocated, &pod.uid, &fleet).remove(TYPE_GPU) {
         Some(Visible::Devices(seen)) => gpus_of(&fleet, seen.iter()),
         Some(Visible::Unclear(problem)) => return Err(problem),
         Some(Visible::BySpec) | None => gpus_of(&fleet, of_ids.iter().take(n_gpus).map(|key| &key.id)),
@@ -104,7 +103,6 @@ fn adopted_record(
         allocated,
         is_checkpoint_known: true,
         is_young: false,
-        variable,
         unit: node.settings.memory_unit,
     };
     evidence

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::device::TYPE_GPU;
+use proto::record::VISIBLE_DEVICES;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
@@ -340,7 +341,6 @@ fn verify_start(
     {
         return Ok(CheckedStart::refused(pod, refusal, false));
     }
-    let variable = node.settings.visible_devices_env.as_str();
     let response = log.response(start.resource, start.ids);
     // A pod runs once all its containers have been created: this is not the first start, and kubelet repeats the answer of then.
     let ran_before = pod.stage == Stage::Running && response.is_none();
@@ -350,12 +350,12 @@ fn verify_start(
         return Ok(CheckedStart::refused(pod, Refusal::Unknown, ran_before));
     };
     let containers = start.containers(&pod, allocated);
-    let own = visible_by_answer(start.resource, answer, variable, &fleet);
+    let own = visible_by_answer(start.resource, answer, &fleet);
     if own.is_none() && must_name_devices(&pod, &containers, start.resource) {
         return Ok(CheckedStart::refused(pod, Refusal::Unknown, ran_before));
     }
     let is_by_spec = own == Some(Visible::BySpec);
-    let mut seen = visible_to_pod(allocated, &start.uid, variable, &fleet);
+    let mut seen = visible_to_pod(allocated, &start.uid, &fleet);
     if let Some(own) = own {
         add_visible(&mut seen, start.resource.device_type(), own);
     }
@@ -366,7 +366,6 @@ fn verify_start(
         allocated,
         is_checkpoint_known: snapshot.allocated.is_some(),
         is_young,
-        variable,
         unit: node.settings.memory_unit,
     };
     let mut verification = verify_or_remedy(&evidence, &pod, &seen);
@@ -400,13 +399,12 @@ fn check_variable(node: &NodeState, pod: &NodePod, containers: &[&str]) -> Resul
     if node.is_cdi_proven() {
         return Ok(());
     }
-    let variable = &node.settings.visible_devices_env;
     for own in pod.variables.iter() {
         let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
-        if own.name == *variable && !shows_none && containers.contains(&own.container.as_str()) {
+        if own.name == VISIBLE_DEVICES && !shows_none && containers.contains(&own.container.as_str()) {
             return Err(Refusal::OverridesVoid {
                 container: own.container.clone(),
-                variable: variable.clone(),
+                variable: VISIBLE_DEVICES.to_owned(),
             });
         }
     }

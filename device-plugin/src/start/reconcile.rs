@@ -32,7 +32,7 @@ use crate::verify::{Evidence, Refusal};
 use daemon::api_server::one_line;
 
 use super::adopt::{adopt, has_run_placed, removed_record, restore};
-use super::specs::{count_admitted_before, device_of, rebuild};
+use super::specs::{device_of, rebuild};
 use super::{Start, StartContext, Verification, verify_or_remedy};
 
 /// The interval of the comparison.
@@ -49,8 +49,6 @@ pub struct Reconciler {
     reported: BTreeMap<PodUid, String>,
     /// Pods that were wrongly marked assigned at the last comparison.
     suspects: BTreeSet<PodUid>,
-    /// The number of containers with answers of an earlier version.
-    n_admitted_before: Option<usize>,
     /// [`Pods::n_altered`] at the last comparison.
     n_altered: u64,
 }
@@ -62,7 +60,6 @@ impl Reconciler {
             context,
             reported: BTreeMap::new(),
             suspects: BTreeSet::new(),
-            n_admitted_before: None,
             n_altered: 0,
         }
     }
@@ -111,8 +108,6 @@ impl Reconciler {
                 return;
             }
             rebuild(node, &pods, allocated);
-            let metrics = &self.context.metrics;
-            count_admitted_before(&pods, allocated, metrics, &mut self.n_admitted_before);
             let mut log = node.log();
             log.forget_gone(&pods);
             log.forget_starts(allocated);
@@ -286,7 +281,6 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
     let log = node.log();
     let fleet = node.fleet.borrow();
     let pod = pods.get(uid).filter(|pod| has_started(pod, &log))?;
-    let variable = node.settings.visible_devices_env.as_str();
     let (mut is_certain, mut was_placed) = (true, true);
     let mut visible = Vec::with_capacity(allocated.len());
     for entry in allocated {
@@ -302,7 +296,7 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
             entry.clone()
         });
     }
-    let seen = visible_to_pod(&visible, uid, variable, &fleet);
+    let seen = visible_to_pod(&visible, uid, &fleet);
     if seen.is_empty() {
         return None;
     }
@@ -313,7 +307,6 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
         allocated: &visible,
         is_checkpoint_known: true,
         is_young: false,
-        variable,
         unit: node.settings.memory_unit,
     };
     Some(Compared {
@@ -331,10 +324,9 @@ fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
     let Some(mut envs) = name.and_then(|name| node.settings.injection.specs.env(name)) else {
         return entry.clone();
     };
-    // Specs of earlier versions name the devices in the vendor's variable.
+    // In a spec the vendor's variable is void, and this project's names the devices.
     if let Some(named) = envs.get(own_variable(entry.resource)).cloned() {
-        let visible = variable(&node.settings.visible_devices_env, entry.resource);
-        envs.insert(visible.to_owned(), named);
+        envs.insert(variable(entry.resource).to_owned(), named);
     }
     Allocated {
         answer: ContainerAllocateResponse {

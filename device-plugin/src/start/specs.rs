@@ -1,24 +1,22 @@
 //! Writes the CDI specs of this node's containers before they start, again when the directory was emptied, and removes those that
 //! no answer of kubelet's checkpoint names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
 use tracing::{info, warn};
 
 use crate::cdi::dir::Written;
-use crate::cdi::{ContainerSpec, DRIVER_DEVICE, Edits, SpecDir, SpecError, name_of};
+use crate::cdi::{ContainerSpec, Edits, SpecDir, SpecError, name_of};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
-use crate::injection::content::{AssignedDevices, Recipient, cdi_edits, inlined_edits, speaks};
+use crate::injection::content::{AssignedDevices, Recipient, cdi_edits, speaks};
 use crate::kubelet_checkpoint::Allocated;
-use crate::metrics::Metrics;
 use crate::node_state::NodeState;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{NodePod, Pods, Stage};
 use daemon::api_server::one_line;
 
 use super::blocked::StartBlocked;
@@ -29,9 +27,6 @@ const READ_LIMIT: Duration = Duration::from_secs(2);
 
 /// Longest wait of a start for a runtime that has not been seen reading specs, and may have CDI off.
 const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
-
-/// Most names of containers in one log line.
-const MAX_LOGGED: usize = 20;
 
 /// The file names of specs that were written for a start, and that the runtime has to read.
 pub(super) type SpecFiles = Vec<String>;
@@ -108,7 +103,7 @@ fn write_spec(
     let Some(name) = device_of(answer) else {
         return Ok(None);
     };
-    let Some(edits) = edits(node, pod, container, resource, answer) else {
+    let Some(edits) = edits(node, pod, container, resource) else {
         return Ok(None);
     };
     let file = SpecDir::file(name);
@@ -145,7 +140,6 @@ fn edits(
     pod: &NodePod,
     container: &ContainerRequest,
     resource: ExtendedResource,
-    answer: &ContainerAllocateResponse,
 ) -> Option<Edits> {
     let placement = pod.placement.as_ref().ok()?;
     let fleet = node.fleet.borrow();
@@ -160,23 +154,7 @@ fn edits(
         placement: Some(placement),
     };
     let assigned = AssignedDevices::of(&fleet, resource, &keys);
-    let settings = &node.settings;
-    if has_driver(answer) || !is_about_gpus(resource) {
-        return Some(cdi_edits(settings, &recipient, resource, &assigned));
-    }
-    let running = fleet.driver_version.as_deref().filter(|_| fleet.needs_driver);
-    let driver = settings
-        .injection
-        .vendor_specs
-        .driver(running, &settings.visible_devices_env);
-    let driver = driver.ok().map(|driver| driver.edits);
-    Some(inlined_edits(
-        settings,
-        driver.as_ref(),
-        &recipient,
-        resource,
-        &assigned,
-    ))
+    Some(cdi_edits(&node.settings, &recipient, resource, &assigned))
 }
 
 /// The container that has as many IDs, preferably one whose spec names devices, as an init container hands its IDs on.
@@ -193,46 +171,19 @@ pub(super) fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
     answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
 }
 
-/// True if an answer names the device that brings the driver. Answers of earlier versions do not.
-fn has_driver(answer: &ContainerAllocateResponse) -> bool {
-    answer
-        .cdi_devices
-        .iter()
-        .any(|device| device.name == DRIVER_DEVICE)
-}
-
-fn is_about_gpus(resource: ExtendedResource) -> bool {
-    resource.device_type() == TYPE_GPU
-}
-
 /// Writes missing specs of kubelet's checkpoint, and removes those that it does not name. An existing spec stays: a running
 /// container saw its content, and the next start compares it.
 pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
     let specs = &node.settings.injection.specs;
-    let mut by_spec = Vec::new();
-    let mut pods_of_name = BTreeMap::<&str, BTreeSet<&PodUid>>::new();
+    let (mut kept, mut is_new) = (BTreeSet::new(), false);
     for entry in allocated {
         let Some(name) = device_of(&entry.answer) else {
             continue;
         };
-        by_spec.push((name, entry));
-        if pods
-            .get(&entry.pod)
-            .is_none_or(|pod| pod.stage != Stage::Terminal)
-        {
-            pods_of_name.entry(name).or_default().insert(&entry.pod);
-        }
-    }
-    let mut is_new = false;
-    for (name, entry) in &by_spec {
-        // Answers of earlier versions gave the same name to the same device IDs, which kubelet may have allocated twice.
-        let is_sole = pods_of_name
-            .get(name)
-            .is_some_and(|pods| pods.len() == 1 && pods.contains(&entry.pod));
-        if specs.has(name) || !is_sole {
-            continue;
-        }
-        let Some(pod) = pods.get(&entry.pod) else {
+        kept.insert(name.to_owned());
+        // kubelet removes the entries of pods that have ended late.
+        let pod = pods.get(&entry.pod).filter(|pod| pod.stage != Stage::Terminal);
+        let Some(pod) = pod.filter(|_| !specs.has(name)) else {
             continue;
         };
         let Some(container) = container(pod, &entry.container) else {
@@ -251,7 +202,6 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
     if is_new && let Err(error) = specs.prompt_read() {
         warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
     }
-    let kept: BTreeSet<String> = by_spec.iter().map(|(name, _)| (*name).to_owned()).collect();
     match specs.clean(&kept, SystemTime::now()) {
         Ok(0) => {}
         Ok(n_removed) => info!(n_removed, "removed CDI specs of containers that are gone"),
@@ -262,35 +212,9 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
     }
 }
 
-/// Counts the containers with answers of a version in which the driver had no CDI device of its own, and logs them when their
-/// number has changed from `logged`. They keep working.
-pub(super) fn count_admitted_before(
-    pods: &Pods,
-    allocated: &[Allocated],
-    metrics: &Metrics,
-    logged: &mut Option<usize>,
-) {
-    let mut names = BTreeSet::new();
-    for entry in allocated {
-        let is_before =
-            device_of(&entry.answer).is_some() && is_about_gpus(entry.resource) && !has_driver(&entry.answer);
-        if is_before && let Some(pod) = pods.get(&entry.pod) {
-            names.insert(format!("{}/{}", pod.display_name(), entry.container));
-        }
-    }
-    metrics.set_admitted_before(names.len());
-    if logged.replace(names.len()) != Some(names.len()) && !names.is_empty() {
-        let containers: Vec<&str> = names.iter().map(String::as_str).take(MAX_LOGGED).collect();
-        info!(
-            n_containers = names.len(),
-            containers = containers.join(", "),
-            "containers that an earlier version admitted keep working"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use crate::pods::PodUid;
     use std::path::Path;
     use std::sync::Arc;
 
@@ -361,9 +285,8 @@ mod tests {
         }
     }
 
-    fn answer(node: &NodeState, ids: &[&str], fresh: u64) -> ContainerAllocateResponse {
+    fn answer(ids: &[&str], fresh: u64) -> ContainerAllocateResponse {
         cdi_answer(
-            &node.settings.visible_devices_env,
             ExtendedResource::Memory,
             &ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>(),
             fresh,
@@ -388,7 +311,7 @@ mod tests {
         };
         let scene = scene([pod("a", 1, [first, units(2)])]);
         let node = &scene.node;
-        let (of_init, of_app) = (answer(node, &["x", "y"], 1), answer(node, &["x", "y"], 2));
+        let (of_init, of_app) = (answer(&["x", "y"], 1), answer(&["x", "y"], 2));
         let allocated = [
             entry("a", "first", &["x", "y"], of_init.clone()),
             entry("a", "u2", &["x", "y"], of_app.clone()),
@@ -417,7 +340,7 @@ mod tests {
     fn a_start_with_other_content_is_refused_at_first() {
         let scene = scene([pod("a", 1, [units(2)])]);
         let node = &scene.node;
-        let allocated = [entry("a", "u2", &["x", "y"], answer(node, &["x", "y"], 1))];
+        let allocated = [entry("a", "u2", &["x", "y"], answer(&["x", "y"], 1))];
         let ids = ["x".to_owned(), "y".to_owned()];
         let start = Start {
             resource: ExtendedResource::Memory,
@@ -442,44 +365,11 @@ mod tests {
         );
     }
 
-    /// The answer names one device, and no driver: earlier versions wrote everything into one spec.
-    #[test]
-    fn an_answer_of_an_earlier_version_keeps_its_form() {
-        let scene = scene([pod("a", 1, [units(2)])]);
-        let node = &scene.node;
-        let name = "gpushare.dev/gpu=be37fd026d9b3b0b27132c57fb42f25b".to_owned();
-        let old = ContainerAllocateResponse {
-            cdi_devices: vec![CdiDevice { name }],
-            ..ContainerAllocateResponse::default()
-        };
-        let allocated = [entry("a", "u2", &["x"], old)];
-        rebuild(node, &node.pods.borrow(), &allocated);
-        let env = node
-            .settings
-            .injection
-            .specs
-            .env("be37fd026d9b3b0b27132c57fb42f25b")
-            .unwrap();
-        assert!(
-            env["NVIDIA_VISIBLE_DEVICES"].starts_with("GPU-"),
-            "without the driver's device the runtime has to act: {env:?}"
-        );
-        let (mut logged, mut registry) = (None, prometheus_client::registry::Registry::default());
-        count_admitted_before(
-            &node.pods.borrow(),
-            &allocated,
-            &Metrics::register(&mut registry),
-            &mut logged,
-        );
-        assert_eq!(logged, Some(1));
-    }
-
-    /// Names by letters; the node has pods a and b, and one that has ended. An old name may be in the checkpoint twice.
+    /// Names by letters; the node has pods a and b, and one that has ended.
     #[rstest]
     #[case::one_each("a=x b=y", "x y")]
-    #[case::an_ended_pod_had_the_name_before("ended=x a=x", "x")]
-    #[case::two_have_it("a=x b=x", "")]
-    #[case::one_is_not_known_yet("a=x new=x b=y", "y")]
+    #[case::an_ended_pod("ended=x a=y", "y")]
+    #[case::one_is_not_known_yet("new=x b=y", "y")]
     #[case::two_containers_of_one_pod("a=x a=x", "x")]
     fn missing_specs_are_written_where_the_holder_is_certain(
         #[case] allocated: &str,

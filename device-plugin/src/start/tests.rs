@@ -40,7 +40,6 @@ fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
 
 fn verify_with(pods: &Pods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {
     let fleet = fleet(4);
-    let variable = "NVIDIA_VISIBLE_DEVICES";
     let evidence = Evidence {
         pods,
         fleet: &fleet,
@@ -48,15 +47,10 @@ fn verify_with(pods: &Pods, allocated: &[Allocated], log: &AllocateLog, at: usiz
         allocated,
         is_checkpoint_known: true,
         is_young: false,
-        variable,
         unit: MemoryUnit::GIB,
     };
     let pod = pods.get(&PodUid::from(format!("p{at}").as_str())).unwrap();
-    verify_or_remedy(
-        &evidence,
-        pod,
-        &visible_to_pod(allocated, &pod.uid, variable, &fleet),
-    )
+    verify_or_remedy(&evidence, pod, &visible_to_pod(allocated, &pod.uid, &fleet))
 }
 
 fn verify(records: &[u32], sees: &[Option<u32>], at: usize) -> Verification {
@@ -205,7 +199,6 @@ fn verify_p0(
     is_checkpoint_known: bool,
 ) -> Verification {
     let fleet = fleet(4);
-    let variable = "NVIDIA_VISIBLE_DEVICES";
     let evidence = Evidence {
         pods,
         fleet: &fleet,
@@ -213,7 +206,6 @@ fn verify_p0(
         allocated,
         is_checkpoint_known,
         is_young: false,
-        variable,
         unit: MemoryUnit::GIB,
     };
     verify_or_remedy(
@@ -258,12 +250,7 @@ fn nothing_is_taken_from_a_pod_that_may_run() {
 #[test]
 fn a_started_pod_by_cdi_gives_nothing_away() {
     let (mut pods, mut allocated) = scene(&[0, 1], &[None, Some(1)]);
-    allocated[0].answer = cdi_answer(
-        "NVIDIA_VISIBLE_DEVICES",
-        ExtendedResource::Memory,
-        &["1".to_owned()],
-        1,
-    );
+    allocated[0].answer = cdi_answer(ExtendedResource::Memory, &["1".to_owned()], 1);
     assert_eq!(
         partner(&verify_p0(&pods, &allocated, &AllocateLog::default(), true)),
         Some("p1")
@@ -285,22 +272,12 @@ fn a_started_pod_by_cdi_gives_nothing_away() {
 fn answers_of_both_modes_agree() {
     let (_, mut allocated) = scene(&[0], &[Some(2)]);
     allocated.push(Allocated {
-        answer: cdi_answer(
-            "NVIDIA_VISIBLE_DEVICES",
-            ExtendedResource::Memory,
-            &["1".to_owned()],
-            1,
-        ),
+        answer: cdi_answer(ExtendedResource::Memory, &["1".to_owned()], 1),
         ..allocated[0].clone()
     });
     for _ in 0..2 {
         allocated.reverse();
-        let seen = visible_to_pod(
-            &allocated,
-            &PodUid::from("p0"),
-            "NVIDIA_VISIBLE_DEVICES",
-            &fleet(4),
-        );
+        let seen = visible_to_pod(&allocated, &PodUid::from("p0"), &fleet(4));
         assert_eq!(
             seen,
             VisibleByType::from([("gpu", Visible::Devices([gpu(2).uuid].into()))])
@@ -326,7 +303,6 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
     log.note_existing_pods(&pods);
     let fleet = fleet(1);
     let verify = |is_young, name: &str| {
-        let variable = "NVIDIA_VISIBLE_DEVICES";
         let evidence = Evidence {
             pods: &pods,
             fleet: &fleet,
@@ -334,7 +310,6 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
             allocated: &[],
             is_checkpoint_known: true,
             is_young,
-            variable,
             unit: MemoryUnit::GIB,
         };
         evidence.verify(pods.get(&PodUid::from(name)).unwrap(), &VisibleByType::new())
@@ -350,12 +325,7 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
 fn a_pod_that_started_by_cdi_keeps_its_record() {
     let (pods, mut allocated) = scene(&[0, 1], &[Some(1), None]);
     allocated.push(Allocated {
-        answer: cdi_answer(
-            "NVIDIA_VISIBLE_DEVICES",
-            ExtendedResource::Memory,
-            &["1".to_owned()],
-            1,
-        ),
+        answer: cdi_answer(ExtendedResource::Memory, &["1".to_owned()], 1),
         ..allocated[0].clone()
     });
     assert_eq!(
@@ -415,7 +385,6 @@ fn pods_swap_virtual_functions() {
         let allocated = [answered("p0", seen[0]), answered("p1", seen[1])];
         let mut log = AllocateLog::default();
         log.set_offered(vec![ExtendedResource::Rdma]);
-        let variable = "NVIDIA_VISIBLE_DEVICES";
         let (log, unit) = (&log, MemoryUnit::GIB);
         let evidence = Evidence {
             pods: &pods,
@@ -424,15 +393,10 @@ fn pods_swap_virtual_functions() {
             allocated: &allocated,
             is_checkpoint_known: true,
             is_young: false,
-            variable,
             unit,
         };
         let pod = pods.get(&PodUid::from("p0")).unwrap();
-        verify_or_remedy(
-            &evidence,
-            pod,
-            &visible_to_pod(&allocated, &pod.uid, variable, &fleet),
-        )
+        verify_or_remedy(&evidence, pod, &visible_to_pod(&allocated, &pod.uid, &fleet))
     };
     assert_eq!(verify(["0000:01:00.2", "0000:01:00.3"]), Verification::Passed);
     assert_eq!(partner(&verify(["0000:01:00.3", "0000:01:00.2"])), Some("p1"));

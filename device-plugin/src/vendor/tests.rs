@@ -321,7 +321,6 @@ fn settings(dir: &std::path::Path) -> VendorSettings {
         resources: [NVIDIA.to_owned()].into(),
         ours: None,
         dra_drivers: [DRIVER.to_owned()].into(),
-        visible_devices_env: "NVIDIA_VISIBLE_DEVICES".to_owned(),
         socket: dir.join("kubelet.sock"),
         device_plugin_dir: dir.to_owned(),
         has_hook: false,
@@ -399,14 +398,7 @@ async fn devices_of_the_vendors_plugin_count_after_it() {
         envs: [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(minor))].into(),
         ..ContainerAllocateResponse::default()
     };
-    let ours = |id: &str| {
-        cdi_answer(
-            "NVIDIA_VISIBLE_DEVICES",
-            ExtendedResource::Whole,
-            &[id.to_owned()],
-            1,
-        )
-    };
+    let ours = |id: &str| cdi_answer(ExtendedResource::Whole, &[id.to_owned()], 1);
     let entry = |pod: &str, id: &str, answer: &ContainerAllocateResponse| {
         let answer = k8s_openapi::ByteString(answer.encode_to_vec());
         json!({"PodUID": pod, "ContainerName": "c", "ResourceName": NVIDIA, "DeviceIDs": [id], "AllocResp": answer})

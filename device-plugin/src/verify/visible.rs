@@ -27,12 +27,10 @@ pub enum Visible {
 /// The visible devices by type; no entry for types that no answer names devices of.
 pub type VisibleByType = BTreeMap<&'static str, Visible>;
 
-/// The devices that the container of one answer about a resource sees; none if the answer names no devices. `variable` is the
-/// one that names GPUs.
+/// The devices that the container of one answer about a resource sees; none if the answer names no devices.
 pub fn visible_by_answer(
     resource: ExtendedResource,
     answer: &ContainerAllocateResponse,
-    variable: &str,
     fleet: &Fleet,
 ) -> Option<Visible> {
     if answer
@@ -42,7 +40,7 @@ pub fn visible_by_answer(
     {
         return Some(Visible::BySpec);
     }
-    let variable = content::variable(variable, resource);
+    let variable = content::variable(resource);
     let value = answer.envs.get(variable)?;
     let functions = content::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
     let seen = named_devices(resource, value, fleet).and_then(|mut devices| {
@@ -86,10 +84,10 @@ fn named_device(resource: ExtendedResource, name: &str, fleet: &Fleet) -> Option
 }
 
 /// The devices that the containers of a pod see by kubelet's checkpoint.
-pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, variable: &str, fleet: &Fleet) -> VisibleByType {
+pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &Fleet) -> VisibleByType {
     let mut visible = VisibleByType::new();
     for entry in allocated.iter().filter(|entry| entry.pod == *uid) {
-        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, variable, fleet) {
+        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
             add_visible(&mut visible, entry.resource.device_type(), seen);
         }
     }
@@ -97,15 +95,11 @@ pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, variable: &str, fle
 }
 
 /// The same of every pod that the checkpoint names.
-pub fn visible_to_pods<'a>(
-    allocated: &'a [Allocated],
-    variable: &str,
-    fleet: &Fleet,
-) -> HashMap<&'a PodUid, VisibleByType> {
+pub fn visible_to_pods<'a>(allocated: &'a [Allocated], fleet: &Fleet) -> HashMap<&'a PodUid, VisibleByType> {
     let mut by_pod = HashMap::<&PodUid, VisibleByType>::new();
     for entry in allocated {
         let visible = by_pod.entry(&entry.pod).or_default();
-        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, variable, fleet) {
+        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
             add_visible(visible, entry.resource.device_type(), seen);
         }
     }

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use proto::pod::Pod;
+use proto::record::VISIBLE_DEVICES;
 use proto::resource::{GPU_MEMORY, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,8 +18,6 @@ use serde_json::Value;
 use super::Refusal;
 use super::asks::Asks;
 
-/// The variable that selects the devices NVIDIA's container runtime shows; a pod's own value wins over the plugin's.
-const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Annotations that NVIDIA's NRI plugin reads: this key, and `/pod` and `/container.NAME` below it.
 const NRI_DOMAIN: &str = "nvidia.cdi.k8s.io";
 /// Annotations that NVIDIA's runtime reads in its mode `cdi`, where CRI-O, or containerd's `pod_annotations`, hands them on.

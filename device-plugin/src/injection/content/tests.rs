@@ -6,7 +6,6 @@ use std::time::Duration;
 use insta::assert_json_snapshot;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
-use rstest::rstest;
 use serde_json::Value;
 
 use super::*;
@@ -52,14 +51,10 @@ fn units_of_a_pod_whose_record_lacks_amounts() {
 
 #[test]
 fn shares_of_two_devices() {
-    let settings = Settings {
-        visible_devices_env: "VISIBLE".to_owned(),
-        ..settings()
-    };
-    assert_json_snapshot!(environment(&settings, &pod("a", 1, [shares(2)]), ExtendedResource::Shared, &[3, 1]), @r#"
+    assert_json_snapshot!(environment(&settings(), &pod("a", 1, [shares(2)]), ExtendedResource::Shared, &[3, 1]), @r#"
     {
       "GPUSHARE_GPU_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001",
-      "VISIBLE": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
     }
     "#);
 }
@@ -173,7 +168,7 @@ fn only_device_nodes_that_are_there() {
 #[test]
 fn with_cdi_the_answer_is_a_function_of_the_ids() {
     let ids = ["a".to_owned(), "b".to_owned()];
-    let answer = cdi_answer("NVIDIA_VISIBLE_DEVICES", ExtendedResource::Shared, &ids, 1);
+    let answer = cdi_answer(ExtendedResource::Shared, &ids, 1);
     let devices: Vec<_> = answer
         .cdi_devices
         .iter()
@@ -190,7 +185,7 @@ fn with_cdi_the_answer_is_a_function_of_the_ids() {
         answer.envs,
         [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into()
     );
-    let of_adapters = cdi_answer("NVIDIA_VISIBLE_DEVICES", ExtendedResource::Rdma, &ids, 1);
+    let of_adapters = cdi_answer(ExtendedResource::Rdma, &ids, 1);
     assert_eq!(
         (of_adapters.cdi_devices.len(), of_adapters.envs.len()),
         (1, 0),
@@ -214,35 +209,6 @@ fn with_cdi_the_answer_is_a_function_of_the_ids() {
     assert!(
         edits.others.is_empty(),
         "libraries and hooks come from the driver's device"
-    );
-}
-
-/// kubelet keeps answers of the version before, whose only device brought everything.
-#[rstest]
-#[case::with_driver(true, "void", 1)]
-#[case::without_driver(false, "GPU-00000001-aaaa-bbbb-cccc-000000000001", 0)]
-fn a_spec_for_an_answer_of_before(#[case] has_driver: bool, #[case] visible: &str, #[case] n_fields: usize) {
-    let pod = pod("a", 1, [shares(1)]);
-    let recipient = Recipient {
-        pod: &pod,
-        container: &pod.containers[0],
-        placement: pod.placement.as_ref().ok(),
-    };
-    let driver = Edits {
-        others: [("hooks".to_owned(), Value::from(vec![1]))].into_iter().collect(),
-        ..Edits::default()
-    };
-    let gpu = gpu(1);
-    let edits = inlined_edits(
-        &settings(),
-        has_driver.then_some(&driver),
-        &recipient,
-        ExtendedResource::Shared,
-        &AssignedDevices::Gpus(vec![&gpu]),
-    );
-    assert_eq!(
-        (edits.env["NVIDIA_VISIBLE_DEVICES"].as_str(), edits.others.len()),
-        (visible, n_fields)
     );
 }
 

@@ -22,7 +22,6 @@ fn source(machine: &Machine) -> SysfsSource {
         interval: Duration::from_millis(5),
         has_rdma: true,
         has_fpga: true,
-        fpga_vendors: vec![PciVendor(0x10ee), PciVendor(0x1172)],
         ..SysfsSource::nothing(machine.root().to_owned())
     }
 }
@@ -155,20 +154,6 @@ fn types_are_looked_for_on_request() {
         (types("fpgas"), types("cpu-only")),
         (vec!["fpga".to_owned(); 2], vec![])
     );
-    let none = SysfsSource {
-        fpga_vendors: Vec::new(),
-        ..source(&machine)
-    };
-    assert_eq!(none.list().len(), 1, "the kernel's own driver manages it");
-}
-
-#[rstest]
-#[case::xilinx("10ee", Some(0x10ee))]
-#[case::short("10e", None)]
-#[case::prefix("0x10", None)]
-#[case::sign("+0ee", None)]
-fn vendors(#[case] text: &str, #[case] expected: Option<u16>) {
-    assert_eq!(text.parse::<PciVendor>().ok().map(|vendor| vendor.0), expected);
 }
 
 /// The last observation of each adapter among the next `n`.

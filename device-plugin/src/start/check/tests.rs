@@ -200,7 +200,7 @@ fn a_running_pod_without_record_does_not_start_by_its_spec() {
         &pod,
         ExtendedResource::Whole,
         &[&ids[0]],
-        cdi_answer(VISIBLE, ExtendedResource::Whole, &ids, 1),
+        cdi_answer(ExtendedResource::Whole, &ids, 1),
     )];
     let checked = checked(vec![pod], &allocated, 0, ExtendedResource::Whole, &[&ids[0]]);
     assert!(
@@ -350,7 +350,6 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
             allocated,
             is_checkpoint_known: true,
             is_young: false,
-            variable: VISIBLE,
             unit,
         };
         verify_or_remedy(&evidence, &pod, &VisibleByType::new())

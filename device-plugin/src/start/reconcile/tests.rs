@@ -98,12 +98,7 @@ fn a_running_container_sees_its_spec() {
     let allocated = ["a", "b"].map(|name| {
         entry(
             name,
-            cdi_answer(
-                "NVIDIA_VISIBLE_DEVICES",
-                ExtendedResource::Memory,
-                &[format!("id-of-{name}")],
-                1,
-            ),
+            cdi_answer(ExtendedResource::Memory, &[format!("id-of-{name}")], 1),
         )
     });
     let spec = |name: &str, minor: u32| {
@@ -283,12 +278,7 @@ fn a_removed_record_is_read_from_the_spec() {
     let node = node(vec![without_record("a", Stage::Running)], dir.path());
     let allocated = [entry(
         "a",
-        cdi_answer(
-            "NVIDIA_VISIBLE_DEVICES",
-            ExtendedResource::Memory,
-            &["id-of-a".to_owned()],
-            1,
-        ),
+        cdi_answer(ExtendedResource::Memory, &["id-of-a".to_owned()], 1),
     )];
     assert_eq!(removed(&node, &allocated, "a"), None, "there is no spec");
     let env = [
