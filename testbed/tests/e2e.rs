@@ -105,13 +105,6 @@ async fn the_daemons_do_only_what_their_roles_allow() {
         .subresource("binding")
         .times(1);
     cluster.api().faults().inject(on_bind, Fault::DropReply);
-    // An event without an answer is written again.
-    let on_event = Matching::anything()
-        .verb("create")
-        .resource("events")
-        .name(|event| event.starts_with("gpushare-scheduler-"))
-        .times(1);
-    cluster.api().faults().inject(on_event, Fault::DropReply);
     let mut world = World::new(client, "rbac", None, Some(cluster)).await.unwrap();
     let names = [
         "gpushare-pod",

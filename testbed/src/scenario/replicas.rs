@@ -14,7 +14,7 @@ use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
-use crate::apiserver::{Fault, Matching};
+use crate::apiserver::{self, Fault, Matching};
 use crate::cluster::SCHEDULER_USER;
 use crate::manifests;
 use crate::observer::node_of;
@@ -215,21 +215,36 @@ fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
             "validations": [{"expression": "false", "message": "not today", "reason": "Forbidden"}],
         }});
         let binding = json!({"metadata": {"name": REFUSAL}, "spec": {"policyName": REFUSAL, "validationActions": ["Deny"]}});
-        api.create("validatingadmissionpolicies", policy)?;
-        api.create("validatingadmissionpolicybindings", binding)?;
-        world.create(PodSpec::new("waits", &[(GPU_MEM, "1")])).await?;
-        until("the leader not to be ready", || !replicas.is_ready(&leader)).await?;
-        let is_told = |event: &Value| event.get("reason").is_some_and(|reason| reason == "BindingsRefused");
-        until("an event of the leader's pod", || {
-            api.list("events", Some(NAMESPACE)).is_ok_and(|events| events.iter().any(|event| is_told(event)))
-        })
-        .await?;
-        api.delete("validatingadmissionpolicybindings", "", REFUSAL, None)?;
-        api.delete("validatingadmissionpolicies", "", REFUSAL, None)?;
-        world.until_running(&["waits"]).await?;
-        replicas.until_ready(&leader).await
+        // The second refusal updates the event of the first.
+        let mut version = refusal_event(&api, &leader);
+        for pod in ["waits", "waits-again"] {
+            api.create("validatingadmissionpolicies", policy.clone())?;
+            api.create("validatingadmissionpolicybindings", binding.clone())?;
+            world.create(PodSpec::new(pod, &[(GPU_MEM, "1")])).await?;
+            until("the leader not to be ready", || !replicas.is_ready(&leader)).await?;
+            let before = version.clone();
+            until("an event of the leader's pod", || {
+                version = refusal_event(&api, &leader);
+                version != before
+            })
+            .await?;
+            api.delete("validatingadmissionpolicybindings", "", REFUSAL, None)?;
+            api.delete("validatingadmissionpolicies", "", REFUSAL, None)?;
+            world.until_running(&[pod]).await?;
+            replicas.until_ready(&leader).await?;
+        }
+        Ok(())
     }
     .boxed()
+}
+
+/// The version of the event which says that a leader's bindings are refused.
+fn refusal_event(api: &apiserver::Cluster, leader: &str) -> Option<String> {
+    let events = api.list("events", Some(NAMESPACE)).ok()?;
+    let event = events
+        .iter()
+        .find(|event| event["reason"] == "BindingsRefused" && event["involvedObject"]["name"] == leader)?;
+    Some(event.pointer("/metadata/resourceVersion")?.as_str()?.to_owned())
 }
 
 fn rollout<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
