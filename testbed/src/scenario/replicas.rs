@@ -241,9 +241,11 @@ fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
 /// The version of the event which says that a leader's bindings are refused.
 fn refusal_event(api: &apiserver::Cluster, leader: &str) -> Option<String> {
     let events = api.list("events", Some(NAMESPACE)).ok()?;
+    let is =
+        |event: &Value, pointer: &str, text: &str| event.pointer(pointer).is_some_and(|value| value == text);
     let event = events
         .iter()
-        .find(|event| event["reason"] == "BindingsRefused" && event["involvedObject"]["name"] == leader)?;
+        .find(|event| is(event, "/reason", "BindingsRefused") && is(event, "/involvedObject/name", leader))?;
     Some(event.pointer("/metadata/resourceVersion")?.as_str()?.to_owned())
 }
 
