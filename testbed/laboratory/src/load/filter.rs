@@ -11,7 +11,6 @@ use serde::Serialize;
 use super::baseline::Baseline;
 use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
-use super::order::Order;
 use super::requests::{MOST_SHAPES, Requests};
 use super::viewers::Viewers;
 use super::{Rig, fleet, float, growth, quantiles};
@@ -39,9 +38,6 @@ pub struct FilterArgs {
     /// Names in one request; no more than there are nodes.
     #[arg(long, value_delimiter = ',', default_value = "500,5000,15000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     names: Vec<u32>,
-    /// Order of the names.
-    #[arg(long, value_enum, default_value = "interleaved")]
-    order: Order,
     /// The number of shapes of request, which come in turn.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
     shapes: u8,
@@ -66,7 +62,6 @@ pub(super) struct FilterMeasurement {
     pub(super) nodes: u32,
     pub(super) pods: u32,
     pub(super) names: u32,
-    pub(super) order: Order,
     pub(super) shapes: u8,
     pub(super) request_bytes: usize,
     pub(super) answer_bytes: usize,
@@ -164,7 +159,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     let n_pods = args.pods.min(n_nodes * fleet::MOST_PODS);
     console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
     let (api, dir) = Rig::start().await?;
-    fleet::fill(api.cluster(), n_nodes, n_pods, args.pod_bytes)?;
+    fleet::fill(api.objects(), n_nodes, n_pods, args.pod_bytes)?;
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir, &["--hint-ttl", HINT]).await?;
     let rss = rig.rss()?;
@@ -177,18 +172,13 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         )
         .await?;
     }
-    let churn = (binds > 0).then(|| Churn::start(rig.api.cluster().clone(), &rig.url, n_nodes, binds));
+    let churn = (binds > 0).then(|| Churn::start(rig.api.objects().clone(), &rig.url, n_nodes, binds));
     let viewers = (args.views > 0).then(|| Viewers::start(rig.address, args.views));
     let mut sizes: Vec<u32> = args.names.iter().map(|n_names| *n_names.min(&n_nodes)).collect();
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
-    let requests = Requests::new(
-        (0..n_nodes).map(fleet::node_name),
-        args.order,
-        args.shapes,
-        args.pod_bytes,
-    )?;
+    let requests = Requests::new((0..n_nodes).map(fleet::node_name), args.shapes, args.pod_bytes)?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
     let mut client = Client {
         requests,
@@ -210,7 +200,6 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             nodes: n_nodes,
             pods: n_pods,
             names: n_names,
-            order: args.order,
             shapes: args.shapes,
             request_bytes: asked.request_bytes,
             answer_bytes: asked.answer_bytes,
@@ -303,7 +292,7 @@ mod tests {
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn filters_are_measured_beside_binds_and_a_floor() {
-        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --views 2 --requests 50 --order interleaved";
+        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --views 2 --requests 50";
         let args = Parsed::try_parse_from(text.split(' ')).unwrap().args;
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);

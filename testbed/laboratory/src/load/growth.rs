@@ -195,7 +195,6 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::load::order::Order;
 
     fn measured(nodes: u32, names: u32) -> FilterMeasurement {
         let (size, fleet) = (f64::from(names), f64::from(nodes));
@@ -205,7 +204,6 @@ mod tests {
             nodes,
             pods: nodes * 8,
             names,
-            order: Order::Interleaved,
             shapes: 4,
             request_bytes: 0,
             answer_bytes: 0,

@@ -1,11 +1,17 @@
-//! The requests of kube-scheduler to an extender: pods of several shapes, and names in the order in which it may sample nodes.
+//! The requests of kube-scheduler to an extender: pods of several shapes, and names in the order in which it samples nodes.
+//!
+//! kube-scheduler keeps its nodes in a list that it goes through round and round. Since 1.35 a watch fills it by way of a
+//! hash map (client-go's `WatchListClient`), so it is in no order of the API server's, and stays as it is until
+//! kube-scheduler ends.
 
 use anyhow::{Context, Result};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use serde_json::{Value, json};
 
 use super::kept_connection::wire;
-use super::order::{Order, Orders};
 use testbed::pods::{Limits, PodSpec};
 
 /// Requests of pods; all of them fit a node of whose GPUs half are half full and one has some small pods more.
@@ -28,29 +34,26 @@ pub(super) const MOST_SHAPES: u8 = 8;
 pub(super) struct Requests {
     /// Pods as JSON, in two parts that their UID goes between.
     pods: Vec<(String, String)>,
-    /// In quotes.
+    /// kube-scheduler's list of nodes: every name once, in quotes.
     names: Vec<String>,
-    orders: Orders,
+    /// The place in the list at which the next request begins.
+    start: usize,
     n_asked: usize,
 }
 
 impl Requests {
     /// Requests about these nodes, by pods of `n_shapes` shapes and of about `bytes`.
-    pub(super) fn new(
-        names: impl Iterator<Item = String>,
-        order: Order,
-        n_shapes: u8,
-        pod_bytes: usize,
-    ) -> Result<Self> {
+    pub(super) fn new(names: impl Iterator<Item = String>, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
         let pods = SHAPES
             .iter()
             .take(usize::from(n_shapes))
             .map(|limits| pod(limits, pod_bytes));
-        let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
+        let mut names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
+        names.shuffle(&mut StdRng::seed_from_u64(42));
         Ok(Self {
             pods: pods.collect::<Result<_>>()?,
-            orders: Orders::new(order, names.len()),
             names,
+            start: 0,
             n_asked: 0,
         })
     }
@@ -61,13 +64,11 @@ impl Requests {
             .pods
             .get(self.n_asked % self.pods.len().max(1))
             .context("there is no shape")?;
-        let places = self.orders.next(n_names);
-        let names = places
-            .iter()
-            .filter_map(|place| self.names.get(*place))
-            .map(String::as_str)
-            .collect::<Vec<_>>()
-            .join(",");
+        let n_nodes = self.names.len();
+        let n_names = n_names.min(n_nodes);
+        let from_start = self.names.iter().cycle().skip(self.start).take(n_names);
+        let names = from_start.map(String::as_str).collect::<Vec<_>>().join(",");
+        self.start = (self.start + n_names) % n_nodes.max(1);
         let body = format!(
             r#"{{"Pod":{before}asked-{:08}{after},"Nodes":null,"NodeNames":[{names}]}}"#,
             self.n_asked
@@ -101,17 +102,11 @@ fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
 mod tests {
     use serde_json::Value;
 
-    use super::{Order, Requests};
+    use super::Requests;
 
     #[test]
-    fn names_go_round_and_pods_differ() {
-        let mut requests = Requests::new(
-            ["a", "b", "c"].into_iter().map(str::to_owned),
-            Order::Listed,
-            2,
-            2048,
-        )
-        .unwrap();
+    fn requests_go_round_the_list_of_nodes_with_a_new_pod_each() {
+        let mut requests = Requests::new(["a", "b", "c"].into_iter().map(str::to_owned), 2, 2048).unwrap();
         let mut ask = || {
             let wire = String::from_utf8(requests.next(2).unwrap()).unwrap();
             let (head, body) = wire.split_once("\r\n\r\n").unwrap();
