@@ -30,17 +30,19 @@ use binding::{Binder, VolumeClaims};
 use cache::{Cache, NodeView};
 use cycle::{Cycle, Failure, Sampling};
 use pod_group::Groups;
-use preemption::{Nomination, PreemptionContext, evict, nominated_node, priority};
+use preemption::{PreemptionContext, evict, priority};
 use queue::Queue;
-use report::{Report, ReportContent};
+use report::{Nomination, Report, ReportContent, nominated_node};
 
 pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
 
+pub use amounts::{AmountError, Amounts};
 pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 pub use diagnosis::{Diagnosis, Refusal, sentence};
 pub use extender::{Extender, ExtenderError, FittingNodes};
-pub use fit::{AmountError, Amounts, repels};
+pub use fit::repels;
 
+mod amounts;
 mod binding;
 mod cache;
 mod configuration;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-use super::fit::Amounts;
+use super::amounts::Amounts;
 
 /// One node as the filters see it.
 #[derive(Clone, Debug)]

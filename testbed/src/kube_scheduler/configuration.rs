@@ -12,7 +12,6 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use super::leader_election::LeaderElection;
 use crate::connector::{Connector, TlsFiles};
 
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
@@ -36,6 +35,30 @@ pub struct Configuration {
     pub percentage_of_nodes_to_score: usize,
     /// The election among processes; only a process of its own takes part in it.
     pub leader_election: Option<LeaderElection>,
+}
+
+/// The Lease and its times, as `leaderElection` of a `KubeSchedulerConfiguration` names them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LeaderElection {
+    /// True if the loop runs only while its process holds the Lease.
+    #[serde(default = "yes")]
+    pub leader_elect: bool,
+    /// Namespace of the Lease.
+    #[serde(default = "default_namespace")]
+    pub resource_namespace: String,
+    /// Name of the Lease.
+    #[serde(default = "default_name")]
+    pub resource_name: String,
+    /// Time for which the others leave a holder alone that does not renew; whole seconds count.
+    #[serde(default = "fifteen_seconds", deserialize_with = "duration")]
+    pub lease_duration: Duration,
+    /// A holder that cannot renew for as long ends.
+    #[serde(default = "ten_seconds", deserialize_with = "duration")]
+    pub renew_deadline: Duration,
+    /// Pause between attempts.
+    #[serde(default = "two_seconds", deserialize_with = "duration")]
+    pub retry_period: Duration,
 }
 
 /// One extender.
@@ -363,8 +386,32 @@ fn http_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, 
     })
 }
 
+const fn yes() -> bool {
+    true
+}
+
+fn default_namespace() -> String {
+    "kube-system".to_owned()
+}
+
+fn default_name() -> String {
+    "kube-scheduler".to_owned()
+}
+
+const fn fifteen_seconds() -> Duration {
+    Duration::from_secs(15)
+}
+
+const fn ten_seconds() -> Duration {
+    Duration::from_secs(10)
+}
+
+const fn two_seconds() -> Duration {
+    Duration::from_secs(2)
+}
+
 /// A duration as Go writes it.
-pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_duration(&text)
         .ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))

@@ -9,13 +9,13 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tracing::warn;
 
+use super::amounts::Amounts;
 use super::binding::VolumeClaims;
 use super::cache::NodeView;
 use super::diagnosis::{Diagnosis, Refusal};
 use super::extender::{Extender, ExtenderError};
 use super::fit;
-use super::fit::Amounts;
-use super::preemption::nominated_node;
+use super::report::nominated_node;
 
 /// Why a cycle found no node.
 #[derive(Debug)]

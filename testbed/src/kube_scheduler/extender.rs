@@ -3,6 +3,7 @@
 //! Written from the scheduler's point of view and without the daemon's types, so that a mistake in the daemon's half shows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::configuration::{ConfigurationError, ExtenderConfiguration};
-use super::preemption::Victims;
 use crate::connector::Connector;
 
 /// Factor from an extender's 0..10 to the 0..100 of plugins.
@@ -136,6 +136,14 @@ struct BindingArgs<'a> {
     #[serde(rename = "PodUID")]
     pod_uid: &'a str,
     node: &'a str,
+}
+
+/// The pods that must go on one node.
+#[derive(Clone, Debug)]
+pub(super) struct Victims {
+    /// By falling importance.
+    pub(super) pods: Vec<Arc<Pod>>,
+    pub(super) n_pdb_violations: i64,
 }
 
 #[derive(Deserialize)]

@@ -15,37 +15,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
-use super::configuration::duration;
+use super::configuration::LeaderElection;
 use super::{Configuration, KubeScheduler, Loop, Options};
 use crate::cluster::client_of;
-
-/// The Lease and its times, as `leaderElection` of a `KubeSchedulerConfiguration` names them.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct LeaderElection {
-    /// True if the loop runs only while its process holds the Lease.
-    #[serde(default = "yes")]
-    pub leader_elect: bool,
-    /// Namespace of the Lease.
-    #[serde(default = "default_namespace")]
-    pub resource_namespace: String,
-    /// Name of the Lease.
-    #[serde(default = "default_name")]
-    pub resource_name: String,
-    /// Time for which the others leave a holder alone that does not renew; whole seconds count.
-    #[serde(default = "fifteen_seconds", deserialize_with = "duration")]
-    pub lease_duration: Duration,
-    /// A holder that cannot renew for as long ends.
-    #[serde(default = "ten_seconds", deserialize_with = "duration")]
-    pub renew_deadline: Duration,
-    /// Pause between attempts.
-    #[serde(default = "two_seconds", deserialize_with = "duration")]
-    pub retry_period: Duration,
-}
 
 /// One process's part in the election.
 pub(super) struct Elector {
@@ -195,30 +170,6 @@ impl Elector {
             ..LeaseSpec::default()
         }
     }
-}
-
-const fn yes() -> bool {
-    true
-}
-
-fn default_namespace() -> String {
-    "kube-system".to_owned()
-}
-
-fn default_name() -> String {
-    "kube-scheduler".to_owned()
-}
-
-const fn fifteen_seconds() -> Duration {
-    Duration::from_secs(15)
-}
-
-const fn ten_seconds() -> Duration {
-    Duration::from_secs(10)
-}
-
-const fn two_seconds() -> Duration {
-    Duration::from_secs(2)
 }
 
 /// `testbed kube-scheduler`.

@@ -17,10 +17,10 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use tokio::time::Instant;
 
+use super::amounts::Amounts;
 use super::cycle::Failure;
 use super::diagnosis::Diagnosis;
-use super::fit::Amounts;
-use super::preemption::Nomination;
+use super::report::Nomination;
 use super::report::{ReportContent, namespace};
 use super::{Loop, Outcome};
 

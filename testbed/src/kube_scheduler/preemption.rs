@@ -19,35 +19,16 @@ use proto::extender::{MetaPod, MetaVictims};
 use serde_json::json;
 use tracing::debug;
 
+use super::amounts::Amounts;
 use super::cache::NodeView;
 use super::diagnosis::Diagnosis;
-use super::extender::Extender;
+use super::extender::{Extender, Victims};
 use super::fit;
-use super::fit::Amounts;
-use super::report::namespace;
+use super::report::{Nomination, namespace, nominated_node};
 
 /// The condition of a pod that is evicted, and the reason in it.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const BY_SCHEDULER: &str = "PreemptionByScheduler";
-
-/// The change of the pod's nominated node after a round of preemption.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Nomination {
-    /// As it is.
-    Keep,
-    /// None.
-    Clear,
-    /// This node.
-    Node(String),
-}
-
-/// The pods that must go on one node.
-#[derive(Clone, Debug)]
-pub(super) struct Victims {
-    /// By falling importance.
-    pub(super) pods: Vec<Arc<Pod>>,
-    pub(super) n_pdb_violations: i64,
-}
 
 /// The result of a round of preemption.
 #[derive(Debug)]
@@ -371,15 +352,6 @@ fn is_evicted(pod: &Pod) -> bool {
     let by_us = target
         .is_some_and(|target| target.status == "True" && target.reason.as_deref() == Some(BY_SCHEDULER));
     pod.metadata.deletion_timestamp.is_some() && by_us
-}
-
-/// The node that kube-scheduler keeps for a pod.
-pub(super) fn nominated_node(pod: &Pod) -> Option<&str> {
-    pod.status
-        .as_ref()?
-        .nominated_node_name
-        .as_deref()
-        .filter(|node| !node.is_empty())
 }
 
 pub(super) fn priority(pod: &Pod) -> i64 {

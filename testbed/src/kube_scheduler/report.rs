@@ -14,10 +14,19 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::preemption::{Nomination, nominated_node};
-
 /// Longest message of an Event.
 const MAX_MESSAGE: usize = 1024;
+
+/// The change of the pod's nominated node after a round of preemption.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Nomination {
+    /// As it is.
+    Keep,
+    /// None.
+    Clear,
+    /// This node.
+    Node(String),
+}
 
 /// The content of a report.
 #[derive(Clone, Debug)]
@@ -71,6 +80,15 @@ pub(super) async fn write_all(
 
 pub(super) fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or("default")
+}
+
+/// The node that kube-scheduler keeps for a pod.
+pub(super) fn nominated_node(pod: &Pod) -> Option<&str> {
+    pod.status
+        .as_ref()?
+        .nominated_node_name
+        .as_deref()
+        .filter(|node| !node.is_empty())
 }
 
 async fn write_failure(

@@ -1,0 +1,267 @@
+//! Requests and allocatable resources, and the shortages and scores that follow from them (`NodeResourcesFit`).
+//!
+//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+const THOUSAND: i128 = 1000;
+const PODS: &str = "pods";
+/// Requests of a pod without any, when nodes are scored, but not when its fit is checked.
+const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 * 1024 * THOUSAND)];
+
+/// Thousandths by resource name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Amounts(BTreeMap<String, i128>);
+
+/// A quantity that does not parse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{resource} is {value:?}, which is not a quantity")]
+pub struct AmountError {
+    resource: String,
+    value: String,
+}
+
+impl Amounts {
+    /// A pod's requests: the sum of its containers and sidecars, or the largest init container, plus its overhead.
+    pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
+        let mut total = match &pod.spec {
+            Some(spec) => of_spec(spec)?,
+            None => Self::default(),
+        };
+        total.0.insert(PODS.to_owned(), THOUSAND);
+        Ok(total)
+    }
+
+    /// Thousandths of every resource but CPU and memory.
+    pub fn besides_cpu_and_memory(&self) -> impl Iterator<Item = (&str, i128)> {
+        self.0
+            .iter()
+            .filter(|(name, _)| *name != "cpu" && *name != "memory")
+            .map(|(name, amount)| (name.as_str(), *amount))
+    }
+
+    /// A node's allocatable; amounts that do not parse count as none.
+    pub fn allocatable(node: &Node) -> Self {
+        let offered = node
+            .status
+            .iter()
+            .filter_map(|status| status.allocatable.as_ref())
+            .flatten();
+        Self(
+            offered
+                .filter_map(|(name, quantity)| Some((name.clone(), thousandths(name, quantity).ok()?)))
+                .collect(),
+        )
+    }
+
+    /// Thousandths of one resource.
+    pub fn get(&self, resource: &str) -> i128 {
+        self.0.get(resource).copied().unwrap_or(0)
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            *self.0.entry(name.clone()).or_default() += amount;
+        }
+    }
+
+    pub(super) fn subtract(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            *self.0.entry(name.clone()).or_default() -= amount;
+        }
+    }
+
+    fn raise_to(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let entry = self.0.entry(name.clone()).or_default();
+            *entry = (*entry).max(*amount);
+        }
+    }
+
+    /// kube-scheduler's words for every resource of which too little is left, and whether the node has too little
+    /// even when it is empty.
+    pub(super) fn shortages(
+        &self,
+        allocatable: &Self,
+        used: &Self,
+        ignored: &BTreeSet<String>,
+    ) -> (Vec<String>, bool) {
+        let counted = self
+            .0
+            .iter()
+            .filter(|(name, amount)| **amount > 0 && !ignored.contains(*name));
+        let short = counted.filter(|(name, amount)| **amount > allocatable.get(name) - used.get(name));
+        let mut hopeless = false;
+        let reasons = short.map(|(name, amount)| {
+            hopeless |= *amount > allocatable.get(name);
+            if name == PODS {
+                "Too many pods".to_owned()
+            } else {
+                format!("Insufficient {name}")
+            }
+        });
+        (reasons.collect(), hopeless)
+    }
+
+    /// 0 to 100: how much of a node's CPU and memory would be left with this pod on it.
+    pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
+        let pods = used.get(PODS) / THOUSAND + 1;
+        let shares = DEFAULT_SCORED
+            .iter()
+            .filter(|(name, _)| allocatable.get(name) > 0)
+            .map(|(name, default)| {
+                let total = allocatable.get(name);
+                let taken = (used.get(name) + self.get(name)).max(default * pods).min(total);
+                (total - taken) * 100 / total
+            });
+        let shares: Vec<i128> = shares.collect();
+        let n_shares = i128::try_from(shares.len()).unwrap_or(1).max(1);
+        i64::try_from(shares.iter().sum::<i128>() / n_shares).unwrap_or(0)
+    }
+}
+
+fn of_spec(spec: &PodSpec) -> Result<Amounts, AmountError> {
+    let (mut running, mut sidecars, mut init_peak) =
+        (Amounts::default(), Amounts::default(), Amounts::default());
+    for container in spec.init_containers.iter().flatten() {
+        let mut amounts = of_container(container)?;
+        if container.restart_policy.as_deref() == Some("Always") {
+            running.add(&amounts);
+            sidecars.add(&amounts);
+            init_peak.raise_to(&sidecars);
+        } else {
+            amounts.add(&sidecars);
+            init_peak.raise_to(&amounts);
+        }
+    }
+    for container in &spec.containers {
+        running.add(&of_container(container)?);
+    }
+    running.raise_to(&init_peak);
+    running.add(&read(spec.overhead.iter().flatten())?);
+    Ok(running)
+}
+
+/// Requests, and limits where nothing is requested, as the API server fills them in.
+fn of_container(container: &Container) -> Result<Amounts, AmountError> {
+    let Some(resources) = &container.resources else {
+        return Ok(Amounts::default());
+    };
+    let mut amounts = read(resources.limits.iter().flatten())?;
+    amounts.0.extend(read(resources.requests.iter().flatten())?.0);
+    Ok(amounts)
+}
+
+fn read<'a>(quantities: impl Iterator<Item = (&'a String, &'a Quantity)>) -> Result<Amounts, AmountError> {
+    let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, quantity)?)));
+    Ok(Amounts(parsed.collect::<Result<_, _>>()?))
+}
+
+fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError> {
+    let fail = |_| AmountError {
+        resource: resource.to_owned(),
+        value: quantity.0.chars().take(64).collect(),
+    };
+    quantity
+        .0
+        .parse::<proto::quantity::Quantity>()
+        .map(proto::quantity::Quantity::thousandths)
+        .map_err(fail)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(spec: &serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+    }
+
+    fn container(limits: &serde_json::Value) -> serde_json::Value {
+        json!({"name": "c", "resources": {"limits": limits}})
+    }
+
+    fn amounts(entries: &[(&str, i128)]) -> Amounts {
+        Amounts(
+            entries
+                .iter()
+                .map(|(name, amount)| ((*name).to_owned(), amount * THOUSAND))
+                .collect(),
+        )
+    }
+
+    /// A sidecar runs beside the init containers after it and beside the app containers.
+    #[test]
+    fn a_pod_requests_its_peak() {
+        let mut sidecar = container(&json!({"a/b": 3}));
+        sidecar["restartPolicy"] = json!("Always");
+        let inits = json!([
+            container(&json!({"a/b": 9})),
+            sidecar,
+            container(&json!({"a/b": 8}))
+        ]);
+        let apps = json!([
+            container(&json!({"a/b": 1})),
+            container(&json!({"a/b": 2, "x/y": 1}))
+        ]);
+        let requested = Amounts::of_pod(&pod(
+            &json!({"initContainers": inits, "containers": apps, "overhead": {"cpu": "250m"}}),
+        ))
+        .unwrap();
+        assert_eq!(
+            (requested.get("a/b"), requested.get("x/y"), requested.get("cpu")),
+            (11_000, 1_000, 250)
+        );
+    }
+
+    #[test]
+    fn nonsense_names_the_resource() {
+        let error =
+            Amounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
+        assert_eq!(error.to_string(), r#"a/b is "lots", which is not a quantity"#);
+    }
+
+    #[test]
+    fn shortages_in_kube_scheduler_s_words() {
+        let allocatable = amounts(&[("cpu", 4), ("a/b", 10), ("pods", 1)]);
+        let used = amounts(&[("a/b", 8), ("pods", 1)]);
+        let none = BTreeSet::new();
+        let short = |request: &[(&str, i128)]| amounts(request).shortages(&allocatable, &used, &none);
+        assert_eq!(short(&[("a/b", 2), ("cpu", 4)]), (vec![], false));
+        assert_eq!(short(&[("a/b", 3)]), (vec!["Insufficient a/b".to_owned()], false));
+        assert_eq!(
+            short(&[("a/b", 11)]),
+            (vec!["Insufficient a/b".to_owned()], true),
+            "no victim can help"
+        );
+        assert_eq!(short(&[("pods", 1)]), (vec!["Too many pods".to_owned()], false));
+        assert_eq!(
+            short(&[("x/y", 0)]),
+            (vec![], false),
+            "zero of an unknown resource fits"
+        );
+        let ignored = BTreeSet::from(["a/b".to_owned()]);
+        assert_eq!(
+            amounts(&[("a/b", 99)]).shortages(&allocatable, &used, &ignored),
+            (vec![], false)
+        );
+    }
+
+    #[test]
+    fn the_emptier_node_scores_higher() {
+        let allocatable = amounts(&[("cpu", 10), ("memory", 1 << 40)]);
+        let request = amounts(&[("cpu", 1)]);
+        let score = |used: &[(&str, i128)]| request.score(&allocatable, &amounts(used));
+        assert!(score(&[]) > score(&[("cpu", 5)]));
+        assert!(
+            score(&[]) > score(&[("pods", 50)]),
+            "pods without requests count as something"
+        );
+        assert_eq!(request.score(&Amounts::default(), &Amounts::default()), 0);
+    }
+}
