@@ -78,123 +78,138 @@ impl std::fmt::Debug for Scenario {
 /// Name, promise, body.
 type ScenarioEntry = (&'static str, &'static str, Body);
 
-/// Every scenario, harmless ones first.
-pub fn all() -> Vec<Scenario> {
-    let harmless: [&[ScenarioEntry]; 3] = [sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS];
-    let mixed: [&[ScenarioEntry]; 6] = [
-        vendors::SCENARIOS,
-        claims::SCENARIOS,
-        runtime_hook::SCENARIOS,
-        migration::SCENARIOS,
-        nonsense::SCENARIOS,
-        other_types::SCENARIOS,
-    ];
-    let groups = [
-        group(&harmless, Needs::Commands(&[]), &[Stage::Plain, Stage::Webhooks]),
-        group(
-            &[daemon_faults::SCENARIOS],
-            Needs::Testbed("its processes"),
-            &[Stage::Faults],
-        ),
-        group(
-            &[daemon_faults::OF_REAL_CLUSTERS],
-            Needs::Testbed("its processes"),
-            &[],
-        ),
-        group(
-            &[node_faults::SCENARIOS, kubelet_accounting::SCENARIOS],
-            Needs::Testbed("GPUs that fall sick on command"),
-            &[Stage::Faults],
-        ),
-        group(
-            &[network_faults::SCENARIOS],
-            Needs::Testbed("an API server that fails on command"),
-            &[Stage::Faults],
-        ),
-        group(
-            &[old_nodes::SCENARIOS],
-            Needs::Testbed("a node without kubelet"),
-            &[Stage::Faults],
-        ),
-        group(
-            &[records::SCENARIOS],
-            Needs::Testbed("no policy that guards records"),
-            &[Stage::Faults],
-        ),
-        group(
-            &[waits::SCENARIOS],
-            Needs::Testbed("a kube-scheduler that waits on command"),
-            &[Stage::Waiting],
-        ),
-        group(
-            &[openings::SCENARIOS],
-            Needs::Testbed("a scheduler with other flags, at a known address"),
-            &[Stage::Waiting],
-        ),
-        group(
-            &[all_devices::SCENARIOS, policies::SCENARIOS],
-            Needs::Testbed("daemons with other flags"),
-            &[Stage::Faults, Stage::Webhooks],
-        ),
-        group(
-            &[preemption::SCENARIOS],
-            Needs::Testbed("a watch that is late on command"),
-            &[Stage::Waiting],
-        ),
-        group(
-            &[gangs::SCENARIOS],
-            Needs::Testbed("two nodes, with five GPUs"),
-            &[Stage::Waiting],
-        ),
-        group(
-            &[webhooks::SCENARIOS, slow::SCENARIOS],
-            Needs::Testbed("the port of the webhooks"),
-            &[Stage::Webhooks],
-        ),
-        group(
-            &[plugin_alone::SCENARIOS],
-            Needs::Testbed("an API server that fails on command"),
-            &[Stage::Plugins],
-        ),
-        group(
-            &[plugin_away::SCENARIOS],
-            Needs::Testbed("plugins that it starts itself"),
-            &[Stage::Faults],
-        ),
-        group(
-            &[replicas::SCENARIOS],
-            Needs::Testbed("replicas that it starts itself"),
-            &[Stage::Replicas],
-        ),
-        group(
-            &[second_scheduler::SCENARIOS],
-            Needs::Testbed("replicas that it starts itself"),
-            &[Stage::Second],
-        ),
-        group(
-            &[sampling::SCENARIOS],
-            Needs::Testbed("nodes that are objects only"),
-            &[Stage::Second],
-        ),
-        group(&mixed, Needs::Testbed("nodes of other kinds"), &[Stage::Mixed]),
-        group(
-            &topology::SCENARIOS,
-            Needs::Testbed("machines of known topologies"),
-            &[Stage::Topology],
-        ),
-    ];
-    groups.into_iter().flatten().collect()
+/// Scenarios with the same needs, on the same stages.
+struct Group {
+    lists: &'static [&'static [ScenarioEntry]],
+    /// The needs of those that [`needs::of`] does not name.
+    needs: Needs,
+    stages: &'static [Stage],
 }
 
-fn group(lists: &[&'static [ScenarioEntry]], usually: Needs, stages: &'static [Stage]) -> Vec<Scenario> {
-    let entries = lists.iter().flat_map(|list| list.iter());
-    entries
-        .map(|(name, about, body)| Scenario {
-            name,
-            about,
-            needs: needs::of(name, usually),
-            stages,
-            body: *body,
-        })
-        .collect()
+/// Every scenario, harmless ones first.
+const GROUPS: &[Group] = &[
+    Group {
+        lists: &[sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS],
+        needs: Needs::Commands(&[]),
+        stages: &[Stage::Plain, Stage::Webhooks],
+    },
+    Group {
+        lists: &[daemon_faults::SCENARIOS],
+        needs: Needs::Testbed("its processes"),
+        stages: &[Stage::Faults],
+    },
+    Group {
+        lists: &[daemon_faults::OF_REAL_CLUSTERS],
+        needs: Needs::Testbed("its processes"),
+        stages: &[],
+    },
+    Group {
+        lists: &[node_faults::SCENARIOS, kubelet_accounting::SCENARIOS],
+        needs: Needs::Testbed("GPUs that fall sick on command"),
+        stages: &[Stage::Faults],
+    },
+    Group {
+        lists: &[network_faults::SCENARIOS],
+        needs: Needs::Testbed("an API server that fails on command"),
+        stages: &[Stage::Faults],
+    },
+    Group {
+        lists: &[old_nodes::SCENARIOS],
+        needs: Needs::Testbed("a node without kubelet"),
+        stages: &[Stage::Faults],
+    },
+    Group {
+        lists: &[records::SCENARIOS],
+        needs: Needs::Testbed("no policy that guards records"),
+        stages: &[Stage::Faults],
+    },
+    Group {
+        lists: &[waits::SCENARIOS],
+        needs: Needs::Testbed("a kube-scheduler that waits on command"),
+        stages: &[Stage::Waiting],
+    },
+    Group {
+        lists: &[openings::SCENARIOS],
+        needs: Needs::Testbed("a scheduler with other flags, at a known address"),
+        stages: &[Stage::Waiting],
+    },
+    Group {
+        lists: &[all_devices::SCENARIOS, policies::SCENARIOS],
+        needs: Needs::Testbed("daemons with other flags"),
+        stages: &[Stage::Faults, Stage::Webhooks],
+    },
+    Group {
+        lists: &[preemption::SCENARIOS],
+        needs: Needs::Testbed("a watch that is late on command"),
+        stages: &[Stage::Waiting],
+    },
+    Group {
+        lists: &[gangs::SCENARIOS],
+        needs: Needs::Testbed("two nodes, with five GPUs"),
+        stages: &[Stage::Waiting],
+    },
+    Group {
+        lists: &[webhooks::SCENARIOS, slow::SCENARIOS],
+        needs: Needs::Testbed("the port of the webhooks"),
+        stages: &[Stage::Webhooks],
+    },
+    Group {
+        lists: &[plugin_alone::SCENARIOS],
+        needs: Needs::Testbed("an API server that fails on command"),
+        stages: &[Stage::Plugins],
+    },
+    Group {
+        lists: &[plugin_away::SCENARIOS],
+        needs: Needs::Testbed("plugins that it starts itself"),
+        stages: &[Stage::Faults],
+    },
+    Group {
+        lists: &[replicas::SCENARIOS],
+        needs: Needs::Testbed("replicas that it starts itself"),
+        stages: &[Stage::Replicas],
+    },
+    Group {
+        lists: &[second_scheduler::SCENARIOS],
+        needs: Needs::Testbed("replicas that it starts itself"),
+        stages: &[Stage::Second],
+    },
+    Group {
+        lists: &[sampling::SCENARIOS],
+        needs: Needs::Testbed("nodes that are objects only"),
+        stages: &[Stage::Second],
+    },
+    Group {
+        lists: &[
+            vendors::SCENARIOS,
+            claims::SCENARIOS,
+            runtime_hook::SCENARIOS,
+            migration::SCENARIOS,
+            nonsense::SCENARIOS,
+            other_types::SCENARIOS,
+        ],
+        needs: Needs::Testbed("nodes of other kinds"),
+        stages: &[Stage::Mixed],
+    },
+    Group {
+        lists: &topology::SCENARIOS,
+        needs: Needs::Testbed("machines of known topologies"),
+        stages: &[Stage::Topology],
+    },
+];
+
+/// Every scenario, harmless ones first.
+pub fn all() -> Vec<Scenario> {
+    let mut scenarios = Vec::new();
+    for group in GROUPS {
+        for (name, about, body) in group.lists.iter().copied().flatten() {
+            scenarios.push(Scenario {
+                name,
+                about,
+                needs: needs::of(name, group.needs),
+                stages: group.stages,
+                body: *body,
+            });
+        }
+    }
+    scenarios
 }

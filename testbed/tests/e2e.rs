@@ -1,7 +1,7 @@
 //! Every scenario, faults included, on the testbed; then what the daemons asked of the API server against `deploy/`.
 
-use std::collections::BTreeSet;
 use std::error::Error;
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -9,7 +9,7 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use serde_json::json;
-use testbed::apiserver::{self, Fault, Matching};
+use testbed::apiserver::{Fault, Matching, UsedAccess};
 use testbed::cluster::{
     Cluster, ClusterSpec, NodeSpec, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
 };
@@ -23,7 +23,7 @@ use testbed::{e2e, manifests, replicas};
 use tokio::time::timeout;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_scenario() {
+async fn every_scenario_ends_as_it_promises() {
     let endings = e2e::on_testbed(&Console::new(true), &scenario::all(), default_deploy())
         .await
         .unwrap();
@@ -32,7 +32,7 @@ async fn every_scenario() {
     assert!(endings.len() >= 20);
 }
 
-/// Its container is held, and held again when kubelet tries once more: an event, and the same event counted again.
+/// The plugin refuses to start its container twice, as kubelet tries again: it writes an event, and counts the same event again.
 async fn hold_a_pod_bound_without_the_scheduler(cluster: &Cluster) -> Result<(), Box<dyn Error>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
     let container = json!({"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}});
@@ -52,11 +52,11 @@ async fn hold_a_pod_bound_without_the_scheduler(cluster: &Cluster) -> Result<(),
     };
     timeout(Duration::from_secs(60), written)
         .await
-        .map_err(|_| "the plugin writes no event of a pod that it holds")?;
+        .map_err(|_| "the plugin writes no event about a pod that it does not start")?;
     Ok(())
 }
 
-/// kubelet lists a claim: the plugin asks the API server whether it is for administration only. No such claim is there.
+/// kubelet lists a claim, so the plugin reads that claim to see if it is for administration only. No such claim exists.
 async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
     let device = PreparedDevice {
         driver: "gpu.nvidia.com".to_owned(),
@@ -87,25 +87,22 @@ async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
         .await?)
 }
 
-/// The roles of `deploy/` must allow what the daemons really do, and nothing in them may be for show.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_daemons_do_only_what_their_roles_allow() {
+/// Runs the scenarios by which the daemons use all their rights, on a cluster that loses the answers to some writes.
+async fn use_every_right() -> Result<Cluster, Box<dyn Error>> {
     let cluster = Cluster::start(ClusterSpec::of(vec![
         NodeSpec::new("n1", &[16384, 16384]),
         NodeSpec::new("n2", &[16384]),
     ]))
-    .await
-    .unwrap();
+    .await?;
     let client = cluster.client().clone();
-    let deploy = cluster.deploy().to_owned();
-    // A binding without an answer makes the scheduler look at the pod.
+    // After a binding without an answer the scheduler reads the pod.
     let on_bind = Matching::anything()
         .verb("create")
         .resource("pods")
         .subresource("binding")
         .times(1);
     cluster.api().faults().inject(on_bind, Fault::DropReply);
-    let mut world = World::new(client, "rbac", None, Some(cluster)).await.unwrap();
+    let mut world = World::new(client, "rbac", None, Some(cluster)).await?;
     let names = [
         "gpushare-pod",
         "two-devices",
@@ -115,81 +112,94 @@ async fn the_daemons_do_only_what_their_roles_allow() {
     ];
     let scenarios = scenario::all();
     for name in names {
-        let scenario = scenarios.iter().find(|scenario| scenario.name == name).unwrap();
+        let scenario = scenarios.iter().find(|scenario| scenario.name == name);
+        let scenario = scenario.ok_or_else(|| format!("there is no scenario {name}"))?;
         world
             .run(scenario)
             .await
-            .unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            .map_err(|error| format!("{name}: {error:#}"))?;
     }
-    let mut cluster = world.end().await.unwrap().unwrap();
-    hold_a_pod_bound_without_the_scheduler(&cluster).await.unwrap();
-    use_a_claim(&mut cluster).await.unwrap();
-    let mut used = cluster.api().accesses();
-    used.extend(
-        read_the_views_with_a_token()
-            .await
-            .unwrap()
+    let mut cluster = world
+        .end()
+        .await?
+        .ok_or("the scenarios have no cluster of their own")?;
+    hold_a_pod_bound_without_the_scheduler(&cluster).await?;
+    use_a_claim(&mut cluster).await?;
+    Ok(cluster)
+}
+
+/// The roles and bindings of the base.
+fn deployed_rights(deploy: &Path) -> Result<Rbac, Box<dyn Error>> {
+    let mut objects = Vec::new();
+    for file in ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"] {
+        for object in manifests::read(&deploy.join("base").join(file))? {
+            objects.push(serde_json::to_value(object)?);
+        }
+    }
+    Ok(Rbac::of(&objects)?)
+}
+
+/// True if the roles allow the access, to every object or to one of those that belong to the daemon itself: the leader's own
+/// pod and Lease, and the object by which it announces room.
+fn is_allowed(rbac: &Rbac, used: &UsedAccess) -> bool {
+    let access = Access {
+        group: &used.api_group,
+        resource: &used.resource,
+        subresource: &used.subresource,
+        verb: &used.verb,
+    };
+    let own = ["gpushare-scheduler", "gpushare-room"].map(|name| RbacTarget {
+        namespace: replicas::NAMESPACE,
+        name,
+    });
+    rbac.allows(&used.user, access, RbacTarget::default())
+        || own
             .into_iter()
-            .filter(|access| access.resource.ends_with("reviews")),
-    );
-    let files = ["scheduler-rbac.yaml", "device-plugin-rbac.yaml"]
-        .map(|file| manifests::read(&deploy.join("base").join(file)).unwrap());
-    let objects: Vec<_> = files
-        .iter()
-        .flatten()
-        .map(|object| serde_json::to_value(object).unwrap())
-        .collect();
-    let rbac = Rbac::of(&objects).unwrap();
-    let daemons = BTreeSet::from([SCHEDULER_USER, PLUGIN_USER]);
-    let asked: Vec<_> = used
-        .iter()
-        .filter(|access| daemons.contains(access.user.as_str()))
-        .collect();
-    let forbidden: Vec<_> = asked
-        .iter()
-        .filter(|a| {
-            let access = Access {
-                group: &a.api_group,
-                resource: &a.resource,
-                subresource: &a.subresource,
-                verb: &a.verb,
-            };
-            // The leader's own pod and Lease, and the object by which it announces room, are where the daemon itself is.
-            let at_home = ["gpushare-scheduler", "gpushare-room"].map(|name| RbacTarget {
-                namespace: replicas::NAMESPACE,
-                name,
-            });
-            !std::iter::once(RbacTarget::default())
-                .chain(at_home)
-                .any(|target| rbac.allows(&a.user, access, target))
-        })
-        .collect();
+            .any(|target| rbac.allows(&used.user, access, target))
+}
+
+/// True if the daemon has used this right.
+fn is_used(daemon: &str, right: &Access<'_>, accesses: &[&UsedAccess]) -> bool {
+    // The API server counts a server-side apply that makes the object as a patch, but also demands `create` for it.
+    let is_applied = ["devices", "csistoragecapacities"].contains(&right.resource);
+    let verb = if is_applied && right.verb == "create" {
+        "patch"
+    } else {
+        right.verb
+    };
+    let wanted = [right.group, right.resource, right.subresource, verb];
+    accesses.iter().any(|used| {
+        let found = [&used.api_group, &used.resource, &used.subresource, &used.verb];
+        used.user == daemon && found.map(String::as_str) == wanted
+    })
+}
+
+/// The roles of `deploy/` allow what the daemons really do, and nothing that they never do.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemons_do_only_what_their_roles_allow() {
+    let cluster = use_every_right().await.unwrap();
+    let mut used = cluster.api().accesses();
+    for access in read_the_views_with_a_token().await.unwrap() {
+        if access.resource.ends_with("reviews") {
+            used.insert(access);
+        }
+    }
+    used.retain(|access| [SCHEDULER_USER, PLUGIN_USER].contains(&access.user.as_str()));
+    let used: Vec<&UsedAccess> = used.iter().collect();
+    let rbac = deployed_rights(cluster.deploy()).unwrap();
+    let forbidden: Vec<_> = used.iter().filter(|access| !is_allowed(&rbac, access)).collect();
     assert!(forbidden.is_empty(), "{forbidden:#?}");
-    let scheduler = [rbac::SCHEDULER, rbac::SCHEDULER_LEADER, rbac::SCHEDULER_ROOM]
-        .map(|allowed| (SCHEDULER_USER, allowed));
-    let allowed = scheduler.into_iter().chain([(PLUGIN_USER, rbac::DEVICE_PLUGIN)]);
-    for (daemon, allowed) in allowed {
-        let is_used = |access: &&Access<'_>| {
-            asked.iter().any(|a| {
-                let Access {
-                    group,
-                    resource,
-                    subresource,
-                    verb,
-                } = **access;
-                // A server-side apply that makes the object is a patch, for which the API server also demands `create`.
-                let is_applied = ["devices", "csistoragecapacities"].contains(&resource);
-                let verb = if is_applied && verb == "create" {
-                    "patch"
-                } else {
-                    verb
-                };
-                a.user == daemon
-                    && [&a.api_group, &a.resource, &a.subresource, &a.verb].map(String::as_str)
-                        == [group, resource, subresource, verb]
-            })
-        };
-        let idle: Vec<_> = allowed.iter().filter(|access| !is_used(access)).collect();
+    let granted = [
+        (SCHEDULER_USER, rbac::SCHEDULER),
+        (SCHEDULER_USER, rbac::SCHEDULER_LEADER),
+        (SCHEDULER_USER, rbac::SCHEDULER_ROOM),
+        (PLUGIN_USER, rbac::DEVICE_PLUGIN),
+    ];
+    for (daemon, rights) in granted {
+        let idle: Vec<_> = rights
+            .iter()
+            .filter(|right| !is_used(daemon, right, &used))
+            .collect();
         assert!(
             idle.is_empty(),
             "{daemon} is allowed what it never does: {idle:?}"
@@ -199,7 +209,7 @@ async fn the_daemons_do_only_what_their_roles_allow() {
 }
 
 /// Reads the views as users do that show a token and no certificate; returns the accesses of the daemons that this takes.
-async fn read_the_views_with_a_token() -> Result<Vec<apiserver::UsedAccess>, Box<dyn Error>> {
+async fn read_the_views_with_a_token() -> Result<Vec<UsedAccess>, Box<dyn Error>> {
     let webhooks = Some(WebhookSpec { lifetime: "90d" });
     let cluster = Cluster::start(ClusterSpec {
         webhooks,
