@@ -10,11 +10,11 @@
 //! apply`, `run` and `create -f` send JSON.
 //!
 //! `store`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a thin layer over them,
-//! and [`Cluster`] the same thing for callers in this process.
+//! and [`ApiObjects`] the same thing for callers in this process.
 
 mod access;
 mod admission;
-mod cluster;
+mod api_objects;
 mod discovery;
 mod faults;
 mod http;
@@ -45,7 +45,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::access::{UsedAccess, User};
-pub use self::cluster::Cluster;
+pub use self::api_objects::ApiObjects;
 pub use self::faults::{Fault, Faults, HeldWatches, Injected, Matching};
 pub use self::resource::Resource;
 pub use self::status::ApiError;
@@ -92,16 +92,16 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a server with an empty cluster.
     pub async fn start(config: Config) -> io::Result<Self> {
-        let cluster = Cluster::new(config.event_window);
-        Self::start_with(config, cluster).await
+        let objects = ApiObjects::new(config.event_window);
+        Self::start_with(config, objects).await
     }
 
     /// Starts a server over an existing cluster, such as that of a server that was shut down.
-    pub async fn start_with(config: Config, cluster: Cluster) -> io::Result<Self> {
+    pub async fn start_with(config: Config, objects: ApiObjects) -> io::Result<Self> {
         let listener = TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
         let server = Arc::new(Server {
-            cluster,
+            objects,
             tokens: Tokens::new(config.tokens),
             audit: Audit::new(),
             faults: Faults::new(),
@@ -129,8 +129,8 @@ impl ApiServer {
     }
 
     /// The objects behind the server, without HTTP.
-    pub fn cluster(&self) -> &Cluster {
-        &self.server.cluster
+    pub fn objects(&self) -> &ApiObjects {
+        &self.server.objects
     }
 
     /// Faults that the server injects.

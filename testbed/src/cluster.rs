@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use crate::apiserver::{ApiServer, Config as ApiServerConfig, User};
-use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
+use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
 use crate::manifests;
 use crate::observer::{Condition, Observer, Snapshot};
@@ -139,6 +139,7 @@ impl Cluster {
     /// Starts everything and does not wait.
     pub async fn launch(spec: ClusterSpec) -> Result<Self> {
         let binaries = Binaries::locate().await?;
+        let scheduler_path = binaries.path(Program::Scheduler)?;
         let dir = TempDir::with_prefix("gpushare-testbed-").context("cannot make a directory")?;
         let api = ApiServer::start(ApiServerConfig::loopback())
             .await
@@ -172,7 +173,7 @@ impl Cluster {
             .chain(webhooks.iter().flat_map(Webhooks::args))
             .collect();
         let invocation = scheduler_invocation(
-            &binaries,
+            scheduler_path.clone(),
             [scheduler_address, health_address],
             &kubeconfig,
             dir.path(),
@@ -182,7 +183,7 @@ impl Cluster {
         let configuration = Configuration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
             Some(webhooks) => {
-                let folder = webhooks.issue(&binaries.scheduler, &kubeconfig).await?;
+                let folder = webhooks.issue(&scheduler_path, &kubeconfig).await?;
                 configuration.with_tls_extenders_at(scheduler_address, folder)
             }
             None => configuration.with_extenders_at(&format!("http://{scheduler_address}")),
@@ -328,7 +329,7 @@ impl Cluster {
     /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second port of loopback where the
     /// same objects are served to everybody on this machine.
     pub async fn kubeconfig(&mut self) -> Result<PathBuf> {
-        let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.cluster().clone()).await?;
+        let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.objects().clone()).await?;
         let path = kubeconfig_path(self.dir.path(), "kubectl");
         door.kubeconfig(&path, ADMIN)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -454,7 +455,7 @@ impl Cluster {
 }
 
 fn scheduler_invocation(
-    binaries: &Binaries,
+    program: PathBuf,
     addresses: [SocketAddr; 2],
     kubeconfig: &Path,
     dir: &Path,
@@ -473,7 +474,7 @@ fn scheduler_invocation(
         .collect();
     Invocation {
         name: "gpushare-scheduler".to_owned(),
-        program: binaries.scheduler.clone(),
+        program,
         args,
         log: dir.join("scheduler.log"),
     }

@@ -29,10 +29,12 @@ pub enum DaemonError {
     #[error("cannot find out where this program lies")]
     OwnPath(#[source] io::Error),
     /// A binary is not beside the own executable.
-    #[error("{path} is not there; build it with `cargo build -p testbed -p scheduler -p device-plugin`")]
+    #[error("{} is not there; build it with `{build}`", path.display())]
     Missing {
         /// The path at which it should be.
         path: PathBuf,
+        /// The command that puts it there.
+        build: String,
     },
     /// cargo failed to build it.
     #[error("cargo build of the daemons failed: {0}")]
@@ -102,19 +104,46 @@ impl Crashes {
     }
 }
 
-/// The paths of the daemons' binaries.
+/// A program of this workspace that a cluster runs as a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// `gpushare-scheduler`.
+    Scheduler,
+    /// `gpushare-device-plugin`.
+    DevicePlugin,
+    /// `testbed`, which runs the model of kube-scheduler.
+    Testbed,
+}
+
+impl Program {
+    const ALL: [Self; 3] = [Self::Testbed, Self::Scheduler, Self::DevicePlugin];
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Scheduler => "scheduler",
+            Self::DevicePlugin => "device-plugin",
+            Self::Testbed => "testbed",
+        }
+    }
+
+    fn file_name(self) -> String {
+        let name = match self {
+            Self::Scheduler => "gpushare-scheduler",
+            Self::DevicePlugin => "gpushare-device-plugin",
+            Self::Testbed => "testbed",
+        };
+        format!("{name}{}", std::env::consts::EXE_SUFFIX)
+    }
+}
+
+/// The directory of the binaries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
-    /// `gpushare-scheduler`.
-    pub scheduler: PathBuf,
-    /// `gpushare-device-plugin`.
-    pub device_plugin: PathBuf,
-    /// This program.
-    pub testbed: PathBuf,
+    dir: PathBuf,
 }
 
 impl Binaries {
-    /// Finds the daemons beside this program; under cargo the first call builds them, in the same profile.
+    /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same profile.
     ///
     /// cargo prints its progress on standard error, except in tests.
     pub async fn locate() -> Result<Self, DaemonError> {
@@ -130,20 +159,34 @@ impl Binaries {
         {
             build(&cargo, Path::new(&manifest), &dir, is_test(&own)).await?;
         }
-        Ok(Self {
-            scheduler: find(&dir, "gpushare-scheduler")?,
-            device_plugin: find(&dir, "gpushare-device-plugin")?,
-            testbed: find(&dir, "testbed")?,
+        Ok(Self { dir })
+    }
+
+    /// The path of a program.
+    ///
+    /// # Errors
+    /// It has not been built.
+    pub fn path(&self, program: Program) -> Result<PathBuf, DaemonError> {
+        let path = self.dir.join(program.file_name());
+        if path.is_file() {
+            return Ok(path);
+        }
+        Err(DaemonError::Missing {
+            path,
+            build: format!(
+                "cargo build --profile {} --package {}",
+                profile(&self.dir),
+                program.package()
+            ),
         })
     }
 }
 
-fn find(dir: &Path, name: &str) -> Result<PathBuf, DaemonError> {
-    let path = dir.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    if path.is_file() {
-        Ok(path)
-    } else {
-        Err(DaemonError::Missing { path })
+/// The cargo profile whose binaries lie in a directory.
+fn profile(dir: &Path) -> &str {
+    match dir.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(other) => other,
     }
 }
 
@@ -167,27 +210,14 @@ async fn build(
     profile_dir: &Path,
     is_quiet: bool,
 ) -> Result<(), DaemonError> {
-    let profile = match profile_dir.file_name().and_then(|name| name.to_str()) {
-        Some("debug") | None => "dev",
-        Some(other) => other,
-    };
     let target = profile_dir.parent().unwrap_or(profile_dir);
     let mut command = Command::new(cargo);
     // With testbed selected too, cargo gives shared dependencies the features that this program was built with, and so
     // compiles none of them again (see testbed/Cargo.toml).
-    command.args([
-        "build",
-        "--locked",
-        "--profile",
-        profile,
-        "-p",
-        "testbed",
-        "-p",
-        "scheduler",
-        "-p",
-        "device-plugin",
-        "--bins",
-    ]);
+    command.args(["build", "--locked", "--bins", "--profile", profile(profile_dir)]);
+    for program in Program::ALL {
+        command.args(["--package", program.package()]);
+    }
     command
         .arg("--target-dir")
         .arg(target)
@@ -551,7 +581,19 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_directory_of_programs_and_tests() {
+    fn a_missing_binary_is_named_with_the_command_that_builds_it() {
+        let binaries = Binaries {
+            dir: "/t/release".into(),
+        };
+        assert_eq!(
+            binaries.path(Program::Scheduler).unwrap_err().to_string(),
+            "/t/release/gpushare-scheduler is not there; \
+             build it with `cargo build --profile release --package scheduler`"
+        );
+    }
+
+    #[test]
+    fn binaries_lie_beside_a_program_and_above_a_test() {
         assert_eq!(
             profile_dir(Path::new("/t/release/testbed")),
             Path::new("/t/release")

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::apiserver::Cluster;
+use crate::apiserver::ApiObjects;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -161,7 +161,7 @@ impl Observer {
 
 impl Snapshot {
     /// The objects of an API server of this process.
-    pub fn of(api: &Cluster) -> Self {
+    pub fn of(api: &ApiObjects) -> Self {
         Self {
             nodes: objects(api, "nodes"),
             pods: objects(api, "pods"),
@@ -255,7 +255,7 @@ fn reason(pod: &Pod) -> String {
         .unwrap_or_else(|| "no reason is given".to_owned())
 }
 
-fn objects<K: ResourceExt + DeserializeOwned>(api: &Cluster, resource: &str) -> BTreeMap<String, K> {
+fn objects<K: ResourceExt + DeserializeOwned>(api: &ApiObjects, resource: &str) -> BTreeMap<String, K> {
     let listed = api.list(resource, None).unwrap_or_default();
     let typed = listed
         .into_iter()

@@ -84,7 +84,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Replicas of one cluster's scheduler; dropped, their processes end.
 #[derive(Debug)]
 pub struct Replicas {
-    api: apiserver::Cluster,
+    api: apiserver::ApiObjects,
     /// The command line of the only scheduler.
     model: Invocation,
     dir: PathBuf,
@@ -104,7 +104,7 @@ struct Replica {
 impl Replicas {
     /// Starts two where the cluster's only scheduler was, which must have ended, and waits until one of them leads.
     pub async fn start(cluster: &Cluster) -> Result<Self> {
-        let api = cluster.api().cluster().clone();
+        let api = cluster.api().objects().clone();
         clean(&api)?;
         for file in FENCE {
             manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
@@ -345,7 +345,7 @@ pub(crate) fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
 }
 
 /// Removes the traces of other replicas, and the policies, which know no scheduler without replicas.
-pub(crate) fn clean(api: &apiserver::Cluster) -> Result<()> {
+pub(crate) fn clean(api: &apiserver::ApiObjects) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {
             api.delete(
@@ -404,7 +404,7 @@ fn selector(manifest: &Path, name: &str) -> Result<Selector> {
 }
 
 /// Keeps a pod's condition `Ready` as kubelet would.
-async fn probe(api: apiserver::Cluster, name: String, url: String) {
+async fn probe(api: apiserver::ApiObjects, name: String, url: String) {
     let mut reported = None;
     loop {
         let is_ready = tokio::time::timeout(PROBE.1, http_client::is_ok(&url))

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::apiserver;
 use crate::cluster::Cluster;
-use crate::daemons::{Crashes, Daemon, Invocation};
+use crate::daemons::{Crashes, Daemon, Invocation, Program};
 use crate::http_client::{HttpClient, is_ok};
 use crate::manifests;
 use crate::ports::free_address;
@@ -58,7 +58,7 @@ pub enum Container {
 /// Two pods; dropped, their processes end.
 #[derive(Debug)]
 pub struct SecondScheduler {
-    api: apiserver::Cluster,
+    api: apiserver::ApiObjects,
     containers: BTreeMap<(&'static str, Container), Daemon>,
     extenders: BTreeMap<&'static str, Addresses>,
 }
@@ -73,7 +73,7 @@ struct Addresses {
 impl SecondScheduler {
     /// Starts both pods on a cluster whose only scheduler has ended.
     pub async fn start(cluster: &Cluster) -> Result<Self> {
-        let api = cluster.api().cluster().clone();
+        let api = cluster.api().objects().clone();
         replicas::clean(&api)?;
         for file in replicas::FENCE {
             manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
@@ -124,7 +124,7 @@ impl SecondScheduler {
         self.run(
             cluster,
             (pod, Container::Extender),
-            cluster.binaries().scheduler.clone(),
+            cluster.binaries().path(Program::Scheduler)?,
             args,
         )?;
         let config = write_configuration(cluster, pod, addresses.extender)?;
@@ -141,7 +141,7 @@ impl SecondScheduler {
         self.run(
             cluster,
             (pod, Container::KubeScheduler),
-            cluster.binaries().testbed.clone(),
+            cluster.binaries().path(Program::Testbed)?,
             args,
         )
     }

@@ -572,7 +572,7 @@ impl Scene {
 
     /// A node that offers nothing says in an event which setting to change.
     fn check_events(&self, cases: &[Case]) -> Result<()> {
-        let events = self.cluster.api().cluster().list("events", None)?;
+        let events = self.cluster.api().objects().list("events", None)?;
         for case in cases {
             let (Refused(reason) | FirstWithout(reason)) = case.expected else {
                 continue;

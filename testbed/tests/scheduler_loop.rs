@@ -83,7 +83,7 @@ impl Rig {
             let amounts = json!({"pods": "10", "cpu": "4", RESOURCE: shares});
             let node =
                 json!({"metadata": {"name": name}, "status": {"allocatable": amounts, "capacity": amounts}});
-            api.cluster().create("nodes", node).unwrap();
+            api.objects().create("nodes", node).unwrap();
         }
         let running = KubeScheduler::start(
             &client,
@@ -113,7 +113,7 @@ impl Rig {
             json!({"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}});
         let spec = json!({"containers": [container], "schedulingGroup": group});
         self.api
-            .cluster()
+            .objects()
             .create("pods", json!({"metadata": {"name": name}, "spec": spec}))
             .unwrap();
     }
@@ -126,14 +126,14 @@ impl Rig {
     }
 
     fn node_of(&self, pod: &str) -> Value {
-        self.api.cluster().get("pods", "default", pod).unwrap()["spec"]["nodeName"].clone()
+        self.api.objects().get("pods", "default", pod).unwrap()["spec"]["nodeName"].clone()
     }
 
     /// Waits until a pod satisfies a condition.
     async fn until(&self, pod: &str, condition: impl Fn(&Value) -> bool) {
         let mut watch = self
             .api
-            .cluster()
+            .objects()
             .watch("pods", None, "", &format!("metadata.name={pod}"), None)
             .unwrap();
         let found = async { while !condition(&watch.next().await.unwrap().object) {} };
@@ -313,7 +313,7 @@ async fn binding_goes_on_beside_the_next_pod() {
         node("second"),
         "the share of the first was assumed"
     );
-    let uid = rig.api.cluster().get("pods", "default", "first").unwrap()["metadata"]["uid"].clone();
+    let uid = rig.api.objects().get("pods", "default", "first").unwrap()["metadata"]["uid"].clone();
     assert_eq!(
         bound.iter().find(|b| b["PodName"] == "first").unwrap()["PodUID"],
         uid
@@ -335,7 +335,7 @@ async fn a_waiting_pod_is_tried_when_room_is_freed() {
     rig.create("waits", "8");
     assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
     rig.api
-        .cluster()
+        .objects()
         .delete("pods", "default", "one", Some(0))
         .unwrap();
     let last = loop {
@@ -372,9 +372,9 @@ async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
 async fn pods_of_other_schedulers_and_without_the_resource_do_not_reach_the_extender() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
     let pod = |name: &str, scheduler: &str| json!({"metadata": {"name": name}, "spec": {"schedulerName": scheduler, "containers": [{"name": "c", "image": "i"}]}});
-    rig.api.cluster().create("pods", pod("other", "another")).unwrap();
+    rig.api.objects().create("pods", pod("other", "another")).unwrap();
     rig.api
-        .cluster()
+        .objects()
         .create("pods", pod("plain", "default-scheduler"))
         .unwrap();
     let attempt = rig.attempt().await;
@@ -397,7 +397,7 @@ impl Rig {
         }
         let pod = self
             .api
-            .cluster()
+            .objects()
             .create("pods", json!({"metadata": {"name": name}, "spec": spec}))
             .unwrap();
         pod["metadata"]["uid"].as_str().unwrap().to_owned()
@@ -405,7 +405,7 @@ impl Rig {
 
     fn is_deleted(&self, name: &str) -> bool {
         self.api
-            .cluster()
+            .objects()
             .get("pods", "default", name)
             .is_ok_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
     }
@@ -447,7 +447,7 @@ async fn victims_are_proposed_and_those_of_the_extender_are_evicted() {
     rig.until("p", |pod| pod["status"]["nominatedNodeName"] == "b")
         .await;
     assert!(rig.is_deleted("b1") && !rig.is_deleted("b2") && !rig.is_deleted("a1"));
-    let evicted = rig.api.cluster().get("pods", "default", "b1").unwrap();
+    let evicted = rig.api.objects().get("pods", "default", "b1").unwrap();
     assert_eq!(
         evicted["status"]["conditions"][0]["reason"],
         "PreemptionByScheduler"
@@ -490,7 +490,7 @@ async fn members_of_a_group_are_bound_together_or_not_at_all() {
     let policy = json!({"gang": {"minCount": 2}});
     let group =
         json!({"metadata": {"name": "g", "namespace": "default"}, "spec": {"schedulingPolicy": policy}});
-    rig.api.cluster().create("podgroups", group).unwrap();
+    rig.api.objects().create("podgroups", group).unwrap();
     let member = json!({"podGroupName": "g"});
     rig.create_with("g-0", "8", &member);
     rig.create("single", "8");
@@ -530,7 +530,7 @@ async fn members_of_a_group_are_bound_together_or_not_at_all() {
     );
 
     rig.api
-        .cluster()
+        .objects()
         .delete("pods", "default", "single", Some(0))
         .unwrap();
     let mut bound = Vec::new();

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use testbed::apiserver::{ApiServer, Config};
 use testbed::cluster::{SCHEDULER_USER, user_kubeconfig};
 use testbed::console::Console;
-use testbed::daemons::{Binaries, Crashes, Daemon, Invocation};
+use testbed::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use testbed::http_client::{HttpClient, is_ok};
 use testbed::ports::free_address;
 
@@ -28,7 +28,6 @@ mod growth;
 mod histogram;
 mod injection;
 mod kept_connection;
-mod order;
 mod requests;
 mod schedule;
 mod viewers;
@@ -96,7 +95,7 @@ impl Rig {
 
     /// Starts the scheduler on a filled API server and waits until it is ready.
     async fn with_scheduler(api: ApiServer, dir: TempDir, flags: &[&str]) -> Result<Self> {
-        let binaries = Binaries::locate().await?;
+        let program = Binaries::locate().await?.path(Program::Scheduler)?;
         let address = free_address()?;
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
         let args = [
@@ -112,7 +111,7 @@ impl Rig {
         let log = dir.path().join("scheduler.log");
         let invocation = Invocation {
             name: "gpushare-scheduler".to_owned(),
-            program: binaries.scheduler,
+            program,
             args,
             log,
         };

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use super::access::{Audit, Tokens, UsedAccess, User};
-use super::cluster::Cluster;
+use super::api_objects::ApiObjects;
 use super::faults::{Call, Fault, Faults, refusal};
 use super::status::ApiError;
 use super::{discovery, object};
@@ -44,7 +44,7 @@ const MAX_BODY: usize = 3 * 1024 * 1024;
 /// The state that all requests share.
 #[derive(Debug)]
 pub(crate) struct Server {
-    pub(crate) cluster: Cluster,
+    pub(crate) objects: ApiObjects,
     pub(crate) tokens: Tokens,
     pub(crate) audit: Audit,
     pub(crate) faults: Faults,
@@ -86,12 +86,12 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         .tokens
         .authenticate(request.headers().get(AUTHORIZATION).and_then(|h| h.to_str().ok()))?;
     if request.method() == http::Method::GET
-        && let Some(found) = discovery::answer(&server.cluster.state().registry, &path)
+        && let Some(found) = discovery::answer(&server.objects.state().registry, &path)
     {
         return Ok(json_answer(200, &found));
     }
     let query = Query::parse(request.uri().query().unwrap_or_default());
-    let route = Route::parse(&server.cluster, request.method(), &path, &query)?;
+    let route = Route::parse(&server.objects, request.method(), &path, &query)?;
     server.audit.record(UsedAccess {
         user: user.name.clone(),
         verb: route.verb.to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! Everything here runs under the state's write lock, synchronously; the current time comes with the request.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -77,6 +77,24 @@ impl Target {
             api_version,
             now: options.now,
         }
+    }
+}
+
+/// The state behind its lock; clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedState(Arc<RwLock<ApiState>>);
+
+impl SharedState {
+    pub(crate) fn new(state: ApiState) -> Self {
+        Self(Arc::new(RwLock::new(state)))
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, ApiState> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, ApiState> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

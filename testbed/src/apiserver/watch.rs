@@ -10,11 +10,11 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::cluster::Cluster;
 use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Change, Event};
 use super::store::{Slice, Version};
+use super::verbs::SharedState;
 
 /// Changes read from the log at a time, to keep the lock short.
 const BATCH: usize = 1000;
@@ -47,7 +47,7 @@ pub(crate) struct Delta {
 /// A running watch.
 #[derive(Debug)]
 pub struct Watch {
-    cluster: Cluster,
+    state: SharedState,
     storage: String,
     namespace: Option<String>,
     selectors: Selectors,
@@ -58,15 +58,15 @@ pub struct Watch {
 
 impl Watch {
     pub(crate) fn new(
-        cluster: &Cluster,
+        shared: &SharedState,
         storage: &str,
         namespace: Option<&str>,
         selectors: Selectors,
         start: WatchStart,
     ) -> Result<Self, ApiError> {
-        let mut state = cluster.state_mut();
+        let mut state = shared.write();
         let mut watch = Self {
-            cluster: cluster.clone(),
+            state: shared.clone(),
             storage: storage.to_owned(),
             namespace: namespace.map(str::to_owned),
             selectors,
@@ -131,11 +131,7 @@ impl Watch {
         loop {
             // Before the read: a change during it must wake the next wait.
             self.signal.mark_unchanged();
-            let read = self
-                .cluster
-                .state()
-                .store
-                .events(&self.storage, self.cursor, BATCH);
+            let read = self.state.read().store.events(&self.storage, self.cursor, BATCH);
             let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
             let exhausted = events.len() < BATCH;
             self.cursor = seen;

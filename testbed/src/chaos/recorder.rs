@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::device::Device;
 use serde::de::DeserializeOwned;
 
-use crate::apiserver::Cluster as Api;
+use crate::apiserver::ApiObjects as Api;
 use crate::invariants::{self, ContainerView};
 use crate::kubelet::{Admission, Container, ContainerStart};
 

@@ -91,7 +91,7 @@ impl Runner {
         };
         let mut cluster = Cluster::start(spec).await?;
         cluster.keep_files(true);
-        recorder.connect(cluster.api().cluster().clone());
+        recorder.connect(cluster.api().objects().clone());
         let cdi = cluster
             .nodes()
             .map(|node| CdiDir::of(node.kubelet().config()))
@@ -289,7 +289,7 @@ impl Runner {
                 self.recorder.note_admission(&admission);
             }
         }
-        let mut snapshot = Snapshot::of(self.cluster.api().cluster());
+        let mut snapshot = Snapshot::of(self.cluster.api().objects());
         self.recorder.replace_pods(snapshot.pods.clone());
         let (there, gone) = std::mem::take(&mut self.wanted)
             .into_iter()
@@ -310,7 +310,7 @@ impl Runner {
         let until = Instant::now() + SETTLING;
         loop {
             let accounts =
-                invariants::accounts(&Snapshot::of(self.cluster.api().cluster()), &BTreeSet::new());
+                invariants::accounts(&Snapshot::of(self.cluster.api().objects()), &BTreeSet::new());
             let differences = accounting::differences(&client, &url, &accounts).await;
             if differences.is_empty() {
                 return;
@@ -324,7 +324,7 @@ impl Runner {
 
     /// A record that has moved away from a container that has started counts as a wrong device.
     async fn look_at_started(&self) {
-        let api = self.cluster.api().cluster().clone();
+        let api = self.cluster.api().objects().clone();
         let none = |_: &Snapshot| {
             misplaced(&self.cluster, &Snapshot::of(&api))
                 .is_empty()

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::node_spec::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec};
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
-use crate::daemons::{Binaries, Crashes, Daemon, Invocation};
+use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use crate::http_client::HttpClient;
 use crate::kubelet::nvidia_runtime::VISIBLE_DEVICES;
 use crate::kubelet::{Kubelet, KubeletConfig, MachineGpus};
@@ -56,7 +56,7 @@ impl SimulatedNode {
         std::fs::create_dir_all(&node_dir).with_context(|| format!("cannot make {}", node_dir.display()))?;
         let user = format!("system:node:{}", spec.name);
         let client = user_client(api, dir, &user, &["system:nodes"]).await?;
-        let cluster = api.cluster().clone();
+        let cluster = api.objects().clone();
         let mut config = KubeletConfig {
             labels: spec.labels.clone(),
             seed,
@@ -99,7 +99,7 @@ impl SimulatedNode {
         let metrics = free_address()?;
         let mut invocation = plugin_invocation(
             &spec,
-            binaries,
+            binaries.path(Program::DevicePlugin)?,
             &plugin_dir,
             &inventory,
             [&kubeconfig, &node_dir],
@@ -344,7 +344,7 @@ impl SimulatedNode {
 
 fn plugin_invocation(
     spec: &NodeSpec,
-    binaries: &Binaries,
+    program: PathBuf,
     plugin_dir: &Path,
     inventory: &Path,
     [kubeconfig, node_dir]: [&Path; 2],
@@ -380,7 +380,6 @@ fn plugin_invocation(
         format!("gpushare-device-plugin of {}", spec.name),
         node_dir.join("device-plugin.log"),
     );
-    let program = binaries.device_plugin.clone();
     let Some(script) = script(spec) else {
         return Invocation {
             name,

@@ -61,7 +61,7 @@ impl Webhooks {
             manifests::apply_file(client, &deploy.join(file)).await?;
         }
         let listen = free_address()?;
-        api.cluster().route_service(NAMESPACE, SERVICE, 443, listen);
+        api.objects().route_service(NAMESPACE, SERVICE, 443, listen);
         Ok(Self {
             listen,
             lifetime: spec.lifetime,

@@ -50,7 +50,7 @@ impl ReplicaAddresses {
 pub(super) async fn serve(
     address: SocketAddr,
     selector: Selector,
-    api: &apiserver::Cluster,
+    api: &apiserver::ApiObjects,
     addresses: &ReplicaAddresses,
     flag: &'static str,
 ) -> Result<AbortOnDropHandle<()>> {
@@ -80,7 +80,7 @@ pub(super) async fn serve(
 
 /// The replicas that a Service selects.
 fn backends(
-    api: &apiserver::Cluster,
+    api: &apiserver::ApiObjects,
     selector: &Selector,
     addresses: &ReplicaAddresses,
     flag: &str,

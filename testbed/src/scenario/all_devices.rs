@@ -110,7 +110,7 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
 
 /// Waits for an event of this reason and with these words about a pod that does not start.
 pub(super) async fn until_held(world: &mut World, name: &str, reason: &str, words: &str) -> Result<()> {
-    let api = world.cluster()?.api().cluster().clone();
+    let api = world.cluster()?.api().objects().clone();
     let namespace = world.namespace.clone();
     let is_it = |event: &Value| {
         let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();

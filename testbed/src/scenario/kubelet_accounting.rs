@@ -173,7 +173,7 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.cluster()?.node(name)?;
         node.remove_plugin().await;
         node.set_gpus(Vec::new())?;
-        let api = world.cluster()?.api().cluster().clone();
+        let api = world.cluster()?.api().objects().clone();
         let left = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
         api.patch_status("nodes", "", name, &json!({"capacity": left, "allocatable": left}))?;
         world.cluster()?.node(name)?.start_plugin(&["--no-gpu", "wait"])?;

@@ -155,7 +155,7 @@ fn publish(world: &mut World) -> Result<()> {
         let resources = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
         json!({"type": "gpu", "id": format!("GPU-{KOORDINATOR}-{minor}"), "minor": minor, "health": true, "resources": resources})
     };
-    let api = world.cluster()?.api().cluster().clone();
+    let api = world.cluster()?.api().objects().clone();
     api.create(
         "devices.scheduling.koordinator.sh",
         json!({"metadata": {"name": KOORDINATOR}, "spec": {"devices": [device(0), device(1)]}}),
@@ -180,7 +180,7 @@ fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let spec = PodSpec::new(name, &limits).annotated(&record(minor, ratio)).scheduler("koord-scheduler");
             let pod = world.pods.create(&spec).await?;
             let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
-            world.cluster()?.api().cluster().bind(&namespace, name, binding)?;
+            world.cluster()?.api().objects().bind(&namespace, name, binding)?;
             // Koordinator's runtime hook sets the container's environment, not the one that kubelet knows of.
             world.excused.insert(world.key(name));
         }

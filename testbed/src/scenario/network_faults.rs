@@ -103,7 +103,7 @@ fn watches_dropped(world: &mut World) -> BoxFuture<'_, Result<()>> {
         faults.drop_watches("");
         let second = world.create_many("second", 6, &[(GPU_MEM, "1")]).await?;
         // A watch that starts from before this gets 410 and has to list again.
-        world.cluster()?.api().cluster().compact();
+        world.cluster()?.api().objects().compact();
         let gone = faults.inject(Matching::anything().verb("watch").times(4), Fault::Refuse(410));
         faults.drop_watches("");
         world.until_all_run(&first).await?;
@@ -120,7 +120,7 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     let late = world.cluster()?.api().faults().hold_watches("pods");
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
     world.pods.delete_all().await?;
-    let shown = Snapshot::of(world.cluster()?.api().cluster());
+    let shown = Snapshot::of(world.cluster()?.api().objects());
     let ours = shown
         .pods
         .iter()

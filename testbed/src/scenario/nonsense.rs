@@ -155,7 +155,7 @@ async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
 
 /// The devices of the object, without the conditions that change when a first container shows that injection works.
 fn device(world: &mut World) -> Result<Value> {
-    let device = world.cluster()?.api().cluster().get(DEVICES, "", EDITED)?;
+    let device = world.cluster()?.api().objects().get(DEVICES, "", EDITED)?;
     let mut devices = device.pointer("/spec/devices").cloned().unwrap_or_default();
     for conditions in devices
         .as_array_mut()
@@ -171,7 +171,7 @@ fn device(world: &mut World) -> Result<Value> {
 
 /// Past the schema, which may be older or another project's.
 fn write(world: &mut World, devices: &Value) -> Result<()> {
-    let api = world.cluster()?.api().cluster().clone();
+    let api = world.cluster()?.api().objects().clone();
     let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);
     let spec = device.get_mut("spec").context("a Device object without spec")?;
     crate::pods::set(spec, "devices", devices.clone());

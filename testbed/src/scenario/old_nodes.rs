@@ -107,7 +107,7 @@ async fn place(
     let binding =
         json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": OLD}});
     let namespace = world.namespace.clone();
-    world.cluster()?.api().cluster().bind(&namespace, name, binding)?;
+    world.cluster()?.api().objects().bind(&namespace, name, binding)?;
     Ok(())
 }
 

@@ -116,7 +116,7 @@ async fn ask(world: &mut World, name: &str) -> Result<()> {
 fn unlisted(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let api = world.cluster()?.api();
-        let (faults, objects) = (api.faults().clone(), api.cluster().clone());
+        let (faults, objects) = (api.faults().clone(), api.objects().clone());
         let held = faults.hold_watches_of(SCHEDULER_USER, "pods");
         for name in ["one", "other"] {
             world.start(whole(name)).await?;

@@ -70,7 +70,7 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let device =
             |minor: u32| json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "resources": {NPU: "4"}});
-        let api = world.cluster()?.api().cluster().clone();
+        let api = world.cluster()?.api().objects().clone();
         let object = json!({"metadata": {"name": NPU_NODE}, "spec": {"devices": [device(0), device(1)]}});
         api.create("devices.scheduling.koordinator.sh", object)?;
         api.patch_status("nodes", "", NPU_NODE, &json!({"capacity": {NPU: "8"}, "allocatable": {NPU: "8"}}))?;

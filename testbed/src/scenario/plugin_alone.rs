@@ -144,7 +144,7 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
             devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
         };
         // The testbed's own watches have pauses too, so the API server's objects are read directly.
-        let objects = world.cluster()?.api().cluster().clone();
+        let objects = world.cluster()?.api().objects().clone();
         while !is_sick(&Snapshot::of(&objects)) {
             ensure!(
                 back.elapsed() < FOLLOWED,

@@ -67,7 +67,7 @@ async fn put(world: &mut World, spec: PodSpec, node: &str) -> Result<String> {
     world
         .cluster()?
         .api()
-        .cluster()
+        .objects()
         .bind(&namespace, &name, binding)?;
     Ok(pod.uid().unwrap_or_default())
 }
@@ -301,7 +301,7 @@ fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {
         manifests::apply_file(cluster.client(), &path).await?;
         let alice = user_client(cluster.api(), cluster.dir(), "alice", &[]).await?;
         let tried = try_accounts(world, &alice).await;
-        let api = world.cluster()?.api().cluster().clone();
+        let api = world.cluster()?.api().objects().clone();
         for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
             api.delete(plural, "", POLICY.0, None)?;
         }

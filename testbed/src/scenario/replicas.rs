@@ -206,7 +206,7 @@ fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> Bo
 fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
     async move {
         let leader = replicas.until_led_by_another_than("").await?;
-        let api = world.cluster()?.api().cluster().clone();
+        let api = world.cluster()?.api().objects().clone();
         let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]});
         let account = format!("request.userInfo.username == '{SCHEDULER_USER}'");
         let policy = json!({"metadata": {"name": REFUSAL}, "spec": {
@@ -239,7 +239,7 @@ fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
 }
 
 /// The version of the event which says that a leader's bindings are refused.
-fn refusal_event(api: &apiserver::Cluster, leader: &str) -> Option<String> {
+fn refusal_event(api: &apiserver::ApiObjects, leader: &str) -> Option<String> {
     let events = api.list("events", Some(NAMESPACE)).ok()?;
     let is =
         |event: &Value, pointer: &str, text: &str| event.pointer(pointer).is_some_and(|value| value == text);

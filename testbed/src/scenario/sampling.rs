@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::old_nodes::until_extender_shows;
 use super::{Body, World};
-use crate::apiserver::Cluster;
+use crate::apiserver::ApiObjects;
 use crate::kube_scheduler::Outcome;
 use crate::observer::node_of;
 use crate::pods::PodSpec;
@@ -58,9 +58,9 @@ fn device(name: &str) -> Value {
 async fn create_full_nodes(world: &mut World) -> Result<()> {
     for idx in 0..N_FULL {
         let name = name(idx);
-        let cluster = world.cluster()?.api().cluster();
-        cluster.create("nodes", node(&name))?;
-        cluster.create(DEVICES, device(&name))?;
+        let objects = world.cluster()?.api().objects();
+        objects.create("nodes", node(&name))?;
+        objects.create(DEVICES, device(&name))?;
     }
     // Watches show objects in the order in which they were created, so the last one stands for all.
     until_extender_shows(world, &name(N_FULL - 1), "all nodes", |node| {
@@ -72,11 +72,11 @@ async fn create_full_nodes(world: &mut World) -> Result<()> {
 }
 
 /// Removes the nodes without room that are there.
-pub(super) fn remove_full_nodes(cluster: &Cluster) {
+pub(super) fn remove_full_nodes(objects: &ApiObjects) {
     for idx in 0..N_FULL {
         for kind in ["nodes", DEVICES] {
             // It is gone already, or was never made.
-            let _ = cluster.delete(kind, "", &name(idx), Some(0));
+            let _ = objects.delete(kind, "", &name(idx), Some(0));
         }
     }
 }
@@ -111,7 +111,7 @@ fn one_has_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "two refusals in a row have one text, so the pod waits for an event: {messages:?}"
         );
         world.delete("large").await?;
-        remove_full_nodes(world.cluster()?.api().cluster());
+        remove_full_nodes(world.cluster()?.api().objects());
         world.cluster()?.start_kube_scheduler().await
     }
     .boxed()

@@ -116,7 +116,7 @@ fn secret(world: &mut World, part: &str) -> Result<String> {
     let secret = world
         .cluster()?
         .api()
-        .cluster()
+        .objects()
         .get("secrets", "gpushare-system", SECRET)?;
     Ok(secret
         .pointer("/data")
@@ -130,7 +130,7 @@ fn secret(world: &mut World, part: &str) -> Result<String> {
 fn bundles(world: &mut World) -> Result<Vec<Value>> {
     let mut bundles = Vec::new();
     for kind in KINDS {
-        let configuration = world.cluster()?.api().cluster().get(kind, "", CONFIGURATION)?;
+        let configuration = world.cluster()?.api().objects().get(kind, "", CONFIGURATION)?;
         let webhooks = configuration
             .get("webhooks")
             .and_then(Value::as_array)
@@ -153,7 +153,7 @@ fn bundles(world: &mut World) -> Result<Vec<Value>> {
 /// True if a webhook that cannot be reached is an error.
 fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     for kind in KINDS {
-        let api = world.cluster()?.api().cluster().clone();
+        let api = world.cluster()?.api().objects().clone();
         let mut configuration = Value::clone(&*api.get(kind, "", CONFIGURATION)?);
         for webhook in configuration
             .get_mut("webhooks")

@@ -143,7 +143,7 @@ impl World {
             }
         }
         if let Some(cluster) = &self.cluster {
-            sampling::remove_full_nodes(cluster.api().cluster());
+            sampling::remove_full_nodes(cluster.api().objects());
         }
         let cleared = if self.cluster.is_some() {
             old_nodes::remove_old_node(self).await
@@ -333,7 +333,7 @@ impl World {
         // Watches run ahead of each other.
         let mut snapshot = self.cluster.as_ref().map_or_else(
             || self.observer.now(),
-            |cluster| Snapshot::of(cluster.api().cluster()),
+            |cluster| Snapshot::of(cluster.api().objects()),
         );
         let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
         snapshot
@@ -361,7 +361,7 @@ impl World {
         let is_left = |cluster: &Cluster| {
             cluster
                 .api()
-                .cluster()
+                .objects()
                 .list("pods", Some(&self.namespace))
                 .is_ok_and(|pods| !pods.is_empty())
         };

@@ -70,7 +70,7 @@ impl Webhook {
     /// A configuration that names this server through its Service.
     async fn register(&self, server: &ApiServer, kind: &str, change: impl FnOnce(&mut Value)) {
         server
-            .cluster()
+            .objects()
             .route_service("system", "hook", 443, self.address);
         let client = json!({"caBundle": ByteString(self.ca.clone().into_bytes()), "service": {"namespace": "system", "name": "hook", "path": "/review"}});
         register(server, kind, client, change).await;
@@ -379,7 +379,7 @@ async fn the_certificate_must_be_for_the_name_and_from_the_bundle() {
     );
     let misnamed = start().await;
     misnamed
-        .cluster()
+        .objects()
         .route_service("system", "other", 443, webhook.address);
     let service = json!({"namespace": "system", "name": "other"});
     register(

@@ -55,10 +55,10 @@ async fn watches_carry_bookmarks_that_can_be_resumed_from() {
     let api = pods(&server);
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());
     server
-        .cluster()
+        .objects()
         .create("configmaps", json!({"metadata": {"name": "unrelated"}}))
         .unwrap();
-    let newest = server.cluster().revision().to_string();
+    let newest = server.objects().revision().to_string();
     loop {
         match next(&mut stream).await.unwrap() {
             WatchEvent::Bookmark(mark) if mark.metadata.resource_version == newest => break,
@@ -88,11 +88,11 @@ async fn watchers_recover_from_compaction(#[case] config: watcher::Config) {
 
     let held = server.faults().hold_watches("pods");
     server
-        .cluster()
+        .objects()
         .delete("pods", "default", "old", Some(0))
         .unwrap();
-    server.cluster().create("pods", pod("missed")).unwrap();
-    server.cluster().compact();
+    server.objects().create("pods", pod("missed")).unwrap();
+    server.objects().compact();
     drop(held);
     let mut names = Vec::new();
     loop {
@@ -161,7 +161,7 @@ async fn node_status_is_a_resource_of_its_own() {
     let server = start().await;
     let api: Api<Node> = Api::all(client(&server));
     server
-        .cluster()
+        .objects()
         .create("nodes", json!({"metadata": {"name": "n"}}))
         .unwrap();
     let patch = json!({"spec": {"unschedulable": true}, "status": {"capacity": {"x.y/z": "3"}}});
@@ -261,13 +261,13 @@ async fn collections_are_deleted_by_selector() {
 async fn logs_belong_to_one_pods_life() {
     let server = start().await;
     let api = pods(&server);
-    let create = || server.cluster().create("pods", pod("p")).unwrap();
+    let create = || server.objects().create("pods", pod("p")).unwrap();
     create();
     server
-        .cluster()
+        .objects()
         .bind("default", "p", json!({"target": {"name": "n"}}))
         .unwrap();
-    server.cluster().append_log("default", "p", "c", "one\ntwo\n");
+    server.objects().append_log("default", "p", "c", "one\ntwo\n");
     assert_eq!(
         api.logs("p", &kube::api::LogParams::default()).await.unwrap(),
         "one\ntwo\n"
@@ -282,10 +282,10 @@ async fn logs_belong_to_one_pods_life() {
         ..Default::default()
     };
     assert_eq!(code(api.logs("p", &other).await.unwrap_err()), 400);
-    server.cluster().delete("pods", "default", "p", Some(0)).unwrap();
+    server.objects().delete("pods", "default", "p", Some(0)).unwrap();
     create();
     server
-        .cluster()
+        .objects()
         .bind("default", "p", json!({"target": {"name": "n"}}))
         .unwrap();
     assert_eq!(api.logs("p", &kube::api::LogParams::default()).await.unwrap(), "");

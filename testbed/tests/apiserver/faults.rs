@@ -60,13 +60,13 @@ async fn a_lost_reply_is_not_a_lost_write() {
         .faults()
         .inject(Matching::anything().times(1), Fault::DropConnection);
     assert!(create().await.is_err());
-    assert!(server.cluster().get("pods", "default", "p").is_err());
+    assert!(server.objects().get("pods", "default", "p").is_err());
     assert_eq!(lost.hits(), 1);
     server
         .faults()
         .inject(Matching::anything().times(1), Fault::DropReply);
     assert!(create().await.is_err());
-    assert!(server.cluster().get("pods", "default", "p").is_ok());
+    assert!(server.objects().get("pods", "default", "p").is_ok());
     assert_eq!(create().await.unwrap().code, 409);
 }
 
@@ -95,14 +95,14 @@ async fn watches_are_cut_and_held() {
     let api = pods(&server);
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());
     let held = server.faults().hold_watches("pods");
-    server.cluster().create("pods", pod("p")).unwrap();
+    server.objects().create("pods", pod("p")).unwrap();
     let early = tokio::time::timeout(Duration::from_millis(100), futures::StreamExt::next(&mut stream)).await;
     assert!(early.is_err(), "held back: {early:?}");
     drop(held);
     assert!(matches!(next(&mut stream).await.unwrap(), WatchEvent::Added(_)));
     server.faults().drop_watches("nodes");
     server
-        .cluster()
+        .objects()
         .patch(
             "pods",
             "default",

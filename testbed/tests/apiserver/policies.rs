@@ -47,7 +47,7 @@ async fn server() -> ApiServer {
         );
     }
     server
-        .cluster()
+        .objects()
         .create("namespaces", json!({"metadata": {"name": "gpushare-system"}}))
         .unwrap();
     server
@@ -232,7 +232,7 @@ async fn a_parameter_of_our_own_kind_does_not_freeze() {
         (403, 201)
     );
     server
-        .cluster()
+        .objects()
         .delete(
             "customresourcedefinitions",
             "",

@@ -65,7 +65,7 @@ async fn bad_requests_get_a_status(
     #[case] reason: &str,
 ) {
     let server = start().await;
-    let before = server.cluster().revision();
+    let before = server.objects().revision();
     let answer = send(&server, method, path, &[("content-type", content_type)], body)
         .await
         .unwrap();
@@ -76,7 +76,7 @@ async fn bad_requests_get_a_status(
         "{status}"
     );
     assert_eq!(status["code"], code);
-    assert_eq!(server.cluster().revision(), before);
+    assert_eq!(server.objects().revision(), before);
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn oversized_bodies_are_refused() {
 #[tokio::test]
 async fn an_old_watch_gets_410_as_an_event() {
     let server = start().await;
-    server.cluster().compact();
+    server.objects().compact();
     let answer = get(&server, "/api/v1/pods?watch=1&resourceVersion=1", "").await;
     let event: Value = serde_json::from_str(answer.text.trim()).unwrap();
     assert_eq!(answer.code, 200);
@@ -111,7 +111,7 @@ async fn an_old_watch_gets_410_as_an_event() {
 #[tokio::test]
 async fn a_watch_ends_after_its_timeout_with_the_initial_events_marked() {
     let server = start().await;
-    server.cluster().create("pods", pod("p")).unwrap();
+    server.objects().create("pods", pod("p")).unwrap();
     let path = "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1";
     let answer = get(&server, path, "").await;
     let events: Vec<Value> = answer
@@ -130,7 +130,7 @@ async fn a_watch_ends_after_its_timeout_with_the_initial_events_marked() {
 #[tokio::test]
 async fn pods_are_printed_as_tables() {
     let server = start().await;
-    server.cluster().create("pods", pod("p")).unwrap();
+    server.objects().create("pods", pod("p")).unwrap();
     let table = get(&server, PODS, TABLE).await.json();
     let names: Vec<&str> = table["columnDefinitions"]
         .as_array()
@@ -167,9 +167,9 @@ async fn tables_of_every_resource_have_as_many_cells_as_columns() {
         ("roles", ""),
     ];
     for (plural, _) in lists {
-        let resource = server.cluster().resource(plural).unwrap();
+        let resource = server.objects().resource(plural).unwrap();
         let new = json!({"metadata": {"name": "x"}});
-        server.cluster().create(plural, new).unwrap();
+        server.objects().create(plural, new).unwrap();
         let root = if resource.group.is_empty() { "api" } else { "apis" };
         let table = get(
             &server,
@@ -229,7 +229,7 @@ async fn dry_runs_change_nothing() {
         (answer.code, &answer.json()["spec"]["schedulerName"]),
         (201, &json!("default-scheduler"))
     );
-    assert!(server.cluster().list("pods", None).unwrap().is_empty());
+    assert!(server.objects().list("pods", None).unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -247,7 +247,7 @@ async fn custom_resources_are_discovered_at_once() {
         },
     });
     server
-        .cluster()
+        .objects()
         .create("customresourcedefinitions", definition)
         .unwrap();
     let resources = get(&server, "/apis/x.io/v1", "").await.json();

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::thread;
 
 use rstest::rstest;
-use testbed::daemons::Binaries;
+use testbed::daemons::{Binaries, Program};
 use tokio::runtime::Runtime;
 
 /// A daemon, by the name of its binary, its container and its workload.
@@ -46,12 +46,12 @@ impl Daemon {
     }
 
     pub(crate) fn command(self) -> Command {
-        let path = if self == SCHEDULER {
-            &BINARIES.scheduler
+        let program = if self == SCHEDULER {
+            Program::Scheduler
         } else {
-            &BINARIES.device_plugin
+            Program::DevicePlugin
         };
-        let mut command = Command::new(path);
+        let mut command = Command::new(BINARIES.path(program).unwrap());
         command.env_clear();
         command
     }

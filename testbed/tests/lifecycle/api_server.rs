@@ -83,7 +83,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     );
     ensure!(gone.hits() > 0 && n_restarts > 0, "nothing was tried meanwhile");
     gone.remove();
-    cluster.api().cluster().compact();
+    cluster.api().objects().compact();
 
     let kubelet = cluster.node("n2")?.kubelet();
     ensure!(

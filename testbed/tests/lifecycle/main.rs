@@ -54,7 +54,7 @@ fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
 
 /// Nothing that has started sees what is not counted for it, and nothing is counted twice.
 async fn verify(cluster: &Cluster) -> Result<()> {
-    let snapshot = Snapshot::of(cluster.api().cluster());
+    let snapshot = Snapshot::of(cluster.api().objects());
     let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
     let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
@@ -65,7 +65,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
 /// Waits for an event of this reason on an object.
 async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
     let is_told = || {
-        let events = cluster.api().cluster().list("events", None).unwrap_or_default();
+        let events = cluster.api().objects().list("events", None).unwrap_or_default();
         events.iter().any(|event| {
             event.pointer("/reason").is_some_and(|text| text == reason)
                 && event

@@ -290,7 +290,7 @@ async fn the_disk_is_full() -> Result<()> {
 async fn an_upgrade_loses_no_resource() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(2)).await?;
     run(&cluster, &pods, "before", 4).await?;
-    let api = cluster.api().cluster().clone();
+    let api = cluster.api().objects().clone();
     let node = cluster.node("n1")?;
     let is_listed = |kubelet: &Kubelet| {
         let status = api

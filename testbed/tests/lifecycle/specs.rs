@@ -63,7 +63,7 @@ impl Scene {
     async fn check(&self, what: &str, n_starts: usize) -> Result<()> {
         let started = std::mem::take(&mut *self.starts.lock().unwrap_or_else(PoisonError::into_inner));
         ensure!(started.len() >= n_starts, "{what}: {} starts", started.len());
-        let snapshot = Snapshot::of(self.cluster.api().cluster());
+        let snapshot = Snapshot::of(self.cluster.api().objects());
         for container in started {
             let name = format!("{what}: {}/{}", container.pod, container.name);
             let pod = snapshot.pod(&container.pod).context("a pod is gone")?;

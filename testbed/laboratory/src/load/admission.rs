@@ -226,7 +226,7 @@ async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result
 
 /// The problems now: refused pods, wrong devices, sums.
 fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
-    let snapshot = Snapshot::of(cluster.api().cluster());
+    let snapshot = Snapshot::of(cluster.api().objects());
     let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;
     let device = snapshot.devices.get("n1");
     let kubelet: &Kubelet = cluster.node("n1")?.kubelet();
@@ -258,7 +258,7 @@ fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
 
 async fn empty(cluster: &Cluster) -> Result<()> {
     let pods = Pods::of(cluster.client(), "default");
-    let names = Snapshot::of(cluster.api().cluster()).pods.into_keys();
+    let names = Snapshot::of(cluster.api().objects()).pods.into_keys();
     let deleted = futures::stream::iter(names).map(|key| {
         let pods = pods.clone();
         async move { pods.delete(key.rsplit('/').next().unwrap_or(&key)).await }

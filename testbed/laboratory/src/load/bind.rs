@@ -119,8 +119,8 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
     let floor = floor(args).await?;
     console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
     let (api, dir) = Rig::start().await?;
-    fleet::fill(api.cluster(), args.nodes, 0, 0)?;
-    let pending = fleet::pending(api.cluster(), args.nodes, args.pods)?;
+    fleet::fill(api.objects(), args.nodes, 0, 0)?;
+    let pending = fleet::pending(api.objects(), args.nodes, args.pods)?;
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir, &[]).await?;
     let client = HttpClient::new();
@@ -161,10 +161,10 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
 /// Measures the bindings per second of an API server without any other load.
 async fn floor(args: &BindArgs) -> Result<f64> {
     let (api, _dir) = Rig::start().await?;
-    fleet::fill(api.cluster(), args.nodes, 0, 0)?;
+    fleet::fill(api.objects(), args.nodes, 0, 0)?;
     let client = HttpClient::new();
     let pods = format!("{}/api/v1/namespaces/{}/pods", api.url(), fleet::NAMESPACE);
-    let requests = fleet::pending(api.cluster(), args.nodes, args.pods)?
+    let requests = fleet::pending(api.objects(), args.nodes, args.pods)?
         .into_iter()
         .map(|bind| {
             let (client, pods) = (client.clone(), pods.clone());

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::fleet;
-use testbed::apiserver::Cluster;
+use testbed::apiserver::ApiObjects;
 use testbed::http_client::HttpClient;
 
 /// Binds under way at most.
@@ -38,10 +38,10 @@ struct ChurnCounts {
 
 impl Churn {
     /// Binds `per_second` pods, to one node after the other; at most four of these pods stay on each.
-    pub(super) fn start(cluster: Cluster, scheduler: &str, n_nodes: u32, per_second: u32) -> Self {
+    pub(super) fn start(objects: ApiObjects, scheduler: &str, n_nodes: u32, per_second: u32) -> Self {
         let counts = Arc::new(ChurnCounts::default());
         let url = format!("{scheduler}/gpushare-scheduler/bind");
-        let running = run(cluster, url, n_nodes, per_second, Arc::clone(&counts));
+        let running = run(objects, url, n_nodes, per_second, Arc::clone(&counts));
         let running = tokio::spawn(async move {
             if let Err(error) = running.await {
                 tracing::error!(%error, "binds in the background have ended");
@@ -71,7 +71,7 @@ impl Drop for Churn {
 }
 
 async fn run(
-    cluster: Cluster,
+    objects: ApiObjects,
     url: String,
     n_nodes: u32,
     per_second: u32,
@@ -90,7 +90,7 @@ async fn run(
         while f64::from(n_begun) < due {
             let permit = Arc::clone(&permits).acquire_owned().await?;
             let name = format!("churn-{n_begun:07}");
-            let bind = fleet::pending_pod(&cluster, &name, n_begun % n_nodes)?;
+            let bind = fleet::pending_pod(&objects, &name, n_begun % n_nodes)?;
             n_begun += 1;
             while let Ok(bound) = reported.try_recv() {
                 there.push_back(bound);
@@ -98,7 +98,7 @@ async fn run(
             while there.len() > 4 * n_nodes as usize
                 && let Some(oldest) = there.pop_front()
             {
-                cluster.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
+                objects.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
             }
             let (client, url, counts, report) =
                 (client.clone(), url.clone(), Arc::clone(&counts), report.clone());

@@ -9,7 +9,7 @@ use proto::record::{
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use testbed::apiserver::Cluster;
+use testbed::apiserver::ApiObjects;
 
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;
@@ -25,15 +25,15 @@ pub(super) fn node_name(idx: u32) -> String {
 }
 
 /// Creates nodes, their Device objects, and bound pods that hold half a GPU each.
-pub(super) fn fill(cluster: &Cluster, n_nodes: u32, n_pods: u32, pod_bytes: usize) -> Result<()> {
-    cluster.create("customresourcedefinitions.apiextensions.k8s.io", crd()?)?;
+pub(super) fn fill(objects: &ApiObjects, n_nodes: u32, n_pods: u32, pod_bytes: usize) -> Result<()> {
+    objects.create("customresourcedefinitions.apiextensions.k8s.io", crd()?)?;
     for idx in 0..n_nodes {
         let name = node_name(idx);
-        cluster.create("nodes", node(&name))?;
-        cluster.create(DEVICES, device(&name))?;
+        objects.create("nodes", node(&name))?;
+        objects.create(DEVICES, device(&name))?;
     }
     for idx in 0..n_pods {
-        cluster.create("pods", bound_pod(idx, n_nodes, pod_bytes))?;
+        objects.create("pods", bound_pod(idx, n_nodes, pod_bytes))?;
     }
     Ok(())
 }
@@ -45,15 +45,15 @@ pub(super) fn crd() -> Result<Value> {
 }
 
 /// Creates pods that wait, and answers the bind request for each.
-pub(super) fn pending(cluster: &Cluster, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
+pub(super) fn pending(objects: &ApiObjects, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
     (0..n_pods)
-        .map(|idx| pending_pod(cluster, &format!("pod-{idx:05}"), idx % n_nodes))
+        .map(|idx| pending_pod(objects, &format!("pod-{idx:05}"), idx % n_nodes))
         .collect()
 }
 
 /// Creates a pod that waits, and answers the request to bind it to a node.
-pub(super) fn pending_pod(cluster: &Cluster, name: &str, node_idx: u32) -> Result<Value> {
-    let pod = cluster.create("pods", pod(name, "1"))?;
+pub(super) fn pending_pod(objects: &ApiObjects, name: &str, node_idx: u32) -> Result<Value> {
+    let pod = objects.create("pods", pod(name, "1"))?;
     let uid = pod
         .pointer("/metadata/uid")
         .cloned()

@@ -319,7 +319,7 @@ fn key(pod: &str) -> String {
 
 /// Compares the devices in the containers of a burst with their specs and with the records of their pods.
 fn look(cluster: &mut Cluster, watched: &mut WatchedNode) -> Result<()> {
-    let snapshot = Snapshot::of(cluster.api().cluster());
+    let snapshot = Snapshot::of(cluster.api().objects());
     let device = snapshot.devices.get(&watched.node);
     let dirs = cluster.node(&watched.node)?.kubelet().config().cdi_dirs.clone();
     let dir = dirs.last().context("the node has no directory of CDI specs")?;

@@ -15,10 +15,11 @@ use crate::apiserver::render;
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::Version;
-use crate::apiserver::verbs::create::check_new;
 use crate::apiserver::verbs::delete::{DeleteOptions, Deleted};
 use crate::apiserver::verbs::patch::Draft;
-use crate::apiserver::verbs::{ApiState, Target, WriteOptions, Written};
+use crate::apiserver::verbs::{
+    ApiState, Target, WriteOptions, Written, binding, create, delete, patch, update,
+};
 
 /// Attempts of a write that other writes come in between of.
 const ATTEMPTS: usize = 5;
@@ -51,9 +52,9 @@ type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
 impl Server {
     fn gate(&self, asked: &Request<'_>) -> AdmissionChain {
         AdmissionChain::of(
-            &self.cluster.state(),
-            self.cluster.services(),
-            self.cluster.params(),
+            &self.objects.state(),
+            self.objects.services(),
+            self.objects.params(),
             asked,
         )
     }
@@ -82,14 +83,11 @@ impl Server {
         let asked = asked(request, Operation::Create, &named, options);
         let gate = self.gate(&asked);
         if gate.is_open() {
-            return self
-                .cluster
-                .state_mut()
-                .create(target, body, options)
+            return create::create(&mut self.objects.state_mut(), target, body, options)
                 .map(AdmittedWrite::unasked);
         }
         let resource = &target.resource;
-        let (mut settled, mut draft) = self.cluster.state().draft_new(target, body, options)?;
+        let (mut settled, mut draft) = create::draft_new(&self.objects.state(), target, body, options)?;
         let mut shown = render::shown(resource, &draft);
         hide_system_fields(&mut shown, named.name.is_empty());
         let mutated = gate
@@ -102,9 +100,9 @@ impl Server {
             )
             .await?;
         if mutated != shown {
-            (settled, draft) = self.cluster.state().draft_new(target, mutated, options)?;
+            (settled, draft) = create::draft_new(&self.objects.state(), target, mutated, options)?;
         }
-        check_new(&settled, &draft)?;
+        create::check_new(&settled, &draft)?;
         gate.validate(
             &asked,
             &ReviewObjects {
@@ -113,7 +111,7 @@ impl Server {
             },
         )
         .await?;
-        let written = self.cluster.state_mut().store_new(&settled, draft, options)?;
+        let written = create::store_new(&mut self.objects.state_mut(), &settled, draft, options)?;
         Ok(AdmittedWrite::through(&gate, written))
     }
 
@@ -126,7 +124,7 @@ impl Server {
         let target = request.route.target();
         let draft = |state: &ApiState| {
             Ok(Draft::Changed {
-                new: state.draft_update(&target, body.clone())?,
+                new: update::draft_update(state, &target, body.clone())?,
                 applied: false,
             })
         };
@@ -141,7 +139,7 @@ impl Server {
         options: &WriteOptions,
     ) -> AdmissionResult<Written> {
         let target = request.route.target();
-        let draft = |state: &ApiState| state.draft_patch(&target, format, body.clone(), options);
+        let draft = |state: &ApiState| patch::draft_patch(state, &target, format, body.clone(), options);
         self.change(request, &target, options, draft).await
     }
 
@@ -157,17 +155,16 @@ impl Server {
         let mut attempt = 1;
         loop {
             let drafted = if gate.is_open() {
-                let mut state = self.cluster.state_mut();
+                let mut state = self.objects.state_mut();
                 match draft(&state)? {
                     Draft::New(body, options) => Draft::New(body, options),
                     Draft::Changed { new, applied } => {
-                        return state
-                            .commit(target, new, options, applied)
+                        return update::commit(&mut state, target, new, options, applied)
                             .map(AdmittedWrite::unasked);
                     }
                 }
             } else {
-                draft(&self.cluster.state())?
+                draft(&self.objects.state())?
             };
             let (new, applied) = match drafted {
                 Draft::New(body, options) => return self.create_at(request, target, body, &options).await,
@@ -195,7 +192,7 @@ impl Server {
         let resource = &target.resource;
         let old = Arc::new(render::shown(
             resource,
-            &self.cluster.state().current(target)?.value,
+            &self.objects.state().current(target)?.value,
         ));
         let shown = render::shown(resource, &new);
         let mutated = gate
@@ -210,9 +207,9 @@ impl Server {
         let new = if mutated == shown {
             new
         } else {
-            self.cluster.state().draft_update(target, mutated)?
+            update::draft_update(&self.objects.state(), target, mutated)?
         };
-        let settled = self.cluster.state().settle(target, new, options, applied)?;
+        let settled = update::settle(&self.objects.state(), target, new, options, applied)?;
         gate.validate(
             asked,
             &ReviewObjects {
@@ -221,7 +218,7 @@ impl Server {
             },
         )
         .await?;
-        self.cluster.state_mut().store_settled(target, settled, options)
+        update::store_settled(&mut self.objects.state_mut(), target, settled, options)
     }
 
     pub(super) async fn delete(
@@ -247,7 +244,7 @@ impl Server {
         let asked = asked(request, Operation::Delete, target, &write_options);
         let gate = self.gate(&asked);
         if !gate.is_open() {
-            let old = admission::value_of(Some(&self.cluster.state().current(target)?));
+            let old = admission::value_of(Some(&self.objects.state().current(target)?));
             let objects = ReviewObjects {
                 old,
                 new: Value::Null,
@@ -255,7 +252,7 @@ impl Server {
             gate.mutate(&asked, objects.clone()).await?;
             gate.validate(&asked, &objects).await?;
         }
-        let deleted = self.cluster.state_mut().delete(target, options)?;
+        let deleted = delete::delete(&mut self.objects.state_mut(), target, options)?;
         Ok(AdmittedWrite::through(&gate, deleted))
     }
 
@@ -266,7 +263,7 @@ impl Server {
         selectors: &Selectors,
         options: &DeleteOptions,
     ) -> AdmissionResult<Vec<Arc<Version>>> {
-        let found = self.cluster.state().select(&request.route.target(), selectors);
+        let found = delete::select(&self.objects.state(), &request.route.target(), selectors);
         let mut passed = AdmittedWrite::unasked(Vec::new());
         for target in found {
             match self.delete_at(request, &target, options).await {
@@ -295,7 +292,7 @@ impl Server {
             ..request.route.target()
         };
         let (gate, binding) = self.admit_action(request, &target, body, options).await?;
-        self.cluster.state_mut().bind(pod, &binding, options)?;
+        binding::bind(&mut self.objects.state_mut(), pod, &binding, options)?;
         Ok(AdmittedWrite::through(&gate, ()))
     }
 
@@ -307,7 +304,7 @@ impl Server {
     ) -> AdmissionResult<()> {
         let target = request.route.target();
         let (gate, eviction) = self.admit_action(request, &target, body, options).await?;
-        self.cluster.state_mut().evict(&target, &eviction, options)?;
+        binding::evict(&mut self.objects.state_mut(), &target, &eviction, options)?;
         Ok(AdmittedWrite::through(&gate, ()))
     }
 

@@ -66,7 +66,7 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
     let view = request.view()?;
     let query = request.list_query()?;
     let resource = Arc::clone(&request.route.resource);
-    let page = read::list(&server.cluster.state().store, &resource.storage, &query)?;
+    let page = read::list(&server.objects.state().store, &resource.storage, &query)?;
     let meta = render::list_meta(page.revision, page.next.as_deref(), page.remaining);
     let (head, tail) = render::envelope(view, &resource, &meta);
     let mut items = page
@@ -120,13 +120,13 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
     let start = match request.query.number("resourceVersion")? {
         Some(rv) if rv > 0 && !streams_list => WatchStart::After(rv),
         _ if request.query.get("sendInitialEvents") == Some("false") => {
-            WatchStart::After(server.cluster.revision())
+            WatchStart::After(server.objects.revision())
         }
         _ => WatchStart::Present,
     };
     let namespace = request.route.namespace.as_deref();
     let watch = Watch::new(
-        &server.cluster,
+        server.objects.shared_state(),
         &resource.storage,
         namespace,
         request.selectors()?,
@@ -160,7 +160,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
         done: deleted,
         warnings,
     } = server.delete_all(request, &selectors, &options).await?;
-    let revision = server.cluster.revision();
+    let revision = server.objects.revision();
     let meta = render::list_meta(revision, None, None);
     let (head, tail) = render::envelope(View::Object, &target.resource, &meta);
     let mut body = BytesMut::from(head.as_bytes());

@@ -68,7 +68,7 @@ impl ApiRequest {
 }
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let version = server.cluster.state().current(&request.route.target())?;
+    let version = server.objects.state().current(&request.route.target())?;
     request.one(200, &request.route.resource, &version)
 }
 
@@ -158,7 +158,7 @@ fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Resul
     let mut target = request.route.target();
     if target.name.is_empty() {
         object::text(body, "/metadata/name").clone_into(&mut target.name);
-        target.resource = server.cluster.resource("pods")?;
+        target.resource = server.objects.resource("pods")?;
     }
     Ok(target)
 }
@@ -172,7 +172,7 @@ pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<
 
 pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let target = request.route.target();
-    let pod = server.cluster.state().current(&target)?;
+    let pod = server.objects.state().current(&target)?;
     let names: Vec<&str> = ["/spec/containers", "/spec/initContainers"]
         .into_iter()
         .flat_map(|list| object::array(&pod.value, list))
@@ -183,7 +183,7 @@ pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
         return Ok(text_answer(String::new()));
     }
     let uid = object::text(&pod.value, "/metadata/uid");
-    let text = server.cluster.logs().read(&target.key(), uid, container);
+    let text = server.objects.logs().read(&target.key(), uid, container);
     let Some(n_lines) = request.query.number("tailLines")? else {
         return Ok(text_answer(text));
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::Method;
 
-use crate::apiserver::cluster::Cluster;
+use crate::apiserver::api_objects::ApiObjects;
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::verbs::Target;
@@ -80,7 +80,7 @@ pub(super) struct Route {
 
 impl Route {
     pub(super) fn parse(
-        cluster: &Cluster,
+        objects: &ApiObjects,
         method: &Method,
         path: &str,
         query: &Query,
@@ -102,7 +102,7 @@ impl Route {
             [plural, rest @ ..] => (None, *plural, rest),
             [] => return Err(ApiError::unknown_path()),
         };
-        let found = cluster.state().registry.find(group, version, plural);
+        let found = objects.state().registry.find(group, version, plural);
         let resource = found.ok_or_else(ApiError::unknown_path)?;
         let (name, subresource) = match rest {
             [] => (String::new(), String::new()),
@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn paths_name_objects_and_subresources() {
-        let cluster = Cluster::new(10);
+        let objects = ApiObjects::new(10);
         let parse = |method: Method, path: &str| {
-            Route::parse(&cluster, &method, path, &Query::parse(""))
+            Route::parse(&objects, &method, path, &Query::parse(""))
                 .map(|r| (r.verb, r.resource.qualified(), r.namespace, r.name, r.subresource))
         };
         let owned = |verb, plural: &str, ns: Option<&str>, name: &str, sub: &str| {

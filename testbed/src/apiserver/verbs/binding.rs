@@ -5,58 +5,56 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::create::refuse;
-use super::delete::DeleteOptions;
+use super::delete::{DeleteOptions, delete};
 use super::{ApiState, Target, WriteOptions};
 use crate::apiserver::object;
 use crate::apiserver::pod;
 use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Version;
 
-impl ApiState {
-    /// Binds a pod to the node that a Binding names; its annotations and labels become the pod's in the same write.
-    pub(crate) fn bind(
-        &mut self,
-        target: &Target,
-        binding: &Value,
-        options: &WriteOptions,
-    ) -> Result<Arc<Version>, ApiError> {
-        check_binding(target, binding)?;
-        let current = self.current(target)?;
-        let node = object::text(binding, "/target/name");
-        check_bindable(&current.value, binding, &target.name)
-            .map_err(|why| ApiError::conflict("pods/binding", &target.name, &why))?;
-        let mut bound = Value::clone(&current.value);
-        object::child(&mut bound, "spec").insert("nodeName".to_owned(), Value::from(node));
-        for field in ["annotations", "labels"] {
-            let Some(added) = object::object(binding, &format!("/metadata/{field}")) else {
-                continue;
-            };
-            let slot = object::meta(&mut bound).entry(field).or_insert(Value::Null);
-            object::make_object(slot).extend(added.clone());
-        }
-        let condition = json!({
-            "type": "PodScheduled", "status": "True",
-            "lastTransitionTime": object::timestamp(options.now),
-        });
-        pod::set_condition(&mut bound, condition);
-        Ok(self.keep(target, bound, options.dry_run))
+/// Binds a pod to the node that a Binding names; its annotations and labels become the pod's in the same write.
+pub(crate) fn bind(
+    state: &mut ApiState,
+    target: &Target,
+    binding: &Value,
+    options: &WriteOptions,
+) -> Result<Arc<Version>, ApiError> {
+    check_binding(target, binding)?;
+    let current = state.current(target)?;
+    let node = object::text(binding, "/target/name");
+    check_bindable(&current.value, binding, &target.name)
+        .map_err(|why| ApiError::conflict("pods/binding", &target.name, &why))?;
+    let mut bound = Value::clone(&current.value);
+    object::child(&mut bound, "spec").insert("nodeName".to_owned(), Value::from(node));
+    for field in ["annotations", "labels"] {
+        let Some(added) = object::object(binding, &format!("/metadata/{field}")) else {
+            continue;
+        };
+        let slot = object::meta(&mut bound).entry(field).or_insert(Value::Null);
+        object::make_object(slot).extend(added.clone());
     }
+    let condition = json!({
+        "type": "PodScheduled", "status": "True",
+        "lastTransitionTime": object::timestamp(options.now),
+    });
+    pod::set_condition(&mut bound, condition);
+    Ok(state.keep(target, bound, options.dry_run))
+}
 
-    /// Evicts a pod: a deletion with the options that the Eviction carries.
-    pub(crate) fn evict(
-        &mut self,
-        target: &Target,
-        eviction: &Value,
-        options: &WriteOptions,
-    ) -> Result<(), ApiError> {
-        if !matches!(object::text(eviction, "/kind"), "" | "Eviction") {
-            return Err(ApiError::bad_request("the request body must be an Eviction"));
-        }
-        let given = eviction.get("deleteOptions").cloned().unwrap_or_default();
-        let mut deletion = DeleteOptions::read(&given, options.now);
-        deletion.dry_run |= options.dry_run;
-        self.delete(target, &deletion).map(drop)
+/// Evicts a pod: a deletion with the options that the Eviction carries.
+pub(crate) fn evict(
+    state: &mut ApiState,
+    target: &Target,
+    eviction: &Value,
+    options: &WriteOptions,
+) -> Result<(), ApiError> {
+    if !matches!(object::text(eviction, "/kind"), "" | "Eviction") {
+        return Err(ApiError::bad_request("the request body must be an Eviction"));
     }
+    let given = eviction.get("deleteOptions").cloned().unwrap_or_default();
+    let mut deletion = DeleteOptions::read(&given, options.now);
+    deletion.dry_run |= options.dry_run;
+    delete(state, target, &deletion).map(drop)
 }
 
 fn check_binding(target: &Target, binding: &Value) -> Result<(), ApiError> {

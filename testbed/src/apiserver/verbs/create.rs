@@ -8,84 +8,82 @@ use crate::apiserver::status::{ApiError, FieldError};
 use crate::apiserver::store::Key;
 use crate::apiserver::{admission, name, object, pod};
 
-impl ApiState {
-    /// Creates the object in `body`. The target's name may be empty: the body then names the object.
-    pub(crate) fn create(
-        &mut self,
-        target: &Target,
-        body: Value,
-        options: &WriteOptions,
-    ) -> Result<Written, ApiError> {
-        let (target, draft) = self.draft_new(target, body, options)?;
-        check_new(&target, &draft)?;
-        self.store_new(&target, draft, options)
-    }
+/// Creates the object in `body`. The target's name may be empty: the body then names the object.
+pub(crate) fn create(
+    state: &mut ApiState,
+    target: &Target,
+    body: Value,
+    options: &WriteOptions,
+) -> Result<Written, ApiError> {
+    let (target, draft) = draft_new(state, target, body, options)?;
+    check_new(&target, &draft)?;
+    store_new(state, &target, draft, options)
+}
 
-    /// The new object with its name, system fields and defaults, not validated.
-    pub(crate) fn draft_new(
-        &self,
-        target: &Target,
-        mut body: Value,
-        options: &WriteOptions,
-    ) -> Result<(Target, Value), ApiError> {
-        check_kind(target, &mut body)?;
-        to_stored(&target.resource, &mut body);
-        object::strip_nulls(&mut body);
-        let target = place(target, &mut body)?;
-        self.check_namespace(&target)?;
-        let resource = &target.resource;
-        let managed = object::meta(&mut body).remove("managedFields");
-        stamp(resource, &mut body, options);
-        settle_types(resource, &mut body)?;
-        prepare(resource, &mut body, options);
-        if let Some(managed) = managed.filter(|_| options.force) {
-            object::meta(&mut body).insert("managedFields".to_owned(), managed);
-        }
-        Ok((target, body))
+/// The new object with its name, system fields and defaults, not validated.
+pub(crate) fn draft_new(
+    state: &ApiState,
+    target: &Target,
+    mut body: Value,
+    options: &WriteOptions,
+) -> Result<(Target, Value), ApiError> {
+    check_kind(target, &mut body)?;
+    to_stored(&target.resource, &mut body);
+    object::strip_nulls(&mut body);
+    let target = place(target, &mut body)?;
+    check_namespace(state, &target)?;
+    let resource = &target.resource;
+    let managed = object::meta(&mut body).remove("managedFields");
+    stamp(resource, &mut body, options);
+    settle_types(resource, &mut body)?;
+    prepare(resource, &mut body, options);
+    if let Some(managed) = managed.filter(|_| options.force) {
+        object::meta(&mut body).insert("managedFields".to_owned(), managed);
     }
+    Ok((target, body))
+}
 
-    /// Stores an object that has been checked, unless its name is taken.
-    pub(crate) fn store_new(
-        &mut self,
-        target: &Target,
-        body: Value,
-        options: &WriteOptions,
-    ) -> Result<Written, ApiError> {
-        let resource = &target.resource;
-        if self.store.get(&resource.storage, &target.key()).is_some() {
-            return Err(ApiError::already_exists(&resource.qualified(), &target.name));
-        }
-        if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
-            self.registry.define(&body);
-        }
-        let version = self.keep(target, body, options.dry_run);
-        Ok(Written {
-            version,
-            created: true,
-        })
+/// Stores an object that has been checked, unless its name is taken.
+pub(crate) fn store_new(
+    state: &mut ApiState,
+    target: &Target,
+    body: Value,
+    options: &WriteOptions,
+) -> Result<Written, ApiError> {
+    let resource = &target.resource;
+    if state.store.get(&resource.storage, &target.key()).is_some() {
+        return Err(ApiError::already_exists(&resource.qualified(), &target.name));
     }
+    if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+        state.registry.define(&body);
+    }
+    let version = state.keep(target, body, options.dry_run);
+    Ok(Written {
+        version,
+        created: true,
+    })
+}
 
-    fn check_namespace(&self, target: &Target) -> Result<(), ApiError> {
-        if !target.resource.namespaced {
-            return Ok(());
-        }
-        let key = Key::new("", target.namespace.clone());
-        let Some(namespace) = self.store.get(NAMESPACES, &key) else {
-            return Err(ApiError::not_found("namespaces", &target.namespace));
-        };
-        if object::is_deleting(&namespace.value) {
-            let why = format!(
-                "unable to create new content in namespace {} because it is being terminated",
-                target.namespace
-            );
-            return Err(ApiError::forbidden(
-                &target.resource.qualified(),
-                &target.name,
-                &why,
-            ));
-        }
-        Ok(())
+fn check_namespace(state: &ApiState, target: &Target) -> Result<(), ApiError> {
+    if !target.resource.namespaced {
+        return Ok(());
     }
+    let key = Key::new("", target.namespace.clone());
+    let Some(namespace) = state.store.get(NAMESPACES, &key) else {
+        return Err(ApiError::not_found("namespaces", &target.namespace));
+    };
+    if object::is_deleting(&namespace.value) {
+        let why = format!(
+            "unable to create new content in namespace {} because it is being terminated",
+            target.namespace
+        );
+        return Err(ApiError::forbidden(
+            &target.resource.qualified(),
+            &target.name,
+            &why,
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses a new object that breaks a rule.

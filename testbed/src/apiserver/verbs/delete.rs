@@ -45,106 +45,110 @@ impl DeleteOptions {
     }
 }
 
-impl ApiState {
-    /// Deletes an object, or marks it as being deleted.
-    pub(crate) fn delete(&mut self, target: &Target, options: &DeleteOptions) -> Result<Deleted, ApiError> {
-        let current = self.current(target)?;
-        check_preconditions(target, &current.value, options)?;
-        if options.dry_run {
-            return Ok(Deleted {
-                version: current,
-                removed: true,
-            });
-        }
-        if target.resource.is("", "namespaces") {
-            return self.delete_namespace(target, &current, options);
-        }
-        let grace = if target.resource.is_pod() {
-            pod::grace(&current.value, options.grace)
-        } else {
-            0
-        };
-        if grace == 0 && !object::has_finalizers(&current.value) {
-            let version = self.finish(target, Value::clone(&current.value));
-            return Ok(Deleted {
-                version,
-                removed: true,
-            });
-        }
-        let mut marked = Value::clone(&current.value);
-        mark(&mut marked, grace, options.now);
-        let version = if marked == *current.value {
-            current
-        } else {
-            self.keep(target, marked, false)
-        };
-        Ok(Deleted {
+/// Deletes an object, or marks it as being deleted.
+pub(crate) fn delete(
+    state: &mut ApiState,
+    target: &Target,
+    options: &DeleteOptions,
+) -> Result<Deleted, ApiError> {
+    let current = state.current(target)?;
+    check_preconditions(target, &current.value, options)?;
+    if options.dry_run {
+        return Ok(Deleted {
+            version: current,
+            removed: true,
+        });
+    }
+    if target.resource.is("", "namespaces") {
+        return delete_namespace(state, target, &current, options);
+    }
+    let grace = if target.resource.is_pod() {
+        pod::grace(&current.value, options.grace)
+    } else {
+        0
+    };
+    if grace == 0 && !object::has_finalizers(&current.value) {
+        let version = finish(state, target, Value::clone(&current.value));
+        return Ok(Deleted {
             version,
-            removed: false,
-        })
+            removed: true,
+        });
     }
+    let mut marked = Value::clone(&current.value);
+    mark(&mut marked, grace, options.now);
+    let version = if marked == *current.value {
+        current
+    } else {
+        state.keep(target, marked, false)
+    };
+    Ok(Deleted {
+        version,
+        removed: false,
+    })
+}
 
-    /// The objects of a collection that match.
-    pub(crate) fn select(&self, target: &Target, selectors: &Selectors) -> Vec<Target> {
-        let keys = self.keys(
-            &target.resource.storage,
-            Some(&target.namespace).filter(|n| !n.is_empty()),
+/// The objects of a collection that match.
+pub(crate) fn select(state: &ApiState, target: &Target, selectors: &Selectors) -> Vec<Target> {
+    let keys = keys(
+        state,
+        &target.resource.storage,
+        Some(&target.namespace).filter(|n| !n.is_empty()),
+    );
+    let targets = keys.into_iter().map(|key| Target {
+        namespace: key.namespace,
+        name: key.name,
+        ..target.clone()
+    });
+    targets
+        .filter(|one| {
+            state
+                .current(one)
+                .is_ok_and(|version| selectors.matches(&version.value))
+        })
+        .collect()
+}
+
+pub(super) fn keys(state: &ApiState, storage: &str, namespace: Option<&String>) -> Vec<Key> {
+    let mut keys = Vec::new();
+    let slice = Slice {
+        namespace: namespace.map(String::as_str),
+        ..Slice::default()
+    };
+    // A scan of the present never meets compacted revisions.
+    let _ = state.store.scan(storage, slice, |key, _| {
+        keys.push(key.clone());
+        ControlFlow::Continue(())
+    });
+    keys
+}
+
+/// Removes an object for good, with the objects that depend on it.
+pub(super) fn finish(state: &mut ApiState, target: &Target, last: Value) -> Arc<Version> {
+    if target.resource.is(CRD_GROUP, CRD_PLURAL) {
+        state.registry.undefine(&last);
+        let storage = format!(
+            "{}/{}",
+            object::text(&last, "/spec/group"),
+            object::text(&last, "/spec/names/plural")
         );
-        let targets = keys.into_iter().map(|key| Target {
-            namespace: key.namespace,
-            name: key.name,
-            ..target.clone()
-        });
-        targets
-            .filter(|one| {
-                self.current(one)
-                    .is_ok_and(|version| selectors.matches(&version.value))
-            })
-            .collect()
-    }
-
-    pub(super) fn keys(&self, storage: &str, namespace: Option<&String>) -> Vec<Key> {
-        let mut keys = Vec::new();
-        let slice = Slice {
-            namespace: namespace.map(String::as_str),
-            ..Slice::default()
-        };
-        // A scan of the present never meets compacted revisions.
-        let _ = self.store.scan(storage, slice, |key, _| {
-            keys.push(key.clone());
-            ControlFlow::Continue(())
-        });
-        keys
-    }
-
-    /// Removes an object for good, with the objects that depend on it.
-    pub(super) fn finish(&mut self, target: &Target, last: Value) -> Arc<Version> {
-        if target.resource.is(CRD_GROUP, CRD_PLURAL) {
-            self.registry.undefine(&last);
-            let storage = format!(
-                "{}/{}",
-                object::text(&last, "/spec/group"),
-                object::text(&last, "/spec/names/plural")
-            );
-            for key in self.keys(&storage, None) {
-                self.store.remove(&storage, &key, None);
-            }
+        for key in keys(state, &storage, None) {
+            state.store.remove(&storage, &key, None);
         }
-        let removed = self
-            .store
-            .remove(&target.resource.storage, &target.key(), Some(last.clone()));
-        if !target.namespace.is_empty() {
-            self.end_namespace_if_empty(&target.namespace);
-        }
-        removed.unwrap_or_else(|| {
-            let bytes = last.to_string().into();
-            Arc::new(Version {
-                rv: self.store.revision(),
-                value: Arc::new(last),
-                bytes,
-            })
+    }
+    let removed = state
+        .store
+        .remove(&target.resource.storage, &target.key(), Some(last.clone()));
+    if !target.namespace.is_empty() {
+        end_namespace_if_empty(state, &target.namespace);
+    }
+    removed.unwrap_or_else(|| {
+        let bytes = last.to_string().into();
+        Arc::new(Version {
+            rv: state.store.revision(),
+            value: Arc::new(last),
+            bytes,
         })
-    }
+    })
 }
 
 fn check_preconditions(target: &Target, object: &Value, options: &DeleteOptions) -> Result<(), ApiError> {
@@ -194,67 +198,65 @@ pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     }
 }
 
-impl ApiState {
-    pub(super) fn delete_namespace(
-        &mut self,
-        target: &Target,
-        current: &Arc<Version>,
-        options: &DeleteOptions,
-    ) -> Result<Deleted, ApiError> {
-        if matches!(target.name.as_str(), "default" | "kube-system" | "kube-public") {
-            return Err(ApiError::forbidden(
-                "namespaces",
-                &target.name,
-                "this namespace may not be deleted",
-            ));
-        }
-        let mut marked = Value::clone(&current.value);
-        mark(&mut marked, 0, options.now);
-        object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));
-        let version = self.keep(target, marked, false);
-        let contents: Vec<_> = self.registry.namespaced().cloned().collect();
-        let each = DeleteOptions {
-            now: options.now,
-            ..DeleteOptions::default()
-        };
-        for resource in contents {
-            for key in self.keys(&resource.storage, Some(&target.name)) {
-                let inner = Target {
-                    resource: Arc::clone(&resource),
-                    namespace: key.namespace,
-                    name: key.name,
-                    status: false,
-                };
-                self.delete(&inner, &each)?;
-            }
-        }
-        self.end_namespace_if_empty(&target.name);
-        Ok(Deleted {
-            version,
-            removed: false,
-        })
+pub(super) fn delete_namespace(
+    state: &mut ApiState,
+    target: &Target,
+    current: &Arc<Version>,
+    options: &DeleteOptions,
+) -> Result<Deleted, ApiError> {
+    if matches!(target.name.as_str(), "default" | "kube-system" | "kube-public") {
+        return Err(ApiError::forbidden(
+            "namespaces",
+            &target.name,
+            "this namespace may not be deleted",
+        ));
     }
+    let mut marked = Value::clone(&current.value);
+    mark(&mut marked, 0, options.now);
+    object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));
+    let version = state.keep(target, marked, false);
+    let contents: Vec<_> = state.registry.namespaced().cloned().collect();
+    let each = DeleteOptions {
+        now: options.now,
+        ..DeleteOptions::default()
+    };
+    for resource in contents {
+        for key in keys(state, &resource.storage, Some(&target.name)) {
+            let inner = Target {
+                resource: Arc::clone(&resource),
+                namespace: key.namespace,
+                name: key.name,
+                status: false,
+            };
+            delete(state, &inner, &each)?;
+        }
+    }
+    end_namespace_if_empty(state, &target.name);
+    Ok(Deleted {
+        version,
+        removed: false,
+    })
+}
 
-    pub(super) fn end_namespace_if_empty(&mut self, name: &str) {
-        let key = Key::new("", name);
-        let ending = self
-            .store
-            .get(NAMESPACES, &key)
-            .is_some_and(|n| object::is_deleting(&n.value));
-        if !ending {
-            return;
-        }
-        let owned = name.to_owned();
-        let empty = self
-            .registry
-            .namespaced()
-            .all(|r| self.keys(&r.storage, Some(&owned)).is_empty());
-        let held = self
-            .store
-            .get(NAMESPACES, &key)
-            .is_some_and(|n| object::has_finalizers(&n.value));
-        if empty && !held {
-            self.store.remove(NAMESPACES, &key, None);
-        }
+pub(super) fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
+    let key = Key::new("", name);
+    let ending = state
+        .store
+        .get(NAMESPACES, &key)
+        .is_some_and(|n| object::is_deleting(&n.value));
+    if !ending {
+        return;
+    }
+    let owned = name.to_owned();
+    let empty = state
+        .registry
+        .namespaced()
+        .all(|r| keys(state, &r.storage, Some(&owned)).is_empty());
+    let held = state
+        .store
+        .get(NAMESPACES, &key)
+        .is_some_and(|n| object::has_finalizers(&n.value));
+    if empty && !held {
+        state.store.remove(NAMESPACES, &key, None);
     }
 }

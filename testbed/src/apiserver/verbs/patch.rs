@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::create::name_mismatch;
+use super::create::{create, name_mismatch};
+use super::update::commit;
 use super::{ApiState, Target, WriteOptions, Written, check_kind, to_stored};
 use crate::apiserver::object;
 use crate::apiserver::patch::strategic::Schema;
@@ -23,100 +24,98 @@ pub(crate) enum Draft {
     },
 }
 
-impl ApiState {
-    /// Patches an object or its status.
-    pub(crate) fn patch(
-        &mut self,
-        target: &Target,
-        format: Format,
-        body: Value,
-        options: &WriteOptions,
-    ) -> Result<Written, ApiError> {
-        match self.draft_patch(target, format, body, options)? {
-            Draft::New(body, options) => self.create(target, body, &options),
-            Draft::Changed { new, applied } => self.commit(target, new, options, applied),
-        }
+/// Patches an object or its status.
+pub(crate) fn patch(
+    state: &mut ApiState,
+    target: &Target,
+    format: Format,
+    body: Value,
+    options: &WriteOptions,
+) -> Result<Written, ApiError> {
+    match draft_patch(state, target, format, body, options)? {
+        Draft::New(body, options) => create(state, target, body, &options),
+        Draft::Changed { new, applied } => commit(state, target, new, options, applied),
     }
+}
 
-    /// Applies a patch to the target, before any rule is checked.
-    pub(crate) fn draft_patch(
-        &self,
-        target: &Target,
-        format: Format,
-        body: Value,
-        options: &WriteOptions,
-    ) -> Result<Draft, ApiError> {
-        if format == Format::Apply {
-            return self.draft_apply(target, body, options);
-        }
-        let current = self.current(target)?;
-        let mut new = render::shown(&target.resource, &current.value);
-        match format {
-            Format::Json => patch::json_patch(&mut new, body)?,
-            Format::Merge if body.is_object() => patch::merge(&mut new, &body),
-            Format::Strategic if !target.resource.custom => {
-                patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
-            }
-            Format::Strategic => return Err(unsupported()),
-            _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
-        }
-        check_kind(target, &mut new)?;
-        to_stored(&target.resource, &mut new);
-        object::strip_nulls(&mut new);
-        if object::text(&new, "/metadata/name") != target.name {
-            return Err(name_mismatch(object::text(&new, "/metadata/name"), &target.name));
-        }
-        Ok(Draft::Changed { new, applied: false })
+/// Applies a patch to the target, before any rule is checked.
+pub(crate) fn draft_patch(
+    state: &ApiState,
+    target: &Target,
+    format: Format,
+    body: Value,
+    options: &WriteOptions,
+) -> Result<Draft, ApiError> {
+    if format == Format::Apply {
+        return draft_apply(state, target, body, options);
     }
+    let current = state.current(target)?;
+    let mut new = render::shown(&target.resource, &current.value);
+    match format {
+        Format::Json => patch::json_patch(&mut new, body)?,
+        Format::Merge if body.is_object() => patch::merge(&mut new, &body),
+        Format::Strategic if !target.resource.custom => {
+            patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
+        }
+        Format::Strategic => return Err(unsupported()),
+        _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
+    }
+    check_kind(target, &mut new)?;
+    to_stored(&target.resource, &mut new);
+    object::strip_nulls(&mut new);
+    if object::text(&new, "/metadata/name") != target.name {
+        return Err(name_mismatch(object::text(&new, "/metadata/name"), &target.name));
+    }
+    Ok(Draft::Changed { new, applied: false })
+}
 
-    fn draft_apply(
-        &self,
-        target: &Target,
-        mut body: Value,
-        options: &WriteOptions,
-    ) -> Result<Draft, ApiError> {
-        if options.manager.is_empty() {
-            return Err(ApiError::bad_request(
-                "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
-            ));
-        }
-        check_kind(target, &mut body)?;
-        if body
-            .pointer("/metadata/managedFields")
-            .is_some_and(|m| !m.is_null())
-        {
-            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
-        }
-        let named = object::text(&body, "/metadata/name");
-        if !named.is_empty() && named != target.name {
-            return Err(name_mismatch(named, &target.name));
-        }
-        to_stored(&target.resource, &mut body);
-        object::strip_nulls(&mut body);
-        let current = self.store.get(&target.resource.storage, &target.key()).cloned();
-        let live = current.as_ref().map(|v| &*v.value);
-        if live.is_none() && target.status {
-            return Err(target.not_found());
-        }
-        let schema = Schema::of(&target.resource);
-        let version = target.resource.storage_version.clone();
-        let writer = target.writer(options, &version);
-        let new = patch::apply::apply(live, &body, writer, options.force, &schema)?;
-        if live.is_some() {
-            return Ok(Draft::Changed { new, applied: true });
-        }
-        // Creation keeps the ownership record only when it was made here.
-        let made_here = WriteOptions {
-            force: true,
-            ..options.clone()
-        };
-        let mut fresh = new;
-        object::make_object(&mut fresh).insert(
-            "apiVersion".to_owned(),
-            Value::from(target.resource.api_version()),
-        );
-        Ok(Draft::New(fresh, made_here))
+fn draft_apply(
+    state: &ApiState,
+    target: &Target,
+    mut body: Value,
+    options: &WriteOptions,
+) -> Result<Draft, ApiError> {
+    if options.manager.is_empty() {
+        return Err(ApiError::bad_request(
+            "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
+        ));
     }
+    check_kind(target, &mut body)?;
+    if body
+        .pointer("/metadata/managedFields")
+        .is_some_and(|m| !m.is_null())
+    {
+        return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+    }
+    let named = object::text(&body, "/metadata/name");
+    if !named.is_empty() && named != target.name {
+        return Err(name_mismatch(named, &target.name));
+    }
+    to_stored(&target.resource, &mut body);
+    object::strip_nulls(&mut body);
+    let current = state.store.get(&target.resource.storage, &target.key()).cloned();
+    let live = current.as_ref().map(|v| &*v.value);
+    if live.is_none() && target.status {
+        return Err(target.not_found());
+    }
+    let schema = Schema::of(&target.resource);
+    let version = target.resource.storage_version.clone();
+    let writer = target.writer(options, &version);
+    let new = patch::apply::apply(live, &body, writer, options.force, &schema)?;
+    if live.is_some() {
+        return Ok(Draft::Changed { new, applied: true });
+    }
+    // Creation keeps the ownership record only when it was made here.
+    let made_here = WriteOptions {
+        force: true,
+        ..options.clone()
+    };
+    let mut fresh = new;
+    object::make_object(&mut fresh).insert(
+        "apiVersion".to_owned(),
+        Value::from(target.resource.api_version()),
+    );
+    Ok(Draft::New(fresh, made_here))
 }
 
 fn unsupported() -> ApiError {

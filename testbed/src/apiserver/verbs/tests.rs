@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::apiserver::{ApiError, Cluster};
+use crate::apiserver::{ApiError, ApiObjects};
 
 fn pod(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
@@ -17,8 +17,8 @@ fn with_resources(resources: &Value) -> Value {
     pod
 }
 
-fn cluster() -> Cluster {
-    Cluster::new(1000)
+fn cluster() -> ApiObjects {
+    ApiObjects::new(1000)
 }
 
 fn bind_to(node: &str) -> Value {
@@ -85,11 +85,11 @@ fn bad_resources_are_refused(#[case] resources: Value, #[case] expected: &str) {
 #[case::bad_label(json!({"metadata": {"name": "p", "labels": {"a": "-"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}), 422)]
 #[case::no_such_namespace(json!({"metadata": {"name": "p", "namespace": "nope"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}), 404)]
 fn bad_pods_are_refused(#[case] pod: Value, #[case] code: u16) {
-    let cluster = cluster();
-    let before = cluster.revision();
-    let error = cluster.create("pods", pod).unwrap_err();
+    let objects = cluster();
+    let before = objects.revision();
+    let error = objects.create("pods", pod).unwrap_err();
     assert_eq!(error.code, code, "{error}");
-    assert_eq!(cluster.revision(), before, "nothing may change");
+    assert_eq!(objects.revision(), before, "nothing may change");
 }
 
 #[rstest]
@@ -104,11 +104,11 @@ fn objects_that_are_not_of_their_type_are_refused(#[case] resource: &str, #[case
 
 #[test]
 fn generated_names_differ() {
-    let cluster = cluster();
+    let objects = cluster();
     let mut generated = pod("");
     generated["metadata"] = json!({"generateName": "web-"});
     let names: Vec<Value> = (0..3)
-        .map(|_| cluster.create("pods", generated.clone()).unwrap()["metadata"]["name"].clone())
+        .map(|_| objects.create("pods", generated.clone()).unwrap()["metadata"]["name"].clone())
         .collect();
     assert!(
         names
@@ -120,13 +120,13 @@ fn generated_names_differ() {
 
 #[test]
 fn a_binding_sets_node_annotations_and_condition_at_once() {
-    let cluster = cluster();
-    cluster.create("pods", pod("p")).unwrap();
+    let objects = cluster();
+    objects.create("pods", pod("p")).unwrap();
     let mut binding = bind_to("n1");
     binding["metadata"] = json!({"annotations": {"a": "1"}, "labels": {"l": "2"}});
-    let before = cluster.revision();
-    let bound = cluster.bind("default", "p", binding).unwrap();
-    assert_eq!(cluster.revision(), before + 1);
+    let before = objects.revision();
+    let bound = objects.bind("default", "p", binding).unwrap();
+    assert_eq!(objects.revision(), before + 1);
     assert_eq!(bound["spec"]["nodeName"], "n1");
     assert_eq!(bound["metadata"]["annotations"], json!({"a": "1"}));
     assert_eq!(bound["metadata"]["labels"], json!({"l": "2"}));
@@ -134,11 +134,11 @@ fn a_binding_sets_node_annotations_and_condition_at_once() {
     assert_eq!(bound["status"]["conditions"][0]["status"], "True");
 }
 
-fn refused_binding(cluster: &Cluster, binding: &Value) -> ApiError {
-    let before = cluster.get("pods", "default", "p").unwrap();
-    let error = cluster.bind("default", "p", binding).unwrap_err();
+fn refused_binding(objects: &ApiObjects, binding: &Value) -> ApiError {
+    let before = objects.get("pods", "default", "p").unwrap();
+    let error = objects.bind("default", "p", binding).unwrap_err();
     assert!(
-        Arc::ptr_eq(&before, &cluster.get("pods", "default", "p").unwrap()),
+        Arc::ptr_eq(&before, &objects.get("pods", "default", "p").unwrap()),
         "nothing may change"
     );
     error
@@ -146,34 +146,34 @@ fn refused_binding(cluster: &Cluster, binding: &Value) -> ApiError {
 
 #[test]
 fn bindings_are_refused_in_the_real_words() {
-    let cluster = cluster();
-    let uid = cluster.create("pods", pod("p")).unwrap()["metadata"]["uid"]
+    let objects = cluster();
+    let uid = objects.create("pods", pod("p")).unwrap()["metadata"]["uid"]
         .as_str()
         .unwrap()
         .to_owned();
     let mut stale = bind_to("n1");
     stale["metadata"] = json!({"uid": "other"});
-    let error = refused_binding(&cluster, &stale);
+    let error = refused_binding(&objects, &stale);
     let words = "Operation cannot be fulfilled on pods/binding \"p\": Precondition failed: UID in precondition: other, \
                  UID in object meta: ";
     assert_eq!((error.code, error.message), (409, format!("{words}{uid}")));
     let mut old = bind_to("n1");
     old["metadata"] = json!({"resourceVersion": "1"});
     assert!(
-        refused_binding(&cluster, &old)
+        refused_binding(&objects, &old)
             .message
             .contains("Precondition failed: ResourceVersion in precondition: 1")
     );
     assert_eq!(
-        refused_binding(&cluster, &json!({"target": {"kind": "Node"}})).code,
+        refused_binding(&objects, &json!({"target": {"kind": "Node"}})).code,
         422
     );
     assert_eq!(
-        refused_binding(&cluster, &json!({"target": {"kind": "Pod", "name": "x"}})).code,
+        refused_binding(&objects, &json!({"target": {"kind": "Pod", "name": "x"}})).code,
         422
     );
-    cluster.bind("default", "p", bind_to("n1")).unwrap();
-    let error = refused_binding(&cluster, &bind_to("n1"));
+    objects.bind("default", "p", bind_to("n1")).unwrap();
+    let error = refused_binding(&objects, &bind_to("n1"));
     assert_eq!(error.code, 409);
     assert_eq!(
         error.message,
@@ -183,22 +183,22 @@ fn bindings_are_refused_in_the_real_words() {
 
 #[test]
 fn deleting_and_gated_pods_are_not_bound() {
-    let cluster = cluster();
+    let objects = cluster();
     let mut held = pod("p");
     held["metadata"]["finalizers"] = json!(["a.b/c"]);
     held["spec"]["schedulingGates"] = json!([{"name": "g"}]);
-    cluster.create("pods", held).unwrap();
+    objects.create("pods", held).unwrap();
     assert!(
-        refused_binding(&cluster, &bind_to("n"))
+        refused_binding(&objects, &bind_to("n"))
             .message
             .contains("has non-empty .spec.schedulingGates")
     );
-    cluster
+    objects
         .patch("pods", "default", "p", json!({"spec": {"schedulingGates": []}}))
         .unwrap();
-    assert!(!cluster.delete("pods", "default", "p", None).unwrap());
+    assert!(!objects.delete("pods", "default", "p", None).unwrap());
     assert!(
-        refused_binding(&cluster, &bind_to("n"))
+        refused_binding(&objects, &bind_to("n"))
             .message
             .contains("is being deleted")
     );
@@ -206,55 +206,55 @@ fn deleting_and_gated_pods_are_not_bound() {
 
 #[test]
 fn bound_pods_die_gracefully_and_unbound_ones_at_once() {
-    let cluster = cluster();
-    cluster.create("pods", pod("free")).unwrap();
-    assert!(cluster.delete("pods", "default", "free", None).unwrap());
-    cluster.create("pods", pod("p")).unwrap();
-    cluster.bind("default", "p", bind_to("n")).unwrap();
-    assert!(!cluster.delete("pods", "default", "p", None).unwrap());
-    let dying = cluster.get("pods", "default", "p").unwrap();
+    let objects = cluster();
+    objects.create("pods", pod("free")).unwrap();
+    assert!(objects.delete("pods", "default", "free", None).unwrap());
+    objects.create("pods", pod("p")).unwrap();
+    objects.bind("default", "p", bind_to("n")).unwrap();
+    assert!(!objects.delete("pods", "default", "p", None).unwrap());
+    let dying = objects.get("pods", "default", "p").unwrap();
     assert_eq!(dying["metadata"]["deletionGracePeriodSeconds"], 30);
-    let revision = cluster.revision();
+    let revision = objects.revision();
     assert!(
-        !cluster.delete("pods", "default", "p", Some(60)).unwrap(),
+        !objects.delete("pods", "default", "p", Some(60)).unwrap(),
         "grace never grows"
     );
-    assert_eq!(cluster.revision(), revision);
-    assert!(!cluster.delete("pods", "default", "p", Some(5)).unwrap());
+    assert_eq!(objects.revision(), revision);
+    assert!(!objects.delete("pods", "default", "p", Some(5)).unwrap());
     assert_eq!(
-        cluster.get("pods", "default", "p").unwrap()["metadata"]["deletionGracePeriodSeconds"],
+        objects.get("pods", "default", "p").unwrap()["metadata"]["deletionGracePeriodSeconds"],
         5
     );
-    assert!(cluster.delete("pods", "default", "p", Some(0)).unwrap());
-    assert_eq!(cluster.get("pods", "default", "p").unwrap_err().code, 404);
+    assert!(objects.delete("pods", "default", "p", Some(0)).unwrap());
+    assert_eq!(objects.get("pods", "default", "p").unwrap_err().code, 404);
 }
 
 #[test]
 fn terminal_pods_need_no_grace() {
-    let cluster = cluster();
-    cluster.create("pods", pod("p")).unwrap();
-    cluster.bind("default", "p", bind_to("n")).unwrap();
-    cluster
+    let objects = cluster();
+    objects.create("pods", pod("p")).unwrap();
+    objects.bind("default", "p", bind_to("n")).unwrap();
+    objects
         .patch_status("pods", "default", "p", &json!({"phase": "Failed"}))
         .unwrap();
-    assert!(cluster.delete("pods", "default", "p", None).unwrap());
+    assert!(objects.delete("pods", "default", "p", None).unwrap());
 }
 
 #[test]
 fn finalizers_hold_an_object_until_the_last_is_gone() {
-    let cluster = cluster();
+    let objects = cluster();
     let map = json!({"metadata": {"name": "m", "finalizers": ["a.b/c"]}});
-    cluster.create("configmaps", map).unwrap();
-    assert!(!cluster.delete("configmaps", "default", "m", None).unwrap());
+    objects.create("configmaps", map).unwrap();
+    assert!(!objects.delete("configmaps", "default", "m", None).unwrap());
     let more = json!({"metadata": {"finalizers": ["a.b/c", "d.e/f"]}});
     assert_eq!(
-        cluster
+        objects
             .patch("configmaps", "default", "m", more)
             .unwrap_err()
             .code,
         422
     );
-    cluster
+    objects
         .patch(
             "configmaps",
             "default",
@@ -262,7 +262,7 @@ fn finalizers_hold_an_object_until_the_last_is_gone() {
             json!({"metadata": {"finalizers": null}}),
         )
         .unwrap();
-    assert_eq!(cluster.get("configmaps", "default", "m").unwrap_err().code, 404);
+    assert_eq!(objects.get("configmaps", "default", "m").unwrap_err().code, 404);
 }
 
 #[rstest]
@@ -279,9 +279,9 @@ fn finalizers_hold_an_object_until_the_last_is_gone() {
 #[case::other_uid(json!({"metadata": {"uid": "x"}}), 409)]
 #[case::old_version(json!({"metadata": {"resourceVersion": "1"}}), 409)]
 fn pod_updates_follow_the_rules(#[case] patch: Value, #[case] code: u16) {
-    let cluster = cluster();
-    cluster.create("pods", pod("p")).unwrap();
-    let found = cluster
+    let objects = cluster();
+    objects.create("pods", pod("p")).unwrap();
+    let found = objects
         .patch("pods", "default", "p", patch)
         .map_or_else(|e| e.code, |_| 0);
     assert_eq!(found, code);
@@ -289,32 +289,32 @@ fn pod_updates_follow_the_rules(#[case] patch: Value, #[case] code: u16) {
 
 #[test]
 fn images_may_change_and_an_unchanged_write_is_no_write() {
-    let cluster = cluster();
-    let mut changed = Value::clone(&cluster.create("pods", pod("p")).unwrap());
+    let objects = cluster();
+    let mut changed = Value::clone(&objects.create("pods", pod("p")).unwrap());
     changed["spec"]["containers"][0]["image"] = json!("other");
-    let updated = cluster.update("pods", changed).unwrap();
+    let updated = objects.update("pods", changed).unwrap();
     assert_eq!(updated["metadata"]["generation"], 2);
-    let revision = cluster.revision();
-    cluster.update("pods", Value::clone(&updated)).unwrap();
-    assert_eq!(cluster.revision(), revision);
+    let revision = objects.revision();
+    objects.update("pods", Value::clone(&updated)).unwrap();
+    assert_eq!(objects.revision(), revision);
 }
 
 #[test]
 fn status_and_the_rest_are_written_apart() {
-    let cluster = cluster();
-    cluster
+    let objects = cluster();
+    objects
         .create(
             "nodes",
             json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": 4}}}),
         )
         .unwrap();
     let both = json!({"spec": {"unschedulable": true}, "status": {"capacity": {"cpu": "8"}}});
-    let node = cluster.patch("nodes", "", "n", both).unwrap();
+    let node = objects.patch("nodes", "", "n", both).unwrap();
     assert_eq!(
         (&node["spec"]["unschedulable"], &node["status"]["capacity"]["cpu"]),
         (&json!(true), &json!("4"))
     );
-    let node = cluster
+    let node = objects
         .patch_status("nodes", "", "n", &json!({"capacity": {"x.y/z": "1"}}))
         .unwrap();
     assert_eq!(node["status"]["capacity"], json!({"cpu": "4", "x.y/z": "1"}));
@@ -333,16 +333,16 @@ fn definition() -> Value {
 
 #[test]
 fn a_definition_adds_its_resource_and_takes_it_away() {
-    let cluster = cluster();
-    assert_eq!(cluster.list("devices.x.io", None).unwrap_err().code, 404);
-    cluster.create("customresourcedefinitions", definition()).unwrap();
+    let objects = cluster();
+    assert_eq!(objects.list("devices.x.io", None).unwrap_err().code, 404);
+    objects.create("customresourcedefinitions", definition()).unwrap();
     let device = json!({"metadata": {"name": "d"}, "spec": {"n": 1}, "status": {"dropped": true}});
-    let device = cluster.create("devices.x.io", device).unwrap();
+    let device = objects.create("devices.x.io", device).unwrap();
     assert_eq!(
         (device.get("status"), &device["apiVersion"]),
         (None, &json!("x.io/v1"))
     );
-    let device = cluster
+    let device = objects
         .patch_status("devices.x.io", "", "d", &json!({"ok": true}))
         .unwrap();
     assert_eq!(device["metadata"]["generation"], 1);
@@ -353,60 +353,60 @@ fn a_definition_adds_its_resource_and_takes_it_away() {
         .unwrap()
         .remove("resourceVersion");
     assert_eq!(
-        cluster.update("devices.x.io", changed).unwrap_err().code,
+        objects.update("devices.x.io", changed).unwrap_err().code,
         422,
         "custom updates need a version"
     );
     assert_eq!(
-        cluster
+        objects
             .patch("devices.x.io", "", "d", json!({"spec": {"n": 2}}))
             .unwrap()["metadata"]["generation"],
         2
     );
-    cluster
+    objects
         .delete("customresourcedefinitions", "", "devices.x.io", None)
         .unwrap();
-    assert_eq!(cluster.get("devices.x.io", "", "d").unwrap_err().code, 404);
-    cluster.create("customresourcedefinitions", definition()).unwrap();
-    assert!(cluster.list("devices.x.io", None).unwrap().is_empty());
+    assert_eq!(objects.get("devices.x.io", "", "d").unwrap_err().code, 404);
+    objects.create("customresourcedefinitions", definition()).unwrap();
+    assert!(objects.list("devices.x.io", None).unwrap().is_empty());
 }
 
 #[test]
 fn a_namespace_goes_with_its_last_object() {
-    let cluster = cluster();
-    cluster
+    let objects = cluster();
+    objects
         .create("namespaces", json!({"metadata": {"name": "team"}}))
         .unwrap();
     let inside = |mut object: Value| {
         object["metadata"]["namespace"] = json!("team");
         object
     };
-    cluster.create("pods", inside(pod("p"))).unwrap();
-    cluster
+    objects.create("pods", inside(pod("p"))).unwrap();
+    objects
         .create("configmaps", inside(json!({"metadata": {"name": "m"}})))
         .unwrap();
-    cluster.bind("team", "p", bind_to("n")).unwrap();
-    cluster.delete("namespaces", "", "team", None).unwrap();
-    assert_eq!(cluster.get("configmaps", "team", "m").unwrap_err().code, 404);
+    objects.bind("team", "p", bind_to("n")).unwrap();
+    objects.delete("namespaces", "", "team", None).unwrap();
+    assert_eq!(objects.get("configmaps", "team", "m").unwrap_err().code, 404);
     assert_eq!(
-        cluster.get("namespaces", "", "team").unwrap()["status"]["phase"],
+        objects.get("namespaces", "", "team").unwrap()["status"]["phase"],
         "Terminating"
     );
-    assert_eq!(cluster.create("pods", inside(pod("q"))).unwrap_err().code, 403);
-    cluster.delete("pods", "team", "p", Some(0)).unwrap();
-    assert_eq!(cluster.get("namespaces", "", "team").unwrap_err().code, 404);
+    assert_eq!(objects.create("pods", inside(pod("q"))).unwrap_err().code, 403);
+    objects.delete("pods", "team", "p", Some(0)).unwrap();
+    assert_eq!(objects.get("namespaces", "", "team").unwrap_err().code, 404);
 }
 
 #[tokio::test]
 async fn watches_see_objects_enter_and_leave_their_selector() {
-    let cluster = cluster();
-    cluster.create("pods", pod("p")).unwrap();
-    let mut watch = cluster
+    let objects = cluster();
+    objects.create("pods", pod("p")).unwrap();
+    let mut watch = objects
         .watch("pods", Some("default"), "", "spec.nodeName=", None)
         .unwrap();
-    let mut on_node = cluster.watch("pods", None, "", "spec.nodeName=n", None).unwrap();
-    cluster.bind("default", "p", bind_to("n")).unwrap();
-    let revision = cluster.revision().to_string();
+    let mut on_node = objects.watch("pods", None, "", "spec.nodeName=n", None).unwrap();
+    objects.bind("default", "p", bind_to("n")).unwrap();
+    let revision = objects.revision().to_string();
     let kinds = [
         watch.next().await.unwrap(),
         watch.next().await.unwrap(),
@@ -425,9 +425,9 @@ async fn watches_see_objects_enter_and_leave_their_selector() {
         None,
         "the last state that matched"
     );
-    cluster.compact();
+    objects.compact();
     assert_eq!(
-        cluster.watch("pods", None, "", "", Some(2)).unwrap_err().code,
+        objects.watch("pods", None, "", "", Some(2)).unwrap_err().code,
         410
     );
 }

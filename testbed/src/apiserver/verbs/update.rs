@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
+use super::delete::finish;
 use super::{ApiState, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::patch::managers;
 use crate::apiserver::patch::strategic::Schema;
@@ -26,118 +27,115 @@ const KEPT: &[&str] = &[
     "resourceVersion",
 ];
 
-impl ApiState {
-    /// Replaces an object, or its status, by `body`.
-    pub(crate) fn update(
-        &mut self,
-        target: &Target,
-        body: Value,
-        options: &WriteOptions,
-    ) -> Result<Written, ApiError> {
-        let new = self.draft_update(target, body)?;
-        self.commit(target, new, options, false)
-    }
+/// Replaces an object, or its status, by `body`.
+pub(crate) fn update(
+    state: &mut ApiState,
+    target: &Target,
+    body: Value,
+    options: &WriteOptions,
+) -> Result<Written, ApiError> {
+    let new = draft_update(state, target, body)?;
+    commit(state, target, new, options, false)
+}
 
-    /// Applies an update to the target, before any rule is checked.
-    pub(crate) fn draft_update(&self, target: &Target, mut body: Value) -> Result<Value, ApiError> {
-        check_kind(target, &mut body)?;
-        to_stored(&target.resource, &mut body);
-        object::strip_nulls(&mut body);
-        let named = object::text(&body, "/metadata/name");
-        if !named.is_empty() && named != target.name {
-            return Err(name_mismatch(named, &target.name));
-        }
-        let resource = &target.resource;
-        self.current(target)?;
-        if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
-            let missing =
-                FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
-            refuse(resource, &target.name, &[missing])?;
-        }
-        Ok(body)
+/// Applies an update to the target, before any rule is checked.
+pub(crate) fn draft_update(state: &ApiState, target: &Target, mut body: Value) -> Result<Value, ApiError> {
+    check_kind(target, &mut body)?;
+    to_stored(&target.resource, &mut body);
+    object::strip_nulls(&mut body);
+    let named = object::text(&body, "/metadata/name");
+    if !named.is_empty() && named != target.name {
+        return Err(name_mismatch(named, &target.name));
     }
-
-    /// Stores `new` in place of the target if the rules allow it. `applied` says that `new` already carries the
-    /// record of who owns which field.
-    pub(crate) fn commit(
-        &mut self,
-        target: &Target,
-        new: Value,
-        options: &WriteOptions,
-        applied: bool,
-    ) -> Result<Written, ApiError> {
-        let settled = self.settle(target, new, options, applied)?;
-        self.store_settled(target, settled, options)
+    let resource = &target.resource;
+    state.current(target)?;
+    if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
+        let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
+        refuse(resource, &target.name, &[missing])?;
     }
+    Ok(body)
+}
 
-    /// Works out the stored form of `new` in place of the target, if the rules allow it.
-    pub(crate) fn settle(
-        &self,
-        target: &Target,
-        mut new: Value,
-        options: &WriteOptions,
-        applied: bool,
-    ) -> Result<Settled, ApiError> {
-        let current = self.current(target)?;
-        let old = &*current.value;
-        let resource = &target.resource;
-        check_preconditions(target, old, &new)?;
-        isolate(target, old, &mut new);
-        keep_metadata(old, &mut new);
-        settle_types(resource, &mut new)?;
-        if resource.is_pod() {
-            pod::default_spec(&mut new);
-        }
-        if !applied {
-            let writer = target.writer(options, &resource.storage_version);
-            managers::track_update(old, &mut new, writer, &Schema::of(resource));
-        }
-        if *old == new {
-            return Ok(Settled {
-                before: current,
-                new: None,
-            });
-        }
-        refuse(resource, &target.name, &check(target, old, &new))?;
-        count_generation(resource, old, &mut new);
-        Ok(Settled {
+/// Stores `new` in place of the target if the rules allow it. `applied` says that `new` already carries the
+/// record of who owns which field.
+pub(crate) fn commit(
+    state: &mut ApiState,
+    target: &Target,
+    new: Value,
+    options: &WriteOptions,
+    applied: bool,
+) -> Result<Written, ApiError> {
+    let settled = settle(state, target, new, options, applied)?;
+    store_settled(state, target, settled, options)
+}
+
+/// Works out the stored form of `new` in place of the target, if the rules allow it.
+pub(crate) fn settle(
+    state: &ApiState,
+    target: &Target,
+    mut new: Value,
+    options: &WriteOptions,
+    applied: bool,
+) -> Result<Settled, ApiError> {
+    let current = state.current(target)?;
+    let old = &*current.value;
+    let resource = &target.resource;
+    check_preconditions(target, old, &new)?;
+    isolate(target, old, &mut new);
+    keep_metadata(old, &mut new);
+    settle_types(resource, &mut new)?;
+    if resource.is_pod() {
+        pod::default_spec(&mut new);
+    }
+    if !applied {
+        let writer = target.writer(options, &resource.storage_version);
+        managers::track_update(old, &mut new, writer, &Schema::of(resource));
+    }
+    if *old == new {
+        return Ok(Settled {
             before: current,
-            new: Some(new),
-        })
+            new: None,
+        });
     }
+    refuse(resource, &target.name, &check(target, old, &new))?;
+    count_generation(resource, old, &mut new);
+    Ok(Settled {
+        before: current,
+        new: Some(new),
+    })
+}
 
-    /// Stores a settled object, unless it has changed since.
-    pub(crate) fn store_settled(
-        &mut self,
-        target: &Target,
-        settled: Settled,
-        options: &WriteOptions,
-    ) -> Result<Written, ApiError> {
-        // Webhooks were called without the lock, and another write may have come in between.
-        if self.current(target)?.rv != settled.before.rv {
-            return Err(ApiError::modified(&target.resource.qualified(), &target.name));
-        }
-        let Some(new) = settled.new else {
-            return Ok(Written {
-                version: settled.before,
-                created: false,
-            });
-        };
-        // A changed definition is served at once; a real server takes a moment.
-        if target.resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
-            self.registry.define(&new);
-        }
-        // The update that removes the last finalizer of a deleted object removes the object.
-        let version = if finished(&new) && !options.dry_run {
-            self.finish(target, new)
-        } else {
-            self.keep(target, new, options.dry_run)
-        };
-        Ok(Written {
-            version,
-            created: false,
-        })
+/// Stores a settled object, unless it has changed since.
+pub(crate) fn store_settled(
+    state: &mut ApiState,
+    target: &Target,
+    settled: Settled,
+    options: &WriteOptions,
+) -> Result<Written, ApiError> {
+    // Webhooks were called without the lock, and another write may have come in between.
+    if state.current(target)?.rv != settled.before.rv {
+        return Err(ApiError::modified(&target.resource.qualified(), &target.name));
     }
+    let Some(new) = settled.new else {
+        return Ok(Written {
+            version: settled.before,
+            created: false,
+        });
+    };
+    // A changed definition is served at once; a real server takes a moment.
+    if target.resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+        state.registry.define(&new);
+    }
+    // The update that removes the last finalizer of a deleted object removes the object.
+    let version = if finished(&new) && !options.dry_run {
+        finish(state, target, new)
+    } else {
+        state.keep(target, new, options.dry_run)
+    };
+    Ok(Written {
+        version,
+        created: false,
+    })
 }
 
 /// An update that the rules allow.

@@ -58,7 +58,7 @@ impl Runner {
         }
         self.until_bound(&batch.pods).await?;
         self.recorder
-            .note_pods(Snapshot::of(self.cluster.api().cluster()).pods);
+            .note_pods(Snapshot::of(self.cluster.api().objects()).pods);
         let n_expected = self.delete_early(batch, &mut disturbance).await?;
         self.before_release(batch).await?;
         let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
@@ -181,7 +181,7 @@ impl Runner {
             }
             Disruption::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
             Disruption::AllWatchesBreak => {
-                self.cluster.api().cluster().compact();
+                self.cluster.api().objects().compact();
                 faults.drop_watches("");
             }
             Disruption::CdiBlocked => self.cdi(batch.node)?.block()?,

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::replay::occupancy::GpuShare;
 use crate::replay::{trace, world::ReplayInput};
-use testbed::apiserver::{ApiServer, Cluster, Config};
+use testbed::apiserver::{ApiObjects, ApiServer, Config};
 use testbed::cluster::user_kubeconfig;
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
@@ -52,15 +52,15 @@ fn owned(mut pod: Value) -> Value {
 }
 
 /// Two nodes that three pods use badly, a daemon's pod on one, and a pod that waits for a whole GPU.
-fn fill(cluster: &Cluster) -> Result<()> {
+fn fill(objects: &ApiObjects) -> Result<()> {
     let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/base/crd.yaml"));
-    cluster.create(
+    objects.create(
         "customresourcedefinitions.apiextensions.k8s.io",
         serde_yaml_ng::from_str(crd)?,
     )?;
     for (name, model) in [("n1", "T4"), ("n2", "V100")] {
-        cluster.create("nodes", node(name, model))?;
-        cluster.create(DEVICES, device(name))?;
+        objects.create("nodes", node(name, model))?;
+        objects.create(DEVICES, device(name))?;
     }
     let pods = [
         pod("a", 40, Some(("n1", 1))),
@@ -70,14 +70,14 @@ fn fill(cluster: &Cluster) -> Result<()> {
         pod("e", 100, None),
     ];
     for pod in pods {
-        cluster.create("pods", pod)?;
+        objects.create("pods", pod)?;
     }
     Ok(())
 }
 
 async fn shown() -> (ApiServer, tempfile::TempDir, LiveCluster) {
     let api = ApiServer::start(Config::loopback()).await.unwrap();
-    fill(api.cluster()).unwrap();
+    fill(api.objects()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = user_kubeconfig(&api, dir.path(), "admin", &[]).unwrap();
     let seen = read(&kubeconfig).await.unwrap();

@@ -5,7 +5,7 @@
 
 use std::borrow::Borrow;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use chrono::Utc;
 use serde_json::{Value, json};
@@ -19,19 +19,19 @@ use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Key, Store};
 use super::verbs::delete::DeleteOptions;
-use super::verbs::{ApiState, Target, WriteOptions};
+use super::verbs::{ApiState, SharedState, Target, WriteOptions, binding, create, delete, patch, update};
 use super::watch::{Watch, WatchStart};
 use super::{object, read};
 
 /// A cheap handle to one API; clones share it.
 #[derive(Debug, Clone)]
-pub struct Cluster {
+pub struct ApiObjects {
     inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    state: RwLock<ApiState>,
+    state: SharedState,
     logs: PodLogs,
     services: Arc<Services>,
     params: Params,
@@ -40,7 +40,7 @@ struct Inner {
 /// Namespaces that every cluster has.
 const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube-system"];
 
-impl Cluster {
+impl ApiObjects {
     /// An empty cluster that remembers `event_window` changes per resource.
     pub fn new(event_window: usize) -> Self {
         let state = ApiState {
@@ -48,29 +48,33 @@ impl Cluster {
             registry: Registry::new(),
         };
         let inner = Inner {
-            state: RwLock::new(state),
+            state: SharedState::new(state),
             logs: PodLogs::new(),
             services: Arc::default(),
             params: Params::default(),
         };
-        let cluster = Self {
+        let objects = Self {
             inner: Arc::new(inner),
         };
         for name in NAMESPACES {
             let namespace = json!({"metadata": {"name": name}});
-            if let Err(error) = cluster.create("namespaces", namespace) {
+            if let Err(error) = objects.create("namespaces", namespace) {
                 tracing::error!(%error, name, "cannot create a namespace");
             }
         }
-        cluster
+        objects
     }
 
     pub(crate) fn state(&self) -> RwLockReadGuard<'_, ApiState> {
-        self.inner.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.inner.state.read()
     }
 
     pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, ApiState> {
-        self.inner.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.inner.state.write()
+    }
+
+    pub(crate) fn shared_state(&self) -> &SharedState {
+        &self.inner.state
     }
 
     pub(crate) fn logs(&self) -> &PodLogs {
@@ -137,14 +141,14 @@ impl Cluster {
             name: String::new(),
             ..target
         };
-        let written = self.state_mut().create(&unnamed, value, &options())?;
+        let written = create::create(&mut self.state_mut(), &unnamed, value, &options())?;
         Ok(Arc::clone(&written.version.value))
     }
 
     /// Replaces an object, status excepted.
     pub fn update(&self, resource: &str, mut value: Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target_of(resource, &mut value)?;
-        let written = self.state_mut().update(&target, value, &options())?;
+        let written = update::update(&mut self.state_mut(), &target, value, &options())?;
         Ok(Arc::clone(&written.version.value))
     }
 
@@ -194,7 +198,7 @@ impl Cluster {
     }
 
     fn apply_patch(&self, target: &Target, format: Format, patch: Value) -> Result<Arc<Value>, ApiError> {
-        let written = self.state_mut().patch(target, format, patch, &options())?;
+        let written = patch::patch(&mut self.state_mut(), target, format, patch, &options())?;
         Ok(Arc::clone(&written.version.value))
     }
 
@@ -212,7 +216,7 @@ impl Cluster {
             now: Utc::now(),
             ..DeleteOptions::default()
         };
-        let deleted = self.state_mut().delete(&target, &deletion)?;
+        let deleted = delete::delete(&mut self.state_mut(), &target, &deletion)?;
         Ok(deleted.removed)
     }
 
@@ -224,7 +228,7 @@ impl Cluster {
         binding: impl Borrow<Value>,
     ) -> Result<Arc<Value>, ApiError> {
         let target = self.target("pods", namespace, pod)?;
-        let version = self.state_mut().bind(&target, binding.borrow(), &options())?;
+        let version = binding::bind(&mut self.state_mut(), &target, binding.borrow(), &options())?;
         Ok(Arc::clone(&version.value))
     }
 
@@ -241,7 +245,7 @@ impl Cluster {
         let resource = self.resource(resource)?;
         let selectors = Selectors::parse(label_selector, field_selector)?;
         let start = after.map_or(WatchStart::Present, WatchStart::After);
-        Watch::new(self, &resource.storage, namespace, selectors, start)
+        Watch::new(&self.inner.state, &resource.storage, namespace, selectors, start)
     }
 
     /// The revision of the latest write.
