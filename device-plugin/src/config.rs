@@ -320,13 +320,6 @@ impl Config {
         }
     }
 
-    /// kubelet's pod-resources socket.
-    pub fn pod_resources_socket(&self) -> PathBuf {
-        // kubelet keeps both directories below its root.
-        let kubelet_root = self.device_plugin_dir.parent().unwrap_or(&self.device_plugin_dir);
-        kubelet_root.join("pod-resources/kubelet.sock")
-    }
-
     /// The source of the devices.
     pub fn source(&self) -> Source {
         let interval = self.probe_interval;

@@ -17,6 +17,7 @@ use crate::fleet::{DeviceKey, Fleet};
 use crate::injection::{Certainty, Injection, Mode};
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Checkpoint;
+use crate::kubelet_pod_resources::{self, PodResources};
 use crate::matching::AllocateLog;
 use crate::pods::Pods;
 use crate::settings::Settings;
@@ -45,6 +46,8 @@ pub struct NodeState {
     pub readers: Readers,
     /// kubelet's checkpoint of allocated devices.
     pub checkpoint: Checkpoint,
+    /// kubelet's list of allocated devices.
+    pub pod_resources: PodResources,
     /// Notified after an answer to Allocate and after a start, when a pod may have become assigned.
     pub answered: Notify,
     /// Notified before the plugin registers with kubelet again.
@@ -61,7 +64,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// The state beside the kubelet whose checkpoint is in `dir`. The log of Allocate calls begins with that checkpoint.
+    /// The state beside the kubelet whose device plugin directory is `dir`. The log of Allocate calls begins with its checkpoint.
     pub fn new(
         settings: Settings,
         fleet: watch::Receiver<Arc<Fleet>>,
@@ -77,6 +80,7 @@ impl NodeState {
             injection: watch::channel(None).1,
             readers: Readers::default(),
             checkpoint,
+            pod_resources: PodResources::new(kubelet_pod_resources::socket(dir)),
             answered: Notify::new(),
             resumed: Notify::new(),
             list_again: watch::Sender::new(()),

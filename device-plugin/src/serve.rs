@@ -53,7 +53,6 @@ use crate::start::StartContext;
 use crate::start::blocked::BlockedStarts;
 use crate::start::check::StartChecker;
 use crate::start::reconcile::Reconciler;
-use crate::verify::pod_resources::PodResources;
 
 use advertise::{Published, keeps_memory_units};
 use devices::find_devices;
@@ -248,7 +247,6 @@ impl Plugin {
             node: Arc::clone(&self.node),
             client: self.connection.client.clone(),
             policy: StartPolicy {
-                pod_resources: self.config.pod_resources_socket(),
                 on_mismatch: self.config.on_mismatch,
                 unplaced: self.config.unplaced,
             },
@@ -324,11 +322,9 @@ impl Plugin {
             "pods of an earlier process",
             note_existing_pods(Arc::clone(&self.node)),
         );
-        let pod_resources = PodResources::new(self.config.pod_resources_socket());
-        self.tasks.watches.spawn(
-            "pods that have ended",
-            free_ended_pods(Arc::clone(&self.node), pod_resources),
-        );
+        self.tasks
+            .watches
+            .spawn("pods that have ended", free_ended_pods(Arc::clone(&self.node)));
         self.tasks.watches.spawn(
             "marks of assigned pods",
             mark_assigned(self.connection.clone(), Arc::clone(&self.node)),

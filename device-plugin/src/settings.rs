@@ -1,6 +1,5 @@
 //! The operator's settings that answers to kubelet and container starts depend on. Fixed for the life of the process.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -59,8 +58,6 @@ pub enum Unplaced {
 /// The settings of the check before a container starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartPolicy {
-    /// kubelet's pod-resources socket.
-    pub pod_resources: PathBuf,
     /// For pods that see wrong devices.
     pub on_mismatch: OnMismatch,
     /// For pods without record.

@@ -7,7 +7,6 @@
 mod admin_access;
 pub mod allocation;
 mod claims;
-mod pod_resources;
 mod warnings;
 
 use std::collections::BTreeSet;
@@ -29,16 +28,15 @@ use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::{self, CheckpointError};
+use crate::kubelet_pod_resources::{PodResources, PodResourcesError};
 use crate::pods::{PodUid, Pods, Stage};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::verify::visible::{Visible, visible_by_answer};
 
-use allocation::{Allocation, PodName, unrecorded};
-use pod_resources::Listed;
+use allocation::{Allocation, PodName, of_plugins, unrecorded};
 use warnings::Warnings;
 
 pub use admin_access::AdminAccess;
-pub use pod_resources::PodResourcesError;
 
 /// The interval at which the plugin reads kubelet's allocations although no pod has changed.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -50,7 +48,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 const HOOK_WAIT: Duration = Duration::from_secs(5);
 
 /// The settings of a [`VendorWatch`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct VendorSettings {
     /// The resources that vendors' plugins serve.
     pub resources: BTreeSet<String>,
@@ -58,8 +56,8 @@ pub struct VendorSettings {
     pub ours: Option<String>,
     /// The DRA drivers whose devices are GPUs of this node.
     pub dra_drivers: BTreeSet<String>,
-    /// kubelet's pod-resources socket.
-    pub socket: PathBuf,
+    /// kubelet's list of allocated devices.
+    pub pod_resources: PodResources,
     /// kubelet's device plugin directory, with its checkpoint.
     pub device_plugin_dir: PathBuf,
     /// True if a runtime hook reports the GPUs that containers see.
@@ -77,8 +75,8 @@ impl VendorSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum VendorError {
     /// The pod-resources API does not answer.
-    #[error("kubelet's pod-resources API cannot be used")]
-    PodResources(#[source] PodResourcesError),
+    #[error(transparent)]
+    PodResources(PodResourcesError),
     /// kubelet has no such API, and its checkpoint cannot be read either.
     #[error("kubelet has no pod-resources API at {}, and its checkpoint cannot be read", socket.display())]
     Neither {
@@ -193,36 +191,28 @@ async fn read(
     if resources.is_empty() && !needs_claims {
         return Ok(found);
     }
-    let Listed {
-        mut allocations,
-        mut claimed,
-    } = list(settings, !resources.is_empty()).await?;
-    claimed.retain(|claimed| settings.dra_drivers.contains(&claimed.device.driver));
-    for claimed in admin_access.leave_out(claimed).await {
-        found.extend(claims::allocation(claimed, fleet));
-    }
-    allocations.retain(|allocation| resources.contains(&allocation.resource));
-    found.extend(allocations);
-    Ok(found)
-}
-
-/// The devices that kubelet's pods hold. A kubelet without the pod-resources API has a checkpoint, and no claims.
-async fn list(settings: &VendorSettings, needs_ids: bool) -> Result<Listed, VendorError> {
-    let mut listed = Listed::default();
-    match pod_resources::list(&settings.socket).await {
-        Ok(listed) => return Ok(listed),
-        Err(PodResourcesError::Absent) if needs_ids => {
-            let entries = kubelet_checkpoint::read(&settings.device_plugin_dir);
-            let entries = entries.map_err(|source| VendorError::Neither {
-                socket: settings.socket.clone(),
-                source,
-            })?;
-            listed.allocations = entries.into_iter().map(Allocation::from).collect();
+    match settings.pod_resources.list().await {
+        Ok(listed) => {
+            let mut claimed = claims::prepared(&listed);
+            claimed.retain(|claimed| settings.dra_drivers.contains(&claimed.device.driver));
+            for claimed in admin_access.leave_out(claimed).await {
+                found.extend(claims::allocation(claimed, fleet));
+            }
+            found.extend(of_plugins(&listed, &resources));
         }
-        Err(PodResourcesError::Absent) => {}
+        // A kubelet without the pod-resources API has no claims.
+        Err(PodResourcesError::Absent(_)) if resources.is_empty() => {}
+        Err(PodResourcesError::Absent(socket)) => {
+            let entries = kubelet_checkpoint::read(&settings.device_plugin_dir);
+            for entry in entries.map_err(|source| VendorError::Neither { socket, source })? {
+                if resources.contains(&entry.resource_name) {
+                    found.push(Allocation::from(entry));
+                }
+            }
+        }
         Err(error) => return Err(VendorError::PodResources(error)),
     }
-    Ok(listed)
+    Ok(found)
 }
 
 /// The GPUs of containers that requested the vendor's resource of this plugin, from the Allocate answers in kubelet's checkpoint. Some

@@ -2,12 +2,11 @@
 //! capacity for it.
 //!
 //! Allocate is answered before it is known for which pod. Before a container starts kubelet calls with its exact device IDs, and
-//! kubelet's own data ([`snapshot`]) shows whose they are ([`owner`]): that is proof. All but [`snapshot`] and [`pod_resources`],
-//! which ask kubelet, is pure.
+//! kubelet's own data ([`snapshot`]) shows whose they are ([`owner`]): that is proof. All but [`snapshot`], which
+//! asks kubelet, is pure.
 
 pub mod capacity;
 pub mod owner;
-pub mod pod_resources;
 pub mod snapshot;
 pub mod visible;
 

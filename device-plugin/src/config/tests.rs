@@ -23,7 +23,7 @@ fn defaults() {
     assert_eq!(config.resource_names(), ExtendedResourceNames::default());
     assert_eq!(config.shared_devices, SharedDevices::All);
     assert_eq!(
-        config.pod_resources_socket(),
+        crate::kubelet_pod_resources::socket(&config.device_plugin_dir),
         PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock")
     );
     assert_eq!(
@@ -113,15 +113,6 @@ fn vendors_resources_may_be_listed_and_the_last_entry_counts() {
 fn dra_drivers(#[case] text: &str, #[case] expected: &[&str]) {
     let drivers = parse(&["--dra-drivers", text]).unwrap().dra_drivers;
     assert_eq!(drivers.iter().collect::<Vec<_>>(), expected);
-}
-
-#[test]
-fn socket_of_pod_resources_is_beside_the_plugins() {
-    let config = parse(&["--device-plugin-dir", "/kubelet/device-plugins"]).unwrap();
-    assert_eq!(
-        config.pod_resources_socket(),
-        PathBuf::from("/kubelet/pod-resources/kubelet.sock")
-    );
 }
 
 #[test]

@@ -15,7 +15,6 @@ use tracing::debug;
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
 use crate::pods::{Pods, Stage};
-use crate::verify::pod_resources::PodResources;
 use daemon::api_server::one_line;
 
 /// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
@@ -24,7 +23,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 
 /// Runs until the task is dropped.
-pub async fn free_ended_pods(node: Arc<NodeState>, pod_resources: PodResources) {
+pub async fn free_ended_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     if pods.wait_for(Pods::is_synced).await.is_err() {
         return std::future::pending().await;
@@ -36,7 +35,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>, pod_resources: PodResources) 
         // kubelet frees devices itself before it allocates. A request in the middle of an allocation makes it forget the devices
         // that it has just chosen, so that it may give them to the next pod too.
         if is_due && !node.is_allocating() {
-            match pod_resources.list(&node.settings.names).await {
+            match node.pod_resources.list().await {
                 Ok(_) => node.list_again.send_replace(()),
                 Err(error) => {
                     debug!(

@@ -6,14 +6,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use proto::kubelet::DEVICE_PLUGIN_VERSION;
 use proto::kubelet::deviceplugin::RegisterRequest;
 use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
-use tonic::transport::Endpoint;
 use tracing::warn;
+
+use crate::unix_channel::connect;
 
 use super::server::OPTIONS;
 
@@ -146,15 +146,7 @@ pub(super) async fn register(
     endpoint: &str,
     resource: &str,
 ) -> Result<(), RegistrationError> {
-    let path = kubelet.to_owned();
-    let connect = tower::service_fn(move |_| {
-        let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    // The address is not used, its host becomes the authority that grpc-go expects.
-    let channel = Endpoint::from_static("http://localhost")
-        .connect_with_connector(connect)
-        .await;
+    let channel = connect(kubelet).await;
     let channel = channel.map_err(|source| RegistrationError::Connect {
         path: kubelet.to_owned(),
         source,

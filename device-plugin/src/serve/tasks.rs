@@ -25,6 +25,7 @@ use crate::fleet::watch::{DriverReplaced, FleetChannels, FleetWatch};
 use crate::health::{ApplicationFault, Health};
 use crate::injection::Injection;
 use crate::inventory::Inventory;
+use crate::kubelet_pod_resources::{self, PodResources};
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
 use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
@@ -206,7 +207,7 @@ impl PluginTasks {
             resources: vendor_resources.map(str::to_owned).collect(),
             ours: config.resource_names().whole,
             dra_drivers: config.dra_drivers.clone(),
-            socket: config.pod_resources_socket(),
+            pod_resources: PodResources::new(kubelet_pod_resources::socket(&config.device_plugin_dir)),
             device_plugin_dir: config.device_plugin_dir.clone(),
             has_hook: config.nri_socket.is_some(),
         };

@@ -19,7 +19,6 @@ use crate::node_state::NodeState;
 use crate::pods::{NodePod, PodUid, Stage};
 use crate::settings::{OnMismatch, Unplaced};
 use crate::verify::owner::{OwnerUnknown, find_owner};
-use crate::verify::pod_resources::PodResources;
 use crate::verify::snapshot::{Snapshot, Snapshots};
 use crate::verify::visible::{Visible, add_visible, visible_by_answer, visible_to_pod};
 use crate::verify::{Evidence, Refusal, check_all_devices};
@@ -58,9 +57,8 @@ enum Decision {
 impl StartChecker {
     /// A checker that keeps the containers that it blocks in `blocked`.
     pub fn new(context: StartContext, blocked: BlockedStarts) -> Self {
-        let pod_resources = PodResources::new(context.policy.pod_resources.clone());
         Self {
-            snapshots: Snapshots::new(pod_resources),
+            snapshots: Snapshots::default(),
             context,
             blocked,
         }

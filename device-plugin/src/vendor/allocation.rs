@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use proto::kubelet::podresources::{ListPodResourcesResponse, PodResources};
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 
 use crate::fleet::Fleet;
@@ -79,6 +80,34 @@ impl Allocation {
     }
 }
 
+/// The devices of these resources that kubelet lists. A resource may come in several parts, one for each NUMA node.
+pub(super) fn of_plugins(listed: &ListPodResourcesResponse, resources: &BTreeSet<String>) -> Vec<Allocation> {
+    let mut allocations = Vec::<Allocation>::new();
+    for pod in &listed.pod_resources {
+        for container in &pod.containers {
+            for resource in resources {
+                let mut device_ids = Vec::new();
+                for devices in &container.devices {
+                    if devices.resource_name == *resource {
+                        device_ids.extend(devices.device_ids.iter().cloned());
+                    }
+                }
+                if !device_ids.is_empty() {
+                    allocations.push(Allocation {
+                        pod: PodName::of(pod),
+                        container: container.name.clone(),
+                        resource: resource.clone(),
+                        device_ids,
+                        is_by_record: false,
+                        claim: None,
+                    });
+                }
+            }
+        }
+    }
+    allocations
+}
+
 /// kubelet's name for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodName {
@@ -94,6 +123,14 @@ pub enum PodName {
 }
 
 impl PodName {
+    /// The name of a pod in kubelet's list.
+    pub(super) fn of(pod: &PodResources) -> Self {
+        Self::Named {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        }
+    }
+
     /// The UID of the pod, if the plugin knows it: the pod requests a resource of this plugin, or uses claims.
     pub fn uid<'a>(&self, pods: &'a Pods) -> Option<&'a PodUid> {
         let (namespace, name) = match self {

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use proto::kubelet::podresources::ListPodResourcesResponse;
+
 use crate::fleet::Fleet;
 
 use super::allocation::{Allocation, Claim, ClaimName, DraDevice, PodName};
@@ -22,6 +24,35 @@ pub(super) struct ClaimedDevice {
     pub(super) device: DraDevice,
     /// The CDI devices that the runtime gives the container for it, and possibly for others of the claim.
     pub(super) cdi_names: BTreeSet<String>,
+}
+
+/// All devices of the claims of all containers, whichever of a claim's requests a container names.
+pub(super) fn prepared(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> {
+    let mut claimed = Vec::new();
+    for pod in &listed.pod_resources {
+        for container in &pod.containers {
+            for claim in &container.dynamic_resources {
+                for device in &claim.claim_resources {
+                    let cdi_names = device.cdi_devices.iter().map(|device| device.name.clone());
+                    claimed.push(ClaimedDevice {
+                        pod: PodName::of(pod),
+                        container: container.name.clone(),
+                        claim: ClaimName {
+                            namespace: claim.claim_namespace.clone(),
+                            name: claim.claim_name.clone(),
+                        },
+                        device: DraDevice {
+                            driver: device.driver_name.clone(),
+                            pool: device.pool_name.clone(),
+                            name: device.device_name.clone(),
+                        },
+                        cdi_names: cdi_names.collect(),
+                    });
+                }
+            }
+        }
+    }
+    claimed
 }
 
 /// The GPU or GPU instance that a device's name stands for.

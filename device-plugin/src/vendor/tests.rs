@@ -232,7 +232,7 @@ fn listed(name: &str, resource: &str, ids: &[&[&str]]) -> PodResources {
 
 /// Serves what kubelet lists.
 fn serve(settings: &VendorSettings, lists: watch::Receiver<Vec<PodResources>>) {
-    let listener = UnixListener::bind(&settings.socket).unwrap();
+    let listener = UnixListener::bind(&settings.pod_resources.socket).unwrap();
     let server = Server::builder().add_service(PodResourcesListerServer::new(Kubelet(lists)));
     tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
 }
@@ -321,7 +321,7 @@ fn settings(dir: &std::path::Path) -> VendorSettings {
         resources: [NVIDIA.to_owned()].into(),
         ours: None,
         dra_drivers: [DRIVER.to_owned()].into(),
-        socket: dir.join("kubelet.sock"),
+        pod_resources: crate::kubelet_pod_resources::PodResources::new(dir.join("kubelet.sock")),
         device_plugin_dir: dir.to_owned(),
         has_hook: false,
     }
@@ -458,7 +458,10 @@ async fn without_either_nothing_is_claimed() {
         .await
         .unwrap_err();
     assert!(
-        matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))),
+        matches!(
+            error,
+            VendorError::PodResources(PodResourcesError::NoAnswer { .. })
+        ),
         "{error}"
     );
 }
@@ -554,12 +557,15 @@ async fn claims_that_cannot_be_listed_are_an_error() {
         read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap(),
         []
     );
-    drop(UnixListener::bind(&settings.socket).unwrap());
+    drop(UnixListener::bind(&settings.pod_resources.socket).unwrap());
     let error = read(&settings, &fleet(1), true, &mut no_claims())
         .await
         .unwrap_err();
     assert!(
-        matches!(error, VendorError::PodResources(PodResourcesError::Connect(_))),
+        matches!(
+            error,
+            VendorError::PodResources(PodResourcesError::NoAnswer { .. })
+        ),
         "{error}"
     );
 }

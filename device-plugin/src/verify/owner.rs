@@ -8,9 +8,9 @@
 use std::collections::BTreeSet;
 
 use crate::extended_resource::ExtendedResource;
+use crate::kubelet_pod_resources::PodResourcesError;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 
-use super::pod_resources::PodResourcesError;
 use super::snapshot::Snapshot;
 
 /// The owner of a container is not known. kubelet tries again.
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::builders::{pod, pods, units};
     use crate::kubelet_checkpoint::Allocated;
-    use crate::verify::pod_resources::ListedDevices;
+    use crate::verify::snapshot::ListedDevices;
 
     /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.
     fn entries(text: &str) -> impl Iterator<Item = (&str, Vec<String>)> {

@@ -6,12 +6,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use proto::kubelet::podresources::ListPodResourcesResponse;
 use tokio::time::{Instant, sleep_until};
 
+use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::Allocated;
+use crate::kubelet_pod_resources::PodResourcesError;
 use crate::node_state::NodeState;
-
-use super::pod_resources::{ListedDevices, PodResources, PodResourcesError};
 
 /// Least time from the beginning of one snapshot to that of the next: kubelet answers a hundred calls a second in all.
 const PACE: Duration = Duration::from_millis(15);
@@ -25,34 +26,69 @@ pub struct Snapshot {
     pub allocated: Option<Arc<Vec<Allocated>>>,
 }
 
-/// Takes snapshots.
-#[derive(Debug)]
-pub struct Snapshots {
-    pod_resources: PodResources,
-    shared: Shared<Snapshot>,
+/// The devices of one resource of one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedDevices {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod; the API has no UIDs.
+    pub pod: String,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
 }
 
-impl Snapshots {
-    /// Snapshots with this client.
-    pub fn new(pod_resources: PodResources) -> Self {
-        Self {
-            pod_resources,
-            shared: Shared::new(PACE),
-        }
-    }
+/// Takes snapshots.
+#[derive(Debug)]
+pub struct Snapshots(Shared<Snapshot>);
 
+impl Snapshots {
     /// A snapshot that began after this call.
     pub async fn take(&self, node: &NodeState) -> Snapshot {
         let read = async || {
-            let listed = self.pod_resources.list(&node.settings.names).await;
+            let listed = node.pod_resources.list().await;
             Snapshot {
-                listed: listed.map(Arc::new),
+                listed: listed.map(|listed| Arc::new(listed_devices(&listed, &node.settings.names))),
                 // After the list, so that it is no older.
                 allocated: node.checkpoint.read(),
             }
         };
-        self.shared.read(read).await
+        self.0.read(read).await
     }
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        Self(Shared::new(PACE))
+    }
+}
+
+/// Merges kubelet's entries, of which a container has one per device or NUMA node.
+fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceNames) -> Vec<ListedDevices> {
+    let mut listed = Vec::new();
+    for pod in &response.pod_resources {
+        for container in &pod.containers {
+            for resource in ExtendedResource::ALL {
+                let mut ids = Vec::new();
+                for devices in &container.devices {
+                    if names.of(resource) == Some(devices.resource_name.as_str()) {
+                        ids.extend(devices.device_ids.iter().cloned());
+                    }
+                }
+                ids.sort_unstable();
+                if !ids.is_empty() {
+                    listed.push(ListedDevices {
+                        namespace: pod.namespace.clone(),
+                        pod: pod.name.clone(),
+                        resource,
+                        ids,
+                    });
+                }
+            }
+        }
+    }
+    listed
 }
 
 /// Reads of a changing source, each shared by all calls that came before it began.

@@ -219,7 +219,6 @@ fn starts(node: Arc<NodeState>, pods: watch::Sender<Pods>) -> Arc<StartChecker> 
         node,
         client: connection.client.clone(),
         policy: StartPolicy {
-            pod_resources: "/nonexistent".into(),
             on_mismatch: OnMismatch::Refuse,
             unplaced: Unplaced::Refuse,
         },

@@ -1,0 +1,131 @@
+//! A client of kubelet's pod-resources API, which lists the devices that containers hold by device plugins and by DRA drivers.
+//!
+//! Ordinary init containers are not in the list. The devices that plugins gave them are those of the containers that follow; a claim
+//! that they alone use is not listed.
+//!
+//! It is called only before a container starts or after a pod has changed, never while kubelet allocates: then a call can make
+//! kubelet forget the IDs of the allocation under way.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use daemon::api_server::one_line;
+use proto::kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use proto::kubelet::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use crate::unix_channel::connect;
+
+/// Longest duration of one call, the connection included.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Longest message: kubelet lists every device ID of every pod of the node in one.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Pauses before further tries when kubelet answers that its rate limit is reached.
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+];
+
+/// kubelet has not listed the devices.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodResourcesError {
+    /// kubelet has no such API.
+    #[error("kubelet has no pod-resources API at {}", .0.display())]
+    Absent(PathBuf),
+    /// kubelet cannot be reached, refuses, or takes too long.
+    #[error("kubelet's pod-resources API does not answer ({}): {problem}", socket.display())]
+    NoAnswer {
+        /// The socket of the API.
+        socket: PathBuf,
+        /// The failure.
+        problem: String,
+    },
+}
+
+/// The socket of the API of the kubelet with this device plugin directory.
+pub fn socket(device_plugin_dir: &Path) -> PathBuf {
+    // kubelet keeps both directories below its root.
+    let kubelet_root = device_plugin_dir.parent().unwrap_or(device_plugin_dir);
+    kubelet_root.join("pod-resources/kubelet.sock")
+}
+
+/// The client, with a connection that lasts as long as kubelet does.
+#[derive(Debug)]
+pub struct PodResources {
+    /// The socket of the API.
+    pub socket: PathBuf,
+    client: Mutex<Option<PodResourcesListerClient<Channel>>>,
+}
+
+impl PodResources {
+    /// A client of this socket.
+    pub fn new(socket: PathBuf) -> Self {
+        Self {
+            socket,
+            client: Mutex::new(None),
+        }
+    }
+
+    /// Lists the devices of all app containers and sidecars.
+    ///
+    /// # Errors
+    /// kubelet does not list them.
+    pub async fn list(&self) -> Result<ListPodResourcesResponse, PodResourcesError> {
+        let mut pauses = PAUSES.iter();
+        loop {
+            let answer = timeout(LIMIT, self.call()).await;
+            let status = match answer {
+                Ok(Ok(response)) => return Ok(response),
+                Ok(Err(status)) => status,
+                Err(_) => Status::deadline_exceeded(format!("no answer within {LIMIT:?}")),
+            };
+            if is_rate_limited(&status)
+                && let Some(pause) = pauses.next()
+            {
+                sleep(*pause).await;
+                continue;
+            }
+            self.set_client(None);
+            // Kubelets before 1.13 make no such socket, and those before 1.20 know no `v1` of the API.
+            let is_missing = self.socket.try_exists().is_ok_and(|exists| !exists);
+            if is_missing || status.code() == Code::Unimplemented {
+                return Err(PodResourcesError::Absent(self.socket.clone()));
+            }
+            return Err(PodResourcesError::NoAnswer {
+                socket: self.socket.clone(),
+                problem: status.message().to_owned(),
+            });
+        }
+    }
+
+    /// Calls over the open connection, or over a new one if there is none or kubelet has restarted.
+    async fn call(&self) -> Result<ListPodResourcesResponse, Status> {
+        let kept = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(mut client) = kept {
+            let answer = client.list(ListPodResourcesRequest {}).await;
+            if answer.as_ref().is_ok() || answer.as_ref().is_err_and(is_rate_limited) {
+                return answer.map(Response::into_inner);
+            }
+        }
+        let channel = connect(&self.socket).await;
+        let channel = channel.map_err(|error| Status::unavailable(one_line(&error)))?;
+        let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES);
+        let answer = client.list(ListPodResourcesRequest {}).await?;
+        self.set_client(Some(client));
+        Ok(answer.into_inner())
+    }
+
+    fn set_client(&self, client: Option<PodResourcesListerClient<Channel>>) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+    }
+}
+
+fn is_rate_limited(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("rate limit")
+}
