@@ -15,7 +15,7 @@ use crate::matching::AllocateLog;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
 use crate::pods::{NodePod, Pods, Stage};
-use daemon::api_server::Connection;
+use daemon::api_server::{Connection, one_line};
 
 /// Pauses after failures: the first, which doubles each time, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
@@ -67,7 +67,7 @@ pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
                     has_failed = true;
                     warn!(
                         pod = pod.display_name(),
-                        error = %format!("{error:#}"),
+                        error = one_line(&error),
                         "cannot mark the pod assigned, trying again"
                     );
                 }

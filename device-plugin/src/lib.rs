@@ -1,5 +1,6 @@
 //! The device plugin of gpushare: finds the devices of this node, serves them to kubelet, and publishes them with their health.
 
+pub mod api_request;
 pub mod assigned;
 #[cfg(test)]
 mod builders;
@@ -18,6 +19,7 @@ pub mod inventory;
 pub mod kubelet;
 pub mod kubelet_checkpoint;
 pub mod kubelet_pod_resources;
+mod logged_error;
 pub mod matching;
 pub mod metrics;
 pub mod node_gauges;

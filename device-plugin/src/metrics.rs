@@ -1,5 +1,6 @@
 //! The counters, gauges and histograms of `/metrics`.
 
+use std::fmt;
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -7,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use crate::injection::Injection;
 
@@ -36,23 +37,6 @@ pub enum Outcome {
     Reported,
 }
 
-impl Outcome {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Exchanged => "exchanged",
-            Self::Rewritten => "rewritten",
-            Self::Adopted => "adopted",
-            Self::Refused => "refused",
-            Self::Impossible => "impossible",
-            Self::Evicted => "evicted",
-            Self::Recorded => "recorded",
-            Self::Restored => "restored",
-            Self::Unflagged => "unflagged",
-            Self::Reported => "reported",
-        }
-    }
-}
-
 /// The outcome of the runtime hook for a new container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookOutcome {
@@ -68,21 +52,18 @@ pub enum HookOutcome {
     Refused,
 }
 
-impl HookOutcome {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Left => "left",
-            Self::Confirmed => "confirmed",
-            Self::Adjusted => "adjusted",
-            Self::Hidden => "hidden",
-            Self::Refused => "refused",
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
-    outcome: &'static str,
+    outcome: String,
+}
+
+impl OutcomeLabel {
+    /// The label of an outcome: its name in lower case.
+    fn of(outcome: impl fmt::Debug) -> Self {
+        Self {
+            outcome: format!("{outcome:?}").to_lowercase(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -111,51 +92,50 @@ impl Metrics {
         let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
         // From 62.5 us, doubled each time, to 4 s; kubelet admits no other pod of the node meanwhile.
         let fine_bounds = (0..17_u32).map(|n| 0.000_062_5 * f64::from(1_u32 << n));
-        let metrics = Self {
-            mismatches: Family::default(),
-            pre_start: Histogram::new(bounds),
-            allocate: Histogram::new(fine_bounds),
-            hooked: Family::default(),
-            hook_connected: Gauge::default(),
-            injection: Family::default(),
-            is_exposed: Gauge::default(),
-        };
-        registry.register(
-            "gpushare_device_plugin_identity_mismatch",
-            "Container starts that needed more than a check, by outcome",
-            metrics.mismatches.clone(),
-        );
-        registry.register(
-            "gpushare_device_plugin_pre_start_seconds",
-            "Time that a container's start was delayed",
-            metrics.pre_start.clone(),
-        );
-        registry.register(
-            "gpushare_device_plugin_allocate_seconds",
-            "Time that kubelet waited for an answer to Allocate",
-            metrics.allocate.clone(),
-        );
-        registry.register(
-            "gpushare_device_plugin_runtime_hook",
-            "Containers that the runtime was about to create, by outcome of the runtime hook",
-            metrics.hooked.clone(),
-        );
-        registry.register(
-            "gpushare_device_plugin_runtime_hook_connected",
-            "1 while the container runtime is connected to the runtime hook",
-            metrics.hook_connected.clone(),
-        );
-        registry.register(
-            "gpushare_device_plugin_injection",
-            "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason",
-            metrics.injection.clone(),
-        );
-        registry.register(
-            "gpushare_device_plugin_gpus_exposed",
-            "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable",
-            metrics.is_exposed.clone(),
-        );
-        metrics
+        Self {
+            mismatches: add(
+                registry,
+                "identity_mismatch",
+                "Container starts that needed more than a check, by outcome",
+                Family::default(),
+            ),
+            pre_start: add(
+                registry,
+                "pre_start_seconds",
+                "Time that a container's start was delayed",
+                Histogram::new(bounds),
+            ),
+            allocate: add(
+                registry,
+                "allocate_seconds",
+                "Time that kubelet waited for an answer to Allocate",
+                Histogram::new(fine_bounds),
+            ),
+            hooked: add(
+                registry,
+                "runtime_hook",
+                "Containers that the runtime was about to create, by outcome of the runtime hook",
+                Family::default(),
+            ),
+            hook_connected: add(
+                registry,
+                "runtime_hook_connected",
+                "1 while the container runtime is connected to the runtime hook",
+                Gauge::default(),
+            ),
+            injection: add(
+                registry,
+                "injection",
+                "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason",
+                Family::default(),
+            ),
+            is_exposed: add(
+                registry,
+                "gpus_exposed",
+                "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable",
+                Gauge::default(),
+            ),
+        }
     }
 
     /// Sets the injection mode.
@@ -179,20 +159,12 @@ impl Metrics {
 
     /// Counts a start.
     pub fn count(&self, outcome: Outcome) {
-        self.mismatches
-            .get_or_create(&OutcomeLabel {
-                outcome: outcome.as_str(),
-            })
-            .inc();
+        self.mismatches.get_or_create(&OutcomeLabel::of(outcome)).inc();
     }
 
     /// Counts a container that the runtime was about to create.
     pub fn count_hook(&self, outcome: HookOutcome) {
-        self.hooked
-            .get_or_create(&OutcomeLabel {
-                outcome: outcome.as_str(),
-            })
-            .inc();
+        self.hooked.get_or_create(&OutcomeLabel::of(outcome)).inc();
     }
 
     /// Sets whether the runtime is connected; returns the value before.
@@ -209,6 +181,12 @@ impl Metrics {
     pub fn pre_started(&self, took: Duration) {
         self.pre_start.observe(took.as_secs_f64());
     }
+}
+
+/// Registers a metric, whose name begins with that of the plugin.
+fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(format!("gpushare_device_plugin_{name}"), help, metric.clone());
+    metric
 }
 
 #[cfg(test)]

@@ -103,9 +103,7 @@ impl Collector for NodeGauges {
         )?;
         for (reason, n_blocked) in blocked.count() {
             let gauge = ConstGauge::new(i64::try_from(n_blocked).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&ReasonLabels {
-                reason: reason.as_str(),
-            })?)?;
+            gauge.encode(family.encode_family(&ReasonLabels { reason })?)?;
         }
         Ok(())
     }

@@ -28,9 +28,10 @@ use proto::resource::ResourceNames;
 use proto::topology::GpuPartitionPolicy;
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
+use crate::api_request::{RequestError, within};
 use crate::fleet::Fleet;
 use crate::injection::Injection;
 use crate::pods::{Pods, Requests};
@@ -54,26 +55,6 @@ const UNDO_DELAY: Duration = Duration::from_secs(10);
 
 /// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-
-/// A request to the API server failed.
-#[derive(Debug, thiserror::Error)]
-pub enum PublishError {
-    /// The API server answered with an error, or could not be reached.
-    #[error("cannot write {object}")]
-    Request {
-        /// The object of the write.
-        object: &'static str,
-        /// The client's error.
-        #[source]
-        source: Box<kube::Error>,
-    },
-    /// The API server did not answer in time.
-    #[error("cannot write {object}: no answer within {REQUEST_LIMIT:?}")]
-    Slow {
-        /// The object of the write.
-        object: &'static str,
-    },
-}
 
 /// The settings of a [`Publisher`], which do not change while the process runs.
 #[derive(Clone, Debug)]
@@ -189,7 +170,7 @@ impl Publisher {
     }
 
     /// Writes everything that differs. Does nothing until this node is known.
-    async fn publish(&mut self) -> Result<(), PublishError> {
+    async fn publish(&mut self) -> Result<(), RequestError> {
         let fleet = Arc::clone(&self.inputs.fleet.borrow_and_update());
         let requested = {
             let pods = self.inputs.pods.borrow_and_update();
@@ -217,7 +198,7 @@ impl Publisher {
         unit.and(labels).and(revision).and(device).and(status)
     }
 
-    async fn publish_unit(&self, node: &Node) -> Result<(), PublishError> {
+    async fn publish_unit(&self, node: &Node) -> Result<(), RequestError> {
         let unit = self.settings.memory_unit;
         if let Some(patch) = node_patches::memory_unit(node, &self.settings.names, unit) {
             self.patch_node("the memory unit", &patch).await?;
@@ -226,7 +207,7 @@ impl Publisher {
         Ok(())
     }
 
-    async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), PublishError> {
+    async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), RequestError> {
         let no_labels = BTreeMap::new();
         let labels = wanted.metadata.labels.as_ref().unwrap_or(&no_labels);
         if let Some(patch) = node_patches::labels(node, labels) {
@@ -242,7 +223,7 @@ impl Publisher {
         wanted: &Device,
         stored: &StoredDevice,
         node: &Node,
-    ) -> Result<(), PublishError> {
+    ) -> Result<(), RequestError> {
         if let Some(object) = stored.object()
             && device_object::matches(object, wanted)
             && let Some(patch) = node_patches::revision(node, object)
@@ -253,20 +234,20 @@ impl Publisher {
         Ok(())
     }
 
-    async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), PublishError> {
+    async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), RequestError> {
         if let Some(patch) = node_patches::status(node, amounts) {
             let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
             let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
-            within_limit("node status", request).await?;
+            within(REQUEST_LIMIT, "write node status", request).await?;
             info!(values = %amounts, "published node status");
         }
         Ok(())
     }
 
-    async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), PublishError> {
+    async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), RequestError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let request = self.nodes.patch(&self.settings.node_name, &params, &patch);
-        within_limit(part, request).await?;
+        within(REQUEST_LIMIT, format!("write {part}"), request).await?;
         Ok(())
     }
 
@@ -298,7 +279,7 @@ impl Publisher {
     }
 
     /// Writes the Device object if it must change, and undoes changes of other writers after a delay.
-    async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), PublishError> {
+    async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), RequestError> {
         self.undo_at = None;
         let is_right = match stored {
             StoredDevice::Unknown => return Ok(()),
@@ -320,7 +301,7 @@ impl Publisher {
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let patch = Patch::Apply(&wanted);
         let request = self.devices.patch(&self.settings.node_name, &params, &patch);
-        within_limit("the Device object", request).await?;
+        within(REQUEST_LIMIT, "write the Device object", request).await?;
         let n_devices = wanted.spec.devices.len();
         info!(n_devices, "published the Device object");
         if let Some(table) = &self.inputs.overrides.borrow().partitions
@@ -333,21 +314,6 @@ impl Publisher {
         }
         self.applied = Some((wanted, Instant::now()));
         Ok(())
-    }
-}
-
-/// The answer to a request, or an error that names the object of the write.
-async fn within_limit<T>(
-    object: &'static str,
-    request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, PublishError> {
-    match timeout(REQUEST_LIMIT, request).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(source)) => Err(PublishError::Request {
-            object,
-            source: Box::new(source),
-        }),
-        Err(_) => Err(PublishError::Slow { object }),
     }
 }
 

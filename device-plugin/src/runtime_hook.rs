@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
 use proto::nri::api::{Container, ContainerAdjustment, PodSandbox};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
+use crate::logged_error::LoggedError;
 use crate::metrics::{HookOutcome, Metrics};
 use crate::node_state::NodeState;
 use crate::pods::PodUid;
@@ -228,22 +228,21 @@ fn name_of(sandbox: &PodSandbox) -> String {
 /// Serves the runtime at this socket until the task is dropped. It tries again now and then while the runtime has no such interface.
 pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut pause = PAUSES.0;
-    let mut complaint = None;
+    let mut logged = LoggedError::default();
     loop {
         let ended = connect(&hook, &socket).await;
         if hook.metrics.set_hook_connected(false) {
-            (pause, complaint) = (PAUSES.0, None);
+            pause = PAUSES.0;
+            logged.clear();
         }
         match ended {
             Ok(()) => {
                 info!(socket = %socket.display(), "the container runtime has closed the connection; connecting again");
             }
             Err(error) => {
-                let problem = one_line(&error);
-                if complaint.as_ref() != Some(&problem) {
+                if let Some(error) = logged.changed(&error) {
                     let socket = socket.display();
-                    warn!(%socket, error = problem, "no runtime hook: containers get the devices that kubelet has given them; trying again");
-                    complaint = Some(problem);
+                    warn!(%socket, error, "no runtime hook: containers get the devices that kubelet has given them; trying again");
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
+use anyhow::{Context, bail, ensure};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::device::NODE_LABELS;
@@ -19,12 +19,14 @@ use proto::resource::ResourceNames;
 use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
+use crate::api_request::within;
 use crate::cdi::SpecDir;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
+use crate::logged_error::LoggedError;
 use crate::pods::{IN_NODE_STATUS, Pods, Stage};
 
 /// Pause between attempts.
@@ -45,6 +47,9 @@ const OWN_RESOURCES: [ExtendedResource; 4] = [
     ExtendedResource::Fpga,
 ];
 
+/// The error of each removal of a file.
+const FILES: &str = "cannot remove files of the plugin";
+
 /// The time of the removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum UninstallWhen {
@@ -52,44 +57,6 @@ pub enum UninstallWhen {
     Unused,
     /// At once: a container that starts again gets no device any more
     Now,
-}
-
-/// A reason that something is left on the node. The removal tries again after each.
-#[derive(Debug, thiserror::Error)]
-pub enum Obstacle {
-    /// The pods of the node are not known yet.
-    #[error("the pods of this node are not known yet")]
-    UnknownPods,
-    /// Pods hold devices.
-    #[error("pods hold devices: {}", .0.join(", "))]
-    Pods(Vec<String>),
-    /// Another process of the plugin serves the node.
-    #[error("another process of the plugin serves {}", socket.display())]
-    PluginRunning {
-        /// Its socket.
-        socket: PathBuf,
-    },
-    /// The node is not known yet, or is gone.
-    #[error("the API server has no such node")]
-    NoNode,
-    /// kubelet would write the amounts again.
-    #[error("kubelet remembers the plugin until five minutes after its end: {}", .0.join(", "))]
-    Remembered(Vec<String>),
-    /// The watch of the Node object has not shown the changes yet.
-    #[error("the API server does not show the node's changes yet")]
-    Unseen,
-    /// kubelet's checkpoint cannot be read.
-    #[error(transparent)]
-    Checkpoint(CheckpointError),
-    /// A file cannot be removed.
-    #[error("cannot remove files of the plugin")]
-    Files(#[source] io::Error),
-    /// The API server refused a change of the node.
-    #[error("cannot change the node")]
-    Request(#[source] Box<kube::Error>),
-    /// The API server did not answer in time.
-    #[error("cannot change the node: no answer within {REQUEST_LIMIT:?}")]
-    Slow,
 }
 
 /// The pods that hold devices of this node, or may get some.
@@ -167,16 +134,13 @@ pub struct Removal {
 impl Removal {
     /// Removes everything, sets `removed`, and then waits until the task is dropped.
     pub async fn run(self, removed: watch::Sender<bool>) {
-        let mut complaint = String::new();
+        let mut logged = LoggedError::default();
         while let Err(obstacle) = self.attempt().await {
-            let problem = one_line(&obstacle);
-            if problem != complaint {
+            if let Some(reason) = logged.changed(obstacle.as_ref()) {
                 warn!(
                     node = self.node_name,
-                    reason = problem,
-                    "something of the plugin is left on this node"
+                    reason, "something of the plugin is left on this node"
                 );
-                complaint = problem;
             }
             sleep(PAUSE).await;
         }
@@ -192,24 +156,21 @@ impl Removal {
     ///
     /// # Errors
     /// Something is left.
-    pub async fn attempt(&self) -> Result<(), Obstacle> {
+    pub async fn attempt(&self) -> anyhow::Result<()> {
         if self.when == UninstallWhen::Unused {
             let pods = self.pods.borrow();
-            if !pods.is_synced() {
-                return Err(Obstacle::UnknownPods);
-            }
+            ensure!(pods.is_synced(), "the pods of this node are not known yet");
             let holders = holders(&pods);
-            if !holders.is_empty() {
-                return Err(Obstacle::Pods(holders));
-            }
+            ensure!(holders.is_empty(), "pods hold devices: {}", holders.join(", "));
         }
         // A socket that answers belongs to a plugin that would write everything again.
         self.remove_sockets().await?;
-        let n_removed = self.specs.remove_all().map_err(Obstacle::Files)?;
+        let n_removed = self.specs.remove_all().context(FILES)?;
         if n_removed > 0 {
             info!(n_removed, "removed the plugin's CDI specs");
         }
-        let node = self.node.borrow().clone().ok_or(Obstacle::NoNode)?;
+        let node = self.node.borrow().clone();
+        let node = node.context("the API server has no such node")?;
         let (metadata, amounts) = (
             metadata_patch(&node, &self.names.cluster),
             status_patch(&node, &IN_NODE_STATUS),
@@ -221,47 +182,46 @@ impl Removal {
             .filter_map(|resource| self.names.of(resource))
             .collect();
         let registered = self.registered()?;
-        let remembered: Vec<String> = own
-            .iter()
-            .filter(|name| registered.contains_key(**name))
-            .map(|name| (*name).to_owned())
-            .collect();
-        if !remembered.is_empty() {
-            return Err(Obstacle::Remembered(remembered));
-        }
+        let mut remembered = own.clone();
+        remembered.retain(|name| registered.contains_key(*name));
+        ensure!(
+            remembered.is_empty(),
+            "kubelet remembers the plugin until five minutes after its end: {}",
+            remembered.join(", ")
+        );
         let served = status_patch(&node, &own);
         self.patch(served.as_ref(), true).await?;
-        if metadata.or(amounts).or(served).is_some() {
-            Err(Obstacle::Unseen)
-        } else {
-            Ok(())
-        }
+        ensure!(
+            metadata.or(amounts).or(served).is_none(),
+            "the API server does not show the node's changes yet"
+        );
+        Ok(())
     }
 
     /// Removes the sockets of processes that have ended.
-    async fn remove_sockets(&self) -> Result<(), Obstacle> {
+    async fn remove_sockets(&self) -> anyhow::Result<()> {
         for resource in ExtendedResource::ALL {
             let socket = self.device_plugin_dir.join(resource.socket());
             match UnixStream::connect(&socket).await {
-                Ok(_) => return Err(Obstacle::PluginRunning { socket }),
+                Ok(_) => bail!("another process of the plugin serves {}", socket.display()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(_) => std::fs::remove_file(&socket).map_err(Obstacle::Files)?,
+                Err(_) => std::fs::remove_file(&socket).context(FILES)?,
             }
         }
         Ok(())
     }
 
     /// The resources that a plugin has registered with kubelet, with their device IDs.
-    fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, Obstacle> {
+    fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
         match kubelet_checkpoint::registered(&self.device_plugin_dir) {
             Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(BTreeMap::new())
             }
-            found => found.map_err(Obstacle::Checkpoint),
+            found => found,
         }
     }
 
-    async fn patch(&self, patch: Option<&Value>, is_status: bool) -> Result<(), Obstacle> {
+    async fn patch(&self, patch: Option<&Value>, is_status: bool) -> anyhow::Result<()> {
         let Some(patch) = patch else { return Ok(()) };
         let (nodes, params, name) = (&self.nodes, PatchParams::default(), &self.node_name);
         let merge = Patch::Merge(patch);
@@ -272,10 +232,7 @@ impl Removal {
                 nodes.patch(name, &params, &merge).await
             }
         };
-        let answer = timeout(REQUEST_LIMIT, request)
-            .await
-            .map_err(|_| Obstacle::Slow)?;
-        answer.map_err(|error| Obstacle::Request(Box::new(error)))?;
+        within(REQUEST_LIMIT, "change the node", request).await?;
         info!(%patch, "changed the node");
         Ok(())
     }

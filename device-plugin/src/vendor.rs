@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
 use daemon::events::Recorder;
 use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
@@ -29,6 +28,7 @@ use crate::fleet::Fleet;
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::kubelet_pod_resources::{PodResources, PodResourcesError};
+use crate::logged_error::LoggedError;
 use crate::pods::{PodUid, Pods, Stage};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::verify::visible::{Visible, visible_by_answer};
@@ -121,7 +121,7 @@ impl VendorWatch {
             // The published devices stand meanwhile. A runtime without hook never reports.
             let _ = timeout(HOOK_WAIT, self.seen.wait_for(SeenGpus::is_synced)).await;
         }
-        let mut complaint = None;
+        let mut logged = LoggedError::default();
         let mut warnings = Warnings::default();
         loop {
             // Taken before kubelet answers, so that a change meanwhile leads to another round.
@@ -133,17 +133,15 @@ impl VendorWatch {
             let fleet = Arc::clone(&self.fleet.borrow());
             match read(&self.settings, &fleet, has_claimants, &mut self.admin_access).await {
                 Ok(allocations) => {
-                    complaint = None;
+                    logged.clear();
                     self.publish(allocations, &mut warnings);
                 }
                 Err(error) => {
-                    let problem = one_line(&error);
-                    if complaint.as_ref() != Some(&problem) {
+                    if let Some(error) = logged.changed(&error) {
                         warn!(
-                            error = problem,
+                            error,
                             "cannot read which devices pods of the vendor's plugin and of DRA drivers hold"
                         );
-                        complaint = Some(problem);
                     }
                 }
             }

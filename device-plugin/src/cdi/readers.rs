@@ -19,6 +19,8 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
+use crate::logged_error::LoggedError;
+
 use super::SpecDir;
 use super::dir::{OWN_PREFIX, PROMPT_FILE};
 
@@ -97,7 +99,7 @@ impl Default for Readers {
 impl Readers {
     /// Watches the directory until the task is dropped.
     pub async fn watch(self, dir: PathBuf) {
-        let mut complaint = None;
+        let mut logged = LoggedError::default();
         loop {
             let ended = self.follow(&dir).await;
             // Files may have come and gone unseen.
@@ -107,10 +109,8 @@ impl Readers {
             });
             // A directory that was removed is watched again at once: a spec that is written meanwhile would pass for unread.
             let Err(error) = ended else { continue };
-            let problem = error.to_string();
-            if complaint.as_ref() != Some(&problem) {
-                warn!(dir = %dir.display(), error = problem, "cannot see whether the container runtime reads CDI specs; trying again");
-                complaint = Some(problem);
+            if let Some(error) = logged.changed(&error) {
+                warn!(dir = %dir.display(), error, "cannot see whether the container runtime reads CDI specs; trying again");
             }
             sleep(RETRY).await;
         }

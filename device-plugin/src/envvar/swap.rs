@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
+use crate::api_request::{RequestError, within};
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
 use crate::pods::{NodePod, PodUid, Pods};
@@ -48,20 +49,9 @@ type Records = BTreeMap<PodUid, DeviceAllocations>;
 /// Records could not be swapped.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
-    /// The API server answered with an error.
-    #[error("cannot {what} the Device object {name}, which holds the swapped records of pods")]
-    Request {
-        /// The verb of the request.
-        what: &'static str,
-        /// The object.
-        name: String,
-        /// The API server's error.
-        #[source]
-        source: Box<kube::Error>,
-    },
-    /// No answer.
-    #[error("no answer about the Device object {0} within {REQUEST_LIMIT:?}")]
-    NoAnswer(String),
+    /// A request failed.
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// An earlier request was not answered a moment ago.
     #[error("the API server did not answer about the Device object {0}; trying again in a few seconds")]
     Resting(String),
@@ -297,9 +287,7 @@ impl RecordSwaps {
                 self.in_doubt.clear();
                 Ok(true)
             }
-            Err(SwapError::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 409) => {
-                Ok(false)
-            }
+            Err(SwapError::Request(error)) if error.status() == Some(409) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -316,16 +304,16 @@ impl RecordSwaps {
         if self.rest_until.is_some_and(|until| Instant::now() < until) {
             return Err(SwapError::Resting(self.node_name.clone()));
         }
-        let Ok(answer) = timeout(REQUEST_LIMIT, request).await else {
-            self.rest_until = Some(Instant::now() + REST);
-            return Err(SwapError::NoAnswer(self.node_name.clone()));
+        let what = format!(
+            "{what} the Device object {}, which holds the swapped records of pods",
+            self.node_name
+        );
+        let answer = within(REQUEST_LIMIT, what, request).await;
+        self.rest_until = match &answer {
+            Err(RequestError::Slow { .. }) => Some(Instant::now() + REST),
+            _ => None,
         };
-        self.rest_until = None;
-        answer.map_err(|source| SwapError::Request {
-            what,
-            name: self.node_name.clone(),
-            source: Box::new(source),
-        })
+        Ok(answer?)
     }
 }
 

@@ -35,9 +35,10 @@ mod parse;
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use daemon::api_server::one_line;
 use tokio::sync::mpsc;
 use tracing::warn;
+
+use crate::logged_error::LoggedError;
 
 use super::{
     Feed, Inventory, InventoryError, Observation, ObservationKind, PhysicalId,
@@ -71,7 +72,7 @@ impl FileSource {
             known: inventory.clone(),
             text: Vec::new(),
             is_announced: false,
-            complaint: None,
+            logged: LoggedError::default(),
         };
         Feed::start(vec![Box::new(move |reporter| watch.run(reporter))])
     }
@@ -95,8 +96,7 @@ struct FileWatch {
     text: Vec<u8>,
     /// True once the watch has reported that the devices differ from the known ones.
     is_announced: bool,
-    /// The last error that was logged.
-    complaint: Option<String>,
+    logged: LoggedError,
 }
 
 impl FileWatch {
@@ -138,13 +138,11 @@ impl FileWatch {
         match parsed {
             Ok(devices) => {
                 self.latest = devices;
-                self.complaint = None;
+                self.logged.clear();
             }
             Err(error) => {
-                let problem = one_line(&error);
-                if self.complaint.as_ref() != Some(&problem) {
-                    warn!(error = %problem, "keeping the last valid state of the simulated devices");
-                    self.complaint = Some(problem);
+                if let Some(error) = self.logged.changed(&error) {
+                    warn!(error, "keeping the last valid state of the simulated devices");
                 }
             }
         }

@@ -7,10 +7,9 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use proto::pod::Pod;
 use serde_json::json;
-use tokio::time::timeout;
 use tracing::info;
 
-use daemon::api_server::one_line;
+use crate::api_request::{RequestError, within};
 
 use super::NodePod;
 
@@ -25,30 +24,31 @@ pub async fn annotate(
     client: &Client,
     pod: &NodePod,
     annotations: &BTreeMap<String, String>,
-) -> anyhow::Result<()> {
+) -> Result<(), RequestError> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     // The UID makes the API server refuse the patch of another pod of this name.
     let patch = Patch::Merge(json!({"metadata": {"uid": pod.uid.as_str(), "annotations": annotations}}));
     let params = PatchParams::default();
-    match timeout(REQUEST_LIMIT, api.patch(&pod.name, &params, &patch)).await? {
+    let name = pod.display_name();
+    let what = format!("write annotations of pod {name}");
+    match within(REQUEST_LIMIT, what, api.patch(&pod.name, &params, &patch)).await {
         Ok(_) => {
             let keys: Vec<&str> = annotations.keys().map(String::as_str).collect();
-            info!(
-                pod = pod.display_name(),
-                keys = keys.join(","),
-                "wrote annotations of the pod"
-            );
+            info!(pod = name, keys = keys.join(","), "wrote annotations of the pod");
             Ok(())
         }
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(kube::Error::Api(status))
-            if status.code == 409 && status.message.to_lowercase().contains("uid") =>
-        {
-            Ok(())
+        Err(RequestError::Failed { source, .. }) if is_gone(&source) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// True if the answer says that the pod is gone, or that another one has its name.
+fn is_gone(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => {
+            let is_conflict_of_uid = status.code == 409 && status.message.to_lowercase().contains("uid");
+            status.code == 404 || is_conflict_of_uid
         }
-        Err(error) => {
-            let problem = format!("cannot write annotations of pod {}", pod.display_name());
-            Err(anyhow::anyhow!(one_line(&error)).context(problem))
-        }
+        _ => false,
     }
 }

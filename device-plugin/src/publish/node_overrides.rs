@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
 use proto::device::VirtualFunctionGroup;
 use proto::topology::{GpuPartitionTable, TopologyError, read_partitions};
 use serde::Deserialize;
@@ -31,6 +30,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::inventory::pci;
+use crate::logged_error::LoggedError;
 
 /// The prefix of labels that only this plugin writes.
 const OWN_PREFIX: &str = "gpushare/";
@@ -271,22 +271,20 @@ pub async fn watch_node_overrides(
     if files == OverrideFiles::default() {
         std::future::pending::<()>().await;
     }
-    let mut complaint = None;
+    let mut logged = LoggedError::default();
     loop {
         sleep(interval).await;
         match NodeOverrides::read(&files) {
             Ok(now) => {
-                complaint = None;
+                logged.clear();
                 if **overrides.borrow() != now {
                     overrides.send_replace(Arc::new(now));
                     info!("the files of labels and partitions have changed");
                 }
             }
             Err(error) => {
-                let problem = one_line(&error);
-                if complaint.as_ref() != Some(&problem) {
-                    warn!(error = problem, "keeping the last valid labels and partitions");
-                    complaint = Some(problem);
+                if let Some(error) = logged.changed(&error) {
+                    warn!(error, "keeping the last valid labels and partitions");
                 }
             }
         }

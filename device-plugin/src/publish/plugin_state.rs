@@ -16,7 +16,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{PublishError, within_limit};
+use crate::api_request::{RequestError, within};
+
+use super::REQUEST_LIMIT;
 
 /// The shortest and the longest pause after a failure: the scheduler sends no pods before it knows the state.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
@@ -85,7 +87,7 @@ impl PluginStateWriter {
         }
     }
 
-    async fn write(&self, serving: bool) -> Result<(), PublishError> {
+    async fn write(&self, serving: bool) -> Result<(), RequestError> {
         let state = PluginState {
             serving,
             since: Timestamp::now(),
@@ -93,7 +95,7 @@ impl PluginStateWriter {
         };
         let (params, patch) = (PatchParams::default(), Patch::Merge(state.patch()));
         let request = self.nodes.patch(&self.node_name, &params, &patch);
-        within_limit("the plugin's state", request).await?;
+        within(REQUEST_LIMIT, "write the plugin's state", request).await?;
         info!(serving, "published whether this plugin serves kubelet");
         Ok(())
     }

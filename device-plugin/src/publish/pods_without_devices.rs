@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
 use proto::plugin_reports;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::kubelet_checkpoint;
+use crate::logged_error::LoggedError;
 use crate::pods::{PodUid, Pods, Stage};
 use crate::runtime_hook::seen::SeenGpus;
 
@@ -54,13 +54,13 @@ pub async fn watch_pods_without_devices(
     if pods.wait_for(Pods::is_synced).await.is_err() {
         return std::future::pending().await;
     }
-    let mut complaint = None;
+    let mut logged = LoggedError::default();
     loop {
         // The checkpoint is read after the pods, so that it is no older: kubelet writes it before it reports on a pod.
         let (known, seen_now) = (pods.borrow_and_update().clone(), seen.borrow_and_update().clone());
         let limit = match kubelet_checkpoint::read(&device_plugin_dir) {
             Ok(entries) => {
-                complaint = None;
+                logged.clear();
                 let mut allocated = BTreeSet::new();
                 for entry in entries.iter().filter(|entry| !entry.device_ids.is_empty()) {
                     allocated.insert(PodUid::from(entry.pod_uid.as_str()));
@@ -69,13 +69,8 @@ pub async fn watch_pods_without_devices(
                 Duration::MAX
             }
             Err(error) => {
-                let problem = one_line(&error);
-                if complaint.as_ref() != Some(&problem) {
-                    warn!(
-                        error = problem,
-                        "cannot read which pods kubelet has allocated devices"
-                    );
-                    complaint = Some(problem);
+                if let Some(error) = logged.changed(&error) {
+                    warn!(error, "cannot read which pods kubelet has allocated devices");
                 }
                 RETRY
             }

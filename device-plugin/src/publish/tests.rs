@@ -20,6 +20,7 @@ use crate::builders::{fleet, pod, pods, units};
 use crate::fleet::FleetDevice;
 use crate::health::HealthReason;
 use crate::inventory::{OtherDevice, PciLocation};
+use tokio::time::timeout;
 
 fn node(status: &Value) -> Node {
     let node = json!({"metadata": {"name": "n1", "uid": "node-uid"}, "status": {"capacity": status, "allocatable": status}});

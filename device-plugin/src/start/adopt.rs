@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use chrono::Utc;
+use daemon::api_server::one_line;
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, GPU_DEVICES, GpushareRecord, Record};
@@ -47,7 +48,7 @@ pub(super) async fn adopt(
     let record = adopted_record(&context.node, pod, allocated, start).map_err(blocked)?;
     annotate(&context.client, pod, &record.annotations())
         .await
-        .map_err(|error| blocked(format!("{error:#}")))?;
+        .map_err(|error| blocked(one_line(&error)))?;
     let mut pods = context.node.pods.clone();
     let is_shown = |pods: &Pods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
         Some(Ok(placement)) => placement.allocations == record.allocations,
@@ -207,7 +208,7 @@ pub(super) async fn restore(context: &StartContext, pod: &NodePod, record: &Reco
         Err(error) => {
             debug!(
                 pod = pod.display_name(),
-                error = %format!("{error:#}"),
+                error = one_line(&error),
                 "cannot write a record again, trying later"
             );
         }

@@ -101,110 +101,64 @@ impl StartBlocked {
         }
     }
 
+    /// The reason as a label of the metric, one of [`LABELS`].
+    fn label(&self) -> &'static str {
+        match self {
+            Self::OwnerUnknown(_) => "unproven",
+            Self::NotSwapped { .. } | Self::SwapsUnknown(_) | Self::HealthUnknown => "no_api_server",
+            Self::Unsettled { .. } => "unsettled",
+            Self::Spec { .. } => "spec",
+            Self::NoInjection { .. } => "no_injection",
+            Self::NotAdopted { .. } => "unplaced",
+            Self::Refused { refusal, .. } => match refusal {
+                Refusal::Unplaced(_) => "unplaced",
+                Refusal::Unavailable(_) => "unavailable",
+                Refusal::NoCapacity(_) => "no_room",
+                Refusal::Mismatch { .. }
+                | Refusal::NotAllDevices { .. }
+                | Refusal::Limits { .. }
+                | Refusal::Overridden { .. }
+                | Refusal::OverridesVoid { .. } => "mismatch",
+                Refusal::AllDevicesForbidden => "all_devices_forbidden",
+                Refusal::Unknown => "unproven",
+            },
+        }
+    }
+
     /// True if another try cannot succeed.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Refused { refusal, .. } if refusal.is_final())
     }
 }
 
-/// The reason of a blocked start, as a label of the metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum BlockedReason {
-    /// The owner of the container is not proven.
-    Unproven,
-    /// The API server has not answered since the plugin started, or does not answer now.
-    NoApiServer,
-    /// The scheduler did not place the pod.
-    Unplaced,
-    /// A device of the record is unhealthy, not shared or not on the node.
-    Unavailable,
-    /// A device of the record has no capacity.
-    NoCapacity,
-    /// The container would see other devices, or have other limits, than its record says.
-    Mismatch,
-    /// The pod is marked to see all GPUs, which the operator has not allowed.
-    AllDevicesForbidden,
-    /// The devices of another pod are not known yet.
-    Unsettled,
-    /// The CDI spec is not in place.
-    Spec,
-    /// No container of this node can get a device.
-    NoInjection,
-}
-
-impl BlockedReason {
-    /// Every reason.
-    pub const ALL: [Self; 10] = [
-        Self::Unproven,
-        Self::NoApiServer,
-        Self::Unplaced,
-        Self::Unavailable,
-        Self::NoCapacity,
-        Self::Mismatch,
-        Self::AllDevicesForbidden,
-        Self::Unsettled,
-        Self::Spec,
-        Self::NoInjection,
-    ];
-
-    /// The label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Unproven => "unproven",
-            Self::NoApiServer => "no_api_server",
-            Self::Unplaced => "unplaced",
-            Self::Unavailable => "unavailable",
-            Self::NoCapacity => "no_room",
-            Self::Mismatch => "mismatch",
-            Self::AllDevicesForbidden => "all_devices_forbidden",
-            Self::Unsettled => "unsettled",
-            Self::Spec => "spec",
-            Self::NoInjection => "no_injection",
-        }
-    }
-}
-
-impl From<&StartBlocked> for BlockedReason {
-    fn from(blocked: &StartBlocked) -> Self {
-        match blocked {
-            StartBlocked::OwnerUnknown(_) => Self::Unproven,
-            StartBlocked::NotSwapped { .. } | StartBlocked::SwapsUnknown(_) | StartBlocked::HealthUnknown => {
-                Self::NoApiServer
-            }
-            StartBlocked::Unsettled { .. } => Self::Unsettled,
-            StartBlocked::Spec { .. } => Self::Spec,
-            StartBlocked::NoInjection { .. } => Self::NoInjection,
-            StartBlocked::NotAdopted { .. } => Self::Unplaced,
-            StartBlocked::Refused { refusal, .. } => match refusal {
-                Refusal::Unplaced(_) => Self::Unplaced,
-                Refusal::Unavailable(_) => Self::Unavailable,
-                Refusal::NoCapacity(_) => Self::NoCapacity,
-                Refusal::Mismatch { .. }
-                | Refusal::NotAllDevices { .. }
-                | Refusal::Limits { .. }
-                | Refusal::Overridden { .. }
-                | Refusal::OverridesVoid { .. } => Self::Mismatch,
-                Refusal::AllDevicesForbidden => Self::AllDevicesForbidden,
-                Refusal::Unknown => Self::Unproven,
-            },
-        }
-    }
-}
+/// The reasons of blocked starts, as labels of the metric.
+const LABELS: [&str; 10] = [
+    "unproven",
+    "no_api_server",
+    "unplaced",
+    "unavailable",
+    "no_room",
+    "mismatch",
+    "all_devices_forbidden",
+    "unsettled",
+    "spec",
+    "no_injection",
+];
 
 /// A container as kubelet names it: a resource and sorted device IDs of it.
 type ContainerKey = (ExtendedResource, Vec<String>);
 
 /// The blocked containers, with the time of the last try. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct BlockedStarts(Arc<Mutex<BTreeMap<ContainerKey, (BlockedReason, Instant)>>>);
+pub struct BlockedStarts(Arc<Mutex<BTreeMap<ContainerKey, (&'static str, Instant)>>>);
 
 impl BlockedStarts {
     /// Adds a container whose start was blocked now.
-    pub(super) fn insert(&self, resource: ExtendedResource, ids: &[String], reason: BlockedReason) {
+    pub(super) fn insert(&self, resource: ExtendedResource, ids: &[String], blocked: &StartBlocked) {
         let now = Instant::now();
-        let mut blocked = self.lock();
-        blocked.retain(|_, (_, since)| now - *since < FORGOTTEN);
-        blocked.insert((resource, ids.to_vec()), (reason, now));
+        let mut containers = self.lock();
+        containers.retain(|_, (_, since)| now - *since < FORGOTTEN);
+        containers.insert((resource, ids.to_vec()), (blocked.label(), now));
     }
 
     /// Removes a container that starts now.
@@ -213,18 +167,18 @@ impl BlockedStarts {
     }
 
     /// The number of blocked containers for each reason.
-    pub fn count(&self) -> BTreeMap<BlockedReason, usize> {
+    pub fn count(&self) -> [(&'static str, usize); LABELS.len()] {
         let now = Instant::now();
-        let mut counts: BTreeMap<_, _> = BlockedReason::ALL.into_iter().map(|reason| (reason, 0)).collect();
-        for (reason, since) in self.lock().values() {
-            if now - *since < FORGOTTEN {
-                *counts.entry(*reason).or_default() += 1;
+        let mut counts = LABELS.map(|label| (label, 0));
+        for (label, since) in self.lock().values() {
+            for (counted, n_blocked) in &mut counts {
+                *n_blocked += usize::from(counted == label && now - *since < FORGOTTEN);
             }
         }
         counts
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, (BlockedReason, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, (&'static str, Instant)>> {
         // Each change is one insertion or removal, so a panic elsewhere leaves it whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -241,29 +195,29 @@ mod tests {
             .count()
             .into_iter()
             .filter(|(_, n_blocked)| *n_blocked > 0)
-            .map(|(reason, n_blocked)| (reason.as_str(), n_blocked))
             .collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_container_counts_until_it_starts_or_kubelet_tries_no_more() {
         let blocked = BlockedStarts::default();
+        let unproven = StartBlocked::OwnerUnknown(OwnerUnknown::NoPod);
         let [one, other] = [["a".to_owned()], ["b".to_owned()]];
-        blocked.insert(ExtendedResource::Memory, &one, BlockedReason::Unproven);
-        blocked.insert(ExtendedResource::Shared, &one, BlockedReason::NoCapacity);
-        blocked.insert(ExtendedResource::Memory, &other, BlockedReason::NoCapacity);
-        assert_eq!(counted(&blocked), [("unproven", 1), ("no_room", 2)]);
+        blocked.insert(ExtendedResource::Memory, &one, &unproven);
+        blocked.insert(ExtendedResource::Shared, &one, &StartBlocked::HealthUnknown);
+        blocked.insert(ExtendedResource::Memory, &other, &StartBlocked::HealthUnknown);
+        assert_eq!(counted(&blocked), [("unproven", 1), ("no_api_server", 2)]);
         advance(FORGOTTEN / 2).await;
-        blocked.insert(ExtendedResource::Memory, &one, BlockedReason::NoCapacity);
+        blocked.insert(ExtendedResource::Memory, &one, &StartBlocked::HealthUnknown);
         blocked.remove(ExtendedResource::Memory, &other);
         blocked.remove(ExtendedResource::Memory, &other);
-        assert_eq!(counted(&blocked), [("no_room", 2)]);
+        assert_eq!(counted(&blocked), [("no_api_server", 2)]);
         advance(FORGOTTEN / 2).await;
         assert_eq!(
             counted(&blocked),
-            [("no_room", 1)],
+            [("no_api_server", 1)],
             "kubelet has not tried the other one"
         );
-        assert_eq!(blocked.count().len(), BlockedReason::ALL.len());
+        assert_eq!(blocked.count().len(), LABELS.len());
     }
 }

@@ -25,7 +25,7 @@ use crate::verify::{Evidence, Refusal, check_all_devices};
 use daemon::api_server::one_line;
 
 use super::adopt::adopt;
-use super::blocked::{BlockedReason, BlockedStarts, StartBlocked};
+use super::blocked::{BlockedStarts, StartBlocked};
 use super::specs::{SpecFiles, until_resolved, write_specs};
 use super::{Start, StartContext, Verification, container, verify_or_remedy};
 
@@ -85,7 +85,7 @@ impl StartChecker {
         match &checked {
             Ok(()) => self.blocked.remove(resource, &ids),
             Err(blocked) => {
-                self.blocked.insert(resource, &ids, BlockedReason::from(blocked));
+                self.blocked.insert(resource, &ids, blocked);
                 self.metrics().count(Outcome::Refused);
                 warn!(
                     node = self.context.recorder.node_name(),

@@ -252,7 +252,10 @@ impl Reconciler {
                     );
                 }
                 Err(error) => {
-                    debug!(error = %format!("{error:#}"), "cannot clear an assigned mark, trying later");
+                    debug!(
+                        error = one_line(&error),
+                        "cannot clear an assigned mark, trying later"
+                    );
                 }
             }
         }

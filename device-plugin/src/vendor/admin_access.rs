@@ -6,12 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use anyhow::{Context, ensure};
 use daemon::api_server::one_line;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use serde::Deserialize;
-use tokio::time::timeout;
+use serde_json::json;
 use tracing::warn;
+
+use crate::api_request::within;
 
 use super::allocation::{ClaimName, DraDevice};
 use super::claims::ClaimedDevice;
@@ -36,63 +39,7 @@ struct ReadClaim {
     devices: Option<BTreeSet<DraDevice>>,
 }
 
-/// A claim cannot be read.
-#[derive(Debug, thiserror::Error)]
-enum ClaimError {
-    /// The API server answers with an error.
-    #[error("cannot get ResourceClaim {claim} (resource.k8s.io/v1)")]
-    Get {
-        /// The claim.
-        claim: ClaimName,
-        #[source]
-        source: kube::Error,
-    },
-    /// The API server does not answer in time.
-    #[error("no answer within {REQUEST_LIMIT:?} to the request for ResourceClaim {0}")]
-    Silent(ClaimName),
-    /// Its form is invalid.
-    #[error("ResourceClaim {claim} is not of the form of resource.k8s.io/v1")]
-    Form {
-        /// The claim.
-        claim: ClaimName,
-        #[source]
-        source: serde_json::Error,
-    },
-    /// kubelet has prepared another claim of this name.
-    #[error("kubelet's CDI devices of ResourceClaim {claim} do not bear its UID {uid}")]
-    Replaced {
-        /// The claim.
-        claim: ClaimName,
-        /// The UID of the claim in the API server.
-        uid: String,
-    },
-}
-
-/// The part of a claim that is read.
-#[derive(Default, Deserialize)]
-struct ClaimData {
-    #[serde(default)]
-    status: Option<Status>,
-}
-
-#[derive(Deserialize)]
-struct Status {
-    #[serde(default)]
-    allocation: Option<ClaimAllocation>,
-}
-
-#[derive(Deserialize)]
-struct ClaimAllocation {
-    #[serde(default)]
-    devices: Results,
-}
-
-#[derive(Default, Deserialize)]
-struct Results {
-    #[serde(default)]
-    results: Vec<AllocatedDevice>,
-}
-
+/// A device that a claim has been allocated.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AllocatedDevice {
@@ -146,7 +93,10 @@ impl AdminAccess {
             Ok(devices) => Some(devices),
             Err(error) => {
                 if !has_failed {
-                    warn!(error = one_line(&error), "the devices of the claim count as used");
+                    warn!(
+                        error = one_line(error.as_ref()),
+                        "the devices of the claim count as used"
+                    );
                 }
                 None
             }
@@ -159,35 +109,23 @@ impl AdminAccess {
         &self,
         claim: &ClaimName,
         cdi_names: &BTreeSet<String>,
-    ) -> Result<BTreeSet<DraDevice>, ClaimError> {
+    ) -> anyhow::Result<BTreeSet<DraDevice>> {
         let resource = ApiResource::from_gvk_with_plural(
             &GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"),
             "resourceclaims",
         );
         let api: Api<DynamicObject> = Api::namespaced_with(self.api.clone(), &claim.namespace, &resource);
-        let got = timeout(REQUEST_LIMIT, api.get(&claim.name))
-            .await
-            .map_err(|_| ClaimError::Silent(claim.clone()))?;
-        let object = got.map_err(|source| ClaimError::Get {
-            claim: claim.clone(),
-            source,
-        })?;
+        let what = format!("get ResourceClaim {claim} (resource.k8s.io/v1)");
+        let object = within(REQUEST_LIMIT, what, api.get(&claim.name)).await?;
         let uid = object.metadata.uid.unwrap_or_default();
-        if uid.is_empty() || !cdi_names.iter().any(|name| name.contains(&uid)) {
-            return Err(ClaimError::Replaced {
-                claim: claim.clone(),
-                uid,
-            });
-        }
-        let data: ClaimData = serde_json::from_value(object.data).map_err(|source| ClaimError::Form {
-            claim: claim.clone(),
-            source,
-        })?;
-        let results = data
-            .status
-            .and_then(|status| status.allocation)
-            .map(|allocation| allocation.devices.results)
-            .unwrap_or_default();
+        ensure!(
+            !uid.is_empty() && cdi_names.iter().any(|name| name.contains(&uid)),
+            "kubelet's CDI devices of ResourceClaim {claim} do not bear its UID {uid}"
+        );
+        let results = object.data.pointer("/status/allocation/devices/results");
+        let results = results.cloned().unwrap_or_else(|| json!([]));
+        let results = serde_json::from_value(results)
+            .with_context(|| format!("ResourceClaim {claim} is not of the form of resource.k8s.io/v1"))?;
         Ok(for_administration(results))
     }
 }
@@ -216,7 +154,7 @@ mod tests {
     use http::{Request, Response};
     use kube::client::Body;
     use rstest::rstest;
-    use serde_json::{Value, json};
+    use serde_json::Value;
     use tower_test::mock::Handle;
 
     use super::*;

@@ -74,7 +74,7 @@ async fn a_write_without_an_answer_leaves_others_alone() {
     swaps.load().await.unwrap();
     assert!(matches!(
         swaps.swap(&node, (&a, &b), &[]).await,
-        Err(SwapError::NoAnswer(_))
+        Err(SwapError::Request(RequestError::Slow { .. }))
     ));
     let (mut requests, unanswered) = server.await.unwrap();
     drop(unanswered);

@@ -1,5 +1,6 @@
 //! Parsing the file, and watching it.
 
+use daemon::api_server::one_line;
 use std::{collections::BTreeMap, fmt::Write as _, io::ErrorKind, path::Path};
 
 use proptest::prelude::*;

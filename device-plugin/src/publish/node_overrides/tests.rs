@@ -1,5 +1,6 @@
 //! Valid files, and the errors of invalid ones.
 
+use daemon::api_server::one_line;
 use std::fmt::Write as _;
 
 use proptest::prelude::*;

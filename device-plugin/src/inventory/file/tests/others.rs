@@ -1,5 +1,6 @@
 //! Devices of other types than GPUs.
 
+use daemon::api_server::one_line;
 use std::fmt::Write as _;
 use std::path::Path;
 

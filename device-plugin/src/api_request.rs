@@ -1,0 +1,59 @@
+//! Requests to the API server with a limit of their own: kubelet, or a task with other work, waits for some of them.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+/// A request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The API server answered with an error, or could not be reached.
+    #[error("cannot {what}")]
+    Failed {
+        /// The request.
+        what: String,
+        /// The client's error.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The API server did not answer in time. It may still carry the request out.
+    #[error("cannot {what}: no answer within {limit:?}")]
+    Slow {
+        /// The request.
+        what: String,
+        /// The limit.
+        limit: Duration,
+    },
+}
+
+impl RequestError {
+    /// The HTTP status of the API server's answer, if it answered.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Failed { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            Self::Slow { .. } => None,
+        }
+    }
+}
+
+/// The answer to a request; `what` is a verb and its object, for the error.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    what: impl Into<String>,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, RequestError> {
+    match timeout(limit, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(RequestError::Failed {
+            what: what.into(),
+            source: Box::new(source),
+        }),
+        Err(_) => Err(RequestError::Slow {
+            what: what.into(),
+            limit,
+        }),
+    }
+}

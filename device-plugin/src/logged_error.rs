@@ -1,0 +1,26 @@
+//! Keeps an error that lasts from being logged at each try.
+
+use std::error::Error;
+
+use daemon::api_server::one_line;
+
+/// The error that was logged last.
+#[derive(Debug, Default)]
+pub(crate) struct LoggedError(Option<String>);
+
+impl LoggedError {
+    /// The text of the error, if it differs from the one that was logged last.
+    pub(crate) fn changed(&mut self, error: &(dyn Error + 'static)) -> Option<String> {
+        let text = one_line(error);
+        if self.0.as_ref() == Some(&text) {
+            return None;
+        }
+        self.0 = Some(text.clone());
+        Some(text)
+    }
+
+    /// Notes that a try has succeeded.
+    pub(crate) fn clear(&mut self) {
+        self.0 = None;
+    }
+}
