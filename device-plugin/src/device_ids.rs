@@ -4,14 +4,14 @@
 //! `<start of the UUID's hash>-<n>`: there are many of them, and kubelet takes no message above 4 MiB. All are functions of
 //! what identifies the node's devices, so they are the same after a restart.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
 
 use crate::cdi::fnv1a;
 use crate::extended_resource::ExtendedResource;
-use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
+use crate::inventory::{Gpu, Inventory, PhysicalId};
 
 /// Numbers of digits of a UUID's hash that may begin a memory unit's ID; the shortest that is unique is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
@@ -31,62 +31,30 @@ pub struct IdScheme {
     slots: u32,
     /// True if lists name the NUMA node of each device.
     lists_numa_nodes: bool,
-    /// The GPUs that are shared.
-    gpus: Vec<GpuIds>,
-    /// Every GPU: as a whole it can be given to a pod whether it is shared or not.
-    whole: Vec<PhysicalId>,
-    /// The devices of other types, with their resource and its amount.
-    others: Vec<(ExtendedResource, PhysicalId, u64)>,
-    /// The device of each prefix of IDs: kubelet shows every free ID when it asks for the preferred ones.
-    by_prefix: BTreeMap<ExtendedResource, HashMap<String, Prefixed>>,
+    /// The IDs of each device, by resource. GPUs that are not shared have IDs as a whole only.
+    by_resource: BTreeMap<ExtendedResource, Vec<NumberedIds>>,
 }
 
-/// The device and IDs of a prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Prefixed {
-    device: PhysicalId,
-    /// The number of IDs with this prefix; none if the prefix is the whole ID.
-    count: Option<u64>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct GpuIds {
-    uuid: PhysicalId,
-    /// The beginning of the IDs of its memory units.
-    stem: String,
-    units: u64,
-}
-
-/// The virtual devices of one device for one resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Numbered<'a> {
-    /// The device.
-    pub device: &'a PhysicalId,
-    /// Their IDs.
-    pub ids: NumberedIds,
-}
-
-/// The IDs of one device: a prefix and the numbers from 0.
+/// The IDs of the virtual devices of one device for one resource: a prefix and the numbers from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberedIds {
+    /// The device.
+    pub device: PhysicalId,
     prefix: String,
     /// The number of IDs; none if the only one is the prefix alone.
     count: Option<u64>,
 }
 
-impl<'a> Numbered<'a> {
-    fn percent(device: &'a PhysicalId, count: u64) -> Self {
+impl NumberedIds {
+    /// Parts of a device, such as shares of a GPU.
+    fn parts(device: PhysicalId, count: u64) -> Self {
         Self {
+            prefix: format!("{device}::"),
             device,
-            ids: NumberedIds {
-                prefix: format!("{device}::"),
-                count: Some(count),
-            },
+            count: Some(count),
         }
     }
-}
 
-impl NumberedIds {
     /// Every ID.
     pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
         let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
@@ -99,13 +67,24 @@ impl NumberedIds {
         })
     }
 
+    fn includes(&self, id: &str) -> bool {
+        let Some(number) = id.strip_prefix(&self.prefix) else {
+            return false;
+        };
+        let Some(count) = self.count else {
+            return number.is_empty();
+        };
+        // The parser alone would accept a sign.
+        number.bytes().all(|byte| byte.is_ascii_digit()) && number.parse().is_ok_and(|n: u64| n < count)
+    }
+
     /// Size of their list if each entry has `besides` bytes besides its ID and its health.
     fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
-        self.count.map_or_else(
-            || device_bytes(prefix, besides),
-            |count| list_bytes(prefix, count, besides),
-        )
+        match self.count {
+            Some(count) => list_bytes(prefix, count, besides),
+            None => device_bytes(prefix, besides),
+        }
     }
 }
 
@@ -164,45 +143,28 @@ impl IdScheme {
         slots: u32,
         unit: MemoryUnit,
     ) -> Result<Self, TooLong> {
-        let stems = stems(gpus);
-        let with = |slots: u32, unit: MemoryUnit| {
-            let named = gpus.iter().zip(&stems);
-            let ids = |(gpu, stem): (&Gpu, &String)| GpuIds {
-                uuid: gpu.uuid.clone(),
-                stem: stem.clone(),
-                units: unit.units_in(gpu.memory_bytes),
-            };
-            let gpus = named.map(ids).collect();
-            Self {
-                slots,
-                lists_numa_nodes,
-                gpus,
-                whole: Vec::new(),
-                others: Vec::new(),
-                by_prefix: BTreeMap::new(),
-            }
+        let mut scheme = Self {
+            slots,
+            lists_numa_nodes,
+            by_resource: BTreeMap::new(),
         };
-        let mut scheme = with(slots, unit);
-        let bytes = scheme.longest_list_bytes(ExtendedResource::Memory);
+        let stems = stems(gpus);
+        let memory = memory_ids(gpus, &stems, unit);
+        let bytes = scheme.list_bytes(&memory);
         if bytes > LIMIT {
             let fits = |mib| {
-                unit_of(mib).is_some_and(|unit| {
-                    with(slots, unit).longest_list_bytes(ExtendedResource::Memory) <= LIMIT
-                })
+                let unit = unit_of(mib);
+                unit.is_some_and(|unit| scheme.list_bytes(&memory_ids(gpus, &stems, unit)) <= LIMIT)
             };
-            let fitting = first_true(1, MAX_UNIT_MIB, fits)
-                .and_then(unit_of)
-                .ok_or(TooLong::AnyUnit)?;
+            let fitting = first_true(1, MAX_UNIT_MIB, fits).and_then(unit_of);
+            let fitting = fitting.ok_or(TooLong::AnyUnit)?;
             return Err(TooLong::Units { unit, bytes, fitting });
         }
-        let bytes = scheme.longest_list_bytes(ExtendedResource::Shared);
+        let shares = share_ids(gpus, u64::from(slots));
+        let bytes = scheme.list_bytes(&shares);
         if bytes > LIMIT {
-            let too_many = |slots| {
-                with(u32::try_from(slots).unwrap_or(u32::MAX), unit)
-                    .longest_list_bytes(ExtendedResource::Shared)
-                    > LIMIT
-            };
-            let first_too_many = first_true(1, u64::from(slots), too_many).unwrap_or(1);
+            let is_too_many = |slots| scheme.list_bytes(&share_ids(gpus, slots)) > LIMIT;
+            let first_too_many = first_true(1, u64::from(slots), is_too_many).unwrap_or(1);
             let fitting = u32::try_from(first_too_many - 1).unwrap_or(0);
             return Err(TooLong::Slots {
                 slots,
@@ -210,40 +172,40 @@ impl IdScheme {
                 fitting,
             });
         }
-        scheme.index();
+        scheme.by_resource.insert(ExtendedResource::Memory, memory);
+        scheme.by_resource.insert(ExtendedResource::Shared, shares);
         Ok(scheme)
-    }
-
-    /// Indexes the prefixes of all IDs.
-    fn index(&mut self) {
-        let prefixes = |resource| {
-            let of_device = |Numbered { device, ids }: Numbered<'_>| {
-                (
-                    ids.prefix,
-                    Prefixed {
-                        device: device.clone(),
-                        count: ids.count,
-                    },
-                )
-            };
-            self.numbered(resource).map(of_device).collect()
-        };
-        self.by_prefix = ExtendedResource::ALL
-            .into_iter()
-            .map(|resource| (resource, prefixes(resource)))
-            .collect();
     }
 
     /// The same with the IDs of whole GPUs and of devices of other types.
     #[must_use]
     pub fn with(mut self, inventory: &Inventory) -> Self {
-        let other = |device: &OtherDevice| {
-            let resource = ExtendedResource::of_type(&device.device_type)?;
-            Some((resource, device.id.clone(), device.percent()?.min(MOST_OF_ONE)))
-        };
-        self.whole = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        self.others = inventory.others.iter().filter_map(other).collect();
-        self.index();
+        for resource in [
+            ExtendedResource::Whole,
+            ExtendedResource::Rdma,
+            ExtendedResource::Fpga,
+        ] {
+            self.by_resource.remove(&resource);
+        }
+        for gpu in &inventory.gpus {
+            let ids = NumberedIds {
+                device: gpu.uuid.clone(),
+                prefix: gpu.uuid.to_string(),
+                count: None,
+            };
+            self.by_resource
+                .entry(ExtendedResource::Whole)
+                .or_default()
+                .push(ids);
+        }
+        for device in &inventory.others {
+            if let Some(resource) = ExtendedResource::of_type(&device.device_type)
+                && let Some(percent) = device.percent()
+            {
+                let ids = NumberedIds::parts(device.id.clone(), percent.min(MOST_OF_ONE));
+                self.by_resource.entry(resource).or_default().push(ids);
+            }
+        }
         self
     }
 
@@ -259,72 +221,66 @@ impl IdScheme {
 
     /// True if this GPU is shared.
     pub fn knows(&self, uuid: &PhysicalId) -> bool {
-        self.gpus.iter().any(|gpu| gpu.uuid == *uuid)
+        self.numbered(ExtendedResource::Shared)
+            .iter()
+            .any(|ids| ids.device == *uuid)
     }
 
     /// The virtual devices of a resource, device by device.
-    pub fn numbered(&self, resource: ExtendedResource) -> impl Iterator<Item = Numbered<'_>> {
-        let shared = self.gpus.iter().filter_map(move |gpu| match resource {
-            ExtendedResource::Shared => Some(Numbered::percent(&gpu.uuid, u64::from(self.slots))),
-            ExtendedResource::Memory => Some(Numbered {
-                device: &gpu.uuid,
-                ids: NumberedIds {
-                    prefix: format!("{}-", gpu.stem),
-                    count: Some(gpu.units),
-                },
-            }),
-            ExtendedResource::Whole | ExtendedResource::Rdma | ExtendedResource::Fpga => None,
-        });
-        let whole = self
-            .whole
-            .iter()
-            .filter(move |_| resource == ExtendedResource::Whole);
-        let whole = whole.map(|uuid| Numbered {
-            device: uuid,
-            ids: NumberedIds {
-                prefix: uuid.to_string(),
-                count: None,
-            },
-        });
-        let others = self.others.iter().filter(move |(other, ..)| *other == resource);
-        shared
-            .chain(whole)
-            .chain(others.map(|(_, id, amount)| Numbered::percent(id, *amount)))
+    pub fn numbered(&self, resource: ExtendedResource) -> &[NumberedIds] {
+        self.by_resource.get(&resource).map_or(&[], Vec::as_slice)
     }
 
     /// The IDs of one device's virtual devices.
     pub fn ids(&self, resource: ExtendedResource, device: &PhysicalId) -> impl Iterator<Item = String> {
-        self.numbered(resource)
-            .find(|numbered| numbered.device == device)
-            .into_iter()
-            .flat_map(|numbered| numbered.ids.iter())
+        let mut numbered = self.numbered(resource).iter();
+        let ids = numbered.find(|ids| ids.device == *device);
+        ids.into_iter().flat_map(NumberedIds::iter)
     }
 
     /// The device whose virtual device this is.
     pub fn device_of(&self, resource: ExtendedResource, id: &str) -> Option<&PhysicalId> {
-        let by_prefix = self.by_prefix.get(&resource)?;
-        if let Some(Prefixed { device, count: None }) = by_prefix.get(id) {
-            return Some(device);
-        }
-        let prefix = id.trim_end_matches(|letter: char| letter.is_ascii_digit());
-        let Prefixed { device, count } = by_prefix.get(prefix)?;
-        let number = id.get(prefix.len()..)?.parse::<u64>().ok()?;
-        count.is_some_and(|count| number < count).then_some(device)
+        let mut numbered = self.numbered(resource).iter();
+        numbered.find(|ids| ids.includes(id)).map(|ids| &ids.device)
     }
 
     /// True if there is a virtual device of a resource.
     pub fn has(&self, resource: ExtendedResource) -> bool {
-        self.numbered(resource)
-            .any(|numbered| numbered.ids.count != Some(0))
+        self.numbered(resource).iter().any(|ids| ids.count != Some(0))
     }
 
     /// Size of the list of all devices when all of them are unhealthy.
     pub fn longest_list_bytes(&self, resource: ExtendedResource) -> u64 {
-        let besides = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
-        self.numbered(resource)
-            .map(|numbered| numbered.ids.list_bytes(besides))
-            .fold(0, u64::saturating_add)
+        self.list_bytes(self.numbered(resource))
     }
+
+    fn list_bytes(&self, numbered: &[NumberedIds]) -> u64 {
+        let besides = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
+        let mut bytes = 0_u64;
+        for ids in numbered {
+            bytes = bytes.saturating_add(ids.list_bytes(besides));
+        }
+        bytes
+    }
+}
+
+/// The IDs of shares of each GPU.
+fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
+    let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
+    uuids.map(|uuid| NumberedIds::parts(uuid, slots)).collect()
+}
+
+/// The IDs of memory units of each GPU.
+fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedIds> {
+    let mut numbered = Vec::with_capacity(gpus.len());
+    for (gpu, stem) in gpus.iter().zip(stems) {
+        numbered.push(NumberedIds {
+            device: gpu.uuid.clone(),
+            prefix: format!("{stem}-"),
+            count: Some(unit.units_in(gpu.memory_bytes)),
+        });
+    }
+    numbered
 }
 
 /// Most virtual devices of one device that are listed: an absurd amount in an inventory must not make an absurd list.
@@ -385,24 +341,19 @@ fn stems(gpus: &[Gpu]) -> Vec<String> {
         .iter()
         .map(|gpu| format!("{:016x}", fnv1a(gpu.uuid.as_str())))
         .collect();
-    let stem = |own: &String| {
-        let alone = |len: &usize| {
+    let mut stems = Vec::with_capacity(gpus.len());
+    for (gpu, own) in gpus.iter().zip(&hashes) {
+        let is_alone = |len: &usize| {
             hashes
                 .iter()
                 .filter(|other| start(other, *len) == start(own, *len))
                 .count()
                 == 1
         };
-        STEM_LENGTHS
-            .into_iter()
-            .find(alone)
-            .map(|len| start(own, len).to_owned())
-    };
-    let stems = gpus
-        .iter()
-        .zip(&hashes)
-        .map(|(gpu, hash)| stem(hash).unwrap_or_else(|| gpu.uuid.to_string()));
-    stems.collect()
+        let len = STEM_LENGTHS.into_iter().find(is_alone);
+        stems.push(len.map_or_else(|| gpu.uuid.to_string(), |len| start(own, len).to_owned()));
+    }
+    stems
 }
 
 fn start(text: &str, len: usize) -> &str {

@@ -116,40 +116,44 @@ impl Fleet {
             is_health_loaded: self.is_health_loaded,
             ..Self::new(inventory, ids)
         };
-        for entry in &mut fleet.gpus {
-            if let Some(known) = self.gpus.iter().find(|known| known.gpu.uuid == entry.gpu.uuid) {
-                entry.is_healthy = known.is_healthy;
-                entry.reason = known.reason;
-                entry.message.clone_from(&known.message);
-            }
-        }
-        for entry in &mut fleet.others {
-            let same = |known: &&FleetDevice| known.device.id == entry.device.id;
-            if let Some(known) = self.others.iter().find(same) {
-                entry.is_healthy = known.is_healthy;
-                entry.reason = known.reason;
-                entry.message.clone_from(&known.message);
-            }
+        for known in self.all_entries() {
+            fleet.set_health(&known.key.id, known.is_healthy, known.reason, known.message);
         }
         fleet
     }
 
     /// Changes the health of a device.
     pub fn apply(&mut self, change: &HealthChange) {
-        for entry in &mut self.gpus {
-            if entry.gpu.uuid == change.device {
-                entry.is_healthy = change.is_healthy;
-                entry.reason = Some(change.reason);
-                entry.message.clone_from(&change.message);
-            }
+        let HealthChange {
+            device,
+            is_healthy,
+            reason,
+            message,
+        } = change;
+        self.set_health(device, *is_healthy, Some(*reason), message);
+    }
+
+    fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
+        for entry in self.gpus.iter_mut().filter(|entry| entry.gpu.uuid == *id) {
+            (entry.is_healthy, entry.reason) = (is_healthy, reason);
+            message.clone_into(&mut entry.message);
         }
-        for entry in &mut self.others {
-            if entry.device.id == change.device {
-                entry.is_healthy = change.is_healthy;
-                entry.reason = Some(change.reason);
-                entry.message.clone_from(&change.message);
-            }
+        for entry in self.others.iter_mut().filter(|entry| entry.device.id == *id) {
+            (entry.is_healthy, entry.reason) = (is_healthy, reason);
+            message.clone_into(&mut entry.message);
         }
+    }
+
+    /// The GPU with this UUID.
+    pub fn gpu(&self, uuid: &PhysicalId) -> Option<&Gpu> {
+        let mut gpus = self.gpus.iter().map(|entry| &entry.gpu);
+        gpus.find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// The GPU that a record names.
+    pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
+        let mut gpus = self.gpus.iter().map(|entry| &entry.gpu);
+        gpus.find(|gpu| name.names(gpu))
     }
 
     /// The identity of every device.

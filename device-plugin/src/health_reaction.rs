@@ -172,10 +172,10 @@ impl HealthTracker {
     /// The events on running pods after a fault that leaves the device in order.
     pub fn on_application_fault(fault: &ApplicationFault, pods: &Pods, fleet: &Fleet) -> Vec<HealthAction> {
         let ApplicationFault { uuid, xid } = fault;
-        let Some(entry) = fleet.gpus.iter().find(|entry| entry.gpu.uuid == *uuid) else {
+        let Some(gpu) = fleet.gpu(uuid) else {
             return Vec::new();
         };
-        let key = DeviceKey::from(&entry.gpu);
+        let key = DeviceKey::from(gpu);
         let message = format!(
             "the driver reported XID {xid} on GPU {uuid}, which an application causes by a fault of its own: this pod, or another one on that GPU"
         );

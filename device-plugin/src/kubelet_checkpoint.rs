@@ -161,22 +161,12 @@ struct CheckpointFile<E> {
 }
 
 #[derive(Deserialize)]
-#[serde(bound(deserialize = "E: Deserialize<'de>"))]
+#[serde(rename_all = "PascalCase", bound(deserialize = "E: Deserialize<'de>"))]
 struct Data<E> {
-    #[serde(rename = "PodDeviceEntries", default = "Option::default")]
-    entries: Option<Vec<E>>,
-}
-
-#[derive(Deserialize)]
-struct RegisteredCheckpoint {
-    #[serde(rename = "Data")]
-    data: RegisteredData,
-}
-
-#[derive(Deserialize)]
-struct RegisteredData {
-    #[serde(rename = "RegisteredDevices", default)]
-    devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+    #[serde(default = "Option::default")]
+    pod_device_entries: Option<Vec<E>>,
+    #[serde(default)]
+    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
 /// Reads the entries of all plugins in kubelet's device plugin directory.
@@ -206,9 +196,9 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 /// # Errors
 /// There is no checkpoint, or it does not parse.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    let checkpoint: RegisteredCheckpoint =
+    let checkpoint: CheckpointFile<IgnoredAny> =
         serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
-    let devices = checkpoint.data.devices.unwrap_or_default().into_iter();
+    let devices = checkpoint.data.registered_devices.unwrap_or_default().into_iter();
     Ok(devices
         .map(|(resource, ids)| (resource, ids.unwrap_or_default()))
         .collect())
@@ -217,11 +207,11 @@ pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, Checkpoin
 /// Parses all entries at once, which is faster, and entry by entry only where that fails.
 fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
     if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<Entry>>(text) {
-        return Ok(checkpoint.data.entries.unwrap_or_default());
+        return Ok(checkpoint.data.pod_device_entries.unwrap_or_default());
     }
     let checkpoint: CheckpointFile<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
     let mut entries = Vec::new();
-    for entry in checkpoint.data.entries.unwrap_or_default() {
+    for entry in checkpoint.data.pod_device_entries.unwrap_or_default() {
         match serde_json::from_value::<Entry>(entry) {
             Ok(entry) => entries.push(entry),
             Err(error) => warn!(%error, "skipping an entry of kubelet's checkpoint that does not parse"),

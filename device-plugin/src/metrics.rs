@@ -17,8 +17,6 @@ use crate::injection::Injection;
 pub enum Outcome {
     /// Two pods swapped their records.
     Exchanged,
-    /// A CDI spec named other devices and was rewritten.
-    Rewritten,
     /// A pod without a record got one.
     Adopted,
     /// The start was refused for now.

@@ -147,7 +147,7 @@ pub fn check_all_devices(pod: &NodePod, fleet: &Fleet, is_allowed: bool) -> Resu
         return Ok(());
     };
     for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
-        if !placement.gpus.iter().any(|name| name.names(&entry.gpu)) {
+        if !placement.has_gpu(&entry.gpu) {
             return Err(Refusal::NotAllDevices {
                 recorded: placement.to_string(),
                 unnamed: entry.gpu.uuid.clone(),

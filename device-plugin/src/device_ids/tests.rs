@@ -12,6 +12,7 @@ use rstest::rstest;
 
 use super::*;
 use crate::builders::{adapter, gpu};
+use crate::inventory::OtherDevice;
 
 fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
     uuids
@@ -25,7 +26,7 @@ fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
 }
 
 fn encoded_len(scheme: &IdScheme, resource: ExtendedResource) -> u64 {
-    let ids = scheme.gpus.iter().flat_map(|gpu| scheme.ids(resource, &gpu.uuid));
+    let ids = scheme.numbered(resource).iter().flat_map(NumberedIds::iter);
     let devices = ids
         .map(|id| Device {
             id,
@@ -106,7 +107,8 @@ fn whole_gpus_and_other_devices() {
     let ids = |resource: ExtendedResource| {
         scheme
             .numbered(resource)
-            .flat_map(|numbered| numbered.ids.iter())
+            .iter()
+            .flat_map(NumberedIds::iter)
             .collect::<Vec<_>>()
     };
     assert_eq!(ids(ExtendedResource::Whole), ["GPU-a", "GPU-b"]);

@@ -433,11 +433,11 @@ fn annotations(node: &NodeState, pod: &NodePod, allocations: DeviceAllocations) 
     let placement = pod.placement.as_ref().ok();
     let fleet = node.fleet.borrow();
     let name = placement.and_then(|placement| placement.gpus.first());
-    let gpu = name.and_then(|name| fleet.gpus.iter().find(|entry| name.names(&entry.gpu)));
+    let gpu = name.and_then(|name| fleet.gpu_named(name));
     let gpushare = match (placement.and_then(|placement| placement.gpushare), gpu) {
-        (Some(record), Some(entry)) => Some(GpushareRecord {
-            idx: entry.gpu.minor,
-            device_units: node.settings.memory_unit.units_in(entry.gpu.memory_bytes),
+        (Some(record), Some(gpu)) => Some(GpushareRecord {
+            idx: gpu.minor,
+            device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
             ..record
         }),
         _ => None,

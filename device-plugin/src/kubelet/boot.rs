@@ -6,7 +6,7 @@
 //! starts no container (kubelet tries again), so the plugin alone decides the devices of a container.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -19,20 +19,16 @@ use proto::kubelet::deviceplugin::{
     PreferredAllocationResponse,
 };
 use tokio::net::UnixStream;
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
-use daemon::api_server::one_line;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use super::server::OPTIONS;
-use super::socket::{CLOSE_LIMIT, KUBELET_SOCKET, OwnSocket, RegistrationError, register, wait_for_kubelet};
+use super::socket::{KUBELET_SOCKET, RegistrationError, Serving, register, wait_for_kubelet};
 
 /// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
 const POLL: Duration = Duration::from_millis(10);
@@ -121,7 +117,7 @@ pub async fn run(
     }
     let mut listings = Vec::new();
     for found in &remembered {
-        listings.push(Listing::start(dir, found)?);
+        listings.push(serve(dir, found)?);
         register(&kubelet, &socket_name(found.resource), &found.name).await?;
         info!(
             resource = found.name,
@@ -177,49 +173,14 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
     false
 }
 
-/// One listed resource.
-struct Listing {
-    stop: DropGuard,
-    task: JoinHandle<()>,
-    _socket: OwnSocket,
-}
-
-impl Listing {
-    fn start(dir: &Path, found: &Remembered) -> Result<Self, RegistrationError> {
-        let path: PathBuf = dir.join(socket_name(found.resource));
-        let (socket, listener) =
-            OwnSocket::bind(path.clone()).map_err(|source| RegistrationError::Listen {
-                path: path.clone(),
-                source,
-            })?;
-        let stop = CancellationToken::new();
-        let service = DevicePluginServer::new(Devices {
-            ids: found.ids.clone(),
-            stop: stop.clone(),
-        });
-        let guard = stop.clone().drop_guard();
-        let task = tokio::spawn(async move {
-            let server = Server::builder().add_service(service);
-            let incoming = UnixListenerStream::new(listener);
-            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
-            if let Err(error) = ended.await {
-                warn!(error = one_line(&error), "the server of a resource has failed");
-            }
-        });
-        Ok(Self {
-            stop: guard,
-            task,
-            _socket: socket,
-        })
-    }
-
-    /// Ends the stream, then the connection.
-    async fn close(mut self) {
-        drop(self.stop);
-        if timeout(CLOSE_LIMIT, &mut self.task).await.is_err() {
-            self.task.abort();
-        }
-    }
+/// Lists the devices of one resource.
+fn serve(dir: &Path, found: &Remembered) -> Result<Serving, RegistrationError> {
+    let stop = CancellationToken::new();
+    let service = DevicePluginServer::new(Devices {
+        ids: found.ids.clone(),
+        stop: stop.clone(),
+    });
+    Serving::start(dir.join(socket_name(found.resource)), service, stop)
 }
 
 /// The devices of one resource.

@@ -14,10 +14,7 @@ use std::time::Duration;
 use proto::kubelet::deviceplugin::device_plugin_server::DevicePluginServer;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
 use tracing::{info, warn};
 
 use crate::extended_resource::ExtendedResource;
@@ -25,13 +22,11 @@ use crate::fleet::Fleet;
 use crate::node_state::NodeState;
 use crate::start::check::StartChecker;
 use daemon::api_server::one_line;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use super::boot;
 use super::server::{DeviceService, Streams};
-use super::socket::{
-    CLOSE_LIMIT, FileId, KUBELET_SOCKET, OwnSocket, RegistrationError, register, wait_for_kubelet,
-};
+use super::socket::{FileId, KUBELET_SOCKET, RegistrationError, Serving, register, wait_for_kubelet};
 
 /// kubelet sends every available ID in one message, and those that must be included once more.
 const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
@@ -175,63 +170,39 @@ impl Registration {
 
     /// Listens, registers, and returns at the end of the registration. Everything is closed then.
     async fn register_once(&self, name: &str, stop: &CancellationToken) -> Result<End, RegistrationError> {
-        let path = self.dir.path.join(self.resource.socket());
-        let (socket, listener) =
-            OwnSocket::bind(path.clone()).map_err(|source| RegistrationError::Listen { path, source })?;
-        let serving = self.serve(UnixListenerStream::new(listener));
-        let ended = tokio::select! {
-            () = stop.cancelled() => Ok(End::Stopped),
-            ended = self.follow(name, &socket, &serving) => ended,
-        };
-        serving.close().await;
-        ended
-    }
-
-    /// Starts the server of the resource on these connections.
-    fn serve(&self, incoming: UnixListenerStream) -> Serving {
-        let stop = CancellationToken::new();
         let streams = watch::Sender::new(Streams::default());
-        let resource = self.resource;
+        let streams_stop = CancellationToken::new();
         let service = DevicePluginServer::new(DeviceService {
-            resource,
+            resource: self.resource,
             node: Arc::clone(&self.node),
             starts: Arc::clone(&self.starts),
             streams: streams.clone(),
-            stop: stop.clone(),
+            stop: streams_stop.clone(),
         });
-        let server = Server::builder().add_service(service.max_decoding_message_size(MAX_REQUEST_BYTES));
-        let guard = stop.clone().drop_guard();
-        let task = tokio::spawn(async move {
-            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
-            if let Err(error) = ended.await {
-                warn!(
-                    error = one_line(&error),
-                    ?resource,
-                    "the server of a resource has failed"
-                );
-            }
-        });
-        Serving {
-            stop: guard,
-            streams,
-            task,
-        }
+        let service = service.max_decoding_message_size(MAX_REQUEST_BYTES);
+        let path = self.dir.path.join(self.resource.socket());
+        let serving = Serving::start(path, service, streams_stop)?;
+        let ended = tokio::select! {
+            () = stop.cancelled() => Ok(End::Stopped),
+            ended = self.follow(name, &serving, streams.subscribe()) => ended,
+        };
+        serving.close().await;
+        ended
     }
 
     /// Registers when kubelet is there, and returns at the end of the registration.
     async fn follow(
         &self,
         name: &str,
-        socket: &OwnSocket,
         serving: &Serving,
+        mut streams: watch::Receiver<Streams>,
     ) -> Result<End, RegistrationError> {
         let kubelet = self.dir.path.join(KUBELET_SOCKET);
         let kubelet_id = wait_for_kubelet(&kubelet, self.dir.interval).await;
         boot::until_ended(&self.dir.path).await;
-        if !socket.is_in_place() {
+        if !serving.is_in_place() {
             return Ok(End::SocketRemoved);
         }
-        let mut streams = serving.streams.subscribe();
         let registration = async {
             let limit = self.dir.limit;
             timeout(limit, register(&kubelet, self.resource.socket(), name))
@@ -249,7 +220,7 @@ impl Registration {
         };
         tokio::select! {
             ended = registration => ended,
-            ended = until_moved((name, &kubelet), kubelet_id, socket, self.dir.interval) => Ok(ended),
+            ended = until_moved((name, &kubelet), kubelet_id, serving, self.dir.interval) => Ok(ended),
         }
     }
 }
@@ -258,14 +229,14 @@ impl Registration {
 async fn until_moved(
     (name, kubelet): (&str, &Path),
     kubelet_id: FileId,
-    socket: &OwnSocket,
+    serving: &Serving,
     interval: Duration,
 ) -> End {
     let mut is_logged = false;
     loop {
         sleep(interval).await;
         let end = match FileId::of(kubelet) {
-            Some(id) if id == kubelet_id && socket.is_in_place() => {
+            Some(id) if id == kubelet_id && serving.is_in_place() => {
                 is_logged = false;
                 continue;
             }
@@ -290,22 +261,5 @@ async fn until_replaced(kubelet: &Path, before: Option<FileId>, interval: Durati
             return;
         }
         sleep(interval).await;
-    }
-}
-
-/// A running server and its streams.
-struct Serving {
-    stop: DropGuard,
-    streams: watch::Sender<Streams>,
-    task: JoinHandle<()>,
-}
-
-impl Serving {
-    /// Ends the streams, then the connections.
-    async fn close(mut self) {
-        drop(self.stop);
-        if timeout(CLOSE_LIMIT, &mut self.task).await.is_err() {
-            self.task.abort();
-        }
     }
 }

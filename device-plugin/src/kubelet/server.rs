@@ -154,9 +154,9 @@ fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Ve
     }
     let mut entries = Vec::new();
     for numbered in fleet.ids.numbered(resource) {
-        let (is_healthy, numa_node) = states.get(numbered.device).copied().unwrap_or_default();
+        let (is_healthy, numa_node) = states.get(&numbered.device).copied().unwrap_or_default();
         entries.push(Entry {
-            ids: numbered.ids,
+            ids: numbered.clone(),
             is_healthy: is_healthy && is_injectable,
             numa_node: numa_node.filter(|node| fleet.ids.lists_numa_nodes() && NUMA_NODES.contains(node)),
         });

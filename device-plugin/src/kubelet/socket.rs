@@ -6,11 +6,17 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use daemon::api_server::one_line;
 use proto::kubelet::DEVICE_PLUGIN_VERSION;
 use proto::kubelet::deviceplugin::RegisterRequest;
+use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::time::sleep;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::transport::Server;
 use tracing::warn;
 
 use crate::unix_channel::connect;
@@ -21,7 +27,7 @@ use super::server::OPTIONS;
 pub(super) const KUBELET_SOCKET: &str = "kubelet.sock";
 
 /// Longest duration of a server's graceful end.
-pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A resource is not registered. The plugin tries again.
 #[derive(Debug, thiserror::Error)]
@@ -80,14 +86,14 @@ impl FileId {
 
 /// A socket file that this process listens on. Dropping it removes the file, unless it has been replaced.
 #[derive(Debug)]
-pub(super) struct OwnSocket {
+struct OwnSocket {
     path: PathBuf,
     id: FileId,
 }
 
 impl OwnSocket {
     /// Listens at `path`; a socket that an earlier process left there is replaced.
-    pub(super) fn bind(path: PathBuf) -> io::Result<(Self, UnixListener)> {
+    fn bind(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::symlink_metadata(&path) {
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&path)?,
             Ok(_) => {
@@ -105,7 +111,7 @@ impl OwnSocket {
     }
 
     /// True if the file is still there and this process made it.
-    pub(super) fn is_in_place(&self) -> bool {
+    fn is_in_place(&self) -> bool {
         FileId::of(&self.path) == Some(self.id)
     }
 }
@@ -115,6 +121,52 @@ impl Drop for OwnSocket {
         if self.is_in_place() {
             // If that fails the next process replaces it.
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A server of one resource on a socket of the plugin.
+pub(super) struct Serving {
+    stop: DropGuard,
+    task: JoinHandle<()>,
+    socket: OwnSocket,
+}
+
+impl Serving {
+    /// Listens at `path`. `stop` ends the service's streams and then the server.
+    pub(super) fn start<S: DevicePlugin>(
+        path: PathBuf,
+        service: DevicePluginServer<S>,
+        stop: CancellationToken,
+    ) -> Result<Self, RegistrationError> {
+        let bound = OwnSocket::bind(path.clone());
+        let (socket, listener) = bound.map_err(|source| RegistrationError::Listen { path, source })?;
+        let server = Server::builder().add_service(service);
+        let guard = stop.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let incoming = UnixListenerStream::new(listener);
+            let ended = server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
+            if let Err(error) = ended.await {
+                warn!(error = one_line(&error), "the server of a resource has failed");
+            }
+        });
+        Ok(Self {
+            stop: guard,
+            task,
+            socket,
+        })
+    }
+
+    /// True if the socket's file is still there and this process made it.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.socket.is_in_place()
+    }
+
+    /// Ends the streams, then the connections.
+    pub(super) async fn close(mut self) {
+        drop(self.stop);
+        if timeout(CLOSE_LIMIT, &mut self.task).await.is_err() {
+            self.task.abort();
         }
     }
 }

@@ -213,6 +213,11 @@ impl Placement {
         })
     }
 
+    /// True if the record names the GPU.
+    pub fn has_gpu(&self, gpu: &Gpu) -> bool {
+        self.gpus.iter().any(|name| name.names(gpu))
+    }
+
     /// The pod's devices of a resource's type.
     pub fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
         match resource.device_type() {

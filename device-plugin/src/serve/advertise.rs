@@ -69,7 +69,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet)
     let mut registered: BTreeSet<String> = ids.into_iter().collect();
     let n_registered = registered.len();
     for device in fleet.ids.numbered(ExtendedResource::Memory) {
-        let ids: Vec<String> = device.ids.iter().collect();
+        let ids: Vec<String> = device.iter().collect();
         let n_found = ids.iter().filter(|id| registered.remove(*id)).count();
         if n_found != 0 && n_found != ids.len() {
             return false;

@@ -72,7 +72,8 @@ fn units_that_kubelet_has_already(
     let ids: Vec<String> = before
         .ids
         .numbered(ExtendedResource::Memory)
-        .flat_map(|device| device.ids.iter().collect::<Vec<_>>())
+        .iter()
+        .flat_map(|ids| ids.iter().collect::<Vec<_>>())
         .collect();
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));

@@ -117,12 +117,7 @@ fn asks_for_others(pod: &NodePod) -> bool {
 }
 
 fn gpus_of<'a>(fleet: &Fleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
-    let mut gpus = Vec::new();
-    for uuid in uuids {
-        let entry = fleet.gpus.iter().find(|entry| entry.gpu.uuid == *uuid);
-        gpus.extend(entry.map(|entry| entry.gpu.clone()));
-    }
-    gpus
+    uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect()
 }
 
 /// The number of GPUs that a pod requests.
@@ -243,12 +238,8 @@ pub(super) fn removed_record(
     let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_others(pod)) else {
         return None;
     };
-    let mut gpus = Vec::new();
-    for entry in &evidence.fleet.gpus {
-        if uuids.contains(&entry.gpu.uuid) {
-            gpus.push(entry.gpu.clone());
-        }
-    }
+    let mut gpus = gpus_of(evidence.fleet, uuids.iter());
+    gpus.sort_by_key(|gpu| gpu.minor);
     if gpus.len() == n_gpus(pod) {
         record(node, pod, &gpus).ok()
     } else {

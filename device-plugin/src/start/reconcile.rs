@@ -357,12 +357,12 @@ fn on_gpus(
     gpus: &BTreeSet<PhysicalId>,
     fleet: &Fleet,
 ) -> Option<DeviceAllocations> {
-    let mut keys = Vec::new();
-    for entry in &fleet.gpus {
-        if gpus.contains(&entry.gpu.uuid) {
-            keys.push(DeviceKey::from(&entry.gpu));
-        }
-    }
+    let mut keys: Vec<DeviceKey> = gpus
+        .iter()
+        .filter_map(|uuid| fleet.gpu(uuid))
+        .map(DeviceKey::from)
+        .collect();
+    keys.sort_by_key(|key| key.minor);
     let entries = record.get_mut(TYPE_GPU)?;
     if entries.len() != keys.len() || placement.gpus.len() != keys.len() {
         return None;

@@ -8,7 +8,6 @@ use proto::kubelet::podresources::{ListPodResourcesResponse, PodResources};
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 
 use crate::fleet::Fleet;
-use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Entry;
 use crate::pods::{NodePod, PodUid, Pods, Stage};
 
@@ -226,15 +225,8 @@ fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> b
         return false;
     };
     for id in device_ids {
-        let uuid = id.parse::<PhysicalId>().ok();
-        let Some(entry) = fleet
-            .gpus
-            .iter()
-            .find(|entry| Some(&entry.gpu.uuid) == uuid.as_ref())
-        else {
-            return false;
-        };
-        if !placement.gpus.iter().any(|name| name.names(&entry.gpu)) {
+        let gpu = id.parse().ok().and_then(|uuid| fleet.gpu(&uuid));
+        if !gpu.is_some_and(|gpu| placement.has_gpu(gpu)) {
             return false;
         }
     }

@@ -71,7 +71,7 @@ fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &Fleet) -> bool {
     };
     for entry in &fleet.gpus {
         let is_claimed = uuids.iter().any(|uuid| uuid == entry.gpu.uuid.as_str());
-        if is_claimed && placement.gpus.iter().any(|name| name.names(&entry.gpu)) {
+        if is_claimed && placement.has_gpu(&entry.gpu) {
             return true;
         }
     }

@@ -31,6 +31,14 @@ pub struct NoCapacity {
     requested: u64,
 }
 
+/// The amounts that a device can lack, in the words of [`NoCapacity`].
+const AMOUNTS: [&str; 4] = [
+    "bytes of memory",
+    "percent of computing power",
+    "percent",
+    "places for sharers",
+];
+
 /// Amounts of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Amounts {
@@ -101,48 +109,33 @@ impl Amounts {
         self.slots = self.slots.saturating_add(held.slots);
         self.n_holders += 1;
     }
+
+    /// The amounts in the order of [`AMOUNTS`].
+    fn each(self) -> [u64; AMOUNTS.len()] {
+        [self.bytes, self.core, self.percent, self.slots]
+    }
 }
 
 impl Share<'_> {
     /// The first amount that the device lacks beside the amounts that are held of it before.
     fn shortage(&self, before: Amounts) -> Option<NoCapacity> {
-        let Self {
-            device,
-            device_type,
-            held,
-            total,
-        } = self;
-        // A request for nothing fits a device that is full.
-        let rounded = total.bytes.saturating_add(before.n_holders + 1);
-        let amounts = [
-            ("bytes of memory", before.bytes, total.bytes, held.bytes, rounded),
-            (
-                "percent of computing power",
-                before.core,
-                total.core,
-                held.core,
-                total.core,
-            ),
-            (
-                "percent",
-                before.percent,
-                total.percent,
-                held.percent,
-                total.percent,
-            ),
-            (
-                "places for sharers",
-                before.slots,
-                total.slots,
-                held.slots,
-                total.slots,
-            ),
-        ];
-        for (what, before, total, requested, limit) in amounts {
+        let limit = Amounts {
+            bytes: self.total.bytes.saturating_add(before.n_holders + 1),
+            ..self.total
+        };
+        let (total, held) = (self.total.each().into_iter(), self.held.each());
+        let amounts = AMOUNTS
+            .into_iter()
+            .zip(total)
+            .zip(held)
+            .zip(before.each())
+            .zip(limit.each());
+        for ((((what, total), requested), before), limit) in amounts {
+            // A request for nothing fits a device that is full.
             if requested > 0 && before.saturating_add(requested) > limit {
                 return Some(NoCapacity {
-                    device_type,
-                    device: (*device).clone(),
+                    device_type: self.device_type,
+                    device: self.device.clone(),
                     what,
                     before,
                     total,
@@ -161,27 +154,23 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
     };
     let mut shares = Vec::new();
     for (at, (name, held)) in (0..).zip(placement.gpus.iter().zip(&placement.held)) {
-        let Some(entry) = fleet.gpus.iter().find(|entry| name.names(&entry.gpu)) else {
+        let Some(gpu) = fleet.gpu_named(name) else {
             continue;
         };
-        let requested = requested(pod, &entry.gpu, placement.gpus.len(), unit);
+        let requested = requested(pod, gpu, placement.gpus.len(), unit);
         let amounts = Amounts {
-            bytes: recorded_bytes(pod, placement, held, &entry.gpu, requested.bytes, unit),
+            bytes: recorded_bytes(pod, placement, held, gpu, requested.bytes, unit),
             core: held.core.max(requested.core),
             // A pod that sees all GPUs of its node takes as many slots as it requests shares.
             slots: u64::from(at < pod.shared()),
             ..requested
         };
-        shares.push(of_gpu(&entry.gpu, fleet, amounts));
+        shares.push(of_gpu(gpu, fleet, amounts));
     }
     for (device_type, others) in &placement.others {
         for (name, portion) in others.names.iter().zip(&others.held) {
             let mut devices = fleet.devices_of(device_type);
             if let Some(entry) = devices.find(|entry| name.is(&DeviceKey::from(&entry.device))) {
-                let percent = |percent: u64| Amounts {
-                    percent,
-                    ..Amounts::default()
-                };
                 shares.push(Share {
                     device: &entry.device.id,
                     device_type,
@@ -205,6 +194,13 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
         }
     }
     shares
+}
+
+fn percent(percent: u64) -> Amounts {
+    Amounts {
+        percent,
+        ..Amounts::default()
+    }
 }
 
 /// The bytes of a GPU that the pod's record gives it, at least the requested ones.
@@ -253,13 +249,12 @@ fn unrecorded<'a>(
     unit: MemoryUnit,
     seen: &BTreeSet<PhysicalId>,
 ) -> Vec<Share<'a>> {
-    let gpus = fleet
-        .gpus
-        .iter()
-        .map(|entry| &entry.gpu)
-        .filter(|gpu| seen.contains(&gpu.uuid));
-    gpus.map(|gpu| of_gpu(gpu, fleet, requested(pod, gpu, seen.len(), unit)))
-        .collect()
+    let mut shares = Vec::new();
+    for uuid in seen {
+        let gpu = fleet.gpu(uuid);
+        shares.extend(gpu.map(|gpu| of_gpu(gpu, fleet, requested(pod, gpu, seen.len(), unit))));
+    }
+    shares
 }
 
 /// The amounts of one of `n_gpus` GPUs that the pod's spec requests.
