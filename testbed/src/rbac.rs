@@ -87,11 +87,15 @@ pub const SCHEDULER_ROOM: &[Access<'static>] = &[
     access("storage.k8s.io", "csistoragecapacities", "", "patch"),
 ];
 
-/// The scheduler's further requests where it makes the certificates of its webhooks itself.
-pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
+/// Requests that the scheduler may make besides in its own namespace, for the Secret of its certificates.
+pub const SCHEDULER_CERTIFICATES: &[Access<'static>] = &[
     access("", "secrets", "", "create"),
     access("", "secrets", "", "get"),
     access("", "secrets", "", "update"),
+];
+
+/// The scheduler's further requests where it writes its authority into its webhook configurations.
+pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
     access(
         "admissionregistration.k8s.io",
         "mutatingwebhookconfigurations",

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates the certificates with which kube-scheduler and the extender authenticate each other:
+# Creates the certificates with which kube-scheduler and the extender authenticate each other, for the component certificate-files
+# (without it the scheduler creates them):
 #
 #   ca.crt, ca.key          an authority for this purpose only; keep ca.key off the cluster
 #   server.crt, server.key  the extender's, for the name of its Service

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use rstest::rstest;
-use testbed::rbac::{Access, DEVICE_PLUGIN, Rbac, RbacTarget, SCHEDULER, SCHEDULER_LEADER, SCHEDULER_ROOM};
+use testbed::rbac::{
+    Access, DEVICE_PLUGIN, Rbac, RbacTarget, SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER,
+    SCHEDULER_ROOM,
+};
 
 use crate::render::{documents, render};
 use crate::{all, find, read, texts};
@@ -13,7 +16,7 @@ const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-dev
 
 /// No right is missing and none is too many.
 #[rstest]
-#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER, &[("gpushare-scheduler", SCHEDULER_LEADER), ("gpushare-room", SCHEDULER_ROOM)])]
+#[case::scheduler("base", SCHEDULER_ACCOUNT, SCHEDULER, &[("gpushare-scheduler", SCHEDULER_LEADER), ("gpushare-room", SCHEDULER_ROOM), ("gpushare-scheduler-certificates", SCHEDULER_CERTIFICATES)])]
 #[case::device_plugin("base", PLUGIN_ACCOUNT, DEVICE_PLUGIN, &[])]
 #[case::device_plugin_simulated("overlays/simulated", PLUGIN_ACCOUNT, DEVICE_PLUGIN, &[])]
 fn may_do_what_it_does_and_nothing_else(
@@ -101,6 +104,7 @@ fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
         .iter()
         .chain(SCHEDULER_LEADER)
         .chain(SCHEDULER_ROOM)
+        .chain(SCHEDULER_CERTIFICATES)
         .copied()
         .collect();
     assert_eq!(rbac.granted(SCHEDULER_ACCOUNT), used);

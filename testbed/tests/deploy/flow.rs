@@ -2,7 +2,9 @@
 
 use rstest::rstest;
 use serde_json::json;
-use testbed::rbac::{SCHEDULER, SCHEDULER_LEADER, SCHEDULER_ROOM, SCHEDULER_WEBHOOKS};
+use testbed::rbac::{
+    SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER, SCHEDULER_ROOM, SCHEDULER_WEBHOOKS,
+};
 
 use crate::daemons;
 use crate::render::render;
@@ -35,7 +37,15 @@ fn the_scheduler_is_served_before_other_accounts(#[values("base", "attach/second
 fn every_request_of_the_scheduler_is_meant() {
     let objects = render("base");
     let rules = &find(&objects, "FlowSchema", daemons::SCHEDULER.name)["spec"]["rules"][0]["resourceRules"];
-    for access in [SCHEDULER, SCHEDULER_LEADER, SCHEDULER_ROOM, SCHEDULER_WEBHOOKS].concat() {
+    for access in [
+        SCHEDULER,
+        SCHEDULER_LEADER,
+        SCHEDULER_ROOM,
+        SCHEDULER_CERTIFICATES,
+        SCHEDULER_WEBHOOKS,
+    ]
+    .concat()
+    {
         let is_in = |list, word| texts(list).iter().any(|one| *one == "*" || *one == word);
         let is_meant = rules.as_array().unwrap().iter().any(|rule| {
             let is_everywhere = rule["clusterScope"] == true && texts(&rule["namespaces"]) == ["*"];

@@ -268,6 +268,7 @@ fn every_kustomization_is_known() {
     attach/second-scheduler/samples/kustomization.yaml
     base/kustomization.yaml
     components/all-devices/kustomization.yaml
+    components/certificate-files/kustomization.yaml
     components/device-labels/kustomization.yaml
     components/driver-root/kustomization.yaml
     components/evict-pods/kustomization.yaml

@@ -103,6 +103,16 @@ fn scheduler_is_not_root_and_demands_certificates() {
         (&json!(true), &json!(65532))
     );
     let args = texts(&container(deployment, SCHEDULER.name)["args"]);
+    assert!(args.contains(&"--tls-from-secret"), "{args:?}");
+}
+
+/// For users with an authority of their own: every file comes from the Secret that the script and cert-manager fill.
+#[test]
+fn certificates_from_files_replace_the_scheduler_s_own() {
+    let objects = render_base_with("components/certificate-files");
+    let deployment = find(&objects, "Deployment", SCHEDULER.name);
+    let args = texts(&container(deployment, SCHEDULER.name)["args"]);
+    SCHEDULER.accepts(&args).unwrap();
     for flag in ["--tls-cert-file=", "--tls-key-file=", "--client-ca-file="] {
         let file = args
             .iter()
@@ -276,11 +286,8 @@ fn device_plugin_is_probed_where_it_answers() {
         DEVICE_PLUGIN.name,
     );
     assert_probed_in_the_clear(container, &container["ports"][0]);
-    assert!(admits_no_request(find(
-        &objects,
-        "NetworkPolicy",
-        DEVICE_PLUGIN.name
-    )));
+    let policy = find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name);
+    assert!(admits_requests_to(policy, &container["ports"][0]));
 }
 
 /// A new plugin beside the old one would lose the resource when the old one ends (kubelet looks plugins up by resource).
@@ -530,9 +537,11 @@ fn policy_covers_the_resources_that_the_plugin_publishes() {
     }
 }
 
-/// Says so by leaving the list out, as the API server does: an empty one would differ from what is stored at every `apply`.
-fn admits_no_request(policy: &Value) -> bool {
-    policy["spec"]["policyTypes"] == json!(["Ingress"]) && policy["spec"].get("ingress").is_none()
+/// Prometheus reads the metrics there; the plugin serves nothing else over the network.
+fn admits_requests_to(policy: &Value, port: &Value) -> bool {
+    policy["spec"]["policyTypes"] == json!(["Ingress"])
+        && policy["spec"]["ingress"]
+            == json!([{"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}])
 }
 
 /// The `DaemonSet` for nodes where our plugin serves whole GPUs is a copy, as kustomize cannot make one.
