@@ -2,6 +2,8 @@
 //!
 //! Resources that the plugin only writes into node status are not among them.
 
+use std::collections::BTreeMap;
+
 use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::request::ContainerRequest;
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames};
@@ -66,6 +68,9 @@ impl ExtendedResource {
             .find(|resource| resource.device_type() == device_type)
     }
 }
+
+/// For each resource of this node: true while kubelet has it registered, or while the node has no device of it.
+pub type Registrations = BTreeMap<ExtendedResource, bool>;
 
 /// The names of the resources in pods and nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

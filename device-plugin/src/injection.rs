@@ -130,9 +130,10 @@ pub struct InjectionSettings {
     pub host_root: PathBuf,
 }
 
+#[cfg(test)]
 impl InjectionSettings {
     /// By the variable alone.
-    pub fn envvar() -> Self {
+    pub(crate) fn envvar() -> Self {
         Self {
             mode: Some(Mode::Envvar),
             specs: SpecDir::new("/var/run/cdi".into()),

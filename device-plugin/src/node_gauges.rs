@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 use proto::device::TYPE_GPU;
 use tokio::sync::watch;
 
-use crate::extended_resource::ExtendedResource;
+use crate::extended_resource::Registrations;
 use crate::fleet::Fleet;
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
@@ -25,7 +25,7 @@ pub struct NodeGauges(Arc<OnceLock<GaugeSources>>);
 #[derive(Debug)]
 struct GaugeSources {
     node: Arc<NodeState>,
-    registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
+    registered: watch::Receiver<Registrations>,
     blocked: BlockedStarts,
 }
 
@@ -41,7 +41,7 @@ impl NodeGauges {
     pub fn show(
         &self,
         node: Arc<NodeState>,
-        registered: Vec<(ExtendedResource, watch::Receiver<bool>)>,
+        registered: watch::Receiver<Registrations>,
         blocked: BlockedStarts,
     ) {
         self.0.get_or_init(|| GaugeSources {
@@ -85,14 +85,14 @@ impl Collector for NodeGauges {
         let help = "1 while kubelet has the resource registered";
         let mut family =
             encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
-        for (resource, is_registered) in registered
-            .iter()
-            .filter(|(resource, _)| fleet.advertises(*resource, &node.settings.names))
-        {
+        for (resource, is_registered) in registered.borrow().iter() {
+            if !fleet.advertises(*resource, &node.settings.names) {
+                continue;
+            }
             let labels = ResourceLabels {
                 resource: node.settings.names.of(*resource).unwrap_or_default().to_owned(),
             };
-            ConstGauge::new(i64::from(*is_registered.borrow())).encode(family.encode_family(&labels)?)?;
+            ConstGauge::new(i64::from(*is_registered)).encode(family.encode_family(&labels)?)?;
         }
         let help = "Containers whose start the plugin holds at present, by the reason";
         let mut family = encoder.encode_descriptor(
@@ -160,6 +160,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
+    use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
     use crate::pods::Pods;
     use crate::settings::Settings;
@@ -186,17 +187,13 @@ mod tests {
         let (_pods, pods) = watch::channel(Pods::default());
         let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
         let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
-        let (_registered, registered) = watch::channel(true);
-        let (_missing, missing) = watch::channel(false);
-        gauges.show(
-            node,
-            vec![
-                (ExtendedResource::Shared, registered.clone()),
-                (ExtendedResource::Memory, missing),
-                (ExtendedResource::Rdma, registered),
-            ],
-            BlockedStarts::default(),
-        );
+        let registrations = [
+            (ExtendedResource::Shared, true),
+            (ExtendedResource::Memory, false),
+            (ExtendedResource::Rdma, true),
+        ];
+        let (_registered, registered) = watch::channel(registrations.into());
+        gauges.show(node, registered, BlockedStarts::default());
         insta::assert_snapshot!(text(&registry));
     }
 }

@@ -29,7 +29,7 @@ use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
 use crate::envvar::swap::{RecordSwaps, follow_swaps};
-use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::corrections::{Correction, correct_health};
 use crate::health::ApplicationFault;
 use crate::health_reaction::HealthReaction;
@@ -115,7 +115,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
         Arc::new(NodeOverrides::read(&config.override_files()).context("--device-labels, --gpu-partitions")?);
     let signal = cancel_on_signal().context("cannot wait for signals")?;
     let settings = config.settings();
-    let registrations = Registrations::new(&settings.names);
+    let resources = ExtendedResource::ALL.into_iter();
+    let resources = resources.filter(|resource| settings.names.of(*resource).is_some());
+    let registrations = watch::Sender::new(
+        resources
+            .map(|resource| (resource, false))
+            .collect::<Registrations>(),
+    );
     let pods = watch::Sender::new(Pods::default());
     let mut tasks = PluginTasks::default();
     let mut registry = Registry::default();
@@ -123,7 +129,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let gauges = NodeGauges::register(&mut registry);
     let readiness = Readiness {
         pods: pods.subscribe(),
-        registered: registrations.receivers(),
+        registered: registrations.subscribe(),
     };
     let readiness = move || readiness.check();
     tasks.serve_health(&config, readiness, Arc::new(registry)).await?;
@@ -152,7 +158,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = Arc::new(node.with_injection(injection.clone(), readers));
     let blocked = BlockedStarts::default();
-    gauges.show(Arc::clone(&node), registrations.by_resource(), blocked.clone());
+    gauges.show(Arc::clone(&node), registrations.subscribe(), blocked.clone());
     let recorder = tasks.write_events(&config, &connection);
     for gpu in &excluded {
         recorder.node(EventType::Warning, "GPUNotShared", gpu.to_string());
@@ -183,36 +189,10 @@ async fn run(config: Config) -> anyhow::Result<()> {
     plugin.react_to_health(&published, faults, corrections);
     plugin.follow_kubelet();
     let stop = plugin.publish_state(&registrations, signal);
-    plugin.serve_kubelet(&starts, &published, &stop, registrations);
+    plugin.serve_kubelet(&starts, &published, &stop, &registrations);
     plugin.tasks.run(stop).await?;
     info!("ended");
     Ok(())
-}
-
-/// A flag for each resource of this node: true while kubelet has it registered.
-struct Registrations(Vec<(ExtendedResource, watch::Sender<bool>)>);
-
-impl Registrations {
-    fn new(names: &ExtendedResourceNames) -> Self {
-        let mut flags = Vec::new();
-        for resource in ExtendedResource::ALL {
-            if names.of(resource).is_some() {
-                flags.push((resource, watch::Sender::new(false)));
-            }
-        }
-        Self(flags)
-    }
-
-    fn receivers(&self) -> Vec<watch::Receiver<bool>> {
-        self.0.iter().map(|(_, sender)| sender.subscribe()).collect()
-    }
-
-    fn by_resource(&self) -> Vec<(ExtendedResource, watch::Receiver<bool>)> {
-        let flags = self.0.iter();
-        flags
-            .map(|(resource, sender)| (*resource, sender.subscribe()))
-            .collect()
-    }
 }
 
 /// A node with devices, and the tasks that serve it.
@@ -334,7 +314,7 @@ impl Plugin {
     /// Publishes whether this plugin serves kubelet. Returns the token that ends everything, cancelled some time after the signal.
     fn publish_state(
         &mut self,
-        registrations: &Registrations,
+        registrations: &watch::Sender<Registrations>,
         signal: CancellationToken,
     ) -> CancellationToken {
         let stop = CancellationToken::new();
@@ -346,10 +326,10 @@ impl Plugin {
         );
         self.tasks.watches.spawn(
             "state of the plugin",
-            writer.run(registrations.receivers(), signal.clone(), sender),
+            writer.run(registrations.subscribe(), signal.clone(), sender),
         );
         let shutdown = Shutdown {
-            registered: registrations.receivers(),
+            registered: registrations.subscribe(),
             is_written,
             pods: self.node.pods.clone(),
         };
@@ -365,15 +345,16 @@ impl Plugin {
         starts: &Arc<StartChecker>,
         published: &Published,
         stop: &CancellationToken,
-        registrations: Registrations,
+        registrations: &watch::Sender<Registrations>,
     ) {
-        for (resource, is_registered) in registrations.0 {
+        let resources: Vec<ExtendedResource> = registrations.borrow().keys().copied().collect();
+        for resource in resources {
             let registration = Registration {
                 dir: KubeletDir::new(self.config.device_plugin_dir.clone()),
                 resource,
                 node: Arc::clone(&self.node),
                 starts: Arc::clone(starts),
-                is_registered,
+                registrations: registrations.clone(),
             };
             let serving = advertise::serve(registration, published.clone(), stop.clone());
             self.tasks.servers.spawn(resource.socket(), serving);

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use proto::memory_unit::MemoryUnit;
-use proto::resource::ResourceNames;
 
 use crate::extended_resource::ExtendedResourceNames;
 use crate::injection::InjectionSettings;
@@ -24,9 +23,14 @@ pub struct Settings {
     pub allows_all_devices: bool,
 }
 
+#[cfg(test)]
 impl Settings {
     /// A node whose containers get their devices by the usual variable.
-    pub fn plain(names: ResourceNames, memory_unit: MemoryUnit, allocate_wait: Duration) -> Self {
+    pub(crate) fn plain(
+        names: proto::resource::ResourceNames,
+        memory_unit: MemoryUnit,
+        allocate_wait: Duration,
+    ) -> Self {
         Self {
             names: names.into(),
             memory_unit,

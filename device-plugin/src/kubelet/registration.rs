@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::extended_resource::ExtendedResource;
+use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::Fleet;
 use crate::node_state::NodeState;
 use crate::start::check::StartChecker;
@@ -70,8 +70,8 @@ pub struct Registration {
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
-    /// True while the resource is registered with kubelet, or this node has no device of it.
-    pub is_registered: watch::Sender<bool>,
+    /// The registrations of this node.
+    pub registrations: watch::Sender<Registrations>,
 }
 
 /// The reason that a registration has ended.
@@ -102,7 +102,7 @@ impl Registration {
         let mut fleet = self.node.fleet.clone();
         let is_there = |fleet: &Arc<Fleet>| fleet.advertises(self.resource, &self.node.settings.names);
         loop {
-            self.is_registered.send_replace(!is_there(&fleet.borrow()));
+            self.set_registered(!is_there(&fleet.borrow()));
             tokio::select! {
                 () = stop.cancelled() => return,
                 found = fleet.wait_for(is_there) => if found.is_err() { return },
@@ -123,6 +123,11 @@ impl Registration {
         }
     }
 
+    fn set_registered(&self, is_registered: bool) {
+        self.registrations
+            .send_if_modified(|all| all.insert(self.resource, is_registered) != Some(is_registered));
+    }
+
     /// Serves and registers the resource until `stop`. Returns at once if the resource has no name on this node.
     async fn keep_registered(&self, stop: CancellationToken) {
         let shortest = self.dir.interval.min(Duration::from_millis(200));
@@ -135,7 +140,7 @@ impl Registration {
             let kubelet = self.dir.path.join(KUBELET_SOCKET);
             let kubelet_id = FileId::of(&kubelet);
             let end = self.register_once(name, &stop).await;
-            self.is_registered.send_replace(false);
+            self.set_registered(false);
             let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
             let longest = match &end {
                 // A process that is starting, or a file that an ended one left behind: trying costs nothing.
@@ -213,7 +218,7 @@ impl Registration {
                 return Ok(End::StreamNeverOpened);
             }
             info!(resource = name, "registered with kubelet");
-            self.is_registered.send_replace(true);
+            self.set_registered(true);
             // An error means that the server is gone, and the streams with it.
             let _ = streams.wait_for(|streams| streams.n_open == 0).await;
             Ok(End::StreamEnded)

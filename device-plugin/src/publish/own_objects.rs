@@ -1,14 +1,16 @@
 //! Watches of this node's own objects: its Node, from which kubelet takes the plugin's resources out now and then, and its Device
 //! object, which others may delete or change.
 
+use std::fmt;
 use std::time::Duration;
 
 use daemon::api_server::Connection;
 use daemon::watch::{ObjectWatch, Update};
-use kube::Api;
 use kube::runtime::watcher;
+use kube::{Api, Resource};
 use proto::device::RawDevice;
 use proto::node::Node;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -37,100 +39,78 @@ impl StoredDevice {
     }
 }
 
-/// Watches this node's Node until the task is dropped.
-pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
-    let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
-    let mut is_listed = false;
-    let Connection { client, contact } = connection;
-    let nodes = (Api::<Node>::all(client), &contact);
-    let mut watch = ObjectWatch::new("this node", nodes, config, LONGEST_PAUSE);
-    loop {
-        if let Update::Event(event) = watch.next().await {
-            apply_node(event, &node_name, &mut is_listed, &node);
+impl From<Option<RawDevice>> for StoredDevice {
+    fn from(found: Option<RawDevice>) -> Self {
+        match found {
+            Some(object) => Self::Present(Box::new(object)),
+            None => Self::Absent,
         }
     }
 }
 
-fn apply_node(
-    event: watcher::Event<Node>,
-    node_name: &str,
-    is_listed: &mut bool,
-    node: &watch::Sender<Option<Node>>,
-) {
-    match event {
-        watcher::Event::Init => *is_listed = false,
-        watcher::Event::InitApply(found) => {
-            *is_listed = true;
-            send_node(found, node);
-        }
-        watcher::Event::Apply(found) => send_node(found, node),
-        watcher::Event::InitDone if *is_listed => {}
-        watcher::Event::InitDone | watcher::Event::Delete(_) => {
+/// Watches this node's Node until the task is dropped.
+pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
+    let show = |found: Option<Node>| {
+        if found.is_none() {
             warn!(
                 node = node_name,
                 "there is no such node; nothing is published until it is there"
             );
-            node.send_replace(None);
         }
-    }
-}
-
-/// Sends the node if a field that the plugin uses has changed: kubelet's heartbeats change none.
-fn send_node(mut found: Node, node: &watch::Sender<Option<Node>>) {
-    found.metadata.managed_fields = None;
-    found.metadata.resource_version = None;
-    node.send_if_modified(|stored| {
-        let is_changed = stored.as_ref() != Some(&found);
-        *stored = Some(found);
-        is_changed
-    });
+        send_if_changed(&node, found);
+    };
+    watch_object("this node", connection, &node_name, show).await;
 }
 
 /// Watches this node's Device object until the task is dropped.
 pub async fn watch_device(connection: Connection, node_name: String, device: watch::Sender<StoredDevice>) {
-    let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
-    let mut listed = StoredDevice::Absent;
+    let show = |found| send_if_changed(&device, StoredDevice::from(found));
+    watch_object("this node's Device object", connection, &node_name, show).await;
+}
+
+/// Watches the object of this name; `show` gets each state of it, `None` when there is none.
+async fn watch_object<K>(
+    description: &'static str,
+    connection: Connection,
+    name: &str,
+    mut show: impl FnMut(Option<K>),
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let Connection { client, contact } = connection;
-    let devices = (Api::<RawDevice>::all(client), &contact);
-    let mut watch = ObjectWatch::new("this node's Device object", devices, config, LONGEST_PAUSE);
+    let objects = (Api::<K>::all(client), &contact);
+    let mut watch = ObjectWatch::new(description, objects, config, LONGEST_PAUSE);
+    let mut listed = None;
     loop {
-        if let Update::Event(event) = watch.next().await {
-            apply_device(event, &mut listed, &device);
+        let Update::Event(event) = watch.next().await else {
+            continue;
+        };
+        match event {
+            watcher::Event::Init => listed = None,
+            watcher::Event::InitApply(found) => listed = Some(without_versions(found)),
+            // A list without the object means that it is gone.
+            watcher::Event::InitDone => show(listed.take()),
+            watcher::Event::Apply(found) => show(Some(without_versions(found))),
+            watcher::Event::Delete(_) => show(None),
         }
     }
 }
 
-fn apply_device(
-    event: watcher::Event<RawDevice>,
-    listed: &mut StoredDevice,
-    device: &watch::Sender<StoredDevice>,
-) {
-    let now = match event {
-        watcher::Event::Init => {
-            *listed = StoredDevice::Absent;
-            return;
-        }
-        watcher::Event::InitApply(found) => {
-            *listed = present(found);
-            return;
-        }
-        // A list without the object means that it is gone.
-        watcher::Event::InitDone => std::mem::replace(listed, StoredDevice::Absent),
-        watcher::Event::Apply(found) => present(found),
-        watcher::Event::Delete(_) => StoredDevice::Absent,
-    };
-    device.send_if_modified(|stored| {
+/// The object without the fields that change with every write, such as kubelet's heartbeats in the Node. The generation of a Device
+/// object changes with its devices only.
+fn without_versions<K: Resource>(mut found: K) -> K {
+    found.meta_mut().managed_fields = None;
+    found.meta_mut().resource_version = None;
+    found
+}
+
+fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
+    sender.send_if_modified(|stored| {
         let is_changed = *stored != now;
         *stored = now;
         is_changed
     });
-}
-
-/// The object without the fields that change with every write. Its generation changes with the devices only.
-fn present(mut found: RawDevice) -> StoredDevice {
-    found.metadata.managed_fields = None;
-    found.metadata.resource_version = None;
-    StoredDevice::Present(Box::new(found))
 }
 
 #[cfg(test)]
@@ -147,7 +127,6 @@ mod tests {
     #[test]
     fn every_change_of_the_devices_is_another_revision() {
         let (device, stored) = watch::channel(StoredDevice::Unknown);
-        let mut listed = StoredDevice::Absent;
         let mut revisions = BTreeSet::new();
         for (generation, devices) in [
             (1, json!([{"type": "gpu"}])),
@@ -157,7 +136,7 @@ mod tests {
             let metadata = json!({"name": "n", "uid": "u", "generation": generation, "resourceVersion": generation.to_string()});
             let found: RawDevice =
                 serde_json::from_value(json!({"metadata": metadata, "spec": {"devices": devices}})).unwrap();
-            apply_device(watcher::Event::Apply(found), &mut listed, &device);
+            send_if_changed(&device, Some(without_versions(found)).into());
             let stored = stored.borrow();
             let patch = node_patches::revision(&Node::default(), stored.object().unwrap()).unwrap();
             revisions.insert(patch["metadata"]["annotations"][DEVICES_REVISION].to_string());
@@ -168,11 +147,10 @@ mod tests {
     #[test]
     fn a_write_that_changes_no_device_wakes_no_reader() {
         let (device, mut stored) = watch::channel(StoredDevice::Unknown);
-        let mut listed = StoredDevice::Absent;
         for version in ["1", "2"] {
             let metadata = json!({"name": "n", "uid": "u", "generation": 1, "resourceVersion": version});
-            let found = serde_json::from_value(json!({"metadata": metadata})).unwrap();
-            apply_device(watcher::Event::Apply(found), &mut listed, &device);
+            let found: RawDevice = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+            send_if_changed(&device, Some(without_versions(found)).into());
             assert_eq!(stored.has_changed().unwrap(), version == "1");
             stored.mark_unchanged();
         }

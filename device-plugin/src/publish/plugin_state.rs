@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use daemon::api_server::{Backoff, Connection, one_line};
-use futures::future::{pending, select_all};
+use futures::future::pending;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::api_request::{RequestError, within};
+use crate::extended_resource::Registrations;
 
 use super::REQUEST_LIMIT;
 
@@ -43,11 +44,11 @@ impl PluginStateWriter {
         }
     }
 
-    /// Writes until the task is dropped. `registered` has a flag for each resource that kubelet may register; after `shutdown` is
+    /// Writes until the task is dropped. The plugin serves while all resources are registered; after `shutdown` is
     /// cancelled the plugin no longer counts as serving, and `is_written` becomes true once the Node says so.
     pub async fn run(
         mut self,
-        mut registered: Vec<watch::Receiver<bool>>,
+        mut registered: watch::Receiver<Registrations>,
         shutdown: CancellationToken,
         is_written: watch::Sender<bool>,
     ) {
@@ -55,10 +56,11 @@ impl PluginStateWriter {
         let mut written = false;
         loop {
             let is_ending = shutdown.is_cancelled();
-            let mut serving = !is_ending;
-            for is_registered in &mut registered {
-                serving &= *is_registered.borrow_and_update();
-            }
+            let serving = !is_ending
+                && registered
+                    .borrow_and_update()
+                    .values()
+                    .all(|is_registered| *is_registered);
             if written != serving {
                 match self.write(serving).await {
                     Ok(()) => {
@@ -82,7 +84,7 @@ impl PluginStateWriter {
             }
             tokio::select! {
                 () = shutdown.cancelled() => {}
-                () = any_changed(&mut registered) => {}
+                Ok(()) = registered.changed() => {}
             }
         }
     }
@@ -101,21 +103,6 @@ impl PluginStateWriter {
     }
 }
 
-/// Returns when one of the flags has changed. The flag of a task that has ended does not change any more.
-async fn any_changed(registered: &mut [watch::Receiver<bool>]) {
-    if registered.is_empty() {
-        return pending().await;
-    }
-    let changes = registered.iter_mut().map(|is_registered| {
-        Box::pin(async {
-            if is_registered.changed().await.is_err() {
-                pending::<()>().await;
-            }
-        })
-    });
-    select_all(changes).await;
-}
-
 #[cfg(test)]
 mod tests {
     use http::{Request, Response};
@@ -125,12 +112,18 @@ mod tests {
     use tower_test::mock::{Handle, SendResponse};
 
     use super::*;
+    use crate::extended_resource::ExtendedResource;
 
     type Requests = Handle<Request<Body>, Response<Body>>;
 
+    fn registrations(is_shared_registered: bool) -> Registrations {
+        let shared = (ExtendedResource::Shared, is_shared_registered);
+        [shared, (ExtendedResource::Memory, true)].into()
+    }
+
     fn start() -> (
         Requests,
-        watch::Sender<bool>,
+        watch::Sender<Registrations>,
         CancellationToken,
         watch::Receiver<bool>,
     ) {
@@ -140,14 +133,10 @@ mod tests {
             "n1".to_owned(),
             Some("u".to_owned()),
         );
-        let (registered, receiver) = watch::channel(false);
+        let (registered, receiver) = watch::channel(registrations(false));
         let shutdown = CancellationToken::new();
         let (is_written, written) = watch::channel(false);
-        tokio::spawn(writer.run(
-            vec![receiver, watch::channel(true).1],
-            shutdown.clone(),
-            is_written,
-        ));
+        tokio::spawn(writer.run(receiver, shutdown.clone(), is_written));
         (requests, registered, shutdown, written)
     }
 
@@ -177,18 +166,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_change_is_written_until_the_api_server_accepts_it() {
         let (mut requests, registered, shutdown, mut written) = start();
-        registered.send_replace(true);
+        registered.send_replace(registrations(true));
         let (state, answer) = next(&mut requests).await;
         assert!(state.serving && state.pod.as_deref() == Some("u"));
         answer.send_response(Response::builder().status(503).body(Body::empty()).unwrap());
         let (again, answer) = next(&mut requests).await;
         assert!(again.serving);
         answer.send_response(node());
-        registered.send_replace(false);
+        registered.send_replace(registrations(false));
         let (closed, answer) = next(&mut requests).await;
         assert!(!closed.serving && closed.since >= again.since);
         answer.send_response(node());
-        registered.send_replace(true);
+        registered.send_replace(registrations(true));
         next(&mut requests).await.1.send_response(node());
         shutdown.cancel();
         let (ending, answer) = next(&mut requests).await;

@@ -2,13 +2,14 @@
 
 use tokio::sync::watch;
 
+use crate::extended_resource::Registrations;
 use crate::pods::Pods;
 
 /// The conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
-    /// One for each resource that this node has: true while it is registered with kubelet.
-    pub(super) registered: Vec<watch::Receiver<bool>>,
+    /// The registrations with kubelet.
+    pub(super) registered: watch::Receiver<Registrations>,
     /// The pods of this node.
     pub(super) pods: watch::Receiver<Pods>,
 }
@@ -18,11 +19,12 @@ impl Readiness {
         if !self.pods.borrow().is_synced() {
             return Err("the pods of this node are not known yet".to_owned());
         }
-        let is_registered = self
+        if self
             .registered
-            .iter()
-            .all(|is_registered| *is_registered.borrow());
-        if !is_registered {
+            .borrow()
+            .values()
+            .any(|is_registered| !is_registered)
+        {
             return Err("not registered with kubelet".to_owned());
         }
         Ok(())
@@ -34,6 +36,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::extended_resource::ExtendedResource;
 
     #[rstest]
     #[case::nothing_yet(false, [false, false], false)]
@@ -50,11 +53,11 @@ mod tests {
             known.reset([]);
         }
         let (_pods, pods) = watch::channel(known);
-        let senders = registered.map(watch::Sender::new);
-        let readiness = Readiness {
-            registered: senders.iter().map(watch::Sender::subscribe).collect(),
-            pods,
-        };
+        let registered = [ExtendedResource::Shared, ExtendedResource::Memory]
+            .into_iter()
+            .zip(registered);
+        let (_registered, registered) = watch::channel(registered.collect());
+        let readiness = Readiness { registered, pods };
         assert_eq!(readiness.check().is_ok(), expected);
     }
 }

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::extended_resource::Registrations;
 use crate::pods::{NodePod, Pods, Stage};
 
 /// Longest wait for the Node to say that the plugin ends.
@@ -24,8 +25,8 @@ const ADMISSION_LIMIT: Duration = Duration::from_secs(5);
 /// The conditions of the end.
 #[derive(Debug)]
 pub(super) struct Shutdown {
-    /// A flag for each resource: true while kubelet has it registered.
-    pub(super) registered: Vec<watch::Receiver<bool>>,
+    /// The registrations with kubelet.
+    pub(super) registered: watch::Receiver<Registrations>,
     /// Set when the Node says that this plugin ends.
     pub(super) is_written: watch::Receiver<bool>,
     /// The pods of this node.
@@ -36,11 +37,12 @@ impl Shutdown {
     /// Cancels `stop` once the signal has come and no pod needs the plugin. Goes on until the task is dropped.
     pub(super) async fn run(mut self, signal: CancellationToken, stop: CancellationToken) {
         signal.cancelled().await;
-        if self
+        let serves = self
             .registered
-            .iter()
-            .any(|is_registered| *is_registered.borrow())
-        {
+            .borrow()
+            .values()
+            .any(|is_registered| *is_registered);
+        if serves {
             info!("asked to end: serving kubelet until pods that are bound to this node are admitted");
             self.serve_bound_pods().await;
         }
@@ -77,6 +79,7 @@ mod tests {
 
     use super::*;
     use crate::builders::{pod, pods, units};
+    use crate::extended_resource::ExtendedResource;
 
     fn bound(stage: Stage) -> Pods {
         pods([NodePod {
@@ -97,11 +100,11 @@ mod tests {
         #[case] stage: Stage,
         #[case] expected: Duration,
     ) {
-        let (_registered, registered) = watch::channel(is_registered);
+        let (_registered, registered) = watch::channel([(ExtendedResource::Shared, is_registered)].into());
         let (_written, is_written) = watch::channel(is_written);
         let (_pods, pods) = watch::channel(bound(stage));
         let shutdown = Shutdown {
-            registered: vec![registered],
+            registered,
             is_written,
             pods,
         };
@@ -119,11 +122,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_end_comes_when_the_last_pod_is_admitted() {
-        let (_registered, registered) = watch::channel(true);
+        let (_registered, registered) = watch::channel([(ExtendedResource::Shared, true)].into());
         let (_written, is_written) = watch::channel(true);
         let (pods_sender, pods) = watch::channel(bound(Stage::Bound));
         let shutdown = Shutdown {
-            registered: vec![registered],
+            registered,
             is_written,
             pods,
         };

@@ -11,6 +11,7 @@ use daemon::panics::named;
 use daemon::supervise::Tasks;
 use prometheus_client::registry::Registry;
 use proto::kubelet_allocations::KubeletAllocations;
+use proto::node::Node;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -107,6 +108,33 @@ impl PluginTasks {
         })
     }
 
+    /// Starts a task that keeps a value up to date, and returns the value's receiver.
+    pub(super) fn keep<T, F>(
+        &mut self,
+        name: &'static str,
+        first: T,
+        task: impl FnOnce(watch::Sender<T>) -> F,
+    ) -> watch::Receiver<T>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (sender, receiver) = watch::channel(first);
+        self.watches.spawn(name, task(sender));
+        receiver
+    }
+
+    /// Watches this node's Node object.
+    pub(super) fn watch_node(
+        &mut self,
+        config: &Config,
+        connection: &Connection,
+    ) -> watch::Receiver<Option<Node>> {
+        let (connection, node_name) = (connection.clone(), config.node_name.clone());
+        self.keep("watch of the node", None, |sender| {
+            watch_node(connection, node_name, sender)
+        })
+    }
+
     /// Watches the pods of this node.
     pub(super) fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
         let (node, names) = (config.node_name.clone(), config.resource_names().cluster);
@@ -123,17 +151,21 @@ impl PluginTasks {
         overrides: Arc<NodeOverrides>,
         recorder: Recorder,
     ) -> Published {
-        let (sender, node) = watch::channel(None);
-        self.watches.spawn(
-            "watch of the node",
-            watch_node(connection.clone(), config.node_name.clone(), sender),
+        let node = self.watch_node(config, connection);
+        let device = self.keep("watch of the Device object", StoredDevice::default(), |sender| {
+            watch_device(connection.clone(), config.node_name.clone(), sender)
+        });
+        let (dir, pods, seen) = (
+            &config.device_plugin_dir,
+            sources.pods.clone(),
+            sources.seen.clone(),
         );
-        let (sender, device) = watch::channel(StoredDevice::default());
-        self.watches.spawn(
-            "watch of the Device object",
-            watch_device(connection.clone(), config.node_name.clone(), sender),
-        );
-        let pods_without_devices = self.watch_pods_without_devices(config, &sources);
+        let pods_without_devices = self.keep("pods without devices", None, |sender| {
+            watch_pods_without_devices(dir.clone(), pods, seen, sender)
+        });
+        let overrides = self.keep("node overrides", overrides, |sender| {
+            watch_node_overrides(config.override_files(), config.probe_interval, sender)
+        });
         let checkpoints = self.watch_vendor(config, connection, &sources, recorder);
         let published = Published {
             node: node.clone(),
@@ -147,7 +179,7 @@ impl PluginTasks {
             node,
             device,
             checkpoints,
-            overrides: self.watch_overrides(config, overrides),
+            overrides,
             injection: sources.injection,
             pods_without_devices,
         };
@@ -162,37 +194,6 @@ impl PluginTasks {
         self.watches
             .spawn("publication", Publisher::new(connection, settings, inputs).run());
         published
-    }
-
-    fn watch_pods_without_devices(
-        &mut self,
-        config: &Config,
-        sources: &PublishedSources,
-    ) -> watch::Receiver<Option<String>> {
-        let (sender, receiver) = watch::channel(None);
-        self.watches.spawn(
-            "pods without devices",
-            watch_pods_without_devices(
-                config.device_plugin_dir.clone(),
-                sources.pods.clone(),
-                sources.seen.clone(),
-                sender,
-            ),
-        );
-        receiver
-    }
-
-    fn watch_overrides(
-        &mut self,
-        config: &Config,
-        first: Arc<NodeOverrides>,
-    ) -> watch::Receiver<Arc<NodeOverrides>> {
-        let (sender, receiver) = watch::channel(first);
-        self.watches.spawn(
-            "node overrides",
-            watch_node_overrides(config.override_files(), config.probe_interval, sender),
-        );
-        receiver
     }
 
     fn watch_vendor(

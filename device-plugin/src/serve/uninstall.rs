@@ -13,7 +13,6 @@ use tracing::info;
 use crate::cdi::SpecDir;
 use crate::config::Config;
 use crate::pods::Pods;
-use crate::publish::own_objects::watch_node;
 use crate::uninstall::{Removal, UninstallWhen};
 
 use super::tasks::PluginTasks;
@@ -33,11 +32,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<(
     let connection = Connection::new(config.kubeconfig.as_deref()).await?;
     let (pods, pods_seen) = watch::channel(Pods::default());
     tasks.watch_pods(&config, &connection, pods);
-    let (sender, node) = watch::channel(None);
-    tasks.watches.spawn(
-        "watch of the node",
-        watch_node(connection.clone(), config.node_name.clone(), sender),
-    );
+    let node = tasks.watch_node(&config, &connection);
     let removal = Removal {
         when,
         nodes: Api::all(connection.client),

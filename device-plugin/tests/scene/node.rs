@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Parser;
 use daemon::api_server::Connection;
 use daemon::events::recorder;
+use device_plugin::config::Config;
 use device_plugin::device_ids::IdScheme;
 use device_plugin::envvar::swap::RecordSwaps;
 use device_plugin::extended_resource::{ExtendedResource, ExtendedResourceNames};
@@ -123,14 +125,12 @@ impl Node {
             whole: equipment.serves_whole.then(|| WHOLE.to_owned()),
             ..ExtendedResourceNames::default()
         };
-        let plain = Settings::plain(
-            ResourceNames::default(),
-            equipment.memory_unit,
-            Duration::from_millis(200),
-        );
+        let flags = ["gpushare-device-plugin", "--node-name=n1", "--inject=envvar"];
         let settings = Settings {
             names: names.clone(),
-            ..plain
+            memory_unit: equipment.memory_unit,
+            allocate_wait: Duration::from_millis(200),
+            ..Config::parse_from(flags).settings()
         };
         let (dir, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
         let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen, dir.path()));
@@ -151,7 +151,7 @@ impl Node {
                 resource,
                 node: Arc::clone(&state),
                 starts: Arc::clone(&starts),
-                is_registered: watch::Sender::new(false),
+                registrations: watch::Sender::default(),
             };
             tasks.spawn(registration.keep_offered(stop.clone()));
         }
