@@ -5,8 +5,12 @@
 
 use std::fmt;
 
+use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec};
-use crate::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
+use crate::resource::{
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
+    WHOLE_PERCENT,
+};
 
 mod amounts;
 pub mod hints;
@@ -80,7 +84,9 @@ pub enum ContainerKind {
     App,
 }
 
-/// The number of device IDs that kubelet will allocate for one container, by resource; 0 means no Allocate call.
+/// One container's request: the number of device IDs that kubelet will allocate for it, by resource, and its amounts of GPUs.
+///
+/// 0 device IDs mean no Allocate call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerRequest {
     /// The container's name.
@@ -97,6 +103,12 @@ pub struct ContainerRequest {
     pub rdma: u64,
     /// `fpga`, percent.
     pub fpga: u64,
+    /// Bytes of GPU memory, on all of the pod's devices together.
+    pub memory_bytes: u64,
+    /// Percent of GPU memory, on all of the pod's devices together; whole GPUs not included.
+    pub memory_ratio: u64,
+    /// Percent of computing power, on all of the pod's devices together; whole GPUs not included.
+    pub core: u64,
 }
 
 /// A request that can never be placed, with the rule that it breaks.
@@ -271,6 +283,9 @@ impl ContainerRequest {
             whole: VENDOR_GPUS.iter().map(|name| count(name)).sum(),
             rdma: count(RDMA),
             fpga: count(FPGA),
+            memory_bytes: count(GPU_MEMORY),
+            memory_ratio: count(GPU_MEMORY_RATIO).saturating_add(count(GPU)),
+            core: count(GPU_CORE).saturating_add(count(GPU)),
         };
         let counts = [
             request.memory_units,
@@ -280,6 +295,30 @@ impl ContainerRequest {
             request.fpga,
         ];
         (counts != [0; 5]).then_some(request)
+    }
+
+    /// The container's own part of the memory of one device, of which the pod has `n_devices`, in bytes, rounded down; `None` if the
+    /// container requests no memory.
+    ///
+    /// The parts of containers that run together never sum up to more than the pod's part, since the pod's request is their sum.
+    pub fn memory_share(&self, n_devices: u64, device_bytes: u64, unit: MemoryUnit) -> Option<u64> {
+        let ratio = u128::from(self.memory_ratio) + u128::from(WHOLE_PERCENT) * u128::from(self.whole);
+        let bytes = if self.memory_units > 0 {
+            u128::from(self.memory_units) * u128::from(unit.bytes())
+        } else if self.memory_bytes > 0 {
+            u128::from(self.memory_bytes)
+        } else {
+            ratio * u128::from(device_bytes) / u128::from(WHOLE_PERCENT)
+        };
+        let share = bytes / u128::from(n_devices.max(1));
+        (bytes > 0).then(|| u64::try_from(share).unwrap_or(u64::MAX))
+    }
+
+    /// The container's own part of the computing power of one device, of which the pod has `n_devices`, in percent, rounded down; 0
+    /// if the container requests none.
+    pub fn core_share(&self, n_devices: u64) -> u64 {
+        let whole = WHOLE_PERCENT.saturating_mul(self.whole);
+        self.core.saturating_add(whole) / n_devices.max(1)
     }
 }
 

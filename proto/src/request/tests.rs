@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::json;
 
-use super::{ContainerKind, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers, validate};
+use super::{ContainerKind, ContainerRequest, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers, validate};
+use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Pod, PodSpec};
 use crate::resource::ResourceNames;
 
@@ -390,6 +391,72 @@ proptest! {
         let limits = json!({"containers": [{"name": "c", "resources": {"requests": {name: amount}}}]});
         if let Ok(spec) = serde_json::from_value::<PodSpec>(limits) {
             let _ = (read(&spec), read_bound(&spec), containers(&spec, &ResourceNames::default()));
+        }
+    }
+}
+
+/// The sets of containers that run at the same time: each ordinary init container beside the sidecars before it, and the app
+/// containers beside all sidecars.
+fn running_together(containers: &[ContainerRequest]) -> Vec<Vec<&ContainerRequest>> {
+    let (mut sets, mut lasting) = (Vec::new(), Vec::new());
+    for container in containers {
+        match container.kind {
+            ContainerKind::Init => sets.push(lasting.iter().copied().chain([container]).collect()),
+            ContainerKind::Sidecar | ContainerKind::App => lasting.push(container),
+        }
+    }
+    sets.push(lasting);
+    sets
+}
+
+/// An amount of memory in one of the dialects: units, bytes, percent of memory, percent of both, whole GPUs.
+fn amounts(dialect: usize, amount: u64, shared: u64) -> serde_json::Value {
+    match dialect {
+        0 => json!({"aliyun.com/gpu-mem": amount}),
+        1 => json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu-memory": amount * 12_345_679}),
+        2 => json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu-memory-ratio": amount, "koordinator.sh/gpu-core": amount}),
+        3 => json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu": amount}),
+        _ => json!({"nvidia.com/gpu": amount % 8}),
+    }
+}
+
+proptest! {
+    /// The parts of all containers that run together are at most the part of the pod, on each of its devices.
+    #[test]
+    fn containers_that_run_together_share_the_part_of_their_pod(
+        dialect in 0..5_usize,
+        parts in prop::collection::vec((0..3_usize, 0..130_u64, 1..4_u64), 1..6),
+        device_bytes in 1..200_000_000_000_u64,
+    ) {
+        let (mut init, mut apps) = (Vec::new(), Vec::new());
+        for (at, (kind, amount, shared)) in parts.into_iter().enumerate() {
+            let mut container = json!({"name": format!("c{at}"), "resources": {"limits": amounts(dialect, amount, shared)}});
+            match kind {
+                0 => init.push(container),
+                1 => {
+                    container["restartPolicy"] = json!("Always");
+                    init.push(container);
+                }
+                _ => apps.push(container),
+            }
+        }
+        let spec = spec(json!({"initContainers": init, "containers": apps}));
+        let Ok(Some(PodRequest { gpus: Some(request), .. })) = read_bound(&spec) else { return Ok(()) };
+        let (unit, n_devices) = (MemoryUnit::GIB, u64::from(request.devices));
+        let of_pod = match request.memory {
+            Memory::Units(units) => u128::from(units) * u128::from(unit.bytes()),
+            Memory::Bytes(bytes) => u128::from(bytes),
+            Memory::Ratio(ratio) => u128::from(ratio) * u128::from(device_bytes) / 100,
+        } / u128::from(n_devices);
+        for together in running_together(&containers(&spec, &ResourceNames::default())) {
+            let memory: u128 = together
+                .iter()
+                .filter_map(|container| container.memory_share(n_devices, device_bytes, unit))
+                .map(u128::from)
+                .sum();
+            prop_assert!(memory <= of_pod, "{memory} of {of_pod}");
+            let core: u64 = together.iter().map(|container| container.core_share(n_devices)).sum();
+            prop_assert!(core <= request.core / n_devices, "{core} of {}", request.core);
         }
     }
 }
