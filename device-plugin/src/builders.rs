@@ -24,6 +24,9 @@ fn container(name: String) -> ContainerRequest {
         whole: 0,
         rdma: 0,
         fpga: 0,
+        memory_bytes: 0,
+        memory_ratio: 0,
+        core: 0,
     }
 }
 

@@ -17,6 +17,7 @@ use proto::topology::GpuPartitionPolicy;
 
 use crate::cdi::SpecDir;
 use crate::cdi::vendor::VendorSpecs;
+use crate::enforcement::HamiCore;
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::sharing::{SharedDevices, Sharing};
 use crate::health::{HealthPolicy, Xids};
@@ -198,6 +199,16 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     pub nri_socket: Option<PathBuf>,
 
+    /// Have the driver limit the memory of each container, on nodes where everything that this needs has been seen: driver 615 or
+    /// newer, cgroup v2, and the hook of NVIDIA's container toolkit 1.20.1 or newer
+    #[arg(long, env = "GPUSHARE_DRIVER_LIMITS")]
+    pub driver_limits: bool,
+
+    /// Directory of your own HAMi-core library (libvgpu.so), the same on the node and in this container: pods with the label
+    /// koordinator.sh/gpu-isolation-provider: HAMi-core get it, and ld.so.preload of the directory as /etc/ld.so.preload
+    #[arg(long, env = "GPUSHARE_HAMI_CORE", value_name = "DIR")]
+    pub hami_core: Option<PathBuf>,
+
     /// Start containers that see all GPUs of this node without being counted (annotation gpushare/all-devices); the scheduler needs
     /// the flag too
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
@@ -364,6 +375,7 @@ impl Config {
                 host_root: self.host_root.clone(),
             },
             allows_all_devices: self.allow_all_devices,
+            hami_core: self.hami_core.clone().map(HamiCore::new),
         }
     }
 

@@ -26,6 +26,7 @@ use tracing::info;
 pub use error::InventoryError;
 pub use feed::{Feed, Observation, ObservationKind};
 pub use file::FileSource;
+pub(crate) use nvml::MIG;
 pub use nvml::NvmlSource;
 pub use pci::PciLocation;
 pub use physical_id::{InvalidPhysicalId, PhysicalId};
@@ -120,7 +121,7 @@ impl fmt::Display for ExcludedGpu {
             write!(f, " ({uuid})")?;
         }
         match &self.exclusion {
-            Exclusion::Mig => write!(f, ": {}", nvml::MIG),
+            Exclusion::Mig => write!(f, ": {MIG}"),
             Exclusion::Unreadable(problem) => write!(f, ": {problem}"),
         }
     }

@@ -7,6 +7,7 @@ mod builders;
 pub mod cdi;
 pub mod config;
 pub mod device_ids;
+pub mod enforcement;
 pub mod envvar;
 pub mod eviction;
 pub mod extended_resource;

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 use proto::device::TYPE_GPU;
 use tokio::sync::watch;
 
+use crate::enforcement::Enforcements;
 use crate::extended_resource::Registrations;
 use crate::fleet::Fleet;
 use crate::node_state::NodeState;
@@ -61,6 +62,14 @@ struct DeviceLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EnforcementLabels {
+    device: String,
+    minor: u32,
+    level: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResourceLabels {
     resource: String,
 }
@@ -82,6 +91,7 @@ impl Collector for NodeGauges {
         };
         let fleet = node.fleet.borrow().clone();
         encode_devices(&mut encoder, &fleet)?;
+        encode_enforcement(&mut encoder, &fleet, &node.enforcements.borrow())?;
         let help = "1 while kubelet has the resource registered";
         let mut family =
             encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
@@ -150,6 +160,29 @@ fn encode_devices(encoder: &mut DescriptorEncoder<'_>, fleet: &Fleet) -> Result<
     Ok(())
 }
 
+fn encode_enforcement(
+    encoder: &mut DescriptorEncoder<'_>,
+    fleet: &Fleet,
+    enforcements: &Enforcements,
+) -> Result<(), fmt::Error> {
+    let help = "1 for the present enforcement level of memory limits on the GPU (driver, hami-core, none), with the reason that it is \
+                no better";
+    let name = "gpushare_device_plugin_enforcement";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for entry in &fleet.gpus {
+        if let Some(found) = enforcements.of(&entry.gpu.uuid) {
+            let labels = EnforcementLabels {
+                device: entry.gpu.uuid.to_string(),
+                minor: entry.gpu.minor,
+                level: found.level.as_str(),
+                reason: found.reason,
+            };
+            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -160,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
+    use crate::enforcement::Level;
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
     use crate::pods::Pods;
@@ -186,7 +220,10 @@ mod tests {
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (_pods, pods) = watch::channel(Pods::default());
         let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
-        let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
+        let levels = Enforcements::all(Level::Driver, [builders::gpu(1)]);
+        let (_levels, levels) = watch::channel(Arc::new(levels));
+        let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        let node = Arc::new(node.with_enforcements(levels));
         let registrations = [
             (ExtendedResource::Shared, true),
             (ExtendedResource::Memory, false),

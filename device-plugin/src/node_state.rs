@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::cdi::readers::Readers;
+use crate::enforcement::Enforcements;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::injection::{Certainty, Injection, Mode};
@@ -42,6 +43,8 @@ pub struct NodeState {
     pub pods: watch::Receiver<Pods>,
     /// The injection mode; none until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
+    /// The enforcement level of each GPU; empty until it is decided.
+    pub enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The runtime's reads of the spec directory.
     pub readers: Readers,
     /// kubelet's checkpoint of allocated devices.
@@ -78,6 +81,7 @@ impl NodeState {
             fleet,
             pods,
             injection: watch::channel(None).1,
+            enforcements: watch::channel(Arc::default()).1,
             readers: Readers::default(),
             checkpoint,
             pod_resources: PodResources::new(kubelet_pod_resources::socket(dir)),
@@ -99,6 +103,12 @@ impl NodeState {
             readers,
             ..self
         }
+    }
+
+    /// The same node with a source of the enforcement levels.
+    #[must_use]
+    pub fn with_enforcements(self, enforcements: watch::Receiver<Arc<Enforcements>>) -> Self {
+        Self { enforcements, ..self }
     }
 
     /// The injection mode: as decided, else as the operator says.

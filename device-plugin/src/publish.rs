@@ -32,6 +32,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use crate::api_request::{RequestError, within};
+use crate::enforcement::Enforcements;
 use crate::fleet::Fleet;
 use crate::injection::Injection;
 use crate::pods::{Pods, Requests};
@@ -90,6 +91,8 @@ pub struct PublisherInputs {
     pub overrides: watch::Receiver<Arc<NodeOverrides>>,
     /// The injection mode; `None` until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
+    /// The enforcement levels of the GPUs; empty until they are decided.
+    pub enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The report on pods without devices; `None` until it is known.
     pub pods_without_devices: watch::Receiver<Option<String>>,
 }
@@ -113,6 +116,7 @@ impl PublisherInputs {
             // A node without devices has no task that decides or reports these: their channels are closed from the start.
             Ok(()) = self.pods_without_devices.changed() => {}
             Ok(()) = self.injection.changed() => {}
+            Ok(()) = self.enforcements.changed() => {}
             () = undo => {}
         }
     }
@@ -272,6 +276,7 @@ impl Publisher {
             overrides: Arc::clone(&self.inputs.overrides.borrow_and_update()),
             partition_policy: self.settings.partition_policy,
             injection: self.inputs.injection.borrow_and_update().clone(),
+            enforcements: Arc::clone(&self.inputs.enforcements.borrow_and_update()),
             boot_id: self.settings.boot_id.clone(),
             pods_without_devices: report.or_else(|| stored_annotation(PODS_WITHOUT_DEVICES)),
         };

@@ -99,11 +99,13 @@ impl RuntimeHook {
             let decision = {
                 let (pods, fleet) = (pods.borrow_and_update(), self.node.fleet.borrow());
                 let (settings, mode) = (&self.node.settings, self.node.mode());
+                let enforcements = self.node.enforcements.borrow();
                 HookInputs {
                     pods: &pods,
                     fleet: &fleet,
                     settings,
                     mode,
+                    enforcements: &enforcements,
                     unrestricted: &self.unrestricted,
                 }
                 .decide(sandbox, container)

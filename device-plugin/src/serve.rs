@@ -28,6 +28,8 @@ use tracing::info;
 use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
+use crate::enforcement::Enforcements;
+use crate::enforcement::follow::{EnforcementSettings, follow_enforcement};
 use crate::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::corrections::{Correction, correct_health};
@@ -156,7 +158,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
         .watches
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
     let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
-    let node = Arc::new(node.with_injection(injection.clone(), readers));
+    let (levels, enforcements) = watch::channel(Arc::default());
+    let node = node.with_injection(injection.clone(), readers);
+    let node = Arc::new(node.with_enforcements(enforcements));
     let blocked = BlockedStarts::default();
     gauges.show(Arc::clone(&node), registrations.subscribe(), blocked.clone());
     let recorder = tasks.write_events(&config, &connection);
@@ -179,6 +183,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         fleet: plugin.node.fleet.clone(),
         pods: plugin.node.pods.clone(),
         injection,
+        enforcements: plugin.node.enforcements.clone(),
         seen,
         keeps_units,
     };
@@ -186,6 +191,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let published = plugin
         .tasks
         .publish(&plugin.config, &plugin.connection, sources, overrides, recorder);
+    plugin.decide_enforcement(&published, levels);
     plugin.react_to_health(&published, faults, corrections);
     plugin.follow_kubelet();
     let stop = plugin.publish_state(&registrations, signal);
@@ -264,6 +270,20 @@ impl Plugin {
                 .spawn("runtime hook", serve_runtime(hook, socket));
         }
         seen
+    }
+
+    /// Decides on the enforcement level of each GPU, now and whenever driver, runtime or the vendor's specs change.
+    fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
+        let NodeFacts { own, has_hook } = node_facts(&self.config);
+        let settings = EnforcementSettings {
+            is_enabled: self.config.driver_limits,
+            sysfs: self.config.sysfs_root.clone(),
+            own,
+            has_nri: has_hook,
+        };
+        let node = Arc::clone(&self.node);
+        let following = follow_enforcement(node, settings, published.node.clone(), levels);
+        self.tasks.watches.spawn("enforcement of limits", following);
     }
 
     /// Corrects health by the Device object, and writes events and evicts pods when health changes.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use proto::memory_unit::MemoryUnit;
 
+use crate::enforcement::HamiCore;
 use crate::extended_resource::ExtendedResourceNames;
 use crate::injection::InjectionSettings;
 
@@ -21,6 +22,8 @@ pub struct Settings {
     pub injection: InjectionSettings,
     /// True if pods may see all GPUs of this node and be charged for none.
     pub allows_all_devices: bool,
+    /// The operator's HAMi-core library, if there is one.
+    pub hami_core: Option<HamiCore>,
 }
 
 #[cfg(test)]
@@ -37,6 +40,7 @@ impl Settings {
             allocate_wait,
             injection: InjectionSettings::envvar(),
             allows_all_devices: false,
+            hami_core: None,
         }
     }
 }

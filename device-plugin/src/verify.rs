@@ -61,6 +61,14 @@ pub enum Refusal {
         /// The value that is counted for the container.
         given: String,
     },
+    /// The pod's author sets a variable by which the driver limits containers.
+    #[error("container {container:?} sets {variable}, which is not allowed in a pod that shares devices")]
+    SetsLimit {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
     /// The pod's author sets the vendor's variable, and the runtime has not been seen to act on CDI devices.
     #[error(
         "container {container:?} sets {variable}, and this node's runtime has not been seen reading CDI specs yet: without CDI the variable \
@@ -123,6 +131,7 @@ impl Refusal {
             | Self::NotAllDevices { .. }
             | Self::Limits { .. }
             | Self::Overridden { .. }
+            | Self::SetsLimit { .. }
             | Self::OverridesVoid { .. } => "GPUMismatch",
             Self::AllDevicesForbidden => "GPUAllDevicesForbidden",
             Self::Unknown => "GPUNotReady",

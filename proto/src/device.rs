@@ -47,10 +47,18 @@ pub const BOOT_ID: &str = "gpushare/boot-id";
 /// or `all`.
 pub const CLEAR_UNHEALTHY: &str = "gpushare/clear-unhealthy";
 
+/// Label of a GPU, and of a Device object, with the enforcement level of memory limits there: `none`, `hami-core` or
+/// [`ENFORCED_BY_DRIVER`]. The object has the lowest level of its GPUs. As an annotation of a pod, the level that the pod demands.
+pub const ENFORCEMENT: &str = "gpushare/enforcement";
+/// The value of [`ENFORCEMENT`] for limits that the GPU driver enforces.
+pub const ENFORCED_BY_DRIVER: &str = "driver";
+
 /// The condition that is true if a device works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
 /// The condition that is true if containers of the node can get the device; its message names the injection mode.
 pub const CONDITION_INJECTABLE: &str = "Injectable";
+/// The condition of a GPU that is true if the driver enforces the memory limits of containers.
+pub const CONDITION_LIMITED: &str = "Limited";
 /// The condition of a GPU that is true if only containers that request GPUs see it.
 pub const CONDITION_ISOLATED: &str = "Isolated";
 

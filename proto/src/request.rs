@@ -297,6 +297,16 @@ impl ContainerRequest {
         (counts != [0; 5]).then_some(request)
     }
 
+    /// True if the container requests GPU memory, in whatever terms.
+    pub fn requests_memory(&self) -> bool {
+        [
+            self.memory_units,
+            self.memory_bytes,
+            self.memory_ratio,
+            self.whole,
+        ] != [0; 4]
+    }
+
     /// The container's own part of the memory of one device, of which the pod has `n_devices`, in bytes, rounded down; `None` if the
     /// container requests no memory.
     ///
@@ -311,7 +321,8 @@ impl ContainerRequest {
             ratio * u128::from(device_bytes) / u128::from(WHOLE_PERCENT)
         };
         let share = bytes / u128::from(n_devices.max(1));
-        (bytes > 0).then(|| u64::try_from(share).unwrap_or(u64::MAX))
+        self.requests_memory()
+            .then(|| u64::try_from(share).unwrap_or(u64::MAX))
     }
 
     /// The container's own part of the computing power of one device, of which the pod has `n_devices`, in percent, rounded down; 0

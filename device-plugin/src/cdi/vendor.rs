@@ -36,6 +36,12 @@ const CONTROL_NODES: [&str; 5] = [
 /// Libraries of the driver whose file name ends with its version.
 const VERSIONED_LIBRARIES: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
+/// The command of NVIDIA's hook that has the driver limit a container's memory.
+const LIMIT_HOOK: &str = "apply-cuda-memory-limits";
+
+/// The hook's argument that names a GPU.
+const GPU_ID: &str = "--gpu-id";
+
 /// The tool that wrote a spec; the tools whose specs say most about a GPU come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VendorKind {
@@ -91,6 +97,10 @@ impl Device {
         nodes(&self.container_edits)
     }
 
+    fn hooks(&self) -> impl Iterator<Item = &Value> {
+        list(&self.container_edits, "hooks")
+    }
+
     /// Returns true if each GPU node that the device brings is this GPU's own: a spec that is older than the last start of the
     /// driver may mean another GPU by a name or an index.
     fn is_of(&self, gpu: &Gpu) -> bool {
@@ -109,6 +119,15 @@ struct Spec {
     kind: VendorKind,
     path: PathBuf,
     file: SpecFile,
+}
+
+/// NVIDIA's hook that has the driver limit a container's memory on one GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitHook {
+    /// Version of the spec that it comes from.
+    pub cdi_version: String,
+    /// The hook, as CDI writes it.
+    pub hook: Value,
 }
 
 /// A container's edits for the driver, which are the same for all GPUs.
@@ -237,6 +256,20 @@ impl VendorSpecs {
         own.map(|node| vec![node.clone()])
     }
 
+    /// NVIDIA's hook that has the driver limit the memory of a container on this GPU; `None` if no spec has it.
+    pub fn limit_hook(&self, gpu: &Gpu) -> Option<LimitHook> {
+        for spec in self.read() {
+            let mut hooks = spec.file.devices.iter().flat_map(Device::hooks);
+            if let Some(hook) = hooks.find(|hook| is_limit_hook(hook, gpu.uuid.as_str())) {
+                return Some(LimitHook {
+                    cdi_version: spec.file.cdi_version.clone(),
+                    hook: hook.clone(),
+                });
+            }
+        }
+        None
+    }
+
     /// Returns true if a spec of this kind names one of the devices.
     pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let specs = self.read();
@@ -335,11 +368,31 @@ fn library_version(edits: &Edits) -> Option<String> {
 }
 
 fn nodes(edits: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    edits
-        .get("deviceNodes")
+    list(edits, "deviceNodes")
+}
+
+fn list<'a>(edits: &'a Map<String, Value>, field: &str) -> impl Iterator<Item = &'a Value> {
+    edits.get(field).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// True if a hook limits memory on the GPU with this UUID and on no other: of a device with several GPUs it would name all.
+fn is_limit_hook(hook: &Value, uuid: &str) -> bool {
+    let args: Vec<&str> = hook
+        .get("args")
         .and_then(Value::as_array)
         .into_iter()
         .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let mut gpus = Vec::new();
+    for (at, arg) in args.iter().enumerate() {
+        match arg.strip_prefix(GPU_ID) {
+            Some("") => gpus.extend(args.get(at + 1).copied()),
+            Some(rest) => gpus.extend(rest.strip_prefix('=')),
+            None => {}
+        }
+    }
+    args.contains(&LIMIT_HOOK) && gpus == [uuid]
 }
 
 fn path_of(node: &Value) -> Option<&str> {
@@ -562,5 +615,42 @@ devices:
         assert_eq!(first(&specs).as_deref(), Some("/dev/nvidiactl"));
         fs::remove_file(&file).unwrap();
         assert_eq!(first(&specs), None);
+    }
+
+    /// As nvidia-ctk 1.20.1 writes it: the hook is the device's.
+    const LIMITING: &str = "
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: '1'
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia1}]
+    hooks:
+    - {hookName: createContainer, path: /usr/bin/nvidia-cdi-hook, args: [nvidia-cdi-hook, chmod, --gpu-id, GPU-00000001-aaaa-bbbb-cccc-000000000001]}
+    - hookName: createRuntime
+      path: /usr/bin/nvidia-cdi-hook
+      args: [nvidia-cdi-hook, apply-cuda-memory-limits, --driver-root, /, --gpu-id, GPU-00000001-aaaa-bbbb-cccc-000000000001]
+      env: [NVIDIA_CTK_DEBUG=false]
+- name: all
+  containerEdits:
+    hooks:
+    - hookName: createRuntime
+      path: /usr/bin/nvidia-cdi-hook
+      args: [nvidia-cdi-hook, apply-cuda-memory-limits, --gpu-id=GPU-00000002-aaaa-bbbb-cccc-000000000002, --gpu-id, GPU-00000003-aaaa-bbbb-cccc-000000000003]
+    - hookName: createRuntime
+      path: /usr/bin/nvidia-cdi-hook
+      args: [nvidia-cdi-hook, apply-cuda-memory-limits, --gpu-id=GPU-00000004-aaaa-bbbb-cccc-000000000004]
+";
+
+    /// A hook that names several GPUs would limit the container on others than its own.
+    #[test]
+    fn the_hook_that_limits_memory_on_one_gpu() {
+        let (_dir, found) = specs(&[("nvidia.yaml", LIMITING), ("other.yaml", TOOLKIT)]);
+        let has_hook = |minor| found.limit_hook(&gpu(minor)).is_some();
+        assert_eq!([0, 1, 2, 3, 4].map(has_hook), [false, true, false, false, true]);
+        let found = found.limit_hook(&gpu(1)).unwrap();
+        assert_eq!(found.cdi_version, "0.5.0");
+        assert_eq!(found.hook["env"][0], "NVIDIA_CTK_DEBUG=false");
+        assert_eq!(found.hook["hookName"], "createRuntime");
     }
 }

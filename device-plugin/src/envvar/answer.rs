@@ -72,11 +72,13 @@ fn answer(
     call: &Call<'_>,
     ids: &[String],
 ) -> ContainerAllocateResponse {
+    let enforcements = node.enforcements.borrow().clone();
     let recipient = pods.get(&found.pod).and_then(|pod| {
         Some(Recipient {
             pod,
             container: pod.containers.get(found.container)?,
             placement: found.placement.as_ref(),
+            enforcements: &enforcements,
         })
     });
     let fleet = node.fleet.borrow().clone();

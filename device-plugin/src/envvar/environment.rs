@@ -10,9 +10,11 @@ use std::path::Path;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
+use crate::enforcement::Enforcements;
+use crate::enforcement::limits::{is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
-use crate::injection::content::{is_limit, limits, variable};
+use crate::injection::content::{Recipient, variable};
 use crate::pods::{NodePod, OwnVariable, Stage};
 use crate::settings::Settings;
 use crate::verify::Refusal;
@@ -29,6 +31,8 @@ pub struct ByVariable<'a> {
     pub resource: ExtendedResource,
     /// The answer.
     pub answer: &'a ContainerAllocateResponse,
+    /// The enforcement levels of this node's GPUs.
+    pub enforcements: &'a Enforcements,
 }
 
 impl ByVariable<'_> {
@@ -78,6 +82,13 @@ impl ByVariable<'_> {
             let Some(given) = self.answer.envs.get(&own.name) else {
                 continue;
             };
+            // The driver's limits are refused whatever their value: the words are those of the validating webhook.
+            if is_of_driver(&own.name) {
+                return Err(Refusal::SetsLimit {
+                    container: own.container.clone(),
+                    variable: own.name.clone(),
+                });
+            }
             let may_differ = is_devices && self.pod.sees_all;
             if !may_differ && !self.is_same(own, given, is_devices, fleet) {
                 return Err(Refusal::Overridden {
@@ -123,13 +134,26 @@ impl ByVariable<'_> {
                     .find(|gpu| gpu.uuid == *uuid),
             );
         }
-        let recorded = limits(settings, self.pod, self.pod.placement.as_ref().ok(), &gpus);
         let mut kept = BTreeMap::new();
         for (name, value) in self.answer.envs.iter().filter(|(name, _)| is_limit(name)) {
             kept.insert(name.clone(), value.clone());
         }
-        if kept == recorded {
-            return Ok(());
+        let mut recorded = BTreeMap::new();
+        for container in &self.pod.containers {
+            if !self.containers.contains(&container.name.as_str()) {
+                continue;
+            }
+            let recipient = Recipient {
+                pod: self.pod,
+                container,
+                placement: self.pod.placement.as_ref().ok(),
+                enforcements: self.enforcements,
+            };
+            recorded = limits(settings.memory_unit, &recipient, &gpus);
+            // An init and an app container can have the same device IDs, each with an answer of its own.
+            if kept == recorded {
+                return Ok(());
+            }
         }
         Err(Refusal::Limits {
             kept: in_words(&kept),

@@ -11,25 +11,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use proto::device::TYPE_GPU;
-use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec};
+use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 use proto::record::{
     FPGA_DEVICES, FPGA_FUNCTIONS, GPU_DEVICES, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES,
     RDMA_FUNCTIONS, VISIBLE_DEVICES,
 };
 use proto::request::ContainerRequest;
+use serde_json::{Value, json};
 
 use crate::cdi::{self, Edits};
+use crate::enforcement::limits::{MEMORY_LIMIT, is_of_hami_core, limits};
+use crate::enforcement::{Enforcements, HamiCore};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::inventory::{Gpu, OtherDevice, PhysicalId};
 use crate::pods::{NodePod, Placement};
 use crate::settings::Settings;
-
-/// HAMi-core's variable for the memory limit of a device, followed by the device's place.
-const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-
-/// HAMi-core's variable for the limit of computing power.
-const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
@@ -147,6 +144,16 @@ pub fn variable_answer(
     if let Some(recipient) = recipient {
         envs.extend(env(settings, recipient, resource, assigned));
     }
+    let mut mounts = Vec::new();
+    if envs.keys().any(|name| is_of_hami_core(name)) {
+        for (host, container) in settings.hami_core.iter().flat_map(HamiCore::files) {
+            mounts.push(Mount {
+                host_path: host.to_string_lossy().into_owned(),
+                container_path: container.to_string_lossy().into_owned(),
+                read_only: true,
+            });
+        }
+    }
     let mut devices = Vec::new();
     if recipient.is_none_or(|recipient| speaks(resource, recipient.container)) {
         envs.insert(variable(resource).to_owned(), assigned.ids());
@@ -166,6 +173,7 @@ pub fn variable_answer(
     ContainerAllocateResponse {
         envs,
         devices,
+        mounts,
         ..ContainerAllocateResponse::default()
     }
 }
@@ -192,6 +200,8 @@ pub struct Recipient<'a> {
     pub container: &'a ContainerRequest,
     /// The record whose devices it gets.
     pub placement: Option<&'a Placement>,
+    /// The enforcement levels of this node's GPUs.
+    pub enforcements: &'a Enforcements,
 }
 
 /// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.
@@ -216,6 +226,9 @@ pub fn cdi_edits(
         }
     }
     edits.env.extend(env(settings, recipient, resource, assigned));
+    if let AssignedDevices::Gpus(gpus) = assigned {
+        add_limiters(&mut edits, settings, gpus);
+    }
     // A spec without any edit is invalid, and the specs of two resources of a container set the same value.
     edits
         .env
@@ -232,6 +245,31 @@ fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
         edits.device_nodes.extend(nodes);
     } else if is_on_host(settings, &gpu.device_node) {
         edits.add_node(&gpu.device_node);
+    }
+}
+
+/// Adds what acts on the limits among the variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and HAMi-core's files.
+fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
+    if edits.env.contains_key(MEMORY_LIMIT) {
+        let mut hooks = Vec::new();
+        for gpu in gpus {
+            if let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) {
+                edits.version = edits.version.take().max(Some(hook.cdi_version));
+                hooks.push(hook.hook);
+            }
+        }
+        edits.others.insert("hooks".to_owned(), Value::Array(hooks));
+    }
+    if edits.env.keys().any(|name| is_of_hami_core(name)) {
+        let files = settings.hami_core.iter().flat_map(HamiCore::files);
+        let mounts: Vec<Value> = files
+            .map(|(host, container)| {
+                json!({"hostPath": host, "containerPath": container, "options": ["ro", "nosuid", "nodev", "bind"]})
+            })
+            .collect();
+        if !mounts.is_empty() {
+            edits.others.insert("mounts".to_owned(), Value::Array(mounts));
+        }
     }
 }
 
@@ -332,10 +370,11 @@ fn env_of_gpus(
         pod,
         container,
         placement,
+        ..
     } = *recipient;
     let mut env = BTreeMap::new();
     if speaks(resource, container) {
-        env.extend(limits(settings, pod, placement, gpus));
+        env.extend(limits(settings.memory_unit, recipient, gpus));
     }
     if let (ExtendedResource::Memory, Some(gpu)) = (resource, gpus.first()) {
         // Old records may lack the amounts.
@@ -353,52 +392,6 @@ fn env_of_gpus(
         env.insert(MEM_POD.to_owned(), pod_units.to_string());
         env.insert(MEM_CONTAINER.to_owned(), container.memory_units.to_string());
         env.insert(MEM_DEV.to_owned(), device_units.to_string());
-    }
-    env
-}
-
-/// True if a variable is one of the limits that HAMi-core enforces.
-pub fn is_limit(name: &str) -> bool {
-    name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT
-}
-
-/// The limits that HAMi-core enforces, of each device by its place among the pod's; none of a device that the pod has whole.
-pub fn limits(
-    settings: &Settings,
-    pod: &NodePod,
-    placement: Option<&Placement>,
-    gpus: &[&Gpu],
-) -> BTreeMap<String, String> {
-    let Some(placement) = placement.filter(|_| pod.is_limited) else {
-        return BTreeMap::new();
-    };
-    let held = |gpu: &Gpu| {
-        placement
-            .gpus
-            .iter()
-            .zip(&placement.held)
-            .find(|(name, _)| name.names(gpu))
-            .map(|(_, held)| held)
-    };
-    let mut env = BTreeMap::new();
-    for (at, gpu) in gpus.iter().enumerate() {
-        let Some(bytes) = held(gpu)
-            .and_then(|held| held.bytes_of(gpu.memory_bytes))
-            .or_else(|| settings.memory_unit.bytes_of(pod.memory_units()))
-        else {
-            continue;
-        };
-        if bytes > 0 && bytes < gpu.memory_bytes {
-            // HAMi-core takes zero for no limit at all.
-            env.insert(
-                format!("{MEMORY_LIMIT}_{at}"),
-                format!("{}m", (bytes >> 20).max(1)),
-            );
-        }
-    }
-    let core = gpus.first().and_then(|gpu| held(gpu)).map_or(0, |held| held.core);
-    if core > 0 && core < 100 {
-        env.insert(CORE_LIMIT.to_owned(), core.to_string());
     }
     env
 }

@@ -28,7 +28,7 @@ use watch::NvmlWatch;
 const MIG_ENABLED: u32 = 1;
 
 /// The reason that a GPU in MIG mode is left out.
-pub(super) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
+pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
 
 /// More links than any GPU has.
 const MAX_LINKS: u32 = 64;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proto::device::{
-    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, Device, DeviceCondition,
-    DeviceInfo, DeviceSpec, DeviceTopology, GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice,
-    SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, CONDITION_LIMITED, Device,
+    DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, ENFORCEMENT, GPU_DRIVER_LABEL, GPU_MODEL_LABEL,
+    GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::node::Node;
@@ -20,6 +20,7 @@ use proto::topology::{
 };
 use serde_json::json;
 
+use crate::enforcement::{Enforcements, Level};
 use crate::fleet::{Fleet, FleetDevice, FleetEntry, FleetGpu};
 use crate::health::HealthReason;
 use crate::injection::{Certainty, Exposure, Injection};
@@ -48,6 +49,8 @@ pub struct DeviceObjectInputs {
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// The injection mode; none until it is decided.
     pub injection: Option<Injection>,
+    /// The enforcement levels of the GPUs; empty until they are decided.
+    pub enforcements: Arc<Enforcements>,
     /// The present boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
     /// The annotation with the pods that have no device, if it is known.
@@ -67,6 +70,7 @@ impl DeviceObjectInputs {
             before,
             now,
             injection: self.injection.as_ref(),
+            enforcements: &self.enforcements,
         };
         let mut devices = Vec::new();
         for entry in &fleet.gpus {
@@ -104,6 +108,9 @@ impl DeviceObjectInputs {
         let own = &self.overrides.labels;
         labels.extend(own.of(TYPE_GPU, gpu.uuid.as_str(), gpu.bus_id.as_deref()));
         add_location_labels(&gpu.location, &mut labels);
+        if let Some(found) = self.enforcements.of(&gpu.uuid) {
+            labels.insert(ENFORCEMENT.to_owned(), found.level.as_str().to_owned());
+        }
         if entry.is_shared {
             resources.insert(GPU_SHARED.to_owned(), Quantity::from_unsigned(u64::from(slots)));
         } else {
@@ -156,6 +163,9 @@ impl DeviceObjectInputs {
                 let value = text.map(label_value).filter(|value| !value.is_empty());
                 labels.extend(value.map(|value| (key.to_owned(), value)));
             }
+        }
+        if let Some(level) = self.enforcements.lowest() {
+            labels.insert(ENFORCEMENT.to_owned(), level.as_str().to_owned());
         }
         if self.serves_vendor {
             labels.insert(SERVES_VENDOR_LABEL.to_owned(), "true".to_owned());
@@ -269,6 +279,7 @@ struct Conditions<'a> {
     before: Option<&'a DeviceSpec>,
     now: DateTime<Utc>,
     injection: Option<&'a Injection>,
+    enforcements: &'a Enforcements,
 }
 
 impl Conditions<'_> {
@@ -282,6 +293,10 @@ impl Conditions<'_> {
             if entry.device_type == TYPE_GPU {
                 conditions.extend(self.isolated(id, injection));
             }
+        }
+        if let Some(found) = self.enforcements.of(&entry.key.id) {
+            let status = status(found.level == Level::Driver);
+            conditions.push(self.condition(id, CONDITION_LIMITED, status, found.reason, &found.message));
         }
         conditions
     }

@@ -118,6 +118,7 @@ impl Server {
         let (checkpoints, checkpoints_seen) = watch::channel(None);
         let (overrides, overrides_seen) = watch::channel(Arc::default());
         let inputs = PublisherInputs {
+            enforcements: watch::channel(Arc::default()).1,
             fleet: fleet_seen,
             pods: pods_seen,
             node: node_seen,

@@ -15,6 +15,8 @@ use proto::nri::api::{
 use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX, VISIBLE_DEVICES};
 use proto::request::ContainerRequest;
 
+use crate::enforcement::Enforcements;
+use crate::enforcement::limits::is_of_driver;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::Fleet;
 use crate::injection::Mode;
@@ -40,6 +42,8 @@ pub(super) struct HookInputs<'a> {
     pub(super) fleet: &'a Fleet,
     pub(super) settings: &'a Settings,
     pub(super) mode: Mode,
+    /// The enforcement levels of the GPUs.
+    pub(super) enforcements: &'a Enforcements,
     /// Namespaces whose containers keep the variable although they request no GPU.
     pub(super) unrestricted: &'a [String],
 }
@@ -138,6 +142,7 @@ impl HookInputs<'_> {
                     pod,
                     container: request,
                     placement: Some(placement),
+                    enforcements: self.enforcements,
                 },
                 container,
                 &gpus,
@@ -208,11 +213,16 @@ impl HookInputs<'_> {
         {
             env.remove(GPU_DEVICES);
         }
-        env.retain(|name, value| seen::value_of(container, name) != Some(value));
-        // The runtime changes the first of two values, and the container sees the last.
-        if let Some(name) = env
-            .keys()
-            .find(|name| seen::values_of(container, name).count() > 1)
+        // The container sees the last of several values, and NVIDIA's hook reads the first.
+        let is_last = |name: &str, value: &str| seen::value_of(container, name) == Some(value);
+        env.retain(|name, value| {
+            let has_others = seen::values_of(container, name).any(|other| other != value);
+            !is_last(name, value) || (is_of_driver(name) && has_others)
+        });
+        // The runtime changes the first value, and leaves the last in its place.
+        if let Some((name, _)) = env
+            .iter()
+            .find(|(name, value)| seen::values_of(container, name).count() > 1 && !is_last(name, value))
         {
             return HookDecision::Refuse(format!(
                 "its container {} sets {name} itself, from which it reads its devices; leave that out of the pod",

@@ -80,6 +80,7 @@ pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> an
         fleet,
         pods,
         injection: watch::channel(None).1,
+        enforcements: watch::channel(Arc::default()).1,
         seen: watch::channel(SeenGpus::default()).1,
         keeps_units: false,
     };

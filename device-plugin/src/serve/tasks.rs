@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{Config, VendorServer};
+use crate::enforcement::Enforcements;
 use crate::fleet::Fleet;
 use crate::fleet::corrections::Correction;
 use crate::fleet::watch::{DriverReplaced, FleetChannels, FleetWatch};
@@ -63,6 +64,8 @@ pub(super) struct PublishedSources {
     pub(super) pods: watch::Receiver<Pods>,
     /// The injection mode.
     pub(super) injection: watch::Receiver<Option<Injection>>,
+    /// The enforcement levels of the GPUs.
+    pub(super) enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The GPUs that containers see.
     pub(super) seen: watch::Receiver<SeenGpus>,
     /// True if kubelet has the same memory units from an earlier process, which published their size.
@@ -181,6 +184,7 @@ impl PluginTasks {
             checkpoints,
             overrides,
             injection: sources.injection,
+            enforcements: sources.enforcements,
             pods_without_devices,
         };
         let settings = PublisherSettings {

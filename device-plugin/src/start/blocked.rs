@@ -118,6 +118,7 @@ impl StartBlocked {
                 | Refusal::NotAllDevices { .. }
                 | Refusal::Limits { .. }
                 | Refusal::Overridden { .. }
+                | Refusal::SetsLimit { .. }
                 | Refusal::OverridesVoid { .. } => "mismatch",
                 Refusal::AllDevicesForbidden => "all_devices_forbidden",
                 Refusal::Unknown => "unproven",

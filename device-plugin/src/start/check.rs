@@ -283,6 +283,7 @@ fn survives(resource: ExtendedResource, refusal: &Refusal) -> bool {
         | Refusal::NoCapacity(_)
         | Refusal::Overridden { .. }
         | Refusal::OverridesVoid { .. }
+        | Refusal::SetsLimit { .. }
         | Refusal::AllDevicesForbidden
         | Refusal::NotAllDevices { .. }
         | Refusal::Limits { .. } => false,
@@ -371,7 +372,9 @@ fn verify_start(
         let checked = if is_by_spec {
             check_variable(node, &pod, &containers)
         } else {
+            let enforcements = node.enforcements.borrow();
             let by_variable = ByVariable {
+                enforcements: &enforcements,
                 pod: &pod,
                 containers: &containers,
                 resource: start.resource,

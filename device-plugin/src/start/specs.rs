@@ -148,10 +148,12 @@ fn edits(
     if keys.is_empty() {
         return None;
     }
+    let enforcements = node.enforcements.borrow();
     let recipient = Recipient {
         pod,
         container,
         placement: Some(placement),
+        enforcements: &enforcements,
     };
     let assigned = AssignedDevices::of(&fleet, resource, &keys);
     Some(cdi_edits(&node.settings, &recipient, resource, &assigned))

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::json;
 
-use super::{ContainerKind, ContainerRequest, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers, validate};
+use super::{
+    ContainerKind, ContainerRequest, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers,
+    validate,
+};
 use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Pod, PodSpec};
 use crate::resource::ResourceNames;
@@ -414,7 +417,9 @@ fn amounts(dialect: usize, amount: u64, shared: u64) -> serde_json::Value {
     match dialect {
         0 => json!({"aliyun.com/gpu-mem": amount}),
         1 => json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu-memory": amount * 12_345_679}),
-        2 => json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu-memory-ratio": amount, "koordinator.sh/gpu-core": amount}),
+        2 => {
+            json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu-memory-ratio": amount, "koordinator.sh/gpu-core": amount})
+        }
         3 => json!({"koordinator.sh/gpu.shared": shared, "koordinator.sh/gpu": amount}),
         _ => json!({"nvidia.com/gpu": amount % 8}),
     }

@@ -53,6 +53,7 @@ fn envs(pod: &NodePod) -> ContainerAllocateResponse {
         pod,
         container: &pod.containers[0],
         placement: pod.placement.as_ref().ok(),
+        enforcements: &Enforcements::default(),
     };
     let (two, zero) = (gpu(2), gpu(0));
     variable_answer(
@@ -66,6 +67,7 @@ fn envs(pod: &NodePod) -> ContainerAllocateResponse {
 fn checked(pod: &NodePod, answer: &ContainerAllocateResponse) -> Result<(), String> {
     let containers = [&*pod.containers[0].name];
     let by_variable = ByVariable {
+        enforcements: &Enforcements::default(),
         pod,
         containers: &containers,
         resource: ExtendedResource::Shared,
@@ -121,6 +123,21 @@ fn the_error_names_the_remedy() {
     );
 }
 
+/// The driver's limits are refused whatever their value, in the words of the validating webhook.
+#[test]
+fn a_pod_must_not_set_the_driver_s_limits() {
+    let pod = setting(two(), "s2", "NVIDIA_GPU_MEMORY_LIMIT", Some("4096"));
+    let mut answer = envs(&pod);
+    assert!(checked(&pod, &answer).is_ok(), "the driver does not limit it");
+    answer
+        .envs
+        .insert("NVIDIA_GPU_MEMORY_LIMIT".to_owned(), "4096".to_owned());
+    assert_eq!(
+        checked(&pod, &answer).unwrap_err(),
+        "container \"s2\" sets NVIDIA_GPU_MEMORY_LIMIT, which is not allowed in a pod that shares devices"
+    );
+}
+
 #[test]
 fn a_pod_that_is_not_limited_sets_limits_as_it_likes() {
     let free = NodePod {
@@ -153,6 +170,7 @@ fn devices_of_other_types_have_a_variable_of_their_own() {
         ..ContainerAllocateResponse::default()
     };
     let by_variable = ByVariable {
+        enforcements: &Enforcements::default(),
         pod: &pod,
         containers: &["r50"],
         resource: ExtendedResource::Rdma,
@@ -263,6 +281,7 @@ fn files_of_virtual_functions_are_those_of_the_record(#[case] nodes: &[&str], #[
         ..ContainerAllocateResponse::default()
     };
     let by_variable = ByVariable {
+        enforcements: &Enforcements::default(),
         pod: &pod,
         containers: &["r1"],
         resource: ExtendedResource::Rdma,

@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::builders::{adapter, gpu, init, pod, rdma, shares, units};
+use crate::cdi::vendor::VendorSpecs;
+use crate::enforcement::Level;
 use crate::injection::InjectionSettings;
 use crate::pods::Held;
 
@@ -23,6 +25,7 @@ fn environment(settings: &Settings, pod: &NodePod, resource: ExtendedResource, m
         pod,
         container: &pod.containers[0],
         placement: pod.placement.as_ref().ok(),
+        enforcements: &Enforcements::default(),
     };
     let answer = variable_answer(
         settings,
@@ -149,6 +152,7 @@ fn only_device_nodes_that_are_there() {
         pod: &pod,
         container: &pod.containers[0],
         placement: pod.placement.as_ref().ok(),
+        enforcements: &Enforcements::default(),
     };
     assert_eq!(
         cdi_edits(
@@ -196,6 +200,7 @@ fn with_cdi_the_answer_is_a_function_of_the_ids() {
         pod: &pod,
         container: &pod.containers[0],
         placement: pod.placement.as_ref().ok(),
+        enforcements: &Enforcements::default(),
     };
     let gpu = gpu(1);
     let edits = cdi_edits(
@@ -210,6 +215,95 @@ fn with_cdi_the_answer_is_a_function_of_the_ids() {
         edits.others.is_empty(),
         "libraries and hooks come from the driver's device"
     );
+}
+
+/// The hook that acts on the variables comes with them, of the container's GPUs alone.
+#[test]
+fn a_spec_with_limits_brings_the_hook_of_its_gpu() {
+    let specs = tempfile::tempdir().unwrap();
+    let hook = |minor: u32| {
+        let args = [
+            "nvidia-cdi-hook",
+            "apply-cuda-memory-limits",
+            "--gpu-id",
+            gpu(minor).uuid.as_str(),
+        ]
+        .map(str::to_owned);
+        json!({"hookName": "createRuntime", "path": "/usr/bin/nvidia-cdi-hook", "args": args})
+    };
+    let devices: Vec<Value> = (0..2)
+        .map(|minor| json!({"name": minor.to_string(), "containerEdits": {"hooks": [hook(minor)]}}))
+        .collect();
+    let spec = json!({"cdiVersion": "0.7.0", "kind": "nvidia.com/gpu", "devices": devices});
+    fs::write(specs.path().join("nvidia.json"), spec.to_string()).unwrap();
+    let mut settings = settings();
+    settings.injection.vendor_specs = VendorSpecs::of(vec![specs.path().to_owned()]);
+    let half = ContainerRequest {
+        memory_ratio: 50,
+        ..shares(1)
+    };
+    let pod = pod("a", 1, [half]).on([1]);
+    let edits = |level| {
+        let enforcements = Enforcements::all(level, [gpu(1)]);
+        let recipient = Recipient {
+            pod: &pod,
+            container: &pod.containers[0],
+            placement: pod.placement.as_ref().ok(),
+            enforcements: &enforcements,
+        };
+        cdi_edits(
+            &settings,
+            &recipient,
+            ExtendedResource::Shared,
+            &AssignedDevices::Gpus(vec![&gpu(1)]),
+        )
+    };
+    let limited = edits(Level::Driver);
+    assert_eq!(limited.others["hooks"], json!([hook(1)]));
+    assert_eq!(limited.version.as_deref(), Some("0.7.0"));
+    assert_eq!(limited.env["NVIDIA_GPU_MEMORY_LIMIT"], "8192");
+    assert_eq!(limited.env["NVIDIA_GPU_MEMORY_REQUEST"], "0");
+    let free = edits(Level::None);
+    assert!(free.others.is_empty() && !free.env.contains_key("NVIDIA_GPU_MEMORY_LIMIT"));
+}
+
+/// The operator's library goes to pods that ask for it, as their limits do.
+#[test]
+fn hami_core_s_files_go_with_its_limits() {
+    let library = tempfile::tempdir().unwrap();
+    for name in ["libvgpu.so", "ld.so.preload"] {
+        fs::write(library.path().join(name), "").unwrap();
+    }
+    let settings = Settings {
+        hami_core: Some(HamiCore::new(library.path().to_owned())),
+        ..settings()
+    };
+    let half = ContainerRequest {
+        memory_ratio: 50,
+        ..shares(1)
+    };
+    for (is_limited, n_files) in [(true, 2), (false, 0)] {
+        let pod = NodePod {
+            is_limited,
+            ..pod("a", 1, [half.clone()])
+        };
+        let recipient = Recipient {
+            pod: &pod,
+            container: &pod.containers[0],
+            placement: pod.placement.as_ref().ok(),
+            enforcements: &Enforcements::default(),
+        };
+        let gpu = gpu(0);
+        let assigned = AssignedDevices::Gpus(vec![&gpu]);
+        let edits = cdi_edits(&settings, &recipient, ExtendedResource::Shared, &assigned);
+        let in_spec = edits
+            .others
+            .get("mounts")
+            .and_then(Value::as_array)
+            .map_or(0, Vec::len);
+        let answer = variable_answer(&settings, Some(&recipient), ExtendedResource::Shared, &assigned);
+        assert_eq!((in_spec, answer.mounts.len()), (n_files, n_files));
+    }
 }
 
 /// The spec of a container with one function of one adapter and all of another: their files, each once, and no others.
@@ -253,6 +347,7 @@ fn a_spec_for_virtual_functions() {
         pod: &pod,
         container: &pod.containers[0],
         placement: pod.placement.as_ref().ok(),
+        enforcements: &Enforcements::default(),
     };
     let edits = cdi_edits(
         &settings,

@@ -5,6 +5,8 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
+use crate::builders::gpu;
+use crate::enforcement::{Enforcement, Level};
 use crate::injection::{Certainty, Exposure, Injection, Mode};
 
 #[test]
@@ -23,6 +25,56 @@ fn device_object() {
         ..DeviceObjectInputs::default()
     };
     assert_json_snapshot!(inputs.device(&fleet, &node(&json!({})), None, at(0)));
+}
+
+#[test]
+fn the_enforcement_level_is_a_label_and_a_condition_of_each_gpu() {
+    let levels = [(0, Level::Driver), (1, Level::HamiCore)];
+    let levels = levels.map(|(minor, level)| {
+        let message = format!("message of {level}");
+        (
+            gpu(minor).uuid,
+            Enforcement {
+                level,
+                reason: "Reason",
+                message,
+            },
+        )
+    });
+    let inputs = DeviceObjectInputs {
+        enforcements: Arc::new(levels.into_iter().collect()),
+        ..DeviceObjectInputs::default()
+    };
+    let device = inputs.device(&fleet(3), &node(&json!({})), None, at(0));
+    assert_eq!(
+        device.metadata.labels.unwrap()["gpushare/enforcement"],
+        "hami-core"
+    );
+    let of_each = device.spec.devices.iter().map(|info| {
+        let condition = info.conditions.first();
+        let label = info.labels.get("gpushare/enforcement").map(String::as_str);
+        (
+            label,
+            condition.map(|one| {
+                (
+                    one.condition_type.as_str(),
+                    one.status.as_str(),
+                    one.message.as_str(),
+                )
+            }),
+        )
+    });
+    assert_eq!(
+        of_each.collect::<Vec<_>>(),
+        [
+            (Some("driver"), Some(("Limited", "True", "message of driver"))),
+            (
+                Some("hami-core"),
+                Some(("Limited", "False", "message of hami-core"))
+            ),
+            (None, None),
+        ]
+    );
 }
 
 /// Healthy, sick, sick for another reason, well again; then another process that only knows the object.

@@ -7,6 +7,8 @@ use rstest::rstest;
 
 use super::*;
 use crate::builders::{fleet, gpu, pod, pods, shares, units, whole};
+use crate::enforcement::Level;
+use crate::enforcement::limits::{MEMORY_LIMIT, MEMORY_REQUEST};
 use crate::pods::{NodePod, Unplaced};
 
 /// Spells out the GPUs of a text.
@@ -89,6 +91,7 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
             fleet: &fleet,
             settings: &settings,
             mode,
+            enforcements: &Enforcements::default(),
             unrestricted: &[],
         }
         .decide(&sandbox, container),
@@ -143,6 +146,43 @@ fn by_cdi(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
     );
 }
 
+/// NVIDIA's hook reads the first value of several, and the runtime leaves one when a plugin sets the variable: the last.
+#[rstest]
+#[case::by_the_spec_alone(&["LIMIT=8192", "REQUEST=0"], "right")]
+#[case::the_image_says_more(&["LIMIT=99999", "REQUEST=9", "LIMIT=8192", "REQUEST=0"], "LIMIT=8192 REQUEST=0")]
+#[case::the_image_says_one(&["LIMIT=99999", "LIMIT=8192", "REQUEST=0"], "LIMIT=8192")]
+#[case::the_pod_comes_last(
+    &["LIMIT=8192", "REQUEST=0", "LIMIT=99999"],
+    "refuse: its container s1 sets LIMIT itself, from which it reads its devices; leave that out of the pod"
+)]
+fn limits_are_those_of_the_container_s_part(#[case] env: &[&str], #[case] expected: &str) {
+    let long = |text: &str| {
+        text.replace("LIMIT", MEMORY_LIMIT)
+            .replace("REQUEST", MEMORY_REQUEST)
+    };
+    let given = ["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"];
+    let env: Vec<String> = given.iter().chain(env).map(|pair| long(pair)).collect();
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    let half = ContainerRequest {
+        memory_ratio: 50,
+        ..shares(1)
+    };
+    let pod = pod("p", 1, [half]).on([1]);
+    let sandbox = sandbox(pod.uid.as_str());
+    let (mut pods, fleet, settings) = (pods([pod]), fleet(4), settings());
+    pods.set_swapped(BTreeMap::new());
+    let inputs = HookInputs {
+        pods: &pods,
+        fleet: &fleet,
+        settings: &settings,
+        mode: Mode::Cdi,
+        enforcements: &Enforcements::all(Level::Driver, [gpu(1)]),
+        unrestricted: &[],
+    };
+    let found = text_of(inputs.decide(&sandbox, &container("s1", &env, &[1])));
+    assert_eq!(found, long(expected));
+}
+
 /// The answer said void and named a CDI device, and nothing of that device is there.
 #[test]
 fn a_runtime_that_drops_cdi_devices_is_found_out() {
@@ -190,6 +230,7 @@ fn who_asks_for_nothing_sees_nothing(
         fleet: &fleet,
         settings: &settings,
         mode: Mode::Envvar,
+        enforcements: &Enforcements::default(),
         unrestricted: &unrestricted,
     };
     for (uid, expected) in [("p", sidecar), ("alone", alone), ("unknown", unknown)] {
@@ -264,6 +305,7 @@ fn unknown_pods(#[case] has_record: bool, #[case] env: &str, #[case] expected: &
         fleet: &fleet,
         settings: &settings,
         mode: Mode::Envvar,
+        enforcements: &Enforcements::default(),
         unrestricted: &[],
     };
     let found = text_of(view.decide(&sandbox, &container("c", &[env], &[])));
@@ -283,6 +325,7 @@ fn swaps_are_waited_for() {
         fleet: &fleet,
         settings: &settings,
         mode: Mode::Envvar,
+        enforcements: &Enforcements::default(),
         unrestricted: &[],
     };
     let of = |view: &HookInputs<'_>, uid: &str, name: &str| {

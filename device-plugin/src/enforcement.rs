@@ -1,0 +1,111 @@
+//! Enforcement of containers' memory limits on this node: the level of each GPU, and the variables that carry a container's limits.
+//!
+//! The level follows from what is seen on the node. [`decide`] is a pure function of facts, [`follow`] finds the facts and decides
+//! again when they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's
+//! library in a container.
+
+mod decide;
+pub mod follow;
+mod hami_core;
+pub mod limits;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::inventory::{Gpu, PhysicalId};
+
+pub use hami_core::HamiCore;
+
+/// The strongest enforcement of memory limits on a GPU; a later level is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// A container can use more than its limit.
+    None,
+    /// HAMi-core's library keeps containers within their limits that load it.
+    HamiCore,
+    /// The driver refuses allocations beyond a container's limit.
+    Driver,
+}
+
+impl Level {
+    /// The word in labels and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::HamiCore => "hami-core",
+            Self::Driver => "driver",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The level of one GPU, and the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enforcement {
+    /// The level.
+    pub level: Level,
+    /// One word, for a condition: why the level is no better.
+    pub reason: &'static str,
+    /// The reason in a sentence, with what to change.
+    pub message: String,
+}
+
+/// The level of each GPU of this node; empty until the first decision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Enforcements(BTreeMap<PhysicalId, Enforcement>);
+
+impl Enforcements {
+    /// The level of a GPU; none until it is decided.
+    pub fn of(&self, gpu: &PhysicalId) -> Option<&Enforcement> {
+        self.0.get(gpu)
+    }
+
+    /// Returns true if the driver enforces limits on all these GPUs. The variables of a container hold for all of its GPUs, and a
+    /// container with variables that the driver cannot act on would not be created.
+    pub fn are_by_driver(&self, gpus: &[&Gpu]) -> bool {
+        for gpu in gpus {
+            if self
+                .of(&gpu.uuid)
+                .is_none_or(|found| found.level != Level::Driver)
+            {
+                return false;
+            }
+        }
+        !gpus.is_empty()
+    }
+
+    /// The best level that all GPUs have; none without GPUs, or before the first decision.
+    pub fn lowest(&self) -> Option<Level> {
+        self.iter().map(|(_, found)| found.level).min()
+    }
+
+    /// Each GPU with its level.
+    pub fn iter(&self) -> impl Iterator<Item = (&PhysicalId, &Enforcement)> {
+        self.0.iter()
+    }
+}
+
+#[cfg(test)]
+impl Enforcements {
+    /// The same level for each of these GPUs.
+    pub(crate) fn all(level: Level, gpus: impl IntoIterator<Item = Gpu>) -> Self {
+        let enforcement = Enforcement {
+            level,
+            reason: "DriverLimits",
+            message: "for a test".to_owned(),
+        };
+        let gpus = gpus.into_iter();
+        gpus.map(|gpu| (gpu.uuid, enforcement.clone())).collect()
+    }
+}
+
+impl FromIterator<(PhysicalId, Enforcement)> for Enforcements {
+    fn from_iter<T: IntoIterator<Item = (PhysicalId, Enforcement)>>(levels: T) -> Self {
+        Self(levels.into_iter().collect())
+    }
+}

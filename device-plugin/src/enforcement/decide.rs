@@ -1,0 +1,187 @@
+//! Decides the enforcement level of a GPU from the facts of its node. Pure.
+
+use crate::injection::{Injection, Mode, OwnContainer};
+
+use super::{Enforcement, Level};
+
+/// The first major version of the driver that limits memory per cgroup (CUDA 13.4).
+const FIRST_DRIVER: u32 = 615;
+
+/// The first version of containerd in which a CDI spec replaces a variable that the container's image or pod sets. Earlier versions
+/// append a second value, and NVIDIA's hook reads the first.
+const FIRST_CONTAINERD: (u32, u32) = (2, 4);
+
+/// The node's cgroup version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cgroup {
+    /// The driver knows no limits there.
+    V1,
+    /// The unified hierarchy.
+    V2,
+    /// No hierarchy is visible to this process.
+    Unknown,
+}
+
+/// The way in which NVIDIA's hook and its variables get into a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HookRoute {
+    /// By this plugin's CDI spec, whose variables win over those of the image and of the pod.
+    Spec,
+    /// By this plugin's CDI spec, but the hook would read a value that the image or the pod sets.
+    SpecBehindOthers,
+    /// By NVIDIA's runtime, which resolves the vendor's variable by CDI and so brings the hook.
+    Runtime,
+    /// NVIDIA's runtime injects by its own tool, which knows no such hook.
+    Legacy,
+    /// The runtime's way is not known, or containers get no devices.
+    Unknown,
+}
+
+/// The facts that hold for all GPUs of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    /// True if the operator has turned the driver's limits on (`--driver-limits`).
+    pub(super) is_enabled: bool,
+    /// Version of the driver, if it is known.
+    pub(super) driver: Option<String>,
+    /// The cgroup version.
+    pub(super) cgroup: Cgroup,
+    /// The way of the hook.
+    pub(super) route: HookRoute,
+    /// True if the operator's HAMi-core library is on the node.
+    pub(super) has_hami_core: bool,
+    /// The directory of an MPS control daemon that runs on the node, if there is one.
+    pub(super) mps: Option<String>,
+}
+
+/// The facts of one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GpuFacts {
+    /// True if a spec of the vendor has the hook for this GPU.
+    pub(super) has_hook: bool,
+    /// True if it is in MIG mode.
+    pub(super) is_mig: bool,
+}
+
+/// The best level that the facts allow.
+pub(super) fn decide(node: &NodeFacts, gpu: GpuFacts) -> Enforcement {
+    let mps = match &node.mps {
+        Some(dir) => format!("; an MPS control daemon runs on the node ({dir}), with limits of its own"),
+        None => String::new(),
+    };
+    let Some((reason, why)) = obstacle(node, gpu) else {
+        return Enforcement {
+            level: Level::Driver,
+            reason: "DriverLimits",
+            message: format!("the driver refuses allocations beyond a container's limit{mps}"),
+        };
+    };
+    let (level, by) = if node.has_hami_core {
+        (
+            Level::HamiCore,
+            "HAMi-core's library limits containers that load it",
+        )
+    } else {
+        (Level::None, "nothing limits the memory that a container uses")
+    };
+    Enforcement {
+        level,
+        reason,
+        message: format!("{by}; the driver does not: {why}{mps}"),
+    }
+}
+
+/// The first reason that the driver cannot limit containers on the GPU. What only the operator has to turn on comes last.
+fn obstacle(node: &NodeFacts, gpu: GpuFacts) -> Option<(&'static str, String)> {
+    let found = |reason, why: &str| Some((reason, why.to_owned()));
+    if gpu.is_mig {
+        return found("MigMode", "the GPU is in MIG mode");
+    }
+    let Some(version) = &node.driver else {
+        return found("DriverUnknown", "the version of the driver is not known");
+    };
+    if major(version).is_none_or(|major| major < FIRST_DRIVER) {
+        let why = format!("driver {version} cannot do it, {FIRST_DRIVER} (CUDA 13.4) is the first that can");
+        return Some(("DriverTooOld", why));
+    }
+    match node.cgroup {
+        Cgroup::V2 => {}
+        Cgroup::V1 => {
+            return found(
+                "CgroupV1",
+                "the node uses cgroup v1, and the driver needs cgroup v2",
+            );
+        }
+        Cgroup::Unknown => return found("CgroupUnknown", "the node's cgroup version is not known"),
+    }
+    match node.route {
+        HookRoute::Spec | HookRoute::Runtime => {}
+        HookRoute::SpecBehindOthers => {
+            let why = "NVIDIA's hook would read the limit that an image or a pod sets: it takes the first value, and before containerd \
+                       2.4 those of a CDI spec come last; turn the runtime hook on (--nri-socket)";
+            return found("VariableOrder", why);
+        }
+        HookRoute::Legacy => {
+            let why = "NVIDIA's runtime injects GPUs by its legacy mode, which has no such hook; set its mode to cdi or jit-cdi";
+            return found("LegacyRuntime", why);
+        }
+        HookRoute::Unknown => {
+            let why = "it is not known if the container runtime runs NVIDIA's hook";
+            return found("RuntimeUnknown", why);
+        }
+    }
+    if !gpu.has_hook {
+        let why = "no CDI spec of the vendor has the hook apply-cuda-memory-limits for this GPU: install NVIDIA's container toolkit \
+                   1.20.1 or newer, and generate the spec again";
+        return found("HookMissing", why);
+    }
+    if !node.is_enabled {
+        return found("NotEnabled", "--driver-limits of the device plugin is off");
+    }
+    None
+}
+
+/// The way in which the hook gets into containers, with this injection and this runtime.
+///
+/// `runtime` is the node's name and version of the container runtime; `has_nri` is true if the runtime hook of this plugin is on,
+/// which sets a container's variables whatever its image and its pod say.
+pub(super) fn hook_route(
+    injection: Option<&Injection>,
+    own: &OwnContainer,
+    runtime: &str,
+    has_nri: bool,
+) -> HookRoute {
+    let Some(injection) = injection.filter(|injection| injection.is_possible()) else {
+        return HookRoute::Unknown;
+    };
+    match injection.mode {
+        Mode::Cdi if has_nri || replaces_variables(runtime) => HookRoute::Spec,
+        Mode::Cdi => HookRoute::SpecBehindOthers,
+        Mode::Envvar if own.has_driver_root || own.is_privileged => HookRoute::Unknown,
+        // In its modes cdi and jit-cdi NVIDIA's runtime has replaced the value in this plugin's own container.
+        Mode::Envvar => match own.value.as_deref() {
+            Some("void") => HookRoute::Runtime,
+            Some("all") => HookRoute::Legacy,
+            _ => HookRoute::Unknown,
+        },
+    }
+}
+
+/// Returns true if a CDI spec's variables replace those of the container in this runtime.
+fn replaces_variables(runtime: &str) -> bool {
+    let Some(version) = runtime.strip_prefix("containerd://") else {
+        return false;
+    };
+    let mut numbers = version.trim_start_matches('v').split('.').map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= FIRST_CONTAINERD,
+        _ => false,
+    }
+}
+
+fn major(version: &str) -> Option<u32> {
+    version.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Observes the facts of the node that decide the enforcement level of each GPU, and decides again when they change.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::node::Node;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::info;
+
+use crate::fleet::{Fleet, FleetGpu};
+use crate::injection::OwnContainer;
+use crate::inventory::MIG;
+use crate::node_state::NodeState;
+
+use super::Enforcements;
+use super::decide::{Cgroup, GpuFacts, NodeFacts, decide, hook_route};
+
+/// Interval at which files of the node are checked: the vendor's specs, and those of MPS and HAMi-core.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Directories in which an MPS control daemon has its pipe: the default of NVIDIA's, and those of NVIDIA's device plugin and of its
+/// fractioning operator. The root directory of the node is before them.
+const MPS_DIRECTORIES: [&str; 3] = ["tmp/nvidia-mps", "run/nvidia/mps", "run/nvidia-mps"];
+
+/// The pipe of the control daemon in its directory.
+const MPS_PIPE: &str = "control";
+
+/// The operator's settings, and facts that do not change while the process runs.
+#[derive(Clone, Debug)]
+pub struct EnforcementSettings {
+    /// True if the operator has turned the driver's limits on.
+    pub is_enabled: bool,
+    /// The mount point of sysfs, in which cgroups are.
+    pub sysfs: PathBuf,
+    /// This plugin's own container.
+    pub own: OwnContainer,
+    /// True if the runtime hook is on.
+    pub has_nri: bool,
+}
+
+/// Decides until the task is dropped. `kubernetes_node` shows the version of the container runtime.
+pub async fn follow_enforcement(
+    node: Arc<NodeState>,
+    settings: EnforcementSettings,
+    mut kubernetes_node: watch::Receiver<Option<Node>>,
+    levels: watch::Sender<Arc<Enforcements>>,
+) {
+    let (mut fleet, mut injection) = (node.fleet.clone(), node.injection.clone());
+    loop {
+        let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
+        // Before the injection mode is known, the level would be a guess that the next second corrects.
+        let is_decided = injection.borrow_and_update().is_some();
+        if is_decided {
+            let fleet = fleet.borrow_and_update().clone();
+            publish(&levels, decide_all(&node, &settings, &fleet, &runtime));
+        }
+        let changed = async {
+            tokio::select! {
+                Ok(()) = fleet.changed() => {}
+                Ok(()) = injection.changed() => {}
+                Ok(()) = kubernetes_node.changed() => {}
+                else => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = changed => {}
+            () = sleep(INTERVAL) => {}
+        }
+    }
+}
+
+fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
+    let before = levels.borrow().clone();
+    if *before == decided {
+        return;
+    }
+    for (gpu, found) in decided.iter() {
+        if before.of(gpu).map(|before| before.reason) != Some(found.reason) {
+            info!(%gpu, level = found.level.as_str(), reason = found.reason, "enforcement of memory limits: {}", found.message);
+        }
+    }
+    levels.send_replace(Arc::new(decided));
+}
+
+fn container_runtime(node: Option<&Node>) -> String {
+    node.map(|node| node.status.node_info.container_runtime_version.clone())
+        .unwrap_or_default()
+}
+
+fn decide_all(
+    node: &NodeState,
+    settings: &EnforcementSettings,
+    fleet: &Fleet,
+    runtime: &str,
+) -> Enforcements {
+    let injection = node.injection.borrow();
+    let facts = NodeFacts {
+        is_enabled: settings.is_enabled,
+        driver: fleet.driver_version.clone(),
+        cgroup: cgroup(&settings.sysfs),
+        route: hook_route(injection.as_ref(), &settings.own, runtime, settings.has_nri),
+        has_hami_core: node
+            .settings
+            .hami_core
+            .as_ref()
+            .is_some_and(super::HamiCore::exists),
+        mps: mps_directory(&node.settings.injection.host_root),
+    };
+    let mut levels = Vec::new();
+    for entry in &fleet.gpus {
+        levels.push((entry.gpu.uuid.clone(), decide(&facts, gpu_facts(node, entry))));
+    }
+    levels.into_iter().collect()
+}
+
+fn gpu_facts(node: &NodeState, entry: &FleetGpu) -> GpuFacts {
+    let hook = node.settings.injection.vendor_specs.limit_hook(&entry.gpu);
+    GpuFacts {
+        has_hook: hook.is_some(),
+        // A GPU that is put into MIG mode while the plugin runs stays in the fleet as an unhealthy one.
+        is_mig: entry.message.contains(MIG),
+    }
+}
+
+/// The cgroup version of the node, by the files of its hierarchy.
+fn cgroup(sysfs: &Path) -> Cgroup {
+    let root = sysfs.join("fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        Cgroup::V2
+    } else if root.join("memory").exists() || root.join("cpu").exists() {
+        Cgroup::V1
+    } else {
+        Cgroup::Unknown
+    }
+}
+
+/// The directory of the node's MPS control daemon, if its pipe exists.
+fn mps_directory(root: &Path) -> Option<String> {
+    let mut directories = MPS_DIRECTORIES.iter();
+    let found = directories.find(|directory| root.join(directory).join(MPS_PIPE).exists())?;
+    Some(format!("/{found}"))
+}
