@@ -14,7 +14,12 @@ pub mod pci;
 mod physical_id;
 mod sysfs;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunctionGroup};
 use proto::quantity::Quantity;
@@ -195,6 +200,14 @@ impl Inventory {
     }
 }
 
+/// The error of a library or a file that lists no GPU.
+fn no_gpu(path: &Path) -> InventoryError {
+    InventoryError::absent(format!(
+        "{} lists no GPU: keep this daemon off nodes without GPUs (node selector), or pass the devices to its container",
+        path.display()
+    ))
+}
+
 /// The source of a node's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -269,9 +282,10 @@ impl MachineSource {
             None => Ok(Inventory::default()),
         };
         match gpus {
-            Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::NoDevice {
-                path: self.others.root.clone(),
-            }),
+            Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::absent(format!(
+                "{} shows no device of the types that --look-for names",
+                self.others.root.display()
+            ))),
             Ok(found) => Ok(Inventory { others, ..found }),
             Err(error) if error.is_absence() && !others.is_empty() => {
                 info!(%error, "this node has no GPU that can be shared; serving its other devices");

@@ -1,10 +1,8 @@
 //! kubelet's checkpoint of allocated devices, the file `kubelet_internal_checkpoint` in its device plugin directory.
 //!
-//! kubelet does not promise its form: device IDs are one list in files of old kubelets and lists by NUMA node since. Entries
-//! that do not parse are left out. The file names pods by UID, also pods that have ended: kubelet removes those late.
+//! kubelet does not promise its form. Entries that do not parse are left out. The file names pods by UID, also pods that have ended: kubelet removes those late.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -13,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use k8s_openapi::ByteString;
 use prost::Message;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
-use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tracing::warn;
@@ -41,7 +39,7 @@ pub struct Entry {
     /// The resource.
     pub resource_name: String,
     /// The device IDs, sorted; none if kubelet took them back.
-    #[serde(rename = "DeviceIDs", default, deserialize_with = "in_either_form")]
+    #[serde(rename = "DeviceIDs", default, deserialize_with = "of_all_nodes")]
     pub device_ids: Vec<String>,
     /// The plugin's answer, which kubelet keeps; empty if there is none.
     #[serde(default, deserialize_with = "bytes")]
@@ -220,41 +218,13 @@ fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
     Ok(entries)
 }
 
-fn in_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let mut ids = deserializer.deserialize_any(EitherForm)?;
+/// kubelet lists device IDs by NUMA node, with `null` for an empty list of either kind.
+fn of_all_nodes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let by_node = Option::<BTreeMap<String, Option<Vec<String>>>>::deserialize(deserializer)?;
+    let lists = by_node.unwrap_or_default().into_values().flatten();
+    let mut ids: Vec<String> = lists.flatten().collect();
     ids.sort();
     Ok(ids)
-}
-
-/// A list, or lists by NUMA node.
-struct EitherForm;
-
-impl<'de> Visitor<'de> for EitherForm {
-    type Value = Vec<String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of device IDs, or such lists by NUMA node")
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Vec::new())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut ids = Vec::new();
-        while let Some(id) = list.next_element()? {
-            ids.push(id);
-        }
-        Ok(ids)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut by_node: A) -> Result<Self::Value, A::Error> {
-        let mut ids = Vec::new();
-        while let Some((IgnoredAny, of_node)) = by_node.next_entry::<_, Option<Vec<String>>>()? {
-            ids.extend(of_node.unwrap_or_default());
-        }
-        Ok(ids)
-    }
 }
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
@@ -284,13 +254,12 @@ mod tests {
 
     #[rstest]
     #[case::by_node(json!({"-1": ["b"], "0": ["a", "c"]}), Some(vec!["a", "b", "c"]))]
-    #[case::list(json!(["b", "a"]), Some(vec!["a", "b"]))]
     #[case::node_without_devices(json!({"0": []}), Some(vec![]))]
     #[case::node_of_go(json!({"0": null}), Some(vec![]))]
     #[case::nothing(json!(null), Some(vec![]))]
     #[case::number(json!(7), None)]
-    #[case::numbers(json!([7]), None)]
-    fn device_ids_of_both_forms(#[case] value: Value, #[case] expected: Option<Vec<&str>>) {
+    #[case::numbers(json!({"0": [7]}), None)]
+    fn device_ids_of_all_nodes(#[case] value: Value, #[case] expected: Option<Vec<&str>>) {
         assert_eq!(
             ids(&value),
             expected.map(|ids| ids.into_iter().map(str::to_owned).collect())
@@ -299,7 +268,8 @@ mod tests {
 
     #[test]
     fn one_entry_does_not_hide_another() {
-        let good = json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": ["a"]});
+        let good =
+            json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": {"0": ["a"]}});
         let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}, good, "x"]}}).to_string();
         assert_eq!(parse(text.as_bytes()).unwrap().len(), 1);
     }
@@ -347,10 +317,10 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_both_forms_and_of_this_plugin_are_read() {
+    fn entries_of_this_plugin_are_read() {
         let entries = json!([
             entry("u1", "aliyun.com/gpu-mem", &json!({"-1": ["a-0"], "0": []})),
-            entry("u2", "koordinator.sh/gpu.shared", &json!(["GPU-a::0"])),
+            entry("u2", "koordinator.sh/gpu.shared", &json!({"1": ["GPU-a::0"]})),
             entry("u3", "nvidia.com/gpu", &json!({"0": ["x"]})),
             entry("u4", "aliyun.com/gpu-mem", &json!({"0": []})),
             {"PodUID": 7},
@@ -396,13 +366,6 @@ mod tests {
         #[test]
         fn never_panics(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
             let _ = parse(text.as_bytes());
-        }
-
-        /// Both forms say the same.
-        #[test]
-        fn forms_agree(by_node in prop::collection::btree_map("[0-9]", prop::collection::vec("[a-z]{1,3}", 0..3), 0..4)) {
-            let flat: Vec<&String> = by_node.values().flatten().collect();
-            prop_assert_eq!(ids(&json!(flat)), ids(&json!(by_node)));
         }
     }
 }

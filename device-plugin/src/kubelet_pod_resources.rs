@@ -32,20 +32,12 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(500),
 ];
 
-/// kubelet has not listed the devices.
+/// kubelet has not listed the devices: it cannot be reached, refuses, or takes too long.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PodResourcesError {
-    /// kubelet has no such API.
-    #[error("kubelet has no pod-resources API at {}", .0.display())]
-    Absent(PathBuf),
-    /// kubelet cannot be reached, refuses, or takes too long.
-    #[error("kubelet's pod-resources API does not answer ({}): {problem}", socket.display())]
-    NoAnswer {
-        /// The socket of the API.
-        socket: PathBuf,
-        /// The failure.
-        problem: String,
-    },
+#[error("kubelet's pod-resources API does not answer ({}): {problem}", socket.display())]
+pub struct PodResourcesError {
+    socket: PathBuf,
+    problem: String,
 }
 
 /// The socket of the API of the kubelet with this device plugin directory.
@@ -92,12 +84,7 @@ impl PodResources {
                 continue;
             }
             self.set_client(None);
-            // Kubelets before 1.13 make no such socket, and those before 1.20 know no `v1` of the API.
-            let is_missing = self.socket.try_exists().is_ok_and(|exists| !exists);
-            if is_missing || status.code() == Code::Unimplemented {
-                return Err(PodResourcesError::Absent(self.socket.clone()));
-            }
-            return Err(PodResourcesError::NoAnswer {
+            return Err(PodResourcesError {
                 socket: self.socket.clone(),
                 problem: status.message().to_owned(),
             });

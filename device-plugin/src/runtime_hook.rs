@@ -18,7 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use proto::nri::api::{Container, ContainerAdjustment, PodSandbox};
+use proto::nri::code;
+use proto::nri::ttrpc::Status;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -31,7 +34,6 @@ use crate::pods::PodUid;
 
 use adjust::{DeviceAdjustment, HookDecision, HookInputs};
 use seen::SeenGpus;
-use session::SessionError;
 
 /// The shortest and the longest pause between attempts to connect, doubled each time.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -47,27 +49,6 @@ pub struct RuntimeHook {
     seen: watch::Sender<SeenGpus>,
     /// Namespaces whose containers keep the vendor's variable although they request no GPU.
     unrestricted: Vec<String>,
-}
-
-/// The hook lets the runtime create no container. kubelet tries again.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HookRefusal {
-    /// Its devices are not known yet.
-    #[error("pod {pod}: {problem}; trying again may help")]
-    NotKnown {
-        /// The pod.
-        pod: String,
-        /// The missing knowledge.
-        problem: String,
-    },
-    /// Its devices cannot be given to it.
-    #[error("pod {pod}: {problem}")]
-    Impossible {
-        /// The pod.
-        pod: String,
-        /// The reason.
-        problem: String,
-    },
 }
 
 impl RuntimeHook {
@@ -92,7 +73,7 @@ impl RuntimeHook {
         sandbox: &PodSandbox,
         container: &Container,
         limit: Duration,
-    ) -> Result<ContainerAdjustment, HookRefusal> {
+    ) -> Result<ContainerAdjustment, Status> {
         let until = Instant::now() + limit.min(POD_WAIT);
         let mut pods = self.node.pods.clone();
         loop {
@@ -118,24 +99,13 @@ impl RuntimeHook {
                 }
                 HookDecision::Adjust(change) => return Ok(self.apply(sandbox, container, *change)),
                 HookDecision::Refuse(problem) => {
-                    return Err(self.refuse(
-                        container,
-                        HookRefusal::Impossible {
-                            pod: name_of(sandbox),
-                            problem,
-                        },
-                    ));
+                    return Err(self.refuse(sandbox, container, code::FAILED_PRECONDITION, &problem));
                 }
                 HookDecision::Unknown(problem) => problem,
             };
             if !matches!(timeout_at(until, pods.changed()).await, Ok(Ok(()))) {
-                return Err(self.refuse(
-                    container,
-                    HookRefusal::NotKnown {
-                        pod: name_of(sandbox),
-                        problem,
-                    },
-                ));
+                let problem = format!("{problem}; trying again may help");
+                return Err(self.refuse(sandbox, container, code::UNAVAILABLE, &problem));
             }
         }
     }
@@ -193,10 +163,16 @@ impl RuntimeHook {
         change.into_adjustment()
     }
 
-    fn refuse(&self, container: &Container, refused: HookRefusal) -> HookRefusal {
+    /// Lets the runtime not create the container. kubelet tries again.
+    fn refuse(&self, sandbox: &PodSandbox, container: &Container, code: i32, problem: &str) -> Status {
         self.metrics.count_hook(HookOutcome::Refused);
-        warn!(container = container.name, reason = %refused, "refused the creation of a container");
-        refused
+        let message = format!("pod {}: {problem}", name_of(sandbox));
+        warn!(
+            container = container.name,
+            reason = message,
+            "refused the creation of a container"
+        );
+        Status { code, message }
     }
 
     /// Records the GPUs of a container that stays as it is.
@@ -242,7 +218,7 @@ pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
                 info!(socket = %socket.display(), "the container runtime has closed the connection; connecting again");
             }
             Err(error) => {
-                if let Some(error) = logged.changed(&error) {
+                if let Some(error) = logged.changed(error.as_ref()) {
                     let socket = socket.display();
                     warn!(%socket, error, "no runtime hook: containers get the devices that kubelet has given them; trying again");
                 }
@@ -253,13 +229,14 @@ pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     }
 }
 
-async fn connect(hook: &RuntimeHook, socket: &Path) -> Result<(), SessionError> {
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => SessionError::Absent,
-            _ => SessionError::Connect(source),
-        })?;
+async fn connect(hook: &RuntimeHook, socket: &Path) -> anyhow::Result<()> {
+    let stream = UnixStream::connect(socket).await.map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            anyhow!("there is no socket: the container runtime has no Node Resource Interface, or it is turned off")
+        } else {
+            anyhow!(error).context("cannot connect")
+        }
+    })?;
     session::run(stream, hook).await
 }
 

@@ -71,23 +71,6 @@ impl VendorSettings {
     }
 }
 
-/// kubelet's allocations cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum VendorError {
-    /// The pod-resources API does not answer.
-    #[error(transparent)]
-    PodResources(PodResourcesError),
-    /// kubelet has no such API, and its checkpoint cannot be read either.
-    #[error("kubelet has no pod-resources API at {}, and its checkpoint cannot be read", socket.display())]
-    Neither {
-        /// The socket of the API.
-        socket: PathBuf,
-        /// The error of the checkpoint.
-        #[source]
-        source: CheckpointError,
-    },
-}
-
 /// Keeps the devices of other plugins published.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct VendorWatch {
@@ -174,7 +157,7 @@ async fn read(
     fleet: &Fleet,
     has_claimants: bool,
     admin_access: &mut AdminAccess,
-) -> Result<Vec<Allocation>, VendorError> {
+) -> Result<Vec<Allocation>, PodResourcesError> {
     let (mut found, mut resources) = (Vec::new(), settings.resources.clone());
     if let Some(ours) = &settings.ours {
         match by_answers(settings, ours, fleet) {
@@ -189,27 +172,13 @@ async fn read(
     if resources.is_empty() && !needs_claims {
         return Ok(found);
     }
-    match settings.pod_resources.list().await {
-        Ok(listed) => {
-            let mut claimed = claims::prepared(&listed);
-            claimed.retain(|claimed| settings.dra_drivers.contains(&claimed.device.driver));
-            for claimed in admin_access.leave_out(claimed).await {
-                found.extend(claims::allocation(claimed, fleet));
-            }
-            found.extend(of_plugins(&listed, &resources));
-        }
-        // A kubelet without the pod-resources API has no claims.
-        Err(PodResourcesError::Absent(_)) if resources.is_empty() => {}
-        Err(PodResourcesError::Absent(socket)) => {
-            let entries = kubelet_checkpoint::read(&settings.device_plugin_dir);
-            for entry in entries.map_err(|source| VendorError::Neither { socket, source })? {
-                if resources.contains(&entry.resource_name) {
-                    found.push(Allocation::from(entry));
-                }
-            }
-        }
-        Err(error) => return Err(VendorError::PodResources(error)),
+    let listed = settings.pod_resources.list().await?;
+    let mut claimed = claims::prepared(&listed);
+    claimed.retain(|claimed| settings.dra_drivers.contains(&claimed.device.driver));
+    for claimed in admin_access.leave_out(claimed).await {
+        found.extend(claims::allocation(claimed, fleet));
     }
+    found.extend(of_plugins(&listed, &resources));
     Ok(found)
 }
 

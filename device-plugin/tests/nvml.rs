@@ -240,7 +240,9 @@ fn no_library_is_absence() {
     let error = source.discover().unwrap_err();
     assert!(error.is_absence());
     assert!(
-        matches!(error, InventoryError::LibraryMissing { .. }),
+        error
+            .to_string()
+            .contains("cannot load the NVIDIA management library"),
         "{error:?}"
     );
     insta::assert_snapshot!(error, @"cannot load the NVIDIA management library /nonexistent/libnvidia-ml.so.1: install the NVIDIA driver on this node, run this container with the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root");
@@ -258,7 +260,9 @@ fn what_is_no_nvml_library_is_refused() {
     for source in [machine.source(), of_gpus(other)] {
         let error = source.discover().unwrap_err();
         assert!(
-            matches!(error, InventoryError::LibraryMissing { .. }),
+            error
+                .to_string()
+                .contains("cannot load the NVIDIA management library"),
             "{error:?}"
         );
     }
@@ -268,7 +272,7 @@ fn what_is_no_nvml_library_is_refused() {
 fn zero_gpus_is_absence() {
     let error = Machine::new(&[]).source().discover().unwrap_err();
     assert!(error.is_absence());
-    assert!(matches!(error, InventoryError::NoGpu { .. }), "{error:?}");
+    assert!(error.to_string().contains("lists no GPU"), "{error:?}");
 }
 
 #[rstest]
@@ -899,7 +903,7 @@ async fn a_driver_root_shows_a_driver_that_comes_later_and_changes() {
     fs::write(folder.join("init"), "18").unwrap();
     let error = source.discover().unwrap_err();
     assert!(
-        matches!(error, InventoryError::DriverMismatch { .. }) && error.is_absence(),
+        error.to_string().contains("is of another version than") && error.is_absence(),
         "{error:?}"
     );
 }

@@ -85,8 +85,9 @@ impl Feed {
                 .spawn(move || {
                     let Stopped = watch(&reporter);
                 });
+            let problem = "cannot start the thread that watches the devices";
             feed.threads
-                .push(thread.map_err(|source| InventoryError::Thread { source })?);
+                .push(thread.map_err(|source| InventoryError::failed(problem.to_owned(), source))?);
         }
         Ok((feed, receiver))
     }

@@ -33,7 +33,7 @@
 
 mod parse;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, io, path::PathBuf, time::Duration};
 
 use tokio::sync::mpsc;
 use tracing::warn;
@@ -78,9 +78,14 @@ impl FileSource {
     }
 
     fn read(&self) -> Result<Vec<u8>, InventoryError> {
-        fs::read(&self.path).map_err(|source| InventoryError::ReadFile {
-            path: self.path.clone(),
-            source,
+        fs::read(&self.path).map_err(|error| {
+            let problem = format!("cannot read the device file {}", self.path.display());
+            if error.kind() == io::ErrorKind::NotFound {
+                let source = Some(error.into());
+                InventoryError::Absent { problem, source }
+            } else {
+                InventoryError::failed(problem, error)
+            }
         })
     }
 }

@@ -20,6 +20,7 @@ use tracing::warn;
 use super::{
     ExcludedGpu, Exclusion, Gpu, InvalidPhysicalId, Inventory, InventoryError, PciLocation, PhysicalId,
     feed::Watcher,
+    no_gpu,
     pci::{self, Bus},
 };
 use watch::NvmlWatch;
@@ -125,19 +126,30 @@ impl NvmlSource {
                 }
             }
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => {
-                InventoryError::LibraryMissing {
-                    library,
-                    source: Box::new(error),
+                InventoryError::Absent {
+                    problem: format!(
+                        "cannot load the NVIDIA management library {}: install the NVIDIA driver on this node, run this container with \
+                         the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root",
+                        library.display()
+                    ),
+                    source: Some(Box::new(error)),
                 }
             }
-            NvmlError::DriverNotLoaded => InventoryError::DriverNotLoaded { library },
+            NvmlError::DriverNotLoaded => InventoryError::absent(format!(
+                "{} is present but the NVIDIA kernel driver is not loaded: check `lsmod | grep nvidia` and the kernel log of this \
+                 node",
+                library.display()
+            )),
             NvmlError::LibRmVersionMismatch if self.driver_roots.is_empty() => {
                 InventoryError::DriverReplaced {
                     how: "it is of another version than the library in this container".to_owned(),
                 }
             }
             // The library in a driver root changes with the driver, so this container can stay.
-            NvmlError::LibRmVersionMismatch => InventoryError::DriverMismatch { library },
+            NvmlError::LibRmVersionMismatch => InventoryError::absent(format!(
+                "{} is of another version than the loaded NVIDIA kernel driver: load the driver's modules again, or reboot this node",
+                library.display()
+            )),
             error => failed("open a session", error),
         })
     }
@@ -157,10 +169,16 @@ impl NvmlSource {
                 }
             }
         }
-        Err(InventoryError::NoDriverRoot {
-            roots: self.driver_roots.clone(),
-            library: name.to_owned(),
-        })
+        let roots: Vec<String> = self
+            .driver_roots
+            .iter()
+            .map(|root| root.display().to_string())
+            .collect();
+        Err(InventoryError::absent(format!(
+            "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
+            name.display(),
+            roots.join(", ")
+        )))
     }
 
     /// Returns true if a driver is loaded although this container has no library: it can get one only at its creation.
@@ -174,9 +192,7 @@ impl NvmlSource {
             .device_count()
             .map_err(|error| failed("count the devices", error))?;
         if count == 0 {
-            return Err(InventoryError::NoGpu {
-                path: self.library.clone(),
-            });
+            return Err(no_gpu(&self.library));
         }
         let bus = Bus::read(&self.sysfs);
         let (mut gpus, mut excluded) = (Vec::<Gpu>::new(), Vec::new());
@@ -320,10 +336,7 @@ fn unreadable(property: &str, error: &NvmlError) -> String {
 }
 
 fn failed(operation: &str, error: NvmlError) -> InventoryError {
-    InventoryError::Nvml {
-        operation: operation.to_owned(),
-        source: Box::new(error),
-    }
+    InventoryError::failed(format!("NVML: cannot {operation}"), error)
 }
 
 /// The far end of an active link.

@@ -42,17 +42,6 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// The time that kubelet needs to notice the end of a stream: one that it notices after the next registration would end that.
 const STREAM_END_DELAY: Duration = Duration::from_millis(200);
 
-/// Devices cannot be listed after a boot.
-#[derive(Debug, thiserror::Error)]
-pub enum BootError {
-    /// kubelet's checkpoint cannot be read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// A resource cannot be registered.
-    #[error(transparent)]
-    Registration(#[from] RegistrationError),
-}
-
 /// A resource of kubelet's checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Remembered {
@@ -99,11 +88,7 @@ fn socket_name(resource: ExtendedResource) -> String {
 ///
 /// # Errors
 /// kubelet's checkpoint cannot be read, or kubelet does not take a registration.
-pub async fn run(
-    dir: &Path,
-    names: &ExtendedResourceNames,
-    stop: CancellationToken,
-) -> Result<(), BootError> {
+pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationToken) -> anyhow::Result<()> {
     // Before kubelet starts: when it writes the checkpoint again, the devices that were listed may be missing.
     let remembered = remembered(dir, names)?;
     if remembered.is_empty() {

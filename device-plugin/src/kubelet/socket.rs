@@ -31,7 +31,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A resource is not registered. The plugin tries again.
 #[derive(Debug, thiserror::Error)]
-pub enum RegistrationError {
+pub(super) enum RegistrationError {
     /// The plugin's own socket cannot be made.
     #[error("cannot listen on {}", path.display())]
     Listen {

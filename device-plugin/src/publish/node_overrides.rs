@@ -21,8 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context, bail};
 use proto::device::VirtualFunctionGroup;
-use proto::topology::{GpuPartitionTable, TopologyError, read_partitions};
+use proto::topology::{GpuPartitionTable, read_partitions};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -64,7 +65,7 @@ impl NodeOverrides {
     ///
     /// # Errors
     /// One of them exists and is invalid.
-    pub fn read(files: &OverrideFiles) -> Result<Self, NodeOverridesError> {
+    pub fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
         let mut overrides = Self::default();
         if let Some(path) = &files.labels {
             overrides.labels = DeviceLabels::read(path)?;
@@ -74,50 +75,6 @@ impl NodeOverrides {
         }
         Ok(overrides)
     }
-}
-
-/// An invalid file.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeOverridesError {
-    /// It exists and cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// It has not the required form.
-    #[error("{} is not of the form that is asked for", path.display())]
-    Form {
-        /// The file.
-        path: PathBuf,
-        /// The parser's error, with the position.
-        #[source]
-        source: serde_yaml_ng::Error,
-    },
-    /// A label is invalid.
-    #[error("{}: the label {label:?} of {device:?} {rule}", path.display())]
-    Label {
-        /// The file.
-        path: PathBuf,
-        /// The name of the device in the file.
-        device: String,
-        /// The label.
-        label: String,
-        /// The rule that it breaks.
-        rule: &'static str,
-    },
-    /// The partition table is invalid.
-    #[error("{}", path.display())]
-    Partitions {
-        /// The file.
-        path: PathBuf,
-        /// The rule that it breaks.
-        #[source]
-        source: TopologyError,
-    },
 }
 
 type Labels = BTreeMap<String, String>;
@@ -133,7 +90,7 @@ pub struct DeviceLabels {
 }
 
 impl DeviceLabels {
-    fn read(path: &Path) -> Result<Self, NodeOverridesError> {
+    fn read(path: &Path) -> anyhow::Result<Self> {
         let read = read_file::<Self>(path)?.unwrap_or_default();
         let labels = Self {
             devices: with_sysfs_addresses(read.devices),
@@ -142,12 +99,8 @@ impl DeviceLabels {
         for (device, of_device) in labels.devices.iter().chain(&labels.virtual_functions) {
             for (name, value) in of_device {
                 if let Some(rule) = broken_rule(name, value) {
-                    return Err(NodeOverridesError::Label {
-                        path: path.to_owned(),
-                        device: device.clone(),
-                        label: format!("{name}={value}"),
-                        rule,
-                    });
+                    let (path, label) = (path.display(), format!("{name}={value}"));
+                    bail!("{path}: the label {label:?} of {device:?} {rule}");
                 }
             }
         }
@@ -231,35 +184,23 @@ fn is_label_text(text: &str) -> bool {
         && is_end(text.bytes().last())
 }
 
-fn read_partition_table(path: &Path) -> Result<Option<GpuPartitionTable>, NodeOverridesError> {
+fn read_partition_table(path: &Path) -> anyhow::Result<Option<GpuPartitionTable>> {
     let Some(value) = read_file::<serde_json::Value>(path)? else {
         return Ok(None);
     };
-    match read_partitions(&value.to_string()) {
-        Ok(table) => Ok(Some(table)),
-        Err(source) => Err(NodeOverridesError::Partitions {
-            path: path.to_owned(),
-            source,
-        }),
-    }
+    let table = read_partitions(&value.to_string());
+    table.map(Some).with_context(|| path.display().to_string())
 }
 
 /// Parses a file; `None` if it is empty or does not exist.
-fn read_file<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, NodeOverridesError> {
+fn read_file<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            return Err(NodeOverridesError::Read {
-                path: path.to_owned(),
-                source,
-            });
-        }
+        text => text.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    serde_yaml_ng::from_str(&text).map_err(|source| NodeOverridesError::Form {
-        path: path.to_owned(),
-        source,
-    })
+    serde_yaml_ng::from_str(&text)
+        .with_context(|| format!("{} is not of the form that is asked for", path.display()))
 }
 
 /// Reads the files at this interval until the task is dropped.
@@ -283,7 +224,7 @@ pub async fn watch_node_overrides(
                 }
             }
             Err(error) => {
-                if let Some(error) = logged.changed(&error) {
+                if let Some(error) = logged.changed(error.as_ref()) {
                     warn!(error, "keeping the last valid labels and partitions");
                 }
             }

@@ -2,9 +2,9 @@
 //!
 //! Invalid data ends the connection, except for a call that the session can answer with an error.
 
-use std::io;
 use std::time::Duration;
 
+use anyhow::{Context, bail};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use prost::Message as _;
@@ -13,14 +13,14 @@ use proto::nri::api::{
     RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use proto::nri::ttrpc::{Request, Response, Status};
-use proto::nri::wire::{ConnectionId, Decoder, Kind, Message, WireError};
+use proto::nri::wire::{ConnectionId, Decoder, Kind, Message};
 use proto::nri::{CREATE_CONTAINER_EVENT, PLUGIN_SERVICE, RUNTIME_SERVICE, code};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::info;
 
+use super::RuntimeHook;
 use super::seen::RunningContainers;
-use super::{HookRefusal, RuntimeHook};
 
 /// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
@@ -40,29 +40,12 @@ const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// Most calls that are answered at the same time; further ones are read later.
 const MOST_CALLS: usize = 64;
 
-/// The reason that there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SessionError {
-    #[error("there is no socket: the container runtime has no Node Resource Interface, or it is turned off")]
-    Absent,
-    #[error("cannot connect")]
-    Connect(#[source] io::Error),
-    #[error("the connection is broken")]
-    Broken(#[source] io::Error),
-    #[error("the runtime does not read answers")]
-    Stuck,
-    #[error("the runtime has not configured this plugin within {CONFIGURED_WITHIN:?}")]
-    Silent,
-    #[error("the runtime refuses this plugin: {0}")]
-    Rejected(String),
-    #[error("a message of the runtime is invalid")]
-    Wire(#[from] WireError),
-    #[error("an envelope of the runtime is invalid")]
-    Envelope(#[source] prost::DecodeError),
-}
+/// The errors of a connection.
+const BROKEN: &str = "the connection is broken";
+const INVALID: &str = "a message of the runtime is invalid";
 
 /// Serves the runtime at the other end until it closes the connection.
-pub(super) async fn run<S>(stream: S, hook: &RuntimeHook) -> Result<(), SessionError>
+pub(super) async fn run<S>(stream: S, hook: &RuntimeHook) -> anyhow::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -81,16 +64,16 @@ where
     loop {
         tokio::select! {
             read = reader.read(&mut buffer), if calls.len() < MOST_CALLS => {
-                let n_read = read.map_err(SessionError::Broken)?;
+                let n_read = read.context(BROKEN)?;
                 if n_read == 0 {
                     return Ok(());
                 }
-                for message in decoder.feed(buffer.get(..n_read).unwrap_or_default())? {
+                for message in decoder.feed(buffer.get(..n_read).unwrap_or_default()).context(INVALID)? {
                     calls.extend(session.handle(message).await?);
                 }
             }
             Some((call, answer)) = calls.next() => session.answer(call, answer).await?,
-            () = sleep_until(deadline), if !session.is_configured => return Err(SessionError::Silent),
+            () = sleep_until(deadline), if !session.is_configured => bail!("the runtime has not configured this plugin within {CONFIGURED_WITHIN:?}"),
         }
     }
 }
@@ -107,7 +90,7 @@ struct Session<'a, W> {
 }
 
 impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
-    async fn register(&mut self) -> Result<(), SessionError> {
+    async fn register(&mut self) -> anyhow::Result<()> {
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
             plugin_idx: INDEX.to_owned(),
@@ -128,25 +111,25 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         .await
     }
 
-    async fn send(&mut self, message: &Message) -> Result<(), SessionError> {
-        let bytes = message.encode()?;
+    async fn send(&mut self, message: &Message) -> anyhow::Result<()> {
+        let bytes = message.encode().context(INVALID)?;
         let written = timeout(WRITE_LIMIT, self.writer.write_all(&bytes)).await;
         written
-            .map_err(|_| SessionError::Stuck)?
-            .map_err(SessionError::Broken)
+            .context("the runtime does not read answers")?
+            .context(BROKEN)
     }
 
     /// Handles a message. Returns the future of its answer if that takes time.
     async fn handle(
         &mut self,
         message: Message,
-    ) -> Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>, SessionError> {
+    ) -> anyhow::Result<Option<impl Future<Output = (u32, Answer)> + use<'a, W>>> {
         match (message.connection, message.kind, message.call) {
             (ConnectionId::Runtime, Kind::Response, REGISTRATION) => {
-                let response =
-                    Response::decode(message.payload.as_slice()).map_err(SessionError::Envelope)?;
+                let response = Response::decode(message.payload.as_slice());
+                let response = response.context("an envelope of the runtime is invalid")?;
                 match response.status.filter(|status| status.code != 0) {
-                    Some(status) => Err(SessionError::Rejected(status.message)),
+                    Some(status) => bail!("the runtime refuses this plugin: {}", status.message),
                     None => Ok(None),
                 }
             }
@@ -171,7 +154,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    async fn answer(&mut self, call: u32, answer: Answer) -> Result<(), SessionError> {
+    async fn answer(&mut self, call: u32, answer: Answer) -> anyhow::Result<()> {
         let response = match answer {
             Ok(payload) => Response {
                 status: None,
@@ -254,23 +237,15 @@ async fn create(hook: &RuntimeHook, request: &Request) -> Answer {
             limit,
         )
         .await;
-    let adjust = adjust.map_err(|refused| Status {
-        code: code_of(&refused),
-        message: refused.to_string(),
-    })?;
-    Ok(CreateContainerResponse { adjust: Some(adjust) }.encode_to_vec())
+    Ok(CreateContainerResponse {
+        adjust: Some(adjust?),
+    }
+    .encode_to_vec())
 }
 
 fn invalid(error: &prost::DecodeError) -> Status {
     Status {
         code: code::INVALID_ARGUMENT,
         message: error.to_string(),
-    }
-}
-
-fn code_of(refused: &HookRefusal) -> i32 {
-    match refused {
-        HookRefusal::NotKnown { .. } => code::UNAVAILABLE,
-        HookRefusal::Impossible { .. } => code::FAILED_PRECONDITION,
     }
 }

@@ -366,28 +366,6 @@ async fn follows_the_pods_by_the_api() {
     until(&mut seen, &[]).await;
 }
 
-#[tokio::test]
-async fn reads_the_checkpoint_where_there_is_no_api() {
-    let dir = tempfile::tempdir().unwrap();
-    let entry = |pod: &str, resource: &str, ids: serde_json::Value| json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids});
-    let entries = json!([
-        entry("a", NVIDIA, json!([uuid(0)])),
-        entry("b", NVIDIA, json!({"0": [uuid(1)], "1": [uuid(2)]})),
-        entry("b", "aliyun.com/gpu-mem", json!(["x-0"])),
-        entry("gone", NVIDIA, json!([uuid(3)])),
-    ]);
-    fs::write(
-        dir.path().join(kubelet_checkpoint::FILE),
-        json!({"Data": {"PodDeviceEntries": entries}}).to_string(),
-    )
-    .unwrap();
-    let (_pods, pods_seen) = watch::channel(pods([unrecorded_pod("a"), unrecorded_pod("b")]));
-    let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));
-    let (sender, mut seen) = watch::channel(None);
-    start(settings(dir.path()), fleet_seen, pods_seen, sender);
-    until(&mut seen, &[uuid(0), uuid(1), uuid(2)]).await;
-}
-
 /// Where this plugin has taken the resource over, its own answers add nothing to the records. The devices of the vendor's plugin come
 /// from its answer, also where kubelet has another name for them, and whatever the record names.
 #[tokio::test]
@@ -401,7 +379,7 @@ async fn devices_of_the_vendors_plugin_count_after_it() {
     let ours = |id: &str| cdi_answer(ExtendedResource::Whole, &[id.to_owned()], 1);
     let entry = |pod: &str, id: &str, answer: &ContainerAllocateResponse| {
         let answer = k8s_openapi::ByteString(answer.encode_to_vec());
-        json!({"PodUID": pod, "ContainerName": "c", "ResourceName": NVIDIA, "DeviceIDs": [id], "AllocResp": answer})
+        json!({"PodUID": pod, "ContainerName": "c", "ResourceName": NVIDIA, "DeviceIDs": {"0": [id]}, "AllocResp": answer})
     };
     let entries = json!([
         entry("ours", &uuid(3), &ours(&uuid(3))),
@@ -446,24 +424,10 @@ async fn devices_of_the_vendors_plugin_count_after_it() {
 }
 
 #[tokio::test]
-async fn without_either_nothing_is_claimed() {
+async fn without_kubelet_nothing_is_known() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims())
-        .await
-        .unwrap_err();
-    assert!(matches!(error, VendorError::Neither { .. }), "{error}");
-    // A socket without a listener is not a missing API: kubelet is restarting.
-    drop(UnixListener::bind(dir.path().join("kubelet.sock")).unwrap());
-    let error = read(&settings(dir.path()), &fleet(1), false, &mut no_claims())
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            VendorError::PodResources(PodResourcesError::NoAnswer { .. })
-        ),
-        "{error}"
-    );
+    let found = read(&settings(dir.path()), &fleet(1), false, &mut no_claims()).await;
+    assert!(found.is_err(), "{found:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -545,7 +509,7 @@ async fn devices_that_are_no_known_gpu_are_all_gpus() {
     );
 }
 
-/// A kubelet that is there and does not answer may have prepared anything; one without the API prepares nothing.
+/// A kubelet that does not answer may have prepared anything.
 #[tokio::test]
 async fn claims_that_cannot_be_listed_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -553,21 +517,9 @@ async fn claims_that_cannot_be_listed_are_an_error() {
         resources: BTreeSet::new(),
         ..settings(dir.path())
     };
-    assert_eq!(
-        read(&settings, &fleet(1), true, &mut no_claims()).await.unwrap(),
-        []
-    );
     drop(UnixListener::bind(&settings.pod_resources.socket).unwrap());
-    let error = read(&settings, &fleet(1), true, &mut no_claims())
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            VendorError::PodResources(PodResourcesError::NoAnswer { .. })
-        ),
-        "{error}"
-    );
+    let found = read(&settings, &fleet(1), true, &mut no_claims()).await;
+    assert!(found.is_err(), "{found:?}");
 }
 
 /// kubelet has allocated GPU 0 to container `w1` of the pod `listed`; the runtime hook has seen other GPUs.

@@ -3,10 +3,11 @@
 //! Concurrent requests share a snapshot that began after all of them, so none gets one that is older than its request, and at
 //! most two snapshots follow one another: kubelet limits the rate of calls.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::kubelet::podresources::ListPodResourcesResponse;
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
@@ -94,58 +95,37 @@ fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceN
 /// Reads of a changing source, each shared by all calls that came before it began.
 #[derive(Debug)]
 struct Shared<T> {
-    /// The beginning of the last read; held by the call that reads.
-    last_began: tokio::sync::Mutex<Option<Instant>>,
-    reads: Mutex<Reads<T>>,
+    /// The beginning and the result of the last read; held by the call that reads.
+    last: Mutex<(Option<Instant>, Option<T>)>,
     /// Least time from the beginning of one read to that of the next.
     pace: Duration,
 }
 
-#[derive(Debug)]
-struct Reads<T> {
-    n_begun: u64,
-    /// The number and result of the latest finished read.
-    latest: Option<(u64, T)>,
-}
-
 impl<T: Clone> Shared<T> {
     fn new(pace: Duration) -> Self {
-        let reads = Reads {
-            n_begun: 0,
-            latest: None,
-        };
         Self {
-            last_began: tokio::sync::Mutex::new(None),
-            reads: Mutex::new(reads),
+            last: Mutex::new((None, None)),
             pace,
         }
     }
 
     /// The result of a read that began after this call.
     async fn read(&self, read: impl AsyncFnOnce() -> T) -> T {
-        let needed = self.reads().n_begun + 1;
-        let mut last_began = self.last_began.lock().await;
-        if let Some((number, result)) = &self.reads().latest
-            && *number >= needed
-        {
-            return result.clone();
+        let called = Instant::now();
+        let mut last = self.last.lock().await;
+        if let (Some(began), result) = &*last {
+            if let Some(result) = result
+                && *began > called
+            {
+                return result.clone();
+            }
+            sleep_until(*began + self.pace).await;
         }
-        if let Some(began) = *last_began {
-            sleep_until(began + self.pace).await;
-        }
-        *last_began = Some(Instant::now());
-        let number = {
-            let mut reads = self.reads();
-            reads.n_begun += 1;
-            reads.n_begun
-        };
+        // A call that is cancelled during its read leaves no result.
+        *last = (Some(Instant::now()), None);
         let result = read().await;
-        self.reads().latest = Some((number, result.clone()));
+        last.1 = Some(result.clone());
         result
-    }
-
-    fn reads(&self) -> MutexGuard<'_, Reads<T>> {
-        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,7 +10,7 @@ use proto::topology::{GpuPartitionPolicy, GpuPartitionTable, read_partitions};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::inventory::{Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId, pci};
+use crate::inventory::{Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId, no_gpu, pci};
 
 /// The devices that the file describes, and their health.
 #[derive(Debug)]
@@ -30,16 +30,14 @@ pub(super) enum SimulatedHealth {
 
 /// Parses the text of the file at `path`; `node` replaces `{node}` in IDs.
 pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDevices, InventoryError> {
-    let object = serde_json::from_slice(text).map_err(|source| InventoryError::FileForm {
-        path: path.to_owned(),
-        source,
+    let object = serde_json::from_slice(text).map_err(|source| {
+        let problem = format!("the device file {} is not a JSON object", path.display());
+        InventoryError::failed(problem, source)
     })?;
     let (mut inventory, gpu_values, other_values) =
         top_level(object).map_err(|error| error.at(path, "top level"))?;
     if gpu_values.is_empty() && other_values.is_empty() {
-        return Err(InventoryError::NoGpu {
-            path: path.to_owned(),
-        });
+        return Err(no_gpu(path));
     }
     let mut health = Vec::new();
     for (index, value) in (0..).zip(gpu_values) {
@@ -109,12 +107,15 @@ impl FieldError {
     }
 
     fn at(self, path: &Path, device: &str) -> InventoryError {
-        InventoryError::Field {
-            path: path.to_owned(),
-            device: device.to_owned(),
-            field: self.field,
-            value: self.value,
-            problem: self.problem,
+        let Self {
+            field,
+            value,
+            problem,
+        } = self;
+        let path = path.display();
+        InventoryError::Failed {
+            problem: format!("the device file {path}, {device}, field {field}: {value}: {problem}"),
+            source: None,
         }
     }
 }

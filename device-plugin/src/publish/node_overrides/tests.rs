@@ -127,7 +127,7 @@ fn refusals() {
     let mut text = String::new();
     for (labels, table) in cases {
         let (dir, files) = files(labels, table);
-        let error = one_line(&NodeOverrides::read(&files).unwrap_err())
+        let error = one_line(NodeOverrides::read(&files).unwrap_err().as_ref())
             .replace(&dir.path().display().to_string(), "DIR");
         writeln!(text, "{labels}{table}\n  {error}").unwrap();
     }
