@@ -15,7 +15,7 @@ use testbed::rbac::{
 
 use crate::daemons::{DEVICE_PLUGIN, SCHEDULER};
 use crate::render::{render, render_base_with, render_with};
-use crate::{all, find, texts};
+use crate::{find, texts};
 
 const ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const OWN_CERTIFICATES: &str = "components/webhooks";
