@@ -287,7 +287,7 @@ mod tests {
         Box::new(kube::Error::ReadEvents(std::io::Error::other("cut off"))),
         "Error reading events stream: cut off"
     )]
-    fn errors_in_one_line(#[case] error: Box<dyn Error + Send + Sync>, #[case] expected: &str) {
+    fn an_error_is_shown_in_one_line(#[case] error: Box<dyn Error + Send + Sync>, #[case] expected: &str) {
         assert_eq!(one_line(&*error), expected);
     }
 
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_grow_and_begin_again() {
+    async fn pauses_grow_until_a_success() {
         let mut backoff = Contact::default().backoff(PAUSES);
         let mut pauses = Vec::new();
         for _ in 0..9 {
@@ -333,7 +333,7 @@ mod tests {
 
     /// Two tasks are in a pause of half a minute when a third one gets an answer.
     #[tokio::test(start_paused = true)]
-    async fn an_answer_ends_all_pauses_within_a_second() {
+    async fn after_an_answer_all_pauses_end_within_a_second() {
         let contact = Contact::default();
         let mut backoffs = [
             contact.backoff((PAUSES.1, PAUSES.1)),

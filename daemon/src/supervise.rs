@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_task_never_ends() {
+    async fn a_supervisor_without_tasks_never_ends() {
         assert!(
             tokio::time::timeout(Duration::from_secs(3600), Tasks::default().ended())
                 .await

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn list_without_answer_is_asked_for_again() {
+    async fn a_list_without_a_reply_is_requested_again() {
         let (mut requests, mut news) = start();
         let (_, _never_answered) = requests.next_request().await.unwrap();
         let began = Instant::now();
@@ -302,7 +302,7 @@ mod tests {
 
     /// Pauses grow to their limit and no further, whatever little succeeds in between.
     #[tokio::test(start_paused = true)]
-    async fn pauses_are_bounded_and_forgotten_only_in_time() {
+    async fn pauses_are_bounded_and_reset_only_after_a_while() {
         let (mut requests, _news) = start();
         let mut pauses = Vec::new();
         for _ in 0..6 {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn late_answers_count() {
+    fn late_answers_are_counted() {
         let (mut watched, answered) = probe();
         for number in 1..100 {
             assert!(!watched.has_hung());
@@ -206,7 +206,7 @@ mod tests {
 
     /// During a stop of any length the watchdog itself checks only once.
     #[test]
-    fn a_stop_counts_as_one_check() {
+    fn a_paused_process_misses_one_check_only() {
         let (mut watched, answered) = probe();
         assert!(!watched.has_hung());
         assert!(!watched.has_hung(), "the first check after the stop");

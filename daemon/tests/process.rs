@@ -89,7 +89,7 @@ fn a_fault_ends_the_process(#[case] fault: &str, #[case] status: &str, #[case] w
 
 /// A process that was stopped for longer than the watchdog's limit has not hung.
 #[test]
-fn a_stop_is_no_hang() {
+fn a_paused_process_does_not_count_as_hanging() {
     let child = start("none");
     let signal = |name: &str| {
         assert!(

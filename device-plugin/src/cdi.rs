@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_answer_names_another_device() {
+    fn each_answer_to_allocate_names_another_cdi_device() {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let device = container_device(ExtendedResource::Memory, &ids(&["a-1", "a-2"]), 17);
         assert_eq!(

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn one_entry_does_not_hide_another() {
+    fn a_malformed_entry_does_not_hide_another() {
         let good =
             json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": {"0": ["a"]}});
         let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}, good, "x"]}}).to_string();
@@ -278,7 +278,7 @@ mod tests {
     #[case::empty("")]
     #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
     #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
-    fn what_is_no_checkpoint_is_an_error(#[case] text: &str) {
+    fn a_file_that_is_no_checkpoint_is_an_error(#[case] text: &str) {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(read(dir.path()), Err(CheckpointError::Read(_))));
         fs::write(dir.path().join(FILE), text).unwrap();
@@ -291,7 +291,7 @@ mod tests {
     #[case::plugin_gone_in_the_form_of_go(json!({"r": null}), &[])]
     #[case::never_registered(json!({}), &[])]
     #[case::nothing(json!(null), &[])]
-    fn devices_that_a_plugin_registered(#[case] devices: Value, #[case] expected: &[&str]) {
+    fn the_devices_that_a_plugin_registered_are_read(#[case] devices: Value, #[case] expected: &[&str]) {
         let dir = tempfile::tempdir().unwrap();
         let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}], "RegisteredDevices": devices}, "Checksum": 1}).to_string();
         fs::write(dir.path().join(FILE), text).unwrap();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn no_allocations_are_no_entries() {
+    fn a_checkpoint_without_allocations_has_no_entries() {
         assert_eq!(parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), []);
     }
 
@@ -356,7 +356,7 @@ mod tests {
 
     /// An empty checkpoint says that nothing is allocated; a missing one says nothing.
     #[test]
-    fn empty_checkpoint_is_read() {
+    fn an_empty_checkpoint_differs_from_a_missing_one() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(FILE), r#"{"Data":{"PodDeviceEntries":null}}"#).unwrap();
         assert_eq!(reread(dir.path()), Some(Vec::new()));
@@ -364,7 +364,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
+        fn no_text_makes_the_reader_panic(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
             let _ = parse(text.as_bytes());
         }
     }

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_labels() {
+    fn metrics_keep_their_names_and_labels() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         metrics.count(Outcome::Exchanged);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_registration() {
+    fn gauges_show_devices_and_registration() {
         let mut registry = Registry::default();
         let gauges = NodeGauges::register(&mut registry);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Koordinator's own cases of what a node tells: node resources, labels, where a GPU sits, why it is unhealthy.
+//! Koordinator's own cases of what a node reports: node resources, labels, where a GPU sits, why it is unhealthy.
 //!
 //! Reads the directory named by `GPUSHARE_CASES`, by default the copy in `proto/cases/koordinator`. Of the files there these are this
 //! daemon's; the others are the scheduler's.
@@ -63,7 +63,7 @@ fn node_agent(case: &Value) -> Outcome {
         Some("report_device") => report::report_device(case),
         Some("inject_env") => Outcome::Skipped("this project injects UUIDs, not minors"),
         Some("pod_resources_proxy") => {
-            Outcome::Skipped("Koordinator's proxy of the pod-resources API: kubelet's own tells the devices")
+            Outcome::Skipped("Koordinator's proxy of the pod-resources API: kubelet's own lists the devices")
         }
         Some(kind) if kind.contains("partition") || kind.contains("link") => {
             Outcome::Skipped("partition tables from links, which other vendors' daemons report")
@@ -90,7 +90,7 @@ fn run(run: Run, case: &Value) -> Outcome {
 }
 
 #[test]
-fn koordinators_cases() {
+fn koordinators_node_cases_pass() {
     let directory = directory();
     let (mut n_passed, mut n_failed, mut n_skipped) = (0, 0, 0);
     // Written past the harness, which shows only what failing tests print.

@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 #[tokio::test]
-async fn lists_every_virtual_device() {
+async fn every_virtual_device_is_listed() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     let units = &kubelet.plugin(UNITS).devices;
@@ -42,7 +42,7 @@ async fn lists_every_virtual_device() {
 
 /// One list per set of changes, not one per device.
 #[tokio::test]
-async fn health_changes_make_one_list() {
+async fn simultaneous_health_changes_are_sent_as_one_list() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     node.set_health(1, false);
@@ -67,7 +67,7 @@ async fn health_changes_make_one_list() {
 
 /// kubelet parses thousands of devices of every list, so it gets no unchanged one.
 #[tokio::test]
-async fn other_words_for_the_same_health_are_not_sent() {
+async fn a_changed_message_with_the_same_health_is_not_sent() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     node.fleet
@@ -77,7 +77,7 @@ async fn other_words_for_the_same_health_are_not_sent() {
 }
 
 #[tokio::test]
-async fn waits_for_kubelet() {
+async fn the_plugin_waits_for_kubelet() {
     let node = Node::new(1);
     while !node.path().join("gpushare-memory.sock").exists()
         || !node.path().join("gpushare-shared.sock").exists()
@@ -88,7 +88,7 @@ async fn waits_for_kubelet() {
 }
 
 #[tokio::test]
-async fn registers_again_when_kubelet_restarts() {
+async fn the_plugin_registers_again_when_kubelet_restarts() {
     let node = Node::new(1);
     for _ in 0..3 {
         node.kubelet().await.kill().await;
@@ -97,7 +97,7 @@ async fn registers_again_when_kubelet_restarts() {
 }
 
 #[tokio::test]
-async fn registers_again_when_its_socket_is_removed() {
+async fn the_plugin_registers_again_when_its_socket_is_removed() {
     let node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     fs::remove_file(node.path().join("gpushare-memory.sock")).unwrap();
@@ -106,7 +106,7 @@ async fn registers_again_when_its_socket_is_removed() {
 
 /// A kubelet goes on without the file of its socket, and loses all devices if the streams end. The next kubelet finds them ended.
 #[tokio::test]
-async fn streams_outlive_the_file_of_kubelet_s_socket() {
+async fn streams_stay_open_when_the_file_of_kubelets_socket_is_removed() {
     let node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     for socket in ["kubelet.sock", "gpushare-memory.sock"] {
@@ -137,7 +137,7 @@ async fn streams_outlive_the_file_of_kubelet_s_socket() {
 
 /// The socket of a dead kubelet stays; the next one must not wait for the pauses that it caused.
 #[tokio::test]
-async fn registers_soon_after_a_long_absence_of_kubelet() {
+async fn the_plugin_registers_soon_after_a_long_absence_of_kubelet() {
     let node = Node::new(1);
     node.kubelet().await.kill().await;
     sleep(Duration::from_secs(4)).await;
@@ -148,7 +148,7 @@ async fn registers_soon_after_a_long_absence_of_kubelet() {
 
 /// A kubelet that opens the device list and drops it at once is noticed as one that dropped it.
 #[tokio::test]
-async fn registers_again_when_the_stream_ends_at_once() {
+async fn the_plugin_registers_again_when_the_stream_ends_at_once() {
     let node = Node::new(1);
     let mut kubelet = FakeKubelet::start(node.path());
     let began = std::time::Instant::now();
@@ -162,7 +162,7 @@ async fn registers_again_when_the_stream_ends_at_once() {
 
 /// The old stream must have ended before the new registration: kubelet finds plugins by name.
 #[tokio::test]
-async fn closes_everything_before_it_registers_again() {
+async fn all_streams_are_closed_before_the_plugin_registers_again() {
     let node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     let mut old = kubelet.plugins.remove(SHARES).unwrap();
@@ -173,7 +173,7 @@ async fn closes_everything_before_it_registers_again() {
 }
 
 #[tokio::test]
-async fn registers_again_when_kubelet_drops_the_stream() {
+async fn the_plugin_registers_again_when_kubelet_drops_the_stream() {
     let node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     kubelet.plugins.remove(UNITS);
@@ -181,7 +181,7 @@ async fn registers_again_when_kubelet_drops_the_stream() {
 }
 
 #[tokio::test]
-async fn stopping_ends_streams_and_removes_sockets() {
+async fn shutdown_ends_streams_and_removes_sockets() {
     let mut node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     node.stop.cancel();
@@ -250,7 +250,7 @@ async fn devices_are_listed_after_a_boot_until_the_plugin_serves() {
 
 /// A file of another plugin under our name is not removed, and does not end the daemon.
 #[tokio::test]
-async fn foreign_file_is_left_alone() {
+async fn a_foreign_file_in_place_of_the_socket_is_left_alone() {
     let node = Node::new(1);
     let mut kubelet = FakeKubelet::start(node.path());
     kubelet.register_both().await;
@@ -264,10 +264,10 @@ async fn foreign_file_is_left_alone() {
 }
 
 #[tokio::test]
-async fn gpushare_pod() {
+async fn a_gpushare_pod_is_allocated_and_started() {
     let node = Node::new(4);
     let mut kubelet = node.kubelet().await;
-    node.tell(&pod("a", &[&[(UNITS, 3)]], &gpushare(2, 3, 1)));
+    node.show(&pod("a", &[&[(UNITS, 3)]], &gpushare(2, 3, 1)));
     assert_json_snapshot!(kubelet.container(&[(UNITS, 3)]).await.unwrap(), @r#"
     {
       "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
@@ -289,7 +289,7 @@ async fn gpushare_pod() {
 
 /// The next kubelet knows of whole containers only and asks for both halves of the second one.
 #[tokio::test]
-async fn kubelet_restarts_in_the_middle_of_a_container() {
+async fn kubelet_restarts_between_allocate_and_prestart() {
     let (node, kubelet) = in_the_middle_of_a_container((SHARES, 1)).await;
     kubelet.kill().await;
     let mut kubelet = node.kubelet().await;
@@ -299,7 +299,7 @@ async fn kubelet_restarts_in_the_middle_of_a_container() {
 
 /// The same kubelet goes on, and has written down the first half when the plugin registered.
 #[tokio::test]
-async fn plugin_registers_again_in_the_middle_of_a_container() {
+async fn the_plugin_registers_again_between_two_calls_for_a_container() {
     let (node, mut kubelet) = in_the_middle_of_a_container((UNITS, 3)).await;
     kubelet.plugins.remove(UNITS);
     assert_eq!(kubelet.register().await, UNITS);
@@ -309,10 +309,10 @@ async fn plugin_registers_again_in_the_middle_of_a_container() {
 }
 
 #[tokio::test]
-async fn koordinator_pod_on_two_devices() {
+async fn a_koordinator_pod_on_two_gpus_is_allocated_and_started() {
     let node = Node::new(4);
     let mut kubelet = node.kubelet().await;
-    node.tell(&pod(
+    node.show(&pod(
         "a",
         &[&[(SHARES, 1)], &[(SHARES, 1)]],
         &koordinator(&[3, 1], 1),
@@ -337,11 +337,11 @@ async fn koordinator_pod_on_two_devices() {
 
 /// Of two values of one variable kubelet would keep one at random.
 #[tokio::test]
-async fn only_one_answer_of_a_container_names_the_devices() {
+async fn only_one_answer_for_a_container_names_the_devices() {
     for order in [[(UNITS, 2), (SHARES, 1)], [(SHARES, 1), (UNITS, 2)]] {
         let node = Node::new(1);
         let mut kubelet = node.kubelet().await;
-        node.tell(&pod("a", &[&[(UNITS, 2), (SHARES, 1)]], &gpushare(0, 2, 1)));
+        node.show(&pod("a", &[&[(UNITS, 2), (SHARES, 1)]], &gpushare(0, 2, 1)));
         for (resource, count) in order {
             let env = kubelet.container(&[(resource, count)]).await.unwrap();
             assert_eq!(env.contains_key("NVIDIA_VISIBLE_DEVICES"), resource == UNITS);
@@ -351,12 +351,12 @@ async fn only_one_answer_of_a_container_names_the_devices() {
 
 /// kubelet hands the IDs of an ordinary init container on, and calls again for the app container.
 #[tokio::test]
-async fn init_container_ids_are_used_again() {
+async fn ids_of_an_init_container_are_reused() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     let mut told = pod("a", &[&[(UNITS, 2)]], &gpushare(1, 2, 1));
     told["spec"]["initContainers"] = json!([{"name": "i", "resources": {"limits": {UNITS: "2"}}}]);
-    node.tell(&told);
+    node.show(&told);
     let plugin = kubelet.plugin(UNITS);
     let ids = plugin.preferred(2, &[]).await;
     for _ in 0..2 {
@@ -372,7 +372,7 @@ async fn init_container_ids_are_used_again() {
 
 /// kubelet may know the pod before our watch does.
 #[tokio::test]
-async fn waits_for_a_pod_that_is_not_known_yet() {
+async fn allocate_waits_for_a_pod_that_is_not_known_yet() {
     let node = Node::new(1);
     let mut kubelet = node.kubelet().await;
     let ids = vec!["9507230f-0".to_owned()];
@@ -380,9 +380,9 @@ async fn waits_for_a_pod_that_is_not_known_yet() {
     let call = plugin.allocate(&ids);
     let tell = async {
         sleep(Duration::from_millis(20)).await;
-        node.tell(&pod("other", &[&[(UNITS, 5)]], &gpushare(0, 5, 1)));
+        node.show(&pod("other", &[&[(UNITS, 5)]], &gpushare(0, 5, 1)));
         sleep(Duration::from_millis(20)).await;
-        node.tell(&pod("late", &[&[(UNITS, 1)]], &gpushare(0, 1, 2)));
+        node.show(&pod("late", &[&[(UNITS, 1)]], &gpushare(0, 1, 2)));
     };
     let (answer, ()) = tokio::join!(call, tell);
     assert_eq!(answer.unwrap()["ALIYUN_COM_GPU_MEM_POD"], "1");
@@ -390,14 +390,14 @@ async fn waits_for_a_pod_that_is_not_known_yet() {
 
 /// kubelet fails a pod for good when Allocate is refused. Such a pod is held before its containers start.
 #[tokio::test]
-async fn no_record_makes_allocate_fail() {
+async fn allocate_fails_for_a_pod_without_a_record() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
     node.set_health(1, false);
     kubelet.plugin(UNITS).next_list().await;
-    node.tell(&pod("elsewhere", &[&[(UNITS, 1)]], &gpushare(7, 1, 1)));
-    node.tell(&pod("sick", &[&[(UNITS, 1)]], &gpushare(1, 1, 2)));
-    node.tell(&pod("well", &[&[(UNITS, 1)]], &gpushare(0, 1, 3)));
+    node.show(&pod("elsewhere", &[&[(UNITS, 1)]], &gpushare(7, 1, 1)));
+    node.show(&pod("sick", &[&[(UNITS, 1)]], &gpushare(1, 1, 2)));
+    node.show(&pod("well", &[&[(UNITS, 1)]], &gpushare(0, 1, 3)));
     let ids = vec!["9507230f-0".to_owned()];
     for minor in [0, 0, 1] {
         assert_eq!(
@@ -409,7 +409,7 @@ async fn no_record_makes_allocate_fail() {
 
 /// kubelet sends every available ID, and once more those that must be included: more than gRPC takes by default.
 #[tokio::test]
-async fn long_requests_are_taken() {
+async fn long_requests_are_accepted() {
     let node = Node::with_unit(8, "2Mi".parse::<MemoryUnit>().unwrap());
     let mut kubelet = node.kubelet().await;
     let plugin = kubelet.plugin(UNITS);

@@ -130,7 +130,7 @@ fn n_calls(machine: &Machine, call: &str) -> usize {
 /// NVML's order, the minor numbers and the sizes of devices are three different things, and a device
 /// is known by its UUID: the old plugin took the first GPU's memory for all of them.
 #[test]
-fn lists_unequal_gpus_by_minor_number() {
+fn unequal_gpus_are_listed_by_minor_number() {
     let first = Card {
         minor: 1,
         memory: 24 << 30,
@@ -220,7 +220,7 @@ fn one_unusable_gpu_does_not_hide_another(
 }
 
 #[test]
-fn says_when_no_gpu_can_be_shared() {
+fn the_error_says_that_no_gpu_can_be_shared() {
     let machine = Machine::new(&[Card { mig: true, ..card(0) }, Card { memory: 0, ..card(1) }]);
     let error = machine.source().discover().unwrap_err();
     assert!(error.is_absence());
@@ -231,7 +231,7 @@ fn says_when_no_gpu_can_be_shared() {
 }
 
 #[test]
-fn no_library_is_absence() {
+fn a_missing_library_means_that_there_is_no_gpu() {
     let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
     let source = of_gpus(NvmlSource {
         library,
@@ -250,7 +250,7 @@ fn no_library_is_absence() {
 
 /// Neither a text file nor another library is NVML.
 #[test]
-fn what_is_no_nvml_library_is_refused() {
+fn a_file_that_is_no_nvml_library_is_refused() {
     let machine = Machine::new(&[card(0)]);
     fs::write(machine.library(), "not a library").unwrap();
     let other = NvmlSource {
@@ -269,7 +269,7 @@ fn what_is_no_nvml_library_is_refused() {
 }
 
 #[test]
-fn zero_gpus_is_absence() {
+fn zero_gpus_means_that_there_is_no_gpu() {
     let error = Machine::new(&[]).source().discover().unwrap_err();
     assert!(error.is_absence());
     assert!(error.to_string().contains("lists no GPU"), "{error:?}");
@@ -278,7 +278,7 @@ fn zero_gpus_is_absence() {
 #[rstest]
 #[case::driver_not_loaded(9, true, "is present but the NVIDIA kernel driver is not loaded")]
 #[case::no_permission(4, false, "NVML: cannot open a session")]
-fn a_session_that_cannot_begin(#[case] code: u32, #[case] is_absence: bool, #[case] text: &str) {
+fn a_session_that_nvml_refuses_is_an_error(#[case] code: u32, #[case] is_absence: bool, #[case] text: &str) {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(code);
     let error = machine.source().discover().unwrap_err();
@@ -288,7 +288,7 @@ fn a_session_that_cannot_begin(#[case] code: u32, #[case] is_absence: bool, #[ca
 
 /// The old plugin registered once per virtual device and answered one XID with thousands of messages.
 #[tokio::test]
-async fn an_xid_makes_its_device_sick_and_no_other() {
+async fn an_xid_makes_only_its_device_unhealthy() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&machine.source());
     watched.take(2).await;
@@ -302,7 +302,7 @@ async fn an_xid_makes_its_device_sick_and_no_other() {
 }
 
 #[tokio::test]
-async fn an_ignored_xid_changes_nothing() {
+async fn an_ignored_xid_changes_no_health() {
     let machine = Machine::new(&[card(0)]);
     let mut watched = Watched::start(&machine.source());
     watched.take(1).await;
@@ -312,7 +312,7 @@ async fn an_ignored_xid_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_xid_that_nvml_cannot_name_counts() {
+async fn an_unknown_xid_makes_the_device_unhealthy() {
     let machine = Machine::new(&[card(0)]);
     let mut watched = Watched::start(&machine.source());
     machine.xid(0, 999);
@@ -325,7 +325,7 @@ async fn an_xid_that_nvml_cannot_name_counts() {
 #[case::no_device(-1)]
 #[case::unknown_device(100)]
 #[tokio::test]
-async fn an_event_of_no_known_device_has_every_device_probed(#[case] handle: i32) {
+async fn an_event_of_an_unknown_device_makes_all_devices_probed(#[case] handle: i32) {
     let cards = [card(0), card(1), card(2)];
     let machine = Machine::new(&cards);
     let mut watched = Watched::start(&machine.source());
@@ -349,7 +349,7 @@ async fn an_event_of_no_known_device_has_every_device_probed(#[case] handle: i32
 
 /// NVML keeps a device lost for as long as the session lasts, so this needs a new one.
 #[tokio::test]
-async fn a_lost_device_comes_back() {
+async fn a_lost_device_recovers() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
     machine.insert(&[
@@ -395,7 +395,7 @@ async fn a_device_that_disappears_is_lost() {
 #[case::another_error(999, HealthReason::ProbeFailed, "an internal driver error")]
 #[case::reset_required(16, HealthReason::NeedsReset, "the device must be reset")]
 #[tokio::test]
-async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again(
+async fn a_device_that_fails_a_probe_is_unhealthy_until_it_answers(
     #[case] code: u32,
     #[case] reason: HealthReason,
     #[case] text: &str,
@@ -412,7 +412,7 @@ async fn a_device_that_fails_a_probe_is_sick_until_it_answers_again(
 
 /// The driver is unloaded for an upgrade: every device is sick, and well when it is back.
 #[tokio::test]
-async fn a_driver_that_goes_away_takes_its_devices_along() {
+async fn without_the_driver_all_devices_are_lost() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
     machine.answer_init(9);
@@ -461,7 +461,7 @@ async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: 
 }
 
 #[tokio::test]
-async fn a_machine_without_any_events_is_probed() {
+async fn without_any_events_all_devices_are_probed() {
     let machine = Machine::new(&[Card { events: 2, ..card(0) }]);
     let nvml = NvmlSource {
         probe_interval: OFTEN,
@@ -479,7 +479,7 @@ async fn a_machine_without_any_events_is_probed() {
 #[case::switched_to_mig(card(1), Card { mig: true, ..card(1) })]
 #[case::other_memory(card(1), Card { memory: 1 << 30, ..card(1) })]
 #[tokio::test]
-async fn other_devices_are_announced_once(#[case] before: Card, #[case] after: Card) {
+async fn new_devices_are_announced_once(#[case] before: Card, #[case] after: Card) {
     let machine = Machine::new(&[card(0), before]);
     let mut watched = Watched::start(&eager(&machine));
     watched.take(10).await;
@@ -494,7 +494,7 @@ async fn other_devices_are_announced_once(#[case] before: Card, #[case] after: C
 
 /// A GPU that was lost when the daemon started is found by a later session.
 #[tokio::test]
-async fn a_gpu_that_was_lost_at_the_start_is_announced() {
+async fn a_gpu_that_was_missing_at_the_start_is_announced() {
     let machine = Machine::new(&[
         card(0),
         Card {
@@ -564,7 +564,7 @@ async fn a_dropped_watch_ends() {
     tokio::time::timeout(DEADLINE, drained).await.unwrap();
 }
 
-/// Links to each other, to switches that sysfs knows or does not, to a processor and to nobody.
+/// Links to each other, to switches in sysfs or not, to a processor, and unconnected ones.
 #[rstest]
 #[case::none(&[], "[]")]
 #[case::pairs(&[(0, "00000000:3C:00.0", true), (0, "00000000:3C:00.0", true), (1, "00000000:3B:00.0", true), (1, "00000000:3B:00.0", true)],
@@ -585,7 +585,7 @@ fn links_between_gpus(#[case] links: &[(u32, &str, bool)], #[case] expected: &st
 
 /// A machine that has other devices goes on without its GPUs, and its driver is found when it comes.
 #[tokio::test]
-async fn a_driver_that_comes_later_is_news() {
+async fn a_driver_that_is_installed_later_is_announced() {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(9);
     let nvml = NvmlSource {
@@ -632,7 +632,7 @@ fn procfs(machine: &Machine, minor: &str) {
 }
 
 #[test]
-fn minor_and_memory_that_nvml_does_not_know() {
+fn minor_and_memory_that_nvml_does_not_report_are_found_elsewhere() {
     let machine = Machine::new(&[Card {
         minor: UNSUPPORTED.0,
         memory: UNSUPPORTED.1,
@@ -683,7 +683,7 @@ fn known_memory_is_not_replaced() {
 
 /// The memory that the driver reserves changes now and then, and the device stays the same.
 #[tokio::test]
-async fn reserved_memory_is_left_out_on_request() {
+async fn reserved_memory_is_withheld_if_the_flag_is_set() {
     let machine = Machine::new(&[card(0)]);
     machine.set("reserved", Some("471859200"));
     assert_eq!(
@@ -741,7 +741,7 @@ async fn a_recovery_action_keeps_a_gpu_unhealthy(#[case] action: u32, #[case] te
 #[case::rows_are_remapped(true)]
 #[case::lost_and_found(false)]
 #[tokio::test]
-async fn a_reset_is_seen_without_recovery_actions(#[case] by_rows: bool) {
+async fn a_reset_is_detected_without_recovery_actions(#[case] by_rows: bool) {
     let machine = Machine::new(&[card(0)]);
     if by_rows {
         machine.set("fields", Some(&format!("0 {PENDING} 1\n")));
@@ -766,7 +766,7 @@ async fn a_reset_is_seen_without_recovery_actions(#[case] by_rows: bool) {
 }
 
 #[tokio::test]
-async fn rows_that_cannot_be_remapped_need_a_reset_and_pending_ones_do_not() {
+async fn failed_row_remapping_needs_a_reset_and_pending_remapping_does_not() {
     let machine = Machine::new(&[card(0), card(1)]);
     machine.set("fields", Some(&format!("0 {PENDING} 1\n1 {FAILURE} 1\n")));
     let mut watched = Watched::start(&eager(&machine));
@@ -778,7 +778,7 @@ async fn rows_that_cannot_be_remapped_need_a_reset_and_pending_ones_do_not() {
 
 /// A GPU that is switched to MIG while it is watched is not shared any more, also if it is the only one.
 #[tokio::test]
-async fn mig_makes_the_only_gpu_unhealthy() {
+async fn mig_mode_makes_the_only_gpu_unhealthy() {
     let machine = Machine::new(&[card(0)]);
     let mut watched = Watched::start(&eager(&machine));
     watched.take(1).await;
@@ -793,7 +793,7 @@ async fn mig_makes_the_only_gpu_unhealthy() {
 
 /// Waiting for events fails at once, as it does while a GPU of the set is lost: devices are probed, at a bounded pace.
 #[tokio::test]
-async fn a_wait_that_fails_is_replaced_by_probes() {
+async fn a_failing_wait_for_events_is_replaced_by_probes() {
     let machine = Machine::new(&[card(0), card(1)]);
     machine.set("wait", Some("15"));
     let nvml = NvmlSource {
@@ -819,7 +819,7 @@ async fn a_wait_that_fails_is_replaced_by_probes() {
 
 /// A call that hangs says nothing of its device, and keeps neither the reader nor the end waiting.
 #[tokio::test]
-async fn a_call_that_hangs_is_silence() {
+async fn a_call_that_hangs_gives_no_observations() {
     let machine = Machine::new(&[card(0)]);
     let mut watched = Watched::start(&eager(&machine));
     watched.take(3).await;
@@ -840,7 +840,11 @@ async fn a_call_that_hangs_is_silence() {
 #[rstest]
 #[case::mismatch(18, None, "of another version than the library")]
 #[case::installed_later(0, Some("module/nvidia"), "installed after this container was created")]
-fn another_driver_ends_the_process(#[case] init: u32, #[case] module: Option<&str>, #[case] expected: &str) {
+fn another_driver_version_ends_the_process(
+    #[case] init: u32,
+    #[case] module: Option<&str>,
+    #[case] expected: &str,
+) {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(init);
     if let Some(module) = module {
@@ -878,7 +882,7 @@ async fn a_driver_that_is_replaced_under_a_watch_is_reported() {
 
 /// A mounted driver root shows the driver that is there now.
 #[tokio::test]
-async fn a_driver_root_shows_a_driver_that_comes_later_and_changes() {
+async fn a_driver_root_is_followed_when_the_driver_appears_or_changes() {
     let machine = Machine::new(&[card(0)]);
     let (empty, root) = (machine.path("empty-root"), machine.path("root"));
     let folder = root.join("usr/lib/x86_64-linux-gnu");

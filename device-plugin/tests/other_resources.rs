@@ -93,7 +93,7 @@ async fn a_resource_comes_and_goes_with_its_devices() {
     assert_eq!(
         plugin.next_list().await.len(),
         0,
-        "kubelet forgets a resource late, so it is told that there is none"
+        "kubelet forgets a resource late, so the plugin lists none"
     );
     let end = timeout(SOON, plugin.stream.message())
         .await
@@ -108,15 +108,15 @@ async fn a_resource_comes_and_goes_with_its_devices() {
     node.fleet.send_replace(Arc::new(with_adapters(&[3]).fleet()));
     assert_eq!(kubelet.register().await, RDMA);
     assert_eq!(kubelet.plugin(RDMA).devices.len(), 100);
-    let told = timeout(Duration::from_millis(50), kubelet.plugin(UNITS).stream.message()).await;
-    assert!(told.is_err(), "{told:?}");
+    let sent = timeout(Duration::from_millis(50), kubelet.plugin(UNITS).stream.message()).await;
+    assert!(sent.is_err(), "{sent:?}");
 }
 
 #[tokio::test]
-async fn a_part_of_the_recorded_adapter() {
+async fn a_part_of_the_recorded_adapter_is_allocated() {
     let node = Node::with(&with_adapters(&[1, 2]));
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
-    node.tell(&pod("a", &[&[(RDMA, 50)]], &record("rdma", &[2], 50, &[], 1)));
+    node.show(&pod("a", &[&[(RDMA, 50)]], &record("rdma", &[2], 50, &[], 1)));
     let env = kubelet.container(&[(RDMA, 50)]).await.unwrap();
     assert_eq!(
         env,
@@ -139,14 +139,14 @@ async fn a_part_of_the_recorded_adapter() {
 }
 
 #[tokio::test]
-async fn whole_cards_in_the_order_of_the_record() {
+async fn whole_cards_are_allocated_in_the_order_of_the_record() {
     let others = (0..3).map(|minor| device("fpga", minor, &[])).collect();
     let node = Node::with(&Equipment {
         others,
         ..Equipment::default()
     });
     let mut kubelet = kubelet(&node, &[UNITS, FPGA, SHARES]).await;
-    node.tell(&pod(
+    node.show(&pod(
         "a",
         &[&[(FPGA, 200)]],
         &record("fpga", &[2, 0], 100, &[], 1),
@@ -162,7 +162,7 @@ async fn whole_cards_in_the_order_of_the_record() {
 /// The IDs say whose they are, and the record what the pod has: one percent brings four adapters with their files, of which one
 /// is of them all.
 #[tokio::test]
-async fn one_percent_may_bring_four_adapters() {
+async fn one_percent_of_apply_for_all_brings_four_adapters() {
     let nodes: [&[&str]; 4] = [
         &["/dev/null", "/dev/zero"],
         &["/dev/null", "/dev/full"],
@@ -178,7 +178,7 @@ async fn one_percent_may_bring_four_adapters() {
         ..Equipment::default()
     });
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
-    node.tell(&pod(
+    node.show(&pod(
         "a",
         &[&[(RDMA, 1)]],
         &record("rdma", &[3, 1, 2, 0], 1, &[], 1),
@@ -199,7 +199,7 @@ async fn one_percent_may_bring_four_adapters() {
 
 /// A container with virtual functions gets their addresses and files, and not the adapter's.
 #[tokio::test]
-async fn virtual_functions() {
+async fn recorded_virtual_functions_are_allocated() {
     let mut equipment = with_adapters(&[1]);
     let nodes = |paths: [&str; 2]| paths.map(Into::into).to_vec();
     equipment.others[0].function_nodes = [
@@ -214,7 +214,7 @@ async fn virtual_functions() {
         "scheduling.koordinator.sh/device-allocated": json!({"rdma": [allocation]}).to_string(),
         "scheduling.koordinator.sh/bind-timestamp": "1",
     });
-    node.tell(&pod("a", &[&[(RDMA, 1)]], &annotations));
+    node.show(&pod("a", &[&[(RDMA, 1)]], &annotations));
     assert_json_snapshot!(kubelet.container(&[(RDMA, 1)]).await.unwrap(), @r#"
     {
       "GPUSHARE_RDMA_DEVICES": "0000:01:00.0",
@@ -231,7 +231,7 @@ async fn virtual_functions() {
 
 /// kubelet asks in any order. Once both are answered the pod has all it waits for, and the next one's calls are its own.
 #[tokio::test]
-async fn shares_and_an_adapter_in_one_container() {
+async fn one_container_gets_shares_and_an_adapter() {
     for order in [[(SHARES, 1), (RDMA, 30)], [(RDMA, 30), (SHARES, 1)]] {
         let node = Node::with(&Equipment {
             n_gpus: 2,
@@ -240,7 +240,7 @@ async fn shares_and_an_adapter_in_one_container() {
         });
         let mut kubelet = kubelet(&node, &[UNITS, SHARES, RDMA]).await;
         for (name, at) in [("a", 1), ("b", 0)] {
-            node.tell(&pod(
+            node.show(&pod(
                 name,
                 &[&[(SHARES, 1), (RDMA, 30)]],
                 &record("rdma", &[at + 1], 30, &[at], u64::from(2 - at)),
@@ -260,15 +260,15 @@ async fn shares_and_an_adapter_in_one_container() {
 
 /// The other plugin is asked for those, so they are nothing to wait for.
 #[tokio::test]
-async fn what_others_serve_is_not_waited_for() {
+async fn resources_of_other_plugins_are_not_waited_for() {
     let node = Node::new(2);
     let mut kubelet = kubelet(&node, &[UNITS, SHARES]).await;
-    node.tell(&pod(
+    node.show(&pod(
         "a",
         &[&[(SHARES, 1), (RDMA, 30)]],
         &record("rdma", &[1], 30, &[1], 1),
     ));
-    node.tell(&pod("b", &[&[(SHARES, 1)]], &koordinator(&[0], 2)));
+    node.show(&pod("b", &[&[(SHARES, 1)]], &koordinator(&[0], 2)));
     for minor in [1, 0] {
         assert_eq!(
             kubelet.container(&[(SHARES, 1)]).await.unwrap()["NVIDIA_VISIBLE_DEVICES"],
@@ -300,15 +300,15 @@ async fn whole_gpus_are_listed_by_uuid() {
             .collect::<Vec<_>>(),
         ["Healthy", "Healthy", "Unhealthy"]
     );
-    let told = timeout(Duration::from_millis(50), kubelet.plugin(SHARES).stream.message()).await;
+    let sent = timeout(Duration::from_millis(50), kubelet.plugin(SHARES).stream.message()).await;
     assert!(
-        told.is_err(),
-        "a GPU that is not shared is none of its business: {told:?}"
+        sent.is_err(),
+        "a GPU that is not shared is none of its business: {sent:?}"
     );
 }
 
 #[tokio::test]
-async fn whole_gpus_are_those_of_the_record() {
+async fn whole_gpus_are_allocated_as_recorded() {
     let node = Node::with(&Equipment {
         n_gpus: 4,
         n_shared: 2,
@@ -316,7 +316,7 @@ async fn whole_gpus_are_those_of_the_record() {
         ..Equipment::default()
     });
     let mut kubelet = kubelet(&node, &[UNITS, SHARES, WHOLE]).await;
-    node.tell(&pod(
+    node.show(&pod(
         "a",
         &[&[(WHOLE, 1)], &[(WHOLE, 1)]],
         &koordinator(&[3, 1], 1),
@@ -335,14 +335,14 @@ async fn whole_gpus_are_those_of_the_record() {
         kubelet.plugin(WHOLE).used.iter().cloned().collect::<Vec<_>>(),
         [uuid(1), uuid(3)]
     );
-    node.tell(&pod("b", &[&[(WHOLE, 2)]], &koordinator(&[0, 2], 2)));
+    node.show(&pod("b", &[&[(WHOLE, 2)]], &koordinator(&[0, 2], 2)));
     let env = kubelet.container(&[(WHOLE, 2)]).await.unwrap();
     assert_eq!(env["NVIDIA_VISIBLE_DEVICES"], format!("{},{}", uuid(0), uuid(2)));
 }
 
 /// Of several resources that speak of GPUs one answer names them: memory before shares before whole GPUs.
 #[tokio::test]
-async fn only_one_answer_of_a_container_names_the_gpus() {
+async fn only_one_answer_for_a_container_names_the_gpus() {
     for asked in [
         vec![(UNITS, 2), (WHOLE, 1)],
         vec![(WHOLE, 1), (SHARES, 1)],
@@ -353,7 +353,7 @@ async fn only_one_answer_of_a_container_names_the_gpus() {
             ..Equipment::default()
         });
         let mut kubelet = kubelet(&node, &[UNITS, SHARES, WHOLE]).await;
-        node.tell(&pod("a", &[&asked], &gpushare(0, 2, 1)));
+        node.show(&pod("a", &[&asked], &gpushare(0, 2, 1)));
         let mut speaking = Vec::new();
         for (resource, count) in &asked {
             if kubelet
@@ -374,7 +374,7 @@ async fn only_one_answer_of_a_container_names_the_gpus() {
 
 /// A GPU that is left to whole-GPU pods has no shares, and none is taken from it whatever a record says.
 #[tokio::test]
-async fn nothing_of_a_gpu_that_is_not_shared_is_handed_out() {
+async fn no_ids_of_a_gpu_that_is_not_shared_are_listed() {
     let node = Node::with(&Equipment {
         n_gpus: 2,
         n_shared: 1,
@@ -396,7 +396,7 @@ async fn nothing_of_a_gpu_that_is_not_shared_is_handed_out() {
                 .all(|device| of(&device.id).is_some_and(|gpu| gpu.as_str() == uuid(0)))
         );
     }
-    node.tell(&pod("a", &[&[(SHARES, 1)]], &koordinator(&[1], 1)));
+    node.show(&pod("a", &[&[(SHARES, 1)]], &koordinator(&[1], 1)));
     kubelet.container(&[(SHARES, 1)]).await.unwrap();
     assert_eq!(used(&mut kubelet, SHARES), [(uuid(0), 1)].into());
 }

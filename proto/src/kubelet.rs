@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_a_claim_is_as_kubelet_writes_it() {
+    fn a_list_with_a_claim_is_read_as_kubelet_writes_it() {
         let claimed = ClaimResource {
             cdi_devices: vec![CdiDevice {
                 name: "k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0".to_owned(),

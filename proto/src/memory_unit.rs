@@ -94,7 +94,7 @@ mod tests {
     #[case::one_mi("1Mi", 1 << 20, "MiB")]
     #[case::one_gi("1Gi", 1 << 30, "GiB")]
     #[case::kibibytes("2048Ki", 2 << 20, "2Mi")]
-    fn accepted(#[case] text: &str, #[case] bytes: u64, #[case] shown: &str) {
+    fn valid_units_are_read(#[case] text: &str, #[case] bytes: u64, #[case] shown: &str) {
         let unit: MemoryUnit = text.parse().unwrap();
         assert_eq!(unit.bytes(), bytes);
         assert_eq!(unit.to_string(), shown);
@@ -114,7 +114,7 @@ mod tests {
     #[case::not_whole("1536Ki")]
     #[case::huge("2Ti")]
     #[case::empty("")]
-    fn refused(#[case] text: &str) {
+    fn invalid_units_are_refused(#[case] text: &str) {
         let error = text.parse::<MemoryUnit>().unwrap_err().to_string();
         assert!(error.contains("write MiB, GiB or a quantity"), "{error}");
     }

@@ -204,14 +204,17 @@ mod tests {
     #[rstest]
     #[case::usual(json!({"cpu": "95500m", "memory": "1Gi", "pods": "110"}), Some((95_500, 1 << 30)))]
     #[case::without_cpu(json!({"pods": "110"}), None)]
-    fn nodes_have_what_is_allocatable(#[case] allocatable: Value, #[case] expected: Option<(u64, u64)>) {
+    fn the_totals_of_a_node_are_its_allocatable_resources(
+        #[case] allocatable: Value,
+        #[case] expected: Option<(u64, u64)>,
+    ) {
         let node = serde_json::from_value(json!({"status": {"allocatable": allocatable}})).unwrap();
         let expected = expected.map(|(cpu_milli, memory)| HostResources { cpu_milli, memory });
         assert_eq!(HostResources::of_node(&node), expected);
     }
 
     #[test]
-    fn containers_add_up_and_the_largest_init_container_counts() {
+    fn requests_are_the_sum_of_containers_or_the_largest_init_container() {
         let asks = |limits: Value| json!({"name": "c", "resources": {"limits": limits}});
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {
             "initContainers": [asks(json!({"a/b": "5", "cpu": "9"}))],

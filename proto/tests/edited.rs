@@ -149,7 +149,7 @@ fn annotation(key: &str, value: &Value) -> BTreeMap<String, String> {
 
 proptest! {
     #[test]
-    fn device_objects(edits in edits()) {
+    fn edited_device_objects_are_read_or_refused(edits in edits()) {
         if let Some(device) = reads_what_it_prints::<RawDevice>(&edited(device(), &edits))
             && let Ok(spec) = device.read()
         {
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn nodes(edits in edits()) {
+    fn edited_nodes_are_read_or_refused(edits in edits()) {
         if let Some(node) = reads_what_it_prints::<Node>(&edited(node(), &edits)) {
             let _ = (node.capacity("aliyun.com/gpu-mem"), node.capacity("aliyun.com/gpu-count"));
         }
@@ -167,7 +167,7 @@ proptest! {
 
     /// `validate` and `PodRequest::read_new` agree.
     #[test]
-    fn pods(edits in edits()) {
+    fn edited_pods_are_read_or_refused(edits in edits()) {
         if let Some(pod) = reads_what_it_prints::<Pod>(&edited(pod(), &edits)) {
             let names = ResourceNames::default();
             prop_assert_eq!(validate(&pod, &names), PodRequest::read_new(&pod, &names).map(drop));
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_of_the_extender(edits in edits(), whole in any::<bool>()) {
+    fn edited_requests_of_the_extender_are_read_or_refused(edits in edits(), whole in any::<bool>()) {
         let document = if whole {
             json!({"Pod": pod(), "Nodes": {"metadata": {}, "items": [node(), node()]}, "NodeNames": null})
         } else {
@@ -192,13 +192,13 @@ proptest! {
     }
 
     #[test]
-    fn bindings_of_the_extender(edits in edits()) {
+    fn edited_bindings_of_the_extender_are_read_or_refused(edits in edits()) {
         let document = json!({"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n1"});
         let _ = reads_what_it_prints::<ExtenderBindingArgs>(&edited(document, &edits));
     }
 
     #[test]
-    fn admission_reviews(edits in edits()) {
+    fn edited_admission_reviews_are_read_or_refused(edits in edits()) {
         let request = json!({
             "uid": "u", "resource": {"group": "", "version": "v1", "resource": "pods"}, "subResource": null, "name": "p", "namespace": "ns",
             "operation": "UPDATE", "userInfo": {"username": "a-user"}, "object": pod(), "oldObject": pod(),
@@ -210,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn records(edits in edits()) {
+    fn edited_records_are_read_or_refused(edits in edits()) {
         if let Ok(Some(record)) = Record::read(&annotation(DEVICE_ALLOCATED, &edited(record(), &edits)))
             && !record.allocations.is_empty()
         {
@@ -219,7 +219,7 @@ proptest! {
     }
 
     #[test]
-    fn exchanged_records(edits in edits()) {
+    fn edited_swapped_records_are_read_or_refused(edits in edits()) {
         let document = edited(json!({"u1": record(), "u2": record()}), &edits);
         if let Ok(exchanged) = read_swapped_records(Some(&annotation(EXCHANGED_RECORDS, &document))) {
             let text = write_swapped_records(&exchanged).unwrap();
@@ -228,7 +228,7 @@ proptest! {
     }
 
     #[test]
-    fn checkpoints(edits in edits()) {
+    fn edited_checkpoints_are_read_or_refused(edits in edits()) {
         let entry = json!({"podUID": "u", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-a"], "allocResp": "AA=="});
         let document = edited(json!([entry, entry]), &edits);
         if let Ok(Some(checkpoints)) = KubeletAllocations::read(&annotation(DEVICES_CHECKPOINTS, &document))
@@ -239,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn memory_units(text in "([0-9]{1,7}[KMGTP]?i?|[MG]iB|\\PC{0,8})") {
+    fn edited_memory_units_are_read_or_refused(text in "([0-9]{1,7}[KMGTP]?i?|[MG]iB|\\PC{0,8})") {
         if let Ok(unit) = text.parse::<MemoryUnit>() {
             prop_assert_eq!(unit.to_string().parse::<MemoryUnit>().unwrap(), unit);
             prop_assert_eq!(MemoryUnit::from_bytes(unit.bytes()), Some(unit));

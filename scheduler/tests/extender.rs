@@ -29,12 +29,12 @@ mod early;
 mod every_route;
 #[path = "extender/golden.rs"]
 mod golden;
-#[path = "extender/histories.rs"]
-mod histories;
 #[path = "extender/holding.rs"]
 mod holding;
 #[path = "extender/leading.rs"]
 mod leading;
+#[path = "extender/model_based.rs"]
+mod model_based;
 #[path = "extender/objects.rs"]
 mod objects;
 mod old_extender_bugs;

@@ -13,10 +13,10 @@ use crate::world::World;
 
 /// Unsigned underflow made a GPU that holds more than it has look infinitely free.
 #[tokio::test]
-async fn e1_an_overfull_gpu_has_nothing_free() {
+async fn e1_an_oversubscribed_gpu_has_nothing_free() {
     let world = World::new().with_node("n1", &[100]);
     for name in ["a", "b"] {
-        // Records of somebody else's making, which together no device can bear; the engine's check would say so.
+        // Foreign records that together exceed every device, which the engine's check would report.
         let overfull = placed_by_old_extender(units(name, 80), "n1", 0, 80, 100);
         world
             .index
@@ -217,7 +217,7 @@ async fn e11_a_second_scheduler_sees_what_the_first_wrote() {
 
 /// `/inspect` of an unknown node, of a node with no GPU, or of one that lost some, ended the process.
 #[tokio::test]
-async fn e12_inspect_of_unknown_empty_and_shrunken_nodes() {
+async fn e12_inspect_shows_unknown_empty_and_shrunken_nodes() {
     let world = World::new().with_node("n1", &[100, 100]);
     world.place(&shared("p", 2, 100), "n1").await;
     let unknown = world.inspect(Some("nobody")).await;
@@ -250,7 +250,7 @@ async fn e13_gpus_of_unequal_size() {
 
 /// Nodes stayed in memory after deletion, and pods of a deleted node could not be removed.
 #[tokio::test]
-async fn e14_nodes_and_pods_go_in_any_order() {
+async fn e14_nodes_and_pods_are_deleted_in_any_order() {
     let world = World::new().with_node("n1", &[100]);
     let pod = units("p", 60);
     world.place(&pod, "n1").await;
@@ -271,7 +271,7 @@ async fn e14_nodes_and_pods_go_in_any_order() {
 /// Every client could bind. Real TLS connections are tested by `served::verbs_demand_a_client_certificate_and_probes_do_not`.
 /// Here only the demand for a certificate is tested.
 #[tokio::test]
-async fn e15_no_certificate_no_bind() {
+async fn e15_bind_needs_a_client_certificate() {
     let mut serving = scheduler::offline::serving();
     let none = std::path::PathBuf::new;
     serving.tls = Some(scheduler::config::TlsFiles {
@@ -293,7 +293,7 @@ async fn e15_no_certificate_no_bind() {
 
 /// One GPU per pod only, and init containers and sidecars were not counted.
 #[tokio::test]
-async fn e16_several_gpus_init_containers_and_sidecars() {
+async fn e16_init_containers_and_sidecars_get_several_gpus() {
     let world = World::new().with_node("n1", &[100, 100]);
     world.place(&shared("two", 2, 120), "n1").await;
     assert_eq!(world.used("n1").await, [60, 60]);
@@ -315,7 +315,7 @@ async fn e16_several_gpus_init_containers_and_sidecars() {
 /// kube-scheduler evicted pods by the sums of a node, on whichever GPUs they were, and the node had no room on one GPU
 /// afterwards: it evicted more, and more. It asks which pods must go, and the pod fits once they are gone.
 #[tokio::test]
-async fn e17_victims_are_those_that_make_room_on_one_gpu() {
+async fn e17_victims_make_room_on_one_gpu() {
     let mut world = World::new().with_node("n1", &[100, 100]);
     for (name, gpu, held) in [("a", 0, 50), ("b", 0, 50), ("c", 1, 50), ("d", 1, 50)] {
         world = world.with_pod(&placed_by_old_extender(units(name, held), "n1", gpu, held, 100));

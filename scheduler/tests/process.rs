@@ -87,7 +87,7 @@ fn until_it_serves(address: SocketAddr) {
 }
 
 #[test]
-fn an_open_address_is_refused() {
+fn an_unauthenticated_address_beyond_loopback_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = Process::start(dir.path(), &["--listen=0.0.0.0:0"]);
     assert_eq!(process.end(), "exit status: 1");
@@ -118,7 +118,7 @@ fn a_scheduler_that_hangs_ends_itself() {
 
 /// A stop that is longer than the limit is none of its own hangs.
 #[test]
-fn a_scheduler_that_was_stopped_goes_on() {
+fn a_scheduler_that_was_paused_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let address = free_address();
     let listen = format!("--listen={address}");

@@ -258,7 +258,7 @@ evict: true
     #[case::file(Need::Remove(NodeFile::KubeletSocket), true)]
     #[case::another_file(Need::Remove(NodeFile::PluginSockets), false)]
     #[case::eviction(Need::Evict, true)]
-    fn allowed(#[case] need: Need, #[case] expected: bool) {
+    fn a_fault_is_possible_if_the_file_has_its_command(#[case] need: Need, #[case] expected: bool) {
         assert_eq!(
             Commands::parse(FILE, Path::new("k")).unwrap().allow(need),
             expected
@@ -272,13 +272,13 @@ evict: true
     #[case::empty_kill("parts: {plugin: {kill: ' '}}", "parts.plugin.kill is empty")]
     #[case::pause_alone("parts: {plugin: {kill: x, pause: y}}", "has one of pause and resume")]
     #[case::unknown_file("remove: {disk: x}", "unknown variant `disk`")]
-    fn refused(#[case] file: &str, #[case] expected: &str) {
+    fn malformed_files_of_commands_are_refused(#[case] file: &str, #[case] expected: &str) {
         let error = format!("{:#}", Commands::parse(file, Path::new("k")).unwrap_err());
         assert!(error.contains(expected), "{error}");
     }
 
     #[tokio::test]
-    async fn commands_know_their_node_and_their_cluster() {
+    async fn commands_get_the_node_and_the_cluster_in_variables() {
         let file = r#"
 parts:
   kubelet: {kill: test "$NODE $KUBECONFIG" = "n1 k", start: "false"}

@@ -67,7 +67,7 @@ mod tests {
     use std::os::linux::net::SocketAddrExt;
 
     #[test]
-    fn no_port_is_given_away_twice_and_none_of_another_process() {
+    fn no_port_is_given_twice_or_used_by_another_process() {
         // As another process would have it.
         let others = PORTS.step_by(usize::from(BLOCK)).find_map(|first| {
             let name = UnixAddr::from_abstract_name(format!("gpushare-testbed-ports-{first}")).unwrap();

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn granted_lists_every_rule_of_the_user() {
+    fn all_rules_of_a_user_are_listed() {
         let rbac = Rbac::of(&objects()).unwrap();
         let granted: Vec<String> = rbac.granted(READER).iter().map(ToString::to_string).collect();
         let expected = [
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_role_is_named() {
+    fn the_error_names_a_malformed_role() {
         let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "r"}, "rules": 3});
         assert_eq!(
             Rbac::of(&[role]).unwrap_err().to_string(),

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_for_each_kind_of_fault() {
+    fn the_report_has_one_line_per_kind_of_fault() {
         let lost = BTreeMap::from([("UnexpectedAdmissionError".to_owned(), 3)]);
         let plugin = Wave {
             killed: Some(ClusterPart::Plugin),

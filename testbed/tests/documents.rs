@@ -46,7 +46,7 @@ fn last_cell(row: &str) -> &str {
 
 /// `docs/failure-modes.md` names a test, a test file, a module, a scenario or a fault of chaos for each row.
 #[test]
-fn every_fault_names_a_test_that_exists() {
+fn every_failure_mode_names_an_existing_test() {
     let sources: String = files(&root(), "rs").iter().map(|path| read(path)).collect();
     let mut missing = Vec::new();
     let document = read(&root().join("docs/failure-modes.md"));
@@ -153,7 +153,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     let mut documents = files(&root().join("docs"), "md");
     documents.push(root().join("README.md"));
     let mut anchors = BTreeMap::new();

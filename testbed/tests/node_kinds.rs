@@ -457,7 +457,7 @@ async fn until_decided(cluster: &Cluster, cases: &[Case]) -> Result<()> {
 /// Every cell of the table: a pod sees its record's GPU with the driver, or there is a reason to read; no container sees more,
 /// but where the condition `Isolated` says so; none starts with the content of a spec that is not there any more.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_kind_of_node_gives_the_gpu_of_the_record_or_a_reason() -> Result<()> {
+async fn on_every_kind_of_node_a_container_gets_the_recorded_gpu_or_a_reason() -> Result<()> {
     let starts = Starts::default();
     let cluster = Cluster::launch(ClusterSpec::of(nodes(&starts))).await?;
     let pods = Pods::of(cluster.client(), "default");
@@ -664,7 +664,7 @@ impl Scene {
 
 /// The table of the documentation is the one that the test above has tried.
 #[test]
-fn the_documentation_has_this_table() {
+fn the_table_in_the_documentation_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/nvidia.md");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     assert!(

@@ -109,7 +109,7 @@ impl Case {
 }
 
 #[test]
-fn the_model_does_what_the_real_program_did() {
+fn the_model_does_what_nvidias_runtime_did() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/nvidia_container_runtime.json");
     let Recorded { program, gpus, cases } = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert!(cases.len() >= 600, "{program}: {} cases", cases.len());

@@ -145,7 +145,7 @@ fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
 
 /// The record of a running pod is edited: the scheduler would free a GPU in use.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_changed_under_a_running_pod_says_the_truth_again() -> Result<()> {
+async fn an_edited_record_of_a_running_pod_is_corrected() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
     pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
@@ -212,7 +212,7 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
 
 /// A manifest that was copied from a running pod brings its flag along.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copied_flag_keeps_no_pod_from_its_devices() -> Result<()> {
+async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
     let (cluster, pods) = cluster(&[]).await?;
     let copied = PodSpec::new("a", &[(GPU_MEM, "4")])
         .annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
@@ -223,7 +223,7 @@ async fn a_copied_flag_keeps_no_pod_from_its_devices() -> Result<()> {
 
 /// Node and pod show a GPU that falls sick, and its return.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sick_gpu_is_reported() -> Result<()> {
+async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
     pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
@@ -281,7 +281,7 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
 /// By variable a pod's own value would win over what was counted for it; by CDI it does not.
 /// A user who may create pods may write the mark for all GPUs, and a record beside it, and bind the pod past the scheduler.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
+async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
     let forged = |name: &str, minors: &[u32]| -> Result<Pod> {
         let gpus: Vec<Value> = minors
             .iter()
@@ -341,7 +341,7 @@ async fn a_forged_mark_for_all_gpus_shows_none() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_does_not_choose_its_gpus_itself() -> Result<()> {
+async fn a_pod_cannot_choose_its_gpus_by_variable() -> Result<()> {
     for inject in ["envvar", "cdi"] {
         let (mut cluster, pods) = cluster_of(NodeSpec {
             inject,

@@ -158,7 +158,7 @@ fn passing(names: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn names_are_asked_in_order_and_the_named_node_is_taken() {
+async fn an_extender_gets_names_in_order_and_its_node_is_bound() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
     rig.create("p", "5");
     let attempt = rig.attempt().await;
@@ -179,7 +179,7 @@ async fn names_are_asked_in_order_and_the_named_node_is_taken() {
 }
 
 #[tokio::test]
-async fn whole_nodes_for_an_extender_without_a_cache() {
+async fn an_extender_without_a_node_cache_gets_whole_nodes() {
     let node = |name: &str| json!({"metadata": {"name": name}});
     let mut rig = Rig::start("", move |_, _| {
         (
@@ -199,7 +199,7 @@ async fn whole_nodes_for_an_extender_without_a_cache() {
 }
 
 #[tokio::test]
-async fn reasons_end_up_in_the_condition_and_decide_about_preemption() {
+async fn reasons_of_an_extender_are_in_the_condition_and_decide_preemption() {
     let answer = json!({"NodeNames": [], "FailedNodes": {"a": "no room", "b": "no room"}, "FailedAndUnresolvableNodes": {"c": "no device"}, "Error": ""});
     let mut rig = Rig::start("  nodeCacheCapable: true", move |_, _| (200, answer.clone())).await;
     rig.create("p", "1");
@@ -269,7 +269,7 @@ async fn an_ignorable_extender_that_fails_is_skipped() {
 }
 
 #[tokio::test]
-async fn scores_are_weighted_against_the_loop_s_own() {
+async fn scores_of_an_extender_are_weighted_against_those_of_plugins() {
     let answer = |verb: &str, _: &Value| match verb {
         "filter" => (200, passing(&["a", "b", "c"])),
         _ => (
@@ -288,7 +288,7 @@ async fn scores_are_weighted_against_the_loop_s_own() {
 
 /// The extender gets the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
 #[tokio::test]
-async fn binding_goes_on_beside_the_next_pod() {
+async fn a_binding_runs_beside_the_next_scheduling_cycle() {
     let rig = Rig::start(
         "  nodeCacheCapable: true\n  bindVerb: bind\n  httpTimeout: 2s",
         |verb, body| match verb {
@@ -323,7 +323,7 @@ async fn binding_goes_on_beside_the_next_pod() {
 }
 
 #[tokio::test]
-async fn a_waiting_pod_is_tried_when_room_is_freed() {
+async fn an_unschedulable_pod_is_tried_when_room_is_freed() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, body| {
         (200, json!({"NodeNames": body["NodeNames"], "Error": ""}))
     })
@@ -351,7 +351,7 @@ async fn a_waiting_pod_is_tried_when_room_is_freed() {
 }
 
 #[tokio::test]
-async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
+async fn a_lost_reply_to_a_binding_causes_no_second_attempt() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["b"]))).await;
     let lost = rig.api.faults().inject(
         Matching::anything()
@@ -369,7 +369,7 @@ async fn a_lost_reply_of_the_default_binding_is_no_second_attempt() {
 }
 
 #[tokio::test]
-async fn pods_of_other_schedulers_and_without_the_resource_do_not_reach_the_extender() {
+async fn the_extender_is_not_called_for_other_schedulers_or_resources() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
     let pod = |name: &str, scheduler: &str| json!({"metadata": {"name": name}, "spec": {"schedulerName": scheduler, "containers": [{"name": "c", "image": "i"}]}});
     rig.api.objects().create("pods", pod("other", "another")).unwrap();
@@ -460,7 +460,7 @@ async fn victims_are_proposed_and_those_of_the_extender_are_evicted() {
 #[case::without_victims(json!({"b": {"Pods": [], "NumPDBViolations": 0}}))]
 #[case::no_candidate(json!({}))]
 #[tokio::test]
-async fn answers_by_which_nothing_is_evicted(#[case] answer: Value) {
+async fn invalid_preemption_answers_evict_no_pod(#[case] answer: Value) {
     let answer = move |verb: &str, _: &Value| match verb {
         "preempt" => (200, json!({"NodeNameToMetaVictims": answer})),
         _ => (200, passing(&["b"])),
@@ -482,7 +482,7 @@ fn first_of(question: &Value) -> Value {
 /// As recorded on kube-scheduler 1.36.2 with `GenericWorkload` and `GangScheduling`: every member is asked about before one is
 /// bound, and in each cycle again; after the first of them the members' conditions say so, and never change.
 #[tokio::test]
-async fn members_of_a_group_are_bound_together_or_not_at_all() {
+async fn members_of_a_pod_group_are_bound_together_or_not_at_all() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| {
         (200, first_of(question))
     })

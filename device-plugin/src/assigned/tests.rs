@@ -39,7 +39,7 @@ fn is_due(stage: Stage, has_started: bool, is_assigned: bool) -> bool {
 #[case::unmarked_by_an_earlier_process(Stage::Running, false, false, true)]
 #[case::marked_already(Stage::Running, true, true, false)]
 #[case::failed(Stage::Terminal, true, false, false)]
-fn due_once_a_container_may_start(
+fn the_assigned_annotation_is_due_once_a_container_may_start(
     #[case] stage: Stage,
     #[case] has_started: bool,
     #[case] marked: bool,
@@ -50,7 +50,7 @@ fn due_once_a_container_may_start(
 
 /// Assigned is derived, not written, for pods of the other dialect.
 #[test]
-fn other_dialect_is_never_marked() {
+fn koordinator_pods_get_no_assigned_annotation() {
     let mut running = NodePod {
         stage: Stage::Running,
         ..pod("a", 1, [units(1)])
@@ -91,7 +91,7 @@ async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
 
 /// The assume time is the order of the pods and stays as it is; the UID guards against a successor of the same name.
 #[tokio::test]
-async fn mark_writes_one_annotation_of_this_very_pod() {
+async fn the_patch_writes_one_annotation_of_the_pod_with_that_uid() {
     let (line, body, is_done) = mark_with(200, "").await;
     assert_eq!(
         (line.as_str(), is_done),
@@ -114,6 +114,10 @@ async fn mark_writes_one_annotation_of_this_very_pod() {
 #[case::too_many(429, "later", false)]
 #[case::broken(500, "etcd", false)]
 #[tokio::test]
-async fn failures_of_marking(#[case] code: u16, #[case] message: &str, #[case] is_done: bool) {
+async fn a_failed_patch_is_repeated_unless_the_pod_is_gone(
+    #[case] code: u16,
+    #[case] message: &str,
+    #[case] is_done: bool,
+) {
     assert_eq!(mark_with(code, message).await.2, is_done);
 }

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn other_content_is_retired_before_the_name_is_used_again() {
+    fn a_spec_with_other_content_is_removed_for_a_while_before_its_name_is_reused() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().join("made/on/the/way"));
         let now = SystemTime::now();
@@ -386,7 +386,7 @@ mod tests {
 
     /// The process that retired it may have ended since.
     #[test]
-    fn a_retirement_outlives_the_process() {
+    fn the_removal_of_a_spec_is_known_to_the_next_process() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
         dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_torn_by_a_power_cut_counts_as_no_content() {
+    fn an_incomplete_file_counts_as_missing() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
         dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_no_answer_are_removed_when_they_are_old() {
+    fn old_files_without_an_answer_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
         for name in ["kept", "gone"] {

@@ -274,7 +274,7 @@ mod tests {
     #[case::removed(|dir: &Path| std::fs::remove_dir_all(dir))]
     #[case::renamed(|dir: &Path| std::fs::rename(dir, dir.with_extension("aside")))]
     #[tokio::test]
-    async fn a_directory_that_is_made_again_is_watched_at_once(
+    async fn a_directory_that_is_created_again_is_watched_at_once(
         #[case] take_away: fn(&Path) -> io::Result<()>,
     ) {
         let root = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ mod tests {
 
     /// The plugin compares a spec at each start; that must not look like the runtime's read.
     #[tokio::test]
-    async fn a_file_is_read_by_others_alone() {
+    async fn reads_by_the_plugin_itself_do_not_count() {
         let root = tempfile::tempdir().unwrap();
         let readers = Readers::default();
         let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
@@ -406,7 +406,7 @@ mod tests {
 
     /// Each reading of all specs makes every injection wait.
     #[tokio::test]
-    async fn starts_that_wait_together_are_read_together() {
+    async fn starts_that_wait_together_share_one_read_of_the_runtime() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
         let readers = Readers::default();

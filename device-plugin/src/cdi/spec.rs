@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spec_in_full() {
+    fn the_content_of_a_spec() {
         let mut edits = Edits {
             env: [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into(),
             ..Edits::default()

@@ -492,7 +492,7 @@ devices:
     }
 
     #[test]
-    fn the_driver_is_what_all_devices_have_in_common() {
+    fn the_edits_of_the_driver_are_those_that_all_devices_share() {
         let (_dir, specs) = specs(&[
             ("nvidia.yaml", TOOLKIT),
             ("broken.json", "{"),
@@ -513,7 +513,7 @@ devices:
 
     /// GPU Operator's spec must not hand over GPUs beside the libraries.
     #[test]
-    fn the_operators_spec_gives_the_driver_and_no_gpu() {
+    fn the_spec_of_the_gpu_operator_gives_the_driver_and_no_gpu() {
         let (_dir, specs) = specs(&[("management.nvidia.com-gpu.yaml", MANAGEMENT)]);
         let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
@@ -534,7 +534,7 @@ devices:
     #[case::of_another_driver(&[("a.yaml", TOOLKIT)], Some("580.2"), "is of driver 570.1, and the node runs 580.2")]
     #[case::the_driver_is_not_known(&[("a.yaml", TOOLKIT)], None, "nvidia.com/gpu")]
     #[case::none(&[], Some("570.1"), "no CDI spec of the NVIDIA driver is in /does/not/exist, ")]
-    fn the_spec_that_is_used(
+    fn the_toolkits_spec_of_the_running_driver_is_used(
         #[case] files: &[(&str, &str)],
         #[case] running: Option<&str>,
         #[case] expected: &str,
@@ -548,7 +548,7 @@ devices:
 
     /// One spec is old, another kind's is not.
     #[test]
-    fn a_stale_spec_is_passed_over() {
+    fn a_spec_of_another_driver_version_is_skipped() {
         let (_dir, specs) = specs(&[
             ("a.yaml", TOOLKIT),
             ("b.yaml", &MANAGEMENT.replace("570.1", "580.2")),
@@ -557,7 +557,7 @@ devices:
     }
 
     #[test]
-    fn the_nodes_of_a_gpu_by_uuid_or_index() {
+    fn the_device_nodes_of_a_gpu_are_found_by_uuid_or_index() {
         let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT)]);
         let found = |minor: u32| specs.nodes(&gpu(minor)).map(|nodes| paths(&nodes).join(" "));
         assert_eq!(found(1).as_deref(), Some("/dev/nvidia1 /dev/dri/card1"));
@@ -571,7 +571,7 @@ devices:
 
     /// A GPU is gone since, and the driver has numbered the others differently.
     #[test]
-    fn a_spec_that_means_another_gpu_is_not_believed() {
+    fn a_spec_whose_index_names_another_gpu_is_ignored() {
         let (_dir, specs) = specs(&[("nvidia.yaml", TOOLKIT)]);
         assert_eq!(
             specs.nodes(&Gpu { index: 2, ..gpu(3) }),

@@ -14,7 +14,7 @@ fn parse(flags: &[&str]) -> Result<Config, String> {
 }
 
 #[test]
-fn defaults() {
+fn the_default_settings() {
     let config = parse(&[]).unwrap();
     assert_eq!(
         (config.slots.get(), config.memory_unit, config.no_gpu),
@@ -59,7 +59,7 @@ fn defaults() {
 #[case::shared_devices(&["--shared-devices", "0,,1"], "write all, or UUIDs and minor numbers")]
 #[case::level(&["--log-level", "loud"], "\"loud\" is none of off, error, warn, info")]
 #[case::address(&["--health-listen", "8081"], "--health-listen")]
-fn refused(#[case] flags: &[&str], #[case] expected: &str) {
+fn invalid_flags_are_refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).map(|_| ()).unwrap_err();
     assert!(error.contains(expected), "{error}");
 }
@@ -69,7 +69,7 @@ fn refused(#[case] flags: &[&str], #[case] expected: &str) {
 #[case::path("a/b")]
 #[case::selector("a,b=c")]
 #[case::upper("N1")]
-fn bad_node_names(#[case] name: &str) {
+fn invalid_node_names_are_refused(#[case] name: &str) {
     assert!(node_name(name).is_err());
 }
 
@@ -77,12 +77,12 @@ fn bad_node_names(#[case] name: &str) {
 #[case::milliseconds("500ms", Duration::from_millis(500))]
 #[case::seconds("2s", Duration::from_secs(2))]
 #[case::minutes("1m", Duration::from_secs(60))]
-fn durations(#[case] text: &str, #[case] expected: Duration) {
+fn durations_are_read_with_their_unit(#[case] text: &str, #[case] expected: Duration) {
     assert_eq!(duration(text), Ok(expected));
 }
 
 #[test]
-fn help() {
+fn the_help_text_is_current() {
     use clap::CommandFactory;
     // The values of variables would depend on who runs the test.
     let mut command = Config::command()
@@ -110,13 +110,13 @@ fn vendors_resources_may_be_listed_and_the_last_entry_counts() {
 #[rstest]
 #[case::none("none", &[])]
 #[case::several("b.com, a.com,b.com", &["a.com", "b.com"])]
-fn dra_drivers(#[case] text: &str, #[case] expected: &[&str]) {
+fn dra_drivers_are_read_as_a_list(#[case] text: &str, #[case] expected: &[&str]) {
     let drivers = parse(&["--dra-drivers", text]).unwrap().dra_drivers;
     assert_eq!(drivers.iter().collect::<Vec<_>>(), expected);
 }
 
 #[test]
-fn one_sysfs_for_all_devices() {
+fn all_devices_are_read_from_one_sysfs() {
     let config = parse(&["--sysfs-root", "/host/sys"]).unwrap();
     let Source::Machine(machine) = config.source() else {
         panic!("{:?}", config.source())

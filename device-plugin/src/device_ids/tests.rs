@@ -47,7 +47,7 @@ fn stems_are_short_and_distinct(#[case] uuids: &[&str], #[case] expected: &[&str
 }
 
 #[test]
-fn ids_name_their_gpu_and_others_name_none() {
+fn an_id_names_its_gpu_and_other_texts_name_none() {
     let found = gpus(&["GPU-a-1", "GPU-a"], 3 << 30);
     let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
     assert_eq!(
@@ -87,7 +87,7 @@ fn ids_name_their_gpu_and_others_name_none() {
 
 /// One ID for each GPU, shared or not; of other devices as many as they have percent.
 #[test]
-fn whole_gpus_and_other_devices() {
+fn a_whole_gpu_has_one_id_and_another_device_one_per_percent() {
     let gpus = gpus(&["GPU-a", "GPU-b"], 1 << 30);
     let others = vec![
         OtherDevice {
@@ -179,7 +179,7 @@ fn too_many_slots_are_refused_with_the_number_to_use() {
 
 /// Counting every byte of a petabyte must not take longer than counting one GPU's.
 #[test]
-fn absurd_memory_is_refused_at_once() {
+fn a_gpu_with_too_much_memory_is_refused_at_once() {
     let found = gpus(&["GPU-a"], u64::MAX);
     assert_eq!(
         IdScheme::new(&found, 1, MemoryUnit::MIB).unwrap_err(),
@@ -189,7 +189,7 @@ fn absurd_memory_is_refused_at_once() {
 
 proptest! {
     #[test]
-    fn size_is_what_the_encoder_makes(lens in prop::collection::btree_set(1_usize..36, 1..5), slots in 1_u32..1200, mib in 0_u64..12_000) {
+    fn the_computed_size_of_a_list_is_that_of_the_encoder(lens in prop::collection::btree_set(1_usize..36, 1..5), slots in 1_u32..1200, mib in 0_u64..12_000) {
         let uuids: Vec<String> = lens.iter().map(|len| format!("GPU-{}", "f".repeat(*len))).collect();
         let found = gpus(&uuids.iter().map(String::as_str).collect::<Vec<_>>(), mib << 20);
         let scheme = IdScheme::new(&found, slots, MemoryUnit::MIB).unwrap();

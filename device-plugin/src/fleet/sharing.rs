@@ -97,7 +97,7 @@ mod tests {
     #[case::uuid("GPU-00000001-aaaa-bbbb-cccc-000000000001", [false, true, false])]
     #[case::both("GPU-00000001-aaaa-bbbb-cccc-000000000001,0", [true, true, false])]
     #[case::unknown("GPU-x,7", [false, false, false])]
-    fn names_gpus(#[case] text: &str, #[case] expected: [bool; 3]) {
+    fn gpus_are_named_by_minor_or_uuid(#[case] text: &str, #[case] expected: [bool; 3]) {
         let shared: SharedDevices = text.parse().unwrap();
         assert_eq!([0, 1, 2].map(|minor| shared.includes(&gpu(minor))), expected);
     }
@@ -106,13 +106,13 @@ mod tests {
     #[case::nothing("")]
     #[case::nothing_between("0,,1")]
     #[case::blank_within("GPU a")]
-    fn refuses(#[case] text: &str) {
+    fn invalid_lists_of_shared_devices_are_refused(#[case] text: &str) {
         assert!(text.parse::<SharedDevices>().is_err());
     }
 
     proptest! {
         #[test]
-        fn every_number_names_its_gpu(minors in prop::collection::btree_set(0..9_u32, 1..5), asked in 0..9_u32) {
+        fn each_minor_number_names_its_gpu(minors in prop::collection::btree_set(0..9_u32, 1..5), asked in 0..9_u32) {
             let text = minors.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             prop_assert_eq!(text.parse::<SharedDevices>().unwrap().includes(&gpu(asked)), minors.contains(&asked));
         }

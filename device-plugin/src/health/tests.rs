@@ -57,7 +57,7 @@ fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64,
 #[case::answered(ObservationKind::Answered, None)]
 #[case::sound(ObservationKind::AnsweredWithoutFault, None)]
 #[case::inventory(ObservationKind::InventoryChanged, None)]
-fn one_observation_of_a_healthy_device(
+fn each_observation_of_a_healthy_device_has_its_reason(
     #[case] kind: ObservationKind,
     #[case] expected: Option<HealthReason>,
 ) {
@@ -76,7 +76,7 @@ fn one_observation_of_a_healthy_device(
 #[rstest]
 #[case::of_no_device(None)]
 #[case::of_another_device(Some("GPU-elsewhere"))]
-fn trouble_of_no_known_device_changes_nothing(#[case] device: Option<&str>) {
+fn an_error_without_a_known_device_changes_no_health(#[case] device: Option<&str>) {
     let mut health = two_devices();
     for kind in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
         assert_eq!(
@@ -99,7 +99,7 @@ fn trouble_of_no_known_device_changes_nothing(#[case] device: Option<&str>) {
 #[case::not_quiet_for_long_enough(&[10, 20, 30, 59], None)]
 #[case::too_few_answers(&[60, 120], None)]
 #[case::late_answers(&[1000, 1001, 1002], Some(1002))]
-fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: Option<u64>) {
+fn recovery_needs_answers_and_a_quiet_time(#[case] answers: &[u64], #[case] recovered: Option<u64>) {
     for trouble in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
         let mut health = two_devices();
         assert!(health.observe(seconds(0), &of(A, trouble)).is_some());
@@ -120,7 +120,7 @@ fn recovery_takes_answers_and_quiet(#[case] answers: &[u64], #[case] recovered: 
 #[case::xid_again(ObservationKind::Xid(92), 3, 131)]
 #[case::failed_probe(failed(), 3, 131)]
 #[case::ignored_xid(ObservationKind::Xid(31), 0, 73)]
-fn trouble_during_recovery_begins_it_anew(
+fn an_error_during_recovery_restarts_it(
     #[case] trouble: ObservationKind,
     #[case] extra: u64,
     #[case] at: u64,
@@ -142,7 +142,7 @@ fn trouble_during_recovery_begins_it_anew(
 
 /// One message per change: the old plugin sent one for every virtual device.
 #[test]
-fn repeated_trouble_is_reported_once_and_another_reason_again() {
+fn a_repeated_error_is_reported_once_and_another_one_again() {
     let history = [
         (1, ObservationKind::Xid(92)),
         (2, ObservationKind::Xid(92)),
@@ -156,7 +156,7 @@ fn repeated_trouble_is_reported_once_and_another_reason_again() {
 }
 
 #[test]
-fn messages_are_for_people() {
+fn messages_name_the_fault_and_the_remedy() {
     let policy = HealthPolicy {
         quiet: seconds(5),
         ..HealthPolicy::default()
@@ -176,7 +176,7 @@ fn messages_are_for_people() {
 }
 
 #[test]
-fn other_devices_keep_the_state_of_those_that_stay() {
+fn a_new_list_of_devices_keeps_the_health_of_those_that_stay() {
     let mut health = two_devices();
     health.observe(seconds(0), &of(A, ObservationKind::Lost));
     health.observe(seconds(0), &of(B, ObservationKind::Lost));
@@ -192,7 +192,7 @@ fn other_devices_keep_the_state_of_those_that_stay() {
 }
 
 #[test]
-fn time_that_runs_backwards_is_no_quiet() {
+fn a_clock_that_goes_back_adds_no_quiet_time() {
     let history: Vec<_> = (0..5).map(|_| (10, ObservationKind::Answered)).collect();
     let mut health = two_devices();
     health.observe(seconds(100), &of(A, ObservationKind::Lost));
@@ -229,7 +229,7 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
 }
 
 #[test]
-fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
+fn errors_before_recovery_are_no_relapse_and_do_not_shorten_a_long_quiet_time() {
     let policy = HealthPolicy {
         quiet: LONGEST_QUIET * 2,
         answers: NonZeroU32::MIN,
@@ -258,7 +258,7 @@ fn more_trouble_in_one_illness_is_no_relapse_and_a_long_quiet_is_kept() {
 
 /// The quiet time starts again with the process.
 #[test]
-fn xid_of_an_earlier_process_is_loaded() {
+fn an_xid_of_an_earlier_process_is_restored() {
     let mut health = two_devices();
     let change = health
         .load(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z")
@@ -286,7 +286,7 @@ fn xid_of_an_earlier_process_is_loaded() {
 #[case("Xid", None)]
 #[case("Lost", None)]
 #[case("xid92", None)]
-fn words_of_xids(#[case] word: &str, #[case] expected: Option<u64>) {
+fn the_number_is_read_from_the_text_of_an_xid(#[case] word: &str, #[case] expected: Option<u64>) {
     assert_eq!(HealthReason::xid(word), expected);
 }
 
@@ -381,7 +381,7 @@ fn any_kind() -> impl Strategy<Value = ObservationKind> {
 
 proptest! {
     #[test]
-    fn agrees_with_the_whole_history(
+    fn health_agrees_with_a_model_of_the_whole_history(
         steps in prop::collection::vec((0..20_u64, prop::option::weighted(0.9, 0..3_usize), any_kind()), 0..80),
         answers in 1..4_u32,
         quiet in 0..40_u64,
@@ -426,7 +426,11 @@ proptest! {
 #[case::application(31, Some(31), false)]
 #[case::device(92, None, true)]
 #[case::ignored_though_an_application_causes_it(13, None, false)]
-fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: bool) {
+fn xids_of_applications_leave_the_device_healthy(
+    #[case] xid: u64,
+    #[case] fault: Option<u64>,
+    #[case] is_sick: bool,
+) {
     let policy = HealthPolicy {
         ignored_xids: "13".parse().unwrap(),
         ..HealthPolicy::default()
@@ -456,7 +460,7 @@ fn xids_by_class(#[case] xid: u64, #[case] fault: Option<u64>, #[case] is_sick: 
 #[rstest]
 #[case::by_xid(ObservationKind::Xid(48))]
 #[case::by_driver(ObservationKind::NeedsReset("GPU reset".to_owned()))]
-fn a_reset_is_waited_for(#[case] trouble: ObservationKind) {
+fn a_device_that_needs_a_reset_recovers_only_after_it(#[case] trouble: ObservationKind) {
     let sick = || {
         let mut health = two_devices();
         let change = health.observe(seconds(0), &of(A, trouble.clone())).unwrap();
@@ -521,7 +525,7 @@ fn a_reset_is_waited_for(#[case] trouble: ObservationKind) {
 
 /// Other trouble meanwhile does not make the device forget that it needs a reset.
 #[test]
-fn a_failed_probe_does_not_replace_a_reset() {
+fn a_failed_probe_does_not_replace_the_need_for_a_reset() {
     let history = [(0, ObservationKind::Xid(95)), (1, failed())];
     let mut health = two_devices();
     assert_eq!(changes(&mut health, &history).len(), 2);
@@ -531,7 +535,7 @@ fn a_failed_probe_does_not_replace_a_reset() {
 
 /// The driver's own word comes after its XID, and does not hide it.
 #[test]
-fn the_xid_stays_the_reason() {
+fn the_recovery_action_of_the_driver_does_not_replace_the_xid() {
     let history = [
         (0, ObservationKind::Xid(95)),
         (1, ObservationKind::NeedsReset("GPU reset".to_owned())),

@@ -112,7 +112,7 @@ mod tests {
     #[case::trailing_comma("13,", "")]
     #[case::negative("-1", "-1")]
     #[case::all_in_a_list("13,all", "all")]
-    fn refuses(#[case] text: &str, #[case] entry: &str) {
+    fn invalid_lists_of_xids_are_refused(#[case] text: &str, #[case] entry: &str) {
         assert_eq!(text.parse::<Xids>().unwrap_err().entry, entry);
     }
 
@@ -122,18 +122,18 @@ mod tests {
     #[case::spaces(" 13, 79 ", 79, true)]
     #[case::all("all", 79, true)]
     #[case::none("none", 13, false)]
-    fn reads(#[case] text: &str, #[case] xid: u64, #[case] expected: bool) {
+    fn lists_of_xids_are_read(#[case] text: &str, #[case] xid: u64, #[case] expected: bool) {
         assert_eq!(text.parse::<Xids>().unwrap().contains(xid), expected);
     }
 
     #[test]
-    fn default_is_the_usual_list() {
+    fn the_default_is_the_list_of_application_xids() {
         assert_eq!(Xids::of_applications().to_string(), "13,31,43,45,68,109");
     }
 
     proptest! {
         #[test]
-        fn what_is_shown_reads_back(xids in prop::collection::btree_set(any::<u64>(), 0..6)) {
+        fn a_displayed_list_is_read_back(xids in prop::collection::btree_set(any::<u64>(), 0..6)) {
             let ignored = Xids::List(xids);
             prop_assert_eq!(ignored.to_string().parse::<Xids>().unwrap(), ignored);
         }

@@ -72,7 +72,7 @@ fn each_change_makes_one_event_also_on_pods_that_come_later() {
 }
 
 #[test]
-fn a_device_that_goes_and_comes_back() {
+fn a_lost_and_a_recovered_device_make_one_event_each() {
     let mut tracker = HealthTracker::new(false);
     let (now, here) = (
         Instant::now(),
@@ -103,7 +103,7 @@ fn a_device_that_goes_and_comes_back() {
 
 /// Only if the operator wants it; not before the trouble has lasted; again after a refusal, but with a delay.
 #[test]
-fn eviction() {
+fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
     let sick = || with(&[(false, "XID 79")]);
     let evictions = |actions: Vec<HealthAction>| {
         actions

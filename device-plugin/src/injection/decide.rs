@@ -257,7 +257,7 @@ mod tests {
 
     /// Every combination, for each value of `--inject`: mode, certainty, reason.
     #[test]
-    fn every_kind_of_node() {
+    fn the_mode_certainty_and_reason_on_every_kind_of_node() {
         let mut rows = Vec::new();
         for requested in [None, Some(Mode::Cdi), Some(Mode::Envvar)] {
             for cdi in ["read", "unknown", "off", "unwritable"] {
@@ -281,7 +281,7 @@ mod tests {
 
     /// A mode that cannot work is never chosen where one that works is there.
     #[test]
-    fn auto_chooses_what_works() {
+    fn auto_chooses_a_mode_that_works_if_there_is_one() {
         for cdi in ["read", "unknown", "off", "unwritable"] {
             for driver in ["toolkit", "management", "none", "simulated"] {
                 for variable in ["works", "fails", "unknown"] {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_names_the_setting() {
+    fn the_message_names_the_setting_to_change() {
         let message = |cdi, driver, variable| decide(None, &facts(cdi, driver, variable)).message;
         insta::assert_snapshot!(
             [message("off", "toolkit", "fails"), message("read", "none", "unknown"), message("unwritable", "toolkit", "unknown")].join("\n"),

@@ -276,7 +276,7 @@ mod tests {
     #[case::variable_from_now_on(injection(Mode::Envvar, Certainty::Proven, "Variable"), 10, true)]
     #[case::cdi_is_off(injection(Mode::Cdi, Certainty::Impossible, "CdiOff"), 0, true)]
     #[case::unsure(injection(Mode::Cdi, Certainty::Assumed, "CdiAssumed"), 0, true)]
-    fn a_passing_state_takes_effect_when_it_has_lasted(
+    fn a_change_takes_effect_once_it_has_lasted(
         #[case] decided: Injection,
         #[case] seconds: u64,
         #[case] expected: bool,

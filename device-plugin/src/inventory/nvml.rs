@@ -453,7 +453,7 @@ mod tests {
     proptest! {
         /// Links that both ends see make a group for each pair, with as many links.
         #[test]
-        fn pairs_are_counted(counts in prop::collection::btree_map((0..8_u32, 0..8_u32), 1..4_u32, 0..10)) {
+        fn links_between_two_gpus_are_counted(counts in prop::collection::btree_map((0..8_u32, 0..8_u32), 1..4_u32, 0..10)) {
             let counts: BTreeMap<_, _> = counts.into_iter().filter(|((one, other), _)| one < other).collect();
             let ends = |((one, other), n): (&(u32, u32), &u32)| {
                 (0..*n).flat_map(|_| [(*one, FarEnd::Gpu(*other)), (*other, FarEnd::Gpu(*one))]).collect::<Vec<_>>()

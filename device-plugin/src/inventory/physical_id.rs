@@ -82,7 +82,7 @@ mod tests {
         "GPU-5a1d9f6c-0b1e-4c6a-9f4e-0123456789abc",
         "it is longer than 40 characters"
     )]
-    fn refuses(#[case] text: &str, #[case] problem: &'static str) {
+    fn invalid_ids_are_refused(#[case] text: &str, #[case] problem: &'static str) {
         assert_eq!(
             text.parse::<PhysicalId>(),
             Err(InvalidPhysicalId {
@@ -94,12 +94,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keeps_every_accepted_text(text in "[!-~]{1,40}") {
+        fn an_accepted_id_keeps_its_text(text in "[!-~]{1,40}") {
             prop_assert_eq!(text.parse::<PhysicalId>().unwrap().to_string(), text);
         }
 
         #[test]
-        fn accepts_exactly_short_visible_ascii(text in ".{0,45}") {
+        fn exactly_short_visible_ascii_ids_are_accepted(text in ".{0,45}") {
             let fits = (1..=40).contains(&text.len()) && text.chars().all(|c| ('!'..='~').contains(&c));
             prop_assert_eq!(text.parse::<PhysicalId>().is_ok(), fits);
         }

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn by_variable_a_call_waits_and_is_then_answered_by_its_ids() {
+    async fn with_envvar_a_call_waits_for_its_pod_and_is_then_answered_by_its_ids() {
         let (answer, waited) = unmatched(Mode::Envvar).await;
         assert_eq!(waited, 2);
         let uuid = crate::builders::gpu(0).uuid.to_string();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn by_cdi_a_call_is_answered_at_once_by_its_ids_alone() {
+    async fn with_cdi_a_call_is_answered_at_once_by_its_ids_alone() {
         let (answer, waited) = unmatched(Mode::Cdi).await;
         let names: Vec<_> = answer
             .cdi_devices

@@ -245,7 +245,7 @@ mod tests {
 
     /// The checkpoint of a kubelet that ended soon after a boot lacks the listed devices, and has those that pods hold.
     #[test]
-    fn lists_registered_devices_and_those_that_pods_hold() {
+    fn after_a_boot_registered_devices_and_those_of_pods_are_listed() {
         let dir = tempfile::tempdir().unwrap();
         let others =
             json!({"koordinator.sh/gpu.shared": null, "koordinator.sh/rdma": [], "nvidia.com/gpu": ["n"]});
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_without_devices_needs_nothing() {
+    async fn after_a_boot_a_node_without_devices_lists_none() {
         let dir = tempfile::tempdir().unwrap();
         checkpoint(dir.path(), &json!({}), &json!(null));
         run(
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_plugin_waits_for_the_host_s_service_to_end() {
+    async fn the_plugin_waits_until_the_boot_service_has_ended() {
         let dir = tempfile::tempdir().unwrap();
         until_ended(dir.path()).await;
         let socket = dir.path().join(socket_name(ExtendedResource::Memory));

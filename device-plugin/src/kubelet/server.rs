@@ -282,7 +282,7 @@ mod tests {
 
     /// For every resource, and within the size that [`IdScheme`] computes.
     #[test]
-    fn numa_nodes_are_listed_on_request() {
+    fn numa_nodes_are_listed_if_the_flag_is_set() {
         for resource in [
             ExtendedResource::Shared,
             ExtendedResource::Memory,

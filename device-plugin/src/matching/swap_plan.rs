@@ -81,7 +81,7 @@ mod tests {
     proptest! {
         /// No record is ever planned for two pods, and a swap of records changes no pod's planned devices.
         #[test]
-        fn always_a_permutation(events in prop::collection::vec((0..3_u8, 0..6_usize, 0..6_usize), 0..40)) {
+        fn a_swap_plan_is_always_a_permutation(events in prop::collection::vec((0..3_u8, 0..6_usize, 0..6_usize), 0..40)) {
             let mut plan = SwapPlan::default();
             let mut record: Vec<usize> = (0..6).collect();
             let mut there: Vec<usize> = (0..6).collect();

@@ -56,9 +56,9 @@ impl Scene {
     fn call_on(&mut self, resource: ExtendedResource, count: u64, devices: &[DeviceKey]) -> String {
         match self.ask(resource, count, devices, Attempt::Last) {
             Ok(found) => {
-                let told = format!("{}/{}", found.pod.as_str(), found.container);
+                let container = format!("{}/{}", found.pod.as_str(), found.container);
                 self.log.record(found, &self.pods);
-                told
+                container
             }
             Err(error) => format!("{error:?}"),
         }
@@ -67,7 +67,7 @@ impl Scene {
     /// One answered call about an ID of that name: `pod/container`, and the GPUs of the record that it was answered with.
     fn call_for(&mut self, resource: ExtendedResource, count: u64, id: &str) -> (String, String) {
         let found = self.ask(resource, count, &[], Attempt::Last).unwrap();
-        let told = format!("{}/{}", found.pod.as_str(), found.container);
+        let container = format!("{}/{}", found.pod.as_str(), found.container);
         let gpus = found.placement.as_ref().unwrap().to_string();
         self.log.add_answer(
             resource,
@@ -76,7 +76,7 @@ impl Scene {
             ContainerAllocateResponse::default(),
         );
         self.log.record(found, &self.pods);
-        (told, gpus)
+        (container, gpus)
     }
 
     fn change(&mut self, name: &str, change: impl FnOnce(&mut NodePod)) {
@@ -87,7 +87,7 @@ impl Scene {
 }
 
 #[test]
-fn earliest_assumed_first_and_each_call_once() {
+fn a_call_matches_the_pod_with_the_earliest_assume_time_once() {
     let mut scene = Scene::new([
         pod("a", 2, [units(2)]),
         pod("b", 1, [units(2)]),
@@ -105,13 +105,13 @@ fn earliest_assumed_first_and_each_call_once() {
 }
 
 #[test]
-fn equal_times_are_ordered_by_name() {
+fn pods_with_equal_assume_times_are_ordered_by_name() {
     let mut scene = Scene::new([pod("b", 1, [units(2)]), pod("a", 1, [units(2)])]);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
 
 #[test]
-fn containers_come_in_order_and_resources_of_one_in_any() {
+fn containers_match_in_order_and_resources_of_one_in_any_order() {
     let both = ContainerRequest {
         shared: 1,
         ..units(2)
@@ -135,7 +135,7 @@ fn containers_come_in_order_and_resources_of_one_in_any() {
 
 /// The pod whose admission is under way comes before one that was assumed earlier.
 #[test]
-fn admission_under_way_goes_on() {
+fn a_pod_in_admission_comes_before_one_with_an_earlier_assume_time() {
     let mut scene = Scene::new([pod("early", 1, [units(2)]), pod("late", 2, [units(4), units(2)])]);
     assert_eq!(
         [
@@ -148,7 +148,7 @@ fn admission_under_way_goes_on() {
 }
 
 #[test]
-fn gpus_of_the_ids_decide_before_time() {
+fn the_gpus_of_the_ids_decide_before_the_assume_time() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "b/0");
     assert_eq!(
@@ -200,7 +200,7 @@ fn equal_pods_admitted_in_another_order_are_planned_to_swap() {
 
 /// Admitted in reverse order, each record is used once.
 #[test]
-fn no_record_is_used_twice() {
+fn each_record_is_used_once() {
     let mut scene = Scene::new((0..4).map(|n| pod(&format!("p{n}"), 10 + u64::from(n), [units(2)]).on([n])));
     let mut known = Vec::new();
     let mut given = Vec::new();
@@ -216,7 +216,7 @@ fn no_record_is_used_twice() {
 
 /// The other pod of a planned swap is gone: the pod keeps its own record.
 #[test]
-fn a_plan_with_a_pod_that_is_gone_is_dropped() {
+fn a_planned_swap_with_a_deleted_pod_is_dropped() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
     scene
@@ -232,7 +232,7 @@ fn a_plan_with_a_pod_that_is_gone_is_dropped() {
 
 /// Pods that look alike to kubelet and request other amounts cannot swap.
 #[test]
-fn pods_of_other_amounts_do_not_swap() {
+fn pods_with_different_amounts_do_not_swap() {
     let asking = |name: &str, assumed_at, bytes: u64| NodePod {
         requests: Requests::of_device(bytes),
         ..pod(name, assumed_at, [shares(1)])
@@ -250,7 +250,7 @@ fn pods_of_other_amounts_do_not_swap() {
 
 /// kubelet removes the entries of ended pods late.
 #[test]
-fn an_entry_of_a_pod_before_proves_nothing() {
+fn a_checkpoint_entry_of_an_ended_pod_proves_nothing() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]).on([0])]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "old/0");
     let stale = written("old", "u2", Memory, &["x"]);
@@ -266,7 +266,7 @@ fn an_entry_of_a_pod_before_proves_nothing() {
 
 /// The call came before the pod was known, and was answered by its IDs: it must not be matched with another one's call.
 #[test]
-fn a_call_answered_before_its_pod_was_known_is_entered_later() {
+fn a_call_answered_before_its_pod_was_known_is_recorded_later() {
     let mut scene = Scene::new([]);
     scene.log.add_answer(
         Memory,
@@ -283,7 +283,7 @@ fn a_call_answered_before_its_pod_was_known_is_entered_later() {
 
 /// An unchanged checkpoint says more once its pod is known.
 #[test]
-fn the_same_is_learnt_from_again_when_a_pod_has_come() {
+fn an_unchanged_checkpoint_is_read_again_when_its_pod_is_known() {
     let mut scene = Scene::new([]);
     let known = Arc::new(vec![written("a", "u2", Memory, &["x"])]);
     scene.log.add_answer(
@@ -300,7 +300,7 @@ fn the_same_is_learnt_from_again_when_a_pod_has_come() {
 
 /// The answer may have gone to the pod that was deleted, so no pod counts as passed over.
 #[test]
-fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {
+fn a_pod_deleted_without_a_checkpoint_entry_does_not_change_the_order() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2)]),
         pod("b", 2, [units(2)]),
@@ -321,7 +321,7 @@ fn a_pod_that_went_unreported_leaves_the_order_as_it_is() {
 
 /// An entry that this process did not answer says nothing about its own answers.
 #[test]
-fn pods_of_a_predecessor_are_no_evidence() {
+fn checkpoint_entries_of_an_earlier_process_prove_nothing() {
     let mut scene = Scene::new([
         pod("old", 1, [units(2)]),
         pod("a", 2, [units(2)]),
@@ -334,7 +334,7 @@ fn pods_of_a_predecessor_are_no_evidence() {
 
 /// Nor does a pod that was admitted before the first answer.
 #[test]
-fn pods_admitted_before_an_answer_are_no_evidence_against_it() {
+fn pods_admitted_before_an_answer_do_not_contradict_it() {
     let mut scene = Scene::new([
         pod("old", 1, [units(2)]),
         pod("a", 2, [units(2)]),
@@ -354,7 +354,7 @@ type Change = fn(&mut NodePod);
     let placement = pod.placement.as_mut().unwrap();
     placement.gpushare.as_mut().unwrap().assigned = true;
 })]
-fn is_no_candidate(#[case] change: Change) {
+fn a_pod_that_cannot_have_made_the_call_is_not_matched(#[case] change: Change) {
     let mut scene = Scene::new([pod("a", 1, [units(2)])]);
     scene.change("a", change);
     assert_eq!(scene.call(Memory, 2), "NoPod");
@@ -362,7 +362,7 @@ fn is_no_candidate(#[case] change: Change) {
 
 /// kubelet admits a pod that it sees for the first time even if it is being deleted; then the next one gets its own.
 #[test]
-fn deleting_pod_that_kubelet_admits_keeps_its_place() {
+fn a_terminating_pod_that_kubelet_admits_keeps_its_place() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
@@ -370,7 +370,7 @@ fn deleting_pod_that_kubelet_admits_keeps_its_place() {
 
 /// kubelet went on to a later pod, so it has passed over the one being deleted: no pod gets its devices.
 #[test]
-fn deleting_pod_that_kubelet_skips_delays_no_other_pod() {
+fn a_terminating_pod_that_kubelet_skips_delays_no_other_pod() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2)]).on([0]),
         pod("b", 2, [units(3)]),
@@ -381,14 +381,14 @@ fn deleting_pod_that_kubelet_skips_delays_no_other_pod() {
     assert_eq!(
         scene.ask(Memory, 2, &[], Attempt::Early),
         Err(NoMatch::NoPod),
-        "somebody else may come"
+        "another pod may come"
     );
     assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
 /// Skipped with an equal pod next: that one gets the other's devices and is not refused, and the pods after it get their own.
 #[test]
-fn deleting_pod_that_kubelet_skips_costs_no_pod_its_admission() {
+fn a_terminating_pod_that_kubelet_skips_makes_no_other_pod_fail() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!(scene.call(Memory, 2), "a/0");
@@ -399,7 +399,7 @@ fn deleting_pod_that_kubelet_skips_costs_no_pod_its_admission() {
 }
 
 #[test]
-fn deleting_pod_on_other_gpus_than_the_ids_comes_later() {
+fn a_terminating_pod_on_other_gpus_than_the_ids_comes_last() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!(scene.call_on(Memory, 2, &[(&gpu(1)).into()]), "b/0");
@@ -414,7 +414,7 @@ fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
 
 /// It would use devices that are counted for the pod that came later.
 #[test]
-fn pod_without_record_that_came_first_is_not_given_the_next_ones_devices() {
+fn an_earlier_pod_without_a_record_does_not_get_the_devices_of_a_later_one() {
     let mut scene = Scene::new([unplaced_pod("z", 2), pod("a", 1, [units(2)])]);
     assert_eq!(
         scene.ask(Memory, 2, &[], Attempt::Early),
@@ -434,7 +434,7 @@ fn pod_without_record_that_came_first_is_not_given_the_next_ones_devices() {
 }
 
 #[test]
-fn pod_without_record_that_came_later_waits_its_turn() {
+fn a_later_pod_without_a_record_comes_after_the_earlier_one() {
     let mut scene = Scene::new([pod("z", 1, [units(2)]), unplaced_pod("a", 2)]);
     assert_eq!(scene.call(Memory, 2), "z/0");
     assert_eq!(scene.call(Memory, 2), "a/0");
@@ -442,7 +442,7 @@ fn pod_without_record_that_came_later_waits_its_turn() {
 
 /// kubelet turned it away itself and went on; the report of that is on its way.
 #[test]
-fn pod_without_record_that_kubelet_passed_over_blocks_no_other_pod() {
+fn a_pod_without_a_record_that_kubelet_rejected_blocks_no_other_pod() {
     let mut scene = Scene::new([
         unplaced_pod("u", 2),
         pod("a", 1, [units(3)]),
@@ -452,7 +452,7 @@ fn pod_without_record_that_kubelet_passed_over_blocks_no_other_pod() {
 }
 
 #[test]
-fn what_was_preferred_is_allocated() {
+fn a_call_matches_the_pod_of_its_preferred_ids() {
     let mut scene = Scene::new([pod("b", 2, [units(2)])]);
     let call = Call {
         resource: Memory,
@@ -484,7 +484,7 @@ fn what_was_preferred_is_allocated() {
 
 /// `b` explains both calls and has the GPU of `a`; `c` would be given another one.
 #[test]
-fn harmless_explanation_comes_before_another_pod() {
+fn a_match_on_the_same_gpu_comes_before_one_on_another() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2), units(4)]),
         pod("b", 2, [units(2), units(3)]),
@@ -502,7 +502,7 @@ fn harmless_explanation_comes_before_another_pod() {
 
 /// The container before got the GPU of `m`; the likeliest explanation goes on with that, so that the pod sees one GPU only.
 #[test]
-fn a_pod_sees_no_more_than_one_pods_devices() {
+fn the_containers_of_a_pod_see_the_devices_of_one_record() {
     let mut scene = Scene::new([
         pod("m", 1, [units(2), units(4)]),
         pod("a", 4, [units(2), units(3)]).on([1]),
@@ -550,7 +550,7 @@ fn pods_of_the_checkpoint_are_not_answered_again() {
 
 /// Another pod would explain both calls, but kubelet says for whom the first one was.
 #[test]
-fn what_kubelet_has_written_down_is_not_put_right() {
+fn a_match_that_the_checkpoint_confirms_is_not_corrected() {
     let others = [
         pod("b", 2, [units(3)]).on([1]),
         pod("c", 3, [units(2), units(3)]).on([2]),
@@ -563,7 +563,7 @@ fn what_kubelet_has_written_down_is_not_put_right() {
 
 /// A predecessor refused it, and kubelet has gone on.
 #[test]
-fn pod_without_record_before_those_of_the_checkpoint_blocks_no_other_pod() {
+fn a_pod_without_a_record_older_than_the_checkpoint_blocks_no_other_pod() {
     let mut scene = Scene::new([unplaced_pod("u", 2), pod("v", 1, [units(3)])]);
     scene.log = AllocateLog::after(Some(vec![allocated("v", "u3", Memory)]));
     scene.log.note_existing_pods(&scene.pods);
@@ -573,7 +573,7 @@ fn pod_without_record_before_those_of_the_checkpoint_blocks_no_other_pod() {
 
 /// As long as kubelet's checkpoint does not show that no process answered for them.
 #[test]
-fn inherited_pods_come_after_others() {
+fn pods_of_an_earlier_process_come_after_others() {
     let mut scene = Scene::new([pod("old", 1, [units(2)])]);
     scene.log.note_existing_pods(&scene.pods);
     scene.pods.apply(pod("new", 3, [units(2)]));
@@ -581,7 +581,7 @@ fn inherited_pods_come_after_others() {
 }
 
 #[test]
-fn pod_without_record_is_answered_only_if_it_waits_for_this() {
+fn a_pod_without_a_record_blocks_only_calls_that_it_could_make() {
     let mut scene = Scene::new([unplaced_pod("x", 2), pod("a", 1, [units(3)])]);
     assert_eq!(
         [
@@ -594,7 +594,7 @@ fn pod_without_record_is_answered_only_if_it_waits_for_this() {
 }
 
 #[test]
-fn unknown_pods_are_said_to_be_unknown() {
+fn before_the_first_pod_list_no_call_is_matched() {
     let scene = Scene {
         pods: Pods::default(),
         log: AllocateLog::default(),
@@ -604,7 +604,7 @@ fn unknown_pods_are_said_to_be_unknown() {
 
 /// kubelet fails a pod half-way, for a reason of its own, and goes on to the next.
 #[test]
-fn abandoned_admission_is_taken_last_and_only_after_waiting() {
+fn a_pod_whose_admission_stopped_halfway_is_matched_last() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(3)])]);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "b/0"]);
     assert_eq!(scene.ask(Memory, 2, &[], Attempt::Early), Err(NoMatch::NoPod));
@@ -613,23 +613,23 @@ fn abandoned_admission_is_taken_last_and_only_after_waiting() {
 
 /// Two pods begin with the same call and have the same GPU; the second call distinguishes them.
 #[test]
-fn wrong_beginning_is_put_right() {
+fn a_wrong_first_match_is_corrected_by_the_second_call() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2), units(4)]),
         pod("b", 2, [units(2), units(3)]),
     ]);
-    let told = [
+    let matched = [
         scene.call(Memory, 2),
         scene.call(Memory, 3),
         scene.call(Memory, 2),
         scene.call(Memory, 4),
     ];
-    assert_eq!(told, ["a/0", "b/1", "a/0", "a/1"]);
+    assert_eq!(matched, ["a/0", "b/1", "a/0", "a/1"]);
 }
 
 /// The same on different GPUs: the calls were b's, which goes on with the GPU that it was given; `a` is as if nothing had been.
 #[test]
-fn wrong_beginning_on_another_gpu_is_kept_up() {
+fn a_wrong_first_match_on_another_gpu_is_kept() {
     let mut scene = Scene::new([
         pod("a", 1, [units(2), units(4)]),
         pod("b", 2, [units(2), units(3)]).on([1]),
@@ -645,7 +645,7 @@ fn wrong_beginning_on_another_gpu_is_kept_up() {
 
 /// A predecessor of this process may have answered the pod's first call.
 #[test]
-fn inherited_pod_is_resumed_only_after_waiting() {
+fn a_pod_of_an_earlier_process_is_continued_only_after_waiting() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4), units(6)])]);
     scene.log.note_existing_pods(&scene.pods.clone());
     assert_eq!(scene.ask(Memory, 4, &[], Attempt::Early), Err(NoMatch::NoPod));
@@ -653,7 +653,7 @@ fn inherited_pod_is_resumed_only_after_waiting() {
 }
 
 #[test]
-fn new_pod_of_the_same_name_is_another_pod() {
+fn a_new_pod_of_the_same_name_is_matched_again() {
     let mut scene = Scene::new([pod("a", 1, [units(2)])]);
     assert_eq!(scene.call(Memory, 2), "a/0");
     scene.pods.delete(&PodUid::from("a"));
@@ -665,7 +665,7 @@ fn new_pod_of_the_same_name_is_another_pod() {
 }
 
 #[test]
-fn complete_once_every_call_is_answered() {
+fn a_pod_is_complete_once_all_its_calls_are_answered() {
     let mut scene = Scene::new([pod("a", 1, [shares(1), units(2)])]);
     let is_complete = |scene: &Scene| scene.log.is_complete(scene.pods.get(&PodUid::from("a")).unwrap());
     assert!(!is_complete(&scene));
@@ -726,7 +726,7 @@ fn any_pods(counts: u64) -> impl Strategy<Value = Vec<NodePod>> {
 proptest! {
     /// No two calls of the node are alike: whatever the order of admission, each finds its container.
     #[test]
-    fn different_calls_find_their_own_pod(
+    fn calls_that_differ_match_their_pods_in_any_order(
         all in any_pods(2),
         order in Just((0..7).collect::<Vec<usize>>()).prop_shuffle(),
         flips in prop::collection::vec(any::<bool>(), 3),
@@ -750,7 +750,7 @@ proptest! {
     /// Pods may ask for the same; admitted in the order in which they were assumed, each finds its own,
     /// also when GPUs of IDs point at it and when pods show up one after the other.
     #[test]
-    fn equal_calls_find_the_earliest(all in any_pods(2), flips in prop::collection::vec(any::<bool>(), 3), seen_at_once in any::<bool>()) {
+    fn equal_calls_match_pods_in_the_order_of_assume_times(all in any_pods(2), flips in prop::collection::vec(any::<bool>(), 3), seen_at_once in any::<bool>()) {
         let mut scene = Scene::new(if seen_at_once { all.clone() } else { Vec::new() });
         for pod in &all {
             scene.pods.apply(pod.clone());
@@ -762,7 +762,7 @@ proptest! {
 
     /// In any order of calls no container is answered twice, and none that does not wait for the call.
     #[test]
-    fn never_more_than_asked_for(all in any_pods(2), calls in prop::collection::vec((any::<bool>(), 0_u64..4, 0_u32..3), 0..40)) {
+    fn no_container_is_matched_twice_or_with_another_count(all in any_pods(2), calls in prop::collection::vec((any::<bool>(), 0_u64..4, 0_u32..3), 0..40)) {
         let mut scene = Scene::new(all.clone());
         for (is_memory, count, minor) in calls {
             let resource = if is_memory { Memory } else { Shared };

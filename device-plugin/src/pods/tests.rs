@@ -37,12 +37,12 @@ const RECORD: &str = r#"{"gpu":[{"minor":1,"id":"GPU-b","resources":{}},{"minor"
 #[case::running(json!({"phase": "Running"}), Stage::Running)]
 #[case::failed(json!({"phase": "Failed"}), Stage::Terminal)]
 #[case::succeeded(json!({"phase": "Succeeded"}), Stage::Terminal)]
-fn stages(#[case] status: Value, #[case] expected: Stage) {
+fn the_stage_of_a_pod_follows_from_its_status(#[case] status: Value, #[case] expected: Stage) {
     assert_eq!(pod(&json!({}), &units(1), &status).unwrap().stage, expected);
 }
 
 #[test]
-fn of_another_node_or_without_requests_is_left_out() {
+fn pods_of_another_node_or_without_requests_are_left_out() {
     assert_eq!(pod(&json!({}), &json!([{"name": "c"}]), &json!({})), None);
     let elsewhere =
         json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n2", "containers": units(1)}});
@@ -57,7 +57,7 @@ fn of_another_node_or_without_requests_is_left_out() {
 }
 
 #[test]
-fn reads_both_records() {
+fn the_records_of_both_dialects_are_read() {
     let koordinator = json!({"scheduling.koordinator.sh/device-allocated": RECORD, "scheduling.koordinator.sh/bind-timestamp": "7"});
     let placement = pod(&koordinator, &shares(2), &json!({}))
         .unwrap()
@@ -119,7 +119,7 @@ fn unusable_records(#[case] annotations: Value, #[case] containers: Value, #[cas
 
 /// Sidecars run beside the init containers that follow them, ordinary init containers run alone.
 #[test]
-fn requests_are_summed_as_kubernetes_does() {
+fn requests_of_containers_are_summed_as_kubernetes_does() {
     let container = |name: &str, core: u64, policy: Option<&str>| json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"koordinator.sh/gpu-core": core}}});
     let spec = json!({
         "initContainers": [container("s", 10, Some("Always")), container("i", 50, None)],
@@ -137,7 +137,7 @@ fn requests_are_summed_as_kubernetes_does() {
 
 /// A pod that wants a virtual function must not get an adapter, nor one that keeps others away a place beside them.
 #[test]
-fn pods_whose_devices_were_chosen_in_other_ways_are_not_alike() {
+fn pods_with_different_allocation_hints_do_not_swap() {
     let limits = json!([{"name": "c", "resources": {"limits": {"koordinator.sh/rdma": "1"}}}]);
     let of = |extension: &Value, hint: Option<&str>| {
         let entry = json!({"minor": 0, "id": "0000:1f:00.0", "resources": {"koordinator.sh/rdma": "1"}, "extension": extension});

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lists_then_follows_and_survives_a_broken_watch() {
+    async fn pods_are_listed_then_watched_and_a_broken_watch_is_restarted() {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let client = Client::new(service, "default");
         let (sender, mut pods) = watch::channel(Pods::default());

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_changes_no_device_wakes_no_reader() {
+    fn a_write_that_changes_no_device_notifies_no_reader() {
         let (device, mut stored) = watch::channel(StoredDevice::Unknown);
         for version in ["1", "2"] {
             let metadata = json!({"name": "n", "uid": "u", "generation": 1, "resourceVersion": version});

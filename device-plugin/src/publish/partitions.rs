@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_of_a_board() {
+    fn partitions_follow_from_the_links_of_a_board() {
         let table = table(&fleet(8, "NVIDIA H100 80GB HBM3", &[]), None).unwrap();
         let sets = |size: u32| {
             table[&size]
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_comes_first_then_the_source() {
+    fn partitions_of_the_operator_come_before_those_of_the_inventory() {
         let of = |minor: u32| {
             GpuPartitionTable::from([(
                 1,

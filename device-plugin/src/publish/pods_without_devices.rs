@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_not_reported() {
+    fn pods_that_may_still_get_devices_are_not_reported() {
         let unplaced = NodePod {
             placement: Err(Unplaced::Missing { key: "k" }),
             stage: Stage::Running,
@@ -163,7 +163,7 @@ mod tests {
 
     /// A file that cannot be read says nothing; one that is empty says that nothing was allocated.
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_reported_before_kubelet_s_file_is_read() {
+    async fn no_pod_is_reported_before_the_checkpoint_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let (sender, mut report) = watch::channel(None);
         let (pods, receiver) = watch::channel(pods([core_alone(Stage::Running)]));

@@ -257,7 +257,7 @@ fn failure(code: StatusCode) -> Response<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn publishes_unit_labels_device_and_status_in_this_order() {
+async fn memory_unit_labels_device_object_and_status_are_written_in_this_order() {
     let mut server = Server::new();
     let node = "PATCH /api/v1/nodes/n1?";
     assert_eq!(
@@ -267,7 +267,7 @@ async fn publishes_unit_labels_device_and_status_in_this_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_tried_again() {
+async fn failed_writes_are_repeated() {
     for code in [
         StatusCode::CONFLICT,
         StatusCode::TOO_MANY_REQUESTS,
@@ -291,9 +291,9 @@ async fn failures_are_tried_again() {
     }
 }
 
-/// Time stands still except while everybody waits, so only the publisher's own limit can end the wait.
+/// Time advances only while all tasks wait, so only the timeout of the publisher can end the wait.
 #[tokio::test(start_paused = true)]
-async fn silence_is_not_waited_out() {
+async fn a_request_without_a_reply_times_out() {
     let mut server = Server::new();
     let (_, body, never_answered) = server.next().await;
     for _ in 0..3 {
@@ -306,7 +306,7 @@ async fn silence_is_not_waited_out() {
 
 /// A change cuts the pause short, which would be 30 s by now.
 #[tokio::test(start_paused = true)]
-async fn pause_ends_with_a_change() {
+async fn a_change_ends_the_pause_after_a_failure() {
     let mut server = Server::new();
     for _ in 0..4 * 10 {
         let (_, _, answer) = server.next().await;
@@ -321,7 +321,7 @@ async fn pause_ends_with_a_change() {
 
 /// The object is looked at before it is written, so that the times in it are kept.
 #[tokio::test(start_paused = true)]
-async fn device_object_is_not_written_before_it_is_known() {
+async fn the_device_object_is_read_before_it_is_written() {
     let mut server = Server::holding(StoredDevice::Unknown);
     for _ in 0..3 {
         assert!(!server.accept().await.starts_with(DEVICE));
@@ -347,7 +347,7 @@ async fn device_object_is_not_written_before_it_is_known() {
 
 /// The publisher undoes an invalid write or a deletion of the object, but repeated ones only now and then.
 #[tokio::test(start_paused = true)]
-async fn what_others_do_to_the_device_object_is_undone_at_a_pace() {
+async fn foreign_changes_of_the_device_object_are_undone_at_a_limited_rate() {
     let mut server = Server::new();
     server.settle_completely().await;
     let nonsense = || {
@@ -373,7 +373,7 @@ async fn what_others_do_to_the_device_object_is_undone_at_a_pace() {
 
 /// The annotation of an earlier process stands until kubelet's allocations are known.
 #[tokio::test(start_paused = true)]
-async fn checkpoints_of_before_stand_until_others_are_known() {
+async fn the_published_allocations_stay_until_kubelets_are_known() {
     let mut before = object(&fleet(1));
     let text = r#"[{"podUID":"u","resourceName":"nvidia.com/gpu","deviceIDs":["GPU-a"]}]"#;
     before.metadata.annotations = Some([(DEVICES_CHECKPOINTS.to_owned(), text.to_owned())].into());
@@ -405,7 +405,7 @@ async fn checkpoints_of_before_stand_until_others_are_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_operator_says_is_published_when_it_changes() {
+async fn changed_overrides_are_published() {
     let mut server = Server::new();
     server.settle_completely().await;
     let set = proto::topology::GpuPartition {

@@ -251,7 +251,7 @@ async fn a_container_gets_the_devices_of_its_record() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_not_known_yet_is_waited_for() {
+async fn a_container_waits_until_its_pod_is_known() {
     let scene = scene([]);
     let mut runtime = scene.connected().await;
     let call = runtime
@@ -275,7 +275,7 @@ async fn a_pod_that_is_not_known_yet_is_waited_for() {
 
 /// And no longer than half of the time that the runtime allows.
 #[tokio::test]
-async fn a_pod_that_stays_unknown_is_refused_in_time() {
+async fn a_container_of_an_unknown_pod_is_refused_in_time() {
     let scene = scene([]);
     let mut runtime = scene.connected().await;
     let began = Instant::now();
@@ -296,7 +296,7 @@ async fn a_pod_that_stays_unknown_is_refused_in_time() {
 }
 
 #[tokio::test]
-async fn what_runs_already_becomes_known() {
+async fn running_containers_become_known_on_connection() {
     let mut scene = scene([]);
     let mut runtime = scene.connected().await;
     let container = Container {
@@ -332,7 +332,7 @@ async fn what_runs_already_becomes_known() {
 
 /// A call without an implementation gets an error, and the next one its answer.
 #[tokio::test]
-async fn calls_that_make_no_sense() {
+async fn an_unknown_call_gets_an_error_and_the_next_one_its_answer() {
     let scene = scene([pod("p", 1, [whole(1)]).on([2])]);
     let mut runtime = scene.connected().await;
     let call = runtime.begin(vec![0xff; 7]).await;
@@ -375,7 +375,7 @@ async fn calls_that_make_no_sense() {
 
 /// A runtime that restarts, refuses the plugin, or talks nonsense finds the plugin again.
 #[tokio::test]
-async fn connects_again() {
+async fn the_plugin_reconnects_to_the_runtime() {
     let scene = scene([]);
     drop(scene.connected().await);
     let mut refusing = scene.accept().await;
@@ -397,7 +397,7 @@ async fn connects_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_says_nothing_is_left() {
+async fn a_silent_runtime_is_disconnected() {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
     let (_pods, pods) = watch::channel(pods([]));

@@ -94,7 +94,7 @@ mod tests {
     #[case::a_pod_is_never_admitted(true, true, Stage::Bound, MIN_SERVING + ADMISSION_LIMIT)]
     #[case::the_api_server_does_not_answer(true, false, Stage::Admitted, WRITE_LIMIT + MIN_SERVING)]
     #[tokio::test(start_paused = true)]
-    async fn the_time_until_the_end(
+    async fn the_time_until_shutdown(
         #[case] is_registered: bool,
         #[case] is_written: bool,
         #[case] stage: Stage,
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_comes_when_the_last_pod_is_admitted() {
+    async fn the_plugin_ends_when_the_last_pod_is_admitted() {
         let (_registered, registered) = watch::channel([(ExtendedResource::Shared, true)].into());
         let (_written, is_written) = watch::channel(true);
         let (pods_sender, pods) = watch::channel(bound(Stage::Bound));

@@ -29,7 +29,7 @@ use crate::settings::Settings;
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]
-async fn memory_waits_for_its_unit() {
+async fn memory_is_registered_after_its_unit_is_published() {
     let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = |unit: &str| -> Option<Node> {
         let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
@@ -89,7 +89,7 @@ fn units_that_kubelet_has_already(
 
 /// Whole GPUs are registered once the scheduler can see that it chooses them and which of them other pods hold.
 #[tokio::test]
-async fn whole_gpus_wait_for_the_device_object() {
+async fn whole_gpus_are_registered_after_the_device_object_is_written() {
     let held = |labels: Value, annotations: Value| {
         let device = json!({"metadata": {"name": "n1", "labels": labels, "annotations": annotations}, "spec": {"devices": []}});
         StoredDevice::Present(Box::new(serde_json::from_value(device).unwrap()))
@@ -129,7 +129,7 @@ fn line(request: &Request<Body>) -> String {
 
 /// A node that had a GPU when this process ran the last time: labels, status and devices go, and what running pods ask for stays.
 #[tokio::test]
-async fn what_was_published_goes_away_with_the_devices() {
+async fn published_objects_are_removed_with_the_devices() {
     let args = [
         "gpushare-device-plugin",
         "--node-name",
@@ -214,7 +214,7 @@ async fn a_task_that_ends_is_an_error() {
 
 /// One plugin knows one vendor's GPUs.
 #[tokio::test]
-async fn two_vendors_cannot_both_be_ours() {
+async fn whole_gpus_of_two_vendors_are_refused() {
     let args = [
         "gpushare-device-plugin",
         "--node-name",
@@ -235,7 +235,7 @@ async fn two_vendors_cannot_both_be_ours() {
 #[case::envvar(&["--inject", "envvar"], false)]
 #[case::cdi(&["--inject", "cdi"], true)]
 #[tokio::test]
-async fn numa_hints_need_cdi(#[case] flags: &[&str], #[case] is_fine: bool) {
+async fn numa_hints_need_cdi_mode(#[case] flags: &[&str], #[case] is_fine: bool) {
     // Ends at once in any case: there is no such file.
     let args = [
         "gpushare-device-plugin",

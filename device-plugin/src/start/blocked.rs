@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_container_counts_until_it_starts_or_kubelet_tries_no_more() {
+    async fn a_blocked_container_counts_until_it_starts_or_kubelet_gives_up() {
         let blocked = BlockedStarts::default();
         let unproven = StartBlocked::OwnerUnknown(OwnerUnknown::NoPod);
         let [one, other] = [["a".to_owned()], ["b".to_owned()]];

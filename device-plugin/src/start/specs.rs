@@ -306,7 +306,7 @@ mod tests {
 
     /// Both were allocated before either starts, with the same IDs; kubelet does not say which one it starts.
     #[test]
-    fn an_init_and_an_app_container_with_the_same_ids_have_specs_of_their_own() {
+    fn an_init_and_an_app_container_with_the_same_ids_have_different_specs() {
         let first = ContainerRequest {
             name: "first".to_owned(),
             ..init(units(2))
@@ -339,7 +339,7 @@ mod tests {
 
     /// Between two starts of the container its record has changed.
     #[test]
-    fn a_start_with_other_content_is_refused_at_first() {
+    fn a_start_with_changed_content_is_refused_once() {
         let scene = scene([pod("a", 1, [units(2)])]);
         let node = &scene.node;
         let allocated = [entry("a", "u2", &["x", "y"], answer(&["x", "y"], 1))];

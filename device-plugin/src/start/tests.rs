@@ -75,12 +75,12 @@ fn look_again(uid: &str) -> Verification {
 }
 
 #[test]
-fn agreeing_devices_pass() {
+fn a_container_whose_devices_match_its_record_passes() {
     assert_eq!(verify(&[0, 1], &[Some(0), Some(1)], 0), Verification::Passed);
 }
 
 #[test]
-fn a_pod_that_sees_mine_comes_before_one_that_sees_nothing_yet() {
+fn a_swap_prefers_the_pod_that_has_the_recorded_device() {
     assert_eq!(
         partner(&verify(&[0, 1, 1], &[Some(1), None, Some(0)], 0)),
         Some("p2")
@@ -94,12 +94,12 @@ fn a_pod_that_sees_mine_comes_before_one_that_sees_nothing_yet() {
 
 /// It runs, or may run at any moment, with the devices of its record.
 #[test]
-fn a_pod_that_sees_its_own_gives_nothing_away() {
+fn a_pod_with_the_devices_of_its_record_does_not_swap() {
     assert!(is_mismatch(&verify(&[0, 1], &[Some(1), Some(1)], 0)));
 }
 
 #[test]
-fn pods_of_other_amounts_do_not_swap() {
+fn pods_with_different_amounts_do_not_swap() {
     let (mut pods, allocated) = scene(&[0, 1], &[Some(1), Some(0)]);
     pods.apply(pod("p1", 1, [units(3)]).on([1]));
     let verification = verify_with(&pods, &allocated, &AllocateLog::default(), 0);
@@ -115,7 +115,7 @@ fn pods_of_other_amounts_do_not_swap() {
 
 /// kubelet may have allocated for the other pod since the snapshot.
 #[test]
-fn looks_again_while_the_other_is_being_answered() {
+fn the_check_is_repeated_while_kubelet_allocates_for_the_other_pod() {
     use crate::matching::{Attempt, Call, match_call};
     let (pods, allocated) = scene(&[0, 1], &[Some(1), None]);
     let mut log = AllocateLog::default();
@@ -138,7 +138,7 @@ fn looks_again_while_the_other_is_being_answered() {
 }
 
 #[test]
-fn sick_and_absent_gpus_are_named() {
+fn unhealthy_and_missing_gpus_are_named() {
     let Verification::Refused(refusal) = verify(&[7], &[Some(0)], 0) else {
         panic!("it is not on this node")
     };
@@ -163,7 +163,7 @@ fn containers_of_one_pod_that_see_different_devices_are_refused() {
 
 /// Swaps of two resolve every permutation.
 #[test]
-fn every_permutation_is_resolved() {
+fn swaps_of_two_resolve_every_permutation() {
     let permutations = [
         [0, 1, 2, 3],
         [1, 0, 3, 2],
@@ -217,7 +217,7 @@ fn verify_p0(
 
 /// A checkpoint that cannot be read does not say that a running pod has no devices yet.
 #[test]
-fn nothing_is_taken_from_a_pod_that_may_run() {
+fn a_pod_that_may_be_running_does_not_swap() {
     let (mut pods, _) = scene(&[0, 1], &[]);
     assert_eq!(
         partner(&verify_p0(&pods, &[], &AllocateLog::default(), true)),
@@ -248,7 +248,7 @@ fn nothing_is_taken_from_a_pod_that_may_run() {
 
 /// A container that was given its devices by CDI sees those of its record since it started.
 #[test]
-fn a_started_pod_by_cdi_gives_nothing_away() {
+fn a_pod_that_started_with_cdi_does_not_swap() {
     let (mut pods, mut allocated) = scene(&[0, 1], &[None, Some(1)]);
     allocated[0].answer = cdi_answer(ExtendedResource::Memory, &["1".to_owned()], 1);
     assert_eq!(
@@ -269,7 +269,7 @@ fn a_started_pod_by_cdi_gives_nothing_away() {
 
 /// An answer by CDI beside one by variable, as a change of the injection mode leaves it, contradicts nothing.
 #[test]
-fn answers_of_both_modes_agree() {
+fn answers_of_both_injection_modes_do_not_contradict() {
     let (_, mut allocated) = scene(&[0], &[Some(2)]);
     allocated.push(Allocated {
         answer: cdi_answer(ExtendedResource::Memory, &["1".to_owned()], 1),
@@ -287,7 +287,7 @@ fn answers_of_both_modes_agree() {
 
 /// Two pods that do not fit together, and a process that does not know which of them an earlier one let start.
 #[test]
-fn a_young_process_starts_neither_of_two_that_do_not_fit() {
+fn after_a_restart_neither_of_two_pods_that_do_not_fit_starts() {
     let pods = pods([pod("p0", 0, [units(10)]), pod("p1", 1, [units(10)])]);
     let entry = |name: &str| {
         let answer = ContainerAllocateResponse::default();
@@ -322,7 +322,7 @@ fn a_young_process_starts_neither_of_two_that_do_not_fit() {
 
 /// One of its containers has started by its spec on the GPU of its record; another was answered by variable for another GPU.
 #[test]
-fn a_pod_that_started_by_cdi_keeps_its_record() {
+fn a_pod_that_started_with_cdi_keeps_its_record() {
     let (pods, mut allocated) = scene(&[0, 1], &[Some(1), None]);
     allocated.push(Allocated {
         answer: cdi_answer(ExtendedResource::Memory, &["1".to_owned()], 1),

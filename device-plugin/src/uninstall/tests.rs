@@ -42,7 +42,7 @@ fn clean() -> Node {
 }
 
 #[test]
-fn patches_name_nothing_of_others() {
+fn patches_remove_only_the_plugins_own_fields() {
     let names = ResourceNames::default();
     let metadata = json!({"metadata": {
         "annotations": {"gpushare/devices-revision": null, "aliyun.com/gpu-mem-unit": null},
@@ -168,7 +168,7 @@ fn dir_of(scene: &Scene, file: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn what_kubelet_writes_again_is_removed_last() {
+async fn extended_resources_are_removed_last_as_kubelet_writes_them_again() {
     let mut scene = Scene::new(UninstallWhen::Unused);
     let (outcome, lines) = scene.attempt().await;
     assert_eq!(
@@ -203,7 +203,7 @@ async fn what_kubelet_writes_again_is_removed_last() {
 }
 
 #[tokio::test]
-async fn pods_are_waited_for() {
+async fn uninstall_waits_until_no_pod_holds_devices() {
     let mut scene = Scene::new(UninstallWhen::Unused);
     let all = scene.files();
     scene.pods.send_replace(Pods::default());
@@ -223,7 +223,7 @@ async fn pods_are_waited_for() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_serves_is_waited_for() {
+async fn uninstall_waits_until_the_plugin_has_ended() {
     let mut scene = Scene::new(UninstallWhen::Now);
     let socket = dir_of(&scene, ExtendedResource::Shared.socket());
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();

@@ -240,13 +240,13 @@ mod tests {
     #[case::not_served(refusal(404), &["gpu-0", "gpu-1"])]
     #[case::nonsense(json!({"metadata": {"name": "all-gpus", "uid": UID}, "status": 7}), &["gpu-0", "gpu-1"])]
     #[tokio::test]
-    async fn devices_for_administration_are_left_out(#[case] object: Value, #[case] expected: &[&str]) {
+    async fn devices_with_admin_access_are_left_out(#[case] object: Value, #[case] expected: &[&str]) {
         assert_eq!(counted(&object).await, expected);
     }
 
     /// A claim is read once, again if it could not be read, and again if another one has come in its place.
     #[tokio::test]
-    async fn claims_are_read_once() {
+    async fn each_claim_is_read_once() {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let mut access = AdminAccess::new(Client::new(service, "default"));
         let failure = refusal(500);

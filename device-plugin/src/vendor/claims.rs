@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_where_no_gpu_is() {
+    fn a_claim_holds_nothing_on_a_node_without_gpus() {
         assert_eq!(allocation(claimed("gpu-0"), &fleet(0)), None);
     }
 
     proptest! {
         /// A name stands for one GPU, for an instance of a GPU that is not shared, or for every GPU.
         #[test]
-        fn any_name_fails_closed(device in "(gpu-|mig-|[0-9]|-|vfio|1g5gb){0,6}") {
+        fn an_unknown_device_name_counts_as_every_gpu(device in "(gpu-|mig-|[0-9]|-|vfio|1g5gb){0,6}") {
             let n_gpus = minors(&device).len();
             let is_instance = matches!(Named::parse(&device), Named::Instance(minor) if minor > 2);
             prop_assert!(n_gpus == 1 || n_gpus == 3 || (n_gpus == 0 && is_instance), "{device}: {n_gpus}");

@@ -87,12 +87,12 @@ fn published(
 #[case::another_gpu("GPU-x", "GPU-x")]
 #[case::no_such_index("9", "9")]
 #[case::nonsense("", "")]
-fn ids_become_uuids_where_that_is_known(#[case] id: &str, #[case] expected: String) {
+fn device_ids_become_uuids_where_the_gpu_is_known(#[case] id: &str, #[case] expected: String) {
     assert_eq!(allocation::device_name(id, &fleet(4)), expected);
 }
 
 #[test]
-fn pods_of_others_are_published_and_pods_on_record_are_not() {
+fn pods_without_a_record_are_published_and_pods_with_one_are_not() {
     let ours = NodePod {
         stage: Stage::Running,
         ..pod("ours", 1, [whole(1)]).on([0])
@@ -120,7 +120,7 @@ fn pods_of_others_are_published_and_pods_on_record_are_not() {
 
 /// A record that names one of two devices does not agree.
 #[test]
-fn records_must_name_every_device() {
+fn a_record_that_names_one_of_two_devices_does_not_agree() {
     let ours = NodePod {
         stage: Stage::Running,
         ..pod("ours", 1, [whole(2)]).on([0])
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn any_id_is_normalised(id in "(GPU-|MIG-|[0-9]|:|/|a){0,10}") {
+    fn normalising_a_device_id_twice_changes_nothing(id in "(GPU-|MIG-|[0-9]|:|/|a){0,10}") {
         let once = allocation::device_name(&id, &fleet(4));
         prop_assert_eq!(allocation::device_name(&once, &fleet(4)), once);
     }
@@ -344,7 +344,7 @@ async fn until(seen: &mut watch::Receiver<Option<KubeletAllocations>>, expected:
 }
 
 #[tokio::test]
-async fn follows_the_pods_by_the_api() {
+async fn allocations_are_read_from_the_pod_resources_api() {
     let dir = tempfile::tempdir().unwrap();
     let settings = settings(dir.path());
     let (kubelet, lists) = watch::channel(vec![
@@ -369,7 +369,7 @@ async fn follows_the_pods_by_the_api() {
 /// Where this plugin has taken the resource over, its own answers add nothing to the records. The devices of the vendor's plugin come
 /// from its answer, also where kubelet has another name for them, and whatever the record names.
 #[tokio::test]
-async fn devices_of_the_vendors_plugin_count_after_it() {
+async fn devices_of_the_vendors_plugin_count_after_it_was_replaced() {
     use crate::injection::content::cdi_answer;
     let dir = tempfile::tempdir().unwrap();
     let by_variable = |minor: u32| ContainerAllocateResponse {
@@ -431,7 +431,7 @@ async fn without_kubelet_nothing_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_to_watch_is_known_at_once() {
+async fn without_resources_to_watch_there_are_no_allocations() {
     let nothing = settings(std::path::Path::new("/nowhere"));
     let settings = VendorSettings {
         resources: BTreeSet::new(),
@@ -450,7 +450,7 @@ async fn nobody_to_watch_is_known_at_once() {
 
 /// A claim's GPU counts from when kubelet has prepared it until its pod has ended, also while other pods are on the GPU.
 #[tokio::test]
-async fn follows_the_claims_of_a_driver() {
+async fn claims_of_a_dra_driver_count_while_their_pods_run() {
     let dir = tempfile::tempdir().unwrap();
     let settings = VendorSettings {
         resources: BTreeSet::new(),
@@ -486,7 +486,7 @@ async fn follows_the_claims_of_a_driver() {
 }
 
 #[tokio::test]
-async fn devices_that_are_no_known_gpu_are_all_gpus() {
+async fn an_unknown_device_counts_as_all_gpus() {
     let dir = tempfile::tempdir().unwrap();
     let settings = VendorSettings {
         resources: BTreeSet::new(),

@@ -163,17 +163,17 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_a_gpu_is_told_of_the_node() {
+    fn a_claim_without_a_gpu_is_an_event_of_the_node() {
         assert_snapshot!(text(&now(&["gpu-vfio-0"], Stage::Running)), @r#"node: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has device "gpu-vfio-0", which is no GPU that this plugin knows by its name: all 3 GPUs of the node count as used until the pod has ended. If the driver's devices are no GPUs of this node, leave it out of --dra-drivers"#);
     }
 
     #[test]
-    fn a_gpu_of_a_claim_is_told_of_the_pods_on_it() {
+    fn a_claimed_gpu_is_an_event_of_the_pods_on_it() {
         assert_snapshot!(text(&now(&["gpu-1", "gpu-2"], Stage::Running)), @"shares-1: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has GPU-00000001-aaaa-bbbb-cccc-000000000001, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs for claims, name the others in --shared-devices");
     }
 
     #[test]
-    fn pods_that_have_ended_are_not_told_of() {
+    fn pods_that_have_ended_cause_no_event() {
         assert_eq!(now(&["gpu-vfio-0", "gpu-1"], Stage::Terminal), BTreeSet::new());
     }
 }

@@ -334,7 +334,7 @@ mod tests {
 
     /// By hand, or by a scheduler that knows other requests.
     #[test]
-    fn a_record_that_says_less_than_the_request_is_not_believed() {
+    fn a_record_below_the_request_is_charged_as_the_request() {
         let mut small = pod("small", 2, [units(10)]);
         small.placement.as_mut().unwrap().held[0].bytes = Some(1);
         assert_eq!(
@@ -361,7 +361,7 @@ mod tests {
 
     /// It started before this plugin was installed.
     #[test]
-    fn a_running_pod_without_record_holds_what_it_sees() {
+    fn a_running_pod_without_a_record_holds_its_visible_devices() {
         let unplaced = || Err(Unplaced::Missing { key: "k" });
         let unrecorded_pod = || NodePod {
             placement: unplaced(),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_counted() {
+    fn slots_of_a_gpu_are_limited() {
         let all: Vec<NodePod> = (0..101)
             .map(|at| pod(&format!("p{at:03}"), at, [shared(1)]))
             .collect();
@@ -388,7 +388,7 @@ mod tests {
 
     /// As many pods as an adapter has functions share it, one each; and who has one may have no other's.
     #[test]
-    fn a_virtual_function_is_given_once() {
+    fn a_virtual_function_has_one_pod() {
         let with = |name: &str, at: u64, function: &str| {
             let text = format!(
                 r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
@@ -416,7 +416,7 @@ mod tests {
 
     /// `--reserved-memory=withhold` is added on a node whose GPU is full: the containers of its pods may start again.
     #[test]
-    fn records_outlive_withheld_memory() {
+    fn records_stay_valid_when_memory_is_withheld_later() {
         let mut withheld = fleet(1);
         withheld.gpus[0].gpu.reserved_bytes = 450 << 20;
         withheld.gpus[0].gpu.memory_bytes -= 450 << 20;

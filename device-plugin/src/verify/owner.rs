@@ -218,7 +218,11 @@ mod tests {
         "the watch of pods does not show the pod yet"
     )]
     #[case::contradiction("a=x", Some("b2=xy"), "kubelet's list and its checkpoint name different pods")]
-    fn finds_the_owner(#[case] list: &str, #[case] checkpoint: Option<&str>, #[case] expected: &str) {
+    fn the_owner_of_device_ids_is_found(
+        #[case] list: &str,
+        #[case] checkpoint: Option<&str>,
+        #[case] expected: &str,
+    ) {
         let recreated = NodePod {
             uid: PodUid::from("b2"),
             ..pod("b", 2, [units(2)])

@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_share_a_read_that_began_after_them() {
+    async fn callers_share_a_read_that_began_after_their_calls() {
         let (found, n_reads) = run(Duration::ZERO, &[0, 1, 5, 9, 30]).await;
         assert_eq!(found, [0, 10, 10, 10, 30]);
         assert_eq!(n_reads, 3);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn reads_keep_their_pace() {
+    async fn reads_are_limited_in_rate() {
         let (found, _) = run(Duration::from_millis(50), &[0, 1, 60]).await;
         assert_eq!(found, [0, 50, 100]);
     }

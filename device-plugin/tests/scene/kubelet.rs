@@ -94,7 +94,7 @@ impl FakeKubelet {
     pub(crate) async fn register(&mut self) -> String {
         let request = timeout(SOON, self.registered.recv())
             .await
-            .expect("nobody registers")
+            .expect("no plugin registers")
             .unwrap();
         assert_eq!(request.version, "v1beta1");
         let mut client = connect(self.dir.join(&request.endpoint)).await;

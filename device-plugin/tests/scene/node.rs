@@ -185,8 +185,8 @@ impl Node {
         fs::write(self.path().join("kubelet_internal_checkpoint"), text).unwrap();
     }
 
-    /// Tells the plugin of a new or changed pod.
-    pub(crate) fn tell(&self, pod: &Value) {
+    /// Shows the plugin a new or changed pod.
+    pub(crate) fn show(&self, pod: &Value) {
         let pod = NodePod::of(
             &serde_json::from_value(pod.clone()).unwrap(),
             "n1",
@@ -311,12 +311,12 @@ pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
 pub(crate) async fn in_the_middle_of_a_container(half: (&str, usize)) -> (Node, FakeKubelet) {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
-    node.tell(&pod(
+    node.show(&pod(
         "a",
         &[&[(UNITS, 2)], &[(SHARES, 1), (UNITS, 3)]],
         &gpushare(0, 5, 1),
     ));
-    node.tell(&pod("b", &[&[(UNITS, 3)]], &gpushare(1, 3, 2)));
+    node.show(&pod("b", &[&[(UNITS, 3)]], &gpushare(1, 3, 2)));
     for call in [(UNITS, 2), half] {
         kubelet.container(&[call]).await.unwrap();
     }

@@ -78,7 +78,7 @@ fn shipped() -> Value {
 }
 
 #[test]
-fn schema_is_the_one_that_koordinator_ships() {
+fn the_schema_is_the_one_that_koordinator_ships() {
     let crd = serde_json::to_value(Device::crd()).unwrap();
     let mut schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"].clone();
     without_descriptions(&mut schema);
@@ -89,7 +89,7 @@ fn schema_is_the_one_that_koordinator_ships() {
 }
 
 #[test]
-fn is_described_and_has_columns() {
+fn the_definition_has_descriptions_and_printer_columns() {
     let crd = serde_json::to_value(Device::crd()).unwrap();
     let version = &crd["spec"]["versions"][0];
     let description = version["schema"]["openAPIV3Schema"]["description"]
@@ -140,7 +140,7 @@ fn every_field_is_kept() {
 }
 
 #[test]
-fn fields_that_go_leaves_out_or_writes_as_null_are_read() {
+fn missing_and_null_fields_are_read() {
     let spec = json!({"devices": [{"health": true, "labels": null, "resources": null, "conditions": null, "vfGroups": [{"vfs": null}]}]});
     let read: DeviceSpec = serde_json::from_value(spec).unwrap();
     let expected = DeviceInfo {

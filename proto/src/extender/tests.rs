@@ -31,7 +31,7 @@ fn whole_nodes_are_returned_unchanged() {
 
 /// Go writes nil slices and maps as null.
 #[test]
-fn nothing_can_be_null() {
+fn null_lists_are_read_as_empty() {
     let body = r#"{"Pod":{"spec":{"containers":null,"initContainers":null}},"Nodes":{"items":null},"NodeNames":null}"#;
     assert!(
         serde_json::from_str::<ExtenderArgs<'_>>(body)
@@ -55,7 +55,7 @@ fn nothing_can_be_null() {
 }
 
 #[test]
-fn answers_have_capitalised_keys() {
+fn keys_of_answers_are_capitalised() {
     let filter = ExtenderFilterResult {
         node_names: Some(vec!["n3"]),
         failed_nodes: vec![("n1", "unknown".into())],
@@ -72,7 +72,7 @@ fn answers_have_capitalised_keys() {
 }
 
 #[test]
-fn binding_arguments_spell_the_uid_in_capitals() {
+fn the_key_of_the_uid_in_binding_arguments_is_in_capitals() {
     let args: ExtenderBindingArgs =
         serde_json::from_str(r#"{"PodName":"p","PodNamespace":"ns","PodUID":"u","Node":"n"}"#).unwrap();
     assert_eq!((args.pod_name.as_str(), args.pod_uid.as_str()), ("p", "u"));
@@ -94,7 +94,7 @@ fn malformed_bodies_are_errors() {
 
 /// As kube-scheduler 1.36 writes it to an extender that is `nodeCacheCapable`.
 #[test]
-fn victims_by_uid_and_as_whole_pods_are_equal() {
+fn victims_are_read_by_uid_and_as_whole_pods() {
     let by_uid = json!({
         "Pod": {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": null}, "status": {}},
         "NodeNameToVictims": null,
@@ -127,7 +127,7 @@ fn victims_by_uid_and_as_whole_pods_are_equal() {
 }
 
 #[test]
-fn an_answer_has_the_field_names_of_go() {
+fn field_names_of_answers_are_those_of_the_go_types() {
     let victims = MetaVictims {
         pods: vec![MetaPod { uid: "a".to_owned() }],
         n_pdb_violations: 2,

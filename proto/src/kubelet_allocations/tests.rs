@@ -16,7 +16,7 @@ fn read(key: &str, text: &str) -> Result<Option<KubeletAllocations>, String> {
 #[rstest]
 #[case::annotation_of_the_definition(DEVICES_CHECKPOINTS)]
 #[case::annotation_of_the_example(GPU_CHECKPOINTS)]
-fn example_of_the_proposal_is_read(#[case] key: &str) {
+fn the_example_of_the_proposal_is_read(#[case] key: &str) {
     let entry = read(key, EXAMPLE).unwrap().unwrap().entries.remove(0);
     assert_eq!(
         (entry.pod_uid.as_str(), entry.container_name.as_str()),
@@ -30,7 +30,7 @@ fn example_of_the_proposal_is_read(#[case] key: &str) {
 }
 
 #[test]
-fn one_annotation_decides() {
+fn the_annotation_of_all_devices_comes_before_the_one_of_gpus() {
     let both = [
         (DEVICES_CHECKPOINTS.to_owned(), "[]".to_owned()),
         (GPU_CHECKPOINTS.to_owned(), EXAMPLE.to_owned()),
@@ -74,7 +74,7 @@ fn unreadable_annotations_are_refused_by_name(#[case] text: &str, #[case] rule: 
 }
 
 #[test]
-fn length_is_limited() {
+fn a_list_beyond_the_length_limit_is_refused() {
     let long = format!("[{}]", " ".repeat(MAX_BYTES));
     assert_eq!(
         read(DEVICES_CHECKPOINTS, &long),
@@ -95,12 +95,12 @@ fn length_is_limited() {
 #[case::index_replica("3::1", "3")]
 #[case::instance_of_an_index("0:1", "0:1")]
 #[case::empty("", "")]
-fn physical_devices(#[case] id: &str, #[case] expected: &str) {
+fn the_physical_device_of_an_id(#[case] id: &str, #[case] expected: &str) {
     assert_eq!(physical_id(id), expected);
 }
 
 #[test]
-fn nothing_to_say_is_no_annotation() {
+fn no_allocations_are_written_as_no_annotation() {
     assert_eq!(KubeletAllocations::default().annotation(), None);
 }
 
@@ -127,7 +127,7 @@ fn entry() -> impl Strategy<Value = KubeletAllocation> {
 
 proptest! {
     #[test]
-    fn reads_what_it_writes(entries in prop::collection::vec(entry(), 1..6)) {
+    fn written_allocations_are_read_back(entries in prop::collection::vec(entry(), 1..6)) {
         let written = KubeletAllocations { entries };
         prop_assert_eq!(read(DEVICES_CHECKPOINTS, &written.annotation().unwrap()), Ok(Some(written)));
     }
@@ -149,7 +149,7 @@ proptest! {
 
     /// An annotation of any number of entries can be read again and has every device.
     #[test]
-    fn no_device_is_left_out_for_length(n_entries in 1_usize..40, words in 1_usize..20_000) {
+    fn a_long_list_is_shortened_without_losing_a_device(n_entries in 1_usize..40, words in 1_usize..20_000) {
         let entry = |at: usize| KubeletAllocation {
             pod_uid: "u".repeat(words),
             resource_name: "nvidia.com/gpu".to_owned(),

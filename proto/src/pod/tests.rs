@@ -21,7 +21,7 @@ const TERM: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 #[case::away_from_pods(json!({"affinity": {"podAntiAffinity": {TERM: [{}]}}}), true)]
 #[case::strict_spread(json!({"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}), false)]
 #[case::loose_spread(json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}, {"whenUnsatisfiable": "ScheduleAnyway"}]}), true)]
-fn preferences(#[case] pod: Value, #[case] expected: bool) {
+fn scheduling_preferences_are_recognised(#[case] pod: Value, #[case] expected: bool) {
     assert_eq!(spec(pod).has_preferences(), expected);
 }
 
@@ -36,7 +36,7 @@ fn preferences(#[case] pod: Value, #[case] expected: bool) {
 #[case::of_everything(json!([{"operator": "Exists"}]), false)]
 #[case::of_no_key(json!([{"value": "yes"}]), true)]
 #[case::by_an_unknown_operator(json!([{"key": "spot", "operator": "Gt", "value": "yes"}]), true)]
-fn avoided_taints(#[case] tolerations: Value, #[case] avoids: bool) {
+fn an_untolerated_prefer_no_schedule_taint_is_avoided(#[case] tolerations: Value, #[case] avoids: bool) {
     let pod = spec(json!({"tolerations": tolerations}));
     let taint = |effect: &str| Taint {
         key: "spot".to_owned(),
@@ -69,7 +69,10 @@ fn condition(kind: &str, status: &str, reason: &str) -> Value {
 #[case::gated(condition("PodScheduled", "False", "SchedulingGated"), None)]
 #[case::scheduled(condition("PodScheduled", "True", ""), None)]
 #[case::another(condition("Ready", "False", "Unschedulable"), None)]
-fn failed_attempts(#[case] value: Value, #[case] is_error: Option<bool>) {
+fn a_failed_scheduling_attempt_is_read_from_the_condition(
+    #[case] value: Value,
+    #[case] is_error: Option<bool>,
+) {
     assert_eq!(pod(value).failed_attempt().map(PodCondition::is_error), is_error);
 }
 
@@ -90,12 +93,12 @@ fn volumes_and_claims_can_delay_a_binding(#[case] value: Value, #[case] expected
 #[case::old_coscheduling(json!({"metadata": {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}}), true)]
 #[case::koordinator(json!({"metadata": {"annotations": {"gang.scheduling.koordinator.sh/name": "g"}}}), true)]
 #[case::another_label(json!({"metadata": {"labels": {"app": "g"}}}), false)]
-fn gangs(#[case] value: Value, #[case] expected: bool) {
+fn members_of_a_gang_are_recognised(#[case] value: Value, #[case] expected: bool) {
     assert_eq!(pod(value).is_in_gang(), expected);
 }
 
 #[test]
-fn nominations() {
+fn the_nominated_node_of_a_pod_is_read() {
     assert_eq!(
         pod(json!({"status": {"nominatedNodeName": "n1"}})).nominated_node(),
         Some("n1")

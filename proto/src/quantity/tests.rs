@@ -21,7 +21,7 @@ use super::Quantity;
 #[case::trailing_dot("5.", 5)]
 #[case::many_zeros("1.000000000000000000000", 1)]
 #[case::largest("9223372036854775807", i64::MAX)]
-fn whole_values(#[case] text: &str, #[case] units: i64) {
+fn whole_quantities_are_read(#[case] text: &str, #[case] units: i64) {
     assert_eq!(text.parse::<Quantity>().unwrap().integer(), Some(units));
 }
 
@@ -39,7 +39,7 @@ fn whole_values(#[case] text: &str, #[case] units: i64) {
 #[case::not_ascii("１")]
 #[case::dot(".")]
 #[case::hex("0x10")]
-fn refused(#[case] text: &str) {
+fn malformed_quantities_are_refused(#[case] text: &str) {
     assert!(text.parse::<Quantity>().is_err(), "{text:?}");
 }
 
@@ -60,7 +60,7 @@ fn thousandths_are_rounded_up(#[case] text: &str, #[case] thousandths: i128) {
 }
 
 #[test]
-fn json_takes_strings_and_numbers() {
+fn quantities_are_read_from_strings_and_numbers() {
     let values: Vec<Quantity> = serde_json::from_str(r#"["16Gi", 100, 0.5]"#).unwrap();
     assert_eq!(
         serde_json::to_string(&values).unwrap(),
@@ -69,14 +69,14 @@ fn json_takes_strings_and_numbers() {
 }
 
 #[test]
-fn the_least_number_is_printed_as_it_is_read() {
+fn the_smallest_number_is_printed_as_it_is_read() {
     let least = Quantity::from_integer(i64::MIN);
     assert_eq!(least.to_string().parse(), Ok(least));
 }
 
 proptest! {
     #[test]
-    fn displaying_loses_nothing(nanos in any::<i64>()) {
+    fn a_displayed_quantity_is_read_back(nanos in any::<i64>()) {
         let quantity = Quantity { nanos: i128::from(nanos) };
         prop_assert_eq!(quantity.to_string().parse::<Quantity>().unwrap(), quantity);
         let whole = Quantity::from_integer(nanos);
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn no_number_like_text_panics(text in "[-+]?[0-9.]{0,50}[numkMGTPEei+\\-0-9]{0,6}") {
+    fn no_text_that_looks_like_a_number_panics(text in "[-+]?[0-9.]{0,50}[numkMGTPEei+\\-0-9]{0,6}") {
         let _ = text.parse::<Quantity>();
     }
 }

@@ -186,7 +186,7 @@ fn an_unreadable_annotation_is_named(#[case] key: &str, #[case] value: &str, #[c
 
 /// A manifest can have such annotations, which a binding cannot remove.
 #[test]
-fn stray_gpushare_annotations_do_not_spoil_a_record() {
+fn unrelated_gpushare_annotations_do_not_invalidate_a_record() {
     let mut all = gpushare_record().annotations();
     all.insert(MEM_IDX.to_owned(), "x".to_owned());
     let record = Record::read(&all).unwrap().unwrap();
@@ -197,7 +197,7 @@ fn stray_gpushare_annotations_do_not_spoil_a_record() {
 }
 
 #[test]
-fn an_oversized_record_is_refused_and_not_repeated() {
+fn an_oversized_record_is_refused_without_quoting_it() {
     let message = Record::read(&annotations(&[(DEVICE_ALLOCATED, &"x".repeat(300 * 1024))]))
         .unwrap_err()
         .to_string();

@@ -86,7 +86,7 @@ fn memory(request: Result<Option<PodRequest>, RequestError>) -> Memory {
     json!({"aliyun.com/gpu-mem": 8138}),
     gpus(Dialect::Gpushare, 1, Memory::Units(8138), 0)
 )]
-fn accepted(#[case] limits: serde_json::Value, #[case] expected: PodRequest) {
+fn valid_requests_are_read(#[case] limits: serde_json::Value, #[case] expected: PodRequest) {
     assert_eq!(read(&pod(&[limits])), Ok(Some(expected)));
 }
 
@@ -112,7 +112,7 @@ fn accepted_as_devices(#[case] limits: serde_json::Value, #[case] expected: PodR
     json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-core": 200}),
     koordinator(2, Memory::Bytes(8 << 30), 200)
 )]
-fn amounts_without_shares_are_understood_of_bound_pods_only(
+fn amounts_without_a_number_of_devices_are_read_of_bound_pods_only(
     #[case] limits: serde_json::Value,
     #[case] expected: PodRequest,
 ) {
@@ -133,7 +133,7 @@ fn amounts_without_shares_are_understood_of_bound_pods_only(
 #[case::two_vendors(json!({"nvidia.com/gpu": 1, "amd.com/gpu": 1}), "the pod asks for both nvidia.com/gpu (1) and amd.com/gpu (1)")]
 #[case::absurdly_many(json!({"nvidia.com/gpu": 2000}), "the pod: nvidia.com/gpu (2000) is more than 1024")]
 #[case::absurdly_many_percent(json!({"koordinator.sh/gpu-memory-ratio": 200_000}), "koordinator.sh/gpu-memory-ratio (200000) is more than 1024 devices")]
-fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, #[case] words: &str) {
+fn a_broken_rule_is_an_error_for_bound_pods_too(#[case] limits: serde_json::Value, #[case] words: &str) {
     let spec = pod(&[limits]);
     let message = read_bound(&spec).unwrap_err().to_string();
     assert!(message.contains(words), "{message}");
@@ -151,7 +151,7 @@ fn broken_rules_make_bound_pods_doubtful_too(#[case] limits: serde_json::Value, 
 #[case::both_memories(json!({"koordinator.sh/gpu-memory": "0", "koordinator.sh/gpu-memory-ratio": "0"}))]
 #[case::others(json!({"koordinator.sh/rdma": 0, "koordinator.sh/fpga": "0"}))]
 #[case::old_name(json!({"kubernetes.io/gpu": "0"}))]
-fn a_zero_asks_for_nothing(#[case] zeros: serde_json::Value) {
+fn a_request_for_zero_requests_nothing(#[case] zeros: serde_json::Value) {
     assert_eq!(read(&pod(std::slice::from_ref(&zeros))), Ok(None));
     assert_eq!(read_bound(&pod(std::slice::from_ref(&zeros))), Ok(None));
     for asked in [
@@ -174,7 +174,7 @@ fn a_zero_asks_for_nothing(#[case] zeros: serde_json::Value) {
 
 /// A request counts beside a zero in the same container.
 #[test]
-fn a_zero_serves_nothing() {
+fn zero_devices_beside_an_amount_of_memory_are_refused() {
     let zero_served = pod(&[json!({"koordinator.sh/gpu.shared": 0, "koordinator.sh/gpu-memory": "1Gi"})]);
     assert!(matches!(read(&zero_served), Err(RequestError::NotServed { .. })));
     let both = json!({"nvidia.com/gpu": "0", "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu-memory-ratio": 0});
@@ -234,7 +234,7 @@ fn other_devices_are_summed_like_amounts_of_gpus() {
 #[case::nothing(json!({"cpu": "1", "memory": "1Gi"}))]
 #[case::deprecated_names(json!({"kubernetes.io/gpu-memory": 1, "batch.kubernetes.io/x": 2}))]
 #[case::no_number_of_something_unknown(json!({"example.com/dongle": "500m"}))]
-fn not_ours(#[case] limits: serde_json::Value) {
+fn resources_of_other_plugins_are_ignored(#[case] limits: serde_json::Value) {
     assert_eq!(read(&pod(&[limits])), Ok(None));
 }
 
@@ -284,7 +284,7 @@ fn not_ours(#[case] limits: serde_json::Value) {
 #[case::no_number(json!({"aliyun.com/gpu-mem": "eight"}), "aliyun.com/gpu-mem is \"eight\"")]
 #[case::no_quantity_at_all(json!({"aliyun.com/gpu-mem": {"a": 1}}), "aliyun.com/gpu-mem is")]
 #[case::too_many_devices(json!({"koordinator.sh/gpu.shared": 2000, "koordinator.sh/gpu-memory": 2000}), "more than 1024")]
-fn refused(#[case] limits: serde_json::Value, #[case] words: &str) {
+fn invalid_requests_are_refused(#[case] limits: serde_json::Value, #[case] words: &str) {
     let message = read(&pod(&[limits])).unwrap_err().to_string();
     assert!(message.contains(words), "{message}");
 }
@@ -347,7 +347,7 @@ fn requests_count_where_limits_are_missing() {
 }
 
 #[test]
-fn the_memory_resource_can_have_another_name() {
+fn the_name_of_the_memory_resource_is_configurable() {
     let names = ResourceNames {
         memory: "example.com/vram".to_owned(),
     };

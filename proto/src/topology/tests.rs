@@ -45,7 +45,7 @@ fn a_table_that_makes_no_sense_is_refused(#[case] text: &str, #[case] rule: &str
 }
 
 #[test]
-fn links_are_read() {
+fn links_between_gpus_are_read() {
     let groups = vec![GpuLinks {
         minors: vec![0, 1, 2],
         links: 18,
@@ -63,13 +63,13 @@ fn links_are_read() {
 #[case::prefer(Some("Prefer"), GpuPartitionPolicy::Prefer)]
 #[case::anything_else(Some("honor"), GpuPartitionPolicy::Prefer)]
 #[case::none(None, GpuPartitionPolicy::Prefer)]
-fn policies(#[case] label: Option<&str>, #[case] expected: GpuPartitionPolicy) {
+fn partition_policies_are_read(#[case] label: Option<&str>, #[case] expected: GpuPartitionPolicy) {
     assert_eq!(GpuPartitionPolicy::read(label), expected);
 }
 
 /// A filter compares every set with every other.
 #[test]
-fn more_than_anybody_needs_is_not_read() {
+fn tables_beyond_the_limits_are_refused() {
     let of = |entry: &str, n: usize| vec![entry; n].join(",");
     let table = |n| {
         read_partitions(&format!(r#"{{"1":[{}]}}"#, of(r#"{"minors":[0]}"#, n))).map(|table| table[&1].len())

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_has_its_meaning() {
+    fn each_word_of_the_annotations_becomes_its_constraint() {
         let hint = r#"{"gpu": {"requiredTopologyScope": "NUMANode", "exclusivePolicy": "PCIeLevel"},
             "npu": {"allocateStrategy": "ApplyForAll", "requiredTopologyScope": "PCIe"},
             "rdma": {"vfSelector": {}, "allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}}"#;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_select_as_kubernetes_says() {
+    fn selectors_match_as_kubernetes_label_selectors_do() {
         let hint = r#"{"rdma": {"selector": {"matchLabels": {"type": "a"}, "matchExpressions": [{"key": "slow", "operator": "DoesNotExist"}]}}}"#;
         let wishes = read(&json!({"scheduling.koordinator.sh/device-allocate-hint": hint}))
             .unwrap()
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_that_say_nothing_are_none() {
+    fn an_empty_hint_constrains_nothing() {
         assert_eq!(
             read(&json!({"scheduling.koordinator.sh/device-allocate-hint": r#"{"rdma": {}}"#})),
             Ok(None)

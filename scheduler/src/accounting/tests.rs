@@ -129,7 +129,11 @@ fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
 #[case::two_devices(bytes(2, 100), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", 50), ("GPU-1", 50)])]
 #[case::old_extender(units(8), old("1", "8", "100"), &[("1", 80)])]
 #[case::old_extender_without_totals(units(8), json!({"ALIYUN_COM_GPU_MEM_IDX": "1"}), &[("1", 80)])]
-fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] expected: &[(&str, u64)]) {
+fn records_that_agree_with_the_request_are_charged_as_written(
+    #[case] limits: Value,
+    #[case] annotations: Value,
+    #[case] expected: &[(&str, u64)],
+) {
     let account = account(&limits, &annotations);
     assert_eq!(account.problem, None);
     let expected: Vec<_> = expected
@@ -147,15 +151,15 @@ fn records_in_order(#[case] limits: Value, #[case] annotations: Value, #[case] e
 #[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(40), false)], "its record says 8 units, its spec 4")]
 #[case::units_were_larger(units(8), old("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
 #[case::units_were_smaller(units(80), old("0", "80", "1000"), &[("0", Some(800), false)], "had 1000 units when it was placed and has 100 now")]
-fn contradictions(
+fn a_record_that_contradicts_the_request_is_bounded_and_reported(
     #[case] limits: Value,
     #[case] annotations: Value,
     #[case] expected: &[(&str, Option<u64>, bool)],
     #[case] problem: &str,
 ) {
     let account = account(&limits, &annotations);
-    let told = account.problem.clone().unwrap_or_default();
-    assert!(told.contains(problem), "{told}");
+    let found = account.problem.clone().unwrap_or_default();
+    assert!(found.contains(problem), "{found}");
     let expected: Vec<_> = expected
         .iter()
         .map(|(gpu, mib, trusted)| ((*gpu).to_owned(), *mib, *trusted))
@@ -163,14 +167,14 @@ fn contradictions(
     assert_eq!(shown(&account), expected);
 }
 
-/// On a node that our plugin serves, a pod with unknown devices is counted once, and a pod that was given nothing holds nothing.
+/// On a node that our plugin serves, a pod with unknown devices is charged once, and a pod to which kubelet allocated nothing holds nothing.
 #[rstest]
 #[case::units(units(8), json!({}), RequestedMemory::Units(8))]
 #[case::unknown_minor(units(8), old("7", "8", "100"), RequestedMemory::Units(8))]
 #[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), json!({}), RequestedMemory::Bytes(0))]
 #[case::core_alone_and_a_record(json!({"koordinator.sh/gpu-core": 50}), record(&[(99, "", 1000)]), RequestedMemory::Bytes(0))]
 #[case::two_dialects(json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 20 * MIB}), json!({}), RequestedMemory::Bytes(100 * MIB))]
-fn what_is_not_known_is_counted_once(
+fn a_pod_with_unknown_devices_is_charged_as_its_node_reports(
     #[case] limits: Value,
     #[case] annotations: Value,
     #[case] expected: RequestedMemory,
@@ -202,7 +206,10 @@ fn what_is_not_known_is_counted_once(
 #[case::unknown_uuid(record(&[(0, "GPU-9", 1000)]), 0)]
 #[case::twice(record(&[(0, "GPU-0", 1000), (0, "", 1000)]), 0)]
 #[case::one_that_is_there(record(&[(0, "GPU-0", 1000)]), 1)]
-fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n_silent: usize) {
+fn the_record_of_a_pod_without_a_request_takes_no_device_of_a_served_node(
+    #[case] annotations: Value,
+    #[case] n_silent: usize,
+) {
     for (report, expected) in [
         (PluginReport::Silent, n_silent),
         (PluginReport::Pending, 0),
@@ -223,7 +230,7 @@ fn a_record_of_a_pod_that_asks_for_nothing(#[case] annotations: Value, #[case] n
 #[case::of_another_unit("8", "10", Some(800))]
 #[case::of_this_unit("8", "100", Some(80))]
 #[case::of_other_units("80", "10", Some(80))]
-fn records_outlive_a_change_of_units(
+fn records_keep_their_bytes_when_the_memory_unit_changes(
     #[case] pod_units: &str,
     #[case] device_units: &str,
     #[case] mib: Option<u64>,
@@ -235,7 +242,7 @@ fn records_outlive_a_change_of_units(
     assert_eq!(shown(&account), [("GPU-0".to_owned(), mib, false)]);
 }
 
-/// Nobody knows which device it is: every device of the node is charged, and why is told.
+/// The device is unknown: every device of the node is charged, and the account says why.
 #[rstest]
 #[case::missing(units(8), json!({}), "it has no allocation record")]
 #[case::no_json(units(8), json!({"scheduling.koordinator.sh/device-allocated": "{"}), "annotation scheduling.koordinator.sh/device-allocated is \"{\"")]
@@ -265,13 +272,13 @@ fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] pr
         matches!(account.holdings.gpus, HeldGpus::Unknown(_)),
         "{account:?}"
     );
-    let told = account.problem.unwrap_or_default();
-    assert!(told.contains(problem), "{told}");
+    let found = account.problem.unwrap_or_default();
+    assert!(found.contains(problem), "{found}");
 }
 
 /// A ratio is charged by the spec, exactly, on the record's device; the bytes in the record are rounded.
 #[test]
-fn ratio_is_exact() {
+fn a_ratio_is_charged_by_the_spec_and_not_by_rounded_bytes() {
     let account = account(&ratio(2, 66), &record(&[(0, "GPU-0", 331), (1, "GPU-1", 331)]));
     let share = |gpu: &str| HeldShare {
         gpu: GpuRef::Uuid(GpuUuid::from(gpu)),
@@ -292,7 +299,7 @@ fn ratio_is_exact() {
 
 /// A bound pod whose request breaks a rule is charged by its record, or by the amounts that it names.
 #[test]
-fn invalid_requests_are_counted_too() {
+fn a_bound_pod_with_an_invalid_request_is_charged() {
     let invalid =
         json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
     let unrecorded = account(&invalid, &json!({}));
@@ -310,7 +317,7 @@ fn invalid_requests_are_counted_too() {
 }
 
 #[test]
-fn other_writers_round_down() {
+fn a_record_rounded_down_by_another_writer_agrees_with_the_request() {
     let third = record(&[(0, "GPU-0", 33), (1, "GPU-1", 33)]);
     let limits = json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 66 * MIB + 1});
     let account = account(&limits, &third);
@@ -325,7 +332,7 @@ fn other_writers_round_down() {
 }
 
 #[test]
-fn pod_that_asks_for_nothing_is_not_kept() {
+fn a_pod_without_a_request_has_no_facts() {
     let pod: Pod = serde_json::from_value(
         json!({"metadata": {"uid": "u"}, "spec": {"nodeName": "n", "containers": [{"name": "c"}]}}),
     )
@@ -339,7 +346,7 @@ fn pod_that_asks_for_nothing_is_not_kept() {
 #[case::several(json!({"koordinator.sh/gpu.shared": "0", "koordinator.sh/gpu-memory": "0"}), false)]
 #[case::one_is_not(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "0"}), true)]
 #[case::no_number(json!({"aliyun.com/gpu-mem": "x"}), true)]
-fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
+fn a_bound_pod_that_requests_zero_holds_nothing(#[case] limits: Value, #[case] holds: bool) {
     let containers = json!([{"name": "c", "resources": {"limits": limits}}]);
     let facts = |node: Value| {
         let pod: Pod = serde_json::from_value(
@@ -355,12 +362,15 @@ fn zeros_hold_nothing(#[case] limits: Value, #[case] holds: bool) {
 
 const HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
 
-/// Decisions keep nobody away for a pod that sees all GPUs, and so must what is learnt of it again.
+/// A decision for a pod that sees all GPUs excludes no other pod, so the account read back from its annotations must not either.
 #[rstest]
 #[case::shares(json!({}), 1)]
 #[case::sees_all(json!({"gpushare/all-devices": "true"}), 0)]
 #[case::another_annotation_is_bad(json!({"scheduling.koordinator.sh/device-joint-allocate": "{"}), 1)]
-fn whom_a_bound_pod_keeps_away(#[case] mut annotations: Value, #[case] expected: usize) {
+fn a_bound_pod_keeps_its_exclusive_policy_unless_it_sees_all_gpus(
+    #[case] mut annotations: Value,
+    #[case] expected: usize,
+) {
     let limits = if expected == 1 {
         bytes(1, 100)
     } else {
@@ -402,7 +412,7 @@ fn inventory_of(healthy: &[u32]) -> Inventory {
 #[case::twice_the_same(true, &[0, 1], json!([1, 1]), Some("GPU GPU-0 is not in it"))]
 #[case::only_unknown_ones(true, &[0, 1], json!([7, 8]), Some("GPU GPU-0 is not in it"))]
 #[case::none(true, &[0, 1], Value::Null, Some("only with an allocation record"))]
-fn the_mark_for_all_devices_is_not_simply_believed(
+fn the_all_devices_annotation_counts_only_with_a_record_of_every_healthy_gpu(
     #[case] is_allowed: bool,
     #[case] healthy: &[u32],
     #[case] named: Value,
@@ -462,7 +472,7 @@ fn the_mark_for_all_devices_is_not_simply_believed(
 
 /// The names that a pod may write are those of the engine's policies, and the pod's own word counts.
 #[test]
-fn a_pod_may_name_its_policies() {
+fn annotations_of_a_pod_override_the_policies_of_the_cluster() {
     let preference = |annotations: Value| {
         let limits = json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory-ratio": 50});
         let spec = json!({"containers": [{"name": "c", "resources": {"limits": limits}}]});

@@ -79,7 +79,7 @@ async fn a_binding_is_sent_only_if_the_lease_covers_it(#[case] after: u64, #[cas
 
 /// An API server is busy before it writes, never afterwards, so the outcome is known.
 #[tokio::test(start_paused = true)]
-async fn a_busy_api_server_writes_nothing() {
+async fn status_429_means_that_nothing_was_written() {
     let (binder, n_sent, binding) = leader(429);
     let outcome = binder.bind(&binding, Instant::now() + secs(6)).await;
     assert_eq!(outcome, BindOutcome::Busy("429 Too Many Requests".to_owned()));

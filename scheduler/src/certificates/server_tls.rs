@@ -212,7 +212,7 @@ mod tests {
 
     /// An alert needs a metric for certificates from files too.
     #[test]
-    fn the_first_end_of_several_is_shown() {
+    fn the_earliest_expiry_of_several_certificates_is_shown() {
         let ending = |year: i32| {
             let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
             params.not_after = date_time_ymd(year, 1, 1);

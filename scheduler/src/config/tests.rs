@@ -14,7 +14,7 @@ fn parse(flags: &[&str]) -> Result<Config, String> {
 }
 
 #[test]
-fn defaults_are_the_old_extenders_paths() {
+fn the_default_paths_are_those_of_the_old_extender() {
     let config = parse(&[]).unwrap();
     assert_eq!(config.serving.prefix, "/gpushare-scheduler");
     assert_eq!(
@@ -42,7 +42,7 @@ fn defaults_are_the_old_extenders_paths() {
 }
 
 #[test]
-fn policies_and_weights_are_taken_over() {
+fn policies_and_weights_are_read_from_flags() {
     let flags = [
         "--node-policy=most-allocated",
         "--device-policy=in-order",
@@ -97,7 +97,7 @@ fn policies_and_weights_are_taken_over() {
 #[case::tls_without_clients(&["--listen=0.0.0.0:12345", "--tls-cert-file=a", "--tls-key-file=b"], "--client-ca-file")]
 #[case::secret_for_webhooks_alone(&["--listen=0.0.0.0:12345", "--certificate-secret=s"], "--tls-from-secret")]
 #[case::unknown(&["--memory-unit", "GiB"], "unexpected argument")]
-fn refused(#[case] flags: &[&str], #[case] expected: &str) {
+fn invalid_flags_are_refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).unwrap_err();
     assert!(error.contains(expected), "{error}");
 }
@@ -112,17 +112,20 @@ fn refused(#[case] flags: &[&str], #[case] expected: &str) {
 #[case::own_authority(&["--listen=0.0.0.0:1", "--certificate-secret=s", "--tls-from-secret"], true)]
 #[case::insisted(&["--listen=0.0.0.0:1", "--insecure-listen"], true)]
 #[case::loopback_with_certificates(&["--tls-cert-file=a", "--tls-key-file=b", "--client-ca-file=c"], true)]
-fn serves_where_clients_are_known(#[case] flags: &[&str], #[case] guards_views: bool) {
+fn views_need_authentication_on_addresses_other_than_loopback(
+    #[case] flags: &[&str],
+    #[case] guards_views: bool,
+) {
     assert_eq!(parse(flags).unwrap().serving.guards_views(), guards_views);
 }
 
 #[test]
-fn a_command_serves_nothing() {
+fn a_subcommand_needs_no_client_certificates() {
     parse(&["--listen=0.0.0.0:12345", "issue-client-certificate", "--out=x"]).unwrap();
 }
 
 #[test]
-fn webhooks_prefer_the_secret_to_the_files_of_the_extender() {
+fn webhooks_use_the_secret_rather_than_the_files_of_the_extender() {
     let files = [
         "--webhook-listen",
         "0.0.0.0:9443",
@@ -163,7 +166,7 @@ fn webhooks_prefer_the_secret_to_the_files_of_the_extender() {
 }
 
 #[test]
-fn a_leader_is_elected_on_demand() {
+fn leader_election_is_off_unless_the_flag_is_set() {
     assert!(parse(&["--pod-name", "p"]).unwrap().leader.is_none());
     let leader = parse(&["--leader-elect", "--pod-name", "p", "--pod-namespace", "n"])
         .unwrap()
@@ -192,7 +195,7 @@ fn a_leader_is_elected_on_demand() {
 }
 
 #[test]
-fn a_client_certificate_is_issued_by_a_command() {
+fn the_subcommand_for_client_certificates_reads_its_flags() {
     let config = parse(&[
         "--namespace",
         "n",
@@ -223,12 +226,12 @@ fn a_client_certificate_is_issued_by_a_command() {
 #[rstest]
 #[case::root("/", "")]
 #[case::slash_at_end("/a/b/", "/a/b")]
-fn prefixes(#[case] text: &str, #[case] expected: &str) {
+fn a_trailing_slash_of_the_prefix_is_dropped(#[case] text: &str, #[case] expected: &str) {
     assert_eq!(parse(&["--prefix", text]).unwrap().serving.prefix, expected);
 }
 
 #[test]
-fn help() {
+fn the_help_text_is_current() {
     insta::assert_snapshot!(Args::command().term_width(100).render_long_help());
 }
 

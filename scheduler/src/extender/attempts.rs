@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_for_the_node_s_state_is_remembered_for_a_while() {
+    fn a_failure_caused_by_the_node_is_remembered_for_a_while() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
         assert!(attempts.begin("a", false, now).is_empty());
         attempts.send("a", "n1");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_returns_several_times_is_sent_elsewhere_unless_it_is_in_a_gang() {
+    fn a_pod_that_is_filtered_repeatedly_gets_another_node_unless_it_is_in_a_gang() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
         let mut returns = |uid: &str, is_in_gang| {
             attempts.send(uid, "n1");

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_holder_for_each_key_and_no_entry_is_left() {
+    async fn each_key_has_one_holder_and_leaves_no_entry() {
         let locks = KeyedLock::<()>::default();
         let first = locks.lock("a").await;
         let other = locks.lock("b").await;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_that_is_given_up_leaves_no_entry() {
+    async fn a_cancelled_wait_leaves_no_entry() {
         let locks = KeyedLock::<()>::default();
         let first = locks.lock("a").await;
         let mut second = Box::pin(locks.lock("a"));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_binding_that_waits_for_its_node_has_no_permit() {
+    async fn a_bind_that_waits_for_its_node_holds_no_permit() {
         let limiter = BindLimiter::new(2);
         let first = limiter.acquire_for("a").await;
         let mut second = Box::pin(limiter.acquire_for("a"));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_that_is_given_up_keeps_no_permit() {
+    async fn a_cancelled_wait_keeps_no_permit() {
         let limiter = BindLimiter::new(1);
         let first = limiter.acquire_for("a").await;
         let mut second = Box::pin(limiter.acquire_for("a"));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_binding_that_hangs_is_passed() {
+    async fn a_bind_that_hangs_does_not_block_other_nodes() {
         let limiter = BindLimiter::new(3);
         let hanging = limiter.acquire_for("a").await;
         let begun = tokio::time::Instant::now();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn many_nodes_that_differ_use_all_scores() {
+    fn many_different_nodes_use_the_whole_range_of_scores() {
         let nodes: Vec<_> = (0..101_u32)
             .map(|nth| (false, false, nth, format!("{nth:03}")))
             .collect();

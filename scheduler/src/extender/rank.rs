@@ -121,7 +121,7 @@ mod tests {
     proptest! {
         /// `TopN` comes to the same as sorting all nodes.
         #[test]
-        fn the_best_are_the_first_of_all_in_order(nodes in nodes(), n in 1..12_usize) {
+        fn the_top_n_are_the_first_n_of_all_nodes_in_order(nodes in nodes(), n in 1..12_usize) {
             let mut top = TopN::new(n);
             for (idx, node) in nodes.iter().enumerate() {
                 top.insert(rank(node), idx);

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_left_out_for_longer_each_time() {
+    fn a_failing_node_is_ranked_last_for_longer_each_time() {
         let (mut failing, start) = (FailingNodes::default(), Instant::now());
         for uid in ["a", "a", "b"] {
             failing.fail("n1", uid, start);
@@ -208,7 +208,11 @@ mod tests {
     #[case("Failed", "OutOfaliyun.com/gpu-mem", true)]
     #[case("Failed", "Evicted", false)]
     #[case("Running", "UnexpectedAdmissionError", false)]
-    fn what_kubelet_refuses(#[case] phase: &str, #[case] reason: &str, #[case] expected: bool) {
+    fn reasons_of_kubelet_admission_count_as_failures(
+        #[case] phase: &str,
+        #[case] reason: &str,
+        #[case] expected: bool,
+    ) {
         let pod: Pod = serde_json::from_value(json!({"status": {"phase": phase, "reason": reason}})).unwrap();
         assert_eq!(is_refused_by_kubelet(&pod), expected);
     }

@@ -168,7 +168,7 @@ mod tests {
     #[case::more_than_before("+a -b -c +A +B -C", false)]
     #[case::again_no_more_than_the_most("+a -b -c +A +B -C +A +B -C", true)]
     #[case::another_placement_of_the_same_cycle("+a +b -c +a +b -c", false)]
-    fn a_cycle_that_places_no_more_members_than_one_that_came_to_nothing_will_come_to_nothing(
+    fn a_cycle_that_places_no_more_members_than_a_failed_one_fails(
         #[case] questions: &str,
         #[case] expected: bool,
     ) {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_member_clears_the_past_of_its_group() {
+    fn a_bound_member_clears_the_failed_cycles_of_its_group() {
         let (mut gangs, now) = (Gangs::default(), Instant::now());
         ask(&mut gangs, "+a +b -c +A +B +C", now);
         gangs.change("another");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_question_puts_the_end_off_for_all_members() {
+    fn each_filter_call_extends_the_pause_of_all_members() {
         let (mut gangs, now) = (Gangs::default(), Instant::now());
         ask(&mut gangs, "+a", now);
         ask(&mut gangs, "-b", now + 20 * SECOND);

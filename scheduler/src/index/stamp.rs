@@ -35,7 +35,7 @@ mod tests {
     use super::{DAY, Stamps};
 
     #[test]
-    fn grows_while_the_clock_stands_or_falls() {
+    fn assume_times_grow_while_the_clock_stands_still_or_goes_back() {
         let mut stamps = Stamps::default();
         assert_eq!(
             [stamps.next(100), stamps.next(100), stamps.next(50)],
@@ -44,14 +44,14 @@ mod tests {
     }
 
     #[test]
-    fn begins_above_what_records_say() {
+    fn assume_times_begin_above_those_of_records() {
         let mut stamps = Stamps::default();
         stamps.saw(500);
         assert_eq!(stamps.next(100), 501);
     }
 
     #[test]
-    fn ignores_records_from_the_far_future() {
+    fn records_from_the_far_future_do_not_count() {
         let mut stamps = Stamps::default();
         stamps.saw(u64::MAX);
         assert_eq!([stamps.next(100), stamps.next(100)], [100, 101]);

@@ -59,7 +59,7 @@ fn found_on(node: &str) -> PodLookup {
 }
 
 #[test]
-fn only_the_decision_that_is_named_is_forgotten() {
+fn only_the_named_decision_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
     index.forget("p", stamp + 1);
@@ -76,7 +76,7 @@ fn only_the_decision_that_is_named_is_forgotten() {
 }
 
 #[test]
-fn a_pod_that_is_watched_stays_pending_when_its_decision_falls() {
+fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
     let stamp = assume(&mut index, "p", now);
@@ -85,7 +85,7 @@ fn a_pod_that_is_watched_stays_pending_when_its_decision_falls() {
 }
 
 #[test]
-fn an_unbound_pod_settles_a_decision_only_after_a_while() {
+fn a_pod_read_as_unbound_settles_its_decision_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
     index.doubt("p", stamp, now);
@@ -97,7 +97,7 @@ fn an_unbound_pod_settles_a_decision_only_after_a_while() {
 }
 
 #[test]
-fn what_is_found_settles_a_decision() {
+fn the_pod_read_from_the_api_server_settles_a_decision() {
     for (found, held) in [(found_on("n1"), 1), (found_on("n2"), 0), (PodLookup::Gone, 0)] {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
@@ -112,7 +112,7 @@ fn what_is_found_settles_a_decision() {
 
 /// What a look found is old news if the bind has been repeated since the look began.
 #[test]
-fn a_decision_that_has_moved_on_is_not_settled() {
+fn a_decision_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
     index.doubt("p", stamp, now);
@@ -129,7 +129,7 @@ fn a_decision_that_has_moved_on_is_not_settled() {
 }
 
 #[test]
-fn hints_are_bounded() {
+fn the_number_of_hints_is_bounded() {
     let mut index = index();
     let now = Instant::now();
     for at in 0..5000 {
@@ -147,7 +147,7 @@ fn hints_are_bounded() {
 
 /// A pod that is filtered again and again, and never bound, must not keep room from others for ever.
 #[test]
-fn hints_are_not_renewed_for_ever() {
+fn a_hint_is_not_renewed_forever() {
     let (mut index, now) = (index(), Instant::now());
     let ask = index.ask("p", &facts("p")).unwrap().unwrap();
     let node = index.fleet().node_id("n1").unwrap();
@@ -168,7 +168,7 @@ fn hints_are_not_renewed_for_ever() {
 }
 
 #[test]
-fn opaque_nodes_take_no_bytes() {
+fn a_node_without_an_inventory_refuses_amounts_of_memory() {
     let index = index();
     let pod = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1"}}}]}});
     let pod: Pod = serde_json::from_value(pod).unwrap();
@@ -178,7 +178,7 @@ fn opaque_nodes_take_no_bytes() {
 }
 
 #[test]
-fn names_of_what_is_missing() {
+fn the_readiness_error_names_the_missing_lists() {
     let index = Index::new(ResourceNames::default(), Policies::default(), Duration::ZERO);
     assert_eq!(
         index.ready().unwrap_err(),
@@ -188,7 +188,7 @@ fn names_of_what_is_missing() {
 
 /// The node's plugin has exchanged two records: one event moves both pods, and each device holds one of them at every moment.
 #[test]
-fn exchanged_records_count_before_annotations() {
+fn swapped_records_count_before_annotations() {
     let record = |minor: u32| json!([{"minor": minor, "id": format!("GPU-{minor}"), "resources": {"koordinator.sh/gpu-memory": "4Gi"}}]);
     let bound = |name: &str, minor: u32| {
         let mut pod = pod(name);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_learnt_and_forgotten_with_their_last_node() {
+    fn device_types_are_known_while_a_node_has_them() {
         let (names, mut kinds) = (ResourceNames::default(), Kinds::default());
         let asked = [
             ("example.com/npu", 2),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_two_claims_counts_and_the_other_takes_over() {
+    fn of_two_device_types_with_one_resource_name_the_first_counts() {
         let (names, mut kinds) = (ResourceNames::default(), Kinds::default());
         let [one, other] = ["b", "a"].map(|kind| [class(kind, &["example.com/x"])]);
         kinds.replace(&[], &one, &names);

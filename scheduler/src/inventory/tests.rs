@@ -42,7 +42,7 @@ fn with(field: &str, value: Value) -> Value {
 }
 
 #[test]
-fn device_object_with_and_without_optional_amounts() {
+fn a_device_object_is_read_with_and_without_optional_amounts() {
     let mut rich = gpu(3);
     rich["resources"] = json!({"koordinator.sh/gpu-memory": "83201216Ki", "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu.shared": 10});
     rich["health"] = false.into();
@@ -77,7 +77,7 @@ fn device_object_with_and_without_optional_amounts() {
     );
 }
 
-/// One bad entry is told, by its place and field, and leaves the others alone.
+/// The report names the entry and its field.
 #[rstest]
 #[case::no_object(json!("gpu"), "spec.devices[1]: invalid type: string \"gpu\"")]
 #[case::no_minor(with("minor", Value::Null), "spec.devices[1]: minor is missing")]
@@ -87,7 +87,7 @@ fn device_object_with_and_without_optional_amounts() {
 #[case::negative_memory(with("resources", json!({"koordinator.sh/gpu-memory": "-1"})), "koordinator.sh/gpu-memory is -1, not a whole number")]
 #[case::absurd_core(with("resources", json!({"koordinator.sh/gpu-memory": "1", "koordinator.sh/gpu-core": "9999999999"})), "koordinator.sh/gpu-core is 9999999999, which is absurd")]
 #[case::health_is_text(with("health", json!("yes")), "expected a boolean")]
-fn bad_entries(#[case] entry: Value, #[case] expected: &str) {
+fn a_malformed_device_is_reported_and_leaves_the_others_alone(#[case] entry: Value, #[case] expected: &str) {
     let report = read(&node(None, &json!({})), Some(&json!([gpu(7), entry]))).unwrap();
     assert_eq!(report.inventory.gpus.len(), 1);
     assert!(
@@ -105,7 +105,11 @@ fn bad_entries(#[case] entry: Value, #[case] expected: &str) {
     None,
     Some("node annotation aliyun.com/gpu-mem-unit: \"Gib\" is no memory unit")
 )]
-fn units(#[case] annotation: Option<&str>, #[case] bytes: Option<u64>, #[case] problem: Option<&str>) {
+fn the_memory_unit_is_read_from_the_node(
+    #[case] annotation: Option<&str>,
+    #[case] bytes: Option<u64>,
+    #[case] problem: Option<&str>,
+) {
     let report = read(&node(annotation, &json!({})), Some(&json!([gpu(0)]))).unwrap();
     assert_eq!(report.inventory.unit_bytes, bytes);
     match problem {
@@ -127,7 +131,7 @@ fn units(#[case] annotation: Option<&str>, #[case] bytes: Option<u64>, #[case] p
 #[case::no_count(None, json!({"aliyun.com/gpu-mem": "9"}), None)]
 #[case::cpu_only(None, json!({"cpu": "8"}), None)]
 #[case::our_plugin_before_its_device_object(Some("GiB"), json!({"aliyun.com/gpu-mem": "31", "aliyun.com/gpu-count": "2", "koordinator.sh/gpu-memory": "31Gi"}), None)]
-fn capacities(
+fn a_node_of_the_old_plugin_has_equal_gpus_from_its_capacity(
     #[case] annotation: Option<&str>,
     #[case] capacity: Value,
     #[case] expected: Option<(usize, u64, bool)>,
@@ -151,7 +155,10 @@ fn capacities(
 #[case::shared(json!({"koordinator.sh/gpu-memory": "32Gi", "koordinator.sh/gpu.shared": "100"}), Some((1, 32 << 30)))]
 #[case::nobody_knows(json!({"koordinator.sh/gpu-memory": "32Gi"}), None)]
 #[case::old(json!({"aliyun.com/gpu-mem": "31", "aliyun.com/gpu-count": "2"}), Some((2, 15 << 20)))]
-fn templates(#[case] capacity: Value, #[case] expected: Option<(usize, u64)>) {
+fn a_node_template_has_gpus_from_its_capacity(
+    #[case] capacity: Value,
+    #[case] expected: Option<(usize, u64)>,
+) {
     let report = of_template(&node(None, &capacity), &ResourceNames::default());
     assert_eq!(
         report.map(|report| (report.inventory.gpus.len(), report.inventory.gpus[0].memory_bytes)),

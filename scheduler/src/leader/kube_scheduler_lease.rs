@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_term_counts_from_the_read_before_the_renewal() {
+    fn a_term_is_counted_from_the_read_before_the_renewal() {
         let start = Instant::now();
         let mut lease = KubeSchedulerLease::new("a", TIMES, start);
         assert_eq!(lease.next(start), LeaseAction::Read);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_gone_ends_the_term() {
+    fn a_deleted_lease_ends_the_term() {
         let start = Instant::now();
         let mut lease = KubeSchedulerLease::new("a", TIMES, start);
         read(&mut lease, start, 0, "1", record("a_1"));
@@ -383,7 +383,7 @@ mod tests {
         /// Lease that its holder gives up is not part of this: the former extender sees so a read later, and until then the
         /// API server refuses its bindings.
         #[test]
-        fn no_two_decide(steps in prop::collection::vec((0..2_usize, 0..20_u8, 1..200_u64), 1..600)) {
+        fn no_two_extenders_have_a_term_at_the_same_time(steps in prop::collection::vec((0..2_usize, 0..20_u8, 1..200_u64), 1..600)) {
             let start = Instant::now();
             let mut lease: Option<(u64, LeaseRecord)> = None;
             let names = ["a", "b"];

@@ -26,7 +26,7 @@ fn leading() -> (Leadership, Instant) {
 }
 
 #[test]
-fn nobody_binds_before_everything_has_been_seen() {
+fn a_new_leader_binds_only_after_its_watches_are_complete() {
     let now = Instant::now();
     let standby = Leadership::standby();
     assert_eq!(standby.begin_bind(now).unwrap_err(), NotLeading::Standby);
@@ -48,14 +48,14 @@ fn nobody_binds_before_everything_has_been_seen() {
 }
 
 #[test]
-fn renewals_leave_what_was_seen() {
+fn a_renewal_does_not_repeat_the_takeover() {
     let (leadership, now) = leading();
     leadership.lead(TIMES, now + secs(2), false);
     assert!(leadership.begin_bind(now + secs(11)).is_ok());
     assert_eq!(
         leadership.begin_bind(now + secs(12)).unwrap_err(),
         NotLeading::Standby,
-        "nobody has to say so"
+        "the lease expires without any call"
     );
 }
 
@@ -65,7 +65,11 @@ fn renewals_leave_what_was_seen() {
 #[case::ends_after_the_lease(9, 16, false)]
 #[case::too_late(10, 11, false)]
 #[case::after_a_long_pause(100, 14, false)]
-fn a_write_is_covered_by_the_whole_lease(#[case] now: u64, #[case] deadline: u64, #[case] expected: bool) {
+fn a_write_is_covered_if_its_deadline_lies_within_the_lease(
+    #[case] now: u64,
+    #[case] deadline: u64,
+    #[case] expected: bool,
+) {
     let (leadership, began) = leading();
     assert_eq!(
         leadership.covers(began + secs(now), began + secs(deadline)),
@@ -75,7 +79,7 @@ fn a_write_is_covered_by_the_whole_lease(#[case] now: u64, #[case] deadline: u64
 }
 
 #[test]
-fn a_write_that_outlives_the_lease_is_noticed() {
+fn a_write_that_ends_after_the_lease_is_counted() {
     let (leadership, now) = leading();
     assert!(!leadership.is_overdue(now + secs(15)) && leadership.is_overdue(now + secs(16)));
     leadership.stand_by();
@@ -85,7 +89,7 @@ fn a_write_that_outlives_the_lease_is_noticed() {
 }
 
 #[test]
-fn clients_connect_anew_when_a_leader_steps_down() {
+fn connections_are_closed_when_a_leader_steps_down() {
     let (leadership, _) = leading();
     let mut connection_resets = leadership.connection_resets();
     assert!(!connection_resets.has_changed().unwrap());
@@ -97,7 +101,7 @@ fn clients_connect_anew_when_a_leader_steps_down() {
 }
 
 #[test]
-fn a_pod_that_may_bear_the_label_and_does_not_lead_is_no_place_for_clients() {
+fn a_pod_with_a_stale_leader_label_is_not_ready() {
     let (leadership, now) = leading();
     leadership.set_stale_label(true);
     assert!(!leadership.has_stale_label(now) && leadership.has_stale_label(now + secs(10)));
@@ -111,7 +115,7 @@ fn a_pod_that_may_bear_the_label_and_does_not_lead_is_no_place_for_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_waits_for_binds_in_work_and_lets_none_begin() {
+async fn shutdown_waits_for_running_binds_and_starts_none() {
     let (leadership, now) = leading();
     let binds = [
         leadership.begin_bind(now).unwrap(),

@@ -161,7 +161,11 @@ mod tests {
     #[case::of_a_vendor("v1.36.2", "v1.36.2-eks-1234567", true)]
     #[case::of_k3s("v1.34.1", "v1.36.2+k3s1", false)]
     #[case::unknown("latest", "v1.36.2", true)]
-    fn versions_that_go_together(#[case] tag: &str, #[case] server: &str, #[case] expected: bool) {
+    fn a_kube_scheduler_one_minor_version_behind_the_api_server_is_supported(
+        #[case] tag: &str,
+        #[case] server: &str,
+        #[case] expected: bool,
+    ) {
         for image in [
             "registry.k8s.io/kube-scheduler:",
             "localhost:5000/kube-scheduler:",
@@ -179,7 +183,10 @@ mod tests {
     #[case::port_and_no_tag("localhost:5000/kube-scheduler", None)]
     #[case::cut_short("kube-scheduler:v1.36", None)]
     #[case::too_large("kube-scheduler:v1.99999999999.0", None)]
-    fn versions_of_images(#[case] image: &str, #[case] expected: Option<(u32, u32, u32)>) {
+    fn the_version_is_read_from_the_tag_of_an_image(
+        #[case] image: &str,
+        #[case] expected: Option<(u32, u32, u32)>,
+    ) {
         assert_eq!(
             Version::of_image(image),
             expected.map(|(major, minor, patch)| Version { major, minor, patch })
@@ -187,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_is_that_of_the_container() {
+    fn the_image_is_that_of_the_container_kube_scheduler() {
         let containers = json!([{"name": "gpushare-scheduler", "image": "a:1"}, {"name": "kube-scheduler", "image": "b:v1.36.2"}]);
         let pod = json!({"spec": {"containers": containers}});
         assert_eq!(image(&pod), Some("b:v1.36.2"));

@@ -21,19 +21,19 @@ fn pod(at: usize, node: Option<&str>, owner: &str) -> Pod {
     .unwrap()
 }
 
-/// So many pods have come that it is worth learning.
-fn told_of_pods(mut index: Index) -> Index {
+/// Enough pods were bound for a new workload model.
+fn with_bound_pods(mut index: Index) -> Index {
     (1..=20).for_each(|at| index.apply(pod(at, Some("n"), "ReplicaSet")));
     index
 }
 
-/// Whoever waits may ask for anything, as often as they like; and pods of a `DaemonSet` look for no node.
+/// Pending pods are no sample of the workload, as a user may create any number of them; pods of a `DaemonSet` have a node from the start.
 #[rstest]
 #[case::bound(Some("n"), "ReplicaSet", 20)]
 #[case::waiting(None, "ReplicaSet", 0)]
 #[case::of_a_daemon_set(Some("n"), "DaemonSet", 0)]
 #[case::image_of_a_static_pod(Some("n"), "Node", 0)]
-fn only_pods_that_found_their_node_are_learnt_from(
+fn the_workload_model_counts_pods_that_the_scheduler_bound(
     #[case] node: Option<&str>,
     #[case] owner: &str,
     #[case] n_kinds: usize,
@@ -45,8 +45,8 @@ fn only_pods_that_found_their_node_are_learnt_from(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
-    let index = Shared::new(told_of_pods(
+async fn a_new_workload_model_takes_effect_after_its_prewarm() {
+    let index = Shared::new(with_bound_pods(
         offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty()).prewarming(),
     ));
     assert!(index.read().fleet().is_refreshing_workload());
@@ -61,10 +61,9 @@ async fn what_is_learnt_counts_once_it_has_been_rehearsed() {
     }
 }
 
-/// Who rehearses nothing learns at once.
 #[test]
-fn without_rehearsals_nothing_waits() {
-    let index = told_of_pods(offline::index(
+fn without_prewarm_a_new_workload_model_takes_effect_at_once() {
+    let index = with_bound_pods(offline::index(
         std::iter::empty(),
         std::iter::empty(),
         std::iter::empty(),

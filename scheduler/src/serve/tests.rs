@@ -34,7 +34,7 @@ fn connect() -> DuplexStream {
         read_timeout: Duration::from_secs(10),
     };
     tokio::spawn(async move {
-        // Dropped, it would tell the connection to end.
+        // If it were dropped, the connection would end.
         let graceful = GracefulShutdown::new();
         connection.http1(server, false, graceful.watcher()).await;
     });
@@ -65,7 +65,7 @@ async fn seconds_to_end(client: &mut DuplexStream) -> u64 {
 #[case::quick_answer(REQUEST)]
 #[case::slow_answer(SLOW)]
 #[tokio::test(start_paused = true)]
-async fn idle_connections_outlive_those_of_go(#[case] first: &str) {
+async fn idle_connections_are_kept_longer_than_a_go_client_keeps_them(#[case] first: &str) {
     let mut client = connect();
     for request in [first, REQUEST, first] {
         let reply = ask(&mut client, request).await;
@@ -78,7 +78,7 @@ async fn idle_connections_outlive_those_of_go(#[case] first: &str) {
 
 /// A laptop that went to sleep in the middle of a view kept what the view was made with for ever.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_takes_nothing_of_its_answer_is_hung_up_on() {
+async fn the_connection_of_a_client_that_does_not_read_is_closed() {
     let mut client = connect();
     client
         .write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -103,7 +103,7 @@ async fn a_client_that_takes_nothing_of_its_answer_is_hung_up_on() {
 #[case::half_a_line("GET / HT")]
 #[case::half_a_head("GET / HTTP/1.1\r\nhost: x\r\n")]
 #[tokio::test(start_paused = true)]
-async fn a_first_head_has_its_time_from_the_connection_on(#[case] sent: &str) {
+async fn the_timeout_of_the_first_request_begins_with_the_connection(#[case] sent: &str) {
     let mut client = connect();
     sleep(Duration::from_secs(4)).await;
     client.write_all(sent.as_bytes()).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_first_head_has_its_time_from_the_connection_on(#[case] sent: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_later_head_has_its_time_from_its_first_byte_on() {
+async fn the_timeout_of_a_later_request_begins_with_its_first_byte() {
     let mut client = connect();
     ask(&mut client, REQUEST).await;
     sleep(Duration::from_secs(119)).await;
@@ -125,7 +125,7 @@ async fn a_later_head_has_its_time_from_its_first_byte_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_sent_at_once_are_both_answered() {
+async fn pipelined_requests_are_both_answered() {
     let mut client = connect();
     client
         .write_all([SLOW, REQUEST].concat().as_bytes())
@@ -137,9 +137,8 @@ async fn requests_sent_at_once_are_both_answered() {
     assert!(replies.ends_with("quick"), "{replies}");
 }
 
-/// Whoever is in the middle of a request is answered; whoever waits for the next one is not kept.
 #[tokio::test]
-async fn clients_connect_anew_when_told_to() {
+async fn a_reset_answers_running_requests_and_closes_idle_connections() {
     let release = std::sync::Arc::new(tokio::sync::Notify::new());
     let (held, started) = (release.clone(), std::sync::Arc::new(tokio::sync::Notify::new()));
     let starting = started.clone();

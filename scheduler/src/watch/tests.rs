@@ -41,7 +41,7 @@ fn calls<const OPTIONAL: bool>(updates: impl IntoIterator<Item = Update<&'static
 }
 
 #[test]
-fn events_in_order() {
+fn events_are_applied_in_order() {
     let events = [
         Event::Init,
         Event::InitApply("a"),
@@ -55,7 +55,7 @@ fn events_in_order() {
 }
 
 #[test]
-fn interruptions_change_nothing() {
+fn interruptions_change_no_object() {
     let updates = [
         Update::Event(Event::Apply("a")),
         Update::Interrupted,
@@ -66,7 +66,7 @@ fn interruptions_change_nothing() {
 }
 
 #[test]
-fn only_a_kind_that_may_be_absent_is_emptied_if_it_is_unknown() {
+fn an_optional_kind_that_is_not_installed_counts_as_empty() {
     assert_eq!(calls::<true>([Update::UnknownKind]), "[]");
     let updates = [Update::Event(Event::Apply("a")), Update::UnknownKind];
     assert_eq!(calls::<false>(updates), "+a");

@@ -52,7 +52,7 @@ async fn refused(world: &World, name: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_hint_is_announced_although_no_request_comes() {
+async fn the_end_of_a_hint_is_announced_without_any_request() {
     let world = world().await;
     assert_eq!(world.fitting(&units("first", 80), &["n1"]).await, ["n1"]);
     let late = refused(&world, "late").await;
@@ -183,7 +183,7 @@ async fn a_replica_without_leadership_announces_nothing() {
 
 /// A member of a coscheduling plugin's gang whose hint expired is refused for a while, and tried again after that.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_gang_s_pause_is_announced() {
+async fn the_end_of_the_pause_of_a_gang_is_announced() {
     let world = world().await;
     let mut member = units("member", 80);
     member["metadata"]["labels"] = json!({"scheduling.x-k8s.io/pod-group": "gang"});

@@ -99,7 +99,11 @@ async fn pods_that_are_filtered_before_others_are_bound_do_not_pile_up() {
 #[case::more_than_fit("5", &["c", "b", "a"], &[10, 9, 8])]
 #[case::all("all", &["a", "b", "c"], &[8, 9, 10])]
 #[tokio::test]
-async fn as_many_as_the_flag_says(#[case] answers: &str, #[case] expected: &[&str], #[case] scored: &[i64]) {
+async fn filter_returns_as_many_nodes_as_the_flag_says(
+    #[case] answers: &str,
+    #[case] expected: &[&str],
+    #[case] scored: &[i64],
+) {
     let world = cluster(
         World::with_answer_nodes(answers),
         &[("a", 0), ("b", 20), ("c", 40), ("d", 90)],
@@ -112,7 +116,7 @@ async fn as_many_as_the_flag_says(#[case] answers: &str, #[case] expected: &[&st
 }
 
 #[tokio::test]
-async fn a_pod_with_preferences_chooses_among_all() {
+async fn a_pod_with_scheduling_preferences_gets_all_fitting_nodes() {
     let world = cluster(World::new(), &[("a", 0), ("b", 20), ("c", 20)]).await;
     let names = ["a", "b", "c"];
     assert_eq!(world.fitting(&choosy("p", 60), &names).await, names);
@@ -129,7 +133,7 @@ async fn a_pod_with_preferences_chooses_among_all() {
 
 /// Of many nodes the best has a score of its own, and equally good ones share a score.
 #[tokio::test]
-async fn scores_of_many_nodes_differ_where_nodes_do() {
+async fn different_nodes_get_different_scores() {
     let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
     let taken: Vec<(&str, u64)> = names
         .iter()
@@ -144,7 +148,7 @@ async fn scores_of_many_nodes_differ_where_nodes_do() {
 }
 
 #[tokio::test]
-async fn nodes_with_soft_taints_come_last() {
+async fn nodes_with_prefer_no_schedule_taints_come_last() {
     let world = cluster(World::new(), &[("better", 40), ("worse", 0)]).await;
     let names = ["better", "worse"];
     world.apply_node(&tainted("better", "PreferNoSchedule"));
@@ -183,7 +187,7 @@ async fn nodes_with_soft_taints_come_last() {
 
 /// The extender does not learn the reason of a failed attempt; it returns one node, the same at first.
 #[tokio::test]
-async fn a_pod_that_returns_is_sent_to_the_same_node_and_then_to_the_second_best() {
+async fn a_pod_that_is_filtered_again_gets_the_same_node_and_then_the_second_best() {
     let world = cluster(World::new(), &[("a", 40), ("b", 20), ("c", 0)]).await;
     let (pod, names) = (units("p", 60), ["a", "b", "c"]);
     for expected in ["a", "a", "a", "b", "b", "b", "c", "c", "c"] {
@@ -243,7 +247,7 @@ async fn a_bind_for_which_the_node_has_no_room_sends_the_pod_to_the_second_best_
 }
 
 #[tokio::test]
-async fn order_and_form_of_the_request_do_not_matter() {
+async fn the_order_and_form_of_the_request_do_not_matter() {
     let world = cluster(World::new(), &[("a", 10), ("b", 30), ("c", 30)]).await;
     for (nth, names) in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
         .iter()

@@ -40,7 +40,7 @@ pub(crate) async fn settled(world: &World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn success_holds_until_the_watch_shows_it() {
+async fn a_bound_pod_is_charged_until_the_watch_shows_it() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     assert_eq!(world.bind(&pod, "n1").await, "");
@@ -59,7 +59,7 @@ async fn success_holds_until_the_watch_shows_it() {
     "refused the binding: 422 Unprocessable Entity: made to fail"
 )]
 #[tokio::test(start_paused = true)]
-async fn refusal_gives_the_room_back(#[case] fault: Fault, #[case] expected: &str) {
+async fn a_refused_binding_frees_its_room(#[case] fault: Fault, #[case] expected: &str) {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([fault]);
@@ -70,7 +70,7 @@ async fn refusal_gives_the_room_back(#[case] fault: Fault, #[case] expected: &st
 }
 
 #[tokio::test(start_paused = true)]
-async fn successor_of_the_same_name_is_not_bound() {
+async fn a_new_pod_of_the_same_name_is_not_bound() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     let mut successor = pod.clone();
@@ -86,7 +86,7 @@ async fn successor_of_the_same_name_is_not_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn already_on_that_node_is_success() {
+async fn a_pod_that_is_already_on_the_node_counts_as_bound() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.put(&on(pod.clone(), "n1"));
@@ -94,7 +94,7 @@ async fn already_on_that_node_is_success() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn already_on_another_node_is_refused() {
+async fn a_pod_that_is_already_on_another_node_is_refused() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.put(&on(pod.clone(), "n2"));
@@ -137,7 +137,7 @@ async fn a_busy_api_server_is_retried_at_its_retry_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_busy_for_longer_than_the_bind_may_take() {
+async fn a_bind_fails_if_the_api_server_is_busy_beyond_its_deadline() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Busy(60)]);
@@ -168,7 +168,7 @@ async fn server_busy_for_longer_than_the_bind_may_take() {
 
 /// A busy API server does not count against the node.
 #[tokio::test(start_paused = true)]
-async fn a_busy_server_leaves_the_node_as_good_as_it_was() {
+async fn a_busy_api_server_does_not_count_against_the_node() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Busy(60)]);
@@ -238,7 +238,7 @@ async fn a_pod_that_no_watch_has_shown_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_that_asks_for_nothing_is_bound_without_a_record() {
+async fn a_pod_without_a_device_request_is_bound_without_a_record() {
     let pod = crate::objects::pod("p", &serde_json::json!({"cpu": "1"}));
     let world = world();
     world.api.put(&pod);
@@ -287,7 +287,7 @@ async fn assume_times_exceed_those_of_records() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terminal_pod_frees_its_room_and_a_deleting_one_does_not() {
+async fn a_finished_pod_frees_its_room_and_a_terminating_one_does_not() {
     let pod = units("p", 8138);
     let world = world();
     world.place(&pod, "n1").await;
@@ -316,7 +316,7 @@ async fn an_overflowing_retry_after_ends_the_bind() {
 #[case::odd_uid("d", "p", "u/u")]
 #[case::endless_uid("d", "p", &"u".repeat(129))]
 #[tokio::test(start_paused = true)]
-async fn impossible_names_are_refused(#[case] namespace: &str, #[case] name: &str, #[case] uid: &str) {
+async fn invalid_names_are_refused(#[case] namespace: &str, #[case] name: &str, #[case] uid: &str) {
     let mut pod = units("p", 8138);
     pod["metadata"] = serde_json::json!({"namespace": namespace, "name": name, "uid": uid});
     let world = world();

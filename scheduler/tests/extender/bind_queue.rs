@@ -34,7 +34,7 @@ async fn bind_all(world: &World, binds: &[(Value, &str)]) -> Vec<(String, Durati
 }
 
 #[tokio::test(start_paused = true)]
-async fn bindings_under_way_are_limited_and_all_are_bound() {
+async fn the_number_of_running_binds_is_limited_and_all_pods_are_bound() {
     let world = world(8, 3);
     let names: Vec<String> = (0..8).map(|nth| format!("n{nth}")).collect();
     let binds: Vec<(Value, &str)> = names
@@ -56,7 +56,7 @@ async fn bindings_under_way_are_limited_and_all_are_bound() {
 
 /// No decision and no write is left behind, so that the pod may go elsewhere at once.
 #[tokio::test(start_paused = true)]
-async fn a_bind_that_waits_too_long_writes_and_holds_nothing() {
+async fn a_bind_that_waits_too_long_writes_nothing_and_frees_its_room() {
     let (hangs, waits, plain) = (
         units("hangs", 1),
         units("waits", 8138),

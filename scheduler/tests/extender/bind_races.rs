@@ -58,7 +58,7 @@ async fn a_refused_repeat_does_not_release_a_decision_that_may_be_written(#[case
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_node_waits_until_the_first_is_known() {
+async fn a_bind_to_another_node_waits_for_the_outcome_of_the_first() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Hang]);
@@ -77,7 +77,7 @@ async fn another_node_waits_until_the_first_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_write_is_waited_for() {
+async fn a_bind_waits_for_a_late_write_of_the_same_pod() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.fail_posts([Fault::Hang]);
@@ -215,7 +215,7 @@ async fn the_plugin_is_replaced_while_a_bind_is_under_way() {
 
 /// The API server times out with the bind, and the room of a late write is kept for much longer.
 #[tokio::test(start_paused = true)]
-async fn late_writes_are_cut_off_and_waited_out() {
+async fn writes_beyond_the_deadline_are_cancelled_and_checked() {
     let (pod, other) = (units("p", 16_276), units("other", 16_276));
     let world = world().with_pod(&pod).with_pod(&other);
     world.api.fail_posts([Fault::Hang]);
@@ -305,7 +305,7 @@ async fn filter_returns_the_node_of_the_open_decision() {
 
 /// An earlier scheduler bound the pod to the same node, and to other devices.
 #[tokio::test(start_paused = true)]
-async fn the_record_of_another_scheduler_on_the_same_node_counts() {
+async fn the_record_of_another_scheduler_on_the_same_node_is_kept() {
     let pod = units("p", 8138);
     let world = world().with_pod(&pod);
     world.api.put(&crate::objects::placed_by_old_extender(

@@ -57,7 +57,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 proptest! {
     /// Each body gets status 200 or 400, and none leads to a write or a holding.
     #[test]
-    fn no_body_panics(parts in (json_value(), json_value(), json_value(), json_value()), amounts in json_value(), verb in 0..3_usize) {
+    fn no_body_makes_a_verb_panic(parts in (json_value(), json_value(), json_value(), json_value()), amounts in json_value(), verb in 0..3_usize) {
         let verb = ["filter", "prioritize", "bind"][verb];
         let mut pod = units("p", 1);
         pod["spec"]["containers"][0]["resources"]["limits"] = amounts;

@@ -1,5 +1,5 @@
-//! Pods that ask for more than shares of GPUs: whole ones in the vendor's name, RDMA, types that nobody compiled in, all GPUs
-//! of a node; and devices that kubelet gave to pods of somebody else.
+//! Pods that request more than shares of GPUs: whole ones by the vendor's resource name, RDMA, device types that only Device
+//! objects name, all GPUs of a node; and devices that kubelet allocated to pods of other schedulers.
 
 use proto::pod::Pod;
 use scheduler::index::{Index, RawDevice};
@@ -104,7 +104,7 @@ fn holdings(index: &Index) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn whole_and_shared_gpus_on_one_node() {
+async fn a_node_gives_whole_gpus_and_shares_of_others_to_pods() {
     let world = World::new();
     let (node, device) = (node("n1", "MiB"), serving_vendor(device("n1", &[100, 100, 100])));
     world.apply_node(&node);
@@ -133,13 +133,13 @@ async fn whole_and_shared_gpus_on_one_node() {
     assert_eq!(restarted.fleet().check(), Vec::new());
 }
 
-/// The vendor's plugin chooses; what it chose is told by the node, and counted until it is gone.
+/// The vendor's plugin chooses the GPU; our plugin reports it in the Device object, and it counts until the pod is gone.
 #[tokio::test]
-async fn the_vendors_plugin_chooses_and_the_node_tells() {
+async fn the_gpu_that_the_vendors_plugin_allocated_is_read_from_the_device_object() {
     let world = World::new().with_node("n1", &[100, 100]);
     let vendor = whole("v", 1);
     world.place(&vendor, "n1").await;
-    assert_eq!(record(&world, &vendor), json!({}), "nobody knows yet");
+    assert_eq!(record(&world, &vendor), json!({}), "the GPU is not known yet");
     assert!(
         reason(&world, &shared("s", 1, 1), "n1")
             .await
@@ -164,9 +164,9 @@ async fn the_vendors_plugin_chooses_and_the_node_tells() {
     );
 }
 
-/// A pod that was restored from a backup says where it was, not where the vendor's plugin puts it now.
+/// The record of a pod that was restored from a backup names its former GPU, not the one that the vendor's plugin allocates now.
 #[tokio::test]
-async fn a_record_that_a_copied_pod_brings_along_is_not_believed() {
+async fn the_record_of_a_copied_pod_is_ignored_where_the_vendors_plugin_chooses() {
     let world = World::new().with_node("n1", &[100, 100]);
     let old = json!({"gpu": [{"minor": 0, "id": uuid("n1", 0), "resources": {"koordinator.sh/gpu-memory-ratio": "100"}}]});
     world
@@ -180,22 +180,22 @@ async fn a_record_that_a_copied_pod_brings_along_is_not_believed() {
     );
 }
 
-/// Neither of two sources that disagree is believed alone, and one pod is counted once.
+/// Either source may be wrong, so both GPUs are charged, but for one pod.
 #[tokio::test]
-async fn kubelet_and_record_disagree() {
+async fn a_pod_is_charged_once_if_kubelet_and_its_record_name_different_gpus() {
     let world = World::new();
     world.apply_node(&node("n1", "MiB"));
     world.apply_device(&serving_vendor(device("n1", &[100, 100, 100])));
     let vendor = whole("v", 1);
     world.place(&vendor, "n1").await;
     assert_eq!(record(&world, &vendor)["gpu"][0]["minor"], 0);
-    let told = |minor: usize| {
+    let reporting = |minor: usize| {
         serving_vendor(given(
             device("n1", &[100, 100, 100]),
             &[("uid-v", &[&uuid("n1", minor)])],
         ))
     };
-    world.apply_device(&told(0));
+    world.apply_device(&reporting(0));
     assert_eq!(
         used(&world, "n1")
             .await
@@ -204,7 +204,7 @@ async fn kubelet_and_record_disagree() {
             .collect::<Vec<_>>(),
         [100, 0, 0]
     );
-    world.apply_device(&told(2));
+    world.apply_device(&reporting(2));
     assert_eq!(
         used(&world, "n1")
             .await
@@ -221,9 +221,9 @@ async fn kubelet_and_record_disagree() {
     );
 }
 
-/// Whose pods they are need not be known; entries come before and after their pods.
+/// An entry of the Device object may come before or after its pod, or without one.
 #[tokio::test]
-async fn devices_of_pods_that_somebody_else_placed() {
+async fn devices_of_pods_of_other_schedulers_are_counted() {
     let world = World::new();
     world.apply_node(&node("n1", "MiB"));
     let (first, second) = (uuid("n1", 0), uuid("n1", 1));
@@ -252,7 +252,7 @@ async fn devices_of_pods_that_somebody_else_placed() {
     assert_eq!(all(&world), ["@n1", "uid-v@n1"], "as long as the node says so");
     world.apply_device(&given(
         device("n1", &[100, 100, 100]),
-        &[("uid-v", &["GPU-nobody-knows"])],
+        &[("uid-v", &["GPU-unknown"])],
     ));
     assert!(
         reason(&world, &shared("s", 1, 1), "n1")
@@ -270,7 +270,7 @@ async fn devices_of_pods_that_somebody_else_placed() {
 
 /// GPUs that are set apart belong to the vendor's plugin; the others to those who share.
 #[tokio::test]
-async fn gpus_left_to_the_vendor() {
+async fn gpus_that_are_not_shared_are_left_to_the_vendors_plugin() {
     let world = World::new();
     world.apply_node(&node("n1", "MiB"));
     let mut apart = gpu("n1", 1, 100);
@@ -282,9 +282,9 @@ async fn gpus_left_to_the_vendor() {
     assert!(!reason(&world, &shared("t", 1, 1), "n1").await.is_empty());
 }
 
-/// A node of which nothing is known is kubelet's and the vendor's business; what runs there is counted once it is known.
+/// Its pods are counted once a Device object reports its GPUs.
 #[tokio::test]
-async fn whole_gpus_where_no_plugin_of_ours_is() {
+async fn a_node_without_inventory_takes_whole_gpus_of_the_vendors_plugin() {
     let world = World::new();
     world.apply_node(&json!({"metadata": {"name": "n1"}, "status": {"capacity": {"nvidia.com/gpu": "2"}}}));
     let vendor = whole("v", 1);
@@ -304,7 +304,7 @@ async fn whole_gpus_where_no_plugin_of_ours_is() {
 }
 
 #[tokio::test]
-async fn rdma_and_gpus_in_one_record() {
+async fn one_record_has_the_gpus_and_the_rdma_adapters_of_a_pod() {
     let world = World::new();
     let (node, device) = (
         node("n1", "MiB"),
@@ -341,9 +341,9 @@ async fn rdma_and_gpus_in_one_record() {
     assert_eq!(holdings(&restarted), holdings(&world.index.read()));
 }
 
-/// Nobody has compiled in that an `npu` has `example.com/npu-core`.
+/// Only the Device objects say that an `npu` has `example.com/npu-core`.
 #[tokio::test]
-async fn a_type_that_is_learnt() {
+async fn a_new_device_type_is_known_from_device_objects() {
     let world = World::new();
     world.apply_node(&node("n1", "MiB"));
     world.apply_node(&node("n2", "MiB"));
@@ -355,7 +355,7 @@ async fn a_type_that_is_learnt() {
         assert_eq!(
             world.fitting(&npu, &[name]).await,
             [name],
-            "somebody else's resource, for all that is known"
+            "a resource of another plugin, as far as is known"
         );
     }
     world.apply_pod(&on(pod("early", &json!({"example.com/npu-core": "1"})), "n1"));
@@ -397,7 +397,7 @@ async fn a_type_that_is_learnt() {
 }
 
 #[tokio::test]
-async fn a_monitor_sees_all_gpus_and_takes_nothing() {
+async fn a_pod_that_sees_all_gpus_is_charged_for_none() {
     let world = World::allowing_all_devices().with_node("n1", &[100, 100]);
     world.place(&shared("s", 1, 100), "n1").await;
     let pod = monitor("m");
@@ -420,7 +420,7 @@ async fn a_monitor_sees_all_gpus_and_takes_nothing() {
 }
 
 #[tokio::test]
-async fn monitors_are_for_the_operator_to_allow() {
+async fn pods_that_see_all_gpus_are_refused_unless_the_operator_allows_them() {
     let world = World::new().with_node("n1", &[100]);
     let expected = "annotation gpushare/all-devices is not allowed in this cluster: a pod sees all devices of its node and is charged for \
                     none only where gpushare-scheduler and its device plugins run with --allow-all-devices; take the annotation out and ask \
@@ -433,7 +433,7 @@ async fn monitors_are_for_the_operator_to_allow() {
 
 /// A pod that its author has bound, with a mark and a record of the author's own making, holds what it names.
 #[tokio::test]
-async fn a_forged_monitor_takes_what_it_names() {
+async fn a_forged_record_with_the_all_devices_annotation_is_charged_for_its_gpus() {
     let world = World::allowing_all_devices().with_node("n1", &[100, 100]);
     let forged = |minors: &[usize]| {
         let entries: Vec<Value> = minors
@@ -460,7 +460,7 @@ async fn a_forged_monitor_takes_what_it_names() {
 
 /// Koordinator writes no ID, its predecessors other names; a record counts whatever the spec says.
 #[tokio::test]
-async fn records_of_others() {
+async fn records_of_other_schedulers_are_read() {
     let world = World::new().with_node("n1", &[100, 100]);
     let old = r#"{"gpu":[{"minor":1,"resouurces":{"kubernetes.io/gpu-core":100,"kubernetes.io/gpu-mem-ratio":100,"kubernetes.io/gpu-mem":"100Mi"}}]}"#;
     world.apply_pod(&annotated(
@@ -484,7 +484,7 @@ async fn records_of_others() {
 }
 
 #[tokio::test]
-async fn isolation_is_wanted_of_the_node() {
+async fn a_pod_with_an_isolation_provider_goes_to_nodes_that_have_it() {
     let world = World::new().with_node("n1", &[100]).with_node("n2", &[100]);
     let mut labelled = node("n2", "MiB");
     labelled["metadata"]["labels"]["koordinator.sh/gpu-isolation-provider"] = "HAMi-core".into();
@@ -523,7 +523,7 @@ fn joined(pod: Value) -> Value {
 
 /// Objects of any content change nothing else: the engine holds its invariants and answers.
 #[test]
-fn no_device_object_breaks_anything() {
+fn no_device_object_breaks_an_invariant() {
     use proptest::prelude::*;
     let leaf = prop_oneof![
         Just(Value::Null),

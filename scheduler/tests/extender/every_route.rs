@@ -105,7 +105,7 @@ fn query() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_request_panics(
+    fn no_request_makes_a_route_panic(
         path in prop::sample::select(PATHS.to_vec()),
         method in prop::sample::select(vec![Method::GET, Method::POST, Method::HEAD, Method::PUT, Method::DELETE, Method::OPTIONS]),
         query in query(),

@@ -89,7 +89,7 @@ async fn room_is_kept_for_as_long_as_the_nomination_names_the_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_for_a_pod_with_claimed_volumes_is_kept_as_long_as_kube_scheduler_waits_for_them() {
+async fn room_for_a_pod_with_volumes_is_kept_while_kube_scheduler_waits_for_them() {
     let world = world(&["n1"]);
     let mut pod = units("waiting", 80);
     pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
@@ -149,7 +149,7 @@ async fn the_room_of_a_preemptor_outlasts_one_cycle_that_ends_in_an_error() {
 
 /// As after a restart of the scheduler in the middle of a wait.
 #[tokio::test(start_paused = true)]
-async fn room_is_kept_for_pods_that_are_nominated_when_all_is_listed() {
+async fn room_is_kept_for_pods_that_are_nominated_in_the_first_list() {
     let world = world(&[]);
     world.list::<proto::pod::Pod>(&[shown(&units("waiting", 80), 5, None, Some("n1"))]);
     let world = world.with_node("n1", &[100]);
@@ -239,7 +239,7 @@ async fn members_of_a_gang_are_never_sent_to_the_same_gpu(#[values(true, false)]
 /// As an idle kube-scheduler 1.36 does: a group that does not fit is tried again twice a second, for minutes, and nothing that it
 /// writes changes after the first cycle.
 #[tokio::test(start_paused = true)]
-async fn no_cycle_of_a_group_that_does_not_fit_places_all_members() {
+async fn a_group_that_does_not_fit_never_has_all_members_placed() {
     let (world, names) = (world(&["n1", "n2"]), ["n1", "n2"]);
     let members = ["a", "b", "c"].map(|name| member(name, true));
     for cycle in 0..200 {
@@ -255,7 +255,7 @@ async fn no_cycle_of_a_group_that_does_not_fit_places_all_members() {
 
 /// kube-scheduler looks at one pod or one group at a time.
 #[tokio::test(start_paused = true)]
-async fn room_of_a_group_that_does_not_fit_is_for_others_as_soon_as_they_are_asked_about() {
+async fn other_pods_get_the_room_of_a_group_that_does_not_fit() {
     let (world, names) = (world(&["n1", "n2"]), ["n1", "n2"]);
     let [a, b, c] = ["a", "b", "c"].map(|name| member(name, true));
     for pod in [&a, &b] {

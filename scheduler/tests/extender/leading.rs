@@ -12,7 +12,7 @@ use crate::objects::{annotated, device, node, placed_by_old_extender, units};
 use crate::world::World;
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
+async fn a_standby_replica_serves_no_verb_and_no_view() {
     let leadership = Leadership::standby();
     let pod = units("p", 1);
     let world = World::with_leadership(&offline::serving(), leadership.clone());
@@ -56,7 +56,9 @@ async fn a_replica_that_does_not_lead_shows_and_decides_nothing() {
 #[case::of_a_gpushare_pod("ALIYUN_COM_GPU_MEM_ASSUME_TIME")]
 #[case::of_any_pod("scheduling.koordinator.sh/bind-timestamp")]
 #[tokio::test(start_paused = true)]
-async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[case] key: &str) {
+async fn a_leader_whose_clock_is_behind_continues_from_the_assume_times_of_its_predecessor(
+    #[case] key: &str,
+) {
     let world = World::new().with_node("n1", &[16_276]);
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
     let mut first = placed_by_old_extender(units("first", 1), "n1", 0, 1, 16_276);
@@ -83,7 +85,7 @@ async fn a_leader_whose_clock_is_behind_goes_on_from_its_predecessor_s_times(#[c
 
 /// An earlier process in the pod may have set the label.
 #[tokio::test(start_paused = true)]
-async fn a_replica_whose_pod_may_bear_the_leaders_label_is_not_ready() {
+async fn a_standby_replica_with_a_stale_leader_label_is_not_ready() {
     let world = World::with_leadership(&offline::serving(), Leadership::standby());
     world.list::<proto::node::Node>(&[]);
     world.list::<scheduler::index::RawDevice>(&[]);

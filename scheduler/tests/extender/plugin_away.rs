@@ -7,7 +7,7 @@ use crate::objects::{annotated, node, on, units};
 use crate::world::World;
 
 /// The Node with the word of its plugin.
-fn told(name: &str, serving: bool, second: u32) -> Value {
+fn reporting_node(name: &str, serving: bool, second: u32) -> Value {
     let word =
         json!({"serving": serving, "since": format!("2026-01-01T00:{:02}:{:02}Z", second / 60, second % 60)});
     annotated(node(name, "MiB"), "gpushare/device-plugin", &word.to_string())
@@ -33,16 +33,16 @@ fn n_silent(world: &World) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_pod_is_sent_to_a_node_whose_plugin_is_away() {
+async fn nodes_without_a_serving_plugin_are_refused() {
     let world = World::with_misfit_nodes(MisfitNodes::Resolvable)
         .with_node("n1", &[100])
         .with_node("n2", &[100]);
     let late = units("late", 10);
     world.api.put(&late);
     world.apply_pod(&late);
-    world.apply_node(&told("n1", true, 1));
+    world.apply_node(&reporting_node("n1", true, 1));
     assert_eq!(world.fitting(&late, &["n1"]).await, ["n1"]);
-    world.apply_node(&told("n1", false, 2));
+    world.apply_node(&reporting_node("n1", false, 2));
     let refusal =
         "node's device plugin does not serve kubelet now, or is tried again with few pods at a time";
     let answer = world.filter(&units("p", 10), &["n1"]).await;
@@ -69,21 +69,21 @@ async fn no_pod_is_sent_to_a_node_whose_plugin_is_away() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     let n_before = n_silent(&world);
-    world.apply_node(&told("n1", true, 3));
+    world.apply_node(&reporting_node("n1", true, 3));
     assert_eq!(n_silent(&world), n_before + 1, "refused pods are tried again");
     assert_eq!(world.bind(&late, "n1").await, "");
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_ask_for_no_device_are_sent_anywhere() {
+async fn pods_without_a_device_request_need_no_plugin() {
     let world = World::new().with_node("n1", &[100]);
-    world.apply_node(&told("n1", false, 1));
+    world.apply_node(&reporting_node("n1", false, 1));
     let plain = crate::objects::pod("plain", &json!({"cpu": "1"}));
     assert_eq!(world.fitting(&plain, &["n1"]).await, ["n1"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_evicted_on_a_node_whose_plugin_is_away() {
+async fn no_pod_is_evicted_on_a_node_without_a_serving_plugin() {
     let world = World::new().with_node("n1", &[100]);
     let holder = units("holder", 80);
     world.place(&holder, "n1").await;
@@ -93,7 +93,7 @@ async fn nobody_is_evicted_on_a_node_whose_plugin_is_away() {
     let body =
         json!({"Pod": important, "NodeNameToVictims": null, "NodeNameToMetaVictims": proposals}).to_string();
     for (serving, n_candidates) in [(false, 0), (true, 1)] {
-        world.apply_node(&told("n1", serving, 1 + u32::from(serving)));
+        world.apply_node(&reporting_node("n1", serving, 1 + u32::from(serving)));
         let (_, answer) = world
             .send("POST", "/gpushare-scheduler/preempt", body.clone())
             .await;
@@ -107,14 +107,14 @@ async fn nobody_is_evicted_on_a_node_whose_plugin_is_away() {
 
 /// Each pod that fails frees its room, and the node would be the best one again.
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_has_died_is_tried_with_few_pods() {
+async fn a_restarted_plugin_gets_few_pods_at_first() {
     let world = World::new().with_node("n1", &[100]);
-    world.apply_node(&told("n1", true, 1));
+    world.apply_node(&reporting_node("n1", true, 1));
     let first = units("first", 10);
     world.place(&first, "n1").await;
     world.apply_pod(&failed(&world.api.pod(&first), "n1"));
     assert!(world.fitting(&units("p", 10), &["n1"]).await.is_empty());
-    world.apply_node(&told("n1", true, 62));
+    world.apply_node(&reporting_node("n1", true, 62));
     let pods: Vec<Value> = (0..5).map(|nth| units(&format!("p{nth}"), 10)).collect();
     let mut n_sent = 0;
     for pod in &pods {

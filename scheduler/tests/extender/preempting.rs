@@ -101,7 +101,7 @@ fn names(names: &[&str]) -> Vec<String> {
 
 /// kube-scheduler's four victims free 40 units of the node, 10 on each GPU.
 #[tokio::test]
-async fn four_victims_free_one_gpu() {
+async fn victims_are_chosen_on_one_gpu_instead_of_four() {
     let world = World::full();
     let (victims, n_violations) = world
         .victims(&important("new", 40), "n1", &["p00", "p08", "p16", "p24"])
@@ -116,7 +116,7 @@ async fn four_victims_free_one_gpu() {
 }
 
 #[tokio::test]
-async fn sufficient_victims_stay() {
+async fn proposed_victims_that_suffice_are_kept() {
     let world = World::new()
         .with_node("n1", &[80, 80])
         .with_pod(&running("a", "n1", 0, 80, 5))
@@ -164,7 +164,7 @@ async fn a_node_without_sufficient_victims_is_dropped() {
 
 /// From 1.37 on kube-scheduler proposes no victims where the sums suffice.
 #[tokio::test]
-async fn victims_are_found_where_none_are_proposed() {
+async fn victims_are_chosen_if_kube_scheduler_proposes_none() {
     let mut world = World::new().with_node("n1", &[80, 80]);
     for (name, gpu, priority) in [("a", 0, 5), ("b", 1, 3)] {
         world = world.with_pod(&running(name, "n1", gpu, 50, priority));
@@ -206,7 +206,7 @@ async fn a_violated_budget_is_counted() {
 
 /// The extender keeps a proposed victim without devices, and every one if the pod may need more than amounts of resources.
 #[tokio::test]
-async fn victims_for_other_reasons_stay() {
+async fn proposed_victims_without_devices_are_kept() {
     let plain = |name: &str| {
         let mut plain = on(pod(name, &json!({"cpu": "1"})), "n1");
         plain["spec"]["priority"] = 3.into();
@@ -233,7 +233,7 @@ async fn victims_for_other_reasons_stay() {
 
 /// The node is short of CPU too: the victims must free enough of it.
 #[tokio::test]
-async fn cpu_is_freed_as_well() {
+async fn victims_free_enough_cpu_too() {
     let with_cpu = |mut pod: Value, cpu: &str| {
         for kind in ["limits", "requests"] {
             pod["spec"]["containers"][0]["resources"][kind]["cpu"] = cpu.into();
@@ -281,7 +281,7 @@ async fn pods_under_deletion_are_preferred_victims() {
 
 /// The watch is behind: the pod is nominated, and its victims still exist as far as the scheduler knows.
 #[tokio::test(start_paused = true)]
-async fn no_victims_are_named_while_earlier_ones_have_not_ended() {
+async fn no_node_is_a_candidate_while_earlier_victims_have_not_ended() {
     let world = World::new().with_node("n1", &[80]).with_node("n2", &[80]);
     let (a, b) = (running("a", "n1", 0, 80, 0), running("b", "n2", 0, 80, 0));
     let world = world.with_pod(&a).with_pod(&b);
@@ -318,7 +318,7 @@ async fn no_victims_are_named_while_earlier_ones_have_not_ended() {
 
 /// The room of the victims is the first pod's, even before the watch shows their deletion.
 #[tokio::test(start_paused = true)]
-async fn two_pods_do_not_share_victims() {
+async fn two_preemptors_get_different_victims() {
     let world = World::full();
     let (first, _) = world
         .victims(&important("first", 40), "n1", &["p00", "p01", "p02", "p03"])
@@ -357,7 +357,7 @@ async fn two_pods_do_not_share_victims() {
 
 /// kube-scheduler may have failed to evict them.
 #[tokio::test(start_paused = true)]
-async fn victims_that_stay_are_named_again() {
+async fn victims_that_were_not_evicted_are_named_again() {
     let world = World::new()
         .with_node("n1", &[80])
         .with_pod(&running("a", "n1", 0, 80, 0));
@@ -410,7 +410,7 @@ async fn a_new_leader_waits_for_deletions_on_a_nominated_node() {
 
 /// The setting for kube-scheduler from 1.37 on.
 #[tokio::test]
-async fn misfits_are_resolvable_if_so_configured() {
+async fn a_flag_makes_nodes_that_do_not_fit_resolvable() {
     let world = World::with_misfit_nodes(MisfitNodes::Resolvable)
         .with_node("n1", &[80])
         .with_node("n2", &[20]);
@@ -436,7 +436,7 @@ async fn misfits_are_resolvable_if_so_configured() {
 }
 
 #[tokio::test]
-async fn malformed_requests() {
+async fn malformed_preemption_requests_are_refused() {
     let world = World::full();
     let (status, text) = world
         .send("POST", "/gpushare-scheduler/preempt", r#"{"Pod": 1}"#)

@@ -87,7 +87,7 @@ async fn text(reply: Response<Body>) -> (StatusCode, String) {
     "views demand a client certificate"
 )]
 #[tokio::test]
-async fn views_demand_a_certificate_or_a_right(
+async fn views_need_a_client_certificate_or_a_permitted_token(
     #[values("", "/n1", "/pods/default/p", "?pod=default/p", "?limit=1")] view: &str,
     #[case] token: Option<&str>,
     #[case] has_certificate: bool,
@@ -123,7 +123,7 @@ async fn views_demand_a_certificate_or_a_right(
 }
 
 #[tokio::test]
-async fn views_are_open_without_authentication() {
+async fn views_are_open_if_authentication_is_off() {
     let world = World::new().with_node("n1", &[100]);
     assert_eq!(answered(&world, PATH, None, false).await.status(), StatusCode::OK);
     assert_eq!(world.api.reviews().len(), 0);
@@ -253,7 +253,7 @@ async fn page(world: &World, query: &str) -> (Vec<String>, Option<String>) {
 #[case::all_of_them("limit=25", 25)]
 #[case::more("limit=1000", 25)]
 #[tokio::test]
-async fn pages_name_every_node_once(#[case] query: &str, #[case] per_page: usize) {
+async fn pages_of_a_view_list_every_node_once(#[case] query: &str, #[case] per_page: usize) {
     let mut world = World::new();
     for idx in 0..25 {
         world = world.with_node(&format!("n{idx:02}"), &[100]);
@@ -285,7 +285,7 @@ async fn an_invalid_page_is_refused(#[case] query: &str, #[case] words: &str) {
 
 /// As one text under the lock, the answer for 15,000 nodes would have 43 MB.
 #[tokio::test]
-async fn a_view_is_made_piece_by_piece_and_holds_no_lock() {
+async fn a_view_is_streamed_and_holds_no_lock_meanwhile() {
     let mut world = World::new();
     for idx in 0..100 {
         world = world.with_node(&format!("n{idx:02}"), &[100; 8]);
@@ -316,7 +316,7 @@ async fn a_view_is_made_piece_by_piece_and_holds_no_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn views_under_way_are_limited() {
+async fn the_number_of_running_views_is_limited() {
     let world = World::new().with_node("n1", &[100]);
     let mut open: Vec<_> = Vec::new();
     for _ in 0..8 {

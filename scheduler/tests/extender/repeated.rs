@@ -167,7 +167,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn remembered_verdicts_change_no_result(steps in steps()) {
+    fn cached_evaluations_change_no_result(steps in steps()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let mut run = Run::new();

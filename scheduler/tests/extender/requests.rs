@@ -28,7 +28,7 @@ pub(crate) async fn filter_figure() -> World {
 }
 
 #[tokio::test]
-async fn filter_by_names() {
+async fn filter_returns_the_best_of_the_named_nodes() {
     let world = filter_figure().await;
     let answer = world
         .filter(&units("new", 8138), &["n1", "n2", "n3", "unknown"])
@@ -47,7 +47,7 @@ async fn filter_by_names() {
 }
 
 #[tokio::test]
-async fn filter_when_nothing_fits_says_why() {
+async fn filter_gives_a_reason_for_every_node_if_none_fits() {
     let world = filter_figure().await;
     world.apply_node(&json!({"metadata": {"name": "cpu-only"}}));
     let answer = world
@@ -72,7 +72,7 @@ async fn filter_when_nothing_fits_says_why() {
 }
 
 #[tokio::test]
-async fn filter_answers_in_the_form_and_order_of_the_request() {
+async fn filter_keeps_the_form_and_order_of_the_request() {
     let world = World::with_answer_nodes("all")
         .with_node("a", &[100])
         .with_node("b", &[100])
@@ -89,7 +89,7 @@ async fn filter_answers_in_the_form_and_order_of_the_request() {
 }
 
 #[tokio::test]
-async fn filter_by_whole_nodes_hands_them_back_unchanged() {
+async fn filter_returns_whole_nodes_unchanged() {
     let world = World::new().with_node("a", &[100]).with_node("b", &[10]);
     let mut whole = node("a", "MiB");
     whole["spec"] = json!({"taints": [{"key": "x", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"});
@@ -107,7 +107,7 @@ async fn filter_by_whole_nodes_hands_them_back_unchanged() {
 #[case::too_large(old_node("template", 2, 32), 17, Err(("FailedAndUnresolvableNodes", "request is larger than the node's GPUs even when they are empty")))]
 #[case::no_gpu(json!({"metadata": {"name": "template"}}), 1, Err(("FailedNodes", "node is not known to gpushare or offers no shareable GPU")))]
 #[tokio::test]
-async fn filter_by_template(
+async fn an_unknown_node_is_evaluated_by_its_template(
     #[case] template: Value,
     #[case] ask: u64,
     #[case] expected: Result<(), (&str, &str)>,
@@ -121,7 +121,7 @@ async fn filter_by_template(
 }
 
 #[tokio::test]
-async fn filter_by_template_of_our_own_plugin() {
+async fn a_template_with_the_resources_of_our_plugin_is_evaluated() {
     let world = World::new();
     let template = json!({
         "metadata": {"name": "template"},
@@ -190,7 +190,7 @@ async fn a_cpu_only_pod_avoids_the_cpu_that_gpus_need() {
 #[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number up to 1125899906842624")]
 #[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "container \"main\": aliyun.com/gpu-mem is \"{\\\"a\\\":1}\", which is not a whole number up to 1125899906842624")]
 #[tokio::test]
-async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
+async fn an_invalid_request_is_refused_on_every_node(#[case] limits: Value, #[case] reason: &str) {
     let world = World::new().with_node("n1", &[100]);
     let pod = pod("p", &limits);
     let answer = world.filter(&pod, &["n1"]).await;
@@ -216,7 +216,7 @@ async fn invalid_requests(#[case] limits: Value, #[case] reason: &str) {
 #[case::vendor(json!({"nvidia.com/gpu": "0"}))]
 #[case::shares(json!({"koordinator.sh/gpu.shared": "0", "koordinator.sh/gpu-memory": "0", "koordinator.sh/rdma": "0"}))]
 #[tokio::test]
-async fn a_zero_goes_anywhere(#[case] zeros: Value) {
+async fn a_request_for_zero_fits_every_node(#[case] zeros: Value) {
     let world = World::new().with_node("full", &[100]);
     world.apply_node(&node("plain", "MiB"));
     world.place(&units("a", 100), "full").await;
@@ -251,7 +251,7 @@ async fn prioritize_prefers_the_fullest_node() {
 
 /// The proposal's bind figure: 12207, 8138, 4069 and 16276 MiB free; 8138 goes to the second.
 #[tokio::test]
-async fn bind_writes_both_dialects_records() {
+async fn bind_writes_the_record_of_both_dialects() {
     let world = World::new().with_node("n1", &[16_276; 4]);
     for (minor, mib) in [(0, 4069), (1, 8138), (2, 12_207)] {
         let filler = crate::objects::placed_by_old_extender(
@@ -329,7 +329,7 @@ async fn bind_divides_memory_up_to_the_byte() {
 
 /// A ratio is exact: three thirds of a device fit, whatever its size.
 #[tokio::test]
-async fn three_thirds_fit() {
+async fn three_thirds_of_a_gpu_fit_on_it() {
     let world = World::new().with_node("n1", &[16_277]);
     for (name, ratio) in [("a", "33"), ("b", "33"), ("c", "34")] {
         let limits = json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": ratio});
@@ -340,7 +340,7 @@ async fn three_thirds_fit() {
 }
 
 #[tokio::test]
-async fn a_hint_keeps_room_until_it_is_used() {
+async fn a_hint_keeps_room_until_the_pod_is_bound() {
     let world = World::new().with_node("n1", &[100]).with_node("n2", &[60]);
     let (first, second, third) = (units("first", 80), units("second", 50), units("third", 60));
     assert_eq!(world.fitting(&first, &["n1", "n2"]).await, ["n1"]);
@@ -363,7 +363,7 @@ async fn a_hint_keeps_room_until_it_is_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
+async fn a_hint_ends_with_its_time_its_pod_or_a_new_hint() {
     let world = World::with_answer_nodes("all")
         .with_node("n1", &[100])
         .with_node("n2", &[10]);
@@ -423,7 +423,11 @@ async fn a_hint_ends_by_time_deletion_or_a_new_answer() {
     "prioritize request: neither NodeNames nor Nodes is given"
 )]
 #[tokio::test]
-async fn malformed_bodies(#[case] verb: &str, #[case] body: &'static str, #[case] expected: &str) {
+async fn malformed_bodies_are_refused(
+    #[case] verb: &str,
+    #[case] body: &'static str,
+    #[case] expected: &str,
+) {
     let world = World::new();
     let (status, text) = world
         .send("POST", &format!("/gpushare-scheduler/{verb}"), body)
@@ -444,7 +448,7 @@ async fn names_that_would_change_the_path_are_refused() {
 }
 
 #[tokio::test]
-async fn oversized_bodies() {
+async fn oversized_bodies_are_refused() {
     let mut serving = offline::serving();
     serving.max_body = 1024;
     let world = World::unsynced(&serving);

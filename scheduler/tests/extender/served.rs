@@ -63,7 +63,7 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn in_the_clear_until_stopped() {
+async fn http_is_served_until_the_process_stops() {
     let pod = units("p", 10);
     let world = World::new().with_node("n1", &[100]).with_pod(&pod);
     world.api.fail_posts([Fault::Slow(Duration::from_millis(300))]);
@@ -98,7 +98,7 @@ async fn in_the_clear_until_stopped() {
 }
 
 #[tokio::test]
-async fn clients_that_send_nothing_or_half_are_dropped() {
+async fn connections_that_send_no_complete_request_are_closed() {
     let mut serving = offline::serving();
     serving.read_timeout = Duration::from_millis(200);
     let world = World::unsynced(&serving);
@@ -201,7 +201,7 @@ impl Certificates {
 
 /// Every client that could reach the old extender's port could bind any pod anywhere (E15).
 #[tokio::test]
-async fn verbs_demand_a_client_certificate_and_probes_do_not() {
+async fn verbs_need_a_client_certificate_and_probes_do_not() {
     let certificates = Certificates::new();
     let mut serving = offline::serving();
     serving.tls = Some(certificates.files());
@@ -238,7 +238,7 @@ async fn verbs_demand_a_client_certificate_and_probes_do_not() {
 }
 
 #[test]
-fn unusable_certificates_are_named() {
+fn the_error_names_an_unusable_certificate_file() {
     let certificates = Certificates::new();
     let error = |files: &TlsFiles| {
         format!(

@@ -1,5 +1,5 @@
 //! Pods that say how their devices are to be chosen: partitions, joint allocation, hints and virtual functions, from the pod's
-//! annotations to the record that a bind writes, and back into the books of a scheduler that starts anew.
+//! annotations to the record that a bind writes, and back into the accounting of a restarted scheduler.
 
 use proptest::prelude::*;
 use scheduler::index::Index;
@@ -33,7 +33,7 @@ fn place(switch: usize) -> Value {
     json!({"socketID": -1, "nodeID": switch / 4, "pcieID": format!("0000:{switch:02x}:00.0"), "busID": ""})
 }
 
-/// The object with an adapter for each of these switches, minors in their order, and so many virtual functions on each.
+/// The object with an adapter on each of these switches, in the order of minors, with `n_functions` virtual functions each.
 fn with_nics(mut object: Value, switches: &[usize], n_functions: usize) -> Value {
     let nic = |(minor, switch): (usize, &usize)| {
         let function = |nth: usize| json!({"minor": nth, "busID": format!("0000:{minor:02x}:01.{nth}")});
@@ -136,7 +136,7 @@ fn table() -> Value {
 }
 
 #[tokio::test]
-async fn the_higher_score_first_and_restricted_only_that() {
+async fn the_partition_with_the_highest_score_is_chosen_and_restricted_takes_no_other() {
     let object = with_table(gpus(4), &table(), "Honor");
     let world = world(&object);
     let (first, second) = (
@@ -162,7 +162,7 @@ async fn the_higher_score_first_and_restricted_only_that() {
 }
 
 #[tokio::test]
-async fn bandwidth_is_a_limit() {
+async fn a_partition_needs_the_requested_ring_bandwidth() {
     let world = world(&with_table(gpus(4), &table(), "Prefer"));
     let wishing = |name: &str, bandwidth: &str| {
         annotated(
@@ -184,7 +184,7 @@ async fn bandwidth_is_a_limit() {
 
 /// Four GPUs with an adapter on each of their switches; then four with the one adapter that there is.
 #[tokio::test]
-async fn the_counts_of_the_proposal() {
+async fn four_gpus_get_an_adapter_of_each_of_their_switches() {
     for (nics, expected) in [(&[0, 1, 2, 3, 4, 5, 6, 7][..], 4), (&[5][..], 1)] {
         let object = with_nics(gpus(8), nics, 0);
         let world = world(&object);
@@ -209,7 +209,7 @@ async fn the_counts_of_the_proposal() {
 }
 
 #[tokio::test]
-async fn the_same_switch_or_nothing() {
+async fn required_scope_same_pcie_needs_all_devices_on_one_switch() {
     let world = world(&with_nics(gpus(4), &[1], 0));
     let joint = |name: &str, gpus: u64, types: &str| {
         annotated(
@@ -239,9 +239,8 @@ async fn the_same_switch_or_nothing() {
     );
 }
 
-/// Whoever comes first, they do not meet on a switch.
 #[tokio::test]
-async fn a_switch_to_oneself_holds_both_ways() {
+async fn an_exclusive_switch_excludes_earlier_and_later_pods() {
     let exclusive = |name: &str| {
         annotated(
             asking(name, 0, 1),
@@ -269,7 +268,7 @@ async fn a_switch_to_oneself_holds_both_ways() {
 }
 
 #[tokio::test]
-async fn a_device_to_oneself_and_amounts_that_are_counts() {
+async fn requests_as_count_gives_one_device_per_unit() {
     let object = with_nics(gpus(1), &[0, 0, 0], 0);
     let world = world(&object);
     let counted = annotated(
@@ -297,7 +296,7 @@ async fn a_device_to_oneself_and_amounts_that_are_counts() {
 }
 
 #[tokio::test]
-async fn all_that_are_selected() {
+async fn apply_for_all_gives_every_selected_device() {
     let object = with_nics(gpus(1), &[0, 0, 0], 0);
     let world = world(&object);
     let hint =
@@ -310,7 +309,7 @@ async fn all_that_are_selected() {
 }
 
 #[tokio::test]
-async fn virtual_functions_in_records_of_ours_and_of_others() {
+async fn virtual_functions_of_own_and_foreign_records_are_counted() {
     let object = with_nics(gpus(1), &[0], 2);
     let world = world(&object);
     let function = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
@@ -338,9 +337,9 @@ async fn virtual_functions_in_records_of_ours_and_of_others() {
     assert!(fits(&world, &function("b")).await);
 }
 
-/// A network plugin may hand functions out too; what kubelet has given by their addresses is taken.
+/// A network plugin may serve the functions too; the Device object lists their addresses.
 #[tokio::test]
-async fn virtual_functions_that_kubelet_has_given_to_pods_of_others() {
+async fn virtual_functions_that_kubelet_allocated_to_other_pods_are_taken() {
     let given = |function: &str| {
         let mut object = with_nics(gpus(1), &[0], 2);
         let entry = json!([{"podUID": "x", "containerName": "c", "resourceName": "example.com/vf", "deviceIDs": [function]}]);
@@ -364,10 +363,9 @@ async fn virtual_functions_that_kubelet_has_given_to_pods_of_others() {
     );
 }
 
-/// Nodes that are alike are worked out once, and each of them is answered for; others are not taken for them, and one of which
-/// nothing is known keeps no demand.
+/// A node without an inventory fits no pod that requests devices.
 #[tokio::test]
-async fn nodes_that_are_alike_and_one_that_is_not() {
+async fn equal_nodes_share_an_evaluation_and_different_ones_do_not() {
     let world = world(&with_nics(gpus(4), &[0, 1], 0));
     for (name, nics) in [("n2", &[0, 1][..]), ("n3", &[0][..])] {
         let mut object = with_nics(gpus(4), nics, 0);
@@ -398,9 +396,9 @@ async fn nodes_that_are_alike_and_one_that_is_not() {
     assert_eq!(world.fitting(&pod, &names).await, ["n1"]);
 }
 
-/// Of a function that cannot be told it may be any; one that has gone is nobody's.
+/// Such a pod may hold any function of the adapter; a function that no longer exists is held by no pod.
 #[tokio::test]
-async fn virtual_functions_that_cannot_be_told() {
+async fn a_record_with_an_unknown_virtual_function_blocks_all_of_its_adapter() {
     let world = world(&with_nics(gpus(1), &[0], 2));
     let function = annotated(asking("a", 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
     let record = |functions: &Value| json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "1"}, "extension": {"vfs": functions}}]});
@@ -425,7 +423,7 @@ async fn virtual_functions_that_cannot_be_told() {
 }
 
 #[tokio::test]
-async fn requests_of_containers_are_summed() {
+async fn constraints_apply_to_the_sum_of_all_containers() {
     let object = with_nics(with_table(gpus(4), &table(), "Honor"), &[2, 3], 0);
     let world = world(&object);
     let mut both = annotated(
@@ -444,9 +442,8 @@ async fn requests_of_containers_are_summed() {
     assert_restart(&world, &object, &[&both]);
 }
 
-/// What it holds stays what its record says; whom it keeps away is what it says now.
 #[tokio::test]
-async fn a_bound_pod_whose_annotation_is_changed() {
+async fn a_changed_hint_of_a_bound_pod_changes_what_it_excludes_only() {
     let object = with_nics(gpus(1), &[0, 0], 0);
     let world = world(&object);
     let pod = annotated(
@@ -470,9 +467,8 @@ async fn a_bound_pod_whose_annotation_is_changed() {
     }
 }
 
-/// Hints about devices that a pod does not ask for are nobody's concern; words that nobody knows are refused.
 #[tokio::test]
-async fn words_of_hints() {
+async fn hints_of_other_devices_are_ignored_and_unknown_words_are_refused() {
     let world = world(&with_nics(gpus(1), &[0], 0));
     assert!(
         fits(
@@ -511,9 +507,9 @@ async fn words_of_hints() {
     assert_eq!(world.bind(&bad, "n1").await, said);
 }
 
-/// Who asks why a pod waits is told the rule and the nearest miss, node by node; and so is who tries to bind it.
+/// `inspect` says so for each node of a pending pod, and so does the error of a bind.
 #[tokio::test]
-async fn refusals_name_the_rule_and_the_nearest_miss() {
+async fn refusals_name_the_constraint_and_the_nearest_miss() {
     let world = world(&with_nics(gpus(4), &[0, 1, 2], 0));
     world.apply_node(&node("n2", "MiB"));
     let mut other = with_nics(gpus(2), &[], 0);
@@ -574,10 +570,9 @@ async fn refusals_name_the_rule_and_the_nearest_miss() {
     );
 }
 
-/// Of a node that does not exist yet nobody knows places, adapters or links, and the lack of adapters is not held against it;
-/// the model may tell its partitions.
+/// The adapters, links and NUMA nodes of a node that does not exist yet are unknown; its GPU model may imply its partitions.
 #[tokio::test]
-async fn nodes_that_do_not_exist_yet() {
+async fn a_node_template_is_not_refused_for_a_topology_that_is_unknown() {
     let world = World::new();
     let capacity = json!({"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "640Gi", "nvidia.com/gpu": "8", "koordinator.sh/rdma": "800"});
     let template = |labels: Value| json!({"metadata": {"name": "new", "labels": labels}, "status": {"capacity": capacity}});
@@ -613,9 +608,9 @@ async fn nodes_that_do_not_exist_yet() {
     }
 }
 
-/// A type that nobody has compiled in, whose hint is read once it is known to be a device's.
+/// The hint of such a type is read once a Device object has named the type.
 #[tokio::test]
-async fn types_that_are_learnt_take_part() {
+async fn constraints_apply_to_device_types_known_from_device_objects() {
     let world = world(&gpus(2));
     let bad = annotated(
         pod("a", &json!({"example.com/npu": "1"})),
@@ -624,7 +619,7 @@ async fn types_that_are_learnt_take_part() {
     );
     assert!(
         fits(&world, &bad).await,
-        "somebody else's resource, for all that is known"
+        "a resource of another plugin, as far as is known"
     );
     let mut object = gpus(2);
     let npu = |minor: usize| {
@@ -651,9 +646,8 @@ async fn types_that_are_learnt_take_part() {
     assert_restart(&world, &object, &[&joint]);
 }
 
-/// Room that is expected to be taken counts with its functions, the devices that come along, and who is kept away.
 #[tokio::test]
-async fn hints_of_the_filter_keep_all_of_it() {
+async fn a_hint_keeps_virtual_functions_too() {
     let world = world(&with_nics(gpus(1), &[0], 1));
     let function = |name: &str| annotated(asking(name, 0, 1), HINT, r#"{"rdma": {"vfSelector": {}}}"#);
     assert_eq!(world.fitting(&function("a"), &["n1"]).await, ["n1"]);
@@ -702,7 +696,7 @@ fn wishing() -> impl Strategy<
     )
 }
 
-/// What a filter admits a bind can place; and what it places, a scheduler that starts anew counts the same, without doubt.
+/// What a filter admits a bind can place; and a restarted scheduler counts the same devices without doubt.
 #[test]
 fn filter_bind_and_restart_agree() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -16,7 +16,7 @@ use crate::requests::filter_figure;
 use crate::world::World;
 
 #[tokio::test]
-async fn inspect_in_the_old_extenders_json() {
+async fn inspect_keeps_the_json_of_the_old_extender() {
     let world = filter_figure().await;
     let all = world.inspect(None).await;
     let names: Vec<&Value> = all["nodes"]
@@ -61,7 +61,7 @@ async fn inspect_never_rounds_above_totals() {
 }
 
 #[tokio::test]
-async fn inspect_shows_pods_and_the_reasons_that_they_wait() {
+async fn inspect_shows_why_pods_are_pending() {
     let world = World::new().with_node("n1", &[100, 200]);
     world.apply_pod(&units("p", 150));
     let (_, text) = world
@@ -166,7 +166,7 @@ async fn inspect_shows_the_cost_of_the_best_nodes() {
 }
 
 #[tokio::test]
-async fn verbs_are_refused_until_everything_is_listed() {
+async fn verbs_are_refused_until_all_lists_are_complete() {
     let world = World::unsynced(&offline::serving());
     let body = json!({"Pod": units("p", 1), "NodeNames": ["n1"]}).to_string();
     world.list::<Node>(&[]);
@@ -201,7 +201,7 @@ async fn verbs_are_refused_until_everything_is_listed() {
 }
 
 #[tokio::test]
-async fn other_methods_and_paths() {
+async fn other_methods_and_paths_are_refused() {
     let world = World::new();
     assert_eq!(
         world.send("GET", "/gpushare-scheduler/filter", "").await.0,
@@ -217,7 +217,7 @@ async fn other_methods_and_paths() {
 }
 
 #[tokio::test]
-async fn prefix_is_configurable() {
+async fn the_prefix_of_paths_is_configurable() {
     let mut serving = offline::serving();
     serving.prefix = String::new();
     let world = World::unsynced(&serving);
@@ -226,7 +226,7 @@ async fn prefix_is_configurable() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_happened() {
+async fn metrics_count_requests_and_their_outcomes() {
     let world = World::new().with_node("n1", &[100]);
     world.place(&units("p", 60), "n1").await;
     world.apply_pod(&annotated(on(units("q", 1), "n1"), "ALIYUN_COM_GPU_MEM_IDX", "x"));
@@ -266,7 +266,7 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test]
-async fn health_routes_are_probes_and_metrics_alone() {
+async fn the_health_address_serves_probes_and_metrics_only() {
     let world = World::new();
     let status = async |method: &str, path: &str| world.send_to(&world.health, method, path, "").await.0;
     for path in ["/healthz", "/readyz", "/metrics", "/version"] {

@@ -42,7 +42,7 @@ fn data(api: &Api) -> Value {
 }
 
 #[tokio::test]
-async fn makes_the_secret_and_tells_the_api_server() {
+async fn the_secret_and_the_webhook_configurations_are_written() {
     let api = Api::default();
     api.put(MUTATING, configuration(&["mutate.pods.gpushare"]));
     api.put(
@@ -78,12 +78,12 @@ async fn makes_the_secret_and_tells_the_api_server() {
     assert_eq!(
         api.object(MUTATING).unwrap()["webhooks"][0]["clientConfig"]["caBundle"],
         bundle,
-        "applied anew without it"
+        "applied again without it"
     );
 }
 
 #[tokio::test]
-async fn replicas_agree_however_they_meet() {
+async fn concurrent_replicas_agree_on_one_authority() {
     let api = Api::default();
     let now = SystemTime::now();
     let mut keepers: Vec<Keeper> = (0..4).map(|_| keeper(&api, &mut Registry::default())).collect();
@@ -105,7 +105,7 @@ async fn replicas_agree_however_they_meet() {
 }
 
 #[tokio::test]
-async fn a_secret_that_is_deleted_comes_back_with_the_authority_that_clients_know() {
+async fn a_deleted_secret_is_written_again_with_the_same_authority() {
     let api = Api::default();
     let mut keeper = keeper(&api, &mut Registry::default());
     keeper.reconcile(SystemTime::now()).await.unwrap();
@@ -116,7 +116,7 @@ async fn a_secret_that_is_deleted_comes_back_with_the_authority_that_clients_kno
 }
 
 #[tokio::test]
-async fn nonsense_is_not_overwritten_and_what_others_put_there_stays() {
+async fn a_malformed_secret_and_foreign_entries_are_not_overwritten() {
     let api = Api::default();
     let secret = |data: Value| json!({"metadata": {"name": "certificates", "namespace": "gpushare-system"}, "data": data});
     api.put(SECRET, secret(json!({"ca.crt": "bm9uc2Vuc2U="})));
@@ -134,13 +134,13 @@ async fn nonsense_is_not_overwritten_and_what_others_put_there_stays() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_refuses_is_asked_again() {
+async fn a_refused_write_is_repeated() {
     let api = Api::default();
     let mut keeper = keeper(&api, &mut Registry::default());
     api.fail(&[403]);
     let error = format!("{:#}", keeper.reconcile(SystemTime::now()).await.unwrap_err());
     assert!(error.starts_with("cannot read the Secret"), "{error}");
-    // Somebody else is faster than this replica, and is then gone again: 409 to the write, nothing at the next read.
+    // Another replica is faster, and its Secret is then deleted: 409 to the write, 404 to the next read.
     api.fail(&[404, 409]);
     keeper.reconcile(SystemTime::now()).await.unwrap();
     assert_eq!(api.writes(), [format!("POST {SECRET}")]);

@@ -117,7 +117,7 @@ async fn assert_reviewed(connector: &TlsConnector, address: SocketAddr, uid: usi
 }
 
 #[tokio::test]
-async fn the_authority_in_the_secret_is_all_that_the_api_server_needs() {
+async fn the_authority_in_the_secret_verifies_the_webhooks() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
     let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
@@ -146,7 +146,7 @@ async fn the_authority_in_the_secret_is_all_that_the_api_server_needs() {
 
 /// Clients that keep calling while certificates are replaced, with the authorities that they learnt at the beginning.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rotation_under_load_fails_nobody() {
+async fn no_request_fails_during_a_rotation() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
     let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
@@ -184,7 +184,7 @@ async fn rotation_under_load_fails_nobody() {
     assert!(metrics.contains("certificate_rotations_total 8"), "{metrics}");
 }
 
-/// Another replica, or an administrator, has taken the certificate out of the Secret: it is made anew.
+/// Another replica, or an administrator, has removed the certificate from the Secret: a new one is issued.
 async fn rotate(api: &Api, keeper: &mut Keeper) {
     let mut secret = api.object(crate::api::SECRET).unwrap();
     secret["data"].as_object_mut().unwrap().remove("tls.crt");
@@ -205,7 +205,7 @@ async fn await_reviews(n_reviews: &AtomicUsize, n: usize) {
 
 /// A connection that stands outlives the rotation.
 #[tokio::test]
-async fn a_connection_that_stands_is_not_cut() {
+async fn a_rotation_does_not_close_open_connections() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
     let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
@@ -218,7 +218,7 @@ async fn a_connection_that_stands_is_not_cut() {
 
 /// The extender's verbs, with certificates from the Secret on both sides.
 #[tokio::test]
-async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
+async fn the_extender_accepts_client_certificates_of_the_same_authority() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
     let serving = scheduler::config::Serving {
@@ -287,7 +287,7 @@ async fn the_extender_knows_kube_scheduler_by_the_same_authority() {
 
 /// The API server shows a certificate where its `--admission-control-config-file` names one; the webhooks refuse other clients then.
 #[tokio::test]
-async fn webhooks_demand_the_api_server_s_certificate_where_authorities_are_configured() {
+async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let of_clients = [Api::default(), Api::default()];
     for other in &of_clients {

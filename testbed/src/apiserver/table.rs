@@ -355,7 +355,7 @@ mod tests {
     #[case::hours_and_minutes(3 * 3600 + 60, "3h1m")]
     #[case::days(9 * 86_400, "9d")]
     #[case::clocks_disagree(-5, "0s")]
-    fn ages_read_like_kubectl(#[case] seconds: i64, #[case] expected: &str) {
+    fn ages_are_printed_as_kubectl_does(#[case] seconds: i64, #[case] expected: &str) {
         assert_eq!(super::age(seconds), expected);
     }
 }

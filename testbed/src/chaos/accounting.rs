@@ -76,7 +76,7 @@ mod tests {
     use crate::invariants::GpuUse;
 
     #[test]
-    fn every_gpu_must_be_held_alike() {
+    fn accounting_of_scheduler_and_plugin_must_agree_on_every_gpu() {
         let gpu = |minor| {
             let mut gpu = GpuUse::default();
             (gpu.node, gpu.minor) = ("n1".to_owned(), minor);

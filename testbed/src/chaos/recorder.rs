@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_row_of_containers_that_see_more_can_fail() {
+    fn a_container_that_sees_more_than_its_record_is_counted() {
         let mut tally = Tally::default();
         tally.note_wrong("u", 1, &view(&[], &["GPU-a"]));
         assert_eq!(
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_row_of_stale_specs_can_fail() {
+    fn a_stale_spec_is_counted() {
         let mut tally = Tally::default();
         tally.note_stale(&container(&[], "2"));
         assert!(tally.is_clean(), "{:?}", tally.wrong_quotes);

@@ -334,7 +334,7 @@ mod tests {
     const N_NODES: usize = 2;
 
     #[test]
-    fn the_seed_decides_everything() {
+    fn a_seed_determines_the_schedule() {
         assert_eq!(schedule(7, 200, N_NODES), schedule(7, 200, N_NODES));
         assert_ne!(schedule(7, 200, N_NODES), schedule(8, 200, N_NODES));
         assert_eq!(
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_happens_in_a_run_of_some_length() {
+    fn a_long_run_has_every_kind_of_event() {
         let steps = schedule(1, 2000, N_NODES);
         let batches: Vec<&Batch> = steps
             .iter()
@@ -375,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_node_is_ever_overfull_and_only_pods_that_exist_are_touched(seed: u64) {
+        fn no_node_is_overfull_and_only_existing_pods_are_touched(seed: u64) {
             let mut pods = BTreeMap::new();
             for step in schedule(seed, 100, N_NODES) {
                 match step {

@@ -677,13 +677,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_spec_is_as_long_as_on_a_real_node() {
+    fn the_long_driver_spec_is_as_long_as_a_real_one() {
         let n_bytes = format!("{:#}", long_driver_edits()).len();
         assert!((15_000..20_000).contains(&n_bytes), "{n_bytes}");
     }
 
     #[test]
-    fn another_version_gets_the_flags_that_it_knows() {
+    fn another_version_of_the_plugin_gets_only_flags_that_it_knows() {
         let args = [
             "--node-name",
             "n1",

@@ -210,7 +210,7 @@ mod tests {
 
     /// Elsewhere the plugin would end for want of the library, and nothing would be tried.
     #[test]
-    fn the_plugin_has_nvml_on_every_kind_of_node() {
+    fn the_plugin_sees_nvml_on_every_kind_of_node() {
         let without: Vec<NodeKind> = NodeKind::ALL
             .into_iter()
             .filter(|kind| !kind.own_container().has_nvml)
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_in_the_plugins_container_is_what_the_runtime_leaves() {
+    fn the_visible_devices_variable_in_the_plugins_container_is_that_of_the_runtime() {
         let rows = NodeKind::ALL.map(|kind| {
             format!(
                 "{} {}",

@@ -75,7 +75,7 @@ fn a_sound_cluster_has_no_violations() {
 }
 
 #[test]
-fn too_much_memory_or_core_on_one_gpu() {
+fn too_much_memory_or_core_on_one_gpu_is_a_violation() {
     let half = |name| pod(name, &json!({GPU_MEM: "5"}), &[1], 5 * GIB, 0);
     let found = violations(&[half("a"), half("b")]);
     assert_eq!(
@@ -118,7 +118,7 @@ fn a_record_must_agree_with_the_request_and_the_inventory() {
 }
 
 #[test]
-fn excused_and_ended_pods_are_left_alone() {
+fn excused_and_finished_pods_are_ignored() {
     let mut broken = pod("broken", &json!({GPU_MEM: "4"}), &[0], 4 * GIB, 0);
     broken["metadata"]["annotations"] = json!({DEVICE_ALLOCATED: "{"});
     let mut ended = broken.clone();
@@ -132,7 +132,7 @@ fn excused_and_ended_pods_are_left_alone() {
 }
 
 #[test]
-fn the_last_environment_in_a_log_counts() {
+fn the_last_environment_printed_in_a_log_counts() {
     let log = "A=1\nNVIDIA_VISIBLE_DEVICES=GPU-a\nA=1\nNVIDIA_VISIBLE_DEVICES=GPU-c,GPU-b\n";
     assert_eq!(seen(log, None), ["GPU-b", "GPU-c"]);
     assert_eq!(seen("NVIDIA_VISIBLE_DEVICES=void\n", None), Vec::<String>::new());
@@ -147,7 +147,7 @@ fn the_last_environment_in_a_log_counts() {
 }
 
 #[test]
-fn device_nodes_in_a_log_count_before_variables() {
+fn device_nodes_printed_in_a_log_count_before_variables() {
     let snapshot = snapshot(&[]);
     let device = snapshot.devices.get("n");
     let log = "NVIDIA_VISIBLE_DEVICES=void\nDEVICE_NODES=/dev/nvidia1,/dev/nvidia7,/dev/nvidiactl\n";
@@ -159,7 +159,7 @@ fn device_nodes_in_a_log_count_before_variables() {
 }
 
 #[test]
-fn an_exchanged_record_counts_in_place_of_the_pods_own() {
+fn a_swapped_record_counts_instead_of_the_annotation() {
     let limits = json!({GPU_MEM: "2"});
     let with_uid = |name: &str, minor: i32| {
         let mut pod = pod(name, &limits, &[minor], 2 * GIB, 0);

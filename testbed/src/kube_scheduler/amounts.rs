@@ -197,7 +197,7 @@ mod tests {
 
     /// A sidecar runs beside the init containers after it and beside the app containers.
     #[test]
-    fn a_pod_requests_its_peak() {
+    fn a_pod_requests_the_peak_of_its_containers() {
         let mut sidecar = container(&json!({"a/b": 3}));
         sidecar["restartPolicy"] = json!("Always");
         let inits = json!([
@@ -220,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_names_the_resource() {
+    fn the_error_of_a_malformed_quantity_names_the_resource() {
         let error =
             Amounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
         assert_eq!(error.to_string(), r#"a/b is "lots", which is not a quantity"#);
     }
 
     #[test]
-    fn shortages_in_kube_scheduler_s_words() {
+    fn shortages_have_the_messages_of_kube_scheduler() {
         let allocatable = amounts(&[("cpu", 4), ("a/b", 10), ("pods", 1)]);
         let used = amounts(&[("a/b", 8), ("pods", 1)]);
         let none = BTreeSet::new();

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_waited_for_once_and_pin_the_pod() {
+    fn binding_waits_for_volumes_once_and_they_pin_the_pod() {
         let (mut claims, waiting) = (VolumeClaims::default(), pod(&json!({VOLUME_WAIT: "500"}), "a"));
         assert_eq!(
             claims.waits(&waiting),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn permit_and_an_older_kube_scheduler() {
+    fn annotations_of_a_pod_delay_its_binding_and_suppress_the_nomination() {
         let pod = pod(
             &json!({PERMIT_WAIT: "20", VOLUME_WAIT: "10", NO_NOMINATION: ""}),
             "a",

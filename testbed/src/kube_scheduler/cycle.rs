@@ -267,7 +267,11 @@ mod tests {
     #[case::many(0, 15_000, 750)]
     #[case::no_fewer_than(10, 500, 100)]
     #[case::all(100, 500, 500)]
-    fn as_many_as_kube_scheduler(#[case] percent: usize, #[case] n_nodes: usize, #[case] expected: usize) {
+    fn as_many_nodes_are_sampled_as_by_kube_scheduler(
+        #[case] percent: usize,
+        #[case] n_nodes: usize,
+        #[case] expected: usize,
+    ) {
         assert_eq!(Sampling::of(percent).n_to_find(n_nodes), expected);
     }
 

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sentence_of_kube_scheduler() {
+    fn the_message_is_that_of_kube_scheduler() {
         let mut diagnosis = Diagnosis {
             n_nodes: 3,
             ..Diagnosis::default()
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn no_nodes_at_all() {
+    fn the_message_of_a_cluster_without_nodes() {
         assert_eq!(
             Diagnosis::default().message(),
             "no nodes available to schedule pods"

@@ -147,7 +147,11 @@ mod tests {
     #[case::tolerated(json!({"tolerations": [{"key": "k", "operator": "Exists"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), None)]
     #[case::other_value(json!({"tolerations": [{"key": "k", "value": "w"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint {k: v}"))]
     #[case::everything_tolerated(json!({"tolerations": [{"operator": "Exists"}]}), json!({"unschedulable": true, "taints": [{"key": "k", "effect": "NoSchedule"}]}), None)]
-    fn filters(#[case] pod: Value, #[case] node_spec: Value, #[case] reason: Option<&str>) {
+    fn in_tree_filters_refuse_with_the_messages_of_kube_scheduler(
+        #[case] pod: Value,
+        #[case] node_spec: Value,
+        #[case] reason: Option<&str>,
+    ) {
         let found = refused(&spec(&pod), &node(&node_spec));
         assert_eq!(
             found.as_ref().map(|r| r.reasons.join("|")),
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_for_the_empty_node_is_unresolvable() {
+    fn a_request_larger_than_the_empty_node_is_unresolvable() {
         let pod = json!({"containers": [{"name": "c", "resources": {"requests": {"a/b": "5"}}}]});
         let refusal = refused(&pod, &node(&json!({}))).unwrap();
         assert_eq!(

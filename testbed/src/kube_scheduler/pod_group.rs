@@ -289,7 +289,7 @@ mod tests {
     #[case::an_error_fails_all("++!", 0, 2, GroupVerdict::Error)]
     #[case::a_basic_group("-+-", 0, 0, GroupVerdict::Bind)]
     #[case::a_basic_group_without_room("--", 0, 0, GroupVerdict::TooFew)]
-    fn the_end_of_a_cycle(
+    fn the_verdict_of_a_pod_group_cycle(
         #[case] members: &str,
         #[case] n_before: usize,
         #[case] least: usize,

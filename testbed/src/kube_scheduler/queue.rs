@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_then_arrival() {
+    fn pods_are_popped_by_priority_then_arrival() {
         let (mut queue, now) = queue_of(&["b", "a"]);
         queue.put("c", pod("c", 7), now);
         let order: Vec<_> = std::iter::from_fn(|| popped(&mut queue, now)).collect();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_pod_waits_for_an_event_and_lets_others_go_first_during_its_backoff() {
+    fn an_unschedulable_pod_waits_for_an_event_and_its_backoff() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
         queue.park("p", false, now);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_waited_out_although_there_is_nothing_else_to_do() {
+    fn a_pod_with_an_error_waits_for_its_backoff_even_if_the_queue_is_empty() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
         queue.retry("p", now);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_after_the_backoff_wakes_at_once() {
+    fn an_event_after_the_backoff_activates_a_pod_at_once() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
         queue.park("p", false, now);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_pod_is_tried_after_five_minutes_anyway() {
+    fn an_unschedulable_pod_is_tried_again_after_five_minutes() {
         let (mut queue, now) = queue_of(&["p"]);
         popped(&mut queue, now);
         queue.park("p", false, now);
@@ -369,7 +369,7 @@ mod tests {
     /// The extender's pseudo-plugin takes every event of a pod for one that may help, the condition that the loop writes itself
     /// included; it does not wake a pod that other plugins refused.
     #[test]
-    fn a_change_of_status_wakes_a_pod_that_an_extender_refused() {
+    fn a_status_update_activates_a_pod_that_an_extender_refused() {
         for (is_by_extender, expected) in [(true, Some("p".to_owned())), (false, None)] {
             let (mut queue, now) = queue_of(&["p"]);
             popped(&mut queue, now);
@@ -386,7 +386,7 @@ mod tests {
 
     /// The pseudo-plugin of extenders is registered for every kind of event.
     #[test]
-    fn events_of_extenders_wake_pods_that_extenders_refused() {
+    fn any_event_activates_pods_that_extenders_refused() {
         for (is_by_extender, expected) in [(true, Some("p".to_owned())), (false, None)] {
             let (mut queue, now) = queue_of(&["p"]);
             popped(&mut queue, now);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_change_beside_the_status_wakes_what_other_plugins_refused() {
+    fn only_a_spec_update_activates_pods_that_other_plugins_refused() {
         let (mut queue, now) = queue_of(&["p"]);
         let later = now + 2 * SECOND;
         popped(&mut queue, now);

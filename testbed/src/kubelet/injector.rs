@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn containerds_edits_are_used() {
+    async fn the_edits_of_containerds_cdi_library_are_used() {
         let (_dir, injector, asked) = answering(
             "{\"env\":[\"A=1\"],\"deviceNodes\":[\"/dev/nvidia0\"],\"mounts\":null,\"hooks\":[[\"nvidia-cdi-hook\",\"update-ldcache\"]]}\n",
         );
@@ -158,7 +158,7 @@ mod tests {
     #[case::unresolvable("{\"error\":\"unresolvable CDI devices x\"}\n", "unresolvable CDI devices x")]
     #[case::it_ends_meanwhile("", "does not answer")]
     #[tokio::test]
-    async fn an_error_is_passed_on(#[case] line: &'static str, #[case] expected: &str) {
+    async fn an_error_of_the_injector_is_returned(#[case] line: &'static str, #[case] expected: &str) {
         let (_dir, injector, _asked) = answering(line);
         let error = injector.inject(&["x".to_owned()]).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

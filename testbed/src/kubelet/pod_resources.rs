@@ -179,7 +179,7 @@ mod tests {
     use super::RateLimit;
 
     #[tokio::test(start_paused = true)]
-    async fn ten_at_once_then_one_every_ten_milliseconds() {
+    async fn calls_are_limited_to_a_burst_of_ten_and_a_hundred_per_second() {
         let limit = RateLimit::full();
         assert_eq!((0..15).filter(|_| limit.allow()).count(), 10);
         tokio::time::advance(Duration::from_millis(35)).await;

@@ -349,7 +349,7 @@ mod tests {
     #[rstest]
     #[case::by_creation_then_by_arrival(OrderRule::Creation, "early late1 late2 last")]
     #[case::reversed(OrderRule::Reversed, "last late2 late1 early")]
-    fn a_batch_is_put_in_order(#[case] rule: OrderRule, #[case] expected: &str) {
+    fn a_batch_is_admitted_in_the_configured_order(#[case] rule: OrderRule, #[case] expected: &str) {
         let arrived = vec![pod("late1", 5), pod("last", 9), pod("early", 1), pod("late2", 5)];
         let ordered: Vec<String> = in_order(arrived, rule, &mut dice(1, &[]))
             .iter()
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn each_batch_has_its_own_shuffle_by_the_seed() {
+    fn each_batch_is_shuffled_differently_by_the_seed() {
         let pods = || (0..20).map(|i| pod(&i.to_string(), i)).collect::<Vec<_>>();
         let names = |seed, batch| {
             in_order(pods(), OrderRule::Shuffled, &mut dice(seed, &[batch]))

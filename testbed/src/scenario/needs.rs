@@ -86,7 +86,7 @@ mod tests {
     use crate::scenario;
 
     #[test]
-    fn every_name_is_that_of_a_scenario() {
+    fn every_listed_name_is_a_scenario() {
         for (name, needs) in ON_REAL_CLUSTERS {
             let found = scenario::all()
                 .into_iter()
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_commands_has_the_harmless_ones() {
+    fn a_cluster_without_commands_runs_the_harmless_scenarios() {
         let commands = Commands::default();
         let possible = scenario::all()
             .into_iter()

@@ -140,7 +140,7 @@ async fn create(server: &ApiServer, name: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn the_object_is_shown_before_it_is_stored_and_stored_as_patched() {
+async fn a_mutating_webhook_gets_the_object_before_it_is_stored_and_its_patch_is_stored() {
     let webhook = Webhook::start(|_| {
         patched(&json!([{"op": "add", "path": "/metadata/labels", "value": {"seen": "yes"}}]))
     })
@@ -183,7 +183,7 @@ async fn the_object_is_shown_before_it_is_stored_and_stored_as_patched() {
 }
 
 #[tokio::test]
-async fn an_object_is_checked_again_after_it_was_patched() {
+async fn an_object_is_validated_again_after_it_was_patched() {
     let webhook =
         Webhook::start(|_| patched(&json!([{"op": "replace", "path": "/spec/containers", "value": []}])))
             .await;
@@ -204,7 +204,7 @@ async fn an_object_is_checked_again_after_it_was_patched() {
 #[case::without_explanation(Value::Null, 400, "", " without explanation")]
 #[case::never_below_400(json!({"code": 200, "message": "no"}), 400, "", ": no")]
 #[tokio::test]
-async fn a_refusal_reaches_the_client(
+async fn the_client_gets_the_message_of_a_refusal(
     #[case] status: Value,
     #[case] code: u16,
     #[case] reason: &str,
@@ -224,7 +224,7 @@ async fn a_refusal_reaches_the_client(
 }
 
 #[tokio::test]
-async fn bindings_updates_and_deletions_pass_too() {
+async fn webhooks_are_called_for_bindings_updates_and_deletions() {
     let webhook = Webhook::start(|_| allow()).await;
     let server = start().await;
     webhook.register(&server, VALIDATING, |_| {}).await;
@@ -304,7 +304,7 @@ async fn bindings_updates_and_deletions_pass_too() {
 #[case::subresources_only(json!({"rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/*"]}]}), true)]
 #[case::binding_only(json!({"rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}]}), false)]
 #[tokio::test]
-async fn only_what_is_selected_is_asked_about(#[case] change: Value, #[case] is_asked: bool) {
+async fn webhooks_are_called_for_selected_objects_only(#[case] change: Value, #[case] is_asked: bool) {
     let webhook = Webhook::start(|_| allow()).await;
     let server = start().await;
     let merge = |hook: &mut Value| {
@@ -318,7 +318,7 @@ async fn only_what_is_selected_is_asked_about(#[case] change: Value, #[case] is_
 }
 
 #[tokio::test]
-async fn a_webhook_that_cannot_be_called_fails_the_request_unless_ignored() {
+async fn a_failing_call_fails_the_request_unless_the_policy_is_ignore() {
     let (server, ignoring) = (start().await, start().await);
     let webhook = Webhook::start(|_| json!({"allowed": true, "uid": "another"})).await;
     webhook.register(&server, VALIDATING, |_| {}).await;
@@ -343,7 +343,7 @@ async fn a_webhook_that_cannot_be_called_fails_the_request_unless_ignored() {
 }
 
 #[tokio::test]
-async fn the_certificate_must_be_for_the_name_and_from_the_bundle() {
+async fn the_certificate_of_a_webhook_is_verified() {
     let (webhook, other) = (
         Webhook::start(|_| allow()).await,
         Webhook::start(|_| allow()).await,
@@ -399,7 +399,7 @@ async fn the_certificate_must_be_for_the_name_and_from_the_bundle() {
 }
 
 #[tokio::test]
-async fn webhooks_warn_and_are_spared_dry_runs_that_they_cannot_bear() {
+async fn webhooks_return_warnings_and_dry_runs_need_their_consent() {
     let webhook = Webhook::start(|_| json!({"allowed": true, "warnings": ["mind the \"gap\""]})).await;
     let server = start().await;
     webhook.register(&server, VALIDATING, |_| {}).await;
@@ -414,7 +414,7 @@ async fn webhooks_warn_and_are_spared_dry_runs_that_they_cannot_bear() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_a_real_server_refuses_is_refused() {
+async fn invalid_webhook_configurations_are_refused() {
     let server = start().await;
     let hook = json!({"name": "short", "clientConfig": {"url": "http://x"}, "sideEffects": "Some", "admissionReviewVersions": []});
     let object = json!({"metadata": {"name": "x"}, "webhooks": [hook]});
@@ -443,7 +443,7 @@ async fn a_configuration_that_a_real_server_refuses_is_refused() {
 #[case::no_expression("object.metadata.", "Ignore", 201, 0)]
 #[case::no_expression_that_must_be_one("object.metadata.", "Fail", 500, 0)]
 #[tokio::test]
-async fn conditions_are_evaluated(
+async fn match_conditions_are_evaluated(
     #[case] expression: &str,
     #[case] policy: &str,
     #[case] code: u16,

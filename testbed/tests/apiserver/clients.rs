@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::setup::{DEADLINE, bind, client, code, next, pod, pods, start, start_with, typed};
 
 #[tokio::test]
-async fn lists_come_in_pages_and_selections() {
+async fn lists_are_paged_and_selected() {
     let server = start().await;
     let api = pods(&server);
     for name in ["a", "b", "c"] {
@@ -50,7 +50,7 @@ async fn lists_come_in_pages_and_selections() {
 }
 
 #[tokio::test]
-async fn watches_carry_bookmarks_that_can_be_resumed_from() {
+async fn a_watch_resumes_from_a_bookmark() {
     let server = start_with(|c| c.bookmark_interval = Duration::from_millis(20)).await;
     let api = pods(&server);
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());
@@ -107,7 +107,7 @@ async fn watchers_recover_from_compaction(#[case] config: watcher::Config) {
 }
 
 #[tokio::test]
-async fn of_two_racing_bindings_one_wins() {
+async fn one_of_two_racing_bindings_wins() {
     let server = start().await;
     let api = pods(&server);
     for i in 0..20 {
@@ -157,7 +157,7 @@ async fn applies_conflict_until_forced() {
 }
 
 #[tokio::test]
-async fn node_status_is_a_resource_of_its_own() {
+async fn node_status_is_a_subresource() {
     let server = start().await;
     let api: Api<Node> = Api::all(client(&server));
     server
@@ -258,7 +258,7 @@ async fn collections_are_deleted_by_selector() {
 }
 
 #[tokio::test]
-async fn logs_belong_to_one_pods_life() {
+async fn a_new_pod_of_the_same_name_has_an_empty_log() {
     let server = start().await;
     let api = pods(&server);
     let create = || server.objects().create("pods", pod("p")).unwrap();

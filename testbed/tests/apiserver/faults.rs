@@ -13,7 +13,7 @@ use super::setup::{DEADLINE, next, pod, pods, start};
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
 #[tokio::test]
-async fn refusals_hit_matching_requests_only_and_only_so_often() {
+async fn a_refusal_affects_matching_requests_the_given_number_of_times() {
     let server = start().await;
     let matching = Matching::anything()
         .verb("create")
@@ -71,7 +71,7 @@ async fn a_lost_reply_is_not_a_lost_write() {
 }
 
 #[tokio::test]
-async fn delays_delay() {
+async fn a_delay_slows_matching_requests() {
     let server = start().await;
     server.faults().inject(
         Matching::anything().resource("pods"),
@@ -90,7 +90,7 @@ async fn delays_delay() {
 }
 
 #[tokio::test]
-async fn watches_are_cut_and_held() {
+async fn watches_are_closed_and_held() {
     let server = start().await;
     let api = pods(&server);
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());

@@ -147,7 +147,7 @@ async fn apply_with_lease(server: &ApiServer) {
 /// kubernetes/kubernetes#133827: the informer of a built-in kind ends with the last policy binding and shows its old objects from
 /// then on.
 #[tokio::test]
-async fn a_parameter_of_a_built_in_kind_freezes() {
+async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_deleted() {
     let server = server().await;
     apply_with_lease(&server).await;
     assert_eq!(
@@ -183,7 +183,7 @@ async fn a_parameter_of_a_built_in_kind_freezes() {
 }
 
 #[tokio::test]
-async fn a_parameter_of_our_own_kind_does_not_freeze() {
+async fn a_parameter_of_a_custom_kind_is_read_again() {
     let server = server().await;
     for file in ["scheduler-leader-crd.yaml", "scheduler-admission.yaml"] {
         apply(&server, file).await;
@@ -271,7 +271,7 @@ fn annotations(value: impl Into<Value>) -> Value {
 #[case::other_schedulers("system:serviceaccount:koordinator-system:koord-scheduler", "", annotations(json!({RECORD: "[]"})), false)]
 #[case::the_scheduler("s-0", "", annotations(json!({RECORD: "[]"})), true)]
 #[tokio::test]
-async fn records_of_pods_that_are_there(
+async fn policies_decide_changes_of_records_as_kube_apiserver_did(
     #[case] token: &str,
     #[case] subresource: &str,
     #[case] patch: Value,
@@ -299,7 +299,7 @@ async fn records_of_pods_that_are_there(
 }
 
 #[tokio::test]
-async fn records_of_new_pods_and_of_bindings() {
+async fn policies_decide_new_pods_and_bindings_as_kube_apiserver_did() {
     let server = server().await;
     apply(&server, "record-admission.yaml").await;
     let answer = ask(&server, "alice", Method::POST, PODS, &recorded("p")).await;

@@ -56,7 +56,7 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/js
     "Invalid"
 )]
 #[tokio::test]
-async fn bad_requests_get_a_status(
+async fn malformed_requests_get_a_status_object(
     #[case] method: Method,
     #[case] path: &str,
     #[case] content_type: &str,
@@ -188,7 +188,7 @@ async fn tables_of_every_resource_have_as_many_cells_as_columns() {
 }
 
 #[tokio::test]
-async fn events_have_two_forms() {
+async fn events_are_served_in_both_api_groups() {
     let server = start().await;
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
@@ -277,7 +277,7 @@ async fn custom_resources_are_discovered_at_once() {
 }
 
 #[tokio::test]
-async fn tokens_name_users_and_uses_are_recorded() {
+async fn tokens_identify_users_and_accesses_are_recorded() {
     let server = start().await;
     server.add_token(
         "secret",
@@ -321,7 +321,7 @@ async fn tokens_name_users_and_uses_are_recorded() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_leads_here() {
+async fn a_written_kubeconfig_works() {
     let server = start().await;
     server.add_token(
         "secret",

@@ -77,7 +77,7 @@ fn may_do_what_it_does_and_nothing_else(
 #[rstest]
 #[case::workload("Deployment", "gpushare-scheduler", SCHEDULER_ACCOUNT)]
 #[case::daemon_set("DaemonSet", "gpushare-device-plugin", PLUGIN_ACCOUNT)]
-fn runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] account: &str) {
+fn each_daemon_runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] account: &str) {
     let objects = render("base");
     let workload = find(&objects, kind, name);
     let namespace = workload["metadata"]["namespace"].as_str().unwrap();
@@ -97,7 +97,7 @@ fn runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] accoun
 /// The second kube-scheduler adds to the pod's account its Lease and the roles that every cluster has; the extenders have no
 /// Lease of their own there.
 #[test]
-fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
+fn the_second_scheduler_adds_its_lease_and_the_roles_of_kube_scheduler() {
     let objects = render("attach/second-scheduler");
     let rbac = Rbac::of(&objects).unwrap();
     let used: BTreeSet<Access<'_>> = SCHEDULER
@@ -144,7 +144,7 @@ fn second_scheduler_adds_its_lease_and_the_cluster_s_roles() {
 
 /// kustomize adds a hash to the name of a generated `ConfigMap` wherever it meets that name, roles' `resourceNames` included.
 #[test]
-fn no_role_names_an_object_that_is_called_as_a_generated_one() {
+fn no_role_names_an_object_with_a_generated_name() {
     let component = documents(&read("components/second-scheduler/kustomization.yaml")).remove(0);
     let generated: Vec<&str> = component["configMapGenerator"]
         .as_array()

@@ -17,7 +17,7 @@ fn of_plugin(objects: &[Value]) -> Vec<&Value> {
 }
 
 #[test]
-fn every_right_to_write_is_confined() {
+fn every_right_to_write_is_confined_by_a_policy() {
     let objects = render("base");
     let policies = of_plugin(&objects);
     let writes = DEVICE_PLUGIN
@@ -43,7 +43,7 @@ fn every_right_to_write_is_confined() {
 }
 
 #[test]
-fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
+fn policies_check_the_plugins_account_and_the_node_of_its_token() {
     let objects = render("base");
     let policies = of_plugin(&objects);
     assert_eq!(policies.len(), 4);
@@ -83,7 +83,7 @@ fn policies_mean_the_plugin_s_account_and_its_token_s_node() {
 
 /// The API server leaves out of a request what is empty, and an expression that reads it all the same is an error: a refusal.
 #[test]
-fn no_expression_relies_on_what_a_request_may_lack() {
+fn expressions_check_that_optional_fields_exist() {
     let objects = render("base");
     for policy in all(&objects, "ValidatingAdmissionPolicy") {
         let name = policy["metadata"]["name"].as_str().unwrap();
@@ -105,7 +105,7 @@ fn no_expression_relies_on_what_a_request_may_lack() {
 
 /// A node's status has fields that differ from version to version, so the policy says which may change and not which may not.
 #[test]
-fn of_a_node_s_status_only_the_amounts_may_change() {
+fn the_plugin_may_change_only_amounts_in_a_node_status() {
     let objects = render("base");
     let policy = find(
         &objects,
@@ -128,7 +128,7 @@ fn of_a_node_s_status_only_the_amounts_may_change() {
 
 /// The labels that the plugin writes on its node are those of its Device object; any other may place pods or powers elsewhere.
 #[test]
-fn of_a_node_s_labels_only_those_of_its_gpus_may_change() {
+fn the_plugin_may_change_only_gpu_labels_of_a_node() {
     let objects = render("base");
     let policy = find(
         &objects,

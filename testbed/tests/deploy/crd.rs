@@ -11,7 +11,7 @@ const PATH: &str = "base/crd.yaml";
 
 /// Run with `UPDATE_CRD=1` after a change of `proto::device`.
 #[test]
-fn is_what_the_type_says() {
+fn the_crd_is_generated_from_the_type() {
     let mut crd = Device::crd();
     // deploy/uninstall.sh distinguishes the definition from Koordinator's by this label.
     crd.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into());
@@ -28,7 +28,7 @@ fn is_what_the_type_says() {
 }
 
 #[test]
-fn names_what_koordinator_names() {
+fn the_crd_has_the_names_of_koordinator() {
     let crd = Device::crd();
     assert_eq!(
         crd.metadata.name.as_deref(),

@@ -68,7 +68,7 @@ fn build() -> Binaries {
 #[case::unknown_flag(SCHEDULER, "--no-such-flag=1", "--no-such-flag")]
 #[case::wrong_value(SCHEDULER, "--listen=nowhere", "--listen")]
 #[case::unit_that_is_none(DEVICE_PLUGIN, "--memory-unit=Gib", "--memory-unit")]
-fn an_argument_that_is_wrong_is_noticed(#[case] daemon: Daemon, #[case] arg: &str, #[case] named: &str) {
+fn a_wrong_argument_is_refused(#[case] daemon: Daemon, #[case] arg: &str, #[case] named: &str) {
     let complaint = daemon.accepts(&[arg]).unwrap_err();
     assert!(complaint.contains(named), "{complaint}");
 }

@@ -14,7 +14,9 @@ use crate::{find, texts};
 const ALL_SERVICE_ACCOUNTS: i64 = 9000;
 
 #[rstest]
-fn the_scheduler_is_served_before_other_accounts(#[values("base", "attach/second-scheduler")] folder: &str) {
+fn the_flow_schema_comes_before_that_of_service_accounts(
+    #[values("base", "attach/second-scheduler")] folder: &str,
+) {
     let objects = render(folder);
     let schema = &find(&objects, "FlowSchema", daemons::SCHEDULER.name)["spec"];
     assert!((1..ALL_SERVICE_ACCOUNTS).contains(&schema["matchingPrecedence"].as_i64().unwrap()));
@@ -34,7 +36,7 @@ fn the_scheduler_is_served_before_other_accounts(#[values("base", "attach/second
 
 /// A request that no rule matches goes to the schema of all service accounts.
 #[test]
-fn every_request_of_the_scheduler_is_meant() {
+fn the_flow_schema_matches_all_requests_of_the_scheduler() {
     let objects = render("base");
     let rules = &find(&objects, "FlowSchema", daemons::SCHEDULER.name)["spec"]["rules"][0]["resourceRules"];
     for access in [

@@ -16,7 +16,7 @@ fn last_stage(text: &str, instruction: &str) -> Vec<String> {
 #[rstest]
 #[case::scheduler(SCHEDULER, "scheduler", "65532:65532")]
 #[case::device_plugin(DEVICE_PLUGIN, "device-plugin", "0:0")]
-fn image_holds_the_binary(#[case] daemon: Daemon, #[case] recipe: &str, #[case] user: &str) {
+fn each_image_contains_its_binary(#[case] daemon: Daemon, #[case] recipe: &str, #[case] user: &str) {
     let text = read(&format!("docker/{recipe}.Dockerfile"));
     let build = format!(
         "cargo build --profile dist --locked -p {} --bin {}",
@@ -31,7 +31,7 @@ fn image_holds_the_binary(#[case] daemon: Daemon, #[case] recipe: &str, #[case] 
 }
 
 #[test]
-fn users_are_those_of_the_manifests() {
+fn users_of_images_are_those_of_the_manifests() {
     let objects = render("base");
     for (kind, name, recipe) in [
         ("Deployment", SCHEDULER.name, "scheduler"),
@@ -48,7 +48,9 @@ fn users_are_those_of_the_manifests() {
 
 /// The compiler in the images is the one that the repository asks for.
 #[rstest]
-fn compiler_is_the_pinned_one(#[values("scheduler", "device-plugin", "testbed")] recipe: &str) {
+fn images_are_built_with_the_pinned_compiler(
+    #[values("scheduler", "device-plugin", "testbed")] recipe: &str,
+) {
     let toolchain = std::fs::read_to_string(repository().join("rust-toolchain.toml")).unwrap();
     let version = toolchain.split('"').nth(1).unwrap().trim_end_matches(".0");
     let text = read(&format!("docker/{recipe}.Dockerfile"));

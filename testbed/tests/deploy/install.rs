@@ -121,7 +121,7 @@ fn everything() -> Vec<Value> {
 
 /// An object without the label, or of a kind that no script knows, would be left behind.
 #[test]
-fn every_object_is_found_again() {
+fn uninstall_finds_every_installed_object() {
     let (install, uninstall) = (read("install.sh").replace("\\\n", ""), read("uninstall.sh"));
     let kinds = install
         .lines()
@@ -202,7 +202,7 @@ fn rendered(image: &str) -> String {
     "registry.k8s.io/kube-scheduler:latest",
     Ok("kube-scheduler:v1.36.2")
 )]
-fn a_second_kube_scheduler_goes_with_the_api_server(
+fn the_image_of_the_second_kube_scheduler_has_the_version_of_the_api_server(
     #[case] server: &str,
     #[case] image: &str,
     #[case] expected: Result<&str, &str>,
@@ -249,7 +249,7 @@ const FROM_BASE: [(&str, &str); 6] = [
 ];
 
 #[test]
-fn another_attachment_leaves_nothing_behind() {
+fn a_change_of_the_attachment_leaves_no_objects() {
     let scene = Scene::new(&FROM_BASE);
     let output = scene.run("install.sh", &["folder"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -305,7 +305,7 @@ fn uninstalling_is_refused(#[case] args: &[&str], #[case] files: &[(&str, &str)]
 }
 
 #[test]
-fn nodes_are_cleared_before_the_rights_to_do_so_are_gone() {
+fn nodes_are_cleaned_up_before_the_rights_to_do_so_are_deleted() {
     let scene = Scene::new(&[("nodes", NODES), ("crd", "gpushare")]);
     let output = scene.run("uninstall.sh", &[]);
     assert!(output.status.success(), "{}", said(&output));
@@ -313,7 +313,7 @@ fn nodes_are_cleared_before_the_rights_to_do_so_are_gone() {
 }
 
 #[test]
-fn one_node_can_leave() {
+fn one_node_can_be_uninstalled() {
     let scene = Scene::new(&[("nodes", NODES), ("crd", "gpushare"), ("pods", HOLDING)]);
     let output = scene.run("uninstall.sh", &["n3"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -329,7 +329,7 @@ fn one_node_can_leave() {
 
 /// The unit of the host runs the plugin with flags that it knows, before kubelet.
 #[test]
-fn the_host_s_service_is_one_of_the_plugin() {
+fn the_boot_service_of_the_host_runs_the_plugin() {
     let unit = read("host/gpushare-boot.service");
     let command = unit
         .lines()
@@ -344,7 +344,7 @@ fn the_host_s_service_is_one_of_the_plugin() {
 
 /// The script changes the plugin's `DaemonSet` by paths, which have to be there.
 #[test]
-fn the_daemon_set_has_what_the_script_changes() {
+fn the_daemon_set_has_the_fields_that_the_script_changes() {
     let objects = render("base");
     let daemon_set = find(&objects, "DaemonSet", "gpushare-device-plugin");
     let script = read("uninstall.sh");

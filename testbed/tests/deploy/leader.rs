@@ -36,7 +36,7 @@ fn flag<'a>(container: &'a Value, help: &'a str, name: &str) -> &'a str {
 }
 
 #[test]
-fn two_replicas_elect_one_and_a_rollout_leaves_two() {
+fn two_replicas_elect_a_leader_and_a_rollout_keeps_both() {
     let objects = render("base");
     let spec = &find(&objects, "Deployment", SCHEDULER.name)["spec"];
     assert_eq!(spec["replicas"], 2);
@@ -110,7 +110,7 @@ fn the_service_selects_the_leader() {
 }
 
 #[test]
-fn rights_are_for_the_lease_that_is_used_and_the_own_pod() {
+fn rights_cover_the_used_lease_and_the_own_pod_only() {
     let objects = render("base");
     let role = find(&objects, "Role", "gpushare-scheduler-leader");
     let named: Vec<&str> = role["rules"]
@@ -269,7 +269,7 @@ fn no_policy_has_a_parameter_of_a_built_in_kind() {
 
 /// A leader ends its binds, gives the Lease up, takes its label off and answers what is in work before kubelet kills it.
 #[test]
-fn there_is_time_to_say_goodbye() {
+fn the_termination_grace_covers_the_release_of_the_lease() {
     let objects = render("base");
     let grace = pod(&objects)["spec"]["terminationGracePeriodSeconds"]
         .as_u64()
@@ -293,7 +293,7 @@ fn there_is_time_to_say_goodbye() {
 #[rstest]
 #[case::simulated("overlays/simulated")]
 #[case::attached("attach/second-scheduler")]
-fn beside_a_kube_scheduler_its_lease_decides(#[case] folder: &str) {
+fn beside_a_kube_scheduler_its_lease_elects_the_extender(#[case] folder: &str) {
     let objects = render(folder);
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     assert_eq!(deployment["spec"]["replicas"], 2);
@@ -360,7 +360,7 @@ fn beside_a_kube_scheduler_its_lease_decides(#[case] folder: &str) {
 
 /// kubelet ends a container that stands still, and does not wait for its grace period then.
 #[test]
-fn a_hung_container_beside_a_kube_scheduler_is_replaced_within_twenty_seconds() {
+fn a_hung_extender_beside_a_kube_scheduler_is_restarted_within_twenty_seconds() {
     let objects = render("attach/second-scheduler");
     for container in pod(&objects)["spec"]["containers"].as_array().unwrap() {
         let probe = &container["livenessProbe"];

@@ -39,7 +39,7 @@ fn variable(spec: &Value, name: &str) -> Value {
 }
 
 #[test]
-fn every_annotation_of_a_record_is_guarded() {
+fn the_policy_guards_every_annotation_of_a_record() {
     let objects = render("base");
     let spec = policy(&objects);
     let keys = [
@@ -67,7 +67,7 @@ fn every_annotation_of_a_record_is_guarded() {
 }
 
 #[test]
-fn the_component_adds_accounts() {
+fn a_component_adds_accounts_that_may_write_records() {
     let ours = quoted(&variable(&policy(&render("base")), "writers"));
     assert_eq!(ours, [SCHEDULER_USER, PLUGIN_USER]);
     let all = quoted(&variable(

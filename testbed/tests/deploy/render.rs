@@ -228,7 +228,7 @@ fn rename_image(object: &mut Value, image: &Image) {
 #[case::second_scheduler("attach/second-scheduler")]
 #[case::samples("samples")]
 #[case::samples_for_the_second_scheduler("attach/second-scheduler/samples")]
-fn renders_each_object_once(#[case] folder: &str) {
+fn each_kustomization_renders_each_object_once(#[case] folder: &str) {
     let objects = render(folder);
     let mut names: Vec<String> = objects.iter().map(identity).collect();
     names.sort();
@@ -259,7 +259,7 @@ fn identity(object: &Value) -> String {
 
 /// Every folder with a kustomization is rendered by some test, so that none of them rots.
 #[test]
-fn every_kustomization_is_known() {
+fn every_kustomization_is_tested() {
     let mut found = Vec::new();
     visit(&deploy(), &mut found);
     found.sort();

@@ -23,7 +23,7 @@ fn request(pod: &Value) -> GpuRequest {
 }
 
 #[test]
-fn ask_for_what_they_say() {
+fn samples_request_the_documented_amounts() {
     let lines: Vec<String> = render("samples")
         .iter()
         .map(|pod| format!("{}: {}", pod["metadata"]["name"].as_str().unwrap(), request(pod)))
@@ -42,7 +42,7 @@ fn ask_for_what_they_say() {
 
 /// Those need something that a node with our plugin alone has not; only the webhooks' is refused without it.
 #[test]
-fn special_ones_ask_for_what_they_say() {
+fn special_samples_request_the_documented_devices() {
     let mut lines = Vec::new();
     for entry in fs::read_dir(deploy().join("samples/special")).unwrap() {
         for pod in documents(&fs::read_to_string(entry.unwrap().path()).unwrap()) {
@@ -75,7 +75,7 @@ fn special_ones_ask_for_what_they_say() {
 #[rstest]
 #[case::gib(MemoryUnit::GIB)]
 #[case::mib(MemoryUnit::MIB)]
-fn fit_the_simulated_gpus(#[case] unit: MemoryUnit) {
+fn samples_fit_the_simulated_gpus(#[case] unit: MemoryUnit) {
     let inventory: Value = serde_json::from_str(&read("components/simulated/inventory.json")).unwrap();
     let gpus = inventory["gpus"].as_array().unwrap();
     let memory: Vec<u64> = gpus
@@ -111,7 +111,7 @@ fn fit_the_simulated_gpus(#[case] unit: MemoryUnit) {
 }
 
 #[test]
-fn are_small_and_print_their_environment() {
+fn samples_are_small_and_print_their_environment() {
     for pod in render("samples") {
         let spec = &pod["spec"];
         assert!(spec["schedulerName"].is_null() && spec["nodeName"].is_null());
@@ -136,7 +136,7 @@ fn are_small_and_print_their_environment() {
 
 /// `kubectl apply -f deploy/samples` reads what ends with `.yaml`; kustomize reads its own list.
 #[test]
-fn files_are_those_of_the_list() {
+fn every_sample_file_is_tested() {
     let mut from_files = Vec::new();
     for entry in fs::read_dir(deploy().join("samples")).unwrap() {
         let path = entry.unwrap().path();
@@ -152,7 +152,7 @@ fn files_are_those_of_the_list() {
 }
 
 #[test]
-fn second_scheduler_gets_them_by_name() {
+fn samples_name_the_second_scheduler_in_its_overlay() {
     let configuration = documents(&read("components/second-scheduler/kube-scheduler-config.yaml")).remove(0);
     let profile = &configuration["profiles"][0]["schedulerName"];
     assert!(profile.is_string());

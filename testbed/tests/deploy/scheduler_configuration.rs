@@ -71,7 +71,7 @@ fn extender(path: &str) -> Extender {
 #[rstest]
 #[case::own(OWN)]
 #[case::second(SECOND)]
-fn asks_for_every_pod_that_shares_gpus(#[case] path: &str) {
+fn the_extender_manages_all_resources_of_gpushare(#[case] path: &str) {
     let extender = extender(path);
     let managed: Vec<&str> = extender
         .managed_resources
@@ -118,7 +118,7 @@ fn asks_for_every_pod_that_shares_gpus(#[case] path: &str) {
 
 /// Without an authority kube-scheduler takes any server's word and does not say so.
 #[test]
-fn own_kube_scheduler_checks_whom_it_talks_to() {
+fn the_own_kube_scheduler_verifies_the_extender() {
     let extender = extender(OWN);
     assert!(extender.enable_https);
     let tls = extender.tls_config.unwrap();
@@ -149,7 +149,7 @@ fn own_kube_scheduler_checks_whom_it_talks_to() {
 
 /// A manifest as kubeadm writes it takes the patch.
 #[test]
-fn patch_fits_kubeadm_s_manifest() {
+fn the_patch_fits_the_manifest_of_kubeadm() {
     let mut manifest = json!({"spec": {"hostNetwork": true,
         "containers": [{"name": "kube-scheduler", "command": ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf"],
             "volumeMounts": [{"name": "kubeconfig", "mountPath": "/etc/kubernetes/scheduler.conf"}]}],
@@ -173,7 +173,7 @@ fn patch_fits_kubeadm_s_manifest() {
 }
 
 #[test]
-fn second_scheduler_talks_over_loopback_and_has_its_own_lease() {
+fn the_second_scheduler_uses_loopback_and_its_own_lease() {
     let extender = extender(SECOND);
     assert!(!extender.enable_https && extender.tls_config.is_none());
     assert!(
@@ -192,7 +192,7 @@ fn second_scheduler_talks_over_loopback_and_has_its_own_lease() {
 #[rstest]
 #[case::own(OWN, "default-scheduler")]
 #[case::second(SECOND, "gpushare-scheduler")]
-fn testbed_reads_it_too(#[case] path: &str, #[case] scheduler: &str) {
+fn the_model_of_kube_scheduler_reads_the_configuration(#[case] path: &str, #[case] scheduler: &str) {
     let configuration = Configuration::read(&deploy().join(path)).unwrap();
     assert_eq!(configuration.schedulers.iter().collect::<Vec<_>>(), [scheduler]);
     assert_eq!(configuration.extenders[0].url_prefix, extender(path).url_prefix);
@@ -202,7 +202,7 @@ fn testbed_reads_it_too(#[case] path: &str, #[case] scheduler: &str) {
 #[rstest]
 #[case::own(OWN)]
 #[case::second(SECOND)]
-fn all_nodes_are_looked_at(#[case] path: &str) {
+fn all_nodes_are_scored(#[case] path: &str) {
     assert_eq!(
         Configuration::read(&deploy().join(path))
             .unwrap()
@@ -215,7 +215,7 @@ fn all_nodes_are_looked_at(#[case] path: &str) {
 #[rstest]
 #[case::own(OWN)]
 #[case::second(SECOND)]
-fn scheduler_serves_these_paths(#[case] path: &str) {
+fn the_scheduler_serves_the_configured_paths(#[case] path: &str) {
     let extender = extender(path);
     let prefix = extender
         .url_prefix

@@ -53,7 +53,10 @@ fn flag<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
 #[case::own_certificates("base", OWN_CERTIFICATES)]
 #[case::cert_manager("base", CERT_MANAGER)]
 #[case::second_scheduler("attach/second-scheduler", OWN_CERTIFICATES)]
-fn the_api_server_finds_what_the_scheduler_serves(#[case] folder: &str, #[case] component: &str) {
+fn the_configured_webhooks_are_those_that_the_scheduler_serves(
+    #[case] folder: &str,
+    #[case] component: &str,
+) {
     let objects = render_with(folder, &[component, GUARD]);
     let container = container(&objects);
     SCHEDULER.accepts(&texts(&container["args"])).unwrap();
@@ -101,7 +104,7 @@ fn the_api_server_finds_what_the_scheduler_serves(#[case] folder: &str, #[case] 
 }
 
 #[test]
-fn no_pod_is_in_the_way() {
+fn the_webhooks_do_not_block_pods_or_system_namespaces() {
     for webhook in webhooks(&render_with("base", &[OWN_CERTIFICATES, GUARD])) {
         let name = webhook["name"].as_str().unwrap();
         assert!(
@@ -130,7 +133,7 @@ fn no_pod_is_in_the_way() {
 
 /// The condition names every resource by which a pod may ask for devices, and nothing that other pods have.
 #[test]
-fn the_api_server_asks_about_every_pod_that_asks_for_devices() {
+fn the_webhooks_match_every_pod_that_requests_devices() {
     for webhook in webhooks(&render_base_with(OWN_CERTIFICATES)) {
         let condition = webhook["matchConditions"][0]["expression"].as_str().unwrap();
         let names_mark = [
@@ -184,7 +187,7 @@ fn unrestricted_namespaces_are_the_same_everywhere() {
 /// The API server asks about pods that ask for nothing only where they say themselves which GPUs they see. The expression has been
 /// tried on kube-apiserver 1.36.2, also on a pod of 100 containers with 100 variables each; here there is no CEL.
 #[test]
-fn the_api_server_asks_about_pods_that_say_what_they_see() {
+fn the_webhooks_match_pods_that_set_visible_devices() {
     for webhook in webhooks(&render_base_with(OWN_CERTIFICATES)) {
         let condition = webhook["matchConditions"][0]["expression"].as_str().unwrap();
         let is_validating = webhook["name"] == "validate.pods.gpushare";
@@ -202,7 +205,7 @@ fn the_api_server_asks_about_pods_that_say_what_they_see() {
 }
 
 #[test]
-fn bindings_are_guarded_against_all_but_the_scheduler() {
+fn bindings_are_reviewed_unless_they_are_the_schedulers_own() {
     let objects = render_with("base", &[OWN_CERTIFICATES, GUARD]);
     assert_eq!(
         flag(&container(&objects), "--webhook-guard-bindings"),
@@ -257,7 +260,7 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
 
 /// cert-manager fills the Secret that the component mounts; the scheduler may write no Secret then.
 #[test]
-fn cert_manager_takes_the_scheduler_s_place() {
+fn cert_manager_issues_the_certificate_instead_of_the_scheduler() {
     let objects = render_base_with(CERT_MANAGER);
     for kind in KINDS {
         let annotations = &find(&objects, kind, SCHEDULER.name)["metadata"]["annotations"];

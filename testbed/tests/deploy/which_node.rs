@@ -122,7 +122,7 @@ fn node(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 #[test]
-fn names_the_components_of_each_kind() {
+fn the_script_names_the_components_of_each_kind_of_node() {
     let advices = KINDS.map(|(kind, runtime, files)| {
         let answer = ask(
             node(files).path(),
@@ -137,7 +137,7 @@ fn names_the_components_of_each_kind() {
 
 /// The mount of the node's files into a pod is read-only in any case; only the file system itself counts.
 #[test]
-fn an_etc_that_cannot_be_written_is_seen() {
+fn the_script_detects_a_read_only_etc() {
     let advice = |mountinfo: &str| {
         let answer = ask(
             node(&[LIBRARY, TOOLKIT_SPEC]).path(),
@@ -162,7 +162,7 @@ fn an_etc_that_cannot_be_written_is_seen() {
 
 /// Each component that the script may name exists.
 #[test]
-fn names_components_that_exist() {
+fn the_script_names_existing_components_only() {
     let script = fs::read_to_string(deploy().join("which-node.sh")).unwrap();
     for component in [
         "nvidia-runtime-class",

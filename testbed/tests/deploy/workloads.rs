@@ -69,7 +69,7 @@ fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fol
 
 /// An unauthenticated `/bind` on every node's address let every client bind any pod anywhere (E15).
 #[rstest]
-fn nothing_is_open_on_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
+fn no_daemon_listens_on_addresses_of_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
     let objects = render(folder);
     for service in all(&objects, "Service") {
         assert_eq!(service["spec"]["type"], "ClusterIP");
@@ -94,7 +94,7 @@ fn nothing_is_open_on_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fo
 }
 
 #[test]
-fn scheduler_is_not_root_and_demands_certificates() {
+fn the_scheduler_is_not_root_and_needs_client_certificates() {
     let objects = render("base");
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let user = &pod(deployment)["securityContext"];
@@ -129,7 +129,7 @@ fn certificates_from_files_replace_the_scheduler_s_own() {
 }
 
 #[test]
-fn scheduler_is_probed_and_reached_where_it_listens() {
+fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
     let objects = render("base");
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let container = container(deployment, SCHEDULER.name);
@@ -181,7 +181,7 @@ fn assert_probed_in_the_clear(container: &Value, port: &Value) {
 #[rstest]
 #[case::simulated("overlays/simulated")]
 #[case::attached("attach/second-scheduler")]
-fn second_scheduler_keeps_the_extender_to_itself(#[case] folder: &str) {
+fn the_extender_of_the_second_scheduler_listens_on_loopback_only(#[case] folder: &str) {
     let objects = render(folder);
     assert!(all(&objects, "Service").is_empty());
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
@@ -209,7 +209,7 @@ fn second_scheduler_keeps_the_extender_to_itself(#[case] folder: &str) {
 }
 
 #[test]
-fn device_plugin_reaches_kubelet_and_reads_little_else_of_the_node() {
+fn the_device_plugin_mounts_kubelets_directories_and_little_else() {
     let objects = render("base");
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let pod = pod(daemon_set);
@@ -279,7 +279,7 @@ fn device_plugin_reaches_kubelet_and_reads_little_else_of_the_node() {
 }
 
 #[test]
-fn device_plugin_is_probed_where_it_answers() {
+fn the_probes_of_the_device_plugin_use_its_port() {
     let objects = render("base");
     let container = container(
         find(&objects, "DaemonSet", DEVICE_PLUGIN.name),
@@ -292,7 +292,7 @@ fn device_plugin_is_probed_where_it_answers() {
 
 /// A new plugin beside the old one would lose the resource when the old one ends (kubelet looks plugins up by resource).
 #[test]
-fn device_plugin_is_replaced_not_doubled() {
+fn a_rollout_replaces_the_device_plugin_before_it_starts_another() {
     let objects = render("base");
     let strategy = &find(&objects, "DaemonSet", DEVICE_PLUGIN.name)["spec"]["updateStrategy"];
     assert_eq!(
@@ -303,7 +303,7 @@ fn device_plugin_is_replaced_not_doubled() {
 
 /// The scheduler knows the plugin's pods by their label, and the plugin serves for up to 9 s after SIGTERM.
 #[test]
-fn device_plugin_is_known_to_the_scheduler_and_has_time_to_end() {
+fn the_device_plugin_has_its_label_and_time_to_shut_down() {
     let objects = render_base_with("components/whole-gpus");
     let whole_name = format!("{}-whole-gpus", DEVICE_PLUGIN.name);
     for name in [DEVICE_PLUGIN.name, &whole_name] {
@@ -320,7 +320,7 @@ fn device_plugin_is_known_to_the_scheduler_and_has_time_to_end() {
 }
 
 #[test]
-fn simulated_devices_reach_the_plugin() {
+fn the_plugin_gets_the_simulated_devices() {
     let objects = render("overlays/simulated");
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
@@ -346,7 +346,7 @@ fn simulated_devices_reach_the_plugin() {
 }
 
 #[test]
-fn runtime_class_is_a_component() {
+fn the_component_for_a_runtime_class_sets_it() {
     let objects = render_base_with("components/nvidia-runtime-class");
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     assert_eq!(pod(daemon_set)["runtimeClassName"], "nvidia");
@@ -360,7 +360,7 @@ fn runtime_class_is_a_component() {
 
 /// One component is privileged, and says so; with it the runtime adds nothing, and each directory of a driver is mounted.
 #[test]
-fn driver_root_is_a_component() {
+fn the_component_for_a_driver_root_mounts_it() {
     let objects = render_with(
         "base",
         &[
@@ -410,7 +410,7 @@ fn driver_root_is_a_component() {
 
 /// The plugin's argument for the socket lies in the directory that is mounted.
 #[test]
-fn runtime_hook_is_a_component() {
+fn the_component_for_the_runtime_hook_mounts_its_socket() {
     let objects = render_base_with("components/nri");
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
@@ -439,7 +439,7 @@ fn runtime_hook_is_a_component() {
 #[rstest]
 #[case::base("base")]
 #[case::second_scheduler("attach/second-scheduler")]
-fn all_devices_are_a_component(#[case] folder: &str) {
+fn the_component_for_all_devices_sets_the_flags_of_both_daemons(#[case] folder: &str) {
     const FLAG: &str = "--allow-all-devices";
     let flagged = |objects: &[Value]| {
         let workloads = [("Deployment", SCHEDULER), ("DaemonSet", DEVICE_PLUGIN)];
@@ -458,7 +458,7 @@ fn all_devices_are_a_component(#[case] folder: &str) {
 
 /// The plugin's argument for the file is in the mounted map, in the expected form.
 #[test]
-fn device_labels_are_a_component() {
+fn the_component_for_device_labels_mounts_the_file() {
     let objects = render_base_with("components/device-labels");
     let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
     let container = container(daemon_set, DEVICE_PLUGIN.name);
@@ -485,7 +485,7 @@ fn device_labels_are_a_component() {
 
 /// The binaries take the arguments and the environment that the manifests give them.
 #[rstest]
-fn daemons_know_their_arguments(
+fn the_daemons_accept_their_arguments(
     #[values(SCHEDULER, DEVICE_PLUGIN)] daemon: Daemon,
     #[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str,
 ) {
@@ -514,7 +514,7 @@ fn daemons_know_their_arguments(
 
 /// The rules for which name is whose hold for the names in use.
 #[test]
-fn policy_covers_the_resources_that_the_plugin_publishes() {
+fn the_policy_covers_all_resources_that_the_plugin_publishes() {
     use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
     let objects = render("base");
     let policy = find(

@@ -10,7 +10,7 @@ use crate::node::{Node, container, pod, refusal, slot_pod};
 use crate::plugin::slots;
 
 #[tokio::test]
-async fn a_pod_that_does_not_fit_the_node_fails_as_out_of_the_resource() {
+async fn a_pod_that_does_not_fit_the_node_fails_with_out_of_resource() {
     let node = Node::start_with(|config| {
         config.capacity.insert("cpu".to_owned(), "2".to_owned());
         config.capacity.insert("pods".to_owned(), "3".to_owned());
@@ -71,7 +71,7 @@ async fn order_of_admission(rule: OrderRule) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_batch_is_admitted_by_creation_or_as_hostile_as_asked() {
+async fn a_batch_is_admitted_by_creation_time_or_in_a_configured_order() {
     assert_eq!(
         order_of_admission(OrderRule::Creation).await,
         ["a", "b", "c", "d", "e"]

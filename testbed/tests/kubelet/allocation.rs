@@ -10,7 +10,7 @@ use crate::node::{Node, container, pod, refusal, slot_pod};
 use crate::plugin::{Call, SLOTS, envs, slots};
 
 #[tokio::test]
-async fn an_init_and_an_app_container_of_one_slot_share_it_as_seen_on_a_real_kubelet() {
+async fn an_init_and_an_app_container_share_one_device_as_on_a_real_kubelet() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(200).with_preference().with_pre_start()).await;
     node.run(pod("p", json!({"initContainers": [container("init", &[(SLOTS, "1")])], "containers": [container("app", &[(SLOTS, "1")])]})))
@@ -32,7 +32,7 @@ async fn an_init_and_an_app_container_of_one_slot_share_it_as_seen_on_a_real_kub
 }
 
 #[tokio::test]
-async fn reuse_takes_a_subset_and_asks_for_the_rest() {
+async fn devices_of_init_containers_are_reused_and_the_rest_allocated() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(20).with_preference()).await;
     let init = json!([container("i", &[(SLOTS, "4")])]);
@@ -106,7 +106,7 @@ async fn a_sidecar_keeps_its_devices_and_app_containers_share_none() {
 }
 
 #[tokio::test]
-async fn a_preference_is_cut_to_what_is_available_and_completed() {
+async fn preferred_devices_are_cut_to_the_available_ones_and_completed() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(8).prefers(&["d5", "nonsense", "d2"])).await;
     let first = node.run(slot_pod("first", 2)).await;
@@ -121,7 +121,7 @@ async fn a_preference_is_cut_to_what_is_available_and_completed() {
 }
 
 #[tokio::test]
-async fn without_the_option_there_is_no_preference_asked() {
+async fn without_the_option_kubelet_asks_for_no_preferred_allocation() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(8)).await;
     node.run(slot_pod("p", 3)).await;
@@ -136,7 +136,7 @@ async fn without_the_option_there_is_no_preference_asked() {
 }
 
 #[tokio::test]
-async fn a_failing_preference_fails_the_pod() {
+async fn a_failing_preferred_allocation_fails_the_pod() {
     let node = Node::start().await;
     let mut script = slots(8).with_preference();
     script.preferred = std::sync::Arc::new(|_| Err(Status::internal("no idea")));
@@ -197,7 +197,7 @@ async fn too_few_devices_fail_the_pod() {
 }
 
 #[tokio::test]
-async fn devices_are_free_again_when_their_pod_is_gone_or_done() {
+async fn devices_are_free_again_when_their_pod_is_deleted_or_finished() {
     let node = Node::start().await;
     let _plugin = node.plugin(slots(2)).await;
     node.run(slot_pod("deleted", 2)).await;
@@ -212,7 +212,7 @@ async fn devices_are_free_again_when_their_pod_is_gone_or_done() {
 }
 
 #[tokio::test]
-async fn two_resources_in_any_order_the_first_one_sets_a_disputed_variable() {
+async fn of_two_resources_the_first_sets_a_conflicting_variable() {
     let mut winners = BTreeSet::new();
     let mut orders = BTreeSet::new();
     let node = Node::start().await;
@@ -243,7 +243,7 @@ async fn two_resources_in_any_order_the_first_one_sets_a_disputed_variable() {
 }
 
 #[tokio::test]
-async fn one_seed_makes_one_choice() {
+async fn a_seed_determines_the_choice_of_devices() {
     let mut choices = Vec::new();
     for seed in [7, 7, 8] {
         let node = Node::start_with(|config| config.seed = seed).await;

@@ -9,7 +9,7 @@ use crate::node::{Node, slot_pod};
 use crate::plugin::slots;
 
 #[tokio::test]
-async fn held_pods_are_admitted_as_one_batch_in_the_order_asked_for() {
+async fn held_pods_are_admitted_as_one_batch_in_the_given_order() {
     let mut node = Node::start().await;
     let plugin = node.plugin(slots(20)).await;
     node.run(slot_pod("before", 1)).await;

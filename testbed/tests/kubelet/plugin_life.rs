@@ -50,7 +50,7 @@ async fn a_lost_stream_makes_every_device_unhealthy() {
 }
 
 #[tokio::test]
-async fn kubelet_can_break_the_stream_itself() {
+async fn kubelet_can_close_the_stream_itself() {
     let node = Node::start().await;
     let plugin = node.plugin(slots(3)).await;
     assert!(node.kubelet.drop_stream(SLOTS));
@@ -61,7 +61,7 @@ async fn kubelet_can_break_the_stream_itself() {
 }
 
 #[tokio::test]
-async fn after_the_grace_the_resource_is_gone_and_stands_at_zero() {
+async fn after_the_grace_period_the_resource_is_zero() {
     let node = Node::start_with(|config| config.delays.endpoint_grace = Duration::from_millis(50)).await;
     let plugin = node.plugin(slots(3)).await;
     node.node_lists(SLOTS, "3", "3").await;
@@ -118,7 +118,7 @@ async fn replaced_before_its_end(change: impl FnOnce(&mut KubeletConfig)) -> (No
 }
 
 #[tokio::test]
-async fn the_late_end_of_an_old_stream_disconnects_the_new_plugin() {
+async fn the_late_end_of_an_old_stream_disconnects_the_new_plugin_as_in_kubelet() {
     let (node, _new) = replaced_before_its_end(|_| {}).await;
     node.until(|kubelet| kubelet.capacity()[SLOTS] == (4, 0)).await;
 }
@@ -133,7 +133,7 @@ async fn a_kubelet_without_that_fault_keeps_the_new_plugin() {
 }
 
 #[tokio::test]
-async fn wrong_registrations_are_refused_with_kubelets_words() {
+async fn invalid_registrations_are_refused_with_kubelets_messages() {
     let node = Node::start_with(|config| config.delays.dial = Duration::from_millis(50)).await;
     let config = node.kubelet.config();
     let refusal = |version: &'static str, resource: &'static str| async move {

@@ -53,7 +53,7 @@ async fn a_running_pod_reports_its_devices() {
 }
 
 #[tokio::test]
-async fn device_ids_can_be_kept_out_of_status() {
+async fn device_ids_are_not_in_the_status_if_the_feature_is_off() {
     let node = Node::start_with(|config| config.allocated_resources_status = false).await;
     let _plugin = node.plugin(slots(4)).await;
     let running = node.run(slot_pod("p", 2)).await;
@@ -96,7 +96,7 @@ async fn pods_that_finish_succeed_and_their_sidecars_end() {
 }
 
 #[tokio::test]
-async fn a_deleted_pod_goes_when_its_containers_have_ended() {
+async fn a_deleted_pod_is_removed_when_its_containers_have_ended() {
     let node = Node::start().await;
     node.run(pod("p", json!({"containers": [container("a", &[])]})))
         .await;
@@ -106,7 +106,7 @@ async fn a_deleted_pod_goes_when_its_containers_have_ended() {
 }
 
 #[tokio::test]
-async fn a_node_that_exists_is_taken_over_with_its_labels() {
+async fn an_existing_node_object_keeps_its_labels() {
     let node = Node::start_with(|config| {
         config
             .labels

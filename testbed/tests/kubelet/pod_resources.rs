@@ -61,7 +61,7 @@ async fn active_pods_are_listed_with_sidecars_and_without_init_containers() {
 }
 
 #[tokio::test]
-async fn one_pod_by_name_and_the_healthy_devices() {
+async fn get_returns_one_pod_and_allocatable_resources_the_healthy_devices() {
     let node = Node::start().await;
     let mut script = slots(3);
     script.devices.push(device("broken", "Unhealthy"));
@@ -96,7 +96,7 @@ async fn one_pod_by_name_and_the_healthy_devices() {
 }
 
 #[tokio::test]
-async fn a_burst_above_the_limit_is_turned_away() {
+async fn calls_beyond_the_rate_limit_are_refused() {
     let node = Node::start().await;
     let lister = lister(&node).await;
     let calls = (0..60).map(|_| {
@@ -118,7 +118,7 @@ async fn a_burst_above_the_limit_is_turned_away() {
 }
 
 #[tokio::test]
-async fn the_pod_in_admission_is_already_listed_without_devices() {
+async fn a_pod_in_admission_is_listed_without_devices() {
     let node = Node::start().await;
     let socket = node.kubelet.config().pod_resources_socket();
     let (seen, mut listed) = tokio::sync::mpsc::unbounded_channel();

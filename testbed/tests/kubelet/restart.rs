@@ -16,7 +16,7 @@ fn sockets(config: &KubeletConfig) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_checkpoint_has_kubelets_shape() {
+async fn the_checkpoint_has_the_form_of_kubelets() {
     let node = Node::start().await;
     let _plugin = node.plugin(slots(2).prefers(&["d1"])).await;
     let created = node.run(slot_pod("p", 1)).await;
@@ -31,7 +31,7 @@ async fn the_checkpoint_has_kubelets_shape() {
 }
 
 #[tokio::test]
-async fn a_restart_removes_sockets_keeps_the_checkpoint_and_waits_for_plugins() {
+async fn a_restart_removes_sockets_and_keeps_the_checkpoint() {
     let mut node = Node::start().await;
     let plugin = node.plugin(slots(3).with_pre_start()).await;
     let created = node.run(slot_pod("p", 2)).await;
@@ -114,7 +114,7 @@ async fn a_kubelet_without_that_fault_lets_it_run_on() {
 }
 
 #[tokio::test]
-async fn a_reboot_with_the_plugin_late_fails_the_pods_that_held_devices() {
+async fn after_a_reboot_pods_with_devices_fail_if_the_plugin_is_late() {
     let node = Node::start().await;
     let _plugin = node.plugin(slots(3)).await;
     node.run(slot_pod("p", 1)).await;
@@ -172,7 +172,7 @@ async fn without_a_checkpoint_every_extended_resource_becomes_zero() {
 }
 
 #[tokio::test]
-async fn a_corrupt_checkpoint_is_not_believed_and_not_taken_for_a_new_node() {
+async fn a_corrupt_checkpoint_is_ignored_and_resources_become_zero() {
     let mut node = Node::start().await;
     let _plugin = node.plugin(slots(3)).await;
     node.run(slot_pod("p", 1)).await;
@@ -189,7 +189,7 @@ async fn a_corrupt_checkpoint_is_not_believed_and_not_taken_for_a_new_node() {
 }
 
 #[tokio::test]
-async fn pods_deleted_while_kubelet_was_down_are_let_go() {
+async fn pods_deleted_while_kubelet_was_down_free_their_devices() {
     let mut node = Node::start().await;
     let plugin = node.plugin(slots(3)).await;
     node.run(slot_pod("p", 3)).await;
@@ -202,7 +202,7 @@ async fn pods_deleted_while_kubelet_was_down_are_let_go() {
 }
 
 #[tokio::test]
-async fn connections_to_the_old_process_end_with_it() {
+async fn connections_end_with_the_old_process() {
     let mut node = Node::start().await;
     let channel = crate::plugin::connect(&node.kubelet.config().pod_resources_socket()).await;
     let mut lister =

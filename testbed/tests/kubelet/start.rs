@@ -11,7 +11,7 @@ use crate::node::{Node, container, pod, slot_pod};
 use crate::plugin::{Call, SLOTS, envs, slots};
 
 #[tokio::test]
-async fn a_refused_start_waits_and_is_tried_again_until_it_is_granted() {
+async fn a_refused_start_is_repeated_until_it_succeeds() {
     let node = Node::start().await;
     let refusals = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refusals);
@@ -61,7 +61,7 @@ async fn a_refused_start_waits_and_is_tried_again_until_it_is_granted() {
 }
 
 #[tokio::test]
-async fn a_refused_start_does_not_hold_up_the_next_pod() {
+async fn a_refused_start_does_not_delay_the_next_pod() {
     let node = Node::start().await;
     let script = slots(4).with_pre_start().answers_pre_start(|ids| {
         if ids.len() == 2 {
@@ -103,7 +103,7 @@ async fn one_app_container_that_cannot_start_does_not_stop_its_neighbour() {
 }
 
 #[tokio::test]
-async fn cdi_wins_over_the_pod_which_wins_over_the_plugin() {
+async fn variables_of_cdi_override_those_of_the_pod_and_these_the_plugins() {
     let node = Node::start().await;
     let script = slots(4).answers(|_| {
         let names = ["example.com/slot=a", "example.com/slot=a"];
@@ -163,7 +163,7 @@ async fn cdi_wins_over_the_pod_which_wins_over_the_plugin() {
 }
 
 #[tokio::test]
-async fn a_crashed_container_gets_the_old_answer_and_a_new_pre_start() {
+async fn a_crashed_container_restarts_with_the_same_answer_and_a_new_prestart_call() {
     let node = Node::start().await;
     let n_answers = AtomicUsize::new(0);
     let script = slots(4).with_pre_start().answers(move |_| {

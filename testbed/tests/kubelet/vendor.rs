@@ -11,7 +11,7 @@ fn whole(name: &str, gpus: u32) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn kubelet_picks_whole_gpus_and_the_container_gets_their_uuids() {
+async fn kubelet_allocates_whole_gpus_and_the_container_gets_their_uuids() {
     let node = Node::start().await;
     let uuids = vec!["GPU-a".to_owned(), "GPU-b".to_owned(), "GPU-c".to_owned()];
     let _vendor = VendorPlugin::start(&node.kubelet.config().plugin_dir(), NVIDIA_GPU, uuids)

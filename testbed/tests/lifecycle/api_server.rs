@@ -129,12 +129,12 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
 #[case::by_cdi("cdi")]
 #[case::by_variable("envvar")]
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_server_is_away_for_a_while(#[case] inject: &'static str) -> Result<()> {
+async fn nodes_work_through_a_short_outage_of_the_api_server(#[case] inject: &'static str) -> Result<()> {
     away(inject, A_WHILE).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes ten minutes"]
-async fn the_api_server_is_away_for_ten_minutes() -> Result<()> {
+async fn nodes_work_through_ten_minutes_without_the_api_server() -> Result<()> {
     away("cdi", Duration::from_secs(600)).await
 }

@@ -91,7 +91,7 @@ async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String
 
 /// Amounts recorded in bytes stay, kubelet's earlier IDs keep their meaning, and new pods ask in the new unit.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
+async fn running_pods_survive_a_change_of_the_memory_unit() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(2)).await?;
     run(&cluster, &pods, "old", 4).await?;
     let node = cluster.node("n1")?;
@@ -143,7 +143,7 @@ async fn the_memory_unit_changes_under_running_pods() -> Result<()> {
 /// A GPU comes; one is taken out, and is sick; then the driver's list says that another is there in its place, or that it is
 /// in MIG mode, which is the same to a plugin that does not share instances: it is gone. When it is back all is well.
 #[tokio::test(flavor = "multi_thread")]
-async fn gpus_come_and_go() -> Result<()> {
+async fn the_plugin_follows_added_lost_and_replaced_gpus() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(1)).await?;
     let these = |minors: &[usize]| -> Vec<GpuSpec> {
         let all = node_of(3).gpus;
@@ -201,7 +201,7 @@ fn block(kubelet: &Kubelet) -> Result<CdiDir> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_can_be_written_where_cdi_specs_are() -> Result<()> {
+async fn containers_wait_while_cdi_specs_cannot_be_written() -> Result<()> {
     let (mut cluster, pods) = cluster_of(NodeSpec {
         inject: "cdi",
         ..node_of(1)
@@ -263,7 +263,7 @@ async fn fill_disk(cluster: &mut Cluster, is_full: bool) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_disk_is_full() -> Result<()> {
+async fn containers_wait_while_the_disk_is_full() -> Result<()> {
     let (mut cluster, pods) = cluster_of(NodeSpec {
         disk_may_be_full: true,
         inject: "cdi",
@@ -287,7 +287,7 @@ async fn the_disk_is_full() -> Result<()> {
 
 /// kubelet and node status know the resources all the time, and no pod is turned away.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_loses_no_resource() -> Result<()> {
+async fn an_upgrade_of_the_plugin_keeps_the_resources() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(2)).await?;
     run(&cluster, &pods, "before", 4).await?;
     let api = cluster.api().objects().clone();
@@ -326,7 +326,7 @@ async fn an_upgrade_loses_no_resource() -> Result<()> {
 
 /// kubelet refuses the earlier pods, as no plugin serves their devices; those are free at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reboot_with_the_plugin_late() -> Result<()> {
+async fn after_a_reboot_with_a_late_plugin_kubelet_fails_the_old_pods() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(1)).await?;
     run(&cluster, &pods, "before", 16).await?;
     cluster.node("n1")?.reboot().await?;

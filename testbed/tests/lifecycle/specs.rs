@@ -117,7 +117,7 @@ async fn until_offered(kubelet: &Kubelet) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_start_has_the_spec_that_was_written_for_it() -> Result<()> {
+async fn every_start_uses_the_spec_that_was_written_for_it() -> Result<()> {
     let mut scene = Scene::start().await?;
     scene.run(units("first", "4"), "first").await?;
     scene.check("first start", 1).await?;

@@ -101,7 +101,11 @@ fn checked(pod: &NodePod, answer: &ContainerAllocateResponse) -> Result<(), Stri
 #[case::of_a_device_that_it_has_not("CUDA_DEVICE_MEMORY_LIMIT_2", Some("1m"), true)]
 // Read only for devices that have no limit of their own.
 #[case::of_all_devices("CUDA_DEVICE_MEMORY_LIMIT", Some("1m"), true)]
-fn variables_of_its_own(#[case] name: &str, #[case] value: Option<&str>, #[case] starts: bool) {
+fn variables_that_the_pod_sets_itself_are_refused(
+    #[case] name: &str,
+    #[case] value: Option<&str>,
+    #[case] starts: bool,
+) {
     let pod = setting(two(), "s2", name, value);
     let found = checked(&pod, &envs(&pod));
     assert_eq!(found.is_ok(), starts, "{found:?}");
@@ -139,7 +143,7 @@ fn a_pod_must_not_set_the_driver_s_limits() {
 }
 
 #[test]
-fn a_pod_that_is_not_limited_sets_limits_as_it_likes() {
+fn a_pod_without_limits_may_set_the_limit_variables() {
     let free = NodePod {
         is_limited: false,
         ..setting(two(), "s2", "CUDA_DEVICE_SM_LIMIT", Some("5"))
@@ -148,7 +152,7 @@ fn a_pod_that_is_not_limited_sets_limits_as_it_likes() {
 }
 
 #[test]
-fn a_pod_that_sees_all_gpus_may_say_which() {
+fn a_pod_that_sees_all_gpus_may_choose_some() {
     let all = NodePod {
         sees_all: true,
         ..setting(two(), "s2", VISIBLE, Some("all"))
@@ -157,7 +161,7 @@ fn a_pod_that_sees_all_gpus_may_say_which() {
 }
 
 #[test]
-fn devices_of_other_types_have_a_variable_of_their_own() {
+fn devices_other_than_gpus_have_their_own_variable() {
     let pod = setting(
         pod("a", 1, [rdma(50)]),
         "r50",
@@ -184,7 +188,7 @@ fn devices_of_other_types_have_a_variable_of_their_own() {
 
 /// Pods that ask for the same may be admitted in another order than they were placed in, and only one of them be limited.
 #[test]
-fn limits_are_those_of_the_record() {
+fn limits_are_those_of_the_matched_record() {
     let (limited, free) = (
         two(),
         NodePod {

@@ -63,7 +63,7 @@ fn minors(node: &NodeState) -> Vec<String> {
 
 /// Only the two pods whose swap is in doubt have to wait.
 #[tokio::test(start_paused = true)]
-async fn a_write_without_an_answer_leaves_others_alone() {
+async fn a_write_without_a_reply_does_not_block_other_swaps() {
     let (node, mut swaps, mut requests) = scene();
     let (a, b, c) = (uid("a"), uid("b"), uid("c"));
     let server = tokio::spawn(async move {
@@ -180,7 +180,7 @@ async fn written(requests: &mut Handle<Request<Body>, Response<Body>>, version: 
 
 /// kubelet has admitted a batch in another order: one write for all of which that is known.
 #[tokio::test(start_paused = true)]
-async fn several_swaps_are_one_write() {
+async fn several_swaps_are_written_together() {
     let (node, mut swaps, mut requests) = scene_of((0..4).map(|at| (format!("p{at}"), at)));
     let server = async {
         assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
@@ -200,7 +200,7 @@ async fn several_swaps_are_one_write() {
 
 /// Entries outlive their pods, but not where they leave no room for others.
 #[tokio::test(start_paused = true)]
-async fn entries_of_pods_that_are_gone_make_room() {
+async fn entries_of_deleted_pods_are_removed() {
     let name = |at: u32| format!("{at:0>120}");
     let n_pods = 700;
     let (node, mut swaps, mut requests) = scene_of((0..2 * n_pods).map(|at| (name(at), at % 2)));

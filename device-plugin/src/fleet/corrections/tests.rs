@@ -16,7 +16,7 @@ use daemon::api_server::Contact;
 #[case::all("all", &[0, 1, 2])]
 #[case::another_nodes("GPU-9", &[])]
 #[case::nothing("", &[])]
-fn devices_that_the_annotation_names(#[case] text: &str, #[case] expected: &[u32]) {
+fn the_annotation_names_the_devices_to_clear(#[case] text: &str, #[case] expected: &[u32]) {
     let text = (0..3).fold(text.to_owned(), |text, minor| {
         text.replace(&format!("GPU-{minor}"), builders::gpu(minor).uuid.as_str())
     });
@@ -105,7 +105,7 @@ async fn loaded(answers: Vec<Option<(u16, Value)>>) -> Vec<(u32, u64)> {
 }
 
 #[tokio::test]
-async fn only_xids_are_loaded() {
+async fn only_xids_are_read_back_from_the_device_object() {
     let devices = [
         device(0, "gpu", "False", "Xid79"),
         device(1, "gpu", "False", "Lost"),
@@ -119,7 +119,7 @@ async fn only_xids_are_loaded() {
 
 /// An object of an earlier boot was written before a reset.
 #[tokio::test]
-async fn a_boot_resets_devices() {
+async fn conditions_of_an_earlier_boot_are_not_read_back() {
     for (boot, expected) in [("this-boot", vec![(0, 48)]), ("an-earlier-boot", vec![])] {
         let devices = [device(0, "gpu", "False", "Xid48")];
         let object =
@@ -136,7 +136,7 @@ fn failure(code: u16, reason: &str) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn an_answer_without_an_object_loads_nothing() {
+async fn without_a_device_object_nothing_is_read_back() {
     let nonsense = json!({"metadata": {"name": "n1"}, "spec": {"devices": [{"health": "no"}]}});
     for answer in [
         failure(404, "NotFound"),

@@ -40,7 +40,7 @@ fn channels(fleet: watch::Sender<Arc<Fleet>>) -> FleetChannels {
 
 /// Observations that wait together make one new value.
 #[tokio::test]
-async fn changes_that_come_together_are_one_change() {
+async fn simultaneous_changes_are_published_once() {
     let (mut fleet_watch, mut changed) = fleet_watch(no_discovery());
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
@@ -123,7 +123,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
 
 /// A second GPU cannot be adopted; the watch still reports the trouble of the first.
 #[tokio::test]
-async fn health_goes_on_beside_devices_that_cannot_be_adopted() {
+async fn health_is_updated_while_new_devices_cannot_be_adopted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
@@ -199,7 +199,7 @@ fn no_file() -> Source {
 
 /// The feed hangs in the driver, then goes on.
 #[tokio::test(start_paused = true)]
-async fn silence_fails_all_devices_until_they_answer_again() {
+async fn without_observations_all_devices_are_unhealthy_until_they_answer() {
     let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
@@ -240,7 +240,7 @@ async fn silence_fails_all_devices_until_they_answer_again() {
 
 /// One source speaks all the time, and the other one hangs.
 #[tokio::test(start_paused = true)]
-async fn silence_of_one_device_is_not_hidden_by_another() {
+async fn a_device_without_observations_is_unhealthy_although_others_answer() {
     let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
@@ -269,7 +269,7 @@ async fn silence_of_one_device_is_not_hidden_by_another() {
 
 /// A source with a very long interval reports once, and its devices fail when the next report is late.
 #[tokio::test(start_paused = true)]
-async fn feed_that_is_late_is_noticed() {
+async fn observations_that_arrive_late_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
@@ -300,7 +300,7 @@ async fn feed_that_is_late_is_noticed() {
 
 /// One thread hangs however often the watch lists the devices again, and the known devices stay.
 #[tokio::test(start_paused = true)]
-async fn look_that_hangs_is_not_begun_again() {
+async fn a_probe_that_hangs_is_not_started_again() {
     let (answer, hanging) = std::sync::mpsc::channel::<Inventory>();
     let running = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
     let (mut fleet_watch, _fleet) = fleet_watch(Discovery {
@@ -342,7 +342,7 @@ async fn devices_with_a_list_that_kubelet_would_refuse_are_not_adopted() {
 
 /// A driver that this container was not created with ends the watch, whatever else it has observed.
 #[tokio::test(start_paused = true)]
-async fn another_driver_ends_the_watch() {
+async fn a_change_of_the_driver_version_ends_the_watch() {
     let (mut fleet_watch, _fleet) = fleet_watch(no_discovery());
     let (sender, receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Lost)).unwrap();

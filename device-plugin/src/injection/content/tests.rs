@@ -38,7 +38,7 @@ fn environment(settings: &Settings, pod: &NodePod, resource: ExtendedResource, m
 
 /// Old records may lack the amounts; then they follow from the pod and the GPU.
 #[test]
-fn units_of_a_pod_whose_record_lacks_amounts() {
+fn missing_amounts_of_a_record_follow_from_the_pod_and_the_gpu() {
     let pod = pod("a", 1, [init(units(9)), units(2), units(3)]);
     assert_json_snapshot!(environment(&settings(), &pod, ExtendedResource::Memory, &[1]), @r#"
     {
@@ -53,7 +53,7 @@ fn units_of_a_pod_whose_record_lacks_amounts() {
 }
 
 #[test]
-fn shares_of_two_devices() {
+fn the_variables_of_shares_of_two_gpus() {
     assert_json_snapshot!(environment(&settings(), &pod("a", 1, [shares(2)]), ExtendedResource::Shared, &[3, 1]), @r#"
     {
       "GPUSHARE_GPU_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001",
@@ -63,7 +63,7 @@ fn shares_of_two_devices() {
 }
 
 #[test]
-fn shares_beside_units_say_nothing() {
+fn shares_beside_memory_units_add_no_variables() {
     let both = ContainerRequest {
         shared: 1,
         ..units(2)
@@ -73,7 +73,7 @@ fn shares_beside_units_say_nothing() {
 
 /// Each limit is that of the device at its place; a device that is all the pod's has none.
 #[test]
-fn limits_of_each_device_by_its_place() {
+fn each_limit_is_that_of_the_device_at_its_index() {
     let mut limited = NodePod {
         is_limited: true,
         ..pod("a", 1, [shares(3)]).on([2, 0, 1])
@@ -118,7 +118,7 @@ fn limits_of_each_device_by_its_place() {
 }
 
 #[test]
-fn only_device_nodes_that_are_there() {
+fn only_existing_device_nodes_are_injected() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("dev")).unwrap();
     for name in ["nvidiactl", "nvidia1"] {
@@ -170,7 +170,7 @@ fn only_device_nodes_that_are_there() {
 
 /// With CDI the vendor's variable shows nothing, the driver is a device of its own, and the UUIDs are in a variable of ours.
 #[test]
-fn with_cdi_the_answer_is_a_function_of_the_ids() {
+fn with_cdi_the_answer_depends_on_the_ids_only() {
     let ids = ["a".to_owned(), "b".to_owned()];
     let answer = cdi_answer(ExtendedResource::Shared, &ids, 1);
     let devices: Vec<_> = answer
@@ -308,7 +308,7 @@ fn hami_core_s_files_go_with_its_limits() {
 
 /// The spec of a container with one function of one adapter and all of another: their files, each once, and no others.
 #[test]
-fn a_spec_for_virtual_functions() {
+fn the_spec_of_virtual_functions_has_their_files() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("dev/infiniband")).unwrap();
     let path = |name: &str| PathBuf::from("/dev/infiniband").join(name);

@@ -33,7 +33,7 @@ fn device(health: &str) -> String {
 }
 
 #[test]
-fn reads_every_field_and_sorts_by_minor() {
+fn every_field_is_read_and_gpus_are_sorted_by_minor() {
     let second = r#"{"uuid": "GPU-b", "minor": 1, "memory": 1000, "model": "A10", "busId": "0000:3b:00.0",
         "numaNode": 1, "deviceNode": "/tmp/gpu", "health": "Xid 79"}"#;
     let text = format!(r#"{{"driverVersion": "550", "vendor": "acme", "gpus": [{second}, {T4}]}}"#);
@@ -84,7 +84,7 @@ fn reads_every_field_and_sorts_by_minor() {
 
 /// A machine in full: switches, labels, links and partitions; and one that has no GPU.
 #[test]
-fn reads_how_devices_belong_together() {
+fn switches_labels_links_and_partitions_are_read() {
     let gpu = r#"{"uuid": "GPU-a", "minor": 0, "memory": "1Gi", "numaNode": -1, "pcieId": "0000:11:00.0", "pcieRoot": "pci0000:10", "labels": {"tier": "high"}}"#;
     let text = format!(
         r#"{{"gpus": [{gpu}], "gpuLinks": [{{"minors": [0, 1], "links": 4}}], "gpuPartitions": {{"1": [{{"minors": [0]}}]}}, "gpuPartitionPolicy": "Honor"}}"#
@@ -113,7 +113,7 @@ fn reads_how_devices_belong_together() {
 
 /// Every error names the file, the device, the field and the value.
 #[test]
-fn refusals() {
+fn errors_name_the_file_the_device_the_field_and_the_value() {
     let other = |from: &str, to: &str| T4.replace(from, to);
     let bad = [
         String::new(),
@@ -158,7 +158,7 @@ fn a_uuid_can_name_the_node(#[case] node: &str, #[case] uuid: &str) {
 }
 
 #[test]
-fn no_file_is_absence() {
+fn a_missing_file_means_that_there_is_no_gpu() {
     let source = FileSource {
         path: PathBuf::from("/nonexistent/gpus.json"),
         node: "node-1".to_owned(),
@@ -175,18 +175,18 @@ fn no_file_is_absence() {
 #[rstest]
 #[case::no_gpu(&document(&[]), true)]
 #[case::broken("{", false)]
-fn absence_is_not_brokenness(#[case] text: &str, #[case] is_absence: bool) {
+fn an_empty_list_is_no_gpu_and_a_malformed_file_an_error(#[case] text: &str, #[case] is_absence: bool) {
     assert_eq!(read(text).unwrap_err().is_absence(), is_absence);
 }
 
 proptest! {
     #[test]
-    fn never_panics(text in r#"[\[\]{}":, a-zA-Z0-9-]{0,60}"#) {
+    fn no_text_makes_the_reader_panic(text in r#"[\[\]{}":, a-zA-Z0-9-]{0,60}"#) {
         let _ = read(&text);
     }
 
     #[test]
-    fn accepts_exactly_distinct_devices_with_memory(gpus in prop::collection::vec((0..5_u32, 0..5_u32, 0..4_u64), 1..4)) {
+    fn exactly_distinct_gpus_with_memory_are_accepted(gpus in prop::collection::vec((0..5_u32, 0..5_u32, 0..4_u64), 1..4)) {
         let entries: Vec<_> = gpus
             .iter()
             .map(|(uuid, minor, memory)| format!(r#"{{"uuid": "GPU-{uuid}", "minor": {minor}, "memory": "{memory}Gi"}}"#))

@@ -11,7 +11,7 @@ use super::*;
 #[case::path("../../etc:00:00.0", None)]
 #[case::short("3b:00.0", None)]
 #[case::empty("", None)]
-fn addresses(#[case] bus_id: &str, #[case] expected: Option<&str>) {
+fn pci_addresses_are_normalised(#[case] bus_id: &str, #[case] expected: Option<&str>) {
     assert_eq!(address(bus_id).as_deref(), expected);
 }
 
@@ -19,7 +19,7 @@ fn addresses(#[case] bus_id: &str, #[case] expected: Option<&str>) {
 #[case::node("1\n", Some(1))]
 #[case::no_numa("-1\n", None)]
 #[case::nonsense("x", None)]
-fn numa_nodes(#[case] content: &str, #[case] expected: Option<i32>) {
+fn the_numa_node_is_read_from_sysfs(#[case] content: &str, #[case] expected: Option<i32>) {
     let sysfs = tempfile::tempdir().unwrap();
     let device = sysfs.path().join("bus/pci/devices/0000:3b:00.0");
     fs::create_dir_all(&device).unwrap();
@@ -59,7 +59,11 @@ fn numa_nodes(#[case] content: &str, #[case] expected: Option<i32>) {
     None
 )]
 #[case::virtual_device("virtual/pci/0000:3b:00.0", None, None)]
-fn roots_and_switches(#[case] at: &str, #[case] root: Option<&str>, #[case] switch: Option<&str>) {
+fn the_root_and_the_switch_are_read_from_the_path(
+    #[case] at: &str,
+    #[case] root: Option<&str>,
+    #[case] switch: Option<&str>,
+) {
     let sysfs = tempfile::tempdir().unwrap();
     let device = sysfs.path().join("devices").join(at);
     fs::create_dir_all(&device).unwrap();

@@ -81,7 +81,7 @@ fn line(device: &DeviceInfo) -> String {
 }
 
 #[test]
-fn what_is_published_of_recorded_machines() {
+fn the_devices_published_for_recorded_machines() {
     let mut text = String::new();
     for (name, _) in MACHINES {
         writeln!(text, "{name}").unwrap();
@@ -93,13 +93,13 @@ fn what_is_published_of_recorded_machines() {
 }
 
 #[test]
-fn a_device_object_in_full() {
+fn the_whole_device_object_of_a_recorded_machine() {
     insta::assert_json_snapshot!(published(&inventory(&Machine::recorded("sr-iov"))));
 }
 
 /// The functions that a pod may be given, and the files that each needs.
 #[test]
-fn device_nodes_of_functions() {
+fn each_virtual_function_has_its_device_nodes() {
     let mut text = String::new();
     for name in ["sr-iov", "fpgas"] {
         for device in source(&Machine::recorded(name)).list() {
@@ -132,7 +132,7 @@ fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>
 
 /// Only what is looked for is found, and a machine with nothing of it is one without devices.
 #[test]
-fn types_are_looked_for_on_request() {
+fn only_the_requested_device_types_are_searched() {
     let machine = Machine::recorded("fpgas");
     let nothing = MachineSource {
         gpus: None,

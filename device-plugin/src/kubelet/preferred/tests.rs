@@ -46,7 +46,7 @@ fn prefer(
 #[case::on_the_gpu_that_must_be_included(&[], &["44f120a6-3"], &[], 2, &["44f120a6-3", "44f120a6-0"])]
 #[case::nothing(&[1], &[], &[], 0, &[])]
 #[case::negative(&[1], &[], &[], -1, &[])]
-fn units(
+fn preferred_memory_units_are_of_the_recorded_gpus(
     #[case] wanted: &[u32],
     #[case] must: &[&str],
     #[case] taken: &[&str],
@@ -63,13 +63,17 @@ fn units(
 #[case::one_per_device(&[2, 0], 2, &["00000002-0", "00000000-0"])]
 #[case::again_from_the_first(&[2, 0], 3, &["00000002-0", "00000000-0", "00000002-1"])]
 #[case::more_than_there_are(&[2], 5, &["00000002-0", "00000002-1", "00000002-2", "00000002-3", "00000000-0"])]
-fn shares(#[case] wanted: &[u32], #[case] size: i32, #[case] expected: &[&str]) {
+fn preferred_shares_are_one_per_recorded_gpu(
+    #[case] wanted: &[u32],
+    #[case] size: i32,
+    #[case] expected: &[&str],
+) {
     assert_eq!(prefer(ExtendedResource::Shared, wanted, &[], &[], size), expected);
 }
 
 /// An init container's ID is handed on; the device that it stands for is not taken a second time first.
 #[test]
-fn included_shares_cover_their_device() {
+fn a_must_include_share_covers_its_gpu() {
     let fleet = fleet(3);
     let own = format!("{}::3", fleet.gpus[0].gpu.uuid);
     assert_eq!(
@@ -80,7 +84,7 @@ fn included_shares_cover_their_device() {
 
 /// kubelet may offer an ID that it has handed out a moment before.
 #[test]
-fn what_was_given_is_taken_last() {
+fn ids_that_were_just_allocated_are_preferred_last() {
     let fleet = fleet(1);
     let request = ContainerPreferredAllocationRequest {
         available_device_ids: fleet

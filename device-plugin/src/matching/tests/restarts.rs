@@ -386,7 +386,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 proptest! {
     /// Each call is answered for its own container with the devices of its pod's record, and pods without one with none.
     #[test]
-    fn restarts_change_no_pods_devices(events in prop::collection::vec(any_event(), 1..80)) {
+    fn a_restart_of_the_plugin_changes_no_devices_of_a_pod(events in prop::collection::vec(any_event(), 1..80)) {
         let mut node = Node::new();
         for event in events {
             node.happens(event)?;

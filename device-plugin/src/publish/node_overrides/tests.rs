@@ -35,7 +35,7 @@ fn of(pairs: &[(&str, &str)]) -> Labels {
 }
 
 #[test]
-fn the_narrower_wins() {
+fn a_more_specific_label_wins() {
     let labels = labels(
         r#"
 devices:
@@ -108,7 +108,7 @@ fn missing_and_empty_files_override_nothing() {
 }
 
 #[test]
-fn refusals() {
+fn errors_name_the_file_and_the_field() {
     let bad_labels = [
         "devices: 7",
         "device: {}",
@@ -136,7 +136,7 @@ fn refusals() {
 
 /// The reader gets each valid change; after an invalid one the last valid contents stand.
 #[tokio::test(start_paused = true)]
-async fn files_are_read_again() {
+async fn changed_files_are_read_again() {
     let (_dir, files) = files("devices: {rdma: {a: b}}", "");
     let path = files.labels.clone().unwrap();
     let (sender, mut overrides) = watch::channel(Arc::new(NodeOverrides::read(&files).unwrap()));

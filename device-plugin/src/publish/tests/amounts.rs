@@ -10,13 +10,13 @@ use crate::device_ids::IdScheme;
 use crate::pods::{NodePod, Stage};
 
 #[test]
-fn node_status_of_two_gpus() {
+fn the_node_status_of_two_gpus() {
     assert_json_snapshot!(node_patches::status(&node(&json!({})), offers(&fleet(2))));
 }
 
 /// Extended resources of the plugin, and GPUs that are not shared, are not in node status.
 #[test]
-fn only_healthy_shared_gpus_are_offered() {
+fn only_healthy_shared_gpus_are_advertised() {
     let mut fleet = sick(0);
     fleet.others = vec![nic(true)];
     assert_eq!(offers(&fleet), offers(&self::fleet(1)));
@@ -37,7 +37,7 @@ fn only_healthy_shared_gpus_are_offered() {
 }
 
 #[test]
-fn right_status_is_left_alone() {
+fn a_correct_node_status_is_not_written() {
     let held = json!({
         "aliyun.com/gpu-count": "1", "koordinator.sh/gpu": 100, "koordinator.sh/gpu-core": "100",
         "koordinator.sh/gpu-memory": "17179869184", "koordinator.sh/gpu-memory-ratio": "100",
@@ -48,7 +48,7 @@ fn right_status_is_left_alone() {
 
 /// A sick device takes no new pods, but those that run must survive kubelet's restart.
 #[test]
-fn requests_of_pods_outweigh_a_sick_device() {
+fn node_status_covers_running_pods_on_an_unhealthy_gpu() {
     let mut asking = NodePod {
         stage: Stage::Running,
         ..pod("a", 1, [units(1)])
@@ -70,7 +70,7 @@ fn requests_of_pods_outweigh_a_sick_device() {
 }
 
 #[test]
-fn nothing_left_is_removed_not_zeroed() {
+fn resources_without_devices_are_removed_from_the_node_status() {
     let held = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu.shared": "100"});
     let patch = node_patches::status(&node(&held), Requests::default()).unwrap();
     assert_eq!(
@@ -182,7 +182,7 @@ proptest::proptest! {
     /// Whatever is sick when kubelet restarts, with or without its checkpoint: no pod that runs is turned away, and once those that
     /// run have ended nothing is offered but what is healthy.
     #[test]
-    fn running_pods_survive_sick_gpus_and_restarts_of_kubelet(
+    fn no_running_pod_is_rejected_after_a_restart_of_kubelet_with_unhealthy_gpus(
         are_healthy in proptest::collection::vec(proptest::bool::ANY, 1..5),
         amounts in proptest::collection::vec((0..150_u64, 0..20_u64, proptest::bool::ANY), 0..6),
         is_checkpoint_lost in proptest::bool::ANY,
@@ -218,7 +218,7 @@ proptest::proptest! {
 
 /// The amounts of a Device object do not depend on fields that the publisher does not know.
 #[test]
-fn amounts_that_cannot_be_counted_are_none() {
+fn malformed_amounts_count_as_none() {
     let mut device = DeviceInfo {
         device_type: "gpu".to_owned(),
         health: true,

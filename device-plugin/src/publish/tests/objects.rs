@@ -10,7 +10,7 @@ use crate::enforcement::{Enforcement, Level};
 use crate::injection::{Certainty, Exposure, Injection, Mode};
 
 #[test]
-fn device_object() {
+fn the_device_object_of_a_node() {
     let mut fleet = sick(1);
     fleet.gpus[0].gpu.location = PciLocation {
         numa_node: Some(1),
@@ -111,7 +111,7 @@ fn conditions_say_why_and_since_when() {
 #[case::no_numa(None, Some("pci0000:3a"), Some((0, "pci0000:3a")))]
 #[case::numa(Some(1), None, Some((1, "")))]
 #[case::both(Some(1), Some("pci0000:3a"), Some((1, "pci0000:3a")))]
-fn topology(
+fn the_topology_of_a_device_is_published(
     #[case] numa_node: Option<i32>,
     #[case] root: Option<&str>,
     #[case] expected: Option<(i32, &str)>,
@@ -137,7 +137,7 @@ fn topology(
 }
 
 #[test]
-fn what_others_add_is_left_alone_and_what_they_change_is_not() {
+fn foreign_additions_stay_and_foreign_changes_are_undone() {
     let wanted = object(&sick(1));
     let matches = |change: fn(&mut RawDevice)| {
         let StoredDevice::Present(mut held) = stored(&wanted) else {
@@ -171,7 +171,7 @@ fn what_others_add_is_left_alone_and_what_they_change_is_not() {
 }
 
 #[test]
-fn labels_are_legal_and_say_nothing_of_mixed_models() {
+fn labels_are_valid_and_omit_mixed_models() {
     let mut mixed = fleet(2);
     mixed.gpus[0].gpu.model = "NVIDIA A100-SXM4-80GB".to_owned();
     let labels = |fleet: &Fleet| object(fleet).metadata.labels.unwrap();
@@ -185,7 +185,7 @@ fn labels_are_legal_and_say_nothing_of_mixed_models() {
 }
 
 #[test]
-fn node_bears_the_labels_of_its_devices() {
+fn the_node_gets_the_labels_of_its_devices() {
     let mut node = node(&json!({}));
     let labels = object(&fleet(1)).metadata.labels.unwrap();
     let patch = node_patches::labels(&node, &labels).unwrap();
@@ -211,7 +211,7 @@ fn node_bears_the_labels_of_its_devices() {
 }
 
 #[test]
-fn unit_is_annotated_once() {
+fn the_memory_unit_is_annotated_once() {
     let names = ResourceNames::default();
     let mut node = node(&json!({}));
     let patch = node_patches::memory_unit(&node, &names, MemoryUnit::GIB).unwrap();
@@ -226,7 +226,7 @@ fn unit_is_annotated_once() {
 
 /// The operator's labels add to those of the devices, and the publisher writes them again when they change.
 #[test]
-fn labels_links_and_partitions() {
+fn labels_links_and_partitions_are_published() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("labels.yaml");
     std::fs::write(
@@ -323,7 +323,7 @@ fn conditions_of(injection: Injection) -> (Vec<String>, String) {
 
 /// The status is Unknown as long as nothing has shown that the mode works.
 #[test]
-fn conditions_say_how_sure_it_is_that_containers_get_a_gpu() {
+fn a_condition_shows_if_injection_is_known_to_work() {
     let injection = |certainty, reason| Injection {
         mode: Mode::Cdi,
         certainty,

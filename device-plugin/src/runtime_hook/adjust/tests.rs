@@ -185,7 +185,7 @@ fn limits_are_those_of_the_container_s_part(#[case] env: &[&str], #[case] expect
 
 /// The answer said void and named a CDI device, and nothing of that device is there.
 #[test]
-fn a_runtime_that_drops_cdi_devices_is_found_out() {
+fn a_runtime_that_drops_cdi_devices_is_detected() {
     let found = decide(
         pod("p", 1, [shares(1)]).on([1]),
         &container("s1", &["NVIDIA_VISIBLE_DEVICES=void"], &[]),
@@ -275,7 +275,7 @@ fn pods_of_all_kinds(#[case] pod: NodePod, #[case] name: &str, #[case] expected:
 
 /// The order in which a variable names GPUs means nothing here.
 #[test]
-fn another_order_is_right() {
+fn the_order_of_gpus_in_a_variable_does_not_matter() {
     let container = container("s2", &["NVIDIA_VISIBLE_DEVICES=G2,G0"], &[]);
     assert_eq!(
         decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Mode::Envvar),
@@ -292,7 +292,11 @@ fn another_order_is_right() {
 #[case::with_record_and_an_image_for_gpus(true, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void")]
 #[case::with_record_and_nothing(true, "A=b", "leave")]
 #[case::pinned_by_hand(false, "NVIDIA_VISIBLE_DEVICES=G0", "leave")]
-fn unknown_pods(#[case] has_record: bool, #[case] env: &str, #[case] expected: &str) {
+fn containers_of_unknown_pods_are_hidden_from_gpus_or_wait(
+    #[case] has_record: bool,
+    #[case] env: &str,
+    #[case] expected: &str,
+) {
     let mut sandbox = sandbox("unknown");
     if has_record {
         sandbox
@@ -314,7 +318,7 @@ fn unknown_pods(#[case] has_record: bool, #[case] env: &str, #[case] expected: &
 
 /// A container of this plugin starts only once swapped records are known, which takes a moment after a restart.
 #[test]
-fn swaps_are_waited_for() {
+fn a_container_waits_until_swapped_records_are_known() {
     let (all, fleet, settings) = (
         pods([pod("p", 1, [units(2)]), pod("w", 1, [whole(1)])]),
         fleet(4),
@@ -340,7 +344,7 @@ fn swaps_are_waited_for() {
 
 /// The numbers of a device that every system has; a file that is no device is none.
 #[test]
-fn numbers_of_devices() {
+fn device_numbers_are_read_from_device_files() {
     let null = device(Path::new("/"), Path::new("/dev/null")).unwrap();
     assert_eq!(
         (null.path.as_str(), null.r#type.as_str(), null.major, null.minor),

@@ -193,7 +193,7 @@ fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[c
 
 /// Answers by CDI are of this plugin alone.
 #[test]
-fn a_running_pod_without_record_does_not_start_by_its_spec() {
+fn a_container_of_a_running_pod_without_a_record_is_blocked() {
     let pod = running(unplaced(pod("a", 1, [whole(1)])));
     let ids = [gpu(0).uuid.to_string()];
     let allocated = [entry(
@@ -248,7 +248,7 @@ fn sees_adapter(pod: &NodePod, minor: u32) -> Allocated {
 }
 
 #[test]
-fn an_adapter_is_verified_like_gpus() {
+fn adapters_are_verified_like_gpus() {
     let (a, b) = (
         with_adapter("a", 1, 0, 60, None),
         with_adapter("b", 2, 1, 60, None),
@@ -298,7 +298,7 @@ fn an_adapter_is_verified_like_gpus() {
 
 /// The two may have each other's adapter and both the same GPU; then only the whole records fit.
 #[test]
-fn a_swap_takes_all_devices() {
+fn a_swap_exchanges_all_devices_of_a_record() {
     let pair = |gpu_of_b: u32| {
         [
             with_adapter("a", 1, 0, 40, Some(0)),
@@ -385,7 +385,7 @@ fn an_answer_that_names_no_device_is_none(#[case] pod: NodePod, #[case] expected
 
 /// Of a container that asks for units too, the answer about shares says nothing.
 #[test]
-fn an_answer_that_need_not_name_devices_is_one() {
+fn an_answer_without_devices_is_valid_beside_memory_units() {
     let both = ContainerRequest {
         shared: 1,
         ..units(1)
@@ -502,7 +502,7 @@ fn the_mark_for_all_gpus(
 
 /// The mark does not hold up the pod's requests for devices other than GPUs.
 #[test]
-fn the_mark_for_all_gpus_concerns_gpus_alone() {
+fn the_all_devices_annotation_concerns_gpus_only() {
     let marked = NodePod {
         sees_all: true,
         ..pod("a", 1, [rdma(50)])

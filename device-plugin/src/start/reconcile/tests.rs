@@ -68,7 +68,7 @@ fn partner(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<Stri
 }
 
 #[test]
-fn records_that_were_changed_under_running_pods() {
+fn edited_records_of_running_pods_are_corrected() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(
         vec![running("a", 0), running("b", 1), running("c", 2)],
@@ -92,7 +92,7 @@ fn records_that_were_changed_under_running_pods() {
 
 /// A container that runs sees what its spec said, whatever its record says now.
 #[test]
-fn a_running_container_sees_its_spec() {
+fn the_spec_of_a_running_container_decides_before_its_record() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(vec![running("a", 0), running("b", 1)], dir.path());
     let allocated = ["a", "b"].map(|name| {
@@ -151,7 +151,7 @@ fn a_running_container_sees_its_spec() {
 }
 
 #[test]
-fn a_corrected_record_keeps_amounts_and_right_devices() {
+fn a_corrected_record_keeps_amounts_and_correct_devices() {
     let record: DeviceAllocations = serde_json::from_value(json!({"gpu": [
         {"minor": 0, "id": gpu(0).uuid.to_string(), "resources": {"koordinator.sh/gpu-core": "10"}},
         {"minor": 1, "id": gpu(1).uuid.to_string(), "resources": {"koordinator.sh/gpu-core": "20"}},
@@ -185,7 +185,7 @@ fn a_corrected_record_keeps_amounts_and_right_devices() {
 }
 
 #[test]
-fn assigned_marks_of_pods_that_kubelet_has_not_admitted() {
+fn assigned_annotations_of_pods_not_yet_admitted_are_removed() {
     let marked = |name: &str, stage: Stage| {
         let mut pod = NodePod {
             stage,
@@ -242,7 +242,7 @@ fn ours(name: &str, minor: u32) -> Allocated {
 /// A pod that runs with an answer of this plugin had a record; one that waits, or that another plugin served, need not have had
 /// one.
 #[test]
-fn records_that_were_removed_from_running_pods() {
+fn removed_records_of_running_pods_are_restored() {
     let dir = tempfile::tempdir().unwrap();
     let all = [
         ("runs", Stage::Running),
@@ -273,7 +273,7 @@ fn records_that_were_removed_from_running_pods() {
 
 /// By CDI a container sees what the spec of its answer says, also after another process of the plugin wrote it.
 #[test]
-fn a_removed_record_is_read_from_the_spec() {
+fn a_removed_record_is_restored_from_the_spec() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(vec![without_record("a", Stage::Running)], dir.path());
     let allocated = [entry(
@@ -299,7 +299,7 @@ fn a_removed_record_is_read_from_the_spec() {
 
 /// The record that the annotations had is written again if the containers see its devices, assume time included.
 #[test]
-fn a_removed_record_is_the_one_that_was_there() {
+fn a_removed_record_is_restored_with_its_assume_time() {
     let dir = tempfile::tempdir().unwrap();
     let mut all = pods([running("a", 0), running("b", 1)]);
     all.apply(without_record("a", Stage::Running));

@@ -34,7 +34,7 @@ fn arb_message() -> impl Strategy<Value = Message> {
 }
 
 #[test]
-fn bytes_of_a_call() {
+fn a_call_has_the_bytes_of_ttrpc() {
     let expected = [
         0, 0, 0, 1, 0, 0, 0, 13, 0, 0, 0, 3, 0, 0, 0, 5, 1, 0, b'a', b'b', b'c',
     ];

@@ -15,7 +15,7 @@ fn read(key: &str, text: &str) -> Result<Hints, String> {
 }
 
 #[test]
-fn everything_that_the_proposals_say() {
+fn all_fields_of_the_proposals_are_read() {
     let text = r#"{"rdma": {"selector": {"matchLabels": {"type": "fakeW"}}, "vfSelector": {"matchExpressions": [
         {"key": "type", "operator": "In", "values": ["general", "fakeG"]}, {"key": "isGDR", "operator": "NotIn", "values": ["false"]},
         {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "DoesNotExist", "values": []}]},
@@ -57,7 +57,7 @@ fn everything_that_the_proposals_say() {
 }
 
 #[test]
-fn a_selector_that_is_there_and_empty_is_not_none() {
+fn an_empty_selector_differs_from_none() {
     let hints = read(ALLOCATE_HINT, r#"{"rdma": {"vfSelector": {}, "selector": null}}"#).unwrap();
     let rdma = &hints.by_type["rdma"];
     assert_eq!(
@@ -86,7 +86,11 @@ fn joint_allocation(#[case] text: &str, #[case] expected: Option<(&[&str], bool)
 #[case::best_effort(r#"{"allocatePolicy": "BestEffort"}"#, false, None)]
 #[case::restricted(r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"}"#, true, Some(200 << 30))]
 #[case::a_bare_number(r#"{"ringBusBandwidth": 100}"#, false, Some(100))]
-fn partitions(#[case] text: &str, #[case] restricted: bool, #[case] ring_bus_bandwidth: Option<u64>) {
+fn the_partition_spec_is_read(
+    #[case] text: &str,
+    #[case] restricted: bool,
+    #[case] ring_bus_bandwidth: Option<u64>,
+) {
     assert_eq!(
         read(PARTITION_SPEC, text).unwrap().partition,
         Some(PartitionSpec {
@@ -174,7 +178,7 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
     r#"{"gpu": {"requiredTopologyScope": "Device"}}"#,
     "gpu.requiredTopologyScope is Device, but the pod asks for 2 GPUs"
 )]
-fn impossible(#[case] text: &str, #[case] rule: &str) {
+fn impossible_hints_are_refused(#[case] text: &str, #[case] rule: &str) {
     let of = |limits: Value| {
         let pod = json!({"metadata": {"annotations": {ALLOCATE_HINT: text}}, "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}});
         super::super::validate(
@@ -189,7 +193,7 @@ fn impossible(#[case] text: &str, #[case] rule: &str) {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_panic(text in r#"(\{|\}|\[|"|:|,|rdma|gpu|selector|matchLabels|allocateStrategy|.){0,60}"#) {
+    fn no_annotation_panics(text in r#"(\{|\}|\[|"|:|,|rdma|gpu|selector|matchLabels|allocateStrategy|.){0,60}"#) {
         for hint in HINTS {
             let _ = hint.check(&pod(hint.key, &text));
         }
@@ -217,7 +221,7 @@ fn an_annotation_that_is_too_long_is_refused() {
 
 /// An error in one annotation does not remove the exclusive policy of another.
 #[test]
-fn of_a_placed_pod_whatever_can_be_read_counts() {
+fn the_readable_hints_of_a_bound_pod_count() {
     let annotations = json!({ALLOCATE_HINT: r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#, JOINT_ALLOCATE: "{", PARTITION_SPEC: "[]"});
     let placed: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
     let rdma = DeviceHint {

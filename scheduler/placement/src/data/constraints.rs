@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn all_requirements_must_hold() {
+    fn a_selector_matches_only_if_all_its_requirements_do() {
         let both = Selector {
             requirements: [one(Test::Exists), one(Test::NotIn(vec!["a".into()]))]
                 .into_iter()

@@ -98,7 +98,7 @@ mod tests {
     #[case::shortest_elsewhere(55)]
     #[case::longest_of_a_node(253)]
     #[case::longer_than_any(70_000)]
-    fn names_of_any_length_differ(#[case] length: usize) {
+    fn names_that_share_a_prefix_are_different(#[case] length: usize) {
         let mut names = Names::default();
         let name = "n".repeat(length);
         let node = |index| NodeId { index, generation: 7 };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_one_cache_line() {
+    fn an_entry_of_the_name_table_fits_a_cache_line() {
         assert_eq!(size_of::<(Name, NodeId)>(), 64);
     }
 }

@@ -27,7 +27,11 @@ fn memory_only() -> ResourceWeights {
 #[case::most_used(DevicePolicy::MostAllocated, units(1000), &[2])]
 #[case::two_with_most_used(DevicePolicy::MostAllocated, ask(2, RequestedMemory::Units(1000)), &[1, 2])]
 #[case::all(DevicePolicy::Spread, ask(4, RequestedMemory::Units(3000)), &[0, 1, 2, 3])]
-fn devices(#[case] policy: DevicePolicy, #[case] request: ShareRequest, #[case] expected: &[u32]) {
+fn each_device_policy_takes_its_gpus(
+    #[case] policy: DevicePolicy,
+    #[case] request: ShareRequest,
+    #[case] expected: &[u32],
+) {
     let (fleet, id) = one_node(&[9000; 4]);
     let mut fleet = fleet.with_weights(memory_only());
     fill(&mut fleet, "n", &[7000, 5000, 3000, 9000]);
@@ -59,7 +63,7 @@ fn equal_gpus_are_taken_by_minor(#[case] policy: DevicePolicy) {
 
 /// Half of the small GPU leaves less than half of the large one, though the large one has less free.
 #[test]
-fn a_ratio_counts_the_memory_left_afterwards() {
+fn binpack_compares_the_memory_left_after_a_ratio() {
     let (mut fleet, id) = one_node(&[8000, 16000]);
     fill(&mut fleet, "n", &[8000, 8001]);
     assert_eq!(
@@ -85,7 +89,7 @@ fn a_ratio_counts_the_memory_left_afterwards() {
 #[case::emptiest(NodePolicy::Spread, &[0, 8, 3])]
 #[case::most_left(NodePolicy::LeastAllocated, &[0, 8, 3])]
 #[case::most_used(NodePolicy::MostAllocated, &[10, 3, 8])]
-fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
+fn each_node_policy_ranks_nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
     let mut fleet = Fleet::new();
     for (name, free) in [
         ("full", [2000, 0]),
@@ -114,7 +118,7 @@ fn nodes(#[case] node: NodePolicy, #[case] expected: &[u8]) {
 
 /// Nodes that differ by less than a step still differ.
 #[test]
-fn fine_scores_distinguish_near_equals() {
+fn scores_of_almost_equal_nodes_differ() {
     let mut fleet = Fleet::new();
     for (name, free) in [("a", 8000), ("b", 7999)] {
         fleet.set_inventory(name, inventory(name, &[10000]));
@@ -131,7 +135,7 @@ fn fine_scores_distinguish_near_equals() {
 
 /// The score is that of the GPU that the policy takes: half of the large GPU or of the small one.
 #[test]
-fn scores_follow_the_choice_of_devices() {
+fn the_score_is_that_of_the_gpu_that_is_taken() {
     let (fleet, id) = one_node(&[10000, 30000]);
     let score = |device| {
         fleet
@@ -151,7 +155,7 @@ fn scores_follow_the_choice_of_devices() {
 }
 
 #[test]
-fn unhealthy_gpus_neither_fill_nor_empty_a_node() {
+fn unhealthy_gpus_do_not_count_in_scores() {
     let (mut fleet, id) = one_node(&[10000, 10000]);
     let mut devices = inventory("n", &[10000, 10000]);
     devices.gpus[1].healthy = false;
@@ -211,7 +215,7 @@ fn policies_are_named_as_written(#[case] text: &str) {
 #[case::other_word("pack")]
 #[case::capital("Binpack")]
 #[case::empty("")]
-fn other_policies_are_refused_with_the_choices(#[case] text: &str) {
+fn unknown_policies_are_refused_with_the_known_ones(#[case] text: &str) {
     let error = text.parse::<DevicePolicy>().unwrap_err().to_string();
     let choices = "fill, binpack, spread, in-order, least-allocated, most-allocated";
     assert_eq!(error, format!("{text:?} is no policy: choose one of {choices}"));

@@ -59,7 +59,7 @@ fn e1_sums_of_huge_facts_do_not_wrap_around() {
 
 /// E2: amounts in units follow the node's unit, and free amounts follow the inventory.
 #[test]
-fn e2_a_change_of_unit_is_followed() {
+fn e2_amounts_follow_a_change_of_the_memory_unit() {
     let (mut fleet, id) = one_node(&[16384]);
     hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(3)));
     assert_eq!(free_mib(&fleet, "n"), [16381]);
@@ -75,7 +75,7 @@ fn e2_a_change_of_unit_is_followed() {
 }
 
 #[test]
-fn e2_fewer_or_smaller_gpus_are_followed() {
+fn e2_free_amounts_follow_fewer_or_smaller_gpus() {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     hold(
         &mut fleet,
@@ -98,7 +98,7 @@ fn e2_fewer_or_smaller_gpus_are_followed() {
 
 /// E3: a node that was first seen without capacity is used once it has some.
 #[test]
-fn e3_no_capacity_at_first() {
+fn e3_a_node_first_seen_without_capacity_is_used_later() {
     let mut fleet = Fleet::new();
     fleet.set_inventory("n", inventory("n", &[]));
     hold(&mut fleet, "pod", "n", on_minor(1, RequestedMemory::Units(100)));
@@ -113,7 +113,7 @@ fn e3_no_capacity_at_first() {
 
 /// E4, E5: capacity is free again when the holding is released, once, and not otherwise.
 #[test]
-fn e4_release_frees_at_once_and_only_once() {
+fn e4_a_release_frees_a_share_once() {
     let (mut fleet, _) = one_node(&[8192]);
     hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(100)));
     hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(100)));
@@ -139,7 +139,7 @@ fn e6_pods_may_come_before_their_node() {
 
 /// E14: a node that goes and comes back has its pods; without any reference its entry goes.
 #[test]
-fn e14_a_node_goes_and_comes_back() {
+fn e14_a_node_that_comes_back_has_its_pods() {
     let (mut fleet, id) = one_node(&[8192]);
     hold(
         &mut fleet,
@@ -160,7 +160,7 @@ fn e14_a_node_goes_and_comes_back() {
 }
 
 #[test]
-fn a_stale_id_refers_to_no_other_node() {
+fn the_id_of_a_removed_node_refers_to_no_other() {
     let (mut fleet, stale) = one_node(&[8192]);
     fleet.remove_inventory("n");
     fleet.set_inventory("other", inventory("other", &[8192]));
@@ -170,7 +170,7 @@ fn a_stale_id_refers_to_no_other_node() {
 }
 
 #[test]
-fn a_ghost_charges_nothing_and_is_reported() {
+fn a_share_of_a_missing_gpu_is_reported_and_not_charged() {
     let (mut fleet, _) = one_node(&[8192, 8192]);
     hold(
         &mut fleet,
@@ -220,7 +220,7 @@ fn an_amount_in_unknown_units_takes_the_whole_device() {
 }
 
 #[test]
-fn a_doubtful_record_takes_room_but_breaks_nothing() {
+fn an_untrusted_record_is_charged_and_violates_nothing() {
     let (mut fleet, _) = one_node(&[8192]);
     let doubtful = HeldShare {
         trusted: false,
@@ -233,7 +233,7 @@ fn a_doubtful_record_takes_room_but_breaks_nothing() {
 }
 
 #[test]
-fn a_later_fact_replaces_the_earlier_one_on_any_node() {
+fn a_later_holding_replaces_the_earlier_one_on_any_node() {
     let (mut fleet, _) = one_node(&[8192]);
     fleet.set_inventory("m", inventory("m", &[8192]));
     hold(&mut fleet, "pod", "n", on_minor(0, RequestedMemory::Units(100)));

@@ -24,7 +24,7 @@ fn filter_figure(#[case] free: &[u64], #[case] expected: Result<(), Reason>) {
 #[case::a_little_more(8139, 0)]
 #[case::small(4069, 2)]
 #[case::only_the_empty_one(12208, 3)]
-fn bind_figure(#[case] asked: u64, #[case] minor: u32) {
+fn the_bind_figure_of_the_proposal(#[case] asked: u64, #[case] minor: u32) {
     let (mut fleet, id) = one_node(&[16276; 4]);
     fill(&mut fleet, "n", &[12207, 8138, 4069, 16276]);
     let placement = place(&mut fleet, "pod", id, &units(asked)).unwrap();
@@ -78,7 +78,7 @@ fn thirds_of_an_odd_number_of_bytes_fill_a_gpu() {
 
 /// E13: each GPU counts for what it is, not for an equal part of the node.
 #[test]
-fn e13_unequal_gpus_are_not_averaged() {
+fn e13_gpus_of_unequal_size_are_not_averaged() {
     let (mut fleet, id) = one_node(&[4096, 24576]);
     assert_eq!(fleet.fit(id, &units(20480), Hints::Respect), Ok(()));
     assert_eq!(
@@ -100,7 +100,7 @@ fn e13_unequal_gpus_are_not_averaged() {
 
 /// E16: a pod may take shares of several GPUs, and each is a different one.
 #[test]
-fn e16_several_gpus_are_distinct() {
+fn e16_the_gpus_of_a_pod_are_distinct() {
     let (mut fleet, id) = one_node(&[8192; 3]);
     let two = ask(2, RequestedMemory::Units(6000));
     assert_eq!(minors(&place(&mut fleet, "a", id, &two).unwrap()), [0, 1]);
@@ -109,7 +109,7 @@ fn e16_several_gpus_are_distinct() {
 }
 
 #[test]
-fn nodes_are_independent() {
+fn pods_of_one_node_do_not_affect_another() {
     let mut fleet = Fleet::new();
     for node in ["n1", "n2"] {
         fleet.set_inventory(node, inventory(node, &[8192]));

@@ -46,7 +46,7 @@ fn hints_count_by_owner(#[case] hints: Hints<'_>, #[case] expected: Result<(), R
 }
 
 #[test]
-fn the_next_pod_is_steered_past_a_hint() {
+fn the_next_pod_gets_another_gpu_than_the_hint() {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     assert!(hint(&mut fleet, "a", id, 5000));
     assert_eq!(minors(&place(&mut fleet, "b", id, &units(5000)).unwrap()), [1]);
@@ -71,7 +71,7 @@ fn a_hint_is_replaced_and_ends_with_the_reservation() {
 }
 
 #[test]
-fn hints_follow_the_inventory() {
+fn a_hint_follows_a_change_of_the_inventory() {
     let (mut fleet, id) = one_node(&[8192]);
     assert!(hint(&mut fleet, "a", id, 5000));
     let mut moved = inventory("n", &[4096, 8192]);
@@ -85,7 +85,7 @@ fn hints_follow_the_inventory() {
 
 /// A hint keeps a node's entry until it is removed, which may be by a fact about its owner.
 #[test]
-fn a_node_known_by_a_hint_only() {
+fn a_hint_keeps_the_entry_of_a_removed_node() {
     let (mut fleet, id) = one_node(&[8192]);
     assert!(hint(&mut fleet, "a", id, 5000));
     fleet.remove_inventory("n");

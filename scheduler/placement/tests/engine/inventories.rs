@@ -37,7 +37,7 @@ fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
     Gpu { slots: u32::MAX, ..gpu("n", 2, GIB) },
     "GPU n-2 has core 100 and 4294967295 slots, of which one is more than 2^20; it is ignored"
 )]
-fn unusable_gpus_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
+fn gpus_that_cannot_be_used_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
     let (problems, n_left) = problems(extra, GIB);
     assert_eq!(
         problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -82,7 +82,7 @@ fn the_order_of_devices_does_not_matter() {
 #[rstest]
 #[case::zero(0)]
 #[case::larger_than_any_device(u64::MAX)]
-fn an_impossible_unit_is_unknown(#[case] unit_bytes: u64) {
+fn an_impossible_memory_unit_counts_as_unknown(#[case] unit_bytes: u64) {
     let (problems, n_left) = problems(gpu("n", 2, GIB), unit_bytes);
     assert_eq!(problems, [InventoryProblem::Unit { unit_bytes }]);
     assert_eq!(n_left, 3);

@@ -472,7 +472,7 @@ proptest! {
 
     /// Decisions alone never oversubscribe a device and never violate an invariant.
     #[test]
-    fn decisions_violate_nothing(
+    fn no_decision_violates_an_invariant(
         start in first_inventories(),
         steps in proptest::collection::vec((decision(), request()), 1..40),
     ) {
@@ -489,7 +489,7 @@ proptest! {
 
     /// After any steps the engine counts as the model does, and only facts and changed inventories oversubscribe.
     #[test]
-    fn events_are_counted_as_the_model_does(steps in proptest::collection::vec((event(), request()), 1..40)) {
+    fn holdings_are_counted_as_the_model_counts_them(steps in proptest::collection::vec((event(), request()), 1..40)) {
         let mut pair = Pair::default();
         for (step, request) in &steps {
             pair.take(step);
@@ -509,7 +509,7 @@ proptest! {
 
     /// The state is a function of the current facts, not of the order in which they arrived.
     #[test]
-    fn order_does_not_matter(
+    fn the_order_of_events_does_not_matter(
         (facts, shuffled) in proptest::collection::vec(event(), 1..30).prop_flat_map(|events| {
             let facts = last_of_each(&events);
             (Just(facts.clone()), Just(facts).prop_shuffle())

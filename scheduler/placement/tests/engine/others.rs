@@ -110,7 +110,7 @@ fn shown(placement: &Placement) -> Vec<String> {
 #[case::both_types(&[percent(1), cards(1, 1)], &[r#"rdma 0 {"rdma": 1}"#, r#"npu 0 {"cores": 1, "gib": 1}"#])]
 #[case::only_one_card_is_large_enough(&[cards(0, 33)], &[r#"npu 1 {"gib": 33}"#])]
 #[case::both_cards(&[cards(16, 32)], &[r#"npu 0 {"cores": 8, "gib": 16}"#, r#"npu 1 {"cores": 8, "gib": 16}"#])]
-fn chosen(#[case] requests: &[DeviceRequest], #[case] expected: &[&str]) {
+fn devices_are_chosen_in_the_order_of_minors(#[case] requests: &[DeviceRequest], #[case] expected: &[&str]) {
     assert_eq!(shown(&choose(&fleet(), requests).unwrap()), expected);
 }
 
@@ -121,12 +121,12 @@ fn chosen(#[case] requests: &[DeviceRequest], #[case] expected: &[&str]) {
 #[case::no_such_resource(&[DeviceRequest { kind: "npu".into(), amounts: amounts(&[("rdma", 1)]), whole: None }])]
 #[case::no_such_type(&[DeviceRequest { kind: "fpga".into(), amounts: amounts(&[("fpga", 1)]), whole: Some(100) }])]
 #[case::one_of_two_types(&[percent(1), cards(9, 0)])]
-fn refused(#[case] requests: &[DeviceRequest]) {
+fn requests_that_no_devices_satisfy_are_refused(#[case] requests: &[DeviceRequest]) {
     assert_eq!(choose(&fleet(), requests), Err(Reason::OtherDevices));
 }
 
 #[test]
-fn a_node_without_a_report_refuses_nothing() {
+fn a_node_without_a_list_of_other_devices_refuses_no_request_for_them() {
     let mut fleet = Fleet::new();
     fleet.set_inventory(
         "n",
@@ -143,7 +143,7 @@ fn a_node_without_a_report_refuses_nothing() {
 
 /// GPUs and other devices are reserved together or not at all.
 #[test]
-fn one_decision_for_all_devices() {
+fn gpus_and_other_devices_are_reserved_together_or_not_at_all() {
     let mut fleet = fleet();
     let mut inventory = fleet
         .view(fleet.node_id("n").unwrap())
@@ -213,7 +213,7 @@ fn devices_with_a_duplicate_id_or_minor_are_left_out() {
 }
 
 #[test]
-fn facts_that_exceed_a_device_are_found() {
+fn check_finds_holdings_that_exceed_a_device() {
     let mut fleet = fleet();
     let held = |device, trusted| HeldDevice {
         kind: "rdma".into(),
@@ -485,7 +485,7 @@ proptest! {
 
     /// The engine accepts and refuses the same requests as the list, and decisions never oversubscribe a device.
     #[test]
-    fn other_devices_are_counted_as_the_model_does(steps in proptest::collection::vec(step(), 1..40)) {
+    fn other_devices_are_counted_as_the_model_counts_them(steps in proptest::collection::vec(step(), 1..40)) {
         let (mut fleet, mut model) = (Fleet::new(), Model::default());
         for step in &steps {
             take(&mut fleet, &mut model, step);

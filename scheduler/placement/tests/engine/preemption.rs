@@ -131,7 +131,7 @@ fn names(victims: Option<Victims>) -> Option<Vec<String>> {
 
 /// kube-scheduler takes any four of the 64 pods: their sum suffices. Here they are on one GPU.
 #[test]
-fn four_pods_of_one_gpu_go() {
+fn victims_are_four_pods_of_one_gpu() {
     let pods: Vec<Running> = (0..64)
         .map(|at| running(&format!("p{at:02}"), 0, &[(at / 8, 10)]))
         .collect();
@@ -186,7 +186,7 @@ fn no_victims_where_no_eviction_helps() {
 }
 
 #[test]
-fn sums_and_forced_victims_count() {
+fn cpu_sums_and_terminating_pods_count() {
     let pods = [
         running("a", 0, &[(0, 80)]).freeing(1),
         running("b", 0, &[(1, 80)]).freeing(3),
@@ -204,7 +204,7 @@ fn sums_and_forced_victims_count() {
 }
 
 #[test]
-fn several_gpus_at_once() {
+fn victims_free_several_gpus_at_once() {
     let pods: Vec<Running> = (0..8)
         .map(|at| running(&format!("p{at}"), i32::try_from(at % 4).unwrap(), &[(at, 80)]))
         .collect();
@@ -225,7 +225,7 @@ fn several_gpus_at_once() {
 }
 
 #[test]
-fn an_expected_pod_counts_unless_it_is_outranked() {
+fn a_hinted_pod_keeps_its_room_unless_its_priority_is_lower() {
     let (mut fleet, id) = node_of(1, &[]);
     let hinted = OwnerId::from("expected");
     let placement = fleet
@@ -257,7 +257,7 @@ fn an_expected_pod_counts_unless_it_is_outranked() {
 
 /// Speed of one node as large and as full as they come, without a clock: comparisons are bounded, so this ends soon.
 #[test]
-fn a_crowded_node_of_sixteen_gpus() {
+fn the_search_on_a_full_node_of_16_gpus_is_bounded() {
     let pods: Vec<Running> = (0..320)
         .map(|at| {
             running(
@@ -427,7 +427,7 @@ fn compared(
 proptest! {
     /// The search finds victims exactly if some set of victims helps, and no other set is better.
     #[test]
-    fn small_nodes_agree_with_every_set_of_victims((n_gpus, pods, request, budgets) in small(0..=6)) {
+    fn the_search_is_exact_on_small_nodes((n_gpus, pods, request, budgets) in small(0..=6)) {
         let (found, best) = compared(n_gpus, &pods, &request, &budgets);
         prop_assert_eq!(found, best);
     }
@@ -438,7 +438,7 @@ proptest! {
 
     /// A search that does not try every set finds victims in the same cases, and violates no more budgets than it must.
     #[test]
-    fn more_pods_than_every_set_is_tried_of((n_gpus, pods, request, budgets) in small(12..=16)) {
+    fn a_bounded_search_finds_victims_in_the_same_cases((n_gpus, pods, request, budgets) in small(12..=16)) {
         let (found, best) = compared(n_gpus, &pods, &request, &budgets);
         prop_assert_eq!(found.is_some(), best.is_some());
         let (without_budgets, best) = compared(n_gpus, &without_budgets(&pods), &request, &budgets);

@@ -49,7 +49,7 @@ fn refused(#[case] placement: Placement, #[case] message: &str) {
 }
 
 #[test]
-fn a_node_that_is_gone_takes_nothing() {
+fn a_removed_node_takes_no_reservation() {
     let (mut fleet, id) = one_node(&[8192]);
     let placement = fleet
         .choose(id, &units(1), placement::DevicePolicy::Binpack, Hints::Ignore)
@@ -80,7 +80,7 @@ fn e10_the_second_decision_on_the_same_room_is_refused() {
 
 /// E9: reserving again for a pod that holds its share neither moves it nor charges it twice.
 #[test]
-fn e9_deciding_twice_changes_nothing() {
+fn e9_a_repeated_reservation_changes_nothing() {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     let first = place(&mut fleet, "pod", id, &units(5000)).unwrap();
     assert_eq!(fleet.reserve(&"pod".into(), id, &first), Ok(()));
@@ -99,7 +99,7 @@ fn e9_deciding_twice_changes_nothing() {
 #[case::by_uuid(on_uuid("n-0", RequestedMemory::Ratio(50)), true)]
 #[case::another_amount(on_uuid("n-0", RequestedMemory::Ratio(49)), false)]
 #[case::another_gpu(on_minor(1, RequestedMemory::Units(4096)), false)]
-fn a_fact_may_confirm_a_decision(#[case] fact: placement::HeldGpus, #[case] same: bool) {
+fn a_holding_in_other_terms_confirms_a_reservation(#[case] fact: placement::HeldGpus, #[case] same: bool) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     let decision = place(&mut fleet, "pod", id, &units(4096)).unwrap();
     hold(&mut fleet, "pod", "n", fact);
@@ -108,7 +108,7 @@ fn a_fact_may_confirm_a_decision(#[case] fact: placement::HeldGpus, #[case] same
 }
 
 #[test]
-fn a_pod_of_another_node_is_not_placed_twice() {
+fn a_pod_that_holds_devices_of_another_node_is_not_reserved() {
     let (mut fleet, n) = one_node(&[8192]);
     fleet.set_inventory("m", inventory("m", &[8192]));
     hold(&mut fleet, "pod", "m", on_minor(0, RequestedMemory::Units(100)));
@@ -125,7 +125,10 @@ fn a_pod_of_another_node_is_not_placed_twice() {
 #[rstest]
 #[case::core(|request: &mut placement::ShareRequest| request.core = 60, Reason::Core)]
 #[case::slots(|request: &mut placement::ShareRequest| request.slots = 60, Reason::Slots)]
-fn every_dimension_is_limited(#[case] change: fn(&mut placement::ShareRequest), #[case] reason: Reason) {
+fn core_and_slots_are_limited_like_memory(
+    #[case] change: fn(&mut placement::ShareRequest),
+    #[case] reason: Reason,
+) {
     let (mut fleet, id) = one_node(&[8192; 2]);
     let mut request = ask(1, RequestedMemory::Ratio(1));
     change(&mut request);

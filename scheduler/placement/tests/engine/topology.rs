@@ -70,6 +70,23 @@ fn fleet_of(inventory: Inventory) -> Fleet {
     fleet
 }
 
+/// A node that gives its GPUs whole too, and has no other devices.
+fn fleet_of_gpus(gpus: Vec<Gpu>) -> Fleet {
+    fleet_of(Inventory {
+        gpus,
+        serves_vendor: true,
+        ..Inventory::default()
+    })
+}
+
+/// A node with network adapters alone.
+fn fleet_of_nics(nics: Vec<Device>) -> Fleet {
+    fleet_of(Inventory {
+        other_devices: Some(vec![class("rdma", nics)]),
+        ..Inventory::default()
+    })
+}
+
 fn rdma(amount: u64) -> DeviceRequest {
     DeviceRequest {
         kind: "rdma".into(),
@@ -171,7 +188,7 @@ fn part(memory: u32) -> RequestedGpus {
 }
 
 #[test]
-fn a_nic_for_every_switch_with_a_gpu() {
+fn four_gpus_get_a_nic_of_each_of_their_switches() {
     let fleet = fleet_of(eight_switches(&[0, 1, 2, 3, 4, 5, 6, 7]));
     for same_switch in [false, true] {
         let choice = try_choose(
@@ -233,7 +250,7 @@ fn nics_follow_gpus_that_the_vendors_plugin_must_choose(#[case] n: u32, #[case] 
 }
 
 #[test]
-fn a_single_nic() {
+fn a_single_nic_decides_the_numa_node_of_the_gpus() {
     let fleet = fleet_of(eight_switches(&[5]));
     let choice = try_choose(&fleet, RequestedGpus::Whole(4), &[rdma(1)], Some(&joint(false)));
     assert_eq!(
@@ -257,7 +274,7 @@ fn a_single_nic() {
 }
 
 #[test]
-fn a_solution_is_found_where_the_lowest_minors_have_none() {
+fn switches_without_a_free_nic_are_skipped() {
     let mut fleet = fleet_of(eight_switches(&[0, 2, 5, 7]));
     take(&mut fleet, "a", RequestedGpus::Nothing, &[rdma(100)], None);
     let choice = try_choose(&fleet, RequestedGpus::Whole(3), &[rdma(1)], Some(&joint(true)));
@@ -269,13 +286,9 @@ fn a_solution_is_found_where_the_lowest_minors_have_none() {
 }
 
 #[test]
-fn the_tightest_group_and_broken_groups_first() {
+fn the_smallest_group_that_fits_comes_first_and_partly_used_ones_before_it() {
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
-    let mut fleet = fleet_of(Inventory {
-        gpus,
-        serves_vendor: true,
-        ..Inventory::default()
-    });
+    let mut fleet = fleet_of_gpus(gpus);
     take(&mut fleet, "a", part(30), &[], None);
     let choice = try_choose(&fleet, RequestedGpus::Whole(1), &[], None);
     assert_eq!(
@@ -312,7 +325,7 @@ fn the_tightest_group_and_broken_groups_first() {
 }
 
 #[test]
-fn links_come_before_locations() {
+fn linked_gpus_are_preferred_to_near_ones() {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
     let links = vec![
         LinkGroup {
@@ -362,7 +375,7 @@ fn halves(is_binding: bool) -> PartitionTable {
 }
 
 #[test]
-fn the_best_table_is_left() {
+fn the_chosen_partition_leaves_the_best_ones_free() {
     let mut fleet = fleet_of(Inventory {
         partitions: Some(halves(true)),
         ..eight_switches(&[])
@@ -400,7 +413,7 @@ fn the_best_table_is_left() {
 #[case::restricted(true, &[], Ok(vec![2, 3]), "fits")]
 #[case::restricted_waits(true, &[2], Err(Reason::Partition), "no free partition of 2 GPUs with score 10; the best free one has score 5")]
 #[case::best_effort(false, &[2], Ok(vec![0, 1]), "fits")]
-fn scores(
+fn a_partition_is_chosen_by_its_score(
     #[case] restricted: bool,
     #[case] used: &[u32],
     #[case] expected: Result<Vec<u32>, Reason>,
@@ -458,7 +471,7 @@ fn scores(
 #[case::percent(placement::RequestedMemory::Ratio(100))]
 #[case::bytes(placement::RequestedMemory::Bytes(80 * GIB))]
 #[case::units(placement::RequestedMemory::Units(80))]
-fn a_binding_table_binds_in_all_terms(#[case] memory: placement::RequestedMemory) {
+fn a_binding_table_applies_to_full_shares_in_any_unit(#[case] memory: placement::RequestedMemory) {
     let table = PartitionTable {
         is_binding: true,
         partitions: vec![partition(&[2, 5], 1, None)],
@@ -492,13 +505,9 @@ fn a_binding_table_binds_in_all_terms(#[case] memory: placement::RequestedMemory
 
 /// The scope holds for more GPUs than a set has room for, too.
 #[test]
-fn a_scope_holds_for_more_than_64_gpus() {
+fn a_required_scope_holds_for_more_than_64_gpus() {
     let gpus = (0..80).map(|minor| gpu_at(minor, minor / 70, minor)).collect();
-    let fleet = fleet_of(Inventory {
-        gpus,
-        serves_vendor: true,
-        ..Inventory::default()
-    });
+    let fleet = fleet_of_gpus(gpus);
     let within = |scope| {
         constraint_of(
             DeviceKind::Gpu,
@@ -530,7 +539,7 @@ fn a_scope_holds_for_more_than_64_gpus() {
 }
 
 #[test]
-fn a_preferred_table_is_tried_first_and_no_more() {
+fn a_preferred_table_does_not_refuse_other_sets() {
     let table = PartitionTable {
         is_binding: false,
         partitions: vec![partition(&[5, 2], 1, None)],
@@ -561,13 +570,13 @@ fn a_preferred_table_is_tried_first_and_no_more() {
 #[case::machine(Scope::Machine, 5, Ok(vec![0, 1, 2, 3, 4]))]
 #[case::device(Scope::Device, 1, Ok(vec![0]))]
 #[case::devices(Scope::Device, 2, Err(Reason::Together))]
-fn scoped(#[case] scope: Scope, #[case] n: u32, #[case] expected: Result<Vec<u32>, Reason>) {
+fn a_required_scope_limits_the_choice(
+    #[case] scope: Scope,
+    #[case] n: u32,
+    #[case] expected: Result<Vec<u32>, Reason>,
+) {
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
-    let fleet = fleet_of(Inventory {
-        gpus,
-        serves_vendor: true,
-        ..Inventory::default()
-    });
+    let fleet = fleet_of_gpus(gpus);
     let constraints = constraint_of(
         DeviceKind::Gpu,
         DeviceConstraint {
@@ -588,7 +597,7 @@ fn scoped(#[case] scope: Scope, #[case] n: u32, #[case] expected: Result<Vec<u32
 }
 
 #[test]
-fn exclusive_use_of_a_switch_now_and_later() {
+fn an_exclusive_switch_excludes_earlier_and_later_pods() {
     let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
     let nics = (0..4).map(|minor| nic_at(minor, 0, minor / 2)).collect();
     let mut fleet = fleet_of(Inventory {
@@ -673,16 +682,13 @@ fn functions(placement: &Placement) -> Vec<String> {
 }
 
 #[test]
-fn one_function_of_each_of_two_nics() {
+fn a_count_of_two_takes_one_function_of_each_of_two_nics() {
     let nics = vec![
         with_functions(0, "a", &["b2", "b1"]),
         with_functions(1, "a", &["c1"]),
         with_functions(2, "b", &["d1"]),
     ];
-    let mut fleet = fleet_of(Inventory {
-        other_devices: Some(vec![class("rdma", nics)]),
-        ..Inventory::default()
-    });
+    let mut fleet = fleet_of_nics(nics);
     let strategy = Some(Strategy::Count);
     let any = constraint_of(
         nic(),
@@ -739,17 +745,14 @@ fn one_function_of_each_of_two_nics() {
 #[case::count_of_whole_ones(Strategy::Count, Some(Exclusion::Device), 2, Ok(vec![100, 100]))]
 #[case::too_many(Strategy::Count, None, 4, Err(Reason::OtherDevices))]
 #[case::so_many_whole_ones(Strategy::All, None, 200, Ok(vec![100, 100]))]
-fn amounts_become_devices(
+fn the_allocation_strategy_turns_amounts_into_devices(
     #[case] strategy: Strategy,
     #[case] exclusion: Option<Exclusion>,
     #[case] amount: u64,
     #[case] expected: Result<Vec<u64>, Reason>,
 ) {
     let nics = (0..3).map(|minor| nic_at(minor, 0, minor)).collect();
-    let fleet = fleet_of(Inventory {
-        other_devices: Some(vec![class("rdma", nics)]),
-        ..Inventory::default()
-    });
+    let fleet = fleet_of_nics(nics);
     let constraints = constraint_of(
         nic(),
         DeviceConstraint {
@@ -776,7 +779,7 @@ fn amounts_become_devices(
 
 /// Devices of any type take part.
 #[test]
-fn three_types_on_the_same_switches() {
+fn devices_of_three_types_are_placed_on_the_same_switches() {
     let mut inventory = eight_switches(&[1, 3, 4, 6]);
     let cards = [3, 4, 5].map(|switch| Device {
         resources: [("npu".into(), 100)].into(),
@@ -844,7 +847,7 @@ fn three_types_on_the_same_switches() {
 #[rstest]
 #[case::same_switch(&[2], vec![2])]
 #[case::same_numa_node_as_the_first_free(&[], vec![1])]
-fn near_without_the_same_switch(#[case] more: &[u32], #[case] expected: Vec<u32>) {
+fn a_nic_of_the_nearest_numa_node_is_taken(#[case] more: &[u32], #[case] expected: Vec<u32>) {
     let mut fleet = fleet_of(eight_switches(&[&[0][..], more].concat()));
     take(&mut fleet, "a", RequestedGpus::Whole(1), &[], None);
     assert_eq!(
@@ -891,7 +894,7 @@ fn pods_that_see_all_gpus_and_exclusive_pods_use_different_nodes() {
 
 /// A holder of unknown devices may hold any.
 #[test]
-fn a_doubtful_holder_blocks_every_device() {
+fn a_holder_of_unknown_devices_blocks_exclusive_use_of_all() {
     let mut fleet = fleet_of(eight_switches(&[0, 1]));
     let device = placement::DeviceRef::Any;
     let held = placement::HeldDevice {
@@ -920,7 +923,7 @@ fn a_doubtful_holder_blocks_every_device() {
 
 /// GPUs that the vendor's plugin chooses take no constraints.
 #[test]
-fn constraints_where_the_vendors_plugin_chooses() {
+fn constraints_refuse_gpus_that_the_vendors_plugin_chooses() {
     let fleet = fleet_of(Inventory {
         serves_vendor: false,
         ..eight_switches(&[0])
@@ -948,7 +951,7 @@ fn constraints_where_the_vendors_plugin_chooses() {
 
 /// More devices than a set has room for.
 #[test]
-fn more_than_64_devices() {
+fn joint_allocation_works_with_more_than_64_devices() {
     let gpus = (0..80)
         .map(|minor| gpu_at(minor, minor / 40, minor / 2))
         .collect();
@@ -1047,9 +1050,8 @@ fn one_result_per_equivalence_class() {
     assert_eq!(fleet.check(), []);
 }
 
-/// By every policy and for every request, cached results equal those that are computed for one node.
 #[test]
-fn evaluations_by_every_policy() {
+fn cached_evaluations_equal_fresh_ones_for_every_policy() {
     use placement::{NodePolicy, Policies};
 
     let mut fleet = Fleet::new();
@@ -1183,17 +1185,13 @@ fn check_finds_double_holdings_and_broken_exclusive_use() {
 }
 
 #[test]
-fn few_numa_nodes_come_before_few_switches() {
+fn fewer_numa_nodes_are_preferred_to_fewer_switches() {
     let places = [(1, 1), (1, 1), (0, 0), (0, 2), (0, 4)];
     let gpus = (0..)
         .zip(places)
         .map(|(minor, (numa, switch))| gpu_at(minor, numa, switch))
         .collect();
-    let fleet = fleet_of(Inventory {
-        gpus,
-        serves_vendor: true,
-        ..Inventory::default()
-    });
+    let fleet = fleet_of_gpus(gpus);
     assert_eq!(
         chosen(try_choose(&fleet, RequestedGpus::Whole(3), &[], None)),
         Ok((vec![2, 3, 4], vec![]))
@@ -1202,7 +1200,7 @@ fn few_numa_nodes_come_before_few_switches() {
 
 /// Types that are far from each other cost no more than types that are near.
 #[test]
-fn many_types_take_few_steps() {
+fn the_search_over_many_device_types_is_bounded() {
     let gpus = (0..2).map(|minor| gpu_at(minor, 0, minor)).collect();
     let kinds: Vec<String> = (0..12).map(|nth| format!("type{nth:02}")).collect();
     let of = |kind: &String| {

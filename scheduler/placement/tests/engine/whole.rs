@@ -70,7 +70,7 @@ fn reported(fleet: &mut Fleet, owner: &str, minor: u32) {
 }
 
 #[test]
-fn both_kinds_share_a_node_that_serves_the_vendors_name() {
+fn a_node_that_serves_the_vendors_resource_has_whole_and_shared_gpus() {
     let mut fleet = fleet(true, &[3]);
     assert_eq!(share(&mut fleet, "s", 10), Ok((vec![0], 0)));
     assert_eq!(
@@ -92,7 +92,7 @@ fn both_kinds_share_a_node_that_serves_the_vendors_name() {
 
 /// The vendor's plugin takes any GPU: no pod shares one meanwhile, and no whole request goes where pods share.
 #[test]
-fn the_vendors_plugin_has_the_node_to_itself_until_its_gpus_are_known() {
+fn no_gpu_is_shared_while_those_of_the_vendors_plugin_are_unknown() {
     let mut fleet = fleet(false, &[]);
     assert_eq!(whole(&mut fleet, "v", 1), Ok((vec![], 1)));
     assert_eq!(share(&mut fleet, "s", 1), Err(Reason::Vendor));
@@ -159,7 +159,7 @@ fn unhealthy_gpus_are_not_allocated_whole(
 
 /// A lost or removed inventory does not hide that a pod shares a GPU there.
 #[test]
-fn without_an_inventory_only_sharers_that_are_known_refuse() {
+fn a_node_without_inventory_refuses_whole_gpus_while_a_pod_shares_one() {
     let mut fleet = fleet(false, &[]);
     assert_eq!(share(&mut fleet, "s", 1), Ok((vec![0], 0)));
     fleet.remove_inventory("n");
@@ -187,7 +187,7 @@ fn without_an_inventory_only_sharers_that_are_known_refuse() {
 
 /// A GPU that the vendor's plugin gave out before the node served whole GPUs may be any of them.
 #[test]
-fn none_is_chosen_while_uuids_in_use_are_unknown() {
+fn no_whole_gpu_is_chosen_while_allocated_uuids_are_unknown() {
     let mut fleet = fleet(true, &[]);
     fleet.hold(
         &"v".into(),
@@ -212,7 +212,7 @@ fn none_is_chosen_while_uuids_in_use_are_unknown() {
 }
 
 #[test]
-fn hints_keep_both_kinds_apart_too() {
+fn hints_keep_whole_and_shared_gpus_apart() {
     let mut fleet = fleet(false, &[]);
     let id = fleet.node_id("n").unwrap();
     let choose = |fleet: &Fleet, ask: RequestedGpus| {
@@ -242,7 +242,7 @@ fn hints_keep_both_kinds_apart_too() {
 
 /// The GPU with the taken slot comes first; nothing else is taken.
 #[test]
-fn an_owner_that_sees_all_takes_nothing() {
+fn a_pod_that_sees_all_gpus_is_charged_slots_only() {
     let mut fleet = fleet(true, &[3]);
     assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
     let slot = HeldShare {
@@ -354,7 +354,7 @@ proptest! {
 
     /// No GPU is, or can be, shared and allocated whole at the same time.
     #[test]
-    fn both_kinds_are_kept_apart(steps in proptest::collection::vec(step(), 1..50)) {
+    fn no_gpu_is_both_shared_and_whole(steps in proptest::collection::vec(step(), 1..50)) {
         let mut fleet = fleet(true, &[]);
         let (mut serves, mut apart) = (true, Vec::new());
         let mut model: BTreeMap<u8, Has> = BTreeMap::new();
@@ -441,7 +441,7 @@ proptest! {
 
 /// On GPUs of either use, the engine distinguishes a fact of a share from one of a whole GPU.
 #[test]
-fn a_fact_in_shares_refuses_the_vendors_plugin() {
+fn a_shared_gpu_refuses_the_vendors_plugin() {
     let mut fleet = fleet(false, &[]);
     fleet.hold(&"old".into(), "n", on_minor(3, RequestedMemory::Units(1)));
     let id = fleet.node_id("n").unwrap();

@@ -54,7 +54,7 @@ fn pod(amounts: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn answers_in_the_api_server_s_words() {
+async fn answers_have_the_form_of_an_admission_review() {
     let (routes, registry) = webhooks();
     let (status, text) = send(
         &routes,
@@ -92,7 +92,7 @@ async fn answers_in_the_api_server_s_words() {
 }
 
 #[tokio::test]
-async fn what_is_no_review_is_said_to_be_none() {
+async fn a_body_that_is_no_review_is_refused_with_400() {
     let (routes, _) = webhooks();
     let mut old = review("u", &pod(&json!({})));
     old["apiVersion"] = "admission.k8s.io/v1beta1".into();
@@ -135,7 +135,7 @@ fn stalled(beginning: &[u8]) -> Body {
 #[case::half_a_review(br#"{"kind": "AdmissionReview""#.to_vec())]
 #[case::a_large_one(vec![b' '; 2 * SMALL_BODY])]
 #[tokio::test(start_paused = true)]
-async fn slow_clients_hold_up_no_review(#[case] beginning: Vec<u8>) {
+async fn slow_clients_do_not_delay_reviews(#[case] beginning: Vec<u8>) {
     let (routes, _) = webhooks();
     let slow: Vec<_> = (0..4 * CONCURRENCY)
         .map(|_| {
@@ -264,7 +264,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn whatever_comes_is_answered_with_its_uid_or_400(request in json_value(), object in json_value(), whole in any::<bool>(), known in any::<bool>()) {
+    fn any_body_is_answered_with_its_uid_or_400(request in json_value(), object in json_value(), whole in any::<bool>(), known in any::<bool>()) {
         let mut body = review("the-uid", &object);
         if whole {
             body["request"] = request;

@@ -30,7 +30,11 @@ fn binding(user: &str, name: &str, annotations: &Value) -> proto::admission::Adm
 #[case::ours_with_devices("ours", "p", json!({"scheduling.koordinator.sh/device-allocated": "{}"}))]
 #[case::pod_without_devices("other", "q", Value::Null)]
 #[case::other_annotations("other", "q", json!({"a": "b"}))]
-fn may(#[case] user: &str, #[case] pod: &str, #[case] annotations: Value) {
+fn the_own_scheduler_and_pods_without_devices_may_be_bound(
+    #[case] user: &str,
+    #[case] pod: &str,
+    #[case] annotations: Value,
+) {
     assert_eq!(
         rules()
             .validate(&binding(user, pod, &annotations), &ASKING)
@@ -42,7 +46,7 @@ fn may(#[case] user: &str, #[case] pod: &str, #[case] annotations: Value) {
 #[rstest]
 #[case::pod_with_devices("p", Value::Null)]
 #[case::brings_devices_itself("q", json!({"scheduling.koordinator.sh/device-allocated": "{}"}))]
-fn may_not(#[case] pod: &str, #[case] annotations: Value) {
+fn another_user_may_not_bind_a_pod_with_devices(#[case] pod: &str, #[case] annotations: Value) {
     let message = refusal(
         rules()
             .validate(&binding("other", pod, &annotations), &ASKING)
@@ -73,7 +77,7 @@ fn may_not(#[case] pod: &str, #[case] annotations: Value) {
 #[case::broken(json!({"koordinator.sh/gpu-memory": "1Gi"}), true, true)]
 #[case::vendor(json!({"nvidia.com/gpu": "1"}), true, false)]
 #[case::nothing(json!({"cpu": "1", "example.com/thing": "1"}), false, false)]
-fn the_index_knows_whose_pods_are_guarded(
+fn the_index_recognises_pods_that_request_devices(
     #[case] amounts: Value,
     #[case] where_counted: bool,
     #[case] elsewhere: bool,

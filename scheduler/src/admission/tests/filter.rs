@@ -177,7 +177,7 @@ fn annotations() -> impl Strategy<Value = Value> {
     ])
 }
 
-/// kube-scheduler asks the extender about no other pods: old names are nobody's resources.
+/// kube-scheduler calls the extender for no other pods: no extender manages the old resource names.
 fn is_asked_about(pod: &Value) -> bool {
     let lists = ["initContainers", "containers"]
         .iter()
@@ -193,7 +193,7 @@ fn is_asked_about(pod: &Value) -> bool {
 
 proptest! {
     #[test]
-    fn both_say_the_same_of_every_pod(pod in any_pod(&NAMES, annotations())) {
+    fn the_filter_and_the_webhook_refuse_the_same_pods(pod in any_pod(&NAMES, annotations())) {
         let world = world(&rules());
         if is_asked_about(&pod) {
             prop_assert_eq!(filter_refusal(&world, &pod), webhook_refusal(&rules(), &pod));

@@ -26,7 +26,7 @@ fn amounts(pod: &Value, pointer: &str) -> Value {
 #[case::nonsense(json!({"koordinator.sh/gpu-memory-ratio": "many"}), "1")]
 #[case::zero_beside_it(json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-memory-ratio": "0", "koordinator.sh/gpu-core": "200"}), "2")]
 #[case::core_alone(json!({"koordinator.sh/gpu-core": "50"}), "1")]
-fn number_of_devices_is_added(#[case] asked: Value, #[case] devices: &str) {
+fn the_number_of_devices_is_added_where_it_is_missing(#[case] asked: Value, #[case] devices: &str) {
     let mutated = mutated(&Rules::default(), &pod(&asked));
     let expected = with(
         json!({"all": asked}),
@@ -45,7 +45,7 @@ fn number_of_devices_is_added(#[case] asked: Value, #[case] devices: &str) {
 #[case::gpu(json!({"koordinator.sh/gpu": "0"}))]
 #[case::old_name(json!({"kubernetes.io/gpu": 0}))]
 #[case::units(json!({"aliyun.com/gpu-mem": "0"}))]
-fn a_zero_is_left_alone(#[case] asked: Value) {
+fn a_request_for_zero_is_left_alone(#[case] asked: Value) {
     let rules = Rules {
         scheduler_name: Some("gpushare".to_owned()),
         ..Rules::default()
@@ -58,7 +58,7 @@ fn a_zero_is_left_alone(#[case] asked: Value) {
 #[case::one("100", "1")]
 #[case::two("200", "2")]
 #[case::part("50", "1")]
-fn gpu_becomes_core_and_ratio(#[case] asked: &str, #[case] devices: &str) {
+fn koordinators_gpu_becomes_core_and_memory_ratio(#[case] asked: &str, #[case] devices: &str) {
     let mutated = mutated(
         &Rules::default(),
         &pod(&json!({"koordinator.sh/gpu": asked, "cpu": "1"})),
@@ -69,7 +69,7 @@ fn gpu_becomes_core_and_ratio(#[case] asked: &str, #[case] devices: &str) {
 }
 
 #[test]
-fn a_number_of_devices_that_is_there_stays() {
+fn a_given_number_of_devices_stays() {
     let asked = json!({"koordinator.sh/gpu": "100", "koordinator.sh/gpu.shared": "4"});
     let expected = json!({
         "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu.shared": "4"});
@@ -87,7 +87,7 @@ fn a_number_of_devices_that_is_there_stays() {
 #[case::ratio("kubernetes.io/gpu-memory-ratio", json!({"koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu.shared": "1"}))]
 #[case::rdma("kubernetes.io/rdma", json!({"koordinator.sh/rdma": "100"}))]
 #[case::fpga("kubernetes.io/fpga", json!({"koordinator.sh/fpga": "100"}))]
-fn old_names_are_replaced(#[case] old: &str, #[case] expected: Value) {
+fn deprecated_resource_names_are_replaced(#[case] old: &str, #[case] expected: Value) {
     assert_eq!(
         amounts(
             &mutated(&Rules::default(), &pod(&json!({old: "100"}))),
@@ -114,7 +114,7 @@ fn old_names_are_replaced(#[case] old: &str, #[case] expected: Value) {
 #[case::limits(json!({"limits": {"koordinator.sh/gpu-memory": "1Gi"}}))]
 #[case::requests(json!({"requests": {"koordinator.sh/gpu-memory": "1Gi"}}))]
 #[case::null(json!({"limits": {"koordinator.sh/gpu-memory": "1Gi"}, "requests": null}))]
-fn half_a_container_gets_both(#[case] resources: Value) {
+fn limits_or_requests_alone_become_both(#[case] resources: Value) {
     let mutated = mutated(
         &Rules::default(),
         &with(pod(&json!({})), "/spec/containers/0/resources", resources),
@@ -154,14 +154,14 @@ fn init_containers_are_mutated_too() {
 #[case::mixed_with_vendor(json!({"nvidia.com/gpu": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
 #[case::complete(json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "1"}))]
 #[case::rdma(json!({"koordinator.sh/rdma": "1"}))]
-fn left_alone(#[case] asked: Value) {
+fn other_resources_are_left_alone(#[case] asked: Value) {
     let pod = pod(&asked);
     assert_eq!(mutated(&Rules::default(), &pod), pod);
 }
 
 /// The validating webhook and the filter then say which of the two is too many.
 #[test]
-fn gpu_beside_what_it_stands_for_is_not_split() {
+fn koordinators_gpu_beside_core_or_ratio_is_left_alone() {
     let asked = json!({"koordinator.sh/gpu": "100", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu.shared": "1"});
     assert_eq!(mutated(&Rules::default(), &pod(&asked)), pod(&asked));
 }
@@ -171,7 +171,11 @@ fn gpu_beside_what_it_stands_for_is_not_split() {
 #[case::delete("DELETE", "pods", "")]
 #[case::subresource("CREATE", "pods", "eviction")]
 #[case::other_kind("CREATE", "replicationcontrollers", "")]
-fn only_pods_that_are_being_made(#[case] operation: &str, #[case] resource: &str, #[case] subresource: &str) {
+fn only_the_creation_of_pods_is_mutated(
+    #[case] operation: &str,
+    #[case] resource: &str,
+    #[case] subresource: &str,
+) {
     let request = request(
         operation,
         resource,
@@ -225,7 +229,11 @@ fn a_pod_that_shares_all_devices_gets_a_slot_in_each_app_container() {
 #[rstest]
 #[case::said_no("false", json!({}), json!({}))]
 #[case::one_container_has_said_so("true", json!({"koordinator.sh/gpu.shared": "1"}), json!({"koordinator.sh/gpu.shared": "1"}))]
-fn all_devices_is_not_added(#[case] value: &str, #[case] asked: Value, #[case] expected: Value) {
+fn no_slot_is_added_if_a_container_has_one_or_the_annotation_is_false(
+    #[case] value: &str,
+    #[case] asked: Value,
+    #[case] expected: Value,
+) {
     let pod = annotated(pod(&asked), "gpushare/all-devices", value);
     let pod = with(pod, "/spec/initContainers", json!([container("i", &json!({}))]));
     let mutated = mutated(
@@ -249,7 +257,11 @@ fn all_devices_is_not_added(#[case] value: &str, #[case] asked: Value, #[case] e
 #[case::empty("", "", "ours")]
 #[case::another("theirs", "", "theirs")]
 #[case::bound("default-scheduler", "n1", "default-scheduler")]
-fn scheduler_is_named(#[case] named: &str, #[case] node: &str, #[case] expected: &str) {
+fn the_scheduler_name_replaces_the_default_one_only(
+    #[case] named: &str,
+    #[case] node: &str,
+    #[case] expected: &str,
+) {
     let rules = Rules {
         scheduler_name: Some("ours".to_owned()),
         ..Rules::default()
@@ -270,7 +282,7 @@ fn scheduler_is_named(#[case] named: &str, #[case] node: &str, #[case] expected:
 }
 
 #[test]
-fn a_copied_record_is_removed_and_the_user_told() {
+fn a_copied_record_is_removed_with_a_warning() {
     let pod = with(
         pod(&json!({"aliyun.com/gpu-mem": "8"})),
         "/metadata/annotations",

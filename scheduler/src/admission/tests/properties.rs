@@ -203,7 +203,7 @@ fn rules() -> Rules {
 
 proptest! {
     #[test]
-    fn mutating_twice_is_mutating_once(pod in pod(&NAMES, annotations())) {
+    fn a_second_mutation_changes_nothing(pod in pod(&NAMES, annotations())) {
         let once = mutated(&rules(), &pod);
         prop_assert_eq!(mutated(&rules(), &once), once.clone());
     }
@@ -216,7 +216,7 @@ proptest! {
 
     /// As a naive reading of the pod has it: refused exactly if it says what it sees, and never in an unrestricted namespace.
     #[test]
-    fn pods_that_say_what_they_see_are_refused(pod in modest_pod()) {
+    fn pods_that_choose_their_visible_devices_are_refused(pod in modest_pod()) {
         let judged = Rules::default().validate(&creation(&pod), &NOBODY).unwrap();
         prop_assert_eq!(judged != Verdict::ALLOWED, says_what_it_sees(&pod));
         let unrestricted = Rules { unrestricted_namespaces: vec!["default".to_owned()], ..Rules::default() };
@@ -225,13 +225,13 @@ proptest! {
 
     /// Whatever is wrong with a pod: a change that changes nothing passes.
     #[test]
-    fn a_pod_that_stays_as_it_is_passes(pod in pod(&NAMES, annotations())) {
+    fn an_update_that_changes_nothing_is_allowed(pod in pod(&NAMES, annotations())) {
         prop_assert_eq!(rules().validate(&request("UPDATE", "pods", "", &pod, &pod), &NOBODY).unwrap(), Verdict::ALLOWED);
     }
 
     /// What it changes is no other resource and no other field.
     #[test]
-    fn other_resources_stay(pod in pod(&NAMES, annotations())) {
+    fn mutation_leaves_other_resources_and_fields_alone(pod in pod(&NAMES, annotations())) {
         let mutated = mutated(&rules(), &pod);
         for list in ["initContainers", "containers"] {
             for (before, after) in pod["spec"][list].as_array().unwrap().iter().zip(mutated["spec"][list].as_array().unwrap()) {
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn no_object_makes_them_panic(object in json_value(), old in json_value()) {
+    fn no_object_makes_the_webhooks_panic(object in json_value(), old in json_value()) {
         for (operation, subresource) in [("CREATE", ""), ("UPDATE", ""), ("UPDATE", "ephemeralcontainers"), ("CREATE", "binding")] {
             let request = request(operation, "pods", subresource, &object, &old);
             let _ = (rules().mutate(&request).is_ok(), rules().validate(&request, &NOBODY).is_ok());

@@ -46,7 +46,7 @@ fn judged(pod: &Value) -> Verdict {
 #[case::expanded("$(WHICH)")]
 #[case::in_capitals("VOID")]
 #[case::with_spaces(" ")]
-fn values_that_may_show_a_gpu(#[case] value: &str) {
+fn values_of_visible_devices_that_may_show_a_gpu_are_refused(#[case] value: &str) {
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         let message = refusal(judged(&pod_with(
             list,
@@ -63,7 +63,7 @@ fn values_that_may_show_a_gpu(#[case] value: &str) {
 #[case::void("void")]
 #[case::none("none")]
 #[case::empty("")]
-fn values_that_show_none(#[case] value: &str) {
+fn values_of_visible_devices_that_show_no_gpu_are_allowed(#[case] value: &str) {
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         assert_eq!(
             judged(&pod_with(list, &setting(container("c2", &json!({})), value))),
@@ -73,7 +73,7 @@ fn values_that_show_none(#[case] value: &str) {
 }
 
 #[test]
-fn the_words() {
+fn refusals_name_the_container_and_the_remedy() {
     let unasked = judged(&pod_with(
         "containers",
         &setting(container("c2", &json!({})), "all"),
@@ -109,7 +109,7 @@ fn the_words() {
 #[case::rdma(json!({"koordinator.sh/rdma": "100"}), true)]
 #[case::units(json!({"aliyun.com/gpu-mem": "1"}), false)]
 #[case::shares(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), false)]
-fn containers_with_shares_are_the_plugin_s_business(#[case] asked: Value, #[case] refused: bool) {
+fn the_variable_is_not_checked_on_containers_with_shares(#[case] asked: Value, #[case] refused: bool) {
     let one = pod(&asked);
     assert_eq!(judged(&one), Verdict::ALLOWED, "without the variable");
     let sets = with(one.clone(), "/spec/containers/0/env", visible("all"));
@@ -128,7 +128,7 @@ fn containers_with_shares_are_the_plugin_s_business(#[case] asked: Value, #[case
 }
 
 #[test]
-fn of_two_values_none_may_show_a_gpu() {
+fn a_repeated_variable_is_refused_if_any_value_shows_a_gpu() {
     let twice = json!([{"name": VISIBLE, "value": "all"}, {"name": VISIBLE, "value": "void"}]);
     assert!(refusal(judged(&with(pod(&json!({})), "/spec/containers/0/env", twice))).contains("to \"all\""));
 }
@@ -147,7 +147,11 @@ fn of_two_values_none_may_show_a_gpu() {
 #[case::another_domain("my.cdi.k8s.io/pod", "nvidia.com/gpu=0", false)]
 #[case::a_longer_domain("nvidia.cdi.k8s.io.example.com/pod", "nvidia.com/gpu=0", false)]
 #[case::no_domain("cdi.k8s.io", "nvidia.com/gpu=0", false)]
-fn annotations_that_name_devices(#[case] key: &str, #[case] value: &str, #[case] refused: bool) {
+fn annotations_that_name_cdi_devices_are_refused(
+    #[case] key: &str,
+    #[case] value: &str,
+    #[case] refused: bool,
+) {
     for asked in [
         json!({}),
         json!({"nvidia.com/gpu": "1"}),
@@ -178,7 +182,7 @@ fn annotations_that_name_devices(#[case] key: &str, #[case] value: &str, #[case]
 }
 
 #[test]
-fn a_debugging_container_may_not_see_every_gpu_either() {
+fn an_ephemeral_container_that_would_see_every_gpu_is_refused() {
     let debug = |value: &str| json!([setting(json!({"name": "debug"}), value)]);
     let with_debug = |value: &str| with(pod(&json!({})), "/spec/ephemeralContainers", debug(value));
     let add = |old: &Value, new: &Value| {

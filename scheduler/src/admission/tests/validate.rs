@@ -18,7 +18,7 @@ use crate::admission::{Rules, Verdict};
 #[case::not_divisible(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "101"}))]
 #[case::too_much_for_a_device(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "150"}))]
 #[case::no_quantity(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "1.5"}))]
-fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
+fn invalid_requests_are_refused_with_the_text_of_the_filter(#[case] asked: Value) {
     let pod = pod(&asked);
     let parsed: Pod = serde_json::from_value(pod.clone()).unwrap();
     let filter = request::validate(&parsed, &ResourceNames::default())
@@ -34,7 +34,7 @@ fn refused_in_the_words_of_the_filter(#[case] asked: Value) {
 #[case::no_gpu_at_all(json!({"nvidia.com/gpu": "0"}))]
 #[case::shares_and_no_whole_gpu(json!({"nvidia.com/gpu": "0", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
 #[case::shares(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-core": "50"}))]
-fn allowed(#[case] asked: Value) {
+fn valid_pods_are_allowed(#[case] asked: Value) {
     assert_eq!(
         validated(
             &Rules {
@@ -79,7 +79,7 @@ fn share() -> Value {
     ),
     "annotation scheduling.koordinator.sh/gpu-partition-spec is \"{\\\"ringBusBandwidth\\\": \\\"fast\\\"}\": \"fast\" is not a quantity"
 )]
-fn annotations_and_names(#[case] pod: Value, #[case] expected: &str) {
+fn invalid_annotations_and_names_are_refused(#[case] pod: Value, #[case] expected: &str) {
     let message = refusal(validated(&Rules::default(), &creation(&pod)));
     assert!(message.starts_with(expected), "{message}");
 }
@@ -103,7 +103,7 @@ fn koordinator_s_own_annotations_parse(#[case] key: &str, #[case] value: &str) {
 }
 
 #[test]
-fn pods_that_ask_for_nothing_may_carry_anything() {
+fn pods_without_a_device_request_may_have_any_annotation() {
     let pod = annotated(
         pod(&json!({})),
         "scheduling.koordinator.sh/device-allocated",
@@ -113,7 +113,7 @@ fn pods_that_ask_for_nothing_may_carry_anything() {
 }
 
 #[test]
-fn what_the_mutating_webhook_makes_of_a_pod_that_sees_all_devices_is_allowed() {
+fn a_pod_that_sees_all_devices_is_allowed_after_mutation() {
     let rules = Rules {
         allow_all_devices: true,
         ..Rules::default()
@@ -131,7 +131,7 @@ fn what_the_mutating_webhook_makes_of_a_pod_that_sees_all_devices_is_allowed() {
 }
 
 #[test]
-fn all_devices_are_for_the_operator_to_allow() {
+fn all_devices_are_refused_unless_the_operator_allows_them() {
     let pod = annotated(
         pod(&json!({"koordinator.sh/gpu.shared": "1"})),
         "gpushare/all-devices",
@@ -161,7 +161,7 @@ fn change(old: &Value, new: &Value) -> Verdict {
 }
 
 #[test]
-fn a_pod_that_is_there_is_never_blocked_for_what_it_is() {
+fn updates_of_an_invalid_existing_pod_are_allowed() {
     let broken = pod(&json!({"koordinator.sh/gpu-core": "50", "nvidia.com/gpu": "1"}));
     let broken = annotated(broken, "scheduling.koordinator.sh/device-allocated", "garbage");
     let broken = with(
@@ -192,9 +192,9 @@ fn a_pod_that_is_there_is_never_blocked_for_what_it_is() {
     assert_eq!(change(&broken, &mended), Verdict::ALLOWED);
 }
 
-/// What a bound pod keeps others from would otherwise change under them.
+/// The exclusive policy of a bound pod would otherwise change under the pods beside it.
 #[test]
-fn how_devices_were_chosen_is_settled_once_a_pod_is_placed() {
+fn allocation_hints_are_immutable_once_a_pod_is_bound() {
     let key = "scheduling.koordinator.sh/device-allocate-hint";
     let before = annotated(share(), key, "{}");
     let after = annotated(share(), key, r#"{"gpu":{"exclusivePolicy":"PCIeLevel"}}"#);
@@ -253,7 +253,11 @@ fn a_change_for_the_worse_is_refused(
 #[case::eviction("CREATE", "pods", "eviction")]
 #[case::connect("CONNECT", "pods", "exec")]
 #[case::other_kind("CREATE", "deployments", "")]
-fn other_requests_pass(#[case] operation: &str, #[case] resource: &str, #[case] subresource: &str) {
+fn requests_other_than_writes_of_pods_are_allowed(
+    #[case] operation: &str,
+    #[case] resource: &str,
+    #[case] subresource: &str,
+) {
     let broken = pod(&json!({"koordinator.sh/gpu-core": "50"}));
     assert_eq!(
         validated(
@@ -316,9 +320,9 @@ fn overrides_are_refused_if_the_policy_says_so(#[case] what: Value, #[case] expe
     }
 }
 
-/// CUDA images show every GPU unless told otherwise, so saying "none" must remain possible where none is asked for.
+/// CUDA images show every GPU by default, so a container that requests none must be able to hide them.
 #[test]
-fn a_container_without_device_may_say_so() {
+fn a_container_without_devices_may_hide_all_gpus() {
     let rules = Rules {
         deny_overrides: true,
         ..Rules::default()
@@ -338,7 +342,7 @@ fn a_container_without_device_may_say_so() {
 }
 
 #[test]
-fn ephemeral_containers_are_held_to_the_policy_when_they_come() {
+fn ephemeral_containers_are_checked_when_they_are_added() {
     let rules = Rules {
         deny_overrides: true,
         ..Rules::default()

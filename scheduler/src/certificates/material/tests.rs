@@ -49,7 +49,7 @@ fn accepts(authorities: &Material, shown: &Material, now: SystemTime) -> bool {
 }
 
 #[test]
-fn the_first_look_makes_everything_and_the_next_nothing() {
+fn the_first_check_creates_all_certificates_and_the_next_none() {
     let (material, changes) = keep(None, start());
     assert_eq!(changes, [Change::NewAuthority, Change::NewCertificate]);
     assert_eq!(material.ends(), (start() + 3650 * DAY, Some(start() + LIFETIME)));
@@ -94,7 +94,7 @@ fn other_names_need_another_certificate() {
 
 /// A client that learnt the authorities at any look accepts what is shown for most of a year, whatever happens meanwhile.
 #[test]
-fn thirty_years_of_looks_lose_no_client_that_learns_the_authorities_once_in_two_hundred_days() {
+fn clients_that_reload_the_authorities_every_200_days_stay_connected_for_30_years() {
     let mut now = start();
     let (mut material, _) = keep(None, now);
     let mut learnt: Vec<(SystemTime, Material)> = Vec::new();
@@ -125,7 +125,7 @@ fn thirty_years_of_looks_lose_no_client_that_learns_the_authorities_once_in_two_
 }
 
 #[test]
-fn nobody_looked_for_twenty_years() {
+fn a_certificate_that_expired_years_ago_is_renewed() {
     let (material, _) = keep(None, start());
     let now = start() + 20 * 365 * DAY;
     let (material, changes) = keep(Some(read(&material)), now);
@@ -147,7 +147,11 @@ fn nobody_looked_for_twenty_years() {
 #[case::no_key(KEY, None, "ca.key is missing")]
 #[case::key(KEY, Some("secret"), "ca.key is no private key")]
 #[case::successor(NEXT_KEY, Some("secret"), "ca.crt lacks the certificate of ca-next.key")]
-fn nonsense_is_named(#[case] part: &str, #[case] value: Option<&str>, #[case] expected: &str) {
+fn a_malformed_secret_is_refused_with_the_field(
+    #[case] part: &str,
+    #[case] value: Option<&str>,
+    #[case] expected: &str,
+) {
     let mut data = keep(None, start()).0.data();
     match value {
         Some(text) => drop(data.insert(part.to_owned(), ByteString(text.into()))),
@@ -157,7 +161,7 @@ fn nonsense_is_named(#[case] part: &str, #[case] value: Option<&str>, #[case] ex
 }
 
 #[test]
-fn a_key_of_another_authority_is_noticed() {
+fn a_key_that_does_not_match_the_authority_is_refused() {
     let (mut data, other) = (keep(None, start()).0.data(), keep(None, start()).0.data());
     data.insert(KEY.to_owned(), other[KEY].clone());
     data.remove(CERTIFICATE);
@@ -172,7 +176,7 @@ fn a_key_of_another_authority_is_noticed() {
 }
 
 #[rstest]
-fn a_certificate_that_is_lost_or_broken_is_made_anew(
+fn a_missing_or_malformed_certificate_is_issued_again(
     #[values(CERTIFICATE, CERTIFICATE_KEY)] part: &str,
     #[values(true, false)] lost: bool,
 ) {
@@ -188,7 +192,7 @@ fn a_certificate_that_is_lost_or_broken_is_made_anew(
 }
 
 #[test]
-fn an_empty_secret_is_there_to_be_filled() {
+fn an_empty_secret_counts_as_none() {
     assert!(Material::read(&BTreeMap::new()).unwrap().is_none());
     assert!(
         Material::read(&BTreeMap::from([("note".to_owned(), ByteString::default())]))
@@ -205,13 +209,13 @@ fn debug_output_holds_no_key() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_times_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn no_bytes_make_the_reader_of_validity_times_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         let _ = not_after(&bytes);
     }
 
     /// A certificate with a few bytes changed.
     #[test]
-    fn no_damage_makes_the_times_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut in any::<prop::sample::Index>()) {
+    fn no_damaged_certificate_makes_the_reader_of_validity_times_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut in any::<prop::sample::Index>()) {
         let (material, _) = keep(None, start());
         let mut bytes = material.signer.certificate.der.to_vec();
         for (place, byte) in changes {

@@ -372,7 +372,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_do_not_exceed_totals(unit in 1_u64..50, total in 0_u64..1000, parts in prop::collection::vec(0_u64..300, 0..8)) {
+        fn used_amounts_are_shown_within_the_totals(unit in 1_u64..50, total in 0_u64..1000, parts in prop::collection::vec(0_u64..300, 0..8)) {
             let used: u64 = parts.iter().sum();
             let shown = used_units(used, total, unit);
             let shares = shares(&parts, shown, unit);

@@ -8,7 +8,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const LIMIT: usize = 5;
 
 #[test]
-fn the_text_alternates() {
+fn the_refusal_text_alternates_so_that_kube_scheduler_retries() {
     let (mut retries, now) = (SampleRetries::default(), Instant::now());
     let texts: Vec<&str> = (0..3)
         .filter_map(|_| retries.refuse("a", LIMIT, 0, now))
@@ -17,7 +17,7 @@ fn the_text_alternates() {
 }
 
 #[test]
-fn the_text_differs_after_room_has_opened() {
+fn the_refusal_text_differs_after_room_has_opened() {
     let (mut retries, now) = (SampleRetries::default(), Instant::now());
     let texts: Vec<&str> = (0..4)
         .filter_map(|nth| retries.refuse("a", LIMIT, nth, now))
@@ -69,7 +69,7 @@ fn retries_end_until_room_opens() {
 }
 
 #[test]
-fn the_same_nodes_twice_are_no_sample() {
+fn a_request_about_the_same_nodes_is_not_a_sample() {
     let mut retries = SampleRetries::default();
     let is_sample = [1, 2, 2, 1].map(|nodes| retries.is_sample("a", nodes));
     assert_eq!(is_sample, [true, true, false, true]);
@@ -94,7 +94,7 @@ fn waiting(began: Instant) -> WaitingPods {
 #[case::opened_with_an_event(openings(3, 2), openings(4, 2), 0, false)]
 #[case::the_event_helps(openings(3, 2), openings(4, 2), 14, false)]
 #[case::the_event_was_missed(openings(3, 2), openings(4, 2), 15, true)]
-fn a_refused_pod_is_due(
+fn an_announcement_is_due_if_room_opened_after_a_refusal(
     #[case] at: Openings,
     #[case] now: Openings,
     #[case] seconds: u64,
@@ -112,7 +112,7 @@ fn a_refused_pod_is_due(
 }
 
 #[test]
-fn a_pod_that_is_asked_about_again_has_not_missed_the_event() {
+fn a_pod_that_is_filtered_again_needs_no_announcement() {
     let began = Instant::now();
     let mut waiting = waiting(began);
     waiting.refuse("a", openings(1, 0));
@@ -125,7 +125,7 @@ fn a_pod_that_is_asked_about_again_has_not_missed_the_event() {
 }
 
 #[test]
-fn a_bound_pod_waits_for_nothing() {
+fn a_bound_pod_needs_no_announcement() {
     let began = Instant::now();
     let mut waiting = waiting(began);
     waiting.refuse("a", openings(1, 1));
@@ -213,7 +213,7 @@ proptest! {
     /// Announcements are a second apart at least; none is made unless a pod waits that was refused before room opened; room that
     /// opens silently is announced within a second, and any other within fifteen unless the pod is asked about or bound.
     #[test]
-    fn announcements_come_in_time_and_not_for_nothing(steps in prop::collection::vec(step(), 1..400)) {
+    fn announcements_are_timely_and_only_made_for_waiting_pods(steps in prop::collection::vec(step(), 1..400)) {
         let look = Duration::from_millis(250);
         let began = Instant::now();
         let (mut waiting, mut now, mut count, mut last) = (waiting(began), began, Openings::default(), began);

@@ -71,7 +71,7 @@ fn plugins() -> Plugins {
 #[case::being_deleted(&[leaving("a")], Some(word(true, 2, Some("a"))), Some(Away::Ending))]
 #[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], Some(word(false, 4, Some("a"))), None)]
 #[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], Some(word(false, 4, Some("a"))), Some(Away::NotServing))]
-fn what_pods_and_the_annotation_say(
+fn pods_and_the_annotation_decide_if_a_node_is_offered(
     #[case] pods: &[Value],
     #[case] state: Option<PluginState>,
     #[case] expected: Option<Away>,
@@ -98,7 +98,7 @@ fn what_pods_and_the_annotation_say(
 #[case::another_namespace(&["metadata", "namespace"], json!("tenant"))]
 #[case::no_label(&["metadata", "labels"], json!({}))]
 #[case::no_daemon_set(&["metadata", "ownerReferences"], json!([]))]
-fn pods_that_are_no_plugins(#[case] path: &[&str], #[case] value: Value) {
+fn pods_that_are_not_of_the_daemon_set_are_ignored(#[case] path: &[&str], #[case] value: Value) {
     let mut forged = leaving("a");
     let target = path.iter().fold(&mut forged, |at, key| &mut at[*key]);
     *target = value;
@@ -108,7 +108,7 @@ fn pods_that_are_no_plugins(#[case] path: &[&str], #[case] value: Value) {
 }
 
 #[test]
-fn a_rollout_of_the_daemon_set() {
+fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
     plugins.see_state("n", Some(word(true, 1, Some("a"))));
@@ -139,7 +139,7 @@ fn a_rollout_of_the_daemon_set() {
 
 /// The plugin's word stands as long as no probe contradicts it.
 #[test]
-fn a_plugin_that_hangs_says_nothing() {
+fn a_failed_probe_overrides_the_annotation_of_a_plugin() {
     let mut plugins = plugins();
     plugins.see_state("n", Some(word(true, 2, Some("a"))));
     plugins.see_pod(&pod(plugin("a", Some((1, false)))), 1);
@@ -186,7 +186,7 @@ fn failures_that_show_that_the_plugin_is_away(#[case] message: &str, #[case] exp
 
 /// A version that writes no annotation.
 #[test]
-fn a_pod_that_is_gone_counts_until_another_is_ready() {
+fn a_deleted_plugin_pod_counts_for_a_while_or_until_another_is_ready() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
     plugins.end_list(2);
@@ -201,7 +201,7 @@ fn a_pod_that_is_gone_counts_until_another_is_ready() {
 }
 
 #[test]
-fn a_word_that_is_old_is_not_heard_again() {
+fn an_expired_annotation_does_not_count_again() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_state("n", Some(word(false, 1, None)));
     plugins.advance(now);
@@ -219,7 +219,7 @@ fn a_word_that_is_old_is_not_heard_again() {
 }
 
 #[test]
-fn a_plugin_that_has_died_is_tried() {
+fn a_restarted_plugin_is_tried_before_it_is_ready() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
     plugins.see_pod(&pod(plugin("a", None)), 1);
@@ -235,7 +235,7 @@ fn a_plugin_that_has_died_is_tried() {
 }
 
 #[test]
-fn a_node_on_which_a_pod_has_failed_is_left_out() {
+fn a_node_on_which_a_pod_has_failed_is_not_offered() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.see_state("n", Some(word(true, 1, None)));
     plugins.fail("n", Some(at(0).parse().unwrap()));
@@ -261,7 +261,7 @@ fn a_node_on_which_a_pod_has_failed_is_left_out() {
     assert_eq!(plugins.standing("n"), Standing::Tried);
 }
 
-/// An event of one node, told to the state.
+/// An event of one node.
 #[derive(Clone, Debug)]
 enum Event {
     Fail(u32),
@@ -282,7 +282,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 proptest! {
     #[test]
-    fn a_node_without_sign_of_a_plugin_is_never_left_out(events in events()) {
+    fn a_node_that_never_had_a_plugin_is_always_offered(events in events()) {
         let (mut plugins, mut now) = (plugins(), Instant::now());
         for (nth, event) in (1..).zip(events) {
             match event {

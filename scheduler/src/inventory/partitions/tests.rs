@@ -46,7 +46,10 @@ fn shown(inventory: &Inventory) -> Option<(bool, Vec<&[u32]>)> {
 #[case::preferred(json!({}), false)]
 #[case::honored(json!({"node.koordinator.sh/gpu-partition-policy": "Honor"}), true)]
 #[case::any_other_word_prefers(json!({"node.koordinator.sh/gpu-partition-policy": "honor"}), false)]
-fn own_tables(#[case] labels: Value, #[case] is_binding: bool) {
+fn the_partition_policy_of_a_node_decides_if_its_table_binds(
+    #[case] labels: Value,
+    #[case] is_binding: bool,
+) {
     let metadata =
         json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": TABLE}});
     let node = json!({"labels": {"node.koordinator.sh/gpu-partition-policy": "Honor", "node.koordinator.sh/gpu-model": "H800"}});
@@ -60,12 +63,12 @@ fn own_tables(#[case] labels: Value, #[case] is_binding: bool) {
     assert_eq!((partition.bandwidth, partition.score), (Some(200 << 30), 10));
 }
 
-/// Nothing is made up for a node that says something.
+/// A node with a table of its own does not get the table of its model.
 #[rstest]
 #[case::no_json("{", "EOF")]
 #[case::score_is_text(r#"{"1": [{"minors": [0], "allocationScore": "1"}]}"#, "invalid type: string")]
 #[case::another_size(r#"{"2": [{"minors": [0]}]}"#, "is of another size")]
-fn bad_tables_are_none_and_told(#[case] table: &str, #[case] expected: &str) {
+fn a_malformed_table_is_dropped_and_reported(#[case] table: &str, #[case] expected: &str) {
     let metadata = json!({"labels": {"node.koordinator.sh/gpu-model": "H800"}, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
     let report = read(&json!({}), &metadata, &eight());
     assert_eq!(report.inventory.partitions, None);
@@ -83,12 +86,12 @@ fn bad_tables_are_none_and_told(#[case] table: &str, #[case] expected: &str) {
     );
 }
 
-/// Whoever says that nothing but sets may be given away does not mean anything by a table with a mistake in it.
+/// A node whose policy allows only partitions must not allocate anything else because its table has a mistake.
 #[rstest]
 #[case::no_json("{")]
 #[case::empty("{}")]
 #[case::another_size(r#"{"2": [{"minors": [0]}]}"#)]
-fn bad_tables_that_bind_leave_no_set(#[case] table: &str) {
+fn a_malformed_table_that_binds_leaves_no_partition(#[case] table: &str) {
     let labels =
         json!({"node.koordinator.sh/gpu-model": "H800", "node.koordinator.sh/gpu-partition-policy": "Honor"});
     let metadata =
@@ -107,7 +110,11 @@ fn bad_tables_that_bind_leave_no_set(#[case] table: &str) {
 #[case::no_switches(json!({"node.koordinator.sh/gpu-model": "H100-PCIe"}), json!({}), None)]
 #[case::another_vendor(json!({"node.koordinator.sh/gpu-model": "H100", "node.koordinator.sh/gpu-vendor": "other"}), json!({}), None)]
 #[case::no_model(json!({"node.koordinator.sh/gpu-partition-policy": "Honor"}), json!({}), None)]
-fn tables_of_models(#[case] node: Value, #[case] object: Value, #[case] is_binding: Option<bool>) {
+fn a_known_gpu_model_has_its_table(
+    #[case] node: Value,
+    #[case] object: Value,
+    #[case] is_binding: Option<bool>,
+) {
     let report = read(&json!({"labels": node}), &json!({"labels": object}), &eight());
     let sets: Vec<&[u32]> = vec![
         &[0],
@@ -146,7 +153,7 @@ fn the_table_of_a_model_is_for_whole_boards() {
 }
 
 #[test]
-fn links_good_and_bad() {
+fn links_are_read_and_malformed_ones_are_reported() {
     let links = |text: &str| {
         read(
             &json!({}),
@@ -176,7 +183,10 @@ fn links_good_and_bad() {
 #[case::no_switch(json!({"socketID": 0, "nodeID": 0, "pcieID": ""}), Some((Some(0), None)))]
 #[case::nothing(json!({"socketID": -1, "nodeID": -1, "pcieID": "-1"}), None)]
 #[case::silent(Value::Null, None)]
-fn places(#[case] topology: Value, #[case] expected: Option<(Option<u32>, Option<&str>)>) {
+fn topology_of_devices_is_read(
+    #[case] topology: Value,
+    #[case] expected: Option<(Option<u32>, Option<&str>)>,
+) {
     let mut devices = json!([eight()[0], {"type": "rdma", "id": "0000:3c:00.0", "minor": 0, "health": true}]);
     for at in 0..2 {
         devices[at]["topology"] = topology.clone();
@@ -209,7 +219,7 @@ fn an_assumed_numa_node_is_none() {
 }
 
 #[test]
-fn labels_and_functions() {
+fn labels_and_virtual_functions_are_read() {
     let groups = json!([
         {"labels": {"type": "general"}, "vfs": [{"minor": -1, "busID": "0000:1f:00.3"}, {"minor": 4, "busID": "0000:1f:00.2"}, {"minor": 5}]},
         {"labels": null, "vfs": null},

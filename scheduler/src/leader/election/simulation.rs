@@ -35,13 +35,13 @@ struct Fate {
 /// What happens besides.
 #[derive(Clone, Copy, Debug)]
 enum Incident {
-    /// Somebody deletes the Lease.
+    /// A user deletes the Lease.
     Delete,
-    /// Somebody takes the holder's name out of it.
+    /// A user removes the holder's name from it.
     Wipe,
     /// A process dies; another takes its place.
     Kill(usize),
-    /// A process is told to end; another takes its place.
+    /// A process ends on SIGTERM; another takes its place.
     Stop(usize),
     /// A process stands still.
     Pause(usize, u64),
@@ -339,7 +339,7 @@ impl World {
         let even = self.run.clocks.iter().all(|(_, percent)| *percent == 100);
         for (n, term) in reigns.into_iter().enumerate() {
             let Some(term) = term else { continue };
-            assert!(!self.replicas[n].is_stopping, "whoever stops does not lead");
+            assert!(!self.replicas[n].is_stopping, "a stopping replica does not lead");
             self.leaders.insert(self.replicas[n].process);
             let others = (0..self.promised.len()).filter(|other| *other != n && even);
             let latest = others.map(|other| self.promised[other]).max().unwrap_or(0);
@@ -398,13 +398,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn never_do_two_believe_to_lead(run in run()) {
+    fn no_two_replicas_lead_at_the_same_time(run in run()) {
         World::new(run).go();
     }
 
     /// Where messages arrive there is a leader in the end, whatever happened before.
     #[test]
-    fn somebody_leads_in_the_end(clocks in prop::collection::vec((0..100_000_u64, 95..105_u64), 2..=3), incidents in prop::collection::vec((0..END / 2, incident()), 0..12)) {
+    fn one_replica_leads_in_the_end(clocks in prop::collection::vec((0..100_000_u64, 95..105_u64), 2..=3), incidents in prop::collection::vec((0..END / 2, incident()), 0..12)) {
         let fate = Fate { pause: 0, there: 5, is_lost: false, back: 5, is_answer_lost: false };
         let mut world = World::new(Run { clocks, fates: vec![fate], incidents });
         world.go();

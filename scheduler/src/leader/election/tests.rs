@@ -55,7 +55,7 @@ fn leading() -> (Election, Instant) {
 }
 
 #[test]
-fn a_lease_that_is_not_there_is_made_for_nobody_and_left_alone() {
+fn a_missing_lease_is_created_without_a_holder() {
     let (mut a, now) = begin();
     assert_eq!(a.next(now), LeaseAction::Read);
     a.read(now, None);
@@ -75,7 +75,7 @@ fn a_lease_that_is_not_there_is_made_for_nobody_and_left_alone() {
 #[case::held_for_longer(record("b", 40, 3), 40, false)]
 #[case::held_for_a_second(record("b", 1, 3), 15, false)]
 #[case::held_for_ever(record("b", u64::MAX, 3), 3600, false)]
-fn a_lease_is_taken_when_it_is_free(
+fn a_lease_is_acquired_when_it_is_free_or_has_expired(
     #[case] there: LeaseRecord,
     #[case] after: u64,
     #[case] is_handed_over: bool,
@@ -105,7 +105,7 @@ fn a_lease_is_taken_when_it_is_free(
 }
 
 #[test]
-fn whoever_renews_is_left_alone() {
+fn a_lease_that_is_renewed_is_not_acquired() {
     let (mut a, mut now) = begin();
     for version in 0..20 {
         a.read(now, found(&version.to_string(), record("b", 15, 3)));
@@ -114,9 +114,9 @@ fn whoever_renews_is_left_alone() {
     }
 }
 
-/// However wrong the clock of whoever wrote it: a version is old when it has been seen for long.
+/// The holder's clock may be wrong, so only the own clock counts.
 #[test]
-fn time_counts_from_the_first_sight_of_a_version() {
+fn a_lease_expires_by_the_time_since_its_version_was_first_read() {
     let (mut a, now) = begin();
     a.read(now, found("1", record("b", 15, 3)));
     a.read(now + secs(10), found("1", record("b", 15, 3)));
@@ -127,7 +127,7 @@ fn time_counts_from_the_first_sight_of_a_version() {
 }
 
 #[test]
-fn a_leader_renews_and_keeps_its_number() {
+fn a_leader_renews_with_the_same_transition_number() {
     let (mut a, now) = leading();
     for n in 1..5_u32 {
         let sent = now + secs(2) * n;
@@ -149,7 +149,7 @@ fn a_leader_renews_and_keeps_its_number() {
 }
 
 #[test]
-fn a_leader_in_doubt_looks_and_goes_on() {
+fn after_an_unknown_write_the_leader_reads_the_lease_and_continues() {
     let (mut a, now) = leading();
     let sent = now + secs(2);
     a.written(record("a", 15, 7), sent, sent + secs(3), WriteOutcome::Unknown);
@@ -168,7 +168,7 @@ fn a_leader_in_doubt_looks_and_goes_on() {
 #[case::taken(found("3", record("b", 15, 8)))]
 #[case::wiped_out(found("3", record("", 15, 8)))]
 #[case::deleted(None)]
-fn a_leader_that_is_overtaken_leads_no_more(#[case] there: Found) {
+fn a_leader_that_was_replaced_does_not_lead(#[case] there: Found) {
     let (mut a, now) = leading();
     let later = now + secs(2);
     a.written(record("a", 15, 7), later, later, WriteOutcome::Overtaken);
@@ -177,9 +177,9 @@ fn a_leader_that_is_overtaken_leads_no_more(#[case] there: Found) {
     assert!(a.term(later).is_none());
 }
 
-/// Its name is still in the Lease, so nobody else has led: it may go on, but not as if nothing had happened.
+/// Its name is still in the Lease, so no other replica has led: it may lead again, but in a new term.
 #[test]
-fn a_leader_whose_time_ran_out_begins_a_new_reign() {
+fn a_leader_whose_lease_expired_begins_a_new_term() {
     let (mut a, now) = leading();
     let later = now + secs(60);
     assert!(a.term(later).is_none());
@@ -195,7 +195,7 @@ fn a_leader_whose_time_ran_out_begins_a_new_reign() {
 }
 
 #[test]
-fn an_answer_that_comes_too_late_makes_no_leader() {
+fn a_late_reply_to_an_acquisition_starts_no_term() {
     let (mut a, now) = begin();
     a.read(now, found("1", record("", 1, 6)));
     assert_eq!(a.next(now), write("1", record("a", 15, 7)));
@@ -209,7 +209,7 @@ fn an_answer_that_comes_too_late_makes_no_leader() {
 }
 
 #[test]
-fn a_lease_is_released_for_good() {
+fn a_lease_is_released_and_the_release_is_repeated_until_it_is_written() {
     let (mut a, now) = leading();
     a.resign(now + secs(1));
     let later = now + secs(1);
@@ -232,7 +232,7 @@ fn a_lease_is_released_for_good() {
 #[case::held_by_another(found("1", record("b", 15, 3)))]
 #[case::free(found("1", record("", 1, 3)))]
 #[case::absent(None)]
-fn whoever_does_not_hold_it_ends_without_a_write(#[case] there: Found) {
+fn a_replica_that_does_not_hold_the_lease_ends_without_a_write(#[case] there: Found) {
     let (mut a, now) = begin();
     a.resign(now);
     assert_eq!(a.next(now), LeaseAction::Read);

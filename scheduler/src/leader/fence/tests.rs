@@ -131,7 +131,10 @@ fn holding() -> Server {
 #[case::an_earlier_process_of_the_pod(Some("pod-1_0"), &["PUT gpushare-scheduler"])]
 #[case::it_is_named_already(Some("pod-1_a"), &[])]
 #[tokio::test]
-async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expected: &[&str]) {
+async fn a_new_leader_writes_its_name_into_the_object(
+    #[case] before: Option<&str>,
+    #[case] expected: &[&str],
+) {
     let (fence, server) = fence(Server {
         object: before.map(|holder| (7, holder.to_owned())),
         ..holding()
@@ -150,7 +153,7 @@ async fn names_itself_once_it_leads(#[case] before: Option<&str>, #[case] expect
 #[case::of_the_own_pod("pod-1_4711", true)]
 #[case::of_another_pod("pod-10_4711", false)]
 #[tokio::test]
-async fn names_itself_while_the_kube_scheduler_beside_it_holds_the_lease(
+async fn an_extender_writes_its_name_while_the_kube_scheduler_of_its_pod_holds_the_lease(
     #[case] lease: &str,
     #[case] expected: bool,
 ) {
@@ -169,7 +172,7 @@ async fn names_itself_while_the_kube_scheduler_beside_it_holds_the_lease(
 #[case::the_time_is_over("pod-1_a", false, false, "not the leader")]
 #[case::another_has_written_meanwhile("pod-1_a", true, true, "another version")]
 #[tokio::test]
-async fn writes_only_as_the_leader(
+async fn a_replica_that_lost_the_lease_leaves_the_object_alone(
     #[case] lease: &str,
     #[case] leads: bool,
     #[case] is_contended: bool,
@@ -205,7 +208,10 @@ async fn writes_only_as_the_leader(
 #[case::refused_for_want_of_a_parameter(422, Probe::Refused("so it is".to_owned()))]
 #[case::trouble(500, Probe::Unknown("500 Internal Server Error: so it is".to_owned()))]
 #[tokio::test]
-async fn knows_whether_bindings_are_taken(#[case] binding: u16, #[case] expected: Probe) {
+async fn the_probe_finds_out_if_the_api_server_accepts_bindings(
+    #[case] binding: u16,
+    #[case] expected: Probe,
+) {
     let (fence, _) = fence(Server { binding, ..holding() });
     assert_eq!(fence.probe().await, expected);
 }
@@ -242,9 +248,9 @@ async fn a_refusal_that_lasts_is_reported_once_and_ends() {
     assert_eq!(leadership.refused(), None);
 }
 
-/// Somebody deletes the object: the next binding is refused, and that brings it back.
+/// A user deletes the object: the next binding is refused, and the leader writes the object again.
 #[tokio::test(start_paused = true)]
-async fn a_refused_binding_has_the_object_looked_at() {
+async fn a_refused_binding_makes_the_leader_restore_the_object() {
     let (fence, server) = fence(Server {
         object: Some((7, "pod-1_a".to_owned())),
         ..holding()

@@ -51,7 +51,7 @@ async fn is_shown(barrier: &WatchBarrier, since: &str) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_own_pod_stands_for_every_earlier_write() {
+async fn seeing_the_own_pod_proves_that_earlier_writes_were_seen() {
     let barrier = WatchBarrier::new(Some(PodName {
         namespace: "n".to_owned(),
         name: "own".to_owned(),
@@ -75,7 +75,7 @@ async fn the_own_pod_stands_for_every_earlier_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_leads_to_another_whole_list() {
+async fn a_request_starts_another_complete_list() {
     let n_lists = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&n_lists);
     let server = move |request: Request<Body>| {

@@ -116,7 +116,7 @@ async fn a_rotated_certificate_is_shown_to_new_connections() {
 #[case::empty_certificate(|new: &Pair, _: &Pair| (String::new(), Some(new.signing_key.serialize_pem()), new.cert.pem()))]
 #[case::no_authority(|new: &Pair, _: &Pair| (new.cert.pem(), Some(new.signing_key.serialize_pem()), "nonsense".to_owned()))]
 #[tokio::test(start_paused = true)]
-async fn files_of_no_use_change_nothing_until_they_are_whole(
+async fn incomplete_certificate_files_are_ignored_until_they_are_whole(
     #[case] written: fn(&Pair, &Pair) -> (String, Option<String>, String),
 ) {
     let (old, new) = (pair(), pair());
@@ -139,7 +139,7 @@ async fn files_of_no_use_change_nothing_until_they_are_whole(
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_change_replaces_what_is_in_use() {
+async fn unchanged_files_do_not_replace_the_certificates_in_use() {
     let old = pair();
     let mut mount = Mount::new(&old);
     let current = mount.follow();
@@ -153,7 +153,7 @@ async fn only_a_change_replaces_what_is_in_use() {
 }
 
 #[test]
-fn a_key_is_not_shown() {
+fn debug_output_holds_no_key() {
     let mount = Mount::new(&pair());
     let certificates = CertificateFiles::load(mount.files()).unwrap();
     assert!(format!("{:?}", certificates.seen).len() < 20);

@@ -7,7 +7,7 @@ use super::{FamilyResult, Spread, render};
 use crate::replay::policy::Policy;
 
 #[test]
-fn a_cluster_is_a_function_of_kind_number_and_seed() {
+fn a_cluster_is_determined_by_kind_number_and_seed() {
     for kind in Family::value_variants()
         .iter()
         .filter(|kind| **kind != Family::Mixed1213)
@@ -35,7 +35,7 @@ fn a_cluster_is_a_function_of_kind_number_and_seed() {
 }
 
 #[test]
-fn pods_of_other_seeds_come_to_the_same_nodes() {
+fn another_seed_of_pods_keeps_the_nodes() {
     let (one, other) = (Family::Unequal.make(3, 1).world, Family::Unequal.make(3, 2).world);
     assert!(
         one.nodes
@@ -52,7 +52,7 @@ fn pods_of_other_seeds_come_to_the_same_nodes() {
 }
 
 #[test]
-fn losses_are_counted_from_the_best() {
+fn losses_are_relative_to_the_best_policy() {
     let policies: Vec<Policy> = ["fill", "binpack"].map(|name| name.parse().unwrap()).into();
     let line = |kind: &str, runs: [Vec<f64>; 2]| FamilyResult {
         kind: kind.to_owned(),

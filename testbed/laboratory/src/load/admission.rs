@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn every_start_is_proven_by_kubelet() {
+    async fn every_start_is_confirmed_by_kubelet() {
         let admitted = admitted(Mode::Cdi, false).await;
         assert_eq!(
             (admitted.wrong.as_slice(), admitted.refused, admitted.pods),
@@ -314,7 +314,7 @@ mod tests {
 
     /// Such pods are not in the list of pod-resources: kubelet's checkpoint names the holders of their devices.
     #[tokio::test(flavor = "multi_thread")]
-    async fn pods_whose_init_containers_alone_have_devices() {
+    async fn pods_with_devices_in_init_containers_only_are_measured() {
         for mode in [Mode::Cdi, Mode::Envvar] {
             let admitted = admitted(mode, true).await;
             assert_eq!(admitted.wrong, Vec::<String>::new(), "{admitted:?}");

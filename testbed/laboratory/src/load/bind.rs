@@ -283,7 +283,7 @@ mod tests {
 
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
-    async fn binds_are_measured() {
+    async fn bind_throughput_is_measured() {
         let bound = bind(
             &Console::new(true),
             &BindArgs {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_seconds_are_compared() {
+    fn the_slowest_second_is_a_whole_one() {
         let at = [100, 900, 1100, 2000, 2100, 2200, 3000].map(Duration::from_millis);
         let done = Done {
             latencies: Vec::new(),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_stands_behind_the_name() {
+    fn processor_time_is_read_from_proc_stat() {
         let stat = "42 (a (b) c) S 1 42 42 0 -1 4194304 100 0 0 0 250 50 7 7 20 0 5 0 100 1000 10\n";
         assert!((cpu_seconds_of(stat).unwrap() - 3.0).abs() < 1e-9);
         assert!(cpu_seconds_of("nothing").is_err());

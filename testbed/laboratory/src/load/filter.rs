@@ -291,7 +291,7 @@ mod tests {
 
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
-    async fn filters_are_measured_beside_binds_and_a_floor() {
+    async fn filter_latency_is_measured_beside_binds_and_a_floor() {
         let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --views 2 --requests 50";
         let args = Parsed::try_parse_from(text.split(' ')).unwrap().args;
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_drawn() {
+    fn the_plots_of_several_sizes() {
         let sizes = [100, 500, 1000, 2000, 5000, 10_000, 15_000];
         let all = sizes.iter().flat_map(|nodes| {
             sizes
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_size_is_not_drawn() {
+    fn a_single_size_gives_no_plot() {
         let names = |measured: &[FilterMeasurement]| {
             plots(measured)
                 .into_iter()

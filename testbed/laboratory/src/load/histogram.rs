@@ -89,7 +89,7 @@ gpushare_scheduler_request_seconds_bucket{le="0.0001",verb="bind"} 7
 "#;
 
     #[test]
-    fn times_are_read_between_two_looks() {
+    fn latencies_are_read_from_the_difference_of_two_scrapes() {
         let news = Histogram::of(AFTER, "filter").since(&Histogram::of(BEFORE, "filter"));
         let close = |percent: f64, millis: f64| {
             assert!(

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_affinity_may_go_anywhere() {
+    fn a_pod_without_affinity_fits_every_node() {
         let pod =
             serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
         assert!(allows(&pod, &Node::default()));

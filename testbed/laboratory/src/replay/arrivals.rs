@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_says_the_order() {
+    fn a_seed_determines_the_order() {
         let world = world();
         let names = |seed| {
             shuffled(&world, seed, None)
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_brought_to_a_demand() {
+    fn a_list_is_extended_or_cut_to_a_demand() {
         let world = world();
         let whole = demand(&world, &shuffled(&world, 1, None));
         let more = shuffled(&world, 1, Some(whole * 13 / 10));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_without_gpus_reach_no_demand() {
+    fn pods_without_gpus_cannot_reach_a_demand() {
         let world = objects::world(
             &[],
             &pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1,1,0,0,\n").unwrap(),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_times_say_the_order() {
+    fn recorded_times_determine_the_order() {
         let world = world();
         let mut arrivals = shuffled(&world, 1, None);
         by_time(&world, &mut arrivals);

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overrides_are_in_the_label() {
+    fn the_label_of_a_condition_names_its_overrides() {
         let overrides = Overrides {
             sampling: "5%".parse().ok(),
             ties: Some(TieBreak::Fixed),

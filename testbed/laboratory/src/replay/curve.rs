@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn measurements_are_averaged_by_rounded_percent() {
+    fn points_are_averaged_by_rounded_percent() {
         let mut curve = Curve::default();
         for (offered, allocated) in [(0.4, 0.0), (1.5, 10.0), (2.4, 20.0)] {
             curve.add(offered, allocated, 2.0 * allocated);

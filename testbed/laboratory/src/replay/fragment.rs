@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn typical_are_the_commonest_kinds_up_to_95_percent() {
+    fn typical_pods_are_the_most_frequent_kinds_up_to_95_percent() {
         let world = world(
             &[
                 pods(60, 1, 1, 500, ""),

@@ -226,7 +226,11 @@ mod tests {
     #[case::never_less_than_a_twentieth(15_000, SampleSize::Stock, 750)]
     #[case::all(5000, SampleSize::Percent(100), 5000)]
     #[case::percentage(5000, SampleSize::Percent(5), 250)]
-    fn how_many_nodes_are_looked_for(#[case] n_nodes: usize, #[case] sampling: SampleSize, #[case] n: usize) {
+    fn the_number_of_sampled_nodes_is_that_of_kube_scheduler(
+        #[case] n_nodes: usize,
+        #[case] sampling: SampleSize,
+        #[case] n: usize,
+    ) {
         assert_eq!(n_to_find(n_nodes, sampling), n);
     }
 
@@ -237,7 +241,11 @@ mod tests {
     #[case::towards_balance((4000, 0), (0, 4 * GIB), 59 + 85)]
     #[case::out_of_balance((0, 0), (4000, 0), 79 + 65)]
     #[case::asks_for_nothing((0, 0), (0, 0), 98)]
-    fn the_default_scores(#[case] used: (i64, i64), #[case] asked: (i64, i64), #[case] score: i64) {
+    fn the_default_scores_are_those_of_kube_scheduler(
+        #[case] used: (i64, i64),
+        #[case] asked: (i64, i64),
+        #[case] score: i64,
+    ) {
         let world = objects::world(&[node("n".to_owned(), "")], &[pod(asked.0, asked.1)]);
         let other = objects::world(&[], &[pod(used.0, used.1)]);
         let node = &world.nodes[0];
@@ -263,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_goes_on_where_the_last_one_ended() {
+    fn sampling_continues_where_the_last_cycle_ended() {
         let nodes: Vec<NodeRow> = (0..200)
             .map(|at| node(format!("n{at}"), if at % 2 == 0 { "even" } else { "odd" }))
             .collect();
@@ -291,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_by_chance_or_by_an_order_that_stays() {
+    fn ties_are_broken_at_random_or_by_a_fixed_order() {
         let scored: Vec<(usize, i64)> = (0..50).map(|node| (node, i64::from(node > 3))).collect();
         let choices = |ties, seed| {
             let mut kube = SearchModel::new(50, SampleSize::Stock, ties, seed);

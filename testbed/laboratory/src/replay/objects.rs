@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pod_builder_writes_the_fields_of_a_user() {
+    fn a_replayed_pod_has_the_fields_that_a_user_writes() {
         let nodes =
             nodes_of("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n")
                 .unwrap();

@@ -107,12 +107,12 @@ mod tests {
     #[case::same_device("spread/spread", "spread")]
     #[case::other_device("spread/binpack", "spread/binpack")]
     #[case::reference("kube-default", "kube-default")]
-    fn names_are_read_and_shown(#[case] text: &str, #[case] shown: &str) {
+    fn names_of_policies_are_read_and_shown(#[case] text: &str, #[case] shown: &str) {
         assert_eq!(text.parse::<Policy>().unwrap().to_string(), shown);
     }
 
     #[test]
-    fn an_unknown_name_is_an_error_that_lists_all_names() {
+    fn the_error_of_an_unknown_policy_lists_all_names() {
         let error = "nonsense".parse::<Policy>().unwrap_err();
         assert!(
             error.contains("binpack") && error.contains("kube-default"),

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_counted_by_the_texts_for_them() {
+    fn nodes_are_counted_by_refusal_text() {
         let read = |json| serde_json::from_str::<Misfits<'_>>(json).unwrap();
         let refused = Refused::of(read(r#"{"a":"full","b":"a \"b\""}"#), read(r#"{"c":"full"}"#));
         assert_eq!(

@@ -115,7 +115,7 @@ async fn policies_are_compared_under_each_condition() {
 }
 
 #[tokio::test]
-async fn a_seed_says_it_all() {
+async fn a_seed_determines_the_result() {
     let [one, other] = ["--threads 1", "--threads 4"]
         .map(|threads| format!("--policy fill,binpack --condition A --seeds 4,5 {threads}"));
     let (one, other) = (replayed(&one).await, replayed(&other).await);
@@ -127,7 +127,7 @@ async fn a_seed_says_it_all() {
 
 /// Pods stay for 700 seconds and come every 10: no more than 70 are there together.
 #[tokio::test]
-async fn pods_that_leave_make_room() {
+async fn departed_pods_free_their_room() {
     let staying = replayed("--policy binpack --condition A --seeds 1 --tune 0").await;
     let leaving = replayed("--policy binpack --condition A --seeds 1 --tune 0 --departures").await;
     let last = |summary: &Summary| summary.curve.iter().map(|spread| spread.offered).max().unwrap();
@@ -150,7 +150,7 @@ async fn pods_that_leave_make_room() {
 /// All nodes but the last have one GPU, which kube-scheduler's sums take for two halves of different ones. It looks for 144 of
 /// 300 nodes: the last one is in the third sample, and the first refusal changes the pod's condition with any text.
 #[tokio::test]
-async fn a_pod_that_a_sample_misses_is_tried_again() {
+async fn a_pod_whose_sample_has_no_fitting_node_is_tried_again() {
     let nodes = (0..300)
         .map(|at| format!("n{at:03},16000,65536,{},T4\n", 1 + at / 299))
         .collect::<Vec<_>>()

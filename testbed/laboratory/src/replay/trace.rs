@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_found_by_name() {
+    fn columns_of_a_trace_are_found_by_name() {
         let nodes = nodes_of("model,sn,gpu,memory_mib,cpu_milli\nT4,n1,2,1024,8000\n\n").unwrap();
         let model = "T4".to_owned();
         assert_eq!(
@@ -225,7 +225,7 @@ mod tests {
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,5,1,1,455,",
         "line 2: gpu_milli is 455: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10"
     )]
-    fn an_unreadable_object_is_named(#[case] text: &str, #[case] message: &str) {
+    fn the_error_names_an_unreadable_object(#[case] text: &str, #[case] message: &str) {
         assert_eq!(format!("{:#}", pods_of(text).unwrap_err()), message);
     }
 }

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_are_decoded() {
+    fn query_strings_are_decoded() {
         let query = Query::parse("labelSelector=a%3Db%2Cc+in+%28d%29&watch=1&limit=x&empty=");
         assert_eq!(query.get("labelSelector"), Some("a=b,c in (d)"));
         assert!(query.is_set("watch"));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_name_objects_and_subresources() {
+    fn paths_become_objects_and_subresources() {
         let objects = ApiObjects::new(10);
         let parse = |method: Method, path: &str| {
             Route::parse(&objects, &method, path, &Query::parse(""))

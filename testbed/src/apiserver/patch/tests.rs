@@ -181,7 +181,7 @@ fn another_managers_value_conflicts_until_forced() {
 }
 
 #[test]
-fn lists_merge_by_key_and_lose_only_own_items() {
+fn apply_merges_lists_by_key_and_removes_only_own_items() {
     let declared = |names: &[&str]| {
         let items: Vec<Value> = names.iter().map(|n| json!({"name": n, "image": "i"})).collect();
         json!({"spec": {"containers": items, "tolerations": [{"key": names[0]}]}})
@@ -200,7 +200,7 @@ fn lists_merge_by_key_and_lose_only_own_items() {
 }
 
 #[test]
-fn an_item_that_another_manager_extended_stays() {
+fn a_list_item_that_another_manager_extended_stays() {
     let one = applied(
         None,
         &json!({"spec": {"containers": [{"name": "a", "image": "i"}]}}),
@@ -224,7 +224,7 @@ fn an_item_that_another_manager_extended_stays() {
 }
 
 #[test]
-fn fields_older_than_the_first_apply_have_an_owner() {
+fn fields_written_before_the_first_apply_have_an_owner() {
     let live = json!({"data": {"k": "1"}});
     let error = applied(Some(&live), &json!({"data": {"k": "2"}}), "a", false).unwrap_err();
     assert!(
@@ -237,7 +237,7 @@ fn fields_older_than_the_first_apply_have_an_owner() {
 }
 
 #[test]
-fn a_plain_update_takes_fields_over() {
+fn an_update_takes_over_the_changed_fields() {
     let live = applied(None, &json!({"data": {"k": "1"}}), "a", false).unwrap();
     let mut updated = live.clone();
     updated["data"]["k"] = json!("2");
@@ -255,7 +255,7 @@ fn a_plain_update_takes_fields_over() {
 }
 
 #[test]
-fn custom_resources_merge_as_their_schema_says() {
+fn custom_resources_merge_lists_as_their_schema_says() {
     let schema = json!({"properties": {"spec": {"properties": {
         "keyed": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"], "items": {}},
         "plain": {"items": {}},

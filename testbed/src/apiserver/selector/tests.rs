@@ -32,7 +32,7 @@ fn pod() -> Value {
 #[case::does_not_exist("!tier", false)]
 #[case::absent("!none", true)]
 #[case::empty_value("example.com/x=", true)]
-fn label_selectors_match(#[case] text: &str, #[case] expected: bool) {
+fn label_selectors_match_as_in_kubernetes(#[case] text: &str, #[case] expected: bool) {
     assert_eq!(LabelSelector::parse(text).unwrap().matches(&pod()), expected);
 }
 
@@ -55,7 +55,7 @@ fn bad_label_selectors_are_refused(#[case] text: &str) {
 #[case::missing_differs("spec.schedulerName!=x", true)]
 #[case::boolean("spec.hostNetwork=true", true)]
 #[case::number("spec.priority=8", false)]
-fn field_selectors_match(#[case] text: &str, #[case] expected: bool) {
+fn field_selectors_match_as_in_kubernetes(#[case] text: &str, #[case] expected: bool) {
     assert_eq!(FieldSelector::parse(text).unwrap().matches(&pod()), expected);
 }
 

@@ -140,7 +140,7 @@ fn pages_show_the_state_of_the_first_page() {
 }
 
 #[test]
-fn lists_of_the_future_time_out() {
+fn a_list_at_a_future_revision_times_out() {
     let error = list(
         &Store::new(1),
         STORAGE,
@@ -154,7 +154,7 @@ fn lists_of_the_future_time_out() {
 }
 
 #[test]
-fn a_collection_first_used_after_a_compaction_has_no_earlier_past() {
+fn a_collection_first_used_after_a_compaction_has_no_earlier_events() {
     let mut store = Store::new(10);
     store.put("/others", Key::new("", "x"), json!({}));
     store.compact();

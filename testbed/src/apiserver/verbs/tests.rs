@@ -119,7 +119,7 @@ fn generated_names_differ() {
 }
 
 #[test]
-fn a_binding_sets_node_annotations_and_condition_at_once() {
+fn a_binding_sets_node_annotations_and_condition_in_one_write() {
     let objects = cluster();
     objects.create("pods", pod("p")).unwrap();
     let mut binding = bind_to("n1");
@@ -145,7 +145,7 @@ fn refused_binding(objects: &ApiObjects, binding: &Value) -> ApiError {
 }
 
 #[test]
-fn bindings_are_refused_in_the_real_words() {
+fn refused_bindings_have_the_messages_of_kube_apiserver() {
     let objects = cluster();
     let uid = objects.create("pods", pod("p")).unwrap()["metadata"]["uid"]
         .as_str()
@@ -182,7 +182,7 @@ fn bindings_are_refused_in_the_real_words() {
 }
 
 #[test]
-fn deleting_and_gated_pods_are_not_bound() {
+fn terminating_and_gated_pods_are_not_bound() {
     let objects = cluster();
     let mut held = pod("p");
     held["metadata"]["finalizers"] = json!(["a.b/c"]);
@@ -205,7 +205,7 @@ fn deleting_and_gated_pods_are_not_bound() {
 }
 
 #[test]
-fn bound_pods_die_gracefully_and_unbound_ones_at_once() {
+fn bound_pods_are_deleted_with_grace_and_unbound_ones_at_once() {
     let objects = cluster();
     objects.create("pods", pod("free")).unwrap();
     assert!(objects.delete("pods", "default", "free", None).unwrap());
@@ -230,7 +230,7 @@ fn bound_pods_die_gracefully_and_unbound_ones_at_once() {
 }
 
 #[test]
-fn terminal_pods_need_no_grace() {
+fn finished_pods_are_deleted_without_grace() {
     let objects = cluster();
     objects.create("pods", pod("p")).unwrap();
     objects.bind("default", "p", bind_to("n")).unwrap();
@@ -288,7 +288,7 @@ fn pod_updates_follow_the_rules(#[case] patch: Value, #[case] code: u16) {
 }
 
 #[test]
-fn images_may_change_and_an_unchanged_write_is_no_write() {
+fn images_may_change_and_an_unchanged_update_keeps_the_revision() {
     let objects = cluster();
     let mut changed = Value::clone(&objects.create("pods", pod("p")).unwrap());
     changed["spec"]["containers"][0]["image"] = json!("other");
@@ -300,7 +300,7 @@ fn images_may_change_and_an_unchanged_write_is_no_write() {
 }
 
 #[test]
-fn status_and_the_rest_are_written_apart() {
+fn status_and_spec_are_written_separately() {
     let objects = cluster();
     objects
         .create(
@@ -332,7 +332,7 @@ fn definition() -> Value {
 }
 
 #[test]
-fn a_definition_adds_its_resource_and_takes_it_away() {
+fn a_custom_resource_definition_adds_and_removes_its_resource() {
     let objects = cluster();
     assert_eq!(objects.list("devices.x.io", None).unwrap_err().code, 404);
     objects.create("customresourcedefinitions", definition()).unwrap();
@@ -372,7 +372,7 @@ fn a_definition_adds_its_resource_and_takes_it_away() {
 }
 
 #[test]
-fn a_namespace_goes_with_its_last_object() {
+fn a_namespace_is_removed_with_its_last_object() {
     let objects = cluster();
     objects
         .create("namespaces", json!({"metadata": {"name": "team"}}))
@@ -398,7 +398,7 @@ fn a_namespace_goes_with_its_last_object() {
 }
 
 #[tokio::test]
-async fn watches_see_objects_enter_and_leave_their_selector() {
+async fn a_watch_reports_objects_that_enter_or_leave_its_selector() {
     let objects = cluster();
     objects.create("pods", pod("p")).unwrap();
     let mut watch = objects

@@ -13,7 +13,7 @@ fn with(extender: &str) -> String {
 }
 
 #[test]
-fn everything_that_is_written_is_read() {
+fn all_modelled_fields_are_read() {
     let text = format!(
         "{HEAD}leaderElection: {{leaderElect: false}}
 podMaxBackoffSeconds: 3
@@ -59,7 +59,7 @@ extenders:
 }
 
 #[test]
-fn another_address_keeps_the_path() {
+fn a_replaced_address_keeps_the_path() {
     let configuration: Configuration = with("").parse().unwrap();
     let moved = configuration.with_extenders_at("http://127.0.0.1:4242");
     assert_eq!(
@@ -69,7 +69,7 @@ fn another_address_keeps_the_path() {
 }
 
 #[test]
-fn certificates_of_tls_lie_in_the_folder_that_is_said() {
+fn certificates_are_read_from_the_given_folder() {
     let text = format!(
         "{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /etc/ca.crt}}"
     );
@@ -125,7 +125,7 @@ fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
 #[rstest]
 #[case::misspelt("  filterverb: filter", "unknown field `filterverb`")]
 #[case::bad_timeout("  httpTimeout: 5", "no duration")]
-fn malformed(#[case] extender: &str, #[case] cause: &str) {
+fn malformed_configurations_are_refused(#[case] extender: &str, #[case] cause: &str) {
     let error = with(extender).parse::<Configuration>().unwrap_err();
     let source = error.source().unwrap().to_string();
     assert!(source.contains(cause), "{source}");
@@ -141,6 +141,6 @@ fn malformed(#[case] extender: &str, #[case] cause: &str) {
 #[case("s", None)]
 #[case("5 s", None)]
 #[case("-1s", None)]
-fn durations(#[case] text: &str, #[case] millis: Option<u64>) {
+fn durations_are_read_as_go_writes_them(#[case] text: &str, #[case] millis: Option<u64>) {
     assert_eq!(parse_duration(text), millis.map(Duration::from_millis));
 }

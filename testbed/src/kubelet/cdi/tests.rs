@@ -29,7 +29,7 @@ fn a_specs_own_edits_come_once_and_before_its_devices() {
 }
 
 #[test]
-fn unknown_devices_bad_files_and_other_files_resolve_nothing() {
+fn unknown_devices_and_malformed_files_resolve_to_nothing() {
     let dir = TempDir::new().unwrap();
     std::fs::write(dir.path().join("bad.yaml"), "kind: [").unwrap();
     std::fs::write(dir.path().join("half.tmp"), spec("v.com/gpu", "a", "tmp")).unwrap();
@@ -95,7 +95,7 @@ async fn until(cache: &CdiCache, name: &str, env: Option<&str>) {
 }
 
 #[tokio::test]
-async fn a_change_counts_after_the_watch_has_read_it() {
+async fn a_changed_spec_counts_after_the_watch_has_read_it() {
     let dir = TempDir::new().unwrap();
     let cache = cache(dir.path());
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
@@ -125,7 +125,7 @@ async fn a_change_counts_after_the_watch_has_read_it() {
 }
 
 #[tokio::test]
-async fn a_directory_that_appears_is_noticed_by_an_injection_and_watched_from_then_on() {
+async fn a_new_directory_is_found_by_an_injection_and_watched_from_then_on() {
     let parent = TempDir::new().unwrap();
     let dir = parent.path().join("cdi");
     let cache = cache(&dir);
@@ -148,7 +148,7 @@ async fn a_file_moved_in_from_another_directory_counts_after_the_next_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_reading_keeps_the_last_view() {
+async fn during_a_slow_read_the_last_view_stays() {
     let dir = TempDir::new().unwrap();
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
     let delay = RefreshDelay {

@@ -56,7 +56,7 @@ fn allocate(
 }
 
 #[test]
-fn a_list_call_in_the_middle_of_an_allocation_forgets_the_devices_in_flight() {
+fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
     // This is kubelet's race, kept on purpose: see devices.rs.
     let mut devices = DeviceState::default();
     devices.update(RESOURCE, list(&[0, 1], &[]));

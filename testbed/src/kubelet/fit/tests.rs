@@ -20,7 +20,7 @@ fn amounts(list: &[(&str, &str)]) -> WholeAmounts {
 #[case::thousandths("1500m", 1500)]
 #[case::decimal("0.25", 250)]
 #[case::finer_than_a_thousandth_counts_as_one("100u", 1)]
-fn cpu_is_in_thousandths(#[case] text: &str, #[case] expected: i64) {
+fn cpu_is_counted_in_thousandths(#[case] text: &str, #[case] expected: i64) {
     assert_eq!(amounts(&[("cpu", text)]).get("cpu"), expected);
 }
 
@@ -30,7 +30,7 @@ fn cpu_is_in_thousandths(#[case] text: &str, #[case] expected: i64) {
 #[case::kubernetes_own("kubernetes.io/batch-cpu", false)]
 #[case::below_kubernetes_own("x.kubernetes.io/y", false)]
 #[case::quota("requests.nvidia.com/gpu", false)]
-fn extended_names(#[case] name: &str, #[case] expected: bool) {
+fn extended_resource_names_are_recognised(#[case] name: &str, #[case] expected: bool) {
     assert_eq!(is_extended(name), expected);
 }
 

@@ -27,7 +27,7 @@ fn with(field: &str, value: Value) -> Value {
 }
 
 #[test]
-fn reads_every_field_and_sorts() {
+fn every_field_is_read_and_devices_are_sorted() {
     let nic = json!({
         "type": "rdma", "id": "0000:1f:00.0", "minor": 1, "resources": {"koordinator.sh/rdma": "50"}, "labels": {"fabric": "a"},
         "health": "Lost", "busId": "0000:1f:00.0", "numaNode": 1, "pcieId": "pci0000:16", "deviceNodes": ["/dev/infiniband/uverbs1"],
@@ -88,7 +88,7 @@ fn rdma_of(id: &str, minor: u32) -> Value {
 }
 
 #[test]
-fn refusals() {
+fn errors_name_the_device_and_the_field() {
     let bad = [
         json!({}),
         json!([7]),
@@ -120,7 +120,7 @@ fn refusals() {
 
 proptest! {
     #[test]
-    fn accepts_exactly_distinct_devices(devices in prop::collection::vec((0..3_usize, 0..4_u32, 0..3_u32), 0..5)) {
+    fn exactly_distinct_devices_are_accepted(devices in prop::collection::vec((0..3_usize, 0..4_u32, 0..3_u32), 0..5)) {
         let types = ["rdma", "fpga", "npu"];
         let entry = |(kind, id, minor): &(usize, u32, u32)| json!({"type": types[*kind], "id": format!("d{id}"), "minor": minor, "resources": {"a.b/c": 1}});
         let is_fine = devices.iter().enumerate().all(|(at, (kind, id, minor))| {
@@ -130,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn never_panics(kind in ".{0,5}", id in ".{0,5}", resource in ".{0,5}", amount in ".{0,5}", node in ".{0,5}") {
+    fn no_text_makes_the_reader_panic(kind in ".{0,5}", id in ".{0,5}", resource in ".{0,5}", amount in ".{0,5}", node in ".{0,5}") {
         let _ = read(&json!([{"type": kind, "id": id, "minor": 0, "resources": {resource: amount}, "deviceNodes": [node]}]));
     }
 }

@@ -172,7 +172,7 @@ fn idle_weight_halves_where_cpu_or_memory_run_out_before_gpus(
 #[case::too_much_core(RequestedMemory::Bytes(1), 101, None)]
 #[case::nothing(RequestedMemory::Bytes(0), 50, None)]
 #[case::absurd(RequestedMemory::Units(u64::MAX), u32::MAX, None)]
-fn shares_in_thousandths(
+fn requests_become_thousandths_of_a_gpu(
     #[case] memory: RequestedMemory,
     #[case] core: u32,
     #[case] expected: Option<(i16, i16)>,
@@ -211,7 +211,7 @@ fn thousandths_are_rounded_so_that_nothing_fits_by_rounding(
 }
 
 #[test]
-fn nothing_is_of_nothing() {
+fn a_gpu_without_memory_has_no_thousandths() {
     assert_eq!(
         (thousandths_up(Memory::ZERO, Memory::ZERO), thousandths_down(1, 0)),
         (None, 0)

@@ -208,13 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn members_come_lowest_first() {
+    fn members_of_a_set_come_lowest_first() {
         assert_eq!(set(&[63, 0, 5]).members().collect::<Vec<_>>(), [0, 5, 63]);
         assert_eq!(set(&[64]), Set::EMPTY, "a set has no room for more");
     }
 
     #[test]
-    fn the_set_with_the_lowest_members_is_the_lowest() {
+    fn sets_are_ordered_by_their_lowest_members() {
         assert!(set(&[0, 7]).lowness() > set(&[1, 2]).lowness());
         assert!(set(&[0, 1]).lowness() > set(&[0, 2]).lowness());
     }

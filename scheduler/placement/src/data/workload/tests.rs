@@ -41,7 +41,7 @@ fn numbers(sample: &[PodProfile]) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn no_pods_have_no_sample() {
+fn the_sample_of_no_pods_is_empty() {
     assert_eq!(workload(&[]).sample(&Workload::default()), []);
     let mut idle = Workload::default();
     idle.add(PodProfile {
@@ -56,12 +56,12 @@ fn no_pods_have_no_sample() {
 }
 
 #[test]
-fn one_kind_fills_the_sample() {
+fn a_workload_of_one_kind_fills_the_sample() {
     assert_eq!(workload(&[3]).sample(&Workload::default()), vec![profile(0); 144]);
 }
 
 #[test]
-fn kinds_have_places_in_proportion() {
+fn a_kind_has_places_in_the_sample_in_proportion_to_its_pods() {
     let numbers: Vec<usize> = numbers(&workload(&[500, 300, 200]).sample(&Workload::default()))
         .into_values()
         .collect();
@@ -70,7 +70,7 @@ fn kinds_have_places_in_proportion() {
 
 /// Any part of a sample has the kinds in proportion, as well as its few places allow.
 #[test]
-fn parts_have_kinds_in_proportion() {
+fn each_part_of_the_sample_has_the_kinds_in_proportion() {
     for part in workload(&[500, 300, 200]).sample(&Workload::default()).chunks(36) {
         let numbers: Vec<usize> = numbers(part).into_values().collect();
         let expected = [18, 11, 7];
@@ -86,7 +86,7 @@ fn parts_have_kinds_in_proportion() {
 
 /// One pod of a thousand moves no more than a place of each kind.
 #[test]
-fn a_pod_changes_little() {
+fn one_pod_moves_at_most_one_place_of_each_kind() {
     let (before, after) = (
         workload(&[500, 300, 200]).sample(&Workload::default()),
         workload(&[500, 300, 201]).sample(&Workload::default()),
@@ -103,7 +103,7 @@ proptest! {
     /// A sample is a function of how many pods of each kind there are: not of the order in which they came, nor of those
     /// that came and went.
     #[test]
-    fn history_does_not_matter(kinds in proptest::collection::vec(0_u32..6, 0..40), gone in proptest::collection::vec(0_u32..6, 0..20)) {
+    fn the_sample_depends_on_the_present_pods_only(kinds in proptest::collection::vec(0_u32..6, 0..40), gone in proptest::collection::vec(0_u32..6, 0..20)) {
         let [mut one, mut other] = [Workload::default(), Workload::default()];
         for kind in &kinds {
             one.add(profile(*kind));

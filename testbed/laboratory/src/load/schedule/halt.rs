@@ -99,7 +99,10 @@ mod tests {
     #[case::every_process("plain=-1", Err(r#""-1" is not the id of a process"#))]
     #[case::own_group("plain=0", Err(r#""0" is not the id of a process"#))]
     #[case::init("plain=1", Err(r#""1" is not the id of a process"#))]
-    fn processes_of_schedulers(#[case] text: &str, #[case] wanted: Result<(&str, u32), &str>) {
+    fn the_flag_names_a_scheduler_and_its_process(
+        #[case] text: &str,
+        #[case] wanted: Result<(&str, u32), &str>,
+    ) {
         let wanted = wanted
             .map(|(scheduler, pid)| HaltedProcess {
                 scheduler: scheduler.to_owned(),
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_stands_still_until_it_is_let_go_on_or_forgotten() {
+    fn a_process_is_stopped_until_it_is_resumed_or_dropped() {
         let mut echo = Command::new("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -30,7 +30,7 @@ fn configuration(name: &str) -> Configuration {
 
 /// The real scheduler beside none, with the testbed's model of kube-scheduler in the place of the real one.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_per_second_with_and_without_us() {
+async fn pods_per_second_are_measured_with_and_without_the_extender() {
     let (api, dir) = Rig::start().await.unwrap();
     let client = user_client(&api, dir.path(), "admin", &["system:masters"])
         .await
@@ -106,7 +106,7 @@ async fn pods_per_second_with_and_without_us() {
 }
 
 #[tokio::test]
-async fn only_schedulers_that_have_turns_are_halted() {
+async fn only_schedulers_that_are_measured_may_be_halted() {
     let args = ScheduleArgs {
         halts: vec![HaltedProcess::parse("other=4711").unwrap()],
         ..args(&["plain"])
@@ -149,7 +149,7 @@ fn turns_are_compared_within_their_round() {
 
 /// Pods like those of a user: with requests, an owner, and the wanted size.
 #[test]
-fn pods_that_wait() {
+fn pending_pods_look_like_those_of_users() {
     let args = args(&["plain"]);
     let pods: Vec<Value> = (0..5)
         .map(|idx| waiting_pod("plain", 3, idx, &args).unwrap())

@@ -93,7 +93,7 @@ fn places(world: &ReplayInput) -> Vec<(&str, usize, Vec<GpuShare>)> {
 }
 
 #[tokio::test]
-async fn a_cluster_s_own_pods_are_placed_again() {
+async fn the_pods_of_a_live_cluster_are_placed_again() {
     let (_api, _dir, seen) = shown().await;
     let world = world(&seen, None).unwrap();
     assert_eq!(
@@ -124,7 +124,7 @@ async fn a_cluster_s_own_pods_are_placed_again() {
 }
 
 #[tokio::test]
-async fn a_trace_comes_on_top_of_present_pods() {
+async fn a_trace_is_added_to_the_present_pods() {
     let (_api, _dir, seen) = shown().await;
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,1000,64,1,500,V100\n";
     let world = world(&seen, Some(&trace::pods_of(pods).unwrap())).unwrap();
@@ -138,7 +138,7 @@ async fn a_trace_comes_on_top_of_present_pods() {
 
 /// Together they need 2.4 GPUs of four, and a whole one is free for the pod that waits, once the others share.
 #[tokio::test]
-async fn what_would_a_policy_have_done() {
+async fn policies_are_compared_on_a_live_cluster() {
     let (_api, dir, _) = shown().await;
     let kubeconfig = dir.path().join("admin.kubeconfig");
     let words = format!(

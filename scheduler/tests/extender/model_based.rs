@@ -1,4 +1,4 @@
-//! Random histories of watches and binds: at every step the engine's invariants hold, and a scheduler that starts anew
+//! Model-based tests: in every sequence of watch events and binds the engine's invariants hold, and a restarted scheduler
 //! and sees the final objects only holds the same as one that saw it all.
 
 use std::collections::BTreeMap;
@@ -39,11 +39,11 @@ enum Step {
     Lose(usize),
     /// The watch shows the pod.
     See(usize),
-    /// A pod is bound by somebody else, with a record of this form.
+    /// Another scheduler binds a pod, with a record of this form.
     Foreign(usize, usize, usize),
     End(usize),
     Delete(usize),
-    /// Watches list everything anew.
+    /// Watches list all objects again.
     Relist,
 }
 
@@ -284,14 +284,14 @@ impl Run {
         self.open.retain(|_, decision| !decision.written);
     }
 
-    /// Broken invariants, other than that somebody else has put too much on a device or taken memory out of it.
+    /// Broken invariants, except that a device is oversubscribed: another scheduler or a smaller inventory may cause that.
     fn violations(&self) -> Vec<Violation> {
         let ours = |violation: &Violation| !matches!(violation, Violation::Oversubscribed { .. });
         self.index.fleet().check().into_iter().filter(ours).collect()
     }
 
     /// A scheduler that starts once everything is written that was decided.
-    fn anew(&self) -> Index {
+    fn restarted(&self) -> Index {
         let all =
             |objects: &BTreeMap<usize, Value>| objects.values().cloned().collect::<Vec<_>>().into_iter();
         let mut pods = self.pods.clone();
@@ -324,28 +324,28 @@ fn picture(index: &Index) -> impl PartialEq + std::fmt::Debug + use<> {
     (index.snapshot(), nodes)
 }
 
-fn ensure_restart_changes_nothing(steps: &[Step]) -> Result<(), TestCaseError> {
+fn ensure_restart_counts_the_same(steps: &[Step]) -> Result<(), TestCaseError> {
     let mut run = Run::new();
     for step in steps {
         run.step(step);
         prop_assert_eq!(run.violations(), Vec::new());
-        let anew = run.anew();
+        let restarted = run.restarted();
         prop_assert_eq!(
             run.index.snapshot().gpus,
-            anew.snapshot().gpus,
-            "what is decided takes what it will take once it is seen"
+            restarted.snapshot().gpus,
+            "a decision is charged as its written record is"
         );
         if run.open.is_empty() {
-            prop_assert_eq!(picture(&run.index), picture(&anew));
+            prop_assert_eq!(picture(&run.index), picture(&restarted));
         }
     }
     Ok(())
 }
 
-/// Without its node a record that names a GPU of another one contradicts nothing any more.
+/// Without a node there is no inventory that the record, which names a GPU of another node, contradicts.
 #[test]
-fn a_pod_that_held_nothing_is_counted_again_when_its_node_goes() {
-    ensure_restart_changes_nothing(&[
+fn a_pod_with_a_record_of_another_node_is_charged_again_when_its_node_goes() {
+    ensure_restart_counts_the_same(&[
         Step::Node(1, 3),
         Step::Create(3, 5),
         Step::Foreign(3, 1, 4),
@@ -358,12 +358,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn restart_changes_nothing(steps in steps()) {
-        ensure_restart_changes_nothing(&steps)?;
+    fn a_restarted_scheduler_counts_the_same(steps in steps()) {
+        ensure_restart_counts_the_same(&steps)?;
     }
 
-    /// What this scheduler places never exceeds a device, whatever it is asked.
-    #[test]
+        #[test]
     fn own_binds_never_oversubscribe(asks in vec((0..4_usize, 0..2_usize), 1..40)) {
         let mut run = Run::new();
         run.step(&Step::Node(0, 0));
