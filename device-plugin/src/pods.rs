@@ -64,10 +64,7 @@ impl Stage {
     /// The stage of a pod whose annotations name devices; none if they name no device.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
-        let is_recorded = [DEVICE_ALLOCATED, MEM_IDX]
-            .iter()
-            .any(|key| annotations.contains_key(*key));
-        is_recorded.then(|| Self::of(&pod.status))
+        has_record(annotations).then(|| Self::of(&pod.status))
     }
 
     fn of(status: &PodStatus) -> Self {
@@ -144,31 +141,24 @@ impl NodePod {
         }
         let mut requested = ExtendedResource::ALL.to_vec();
         requested.retain(|resource| containers.iter().any(|container| resource.count(container) > 0));
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        let mut hints = BTreeMap::new();
+        for hint in HINTS {
+            hints.extend(annotations.get(hint.key).map(|value| (hint.key, value.clone())));
+        }
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
-            namespace: pod
-                .metadata
-                .namespace
-                .clone()
-                .unwrap_or_else(|| "default".to_owned()),
+            namespace: namespace(pod),
             name: pod.metadata.name.clone()?,
             stage: Stage::of(&pod.status),
             deleting: pod.is_deleting(),
             containers,
             placement: Placement::read(&annotations, &requested),
-            is_limited: pod
-                .metadata
-                .labels
-                .as_ref()
-                .and_then(|labels| labels.get(ISOLATION_PROVIDER))
-                .is_some_and(|by| by == HAMI_CORE),
+            is_limited: labels.get(ISOLATION_PROVIDER).is_some_and(|by| by == HAMI_CORE),
             requests,
             sees_all: annotations.get(ALL_DEVICES).is_some_and(|mark| mark == "true"),
-            hints: HINTS
-                .into_iter()
-                .filter_map(|hint| Some((hint.key, annotations.get(hint.key)?.clone())))
-                .collect(),
+            hints,
             variables: variables(&pod.spec),
         })
     }
@@ -188,27 +178,26 @@ impl NodePod {
     pub fn asks_like(&self, other: &Self) -> bool {
         let n_gpus = |pod: &Self| pod.placement.as_ref().map_or(0, |placement| placement.gpus.len());
         n_gpus(self) == n_gpus(other)
-            && self.portions().eq(other.portions())
+            && self.portions() == other.portions()
             && self.requests == other.requests
             && self.hints == other.hints
-            && ExtendedResource::ALL.iter().all(|resource| {
-                self.peak(|container| resource.count(container))
-                    == other.peak(|container| resource.count(container))
-            })
+            && ExtendedResource::ALL
+                .iter()
+                .all(|resource| self.peak(*resource) == other.peak(*resource))
     }
 
     /// The amounts of its record of devices other than GPUs, whichever devices they are: percent, and virtual functions.
-    fn portions(&self) -> impl Iterator<Item = (&'static str, Vec<(u64, usize)>)> {
-        let others = self.placement.iter().flat_map(|placement| &placement.others);
-        others.map(|(device_type, others)| {
-            let mut portions: Vec<_> = others
-                .held
-                .iter()
-                .map(|portion| (portion.percent, portion.functions.len()))
-                .collect();
+    fn portions(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
+        let mut by_type = BTreeMap::new();
+        for (device_type, others) in self.placement.iter().flat_map(|placement| &placement.others) {
+            let mut portions = Vec::new();
+            for portion in &others.held {
+                portions.push((portion.percent, portion.functions.len()));
+            }
             portions.sort_unstable();
-            (*device_type, portions)
-        })
+            by_type.insert(*device_type, portions);
+        }
+        by_type
     }
 
     /// True if it requests a resource.
@@ -218,26 +207,12 @@ impl NodePod {
             .any(|container| resource.count(container) > 0)
     }
 
-    /// Most memory units that the pod's containers hold at once.
-    pub fn memory_units(&self) -> u64 {
-        self.peak(|container| container.memory_units)
-    }
-
-    /// Most shares that the pod's containers hold at once.
-    pub fn shared(&self) -> u64 {
-        self.peak(|container| container.shared)
-    }
-
-    /// Most whole GPUs that the pod's containers hold at once.
-    pub fn whole(&self) -> u64 {
-        self.peak(|container| container.whole)
-    }
-
-    /// The largest amount that the pod's containers hold at once: an ordinary init container runs beside the sidecars before it.
-    fn peak(&self, count: impl Fn(&ContainerRequest) -> u64) -> u64 {
+    /// The largest amount of a resource that the pod's containers hold at once: an ordinary init container runs beside the sidecars
+    /// before it.
+    pub fn peak(&self, resource: ExtendedResource) -> u64 {
         let (mut lasting, mut peak) = (0_u64, 0);
         for container in &self.containers {
-            let now = lasting.saturating_add(count(container));
+            let now = lasting.saturating_add(resource.count(container));
             peak = now.max(peak);
             if container.kind != ContainerKind::Init {
                 lasting = now;
@@ -263,19 +238,24 @@ pub struct Claimant {
 impl Claimant {
     /// Reduces a pod of this node; none if it uses no claims.
     pub fn of(pod: &Pod) -> Option<Self> {
-        let (uid, namespace, name) = (
-            pod.metadata.uid.as_deref()?,
-            pod.metadata.namespace.clone(),
-            pod.metadata.name.clone()?,
-        );
-        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-        pod.uses_claims().then(|| Self {
-            uid: PodUid::from(uid),
-            namespace,
-            name,
+        pod.uses_claims().then_some(())?;
+        Some(Self {
+            uid: PodUid::from(pod.metadata.uid.as_deref()?),
+            namespace: namespace(pod),
+            name: pod.metadata.name.clone()?,
             stage: Stage::of(&pod.status),
         })
     }
+}
+
+fn namespace(pod: &Pod) -> String {
+    let namespace = pod.metadata.namespace.clone();
+    namespace.unwrap_or_else(|| "default".to_owned())
+}
+
+/// True if the annotations have a record, in either dialect.
+pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.contains_key(DEVICE_ALLOCATED) || annotations.contains_key(MEM_IDX)
 }
 
 fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
@@ -351,11 +331,8 @@ impl Pods {
     /// Keeps the record `before` of a pod whose annotations have lost a part of it, or have become unreadable.
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
         let now = now.as_ref().ok();
-        let is_running = self
-            .by_uid
-            .get(uid)
-            .is_some_and(|pod| pod.stage == Stage::Running);
-        if is_running
+        if let Some(pod) = self.by_uid.get(uid)
+            && pod.stage == Stage::Running
             && let Some(before) = &before
             && now.is_none_or(|now| !now.has_record_of(before))
         {

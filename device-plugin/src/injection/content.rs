@@ -322,16 +322,9 @@ fn functions<'a>(
     resource: ExtendedResource,
     device: &OtherDevice,
 ) -> &'a [PhysicalId] {
-    let Some(placement) = recipient.placement else {
-        return &[];
-    };
-    let Some(others) = placement.others.get(resource.device_type()) else {
-        return &[];
-    };
-    let key = DeviceKey::from(device);
-    let at = others.names.iter().position(|name| name.is(&key));
-    at.and_then(|at| others.held.get(at))
-        .map_or(&[], |portion| &portion.functions)
+    let placement = recipient.placement;
+    let portion = placement.and_then(|placement| placement.portion(resource, &DeviceKey::from(device)));
+    portion.map_or(&[], |portion| &portion.functions)
 }
 
 /// The variables of a container except those that name its devices.
@@ -383,7 +376,7 @@ fn env_of_gpus(
             (pod_units, device_units) = (record.pod_units, record.device_units);
         }
         if pod_units == 0 {
-            pod_units = pod.memory_units();
+            pod_units = pod.peak(ExtendedResource::Memory);
         }
         if device_units == 0 {
             device_units = settings.memory_unit.units_in(gpu.memory_bytes);

@@ -16,20 +16,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunction, VirtualFunctionGroup};
+use proto::device::{VirtualFunction, VirtualFunctionGroup};
 use proto::quantity::Quantity;
 use proto::resource::{FPGA, RDMA, WHOLE_PERCENT};
 use tracing::info;
 
+use crate::extended_resource::ExtendedResource;
+
 use super::feed::{Reporter, Stopped, Watcher};
-use super::pci::{self, Bus, Function};
+use super::pci::{self, Bus};
 use super::{Inventory, ObservationKind, OtherDevice, PhysicalId};
 
-/// The folder of the device files of RDMA adapters.
-const RDMA_FOLDER: &str = "/dev/infiniband";
-
 /// The device file with which all RDMA adapters make connections.
-const RDMA_CONNECTIONS: &str = "rdma_cm";
+const RDMA_CONNECTIONS: &str = "infiniband/rdma_cm";
 
 /// The base class of processing accelerators.
 const ACCELERATOR: u32 = 0x12;
@@ -96,24 +95,19 @@ impl SysfsSource {
     fn fpgas(&self, bus: &Bus) -> Vec<Found> {
         let mut managed = BTreeSet::new();
         for class in ["class/fpga_region", "class/fpga_manager"] {
-            managed.extend(
-                entries(&self.root.join(class))
-                    .iter()
-                    .filter_map(|link| function_of(link)),
-            );
+            for link in entries(&self.root.join(class)) {
+                managed.extend(function_of(&link));
+            }
         }
-        let is_fpga = |address: &str, function: &Function| {
-            let is_by_vendor = function.class >> 16 == ACCELERATOR && FPGA_VENDORS.contains(&function.vendor);
-            !function.is_virtual && (managed.contains(address) || is_by_vendor)
-        };
         let mut found = Vec::new();
-        let fpgas = bus
-            .iter()
-            .filter(|(address, function)| is_fpga(address, function));
-        for (minor, (address, _)) in (0..).zip(fpgas) {
-            let device = device((TYPE_FPGA, FPGA), bus, address, minor, |function| {
-                self.fpga_nodes(function)
-            });
+        let mut minors = 0..;
+        for (address, function) in bus.iter() {
+            let is_by_vendor = function.class >> 16 == ACCELERATOR && FPGA_VENDORS.contains(&function.vendor);
+            if function.is_virtual || !(is_by_vendor || managed.contains(address)) {
+                continue;
+            }
+            let minor = minors.next().unwrap_or_default();
+            let device = self.device(ExtendedResource::Fpga, bus, address, minor);
             found.extend(device.map(|device| (device, None)));
         }
         found
@@ -137,45 +131,80 @@ impl SysfsSource {
         }
         let mut found = Vec::new();
         for (minor, (address, paths)) in (0..).zip(&by_address) {
-            let device = device((TYPE_RDMA, RDMA), bus, address, minor, |function| {
-                self.rdma_nodes(function)
-            });
+            let device = self.device(ExtendedResource::Rdma, bus, address, minor);
             found.extend(device.map(|device| (device, port_problem(paths))));
         }
         found
     }
 
-    /// The device files of one function of an RDMA adapter; none if no driver has created any.
-    fn rdma_nodes(&self, address: &str) -> Vec<PathBuf> {
+    /// The device files of one function of a device.
+    fn nodes(&self, resource: ExtendedResource, address: &str) -> Vec<PathBuf> {
         let function = pci::folder(&self.root).join(address);
         let mut names = BTreeSet::new();
-        for class in ["infiniband_verbs", "infiniband_mad"] {
-            names.extend(
-                entries(&function.join(class))
-                    .iter()
-                    .filter_map(|path| path.file_name().map(PathBuf::from)),
-            );
-        }
-        if names.is_empty() {
-            return Vec::new();
-        }
-        let connections = PathBuf::from(RDMA_CONNECTIONS);
-        std::iter::once(connections)
-            .chain(names)
-            .map(|name| Path::new(RDMA_FOLDER).join(name))
-            .collect()
-    }
-
-    /// The device files of one function of an FPGA.
-    fn fpga_nodes(&self, address: &str) -> Vec<PathBuf> {
-        let mut names = BTreeSet::new();
-        if let Ok(function) = fs::canonicalize(pci::folder(&self.root).join(address)) {
+        if resource == ExtendedResource::Rdma {
+            for class in ["infiniband_verbs", "infiniband_mad"] {
+                for path in entries(&function.join(class)) {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    names.insert(format!("infiniband/{name}"));
+                }
+            }
+            // A function without files of its own has no driver in this machine.
+            if !names.is_empty() {
+                names.insert(RDMA_CONNECTIONS.to_owned());
+            }
+        } else if let Ok(function) = fs::canonicalize(function) {
             collect_device_names(&function, FPGA_DEPTH, &mut names);
         }
-        names
-            .into_iter()
-            .map(|name| Path::new("/dev").join(name))
-            .collect()
+        let dev = Path::new("/dev");
+        names.iter().map(|name| dev.join(name)).collect()
+    }
+
+    /// The device that is the function at this address, with 100 of the resource.
+    fn device(
+        &self,
+        resource: ExtendedResource,
+        bus: &Bus,
+        address: &str,
+        minor: u32,
+    ) -> Option<OtherDevice> {
+        let id: PhysicalId = address
+            .parse()
+            .inspect_err(|error| info!(address, %error, "ignoring a PCI function"))
+            .ok()?;
+        let mut vfs = Vec::new();
+        let mut function_nodes = BTreeMap::new();
+        for (number, bus_id) in &bus.get(address)?.virtual_functions {
+            vfs.push(VirtualFunction {
+                minor: i32::try_from(*number).unwrap_or(-1),
+                bus_id: bus_id.clone(),
+            });
+            let nodes = self.nodes(resource, bus_id);
+            if !nodes.is_empty() {
+                function_nodes.insert(bus_id.clone(), nodes);
+            }
+        }
+        let mut vf_groups = Vec::new();
+        if !vfs.is_empty() {
+            let labels = BTreeMap::new();
+            vf_groups.push(VirtualFunctionGroup { labels, vfs });
+        }
+        let name = if resource == ExtendedResource::Rdma {
+            RDMA
+        } else {
+            FPGA
+        };
+        Some(OtherDevice {
+            device_type: resource.device_type().to_owned(),
+            id,
+            minor,
+            resources: [(name.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
+            labels: BTreeMap::new(),
+            bus_id: Some(address.to_owned()),
+            location: bus.location(address),
+            vf_groups,
+            device_nodes: self.nodes(resource, address),
+            function_nodes,
+        })
     }
 
     /// A watcher of the devices of `inventory`. It reports once that the devices have changed.
@@ -208,50 +237,6 @@ impl SysfsSource {
         }
         reporter.pause(self.interval)
     }
-}
-
-/// The device of a type that is the function at this address, with 100 of the type's resource. `nodes` lists the device files of a
-/// function.
-fn device(
-    (device_type, resource): (&str, &str),
-    bus: &Bus,
-    address: &str,
-    minor: u32,
-    nodes: impl Fn(&str) -> Vec<PathBuf>,
-) -> Option<OtherDevice> {
-    let id: PhysicalId = address
-        .parse()
-        .inspect_err(|error| info!(address, %error, "ignoring a PCI function"))
-        .ok()?;
-    let mut vfs = Vec::new();
-    let mut function_nodes = BTreeMap::new();
-    for (number, bus_id) in &bus.get(address)?.virtual_functions {
-        vfs.push(VirtualFunction {
-            minor: i32::try_from(*number).unwrap_or(-1),
-            bus_id: bus_id.clone(),
-        });
-        let nodes = nodes(bus_id);
-        if !nodes.is_empty() {
-            function_nodes.insert(bus_id.clone(), nodes);
-        }
-    }
-    let mut vf_groups = Vec::new();
-    if !vfs.is_empty() {
-        let labels = BTreeMap::new();
-        vf_groups.push(VirtualFunctionGroup { labels, vfs });
-    }
-    Some(OtherDevice {
-        device_type: device_type.to_owned(),
-        id,
-        minor,
-        resources: [(resource.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
-        labels: BTreeMap::new(),
-        bus_id: Some(address.to_owned()),
-        location: bus.location(address),
-        vf_groups,
-        device_nodes: nodes(address),
-        function_nodes,
-    })
 }
 
 /// The PCI address of the function that a link leads to, or to something below it.

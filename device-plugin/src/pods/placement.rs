@@ -161,27 +161,23 @@ impl Placement {
         annotations: &BTreeMap<String, String>,
         requested: &[ExtendedResource],
     ) -> Result<Self, Unplaced> {
-        let missing = |units, other| Unplaced::Missing {
-            key: if requested.contains(&ExtendedResource::Memory) {
-                units
-            } else {
-                other
-            },
+        let (record_key, time_key) = if requested.contains(&ExtendedResource::Memory) {
+            (MEM_IDX, MEM_ASSUME_TIME)
+        } else {
+            (DEVICE_ALLOCATED, BIND_TIMESTAMP)
         };
         let record = Record::read(annotations).map_err(Unplaced::Unreadable)?;
-        let record = record.ok_or_else(|| missing(MEM_IDX, DEVICE_ALLOCATED))?;
+        let record = record.ok_or(Unplaced::Missing { key: record_key })?;
         let assumed_at = record.assumed_at;
         let placement = Self::of_record(record, assumed_at.unwrap_or_default())?;
-        if placement.gpus.is_empty()
-            && requested
-                .iter()
-                .any(|resource| resource.device_type() == TYPE_GPU)
-        {
+        let mut types = requested.iter().map(|resource| resource.device_type());
+        if placement.gpus.is_empty() && types.any(|device_type| device_type == TYPE_GPU) {
             return Err(Unplaced::NoDevice(TYPE_GPU));
         }
-        assumed_at
-            .map(|_| placement)
-            .ok_or_else(|| missing(MEM_ASSUME_TIME, BIND_TIMESTAMP))
+        match assumed_at {
+            Some(_) => Ok(placement),
+            None => Err(Unplaced::Missing { key: time_key }),
+        }
     }
 
     /// Reads a record of a pod that was assumed at this time, unix nanoseconds.
@@ -192,11 +188,8 @@ impl Placement {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
         for (device_type, resource) in [(TYPE_RDMA, RDMA), (TYPE_FPGA, FPGA)] {
-            if let Some(devices) = record
-                .allocations
-                .get(device_type)
-                .filter(|devices| !devices.is_empty())
-            {
+            let devices = record.allocations.get(device_type);
+            if let Some(devices) = devices.filter(|devices| !devices.is_empty()) {
                 others.insert(device_type, Others::read(device_type, resource, devices)?);
             }
         }
@@ -310,32 +303,34 @@ impl Placement {
 
     /// True if both name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
-        let is_same = |resource| {
-            self.names(resource) == other.names(resource)
-                && self.functions(resource).eq(other.functions(resource))
-        };
-        [
-            ExtendedResource::Whole,
-            ExtendedResource::Rdma,
-            ExtendedResource::Fpga,
-        ]
-        .into_iter()
-        .all(is_same)
+        let resources = [ExtendedResource::Rdma, ExtendedResource::Fpga];
+        self.gpus == other.gpus
+            && resources.into_iter().all(|resource| {
+                self.names(resource) == other.names(resource)
+                    && self.functions(resource).eq(other.functions(resource))
+            })
+    }
+
+    /// The part of a device other than a GPU that the record gives the pod.
+    pub fn portion(&self, resource: ExtendedResource, device: &DeviceKey) -> Option<&Portion> {
+        let others = self.others.get(resource.device_type())?;
+        let mut portions = others.names.iter().zip(&others.held);
+        portions
+            .find(|(name, _)| name.is(device))
+            .map(|(_, portion)| portion)
     }
 
     /// True if the record gives the pod this device, or this virtual function of it.
     pub fn gives(&self, resource: ExtendedResource, device: &DeviceKey, function: Option<&str>) -> bool {
-        let Some(at) = self.names(resource).iter().position(|name| name.is(device)) else {
+        if !self.names(resource).iter().any(|name| name.is(device)) {
             return false;
-        };
-        let portion = self
-            .others
-            .get(resource.device_type())
-            .and_then(|others| others.held.get(at));
+        }
+        let portion = self.portion(resource, device);
         let functions = portion.map_or(&[][..], |portion| &portion.functions);
-        function.map_or(functions.is_empty(), |function| {
-            functions.iter().any(|given| given.as_str() == function)
-        })
+        match function {
+            Some(function) => functions.iter().any(|given| given.as_str() == function),
+            None => functions.is_empty(),
+        }
     }
 
     /// True if all these devices of a resource are the pod's.
@@ -365,18 +360,18 @@ impl Others {
                 }
                 functions.push(parse_id(&function.bus_id)?);
             }
-            let amount = device
-                .resources
-                .get(resource)
-                .and_then(|amount| amount.unsigned());
             others.held.push(Portion {
-                percent: amount.unwrap_or(0),
+                percent: amount(device, resource).unwrap_or(0),
                 functions,
             });
             others.names.push(name);
         }
         Ok(others)
     }
+}
+
+fn amount(device: &DeviceAllocation, resource: &str) -> Option<u64> {
+    device.resources.get(resource)?.unsigned()
 }
 
 fn parse_id(id: &str) -> Result<PhysicalId, Unplaced> {
@@ -400,18 +395,14 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
 }
 
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
-    let Some(allocations) = record
-        .allocations
-        .get(TYPE_GPU)
-        .filter(|allocations| !allocations.is_empty())
-    else {
-        return Ok(record
-            .gpushare
+    let allocations = record.allocations.get(TYPE_GPU).map_or(&[][..], Vec::as_slice);
+    if allocations.is_empty() {
+        let gpushare = record.gpushare.iter();
+        return Ok(gpushare
             .map(|gpushare| (DeviceName::Minor(gpushare.idx), Held::default()))
-            .into_iter()
             .collect());
-    };
-    if let (Some(gpushare), [only]) = (record.gpushare, allocations.as_slice())
+    }
+    if let (Some(gpushare), [only]) = (record.gpushare, allocations)
         && i64::from(gpushare.idx) != i64::from(only.minor)
     {
         return Err(Unplaced::Contradiction {
@@ -423,16 +414,10 @@ fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
     for allocation in allocations {
         let name = device_name(TYPE_GPU, allocation)?;
         if !gpus.iter().any(|(known, _)| *known == name) {
-            let amount = |resource: &str| {
-                allocation
-                    .resources
-                    .get(resource)
-                    .and_then(|amount| amount.unsigned())
-            };
             let held = Held {
-                bytes: amount(GPU_MEMORY),
-                ratio: amount(GPU_MEMORY_RATIO),
-                core: amount(GPU_CORE).unwrap_or(0),
+                bytes: amount(allocation, GPU_MEMORY),
+                ratio: amount(allocation, GPU_MEMORY_RATIO),
+                core: amount(allocation, GPU_CORE).unwrap_or(0),
             };
             gpus.push((name, held));
         }

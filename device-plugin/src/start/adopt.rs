@@ -122,10 +122,14 @@ fn gpus_of<'a>(fleet: &Fleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Ve
 
 /// The number of GPUs that a pod requests.
 fn n_gpus(pod: &NodePod) -> usize {
-    if pod.memory_units() > 0 {
+    if pod.peak(ExtendedResource::Memory) > 0 {
         1
     } else {
-        usize::try_from(pod.shared().max(pod.whole())).unwrap_or(usize::MAX)
+        usize::try_from(
+            pod.peak(ExtendedResource::Shared)
+                .max(pod.peak(ExtendedResource::Whole)),
+        )
+        .unwrap_or(usize::MAX)
     }
 }
 
@@ -137,8 +141,8 @@ fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, Strin
     };
     let n_gpus = gpus.len() as u64;
     let each = |amount: u64| amount.div_ceil(n_gpus.max(1));
-    let units = pod.memory_units();
-    let whole = Some(pod.whole() * WHOLE_DEVICE_PERCENT).filter(|percent| *percent > 0);
+    let units = pod.peak(ExtendedResource::Memory);
+    let whole = Some(pod.peak(ExtendedResource::Whole) * WHOLE_DEVICE_PERCENT).filter(|percent| *percent > 0);
     let ratio = requested(GPU).or(requested(GPU_MEMORY_RATIO)).or(whole);
     let core = requested(GPU).or(requested(GPU_CORE)).or(whole);
     let bytes = if units > 0 {

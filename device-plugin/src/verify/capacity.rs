@@ -11,6 +11,7 @@ use proto::device::TYPE_GPU;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet, type_name};
 use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{Held, NodePod, Placement, PodUid, Pods, Stage, WHOLE_DEVICE_PERCENT};
@@ -162,7 +163,7 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
             bytes: recorded_bytes(pod, placement, held, gpu, requested.bytes, unit),
             core: held.core.max(requested.core),
             // A pod that sees all GPUs of its node takes as many slots as it requests shares.
-            slots: u64::from(at < pod.shared()),
+            slots: u64::from(at < pod.peak(ExtendedResource::Shared)),
             ..requested
         };
         shares.push(of_gpu(gpu, fleet, amounts));
@@ -260,7 +261,7 @@ fn unrecorded<'a>(
 /// The amounts of one of `n_gpus` GPUs that the pod's spec requests.
 fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Amounts {
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
-    let (mut bytes, mut core) = (pod.memory_units().saturating_mul(unit.bytes()), 0);
+    let (mut bytes, mut core) = (pod.peak(ExtendedResource::Memory).saturating_mul(unit.bytes()), 0);
     for (name, amount) in pod.requests.iter() {
         // A percentage of several GPUs is not always a whole number of each: the rest is less than the rounding that is allowed.
         let ratio = part(
@@ -277,13 +278,13 @@ fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Amoun
             _ => {}
         }
     }
-    if pod.whole() > 0 {
+    if pod.peak(ExtendedResource::Whole) > 0 {
         (bytes, core) = (bytes.max(gpu.memory_bytes), core.max(WHOLE_DEVICE_PERCENT));
     }
     Amounts {
         bytes,
         core,
-        slots: u64::from(pod.shared() > 0),
+        slots: u64::from(pod.peak(ExtendedResource::Shared) > 0),
         ..Amounts::default()
     }
 }

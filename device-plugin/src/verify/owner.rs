@@ -46,12 +46,12 @@ pub fn find_owner(
     if !pods.is_synced() {
         return Err(OwnerUnknown::NotSeen);
     }
-    let allocated: Option<BTreeSet<&PodUid>> = snapshot.allocated.as_ref().map(|allocated| {
-        let own = allocated
-            .iter()
-            .filter(|entry| entry.resource == resource && entry.ids == ids);
-        own.map(|entry| &entry.pod).collect()
-    });
+    let mut allocated = snapshot.allocated.as_ref().map(|_| BTreeSet::new());
+    for entry in snapshot.allocated.iter().flat_map(|allocated| allocated.iter()) {
+        if entry.resource == resource && entry.ids == ids {
+            allocated.get_or_insert_default().insert(&entry.pod);
+        }
+    }
     let listed = match &snapshot.listed {
         Ok(listed) => listed,
         // kubelet makes this call, so it runs; without its list only the checkpoint can name the pod.
