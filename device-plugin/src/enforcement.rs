@@ -1,6 +1,6 @@
 //! Enforcement of containers' memory limits on this node: the level of each GPU, and the variables that carry a container's limits.
 //!
-//! The level follows from what is seen on the node. [`decide`] is a pure function of facts, [`follow`] finds the facts and decides
+//! The level follows from what is seen on the node. `decide` is a pure function of facts, `follow` finds the facts and decides
 //! again when they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's
 //! library in a container.
 
