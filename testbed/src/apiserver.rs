@@ -15,6 +15,7 @@
 mod access;
 mod admission;
 mod api_objects;
+pub(crate) mod command;
 mod discovery;
 mod faults;
 mod http;

@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Console;
 use crate::kube_scheduler::leader_election as kube_scheduler;
-use crate::{chaos, demo, e2e, waves};
+use crate::{apiserver, chaos, demo, e2e, waves};
 
 /// Runs gpushare's real daemons in a small Kubernetes on this machine, without a cluster and without a GPU.
 #[derive(Debug, Parser)]
@@ -32,6 +32,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Kill the parts of a cluster in turn while waves of pods start, and count the pods that this costs.
     Waves(waves::WavesArgs),
+    /// Serve an empty API server, for kubectl and Helm.
+    ApiServer(apiserver::command::ApiServerArgs),
     /// Run the testbed's model of kube-scheduler alone, against any API server.
     KubeScheduler(kube_scheduler::KubeSchedulerArgs),
 }
@@ -45,6 +47,7 @@ pub fn main() -> ExitCode {
             Command::E2e(args) => e2e::run(args).boxed_local(),
             Command::Chaos(args) => chaos::run(args).boxed_local(),
             Command::Waves(args) => waves::run(args).boxed_local(),
+            Command::ApiServer(args) => apiserver::command::run(args).boxed_local(),
             // It releases its Lease when it is interrupted.
             Command::KubeScheduler(args) => {
                 return kube_scheduler::run(args, interrupted()).await.map(exit_code);

@@ -11,6 +11,7 @@
 
 mod access;
 mod admission;
+mod chart;
 mod crd;
 mod daemons;
 mod fields;

@@ -240,6 +240,7 @@ const KEYED: &[(Option<&str>, &str, &[&str])] = &[
     (None, "resourceClaims", &["name"]),
     (None, "webhooks", &["name"]),
     (None, "matchConditions", &["name"]),
+    (Some("spec"), "variables", &["name"]),
     (
         None,
         "topologySpreadConstraints",
