@@ -5,11 +5,11 @@
 use crate::choice::fit::{fit_gpu, fit_whole, free_whole, need};
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts};
 use crate::data::device::{Device, Gpu};
-use crate::data::holding::{GpuRef, Held, HeldGpus, HeldMemory, HeldShare, Hints, Holdings, Origin};
-use crate::data::ident::{DeviceType, GpuUuid, NodeId, OwnerId};
+use crate::data::holding::{Held, Hints, Holdings, Origin};
+use crate::data::ident::{DeviceType, NodeId, OwnerId};
 use crate::data::inventory::Inventory;
 use crate::data::reason::Reason;
-use crate::data::request::{RequestedGpus, RequestedMemory};
+use crate::data::request::RequestedGpus;
 use crate::state::charges::charges_of_all;
 use crate::state::node::Node;
 
@@ -72,41 +72,6 @@ pub struct OtherDeviceView<'a> {
     pub device: &'a Device,
     /// The amounts that no owner holds, at least zero; of an unhealthy device too.
     pub free: NamedAmounts,
-}
-
-/// A part of a holding that the inventory does not confirm.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Doubt {
-    /// The record names a GPU that the node does not have; nothing is charged for it.
-    #[error("GPU {gpu} is not on the node")]
-    Ghost {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
-    /// The record names a minor that the node does not have; every GPU is charged.
-    #[error("no GPU of the node has minor {minor}")]
-    UnknownMinor {
-        /// The minor.
-        minor: u32,
-    },
-    /// No record names the GPUs; every GPU is charged.
-    #[error("it is not known which GPUs are used")]
-    UnknownGpu,
-    /// The vendor's plugin chooses the GPU, and its choice is not known yet; none of its GPUs takes shares meanwhile.
-    #[error("it is not known which GPUs the vendor's plugin has given it")]
-    UnknownWhole,
-    /// The device of another type is unknown, or not on the node; every device of the type may be charged.
-    #[error("it is not known which {kind} devices are used")]
-    UnknownDevice {
-        /// The type.
-        kind: DeviceType,
-    },
-    /// The record is in memory units and the node's unit is unknown; whole GPUs are charged.
-    #[error("the node's memory unit is not known")]
-    UnknownUnit,
-    /// The record contradicts itself.
-    #[error("the record contradicts itself")]
-    Untrusted,
 }
 
 /// The result of comparing a request with one GPU.
@@ -247,19 +212,6 @@ impl<'a> NodeView<'a> {
         }
         views
     }
-
-    /// The doubtful parts of holdings, by owner; empty while there is no inventory to compare with.
-    pub fn doubts(self) -> Vec<(&'a OwnerId, Doubt)> {
-        let Some(inventory) = self.inventory() else {
-            return Vec::new();
-        };
-        let mut doubts = Vec::new();
-        for held in &self.node.held {
-            let of_owner = doubts_of(&held.holdings, inventory);
-            doubts.extend(of_owner.into_iter().map(|doubt| (&held.owner, doubt)));
-        }
-        doubts
-    }
 }
 
 impl<'a> HeldView<'a> {
@@ -294,45 +246,5 @@ impl<'a> GpuView<'a> {
         };
         *sum = sum.plus(holder.amounts);
         self.holders.push(holder);
-    }
-}
-
-fn doubts_of(holdings: &Holdings, inventory: &Inventory) -> Vec<Doubt> {
-    let mut doubts = Vec::new();
-    match &holdings.gpus {
-        HeldGpus::Shares(shares) => {
-            for share in shares {
-                push_doubts_of_share(share, inventory, &mut doubts);
-            }
-        }
-        HeldGpus::Unknown(_) | HeldGpus::Pending(_) => doubts.push(Doubt::UnknownGpu),
-    }
-    if holdings.unknown_whole > 0 {
-        doubts.push(Doubt::UnknownWhole);
-    }
-    for part in &holdings.others {
-        let of_type = inventory.types().iter().find(|of_type| of_type.kind == part.kind);
-        if of_type.is_none_or(|of_type| of_type.find(&part.device).is_none()) {
-            doubts.push(Doubt::UnknownDevice {
-                kind: part.kind.clone(),
-            });
-        }
-    }
-    doubts
-}
-
-fn push_doubts_of_share(share: &HeldShare, inventory: &Inventory, doubts: &mut Vec<Doubt>) {
-    if inventory.position(&share.gpu).is_none() {
-        doubts.push(match &share.gpu {
-            GpuRef::Uuid(gpu) => Doubt::Ghost { gpu: gpu.clone() },
-            GpuRef::Minor(minor) => Doubt::UnknownMinor { minor: *minor },
-        });
-    }
-    let is_in_units = matches!(share.memory, HeldMemory::Requested(RequestedMemory::Units(_)));
-    if is_in_units && inventory.unit_bytes.is_none() {
-        doubts.push(Doubt::UnknownUnit);
-    }
-    if !share.trusted {
-        doubts.push(Doubt::Untrusted);
     }
 }

@@ -47,5 +47,5 @@ pub use data::policy::{
 pub use data::reason::Reason;
 pub use data::request::{DeviceRequest, NodeRequest, RequestedGpus, RequestedMemory, ShareRequest};
 pub use data::workload::{PodProfile, Workload};
-pub use explain::{DeviceFit, Doubt, GpuView, HeldView, HolderView, NodeView, OtherDeviceView};
+pub use explain::{DeviceFit, GpuView, HeldView, HolderView, NodeView, OtherDeviceView};
 pub use fleet::Fleet;
