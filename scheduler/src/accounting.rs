@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use placement::{
-    Constraints, DevicePolicy, DeviceRef, DeviceType, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory,
+    Constraints, DevicePolicy, DeviceRef, DeviceType, Gpu, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory,
     NamedAmounts, NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceName, ShareRequest,
 };
 use proto::device::TYPE_GPU;
@@ -41,9 +41,9 @@ pub struct PodFacts {
     /// Name.
     pub name: Box<str>,
     /// Its request for devices.
-    pub ask: Ask,
+    pub request: ParsedRequest,
     /// The constraints of its annotations, if there are any, or the reason for which they cannot be read.
-    pub wishes: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
+    pub constraints: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
     /// Its requests for CPU and memory.
     pub host: HostAmounts,
     /// The policies that it names itself.
@@ -63,9 +63,9 @@ pub struct Preference {
 
 /// The request of a pod for devices.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ask {
+pub enum ParsedRequest {
     /// A valid request; empty if only the record of the pod names devices.
-    Request(PodRequest),
+    Valid(PodRequest),
     /// An invalid request, and the amounts in it.
     Invalid(Box<RequestError>, Bounds),
 }
@@ -154,6 +154,13 @@ pub struct NodeContext<'a> {
     pub report: PluginReport,
 }
 
+impl<'a> NodeContext<'a> {
+    /// The GPU that a record identifies, if the node is known to have it.
+    fn gpu(&self, gpu: &GpuRef) -> Option<&'a Gpu> {
+        self.inventory?.gpu(gpu)
+    }
+}
+
 /// A report by the plugin of a node on a pod that may hold nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginReport {
@@ -195,11 +202,13 @@ impl PodFacts {
         let is_recorded = bound
             .as_ref()
             .is_some_and(|bound| matches!(bound.record, Recorded::Devices { .. }));
-        let ask = match request {
+        let request = match request {
             Ok(None) if !is_recorded => return None,
-            Ok(request) => Ask::Request(request.unwrap_or_default()),
-            Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => Ask::Request(whole_others(pod)),
-            Err(error) => Ask::Invalid(Box::new(error), Bounds::of(pod, names)),
+            Ok(request) => ParsedRequest::Valid(request.unwrap_or_default()),
+            Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => {
+                ParsedRequest::Valid(whole_others(pod))
+            }
+            Err(error) => ParsedRequest::Invalid(Box::new(error), Bounds::of(pod, names)),
         };
         let isolation = pod
             .metadata
@@ -207,11 +216,11 @@ impl PodFacts {
             .as_ref()
             .and_then(|labels| labels.get(ISOLATION_PROVIDER));
         let isolation = isolation
-            .filter(|_| ask.gpus().is_some())
+            .filter(|_| request.gpus().is_some())
             .map(|provider| provider.as_str().into());
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
-        let wishes = if bound.is_some() {
+        let constraints = if bound.is_some() {
             Ok(constraints::of_placed(pod))
         } else {
             constraints::of(pod)
@@ -219,8 +228,8 @@ impl PodFacts {
         Some(Self {
             namespace,
             name,
-            ask,
-            wishes,
+            request,
+            constraints,
             host: host_amounts(HostResources::of_pod(pod)),
             preference: Preference::of(pod),
             isolation,
@@ -232,7 +241,7 @@ impl PodFacts {
     pub fn needs_isolation(&self) -> Option<&str> {
         self.isolation
             .as_deref()
-            .filter(|_| self.ask.gpus().is_some_and(GpuRequest::is_shared))
+            .filter(|_| self.request.gpus().is_some_and(GpuRequest::is_shared))
     }
 
     /// The labels by which other projects find a pod on this node.
@@ -245,8 +254,8 @@ impl PodFacts {
     }
 
     /// The devices that a bound pod holds; `None` if it is not bound.
-    pub fn account(&self, around: NodeContext<'_>) -> Option<Account> {
-        Some(self.account_of(&self.bound.as_deref()?.record, around))
+    pub fn account(&self, context: NodeContext<'_>) -> Option<Account> {
+        Some(self.account_of(&self.bound.as_deref()?.record, context))
     }
 }
 
@@ -269,11 +278,11 @@ impl Preference {
     }
 }
 
-impl Ask {
+impl ParsedRequest {
     /// The request for GPUs, if it is valid.
     pub fn gpus(&self) -> Option<&GpuRequest> {
         match self {
-            Self::Request(request) => request.gpus.as_ref(),
+            Self::Valid(request) => request.gpus.as_ref(),
             Self::Invalid(..) => None,
         }
     }
@@ -281,7 +290,7 @@ impl Ask {
     /// Amounts of resources other than GPUs.
     pub fn others(&self) -> &[(String, u64)] {
         match self {
-            Self::Request(request) => &request.others,
+            Self::Valid(request) => &request.others,
             Self::Invalid(..) => &[],
         }
     }
@@ -428,6 +437,14 @@ impl Bound {
 }
 
 impl Recorded {
+    /// The shares of GPUs in a readable record of devices.
+    fn gpus(&self) -> &[RecordedShare] {
+        match self {
+            Self::Devices { gpus, .. } => gpus,
+            Self::Missing | Self::Unreadable(_) | Self::Gpushare(_) => &[],
+        }
+    }
+
     fn of(record: &Record) -> Self {
         match (Self::of_allocations(&record.allocations), record.gpushare) {
             (Self::Missing, Some(gpushare)) => Self::Gpushare(gpushare),
@@ -554,7 +571,7 @@ pub fn host_amounts(resources: HostResources) -> HostAmounts {
 }
 
 /// Converts a request to the engine's type.
-pub fn gpu_ask(request: &GpuRequest) -> RequestedGpus {
+pub fn requested_gpus(request: &GpuRequest) -> RequestedGpus {
     match request.dialect {
         Dialect::Gpushare | Dialect::Koordinator => RequestedGpus::Share(per_device(request)),
         Dialect::Vendor => RequestedGpus::Whole(request.devices),

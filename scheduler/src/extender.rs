@@ -40,7 +40,7 @@ use crate::admission::Rules;
 use crate::api_server::shorten;
 use crate::bind::Binder;
 use crate::config::{AnswerNodes, MisfitNodes, Serving};
-use crate::index::{Index, Leader, Shared};
+use crate::index::{BestNode, Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
@@ -85,7 +85,7 @@ struct PodMemory {
     facts: RecentPods<PodFacts>,
     attempts: Attempts,
     /// The best nodes for a pod when it was bound.
-    best_nodes: RecentPods<Vec<Leader>>,
+    best_nodes: RecentPods<Vec<BestNode>>,
     victims: RecentPods<NamedVictims>,
     retries: SampleRetries,
     waiting: WaitingPods,

@@ -11,14 +11,15 @@ mod budgets;
 mod cluster;
 mod eviction;
 mod failing;
-mod fit;
 mod gangs;
 mod hints;
-mod node_ask;
+mod node_filter;
 mod objects;
 mod openings;
 mod plugins;
+mod pods;
 mod record;
+mod resource_demand;
 mod snapshot;
 mod stamp;
 mod victims;
@@ -29,8 +30,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use placement::{
-    BatchEvaluation, Fleet, Hints, Holdings, HostAmounts, HostLoad, NodeId, NodePolicy, OwnerId, Placement,
-    PodProfile, Policies, Reason, RequestedGpus, ResourceWeights, Score,
+    Fleet, Hints, Holdings, HostAmounts, HostLoad, NodeId, NodePolicy, NodeView, OwnerId, Placement,
+    Policies, Reason, RequestedGpus, ResourceWeights,
 };
 use proto::extender::MetaVictims;
 use proto::node::Node;
@@ -46,10 +47,11 @@ use tracing::warn;
 
 pub use assumption::{AssumeError, Assumed, Assumption, Moment, Phase};
 
-pub use hints::{Decision, HintTimes};
-pub use node_ask::{Leader, NodeAsk};
+pub use hints::{Decision, HintQueue, HintTimes};
+pub use node_filter::{BestNode, CostTerms, NodeFilter};
 pub use objects::RawDevice;
 pub use openings::Openings;
+pub use resource_demand::ResourceDemand;
 pub use snapshot::{DeviceShow, GpuShow, GpuSnapshot, HolderShow, NodeShow, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
@@ -61,19 +63,18 @@ pub use crate::watch::Shared;
 
 use crate::watch::ObjectStore;
 use budgets::Budgets;
-use cluster::{Cluster, PodEntry};
+use cluster::Cluster;
 use eviction::{Eviction, PlainPod, PlainPods, Rank};
 use failing::FailingNodes;
-use fit::NodeFilter;
-use hints::HintQueue;
 use plugins::{Plugins, Standing};
+use pods::PodEntry;
 use record::record;
 use victims::VictimSearch;
 
 /// The workload model is refreshed once this part of all pods has come or gone.
-const NEWS: u64 = 32;
+const CHANGED_PART: u64 = 32;
 /// Or this number of pods, if they are few.
-const FEW: u64 = 16;
+const MIN_CHANGES: u64 = 16;
 /// Time after which a write without an answer has certainly ended: far longer than the timeout that the API server was given.
 const UNDER_WAY: Duration = Duration::from_secs(60);
 
@@ -95,7 +96,7 @@ pub struct Index {
     /// True if a refreshed workload model is prewarmed before it counts.
     prewarms: bool,
     /// The number of changes of the workload at the last refresh of its model.
-    n_learnt: u64,
+    n_changes_at_refresh: u64,
     node_list: List,
     device_list: List,
     pod_list: List,
@@ -141,7 +142,7 @@ impl Index {
             soft_taints: FxHashMap::default(),
             stamps: Stamps::default(),
             prewarms: false,
-            n_learnt: 0,
+            n_changes_at_refresh: 0,
             node_list: first,
             device_list: first,
             pod_list: first,
@@ -159,7 +160,7 @@ impl Index {
         self
     }
 
-    /// The same index, which uses a new workload model only after [`Self::end_learning`], once the model has been evaluated on
+    /// The same index, which uses a new workload model only after [`Self::finish_workload_refresh`], once the model has been evaluated on
     /// all nodes in advance.
     #[must_use]
     pub fn prewarming(self) -> Self {
@@ -237,23 +238,16 @@ impl Index {
 
     /// True if the outcome of a binding is unknown: it may have been written.
     pub fn has_doubts(&self) -> bool {
-        let mut open = self
-            .cluster
-            .pods
-            .values()
-            .filter_map(|entry| entry.assumption.as_deref());
-        open.any(|assumption| assumption.phase != Phase::Written)
+        let mut open = self.cluster.pods.assumptions();
+        open.any(|assumption| assumption.moment.phase != Phase::Written)
     }
 
     /// Ends the term: another replica may decide from now on. Open decisions are not repeated, as their room may be given away.
     pub fn end_term(&mut self) {
-        for assumption in self
-            .cluster
-            .pods
-            .values_mut()
-            .filter_map(|entry| entry.assumption.as_deref_mut())
-        {
-            assumption.outlived = true;
+        for entry in self.cluster.pods.values_mut() {
+            if let Some(assumption) = &mut entry.assumption {
+                assumption.outlived = true;
+            }
         }
     }
 
@@ -293,7 +287,8 @@ impl Index {
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
     }
 
-    fn filter(&self) -> NodeFilter<'_> {
+    /// The filter's view of the nodes.
+    pub fn filter(&self) -> NodeFilter<'_> {
         NodeFilter {
             cluster: &self.cluster,
             plugins: &self.plugins,
@@ -304,78 +299,17 @@ impl Index {
     ///
     /// # Errors
     /// The rule that its request breaks on every node.
-    pub fn ask<'a>(&self, uid: &'a str, facts: &PodFacts) -> Result<Option<NodeAsk<'a>>, RequestError> {
-        self.cluster.ask(uid, facts)
+    pub fn demand<'a>(
+        &self,
+        uid: &'a str,
+        facts: &PodFacts,
+    ) -> Result<Option<ResourceDemand<'a>>, RequestError> {
+        self.cluster.demand(uid, facts)
     }
 
     /// Returns true if a pod requests devices, validly or not.
     pub fn concerns(&self, facts: &PodFacts) -> bool {
         self.cluster.concerns(facts)
-    }
-
-    /// The batch evaluation of a request on many nodes, which share results where they are alike.
-    pub fn asking<'q>(&'q self, ask: &'q NodeAsk<'_>) -> BatchEvaluation<'q> {
-        self.filter().asking(ask)
-    }
-
-    /// Checks that a node has room; returns its place in the fleet, if its devices are known.
-    ///
-    /// # Errors
-    /// The reason for which it does not fit.
-    #[inline]
-    pub fn fit(&self, name: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
-        self.filter().fit(name, ask)
-    }
-
-    /// [`Self::fit`] for one of many nodes that are evaluated together.
-    ///
-    /// # Errors
-    /// The reason for which it does not fit.
-    #[inline]
-    pub fn fit_found(
-        &self,
-        name: &str,
-        node: Option<NodeId>,
-        ask: &NodeAsk<'_>,
-        asking: &mut BatchEvaluation<'_>,
-    ) -> Result<Option<NodeId>, Reason> {
-        self.filter().fit_found(name, node, ask, asking)
-    }
-
-    /// [`Self::fit_found`] with the node's score.
-    ///
-    /// # Errors
-    /// The reason for which it does not fit.
-    #[inline]
-    pub fn judge(
-        &self,
-        name: &str,
-        node: Option<NodeId>,
-        ask: &NodeAsk<'_>,
-        asking: &mut BatchEvaluation<'_>,
-    ) -> Result<Option<(NodeId, Score)>, Reason> {
-        self.filter().judge(name, node, ask, asking)
-    }
-
-    /// The three best nodes for a pod among the remembered scores, the best first; none if it requests no devices.
-    pub fn leaders_of(&self, uid: &str, facts: &PodFacts) -> Vec<Leader> {
-        self.filter().leaders_of(uid, facts)
-    }
-
-    /// Returns true if a pod fits a node of the fleet, without regard to kube-scheduler's own filters.
-    pub fn fits_anywhere(&self, ask: &NodeAsk<'_>) -> bool {
-        self.filter().fits_anywhere(ask)
-    }
-
-    /// Returns true if no node is refused for its labels, its memory unit or its device plugin.
-    #[inline]
-    pub fn serves_all(&self, ask: &NodeAsk<'_>) -> bool {
-        self.filter().serves_all(ask)
-    }
-
-    /// The rule by which a node refuses a request, and how near it comes, if there is more to say than the reason does.
-    pub fn detail(&self, name: &str, ask: &NodeAsk<'_>, reason: Reason) -> Option<String> {
-        self.filter().detail(name, ask, reason)
     }
 
     /// The victims by which a pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
@@ -401,34 +335,56 @@ impl Index {
         Snapshot::of(self.filter(), &self.failing, self.synced())
     }
 
+    /// Names of nodes that share GPUs or have a problem: the first `most` after `after`, sorted.
+    pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
+        let mut names: Vec<&str> = Vec::new();
+        for (name, state) in &self.cluster.nodes {
+            let is_behind = after.is_none_or(|after| **name > *after);
+            if is_behind && (state.shares_gpus() || !state.problems.is_empty()) {
+                names.push(name);
+            }
+        }
+        if most < names.len() {
+            names.select_nth_unstable(most);
+            names.truncate(most);
+        }
+        names.sort_unstable();
+        names.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Names of nodes that have devices of any type, in no order.
+    pub fn device_nodes(&self) -> Vec<Box<str>> {
+        let nodes = self.cluster.nodes.iter();
+        let with_devices = nodes.filter(|(_, state)| state.has_devices());
+        with_devices.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The number of times room has opened.
+    pub fn openings(&self) -> Openings {
+        Openings {
+            all: self.cluster.fleet.n_openings(),
+            silent: self.cluster.n_silent_openings,
+        }
+    }
+
+    /// The hints, to read.
+    pub fn hints(&self) -> &HintQueue {
+        &self.hints
+    }
+
     /// One node for people; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<NodeShow> {
         NodeShow::of(self.filter(), name)
     }
 
-    /// Names of nodes that share GPUs or have a problem: the first `most` after `after`, sorted.
-    pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
-        self.cluster.gpu_nodes_after(after, most)
-    }
-
-    /// Names of nodes that have devices of any type, in no order.
-    pub fn device_nodes(&self) -> Vec<Box<str>> {
-        self.cluster.device_nodes()
-    }
-
-    /// The number of times that room has opened so far.
-    pub fn openings(&self) -> Openings {
-        self.cluster.openings()
-    }
-
     /// The pod's UID, as the text that is kept already if there is one.
     pub fn owner(&self, uid: &str) -> OwnerId {
-        self.cluster.owner(uid)
+        self.cluster.pods.owner(uid)
     }
 
     /// The node of a pod's open decision.
     pub fn assumed_node(&self, uid: &str) -> Option<&str> {
-        self.cluster.assumed_node(uid)
+        self.cluster.pods.assumed_node(uid)
     }
 
     /// The same index with these times for hints.
@@ -453,34 +409,14 @@ impl Index {
     }
 
     /// Keeps room for a pod on the node that it was answered with.
-    pub fn hint(&mut self, node: NodeId, ask: &NodeAsk<'_>, decision: &Decision, now: Instant) {
+    pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, decision: &Decision, now: Instant) {
         self.tick(now);
-        self.hints.hint(&mut self.cluster, node, ask, decision, now);
+        self.hints.hint(&mut self.cluster, node, demand, decision, now);
     }
 
     /// Ends a pod's hint.
     pub fn unhint(&mut self, uid: &str) {
         self.hints.unhint(&mut self.cluster, uid);
-    }
-
-    /// Returns true if this pod has a hint.
-    pub fn is_hinted(&self, uid: &str) -> bool {
-        self.hints.is_hinted(uid)
-    }
-
-    /// Returns true if this pod has a hint on the node that it is nominated to.
-    pub fn is_nominated(&self, uid: &str) -> bool {
-        self.hints.is_nominated(uid)
-    }
-
-    /// Returns true if the last hint of this pod expired, so that it may not have another one yet.
-    pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
-        self.hints.is_resting(uid, now)
-    }
-
-    /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is evaluated.
-    pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
-        self.hints.has_gang_cycles_in_vain(asked)
     }
 
     /// Frees the room of other `PodGroups` than this one whose scheduling cycle will come to nothing.
@@ -551,7 +487,7 @@ impl Index {
 
     fn put_pod(&mut self, uid: &str, facts: PodFacts) {
         let list = self.pod_list.number;
-        let owner = self.cluster.owner(uid);
+        let owner = self.cluster.pods.owner(uid);
         let Some(bound) = &facts.bound else {
             let entry = self
                 .cluster
@@ -635,13 +571,6 @@ impl Index {
         }
     }
 
-    /// Takes in what a node has.
-    fn see_host(&mut self, name: &str, node: &Node) {
-        self.cluster
-            .fleet
-            .set_host(name, HostResources::of_node(node).map(accounting::host_amounts));
-    }
-
     /// Takes in what a pod uses where it runs; `asked` is known of pods that ask for something of ours.
     fn see_use(&mut self, pod: &Pod, asked: Option<HostAmounts>) {
         let uid = pod.uid();
@@ -652,12 +581,12 @@ impl Index {
             .filter(|node| !node.is_empty() && !pod.is_terminal())
         else {
             // The CPU and memory of an assumed pod stay counted as long as the decision does.
-            if self.cluster.assumed_node(uid).is_none() {
+            if self.cluster.pods.assumed_node(uid).is_none() {
                 self.see_no_use(uid);
             }
             return;
         };
-        let owner = self.cluster.owner(uid);
+        let owner = self.cluster.pods.owner(uid);
         let amounts = asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
         self.cluster.fleet.set_host_use(
             &owner,
@@ -699,72 +628,43 @@ impl Index {
         }
     }
 
-    /// Counts a pod for what pods usually ask for, in place of what it asked for before.
-    fn count_ask(&mut self, uid: &str) {
-        let Some(entry) = self.cluster.pods.get_mut(uid) else {
-            return;
-        };
-        let gpus = entry
-            .facts
-            .ask
-            .gpus()
-            .map(accounting::gpu_ask)
-            .unwrap_or_default();
-        let spec = PodProfile {
-            gpus,
-            host: entry.facts.host,
-        };
-        if entry.counted == Some(spec) {
-            return;
-        }
-        let before = entry.counted.replace(spec);
-        let workload = self.cluster.fleet.workload_mut();
-        workload.add(spec);
-        if let Some(before) = before {
-            workload.remove(&before);
-        }
-    }
-
-    /// Has the policies that look ahead expect pods as they are now, or soon, if enough have come or gone.
-    fn learn_if_news(&mut self) {
+    /// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
+    fn refresh_workload_if_due(&mut self) {
         let workload = self.cluster.fleet.workload();
-        let news = workload.n_changes().abs_diff(self.n_learnt);
-        if !self.pod_list.synced
-            || self.cluster.fleet.is_refreshing_workload()
-            || news < max(FEW, workload.n_pods() / NEWS)
-        {
+        let n_changes = workload.n_changes().abs_diff(self.n_changes_at_refresh);
+        let is_due = n_changes >= max(MIN_CHANGES, workload.n_pods() / CHANGED_PART);
+        if !self.pod_list.synced || self.cluster.fleet.is_refreshing_workload() || !is_due {
             return;
         }
         if self.prewarms {
-            self.n_learnt = workload.n_changes();
+            self.n_changes_at_refresh = workload.n_changes();
             self.cluster.fleet.begin_workload_refresh();
         } else {
-            self.learn();
+            self.refresh_workload();
         }
     }
 
-    /// Takes on what has been rehearsed.
-    pub fn end_learning(&mut self) {
+    /// Puts a prewarmed workload model into effect.
+    pub fn finish_workload_refresh(&mut self) {
         self.cluster.fleet.finish_workload_refresh();
     }
 
-    /// Has the policies that look ahead expect pods as they are now; whether that is news.
-    pub fn learn(&mut self) -> bool {
-        self.n_learnt = self.cluster.fleet.workload().n_changes();
+    /// Refreshes the workload model at once; returns true if it has changed.
+    pub fn refresh_workload(&mut self) -> bool {
+        self.n_changes_at_refresh = self.cluster.fleet.workload().n_changes();
         self.cluster.fleet.refresh_workload_model()
     }
 
-    /// The request of a pod without devices: with a policy that looks ahead, nodes are ranked so that CPU stays for GPU pods.
-    pub fn host_ask<'a>(&self, pod: &'a Pod) -> Option<NodeAsk<'a>> {
-        let host = accounting::host_amounts(HostResources::of_pod(pod));
-        let ask = NodeAsk {
+    /// The demand of a pod without devices: with a policy that looks ahead, nodes are ranked so that CPU stays for GPU pods.
+    pub fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
+        let policies = self.cluster.policies;
+        (policies.node == NodePolicy::Fill).then(|| ResourceDemand {
             uid: pod.uid(),
-            host,
-            policies: self.cluster.policies,
+            host: accounting::host_amounts(HostResources::of_pod(pod)),
+            policies,
             in_units: true,
-            ..NodeAsk::default()
-        };
-        (self.cluster.policies.node == NodePolicy::Fill).then_some(ask)
+            ..ResourceDemand::default()
+        })
     }
 
     /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
@@ -781,7 +681,7 @@ impl Index {
     }
 
     /// Returns true if a pod that was to be evicted is being deleted, false if not yet, and `None` once it has ended.
-    pub fn awaited(&self, uid: &str) -> Option<bool> {
+    pub fn is_victim_leaving(&self, uid: &str) -> Option<bool> {
         match self.cluster.pods.get(uid) {
             Some(entry) => Some(entry.eviction.is_leaving),
             None => self.plain.contains_key(uid).then_some(false),
@@ -790,15 +690,8 @@ impl Index {
 
     /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
     pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
-        let Some(view) = self
-            .cluster
-            .fleet
-            .node_id(node)
-            .and_then(|id| self.cluster.fleet.view(id))
-        else {
-            return false;
-        };
-        let mut entries = view.held().filter_map(|held| self.cluster.pods.get(held.owner));
+        let held = self.cluster.view(node).into_iter().flat_map(NodeView::held);
+        let mut entries = held.filter_map(|held| self.cluster.pods.get(held.owner));
         entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
     }
 
@@ -815,19 +708,13 @@ impl Index {
         now: Instant,
     ) -> Result<Assumed, AssumeError> {
         let entry = self.cluster.pods.get_mut(pod.uid.as_str());
-        if let Some(bound) = entry
-            .as_ref()
-            .and_then(|entry| entry.facts.bound.as_ref())
-            .or(facts.bound.as_ref())
-        {
-            let same = *bound.node == *node;
-            return if same {
-                Ok(Assumed::AlreadyBound)
-            } else {
-                Err(AssumeError::BoundElsewhere {
-                    node: bound.node.to_string(),
-                })
-            };
+        let shown = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref());
+        if let Some(bound) = shown.or(facts.bound.as_ref()) {
+            if *bound.node == *node {
+                return Ok(Assumed::AlreadyBound);
+            }
+            let node = bound.node.to_string();
+            return Err(AssumeError::BoundElsewhere { node });
         }
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
             return assumption.again(node, now);
@@ -840,103 +727,98 @@ impl Index {
                 detail: None,
             });
         }
-        let ask = self
-            .cluster
-            .ask(&pod.uid, facts)
-            .map_err(|error| AssumeError::Invalid {
-                detail: error.to_string(),
-            })?
-            .unwrap_or_default();
-        let placement = self.choose(&ask, node)?;
+        let demand = match self.cluster.demand(&pod.uid, facts) {
+            Ok(demand) => demand.unwrap_or_default(),
+            Err(error) => {
+                let detail = error.to_string();
+                return Err(AssumeError::Invalid { detail });
+            }
+        };
+        let placement = self.choose(&demand, node)?;
         let stamp = self.stamps.next(nanos);
-        let mut annotations = record(&self.cluster, facts.ask.gpus(), node, &placement, stamp).annotations();
+        let mut annotations =
+            record(&self.cluster, facts.request.gpus(), node, &placement, stamp).annotations();
         // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
         annotations
             .entry(DEVICE_ALLOCATED.to_owned())
             .or_insert_with(|| "{}".to_owned());
-        let order = PodBinding {
+        let binding = PodBinding {
             pod: pod.clone(),
             node: node.to_owned(),
             annotations,
             labels: facts.labels_on(node),
         };
         let assumption = Assumption {
-            order: order.clone(),
-            stamp,
-            phase: Phase::Writing,
-            since: now,
+            binding: binding.clone(),
+            moment: Moment {
+                stamp,
+                phase: Phase::Writing,
+                since: now,
+            },
             unlisted: false,
             outlived: false,
         };
-        let entry = self
-            .cluster
-            .pods
-            .entry(OwnerId::from(pod.uid.as_str()))
-            .or_insert_with(|| PodEntry::new(facts.clone()));
+        let owner = self.cluster.pods.owner(&pod.uid);
+        let entry = self.cluster.pods.entry(owner.clone());
+        let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
         self.hints.end(&mut self.cluster, &pod.uid, Some(node));
-        let owner = self.cluster.owner(&pod.uid);
         self.cluster.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {
-            order,
+            binding,
             stamp,
             repeated: false,
         })
     }
 
     /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
-    fn choose(&mut self, ask: &NodeAsk<'_>, node: &str) -> Result<Placement, AssumeError> {
+    fn choose(&mut self, demand: &ResourceDemand<'_>, node: &str) -> Result<Placement, AssumeError> {
         let no_room = |index: &Self, reason| AssumeError::NoRoom {
             node: node.to_owned(),
             reason,
-            detail: index.filter().detail(node, ask, reason),
+            detail: index.filter().detail(node, demand, reason),
         };
-        let owner = self.cluster.owner(ask.uid);
+        let owner = self.cluster.pods.owner(demand.uid);
         let Some(id) = self
-            .fit_somehow(node, ask)
+            .served_node(node, demand)
             .map_err(|reason| no_room(self, reason))?
         else {
-            return Ok(self.hold_unknown(&owner, ask, node));
+            return Ok(self.hold_unknown(&owner, demand, node));
         };
-        let choose = |hints| {
-            self.cluster
-                .fleet
-                .choose(id, ask.devices(), ask.policies.device, hints)
-        };
-        let placement = choose(Hints::RespectOthers(ask.uid))
+        let fleet = &self.cluster.fleet;
+        let choose = |hints| fleet.choose(id, demand.devices(), demand.policies.device, hints);
+        let placement = choose(Hints::RespectOthers(demand.uid))
             .or_else(|_| choose(Hints::Ignore))
             .map_err(|reason| no_room(self, reason))?;
-        if placement == Placement::default() {
-            return Ok(placement);
-        }
-        match self.cluster.fleet.reserve(&owner, id, &placement) {
-            Ok(()) => Ok(placement),
-            Err(source) => Err(AssumeError::Reserve {
+        if placement != Placement::default() {
+            let reserved = self.cluster.fleet.reserve(&owner, id, &placement);
+            reserved.map_err(|source| AssumeError::Reserve {
                 node: node.to_owned(),
                 source,
-            }),
+            })?;
         }
+        Ok(placement)
     }
 
-    /// The node's place in the fleet, if anything is known of its devices or nothing need be.
-    fn fit_somehow(&self, node: &str, ask: &NodeAsk<'_>) -> Result<Option<NodeId>, Reason> {
+    /// The node's place in the fleet, if its devices are known, or need not be.
+    fn served_node(&self, node: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
         match self.cluster.fleet.node_id(node) {
-            Some(id) => self.filter().refuse_unserved(node, ask).map(|()| Some(id)),
-            None => self.filter().fit(node, ask),
+            Some(id) => self.filter().check_served(node, demand).map(|()| Some(id)),
+            None => self.filter().fit(node, demand),
         }
     }
 
-    /// Takes note of what a pod will hold on a node of whose devices nothing is known: kubelet decides.
-    fn hold_unknown(&mut self, owner: &OwnerId, ask: &NodeAsk<'_>, node: &str) -> Placement {
+    /// Counts the GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
+    fn hold_unknown(&mut self, owner: &OwnerId, demand: &ResourceDemand<'_>, node: &str) -> Placement {
         let mut placement = Placement::default();
-        if let RequestedGpus::Whole(n) = ask.gpus {
+        if let RequestedGpus::Whole(n) = demand.gpus {
             (placement.unknown_whole, placement.is_vendor) = (n, true);
             self.cluster.fleet.hold(owner, node, Holdings::from(&placement));
         }
         placement
     }
 
-    /// A decision has been written.
+    /// Marks a decision as written.
     pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
         self.advance(uid, stamp, Phase::Written, now);
     }
@@ -951,14 +833,13 @@ impl Index {
         now: Instant,
     ) {
         self.confirm(uid, stamp, now);
-        let entry = self.cluster.pods.get_mut(uid);
-        let assumption = entry
-            .and_then(|entry| entry.assumption.as_mut())
-            .filter(|assumption| assumption.stamp == stamp);
-        let Some(assumption) = assumption else { return };
-        if Bound::read(&assumption.order.node, Some(annotations)).assumed_at != Some(stamp) {
-            assumption.order.annotations.clone_from(annotations);
-            let owner = self.cluster.owner(uid);
+        let Some(assumption) = self.cluster.pods.assumption_mut(uid, stamp) else {
+            return;
+        };
+        let binding = &mut assumption.binding;
+        if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(stamp) {
+            binding.annotations.clone_from(annotations);
+            let owner = self.cluster.pods.owner(uid);
             self.cluster.account(&owner);
         }
     }
@@ -969,62 +850,49 @@ impl Index {
     }
 
     fn advance(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
-        let entry = self.cluster.pods.get_mut(uid);
-        if let Some(assumption) = entry
-            .and_then(|entry| entry.assumption.as_mut())
-            .filter(|assumption| assumption.stamp == stamp)
-        {
-            assumption.phase = phase;
-            assumption.since = now;
+        if let Some(assumption) = self.cluster.pods.assumption_mut(uid, stamp) {
+            assumption.moment.phase = phase;
+            assumption.moment.since = now;
             assumption.unlisted = false;
         }
     }
 
-    /// A decision has certainly not been written, and will not be: its devices are free again.
+    /// Drops a decision that has certainly not been written, and will not be: its devices are free again.
     pub fn forget(&mut self, uid: &str, stamp: u64) {
+        if self.cluster.pods.assumption_mut(uid, stamp).is_none() {
+            return;
+        }
         let Some(entry) = self.cluster.pods.get_mut(uid) else {
             return;
         };
-        if entry
-            .assumption
-            .take_if(|assumption| assumption.stamp == stamp)
-            .is_none()
-        {
-            return;
-        }
-        entry.problem = None;
-        let unseen = entry.list == 0;
+        (entry.assumption, entry.problem) = (None, None);
+        let is_unseen = entry.list == 0;
         self.cluster.fleet.release(uid);
         self.cluster.fleet.clear_host_use(uid);
-        if unseen {
+        if is_unseen {
             self.remove_pod(uid);
         }
     }
 
-    /// The phase of a pod's decision; `None` once a watch has shown it or it was taken back.
+    /// The state of a pod's decision; `None` once a watch has shown it or it was taken back.
     pub fn moment(&self, uid: &str) -> Option<Moment> {
-        Some(self.cluster.pods.get(uid)?.assumption.as_ref()?.moment())
+        Some(self.cluster.pods.assumption(uid)?.moment)
     }
 
-    /// Settles a decision by what a look at its pod has found since `moment`, if it has not moved on; whether it now is
-    /// settled.
+    /// Settles a decision by the state in which its pod was found after `moment`, unless the decision has changed since;
+    /// returns true if nothing is left to settle.
     ///
     /// That the pod is not bound settles nothing for a while: the write may still be under way.
     pub fn settle(&mut self, uid: &str, moment: Moment, found: &PodLookup, now: Instant) -> bool {
-        let Some(assumption) = self
-            .cluster
-            .pods
-            .get(uid)
-            .and_then(|entry| entry.assumption.as_ref())
-        else {
+        let Some(assumption) = self.cluster.pods.assumption(uid) else {
             return true;
         };
-        if assumption.moment() != moment {
+        if assumption.moment != moment {
             return false;
         }
         let n_openings = self.cluster.fleet.n_openings();
         match found {
-            PodLookup::Bound { node, annotations } if *node == assumption.order.node => {
+            PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
                 self.confirm_found(uid, moment.stamp, annotations, now);
             }
             PodLookup::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
@@ -1038,26 +906,22 @@ impl Index {
 
     /// Decisions that were written long ago and have not been seen, and those that a list should have shown.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, Moment)> {
-        let open = self
-            .cluster
-            .pods
-            .values()
-            .filter_map(|entry| entry.assumption.as_deref());
-        let is_overdue = |assumption: &&Assumption| {
-            assumption.unlisted || now.saturating_duration_since(assumption.since) >= limit
-        };
-        open.filter(is_overdue)
-            .map(|assumption| (assumption.order.pod.clone(), assumption.moment()))
-            .collect()
+        let mut overdue = Vec::new();
+        for assumption in self.cluster.pods.assumptions() {
+            let is_old = now.saturating_duration_since(assumption.moment.since) >= limit;
+            if assumption.unlisted || is_old {
+                overdue.push((assumption.binding.pod.clone(), assumption.moment));
+            }
+        }
+        overdue
     }
 
     /// True if a pod's decision is open, and the problem of the pod's record, if it has one.
     pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
-        let entry = self.cluster.pods.get(owner);
-        (
-            entry.is_some_and(|entry| entry.assumption.is_some()),
-            entry.and_then(|entry| entry.problem.as_deref()),
-        )
+        match self.cluster.pods.get(owner) {
+            Some(entry) => (entry.assumption.is_some(), entry.problem.as_deref()),
+            None => (false, None),
+        }
     }
 }
 

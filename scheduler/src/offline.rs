@@ -123,9 +123,9 @@ pub fn bind(
     };
     match index.assume(pod, &facts, node, nanos, now)? {
         Assumed::AlreadyBound => Ok(nothing_decided()),
-        Assumed::Write { order, stamp, .. } => {
+        Assumed::Write { binding, stamp, .. } => {
             index.confirm(&pod.uid, stamp, now);
-            Ok(order)
+            Ok(binding)
         }
     }
 }

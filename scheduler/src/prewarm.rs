@@ -24,7 +24,7 @@ pub async fn prewarm(index: Shared<Index>) {
         while index.read().fleet().prewarm_step(&mut pending) {
             steps.tick().await;
         }
-        index.write().end_learning();
+        index.write().finish_workload_refresh();
     }
 }
 

@@ -30,8 +30,8 @@ async fn e1_an_oversubscribed_gpu_has_nothing_free() {
     let facts =
         scheduler::accounting::PodFacts::of(&serde_json::from_value(units("new", 1)).unwrap(), index.names())
             .unwrap();
-    let ask = index.ask("new", &facts).unwrap().unwrap();
-    assert_eq!(index.fit("n1", &ask), Err(placement::Reason::Memory));
+    let ask = index.demand("new", &facts).unwrap().unwrap();
+    assert_eq!(index.filter().fit("n1", &ask), Err(placement::Reason::Memory));
 }
 
 /// Totals were read once: a changed unit or a swapped GPU needed a restart.

@@ -28,11 +28,11 @@ pub fn of_placed(pod: &Pod) -> Option<Arc<Constraints>> {
 }
 
 fn some(hints: Hints) -> Option<Arc<Constraints>> {
-    let wishes = wishes(hints);
-    (wishes != Constraints::default()).then(|| Arc::new(wishes))
+    let constraints = constraints(hints);
+    (constraints != Constraints::default()).then(|| Arc::new(constraints))
 }
 
-fn wishes(hints: Hints) -> Constraints {
+fn constraints(hints: Hints) -> Constraints {
     let joint = hints.joint.map(|joint| JointAllocation {
         kinds: joint.device_types.iter().map(|kind| self::kind(kind)).collect(),
         same_switch: joint.same_pcie,
@@ -44,9 +44,9 @@ fn wishes(hints: Hints) -> Constraints {
     let by_kind = hints
         .by_type
         .into_iter()
-        .map(|(kind, hint)| (self::kind(&kind), wish(hint)));
+        .map(|(kind, hint)| (self::kind(&kind), constraint(hint)));
     let by_kind = by_kind
-        .filter(|(_, wish)| *wish != DeviceConstraint::default())
+        .filter(|(_, constraint)| *constraint != DeviceConstraint::default())
         .collect();
     Constraints {
         joint,
@@ -64,7 +64,7 @@ fn kind(kind: &str) -> DeviceKind {
     }
 }
 
-fn wish(hint: DeviceHint) -> DeviceConstraint {
+fn constraint(hint: DeviceHint) -> DeviceConstraint {
     let DeviceHint {
         selector: devices,
         vf_selector,
@@ -125,7 +125,7 @@ mod tests {
         let hint = r#"{"gpu": {"requiredTopologyScope": "NUMANode", "exclusivePolicy": "PCIeLevel"},
             "npu": {"allocateStrategy": "ApplyForAll", "requiredTopologyScope": "PCIe"},
             "rdma": {"vfSelector": {}, "allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}}"#;
-        let wishes = read(&json!({
+        let constraints = read(&json!({
             "scheduling.koordinator.sh/device-allocate-hint": hint,
             "scheduling.koordinator.sh/device-joint-allocate": r#"{"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}"#,
             "scheduling.koordinator.sh/gpu-partition-spec": r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "1Ki"}"#,
@@ -160,16 +160,16 @@ mod tests {
             by_kind: vec![(DeviceKind::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
         };
         assert_eq!(read(&json!({})), Ok(None));
-        assert_eq!(wishes, Ok(Some(Arc::new(expected))));
+        assert_eq!(constraints, Ok(Some(Arc::new(expected))));
     }
 
     #[test]
     fn selectors_match_as_kubernetes_label_selectors_do() {
         let hint = r#"{"rdma": {"selector": {"matchLabels": {"type": "a"}, "matchExpressions": [{"key": "slow", "operator": "DoesNotExist"}]}}}"#;
-        let wishes = read(&json!({"scheduling.koordinator.sh/device-allocate-hint": hint}))
+        let constraints = read(&json!({"scheduling.koordinator.sh/device-allocate-hint": hint}))
             .unwrap()
             .unwrap();
-        let selector = wishes.by_kind[0].1.selector.as_ref().unwrap();
+        let selector = constraints.by_kind[0].1.selector.as_ref().unwrap();
         let labels = |pairs: &[(&str, &str)]| {
             pairs
                 .iter()

@@ -12,13 +12,13 @@ use super::{NodeContext, Recorded, RecordedDevice, RecordedFunction};
 pub(super) fn others_held(
     asked: &[(String, u64)],
     record: &Recorded,
-    around: NodeContext<'_>,
+    context: NodeContext<'_>,
 ) -> (Vec<HeldDevice>, Option<String>) {
     let recorded: &[RecordedDevice] = match record {
         Recorded::Devices { others, .. } => others,
         _ => &[],
     };
-    let classes = around
+    let classes = context
         .inventory
         .and_then(|inventory| inventory.other_devices.as_deref());
     let mut problem = None;
@@ -26,7 +26,7 @@ pub(super) fn others_held(
         .iter()
         .map(|device| device.held(classes, &mut problem))
         .collect();
-    for request in around.kinds.requests(asked) {
+    for request in context.kinds.requests(asked) {
         let missing = missing(&request, &held);
         if !missing.is_empty() {
             problem = problem.or_else(|| {

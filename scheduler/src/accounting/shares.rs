@@ -1,32 +1,22 @@
 //! Shares of the GPUs in a record, compared with the request of the spec.
 
 use placement::{
-    GpuRef, HeldGpus, HeldMemory, HeldShare, Inventory, Memory as EngineMemory, RequestedMemory, ShareRequest,
+    GpuRef, HeldGpus, HeldMemory, HeldShare, Holdings, Memory as EngineMemory, RequestedMemory, ShareRequest,
 };
 use proto::record::GpushareRecord;
 
-use super::{PluginReport, RecordedShare};
-
-/// The GPU shares that a pod holds, and the doubts about them.
-#[derive(Debug)]
-pub(super) struct GpuAccount {
-    pub(super) holding: HeldGpus,
-    /// The reason for which the pod is counted conservatively.
-    pub(super) problem: Option<String>,
-    /// True if the record names more than the pod requests.
-    pub(super) contradicts: bool,
-}
+use super::{Account, NodeContext, PluginReport, RecordedShare};
 
 /// The shares of a pod whose devices are not known.
-pub(super) fn unknown(request: ShareRequest, report: PluginReport, problem: String) -> GpuAccount {
-    let holding = match report {
+pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
+    let gpus = match context.report {
         // The plugin of that node may have allocated any device, and checks no sum.
         PluginReport::Silent => HeldGpus::Unknown(request),
         PluginReport::Pending => HeldGpus::Pending(request),
         PluginReport::NoDevices => HeldGpus::Shares(Vec::new()),
     };
-    GpuAccount {
-        holding,
+    Account {
+        holdings: Holdings::from(gpus),
         problem: Some(problem),
         contradicts: false,
     }
@@ -37,27 +27,26 @@ pub(super) fn from_shares(
     shares: &[RecordedShare],
     units: Option<GpushareRecord>,
     request: &ShareRequest,
-    inventory: Option<&Inventory>,
-    report: PluginReport,
-) -> GpuAccount {
+    context: NodeContext<'_>,
+) -> Account {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
         return unknown(
             *request,
-            report,
+            context,
             format!(
                 "its record names {n_shares} devices, its spec asks for {}",
                 request.devices
             ),
         );
     }
-    if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, inventory)) {
-        return unknown(*request, report, problem);
+    if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, context)) {
+        return unknown(*request, context, problem);
     }
-    if let Some(share) = named_twice(shares, inventory) {
+    if let Some(share) = named_twice(shares, context) {
         return unknown(
             *request,
-            report,
+            context,
             format!("its record names {} twice", name(&share.gpu)),
         );
     }
@@ -76,7 +65,7 @@ pub(super) fn from_shares(
             memory,
             doubt,
             is_more,
-        } = bounded(share, units, request, inventory);
+        } = bounded(share, units, request, context);
         contradicts |= is_more;
         let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
@@ -88,8 +77,8 @@ pub(super) fn from_shares(
             trusted,
         });
     }
-    GpuAccount {
-        holding: HeldGpus::Shares(held),
+    Account {
+        holdings: Holdings::from(HeldGpus::Shares(held)),
         problem,
         contradicts,
     }
@@ -98,15 +87,15 @@ pub(super) fn from_shares(
 /// The first share of a device that an earlier share names too.
 pub(super) fn named_twice<'a>(
     shares: &'a [RecordedShare],
-    inventory: Option<&Inventory>,
+    context: NodeContext<'_>,
 ) -> Option<&'a RecordedShare> {
-    let is_again = |(at, share): &(usize, &RecordedShare)| {
-        shares
-            .iter()
-            .take(*at)
-            .any(|other| is_same(&other.gpu, &share.gpu, inventory))
-    };
-    shares.iter().enumerate().find(is_again).map(|(_, share)| share)
+    for (at, share) in shares.iter().enumerate() {
+        let mut earlier = shares.iter().take(at);
+        if earlier.any(|other| is_same(&other.gpu, &share.gpu, context)) {
+            return Some(share);
+        }
+    }
+    None
 }
 
 /// The memory of one share, limited by the spec.
@@ -123,75 +112,60 @@ fn bounded(
     share: &RecordedShare,
     units: Option<GpushareRecord>,
     request: &ShareRequest,
-    inventory: Option<&Inventory>,
+    context: NodeContext<'_>,
 ) -> Bounded {
-    let exact = |bytes| HeldMemory::Exact(EngineMemory::from_bytes(bytes));
+    let gpu = name(&share.gpu);
     let core_is_more = share.core > request.core;
-    let core_doubt = || {
-        core_is_more.then(|| {
-            format!(
-                "its record says {} percent of core on {}, its spec {}",
-                share.core,
-                name(&share.gpu),
-                request.core
-            )
-        })
-    };
-    let agreed = |memory| Bounded {
-        memory,
-        doubt: core_doubt(),
-        is_more: core_is_more,
-    };
+    let (recorded, requested) = (share.core, request.core);
+    let core_doubt = core_is_more
+        .then(|| format!("its record says {recorded} percent of core on {gpu}, its spec {requested}"));
     let spec = match request.memory {
         RequestedMemory::Ratio(ratio) if share.ratio > ratio => {
-            let doubt = format!(
-                "its record says {} percent of {}, its spec {ratio}",
-                share.ratio,
-                name(&share.gpu)
-            );
+            let recorded = share.ratio;
             return Bounded {
-                memory: HeldMemory::Requested(RequestedMemory::Ratio(ratio)),
-                doubt: Some(doubt),
+                memory: HeldMemory::Requested(request.memory),
+                doubt: Some(format!(
+                    "its record says {recorded} percent of {gpu}, its spec {ratio}"
+                )),
                 is_more: true,
             };
         }
-        RequestedMemory::Ratio(ratio) => return agreed(HeldMemory::Requested(RequestedMemory::Ratio(ratio))),
+        RequestedMemory::Ratio(_) => None,
         RequestedMemory::Bytes(bytes) => Some(bytes),
-        RequestedMemory::Units(units) => inventory
-            .and_then(|node| node.unit_bytes)
-            .map(|unit| units.saturating_mul(unit)),
+        RequestedMemory::Units(units) => {
+            let unit = context.inventory.and_then(|inventory| inventory.unit_bytes);
+            unit.map(|unit| units.saturating_mul(unit))
+        }
     };
+    let is_ratio = matches!(request.memory, RequestedMemory::Ratio(_));
     let (Some(record), Some(spec)) = (share.bytes, spec) else {
         // Without a unit size only the record has the bytes.
-        return agreed(
-            share
-                .bytes
-                .filter(|_| spec.is_none())
-                .map_or(HeldMemory::Requested(request.memory), exact),
-        );
+        let memory = match share.bytes {
+            Some(bytes) if spec.is_none() && !is_ratio => HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
+            _ => HeldMemory::Requested(request.memory),
+        };
+        return Bounded {
+            memory,
+            doubt: core_doubt,
+            is_more: core_is_more,
+        };
     };
     let is_of_other_unit = units.is_some_and(|units| {
         let is_all = request.memory == RequestedMemory::Units(units.pod_units);
-        is_all && units_of_device(&share.gpu, units, inventory).is_some()
+        is_all && units_of_device(&share.gpu, units, context).is_some()
     });
     // Other writers round a share down, which loses less than a byte per device.
     let differs = record.abs_diff(spec) > u64::from(request.devices);
-    let doubt = differs.then(|| {
-        format!(
-            "its record says {record} bytes on {}, its spec {spec}",
-            name(&share.gpu)
-        )
-    });
+    let doubt = differs.then(|| format!("its record says {record} bytes on {gpu}, its spec {spec}"));
     let bytes = if is_of_other_unit || !differs {
         record.max(spec)
     } else {
         spec
     };
-    let is_more = core_is_more || (differs && record > spec && !is_of_other_unit);
     Bounded {
-        memory: exact(bytes),
-        doubt: doubt.or_else(core_doubt),
-        is_more,
+        memory: HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
+        doubt: doubt.or(core_doubt),
+        is_more: core_is_more || (differs && record > spec && !is_of_other_unit),
     }
 }
 
@@ -199,55 +173,44 @@ fn bounded(
 pub(super) fn from_gpushare(
     record: GpushareRecord,
     request: &ShareRequest,
-    inventory: Option<&Inventory>,
-    report: PluginReport,
-) -> GpuAccount {
+    context: NodeContext<'_>,
+) -> Account {
     let gpu = GpuRef::Minor(record.idx);
-    if let Some(problem) = absent(&gpu, inventory) {
-        return unknown(*request, report, problem);
+    if let Some(problem) = absent(&gpu, context) {
+        return unknown(*request, context, problem);
     }
-    let units = match request.memory {
-        RequestedMemory::Units(units) => units,
-        RequestedMemory::Bytes(_) | RequestedMemory::Ratio(_) => {
-            return unknown(
-                *request,
-                report,
-                "its only record is gpushare's, but it does not ask for memory units".to_owned(),
-            );
-        }
+    let RequestedMemory::Units(units) = request.memory else {
+        let problem = "its only record is gpushare's, but it does not ask for memory units";
+        return unknown(*request, context, problem.to_owned());
     };
-    let contradicts = record.pod_units > units;
-    let share = |memory, trusted| HeldShare {
-        gpu: gpu.clone(),
+    let (memory, problem, trusted) =
+        if let Some((now, gpu_bytes, unit)) = units_of_device(&gpu, record, context) {
+            let part = u128::from(gpu_bytes) * u128::from(record.pod_units.min(units));
+            let part = u64::try_from(part.div_ceil(u128::from(record.device_units))).unwrap_or(u64::MAX);
+            let bytes = part.max(units.saturating_mul(unit));
+            let problem = format!(
+                "GPU {} had {} units when it was placed and has {now} now",
+                record.idx, record.device_units
+            );
+            let memory = HeldMemory::Exact(EngineMemory::from_bytes(bytes));
+            (memory, Some(problem), false)
+        } else {
+            let differs = record.pod_units != 0 && record.pod_units != units;
+            let problem =
+                differs.then(|| format!("its record says {} units, its spec {units}", record.pod_units));
+            (HeldMemory::Requested(request.memory), problem, !differs)
+        };
+    let share = HeldShare {
+        gpu,
         memory,
         core: request.core,
         slots: request.slots,
         trusted,
     };
-    if let Some((now, gpu_bytes, unit)) = units_of_device(&gpu, record, inventory) {
-        let part = u128::from(gpu_bytes) * u128::from(record.pod_units.min(units));
-        let part = u64::try_from(part.div_ceil(u128::from(record.device_units))).unwrap_or(u64::MAX);
-        let bytes = part.max(units.saturating_mul(unit));
-        let problem = format!(
-            "GPU {} had {} units when it was placed and has {now} now",
-            record.idx, record.device_units
-        );
-        let memory = HeldMemory::Exact(EngineMemory::from_bytes(bytes));
-        return GpuAccount {
-            holding: HeldGpus::Shares(vec![share(memory, false)]),
-            problem: Some(problem),
-            contradicts,
-        };
-    }
-    let differs = record.pod_units != 0 && record.pod_units != units;
-    let problem = differs.then(|| format!("its record says {} units, its spec {units}", record.pod_units));
-    GpuAccount {
-        holding: HeldGpus::Shares(vec![share(
-            HeldMemory::Requested(RequestedMemory::Units(units)),
-            !differs,
-        )]),
+    Account {
+        holdings: Holdings::from(HeldGpus::Shares(vec![share])),
         problem,
-        contradicts,
+        contradicts: record.pod_units > units,
     }
 }
 
@@ -255,32 +218,26 @@ pub(super) fn from_gpushare(
 fn units_of_device(
     gpu: &GpuRef,
     record: GpushareRecord,
-    inventory: Option<&Inventory>,
+    context: NodeContext<'_>,
 ) -> Option<(u64, u64, u64)> {
-    let inventory = inventory?;
-    let unit = inventory.unit_bytes.filter(|unit| *unit > 0)?;
-    let gpu = inventory.gpus.iter().find(|device| names(gpu, device))?;
+    let unit = context.inventory?.unit_bytes.filter(|unit| *unit > 0)?;
+    let gpu = context.gpu(gpu)?;
     let now = gpu.memory_bytes / unit;
     (record.device_units > 0 && record.device_units != now).then_some((now, gpu.memory_bytes, unit))
 }
 
-fn names(gpu: &GpuRef, device: &placement::Gpu) -> bool {
-    match gpu {
-        GpuRef::Uuid(uuid) => device.uuid == *uuid,
-        GpuRef::Minor(minor) => device.minor == *minor,
+/// Returns true if two references name one device, as far as is known.
+fn is_same(one: &GpuRef, other: &GpuRef, context: NodeContext<'_>) -> bool {
+    match context.gpu(one) {
+        Some(gpu) => context.gpu(other) == Some(gpu),
+        None => one == other,
     }
 }
 
-/// Returns true if two references name one device, as far as is known.
-fn is_same(one: &GpuRef, other: &GpuRef, inventory: Option<&Inventory>) -> bool {
-    let device = inventory.and_then(|inventory| inventory.gpus.iter().find(|device| names(one, device)));
-    device.map_or(one == other, |device| names(other, device))
-}
-
 /// The problem if the node has devices, but not this one.
-pub(super) fn absent(gpu: &GpuRef, inventory: Option<&Inventory>) -> Option<String> {
-    let found = inventory?.gpus.iter().any(|device| names(gpu, device));
-    (!found).then(|| format!("its record names {}, which the node does not have", name(gpu)))
+pub(super) fn absent(gpu: &GpuRef, context: NodeContext<'_>) -> Option<String> {
+    let is_absent = context.inventory.is_some() && context.gpu(gpu).is_none();
+    is_absent.then(|| format!("its record names {}, which the node does not have", name(gpu)))
 }
 
 fn name(gpu: &GpuRef) -> String {

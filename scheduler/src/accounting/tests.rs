@@ -10,7 +10,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Account, Ask, NodeContext, PluginReport, PodFacts};
+use super::{Account, NodeContext, ParsedRequest, PluginReport, PodFacts};
 use crate::inventory::device_types::Kinds;
 
 const MIB: u64 = 1 << 20;
@@ -65,7 +65,7 @@ fn account_reported(
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
     }))
     .unwrap();
-    let around = NodeContext {
+    let context = NodeContext {
         inventory: Some(inventory),
         kinds: &Kinds::default(),
         given: &[],
@@ -74,7 +74,7 @@ fn account_reported(
     };
     PodFacts::of(&pod, &ResourceNames::default())
         .unwrap()
-        .account(around)
+        .account(context)
         .unwrap()
 }
 
@@ -355,7 +355,7 @@ fn a_bound_pod_that_requests_zero_holds_nothing(#[case] limits: Value, #[case] h
         .unwrap();
         PodFacts::of(&pod, &ResourceNames::default())
     };
-    let is_refused = facts(Value::Null).map(|facts| matches!(facts.ask, Ask::Invalid(..)));
+    let is_refused = facts(Value::Null).map(|facts| matches!(facts.request, ParsedRequest::Invalid(..)));
     assert_eq!(is_refused, holds.then_some(true), "as long as it is not bound");
     assert_eq!(facts("n1".into()).is_some(), holds);
 }
@@ -501,7 +501,7 @@ fn annotations_of_a_pod_override_the_policies_of_the_cluster() {
         );
     }
     let facts = preference(json!({NODE_POLICY: "tetris"}));
-    let Ask::Invalid(error, _) = facts.ask else {
+    let ParsedRequest::Invalid(error, _) = facts.request else {
         panic!("{facts:?}")
     };
     insta::assert_snapshot!(

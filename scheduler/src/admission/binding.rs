@@ -11,7 +11,7 @@ use proto::request::Dialect;
 use serde::Deserialize;
 
 use super::{Refusal, Rules, Unreadable, Verdict, read};
-use crate::accounting::{Ask, PodFacts};
+use crate::accounting::{ParsedRequest, PodFacts};
 use crate::index::{Index, Shared};
 
 /// Knowledge of the pods that request device resources.
@@ -32,12 +32,12 @@ impl Bindings for Shared<Index> {
 /// Returns true if the pod requests whole GPUs by a vendor's resource: other schedulers may bind it to nodes that only the vendor's
 /// plugin serves.
 fn asks_vendor(facts: &PodFacts) -> bool {
-    match &facts.ask {
-        Ask::Request(request) => request
+    match &facts.request {
+        ParsedRequest::Valid(request) => request
             .gpus
             .as_ref()
             .is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
-        Ask::Invalid(..) => false,
+        ParsedRequest::Invalid(..) => false,
     }
 }
 

@@ -289,18 +289,18 @@ async fn decide_and_write(
     let nanos =
         u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
     // Ranked before the pod takes its devices, which would change the scores.
-    let best_nodes = extender.index.read().leaders_of(&pod.uid, facts);
+    let best_nodes = extender.index.read().filter().best_nodes(&pod.uid, facts);
     let assumed = extender.index.write().assume(&pod, facts, node, nanos, now())?;
     extender.memory().best_nodes.insert(&pod.uid, best_nodes);
     let Assumed::Write {
-        order,
+        binding,
         stamp,
         repeated,
     } = assumed
     else {
         return Ok(None);
     };
-    let outcome = extender.binder.bind(&order, deadline).await;
+    let outcome = extender.binder.bind(&binding, deadline).await;
     match &outcome {
         BindOutcome::Bound => extender.index.write().confirm(&pod.uid, stamp, now()),
         BindOutcome::OnNode(annotations) => {
@@ -321,7 +321,7 @@ async fn decide_and_write(
             }
         }
     }
-    check(outcome).map(|()| order.annotations.get(DEVICE_ALLOCATED).cloned())
+    check(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
 }
 
 fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {

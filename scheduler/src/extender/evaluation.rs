@@ -13,7 +13,7 @@ use proto::pod::Pod;
 use super::rank::{Ranker, TopN};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
-use crate::index::{Index, NodeAsk};
+use crate::index::{Index, ResourceDemand};
 use crate::inventory;
 
 /// The demand of a pod on every node.
@@ -22,7 +22,7 @@ pub(super) enum Demand<'a> {
     /// Nothing that nodes are evaluated for: every node fits.
     Nothing,
     /// Devices. For a pod without devices CPU and memory, which rank nodes and refuse none.
-    Resources(NodeAsk<'a>),
+    Resources(ResourceDemand<'a>),
     /// No node fits, for a reason of the pod itself.
     Rejected(Cow<'static, str>),
     /// The node of a binding whose outcome is not known yet: the binding may have been written, so no other node fits.
@@ -68,17 +68,17 @@ pub(super) struct Evaluation {
 impl<'a> Demand<'a> {
     /// The demand of a pod; `facts` is `None` for a pod that does not ask for devices.
     pub(super) fn of(index: &Index, pod: &'a Pod, facts: Option<&PodFacts>) -> Self {
-        match facts.map_or(Ok(None), |facts| index.ask(pod.uid(), facts)) {
-            Ok(Some(ask)) => Self::Resources(ask),
-            Ok(None) => index.host_ask(pod).map_or(Self::Nothing, Self::Resources),
+        match facts.map_or(Ok(None), |facts| index.demand(pod.uid(), facts)) {
+            Ok(Some(resources)) => Self::Resources(resources),
+            Ok(None) => index.host_demand(pod).map_or(Self::Nothing, Self::Resources),
             Err(error) => Self::Rejected(shorten(&error.to_string()).into()),
         }
     }
 
     /// The resources that nodes are evaluated for.
-    pub(super) const fn resources(&self) -> Option<&NodeAsk<'a>> {
+    pub(super) const fn resources(&self) -> Option<&ResourceDemand<'a>> {
         match self {
-            Self::Resources(ask) => Some(ask),
+            Self::Resources(resources) => Some(resources),
             Self::Nothing | Self::Rejected(_) | Self::AssumedOn(_) => None,
         }
     }
@@ -95,7 +95,9 @@ impl<'a> Demand<'a> {
 impl<'q> Evaluator<'q> {
     pub(super) fn new(index: &'q Index, demand: &'q Demand<'q>) -> Self {
         // One batch for all nodes: nodes that are alike share the work.
-        let batch = demand.resources().map(|ask| index.asking(ask));
+        let batch = demand
+            .resources()
+            .map(|resources| index.filter().batch(resources));
         Self { index, demand, batch }
     }
 
@@ -107,9 +109,8 @@ impl<'q> Evaluator<'q> {
             is_unknown_node: false,
         };
         match (self.demand, &mut self.batch) {
-            (Demand::Resources(ask), Some(batch)) => {
-                let node = self.index.fleet().node_id(name);
-                match self.index.judge(name, node, ask, batch) {
+            (Demand::Resources(resources), Some(batch)) => {
+                match self.index.filter().evaluate(name, resources, batch) {
                     Ok(Some((node, score))) => Ok(Fit {
                         node: Some(node),
                         score,
@@ -133,8 +134,8 @@ impl<'q> Evaluator<'q> {
     /// The verdict on a node that the request carries whole: an autoscaler asks about nodes that do not exist yet.
     fn evaluate_whole(&mut self, name: &str, node: &Node) -> Result<Fit, Misfit> {
         match self.demand {
-            Demand::Resources(ask) if !self.index.knows_node(name) => {
-                evaluate_template(self.index, node, ask).map(|()| Fit::default())
+            Demand::Resources(resources) if !self.index.knows_node(name) => {
+                evaluate_template(self.index, node, resources).map(|()| Fit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
             _ => self.evaluate(name),
@@ -143,19 +144,19 @@ impl<'q> Evaluator<'q> {
 }
 
 /// Evaluates a node that does not exist: an empty one with the capacity of the template.
-fn evaluate_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<(), Misfit> {
+fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) -> Result<(), Misfit> {
     let unknown = |reason| Misfit {
         reason,
         is_unknown_node: true,
     };
     let Some(report) = inventory::of_template(node, index.names()) else {
         // Without capacity of ours the template may still be a node of the vendor's plugin, which kube-scheduler counts itself.
-        return match ask.gpus {
+        return match demand.gpus {
             RequestedGpus::Share(_) | RequestedGpus::All { .. } => Err(unknown(Reason::NoDevice)),
             RequestedGpus::Nothing | RequestedGpus::Whole(_) => Ok(()),
         };
     };
-    if report.opaque && !ask.in_units {
+    if report.opaque && !demand.in_units {
         return Err(unknown(Reason::NotServed));
     }
     // A fleet of its own, so that the request leaves no trace in the index.
@@ -163,7 +164,7 @@ fn evaluate_template(index: &Index, node: &Node, ask: &NodeAsk<'_>) -> Result<()
     empty.set_inventory("template", report.inventory);
     let id = empty.node_id("template").ok_or(unknown(Reason::NoDevice))?;
     empty
-        .fit(id, ask.devices(), Hints::Ignore)
+        .fit(id, demand.devices(), Hints::Ignore)
         .map_err(|reason| Misfit {
             reason,
             is_unknown_node: false,

@@ -21,7 +21,7 @@ use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::is_pod_identity;
 use crate::config::MisfitNodes;
-use crate::index::{Decision, Index, NodeAsk};
+use crate::index::{Decision, Index, ResourceDemand};
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
@@ -108,7 +108,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
     let mut demand = filter.demand(facts.as_ref(), body);
     // A pod whose hint expired gets no other for a while. A member of a gang needs one, or it could be sent to the devices of
     // another member, so that no node is offered to it. The hints of a PodGroup expire together, by rules of their own.
-    let is_resting = group.is_none() && is_gang_member(&pod, &demand) && index.is_resting(uid, now);
+    let is_resting = group.is_none() && is_gang_member(&pod, &demand) && index.hints().is_resting(uid, now);
     if is_resting {
         demand = Demand::Rejected(GANG_RESTS.into());
     }
@@ -119,7 +119,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
     let mut texts = Texts {
         uniform: demand.rejection(),
         nominated: refused.and_then(|_| filter.nominated_text()),
-        suffix: waiting.and_then(|ask| filter.retry_suffix(ask)),
+        suffix: waiting.and_then(|resources| filter.retry_suffix(resources)),
     };
     if refused.is_some() && texts.nominated.is_none() && texts.suffix.is_none() && filter.may_be_sample() {
         texts.uniform = Some(NO_NODE);
@@ -143,8 +143,8 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
         if waiting.is_some() || is_resting {
             extender.memory().waiting.refuse(uid, openings);
         }
-        if let Some(ask) = demand.resources() {
-            keep_room(extender, &pod, ask, &evaluation, &names, now);
+        if let Some(resources) = demand.resources() {
+            keep_room(extender, &pod, resources, &evaluation, &names, now);
         }
     }
     // Written last, since the next pod's filter may come before this result is complete.
@@ -185,7 +185,7 @@ fn expire_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     // Most filters find nothing to do, and need no write lock.
     let (is_due, is_in_vain) = {
         let index = extender.index.read();
-        (index.is_due(now), index.has_gang_cycles_in_vain(group))
+        (index.is_due(now), index.hints().has_gang_cycles_in_vain(group))
     };
     if is_due || is_in_vain {
         let mut index = extender.index.write();
@@ -196,7 +196,7 @@ fn expire_hints(extender: &Extender, group: Option<&str>, now: Instant) {
 
 /// Returns true if kube-scheduler may ask about other pods of a gang before it binds this one.
 fn is_gang_member(pod: &Pod, demand: &Demand<'_>) -> bool {
-    pod.is_in_gang() && demand.resources().is_some_and(NodeAsk::asks_for_devices)
+    pod.is_in_gang() && demand.resources().is_some_and(ResourceDemand::has_devices)
 }
 
 /// A request under evaluation.
@@ -262,17 +262,17 @@ impl<'p> Filter<'_, 'p> {
     }
 
     /// The suffix that makes kube-scheduler try the refused pod again soon, if the nodes are a sample and another node fits.
-    fn retry_suffix(&self, ask: &NodeAsk<'_>) -> Option<&'static str> {
-        let fits_another = self.may_be_sample() && self.index.fits_anywhere(ask);
+    fn retry_suffix(&self, resources: &ResourceDemand<'_>) -> Option<&'static str> {
+        let fits_another = self.may_be_sample() && self.index.filter().fits_anywhere(resources);
         // The hash reads every name, so it is taken only if it is needed, and before the lock.
         let hash_of_nodes = if fits_another { hash_of_set(self.names) } else { 0 };
         let limit = SampleRetries::limit(self.index.n_nodes(), self.names.len());
         let n_openings = self.index.openings().all;
         let mut memory = self.extender.memory();
-        if fits_another && memory.retries.is_sample(ask.uid, hash_of_nodes) {
-            memory.retries.refuse(ask.uid, limit, n_openings, self.now)
+        if fits_another && memory.retries.is_sample(resources.uid, hash_of_nodes) {
+            memory.retries.refuse(resources.uid, limit, n_openings, self.now)
         } else {
-            memory.retries.forget(ask.uid);
+            memory.retries.forget(resources.uid);
             None
         }
     }
@@ -282,7 +282,7 @@ impl<'p> Filter<'_, 'p> {
 fn keep_room(
     extender: &Extender,
     pod: &Pod,
-    ask: &NodeAsk<'_>,
+    resources: &ResourceDemand<'_>,
     evaluation: &Evaluation,
     names: &[Cow<'_, str>],
     now: Instant,
@@ -291,25 +291,28 @@ fn keep_room(
     let first = evaluation.reported.first();
     let is_chosen_here = evaluation.reported.len() < evaluation.n_fitting;
     match first.and_then(|(idx, _)| names.get(*idx)) {
-        Some(name) if is_chosen_here => extender.memory().attempts.send(ask.uid, name),
+        Some(name) if is_chosen_here => extender.memory().attempts.send(resources.uid, name),
         // kube-scheduler chooses, so that the pod's return says nothing of a node.
         Some(_) => {}
-        None => extender.memory().attempts.excuse(ask.uid),
+        None => extender.memory().attempts.excuse(resources.uid),
     }
     let hinted = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);
     match hinted.and_then(|(_, node)| *node) {
-        Some(node) => extender.index.write().hint(node, ask, &decision, now),
+        Some(node) => extender.index.write().hint(node, resources, &decision, now),
         // kube-scheduler may try several placements of a PodGroup in turn, and come back to one whose room is kept.
-        None if pod.is_in_gang() => extender.index.write().refuse_member(ask.uid, &decision, now),
+        None if pod.is_in_gang() => extender
+            .index
+            .write()
+            .refuse_member(resources.uid, &decision, now),
         None => {
             let is_outdated = {
                 let index = extender.index.read();
-                index.is_hinted(ask.uid) && !index.is_nominated(ask.uid)
+                index.hints().is_hinted(resources.uid) && !index.hints().is_nominated(resources.uid)
             };
             // The result names several nodes or none, so that the hint of an earlier result says nothing any more. A nomination
             // is kube-scheduler's own decision, and stays.
             if is_outdated {
-                extender.index.write().unhint(ask.uid);
+                extender.index.write().unhint(resources.uid);
             }
         }
     }

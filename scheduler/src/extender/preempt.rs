@@ -14,7 +14,7 @@ use proto::pod::Pod;
 use super::evaluation::Demand;
 use super::{Extender, RequestError};
 use crate::accounting::PodFacts;
-use crate::index::{Index, NodeAsk, Preemptor, Promised};
+use crate::index::{Index, Preemptor, Promised, ResourceDemand};
 use crate::metrics::Candidate;
 
 /// The time for which further nodes are searched once there is a candidate: kube-scheduler waits, and more are only a choice.
@@ -51,7 +51,7 @@ impl NamedVictims {
         };
         let is_recent = now.saturating_duration_since(self.at) < limit;
         // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
-        let is_awaited = |victim: &OwnerId| match index.awaited(victim.as_str()) {
+        let is_awaited = |victim: &OwnerId| match index.is_victim_leaving(victim.as_str()) {
             Some(is_leaving) => is_leaving || is_recent,
             None => false,
         };
@@ -76,8 +76,8 @@ pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<V
     let facts = PodFacts::of(&pod, extender.index.read().names());
     let demand = Demand::of(&extender.index.read(), &pod, facts.as_ref());
     let candidates = match (&demand, &facts) {
-        (Demand::Resources(ask), Some(_)) if extender.rules.refusal_of_filter(body, &pod).is_none() => {
-            candidates(extender, &pod, ask, depends_on_other_pods, proposals, now)
+        (Demand::Resources(resources), Some(_)) if extender.rules.refusal_of_filter(body, &pod).is_none() => {
+            candidates(extender, &pod, resources, depends_on_other_pods, proposals, now)
         }
         // The pod asks for no devices, so that kube-scheduler's sums say everything.
         (Demand::Nothing | Demand::Resources(_), None) => {
@@ -102,7 +102,7 @@ pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<V
 fn candidates(
     extender: &Extender,
     pod: &Pod,
-    ask: &NodeAsk<'_>,
+    resources: &ResourceDemand<'_>,
     depends_on_other_pods: bool,
     proposals: BTreeMap<String, MetaVictims>,
     now: Instant,
@@ -113,7 +113,7 @@ fn candidates(
         return BTreeMap::new();
     }
     let promised = promised(extender, pod.uid(), now);
-    let preemptor = Preemptor::new(pod, ask, depends_on_other_pods, &promised);
+    let preemptor = Preemptor::new(pod, resources, depends_on_other_pods, &promised);
     let mut kept = BTreeMap::new();
     for (node, proposed) in proposals {
         // One node at a time under the lock: the search on a node may take milliseconds.

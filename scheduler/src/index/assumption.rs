@@ -10,13 +10,9 @@ use crate::bind::PodBinding;
 #[derive(Clone, Debug)]
 pub struct Assumption {
     /// The binding as it is written, every time it is written.
-    pub order: PodBinding,
-    /// Its assume time, which differs from that of every other decision.
-    pub stamp: u64,
-    /// Its phase.
-    pub phase: Phase,
-    /// The beginning of the phase.
-    pub since: Instant,
+    pub binding: PodBinding,
+    /// Its state.
+    pub moment: Moment,
     /// True if a list has left out its pod since it was written.
     pub(super) unlisted: bool,
     /// True if this replica's term has ended since the decision.
@@ -37,10 +33,11 @@ pub enum Phase {
 /// The state of a decision at one moment, to compare with a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// The assume time of the decision.
+    /// The assume time of the decision, which differs from that of every other decision.
     pub stamp: u64,
     /// Its phase.
     pub phase: Phase,
+    /// The beginning of the phase.
     pub(super) since: Instant,
 }
 
@@ -50,7 +47,7 @@ pub enum Assumed {
     /// The binding to write.
     Write {
         /// The binding.
-        order: PodBinding,
+        binding: PodBinding,
         /// The assume time of the decision.
         stamp: u64,
         /// True if it has been written before, with an unknown outcome.
@@ -106,29 +103,21 @@ pub enum AssumeError {
 }
 
 impl Assumption {
-    pub(super) fn moment(&self) -> Moment {
-        Moment {
-            stamp: self.stamp,
-            phase: self.phase,
-            since: self.since,
-        }
-    }
-
     /// The same binding again, for the same node.
     pub(super) fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
-        if self.order.node != node {
+        if self.binding.node != node {
             return Err(AssumeError::AssumedElsewhere {
-                node: self.order.node.clone(),
+                node: self.binding.node.clone(),
             });
         }
         if self.outlived {
             return Err(AssumeError::Outlived);
         }
-        self.phase = Phase::Writing;
-        self.since = now;
+        self.moment.phase = Phase::Writing;
+        self.moment.since = now;
         Ok(Assumed::Write {
-            order: self.order.clone(),
-            stamp: self.stamp,
+            binding: self.binding.clone(),
+            stamp: self.moment.stamp,
             repeated: true,
         })
     }

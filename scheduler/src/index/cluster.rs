@@ -3,7 +3,6 @@
 //! A node counts by its Node and its Device object together, a pod by its spec, its record and the reports of its node. Whenever
 //! one of these changes, the holdings of the pods that it concerns are worked out again.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -16,12 +15,10 @@ use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
-use super::assumption::Assumption;
-use super::eviction::Eviction;
-use super::node_ask::NodeAsk;
-use super::openings::Openings;
+use super::pods::Pods;
+use super::resource_demand::ResourceDemand;
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
-use crate::accounting::{self, Bound, NodeContext, PluginReport, PodFacts, Recorded};
+use crate::accounting::{self, NodeContext, PluginReport, PodFacts, Recorded};
 use crate::inventory::device_types::Kinds;
 use crate::inventory::{self, DeviceReport, NodeReport};
 
@@ -44,9 +41,9 @@ pub(super) struct Cluster {
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
     /// Pods that request device resources and are not terminal, by UID.
-    pub(super) pods: FxHashMap<OwnerId, PodEntry>,
+    pub(super) pods: Pods,
     /// The number of times room has opened without an event that kube-scheduler sees.
-    n_silent_openings: u64,
+    pub(super) n_silent_openings: u64,
 }
 
 /// A node and its Device object.
@@ -73,24 +70,6 @@ pub(super) struct NodeState {
     pub(super) problems: Vec<String>,
 }
 
-/// A pod that requests device resources.
-#[derive(Debug)]
-pub(super) struct PodEntry {
-    pub(super) facts: PodFacts,
-    /// The decision of a bind, until the watch shows the pod bound.
-    pub(super) assumption: Option<Box<Assumption>>,
-    /// The reason for which it is counted conservatively, or the problem of its record.
-    pub(super) problem: Option<Box<str>>,
-    /// True if its record names more than it requests.
-    pub(super) contradicts: bool,
-    /// Its entry in the workload model.
-    pub(super) counted: Option<PodProfile>,
-    /// The fields by which kube-scheduler chooses victims.
-    pub(super) eviction: Eviction,
-    /// Number of the list that named it last; 0 if no watch has shown it yet.
-    pub(super) list: u32,
-}
-
 impl Cluster {
     /// A cluster of which nothing is known.
     pub(super) fn new(names: ResourceNames, policies: Policies) -> Self {
@@ -104,7 +83,7 @@ impl Cluster {
             ended: FxHashMap::default(),
             allows_all_devices: false,
             n_opaque: 0,
-            pods: FxHashMap::default(),
+            pods: Pods::default(),
             n_silent_openings: 0,
         }
     }
@@ -113,14 +92,14 @@ impl Cluster {
     ///
     /// # Errors
     /// The rule that its request breaks on every node.
-    pub(super) fn ask<'a>(
+    pub(super) fn demand<'a>(
         &self,
         uid: &'a str,
         facts: &PodFacts,
-    ) -> Result<Option<NodeAsk<'a>>, RequestError> {
-        let request = match &facts.ask {
-            accounting::Ask::Request(request) => request,
-            accounting::Ask::Invalid(error, _) => return Err((**error).clone()),
+    ) -> Result<Option<ResourceDemand<'a>>, RequestError> {
+        let request = match &facts.request {
+            accounting::ParsedRequest::Valid(request) => request,
+            accounting::ParsedRequest::Invalid(error, _) => return Err((**error).clone()),
         };
         let gpus = request.gpus.as_ref();
         if !self.allows_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {
@@ -130,17 +109,17 @@ impl Cluster {
         if gpus.is_none() && others.is_empty() {
             return Ok(None);
         }
-        let wishes = facts.wishes.clone().map_err(|error| (*error).clone())?;
+        let constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
         let counts_bytes = gpus.is_some_and(|gpus| {
             gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
         });
-        let gpus = gpus.map(accounting::gpu_ask).unwrap_or_default();
+        let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
         let isolation = facts.needs_isolation().map(Into::into);
-        Ok(Some(NodeAsk {
+        Ok(Some(ResourceDemand {
             uid,
             gpus,
             others,
-            wishes,
+            constraints,
             in_units: !counts_bytes,
             isolation,
             policies: facts.preference.or(self.policies),
@@ -150,19 +129,7 @@ impl Cluster {
 
     /// Returns true if a pod requests devices, validly or not.
     pub(super) fn concerns(&self, facts: &PodFacts) -> bool {
-        !matches!(self.ask("", facts), Ok(None))
-    }
-
-    /// The pod's UID, as the text that is kept already if there is one.
-    pub(super) fn owner(&self, uid: &str) -> OwnerId {
-        self.pods
-            .get_key_value(uid)
-            .map_or_else(|| OwnerId::from(uid), |(owner, _)| owner.clone())
-    }
-
-    /// The node of a pod's open decision.
-    pub(super) fn assumed_node(&self, uid: &str) -> Option<&str> {
-        Some(self.pods.get(uid)?.assumption.as_ref()?.order.node.as_str())
+        !matches!(self.demand("", facts), Ok(None))
     }
 
     /// Returns true if there is a Node object of this name.
@@ -197,7 +164,7 @@ impl Cluster {
         let affected = self
             .pods
             .iter()
-            .filter(|(_, entry)| entry.facts.ask.others().iter().any(asks));
+            .filter(|(_, entry)| entry.facts.request.others().iter().any(asks));
         let affected: Vec<_> = affected.map(|(owner, _)| owner.clone()).collect();
         for owner in affected {
             self.account(&owner);
@@ -277,7 +244,7 @@ impl Cluster {
         let report = state
             .map(|state| state.report_on(owner.as_str()))
             .unwrap_or_default();
-        let around = NodeContext {
+        let context = NodeContext {
             inventory,
             kinds: &self.kinds,
             given,
@@ -287,7 +254,7 @@ impl Cluster {
         let exchanged = exchanged.map(|record| record.clone().or_units_of(&bound.record));
         let account = entry
             .facts
-            .account_of(exchanged.as_ref().unwrap_or(&bound.record), around);
+            .account_of(exchanged.as_ref().unwrap_or(&bound.record), context);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         if let Some(problem) = problem
             .as_deref()
@@ -311,6 +278,27 @@ impl Cluster {
             self.fleet.hold(owner, &bound.node, account.holdings);
         }
         (entry.problem, entry.contradicts) = (problem, account.contradicts);
+    }
+
+    /// Counts the request of a bound pod in the workload that policies look ahead to.
+    pub(super) fn count_request(&mut self, uid: &str) {
+        let Some(entry) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let gpus = entry.facts.request.gpus();
+        let profile = PodProfile {
+            gpus: gpus.map(accounting::requested_gpus).unwrap_or_default(),
+            host: entry.facts.host,
+        };
+        if entry.counted == Some(profile) {
+            return;
+        }
+        let before = entry.counted.replace(profile);
+        let workload = self.fleet.workload_mut();
+        workload.add(profile);
+        if let Some(before) = before {
+            workload.remove(&before);
+        }
     }
 
     /// Works out again what the pods on a node hold, after its devices or its memory unit have changed.
@@ -374,7 +362,7 @@ impl Cluster {
         }
         let (before, now) = (before.unwrap_or_default(), now.unwrap_or_default());
         for uid in before.symmetric_difference(&now) {
-            let owner = self.owner(uid);
+            let owner = self.pods.owner(uid);
             self.account(&owner);
         }
     }
@@ -401,7 +389,7 @@ impl Cluster {
             } else if nodes.is_empty() {
                 self.given_on.remove(uid);
             }
-            let owner = self.owner(uid);
+            let owner = self.pods.owner(uid);
             self.account(&owner);
             self.account_alone(uid, node);
         }
@@ -459,14 +447,6 @@ impl Cluster {
         }
     }
 
-    /// The number of times that room has opened so far.
-    pub(super) fn openings(&self) -> Openings {
-        Openings {
-            all: self.fleet.n_openings(),
-            silent: self.n_silent_openings,
-        }
-    }
-
     /// Counts an opening of room without an event that kube-scheduler sees.
     pub(super) fn note_silent_opening(&mut self) {
         self.fleet.note_opening();
@@ -476,34 +456,6 @@ impl Cluster {
     /// Counts one opening as silent if room has opened since it had opened `n_before` times.
     pub(super) fn note_silent_since(&mut self, n_before: u64) {
         self.n_silent_openings += u64::from(self.fleet.n_openings() != n_before);
-    }
-
-    /// Names of nodes that share GPUs or have a problem: the first `most` after `after`, sorted.
-    pub(super) fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
-        let is_behind = |name: &str| after.is_none_or(|after| name > after);
-        let sharing = self
-            .nodes
-            .iter()
-            .filter(|(_, state)| state.shares_gpus() || !state.problems.is_empty());
-        let mut names: Vec<&str> = sharing
-            .map(|(name, _)| &**name)
-            .filter(|name| is_behind(name))
-            .collect();
-        if most < names.len() {
-            names.select_nth_unstable(most);
-            names.truncate(most);
-        }
-        names.sort_unstable();
-        names.into_iter().map(str::to_owned).collect()
-    }
-
-    /// Names of nodes that have devices of any type, in no order.
-    pub(super) fn device_nodes(&self) -> Vec<Box<str>> {
-        self.nodes
-            .iter()
-            .filter(|(_, state)| state.has_devices())
-            .map(|(name, _)| name.clone())
-            .collect()
     }
 }
 
@@ -573,34 +525,5 @@ impl NodeState {
     pub(super) fn isolation(&self) -> Option<&str> {
         let labels = self.node.as_ref()?.metadata.labels.as_ref()?;
         labels.get(ISOLATION_PROVIDER).map(String::as_str)
-    }
-}
-
-impl PodEntry {
-    pub(super) fn new(facts: PodFacts) -> Self {
-        Self {
-            facts,
-            assumption: None,
-            problem: None,
-            contradicts: false,
-            counted: None,
-            eviction: Eviction::default(),
-            list: 0,
-        }
-    }
-
-    /// The node and record of the pod: as a watch has shown it, or as a decision will write it.
-    pub(super) fn bound(&self) -> Option<Cow<'_, Bound>> {
-        let assumed = |assumption: &Assumption| {
-            Cow::Owned(Bound::read(
-                &assumption.order.node,
-                Some(&assumption.order.annotations),
-            ))
-        };
-        self.facts
-            .bound
-            .as_deref()
-            .map(Cow::Borrowed)
-            .or_else(|| self.assumption.as_deref().map(assumed))
     }
 }

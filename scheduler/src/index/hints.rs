@@ -21,7 +21,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::cluster::Cluster;
 use super::gangs::{Asked, Gangs};
-use super::node_ask::NodeAsk;
+use super::resource_demand::ResourceDemand;
 
 /// Most hints at one time, except for those of `PodGroups`.
 const MAX_HINTS: usize = 4096;
@@ -94,7 +94,7 @@ pub(super) struct Shown<'a> {
 
 /// Hints, and their ends.
 #[derive(Debug)]
-pub(super) struct HintQueue {
+pub struct HintQueue {
     times: HintTimes,
     hints: FxHashMap<OwnerId, Hint>,
     /// Those that are stamped, by their ends.
@@ -282,7 +282,8 @@ impl HintQueue {
         })
     }
 
-    pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
+    /// Returns true if a pod gets no hint for a while, as its last one ended unused.
+    pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
         self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
@@ -383,18 +384,18 @@ impl HintQueue {
         &mut self,
         cluster: &mut Cluster,
         node: NodeId,
-        ask: &NodeAsk<'_>,
+        demand: &ResourceDemand<'_>,
         decision: &Decision,
         now: Instant,
     ) {
-        self.note_member(cluster, ask.uid, decision, true, now);
-        let before = self.take(ask.uid);
-        cluster.fleet.unhint(ask.uid);
+        self.note_member(cluster, demand.uid, decision, true, now);
+        let before = self.take(demand.uid);
+        cluster.fleet.unhint(demand.uid);
         let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
             return;
         };
-        let hint = self.decide(ask.uid, &name, decision, before.as_ref(), now);
-        let is_kept = hint.is_some_and(|hint| self.keep(cluster, node, ask, hint));
+        let hint = self.decide(demand.uid, &name, decision, before.as_ref(), now);
+        let is_kept = hint.is_some_and(|hint| self.keep(cluster, node, demand, hint));
         // Room of a group opens as a whole.
         if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
             cluster.note_silent_opening();
@@ -413,14 +414,14 @@ impl HintQueue {
         let times = self.times;
         if let Some(mut hint) = self.take(uid) {
             if hint.follow(shown, times) {
-                let owner = cluster.owner(uid);
+                let owner = cluster.pods.owner(uid);
                 return self.put(owner, hint);
             }
             cluster.fleet.unhint(uid);
             cluster.note_silent_opening();
         }
-        let owner = cluster.owner(uid);
-        let is_decided = cluster.assumed_node(uid).is_some();
+        let owner = cluster.pods.owner(uid);
+        let is_decided = cluster.pods.assumed_node(uid).is_some();
         match shown.nominated.filter(|_| !is_decided) {
             Some(node) => {
                 self.nominees.insert(owner, node.into());
@@ -451,9 +452,10 @@ impl HintQueue {
             if facts.bound.is_some() || self.resting.contains_key(&owner) {
                 continue;
             }
-            let (Ok(Some(ask)), Some(node)) =
-                (cluster.ask(owner.as_str(), &facts), cluster.fleet.node_id(&name))
-            else {
+            let (Ok(Some(demand)), Some(node)) = (
+                cluster.demand(owner.as_str(), &facts),
+                cluster.fleet.node_id(&name),
+            ) else {
                 continue;
             };
             let hint = Hint {
@@ -466,30 +468,30 @@ impl HintQueue {
                 is_nominated: true,
                 may_err: true,
             };
-            self.keep(cluster, node, &ask, hint);
+            self.keep(cluster, node, &demand, hint);
         }
     }
 
     /// Keeps the room of a hint, and returns true if the node has it.
-    fn keep(&mut self, cluster: &mut Cluster, node: NodeId, ask: &NodeAsk<'_>, hint: Hint) -> bool {
+    fn keep(&mut self, cluster: &mut Cluster, node: NodeId, demand: &ResourceDemand<'_>, hint: Hint) -> bool {
         let choice = cluster.fleet.choose(
             node,
-            ask.devices(),
-            ask.policies.device,
-            Hints::RespectOthers(ask.uid),
+            demand.devices(),
+            demand.policies.device,
+            Hints::RespectOthers(demand.uid),
         );
         let Ok(placement) = choice else { return false };
-        let owner = cluster.owner(ask.uid);
+        let owner = cluster.pods.owner(demand.uid);
         let is_kept = placement != Placement::default() && cluster.fleet.hint(&owner, node, placement);
         if is_kept {
-            self.nominees.remove(ask.uid);
+            self.nominees.remove(demand.uid);
             self.put(owner, hint);
         }
         is_kept
     }
 
     /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
-    pub(super) fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
+    pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
         self.gangs.is_in_vain(asked)
     }
 
@@ -523,7 +525,7 @@ impl HintQueue {
         let Some((group, end)) = decision.group.as_deref().zip(now.checked_add(self.times.plain)) else {
             return;
         };
-        let owner = cluster.owner(uid);
+        let owner = cluster.pods.owner(uid);
         if self.gangs.ask(
             group,
             owner,
@@ -545,12 +547,12 @@ impl HintQueue {
     }
 
     /// Returns true if this pod has a hint.
-    pub(super) fn is_hinted(&self, uid: &str) -> bool {
+    pub fn is_hinted(&self, uid: &str) -> bool {
         self.hints.contains_key(uid)
     }
 
     /// Returns true if this pod has a hint on the node that it is nominated to.
-    pub(super) fn is_nominated(&self, uid: &str) -> bool {
+    pub fn is_nominated(&self, uid: &str) -> bool {
         self.hints.get(uid).is_some_and(|hint| hint.is_nominated)
     }
 }

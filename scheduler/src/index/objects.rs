@@ -6,13 +6,14 @@ pub use proto::device::RawDevice;
 use proto::node::Node;
 use proto::pod::Pod;
 use proto::resource::is_gpu_resource;
+use proto::totals::HostResources;
 
 use super::Index;
 use super::assumption::Phase;
 use super::budgets::{Budget, key};
 use super::failing::is_refused_by_kubelet;
 use super::hints::Shown;
-use crate::accounting::PodFacts;
+use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
 use crate::watch::ObjectStore;
 
@@ -23,7 +24,10 @@ impl ObjectStore<Node> for Index {
         let Some(name) = node.metadata.name.as_deref() else {
             return;
         };
-        self.see_host(name, &node);
+        let host = HostResources::of_node(&node);
+        self.cluster
+            .fleet
+            .set_host(name, host.map(accounting::host_amounts));
         self.see_plugin_state(name, &node);
         let state = self.cluster.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
@@ -148,7 +152,7 @@ impl ObjectStore<Pod> for Index {
                 }
                 // Pending pods may ask for anything, in any number; bound pods have passed admission.
                 if is_bound && !pod.is_tied_to_node() {
-                    self.count_ask(uid);
+                    self.cluster.count_request(uid);
                 }
             }
             Some(facts) => {
@@ -170,7 +174,7 @@ impl ObjectStore<Pod> for Index {
         self.see_use(&pod, asked);
         self.cluster.account_given(uid);
         self.hints.keep_for_nominees(&mut self.cluster);
-        self.learn_if_news();
+        self.refresh_workload_if_due();
     }
 
     fn delete(&mut self, pod: &Pod) {
@@ -179,7 +183,7 @@ impl ObjectStore<Pod> for Index {
         }
         self.remove_pod(pod.uid());
         self.see_no_use(pod.uid());
-        self.learn_if_news();
+        self.refresh_workload_if_due();
         self.cluster.ended.remove(pod.uid());
         self.cluster.account_given(pod.uid());
         self.hints.keep_for_nominees(&mut self.cluster);
@@ -200,7 +204,7 @@ impl ObjectStore<Pod> for Index {
             if let Some(assumption) = entry
                 .assumption
                 .as_mut()
-                .filter(|assumption| assumption.phase == Phase::Written)
+                .filter(|assumption| assumption.moment.phase == Phase::Written)
             {
                 assumption.unlisted = true;
                 // The permit of a notification is kept until it is waited for.
@@ -240,7 +244,7 @@ impl ObjectStore<Pod> for Index {
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
-        self.learn();
+        self.refresh_workload();
     }
 }
 

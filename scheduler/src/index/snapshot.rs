@@ -7,7 +7,7 @@ use proto::memory_unit::MemoryUnit;
 
 use super::cluster::{Cluster, NodeState};
 use super::failing::FailingNodes;
-use super::fit::NodeFilter;
+use super::node_filter::NodeFilter;
 use crate::inventory::record_id;
 
 /// The state in numbers.

@@ -135,11 +135,11 @@ fn the_number_of_hints_is_bounded() {
     for at in 0..5000 {
         let uid = at.to_string();
         let node = index.fleet().node_id(&format!("n{}", at % 100)).unwrap();
-        let ask = index.ask(&uid, &facts("p")).unwrap().unwrap();
+        let ask = index.demand(&uid, &facts("p")).unwrap().unwrap();
         index.hint(node, &ask, &Decision::default(), now);
     }
     assert_eq!(index.fleet().n_hints(), 4096);
-    assert!(!index.is_hinted("0") && index.is_hinted("4999"));
+    assert!(!index.hints().is_hinted("0") && index.hints().is_hinted("4999"));
     assert_eq!(index.fleet().check(), Vec::new());
     index.tick(now + Duration::from_secs(30));
     assert_eq!(index.fleet().n_hints(), 0);
@@ -149,12 +149,12 @@ fn the_number_of_hints_is_bounded() {
 #[test]
 fn a_hint_is_not_renewed_forever() {
     let (mut index, now) = (index(), Instant::now());
-    let ask = index.ask("p", &facts("p")).unwrap().unwrap();
+    let ask = index.demand("p", &facts("p")).unwrap().unwrap();
     let node = index.fleet().node_id("n1").unwrap();
     let mut hinted = |seconds: u64| {
         let at = now + Duration::from_secs(seconds);
         index.hint(node, &ask, &Decision::default(), at);
-        index.is_hinted("p")
+        index.hints().is_hinted("p")
     };
     assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);
     assert_eq!(
@@ -173,8 +173,8 @@ fn a_node_without_an_inventory_refuses_amounts_of_memory() {
     let pod = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1"}}}]}});
     let pod: Pod = serde_json::from_value(pod).unwrap();
     let facts = PodFacts::of(&pod, &ResourceNames::default()).unwrap();
-    let ask = index.ask("u", &facts).unwrap().unwrap();
-    assert_eq!(index.fit("n1", &ask), Err(placement::Reason::NotServed));
+    let ask = index.demand("u", &facts).unwrap().unwrap();
+    assert_eq!(index.filter().fit("n1", &ask), Err(placement::Reason::NotServed));
 }
 
 #[test]

@@ -14,16 +14,16 @@ use proto::totals::NamedRequests;
 use rustc_hash::FxHashSet;
 
 use super::budgets::Budgets;
-use super::cluster::PodEntry;
 use super::eviction::{Eviction, PlainPods, Rank};
-use super::fit::NodeFilter;
-use super::node_ask::NodeAsk;
+use super::node_filter::NodeFilter;
+use super::pods::PodEntry;
+use super::resource_demand::ResourceDemand;
 
 /// The pod that is to have room, and what the sums of nodes must have for it.
 #[derive(Debug)]
 pub struct Preemptor<'a> {
     pod: &'a Pod,
-    ask: &'a NodeAsk<'a>,
+    demand: &'a ResourceDemand<'a>,
     depends_on_other_pods: bool,
     promised: &'a Promised,
     sums: Sums,
@@ -37,17 +37,17 @@ impl<'a> Preemptor<'a> {
     /// all victims that are proposed must go; `promised` are the victims that make room for other pods.
     pub fn new(
         pod: &'a Pod,
-        ask: &'a NodeAsk<'a>,
+        demand: &'a ResourceDemand<'a>,
         depends_on_other_pods: bool,
         promised: &'a Promised,
     ) -> Self {
         let sums = Sums {
-            host: ask.host,
+            host: demand.host,
             named: NamedRequests::of_pod(pod).0.into_iter().collect(),
         };
         Self {
             pod,
-            ask,
+            demand,
             depends_on_other_pods,
             promised,
             sums,
@@ -102,7 +102,7 @@ impl VictimSearch<'_> {
         preemptor: &Preemptor<'_>,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        self.filter.refuse_unserved(node, preemptor.ask).ok()?;
+        self.filter.check_served(node, preemptor.demand).ok()?;
         let id = self.filter.cluster.fleet.node_id(node)?;
         let view = self.filter.cluster.fleet.view(id)?;
         let (budgets, pods) = self.evictable(view, preemptor, proposed);
@@ -122,7 +122,7 @@ impl VictimSearch<'_> {
             .filter
             .cluster
             .fleet
-            .preempt(id, preemptor.ask.devices(), preemption)?;
+            .preempt(id, preemptor.demand.devices(), preemption)?;
         if victims.owners.is_empty() {
             // Devices are not what is short.
             return (!proposed.pods.is_empty()).then(|| proposed.clone());

@@ -40,7 +40,7 @@ fn the_workload_model_counts_pods_that_the_scheduler_bound(
 ) {
     let mut index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
     (1..=20).for_each(|at| index.apply(pod(at, node, owner)));
-    index.learn();
+    index.refresh_workload();
     assert_eq!(index.fleet().expected_workload().len(), n_kinds);
 }
 

@@ -184,16 +184,16 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
         pod(&input["normalized_requests_by_type"]["gpu"], &Value::Null),
         &annotations,
     ));
-    let wishes = scheduler::accounting::constraints::of(&asking);
+    let constraints = scheduler::accounting::constraints::of(&asking);
     match (
         read(&input["normalized_requests_by_type"]["gpu"]),
-        wishes,
+        constraints,
         &case.expected["gpu"],
     ) {
         (Ok(None), _, Value::Null) => Outcome::Passed,
-        (Ok(request), Ok(wishes), gpu) if case.is_ok() => {
+        (Ok(request), Ok(constraints), gpu) if case.is_ok() => {
             split(request.and_then(|request| request.gpus).as_ref(), gpu)
-                .and(|| compare_wishes(&wishes.unwrap_or_default(), gpu))
+                .and(|| compare_constraints(&constraints.unwrap_or_default(), gpu))
         }
         (Err(error), ..) if case.is_ok() => Outcome::Failed(error.to_string()),
         (_, Err(error), _) if case.is_ok() => Outcome::Failed(error.to_string()),
@@ -202,11 +202,11 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
     }
 }
 
-fn compare_wishes(wishes: &Constraints, expected: &Value) -> Outcome {
-    let partition = wishes.partition.unwrap_or_default();
-    let scope = wishes
+fn compare_constraints(constraints: &Constraints, expected: &Value) -> Outcome {
+    let partition = constraints.partition.unwrap_or_default();
+    let scope = constraints
         .of(&DeviceKind::Gpu)
-        .and_then(|wish| wish.scope)
+        .and_then(|constraint| constraint.scope)
         .map(|scope| match scope {
             Scope::Device => "Device",
             Scope::Switch => "PCIe",
@@ -218,7 +218,7 @@ fn compare_wishes(wishes: &Constraints, expected: &Value) -> Outcome {
         serde_json::from_value(expected["ring_bus_bandwidth"].clone()).unwrap();
     let is = |field: &str| expected[field].as_bool().unwrap_or_default();
     Outcome::equal(
-        &(wishes.partition.is_some(), partition.restricted),
+        &(constraints.partition.is_some(), partition.restricted),
         &(is("honor_partition"), is("restricted")),
     )
     .and(|| Outcome::equal(&bandwidth, &expected_bandwidth))

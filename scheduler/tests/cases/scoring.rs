@@ -6,7 +6,7 @@ use placement::{
 use proto::pod::Pod;
 use scheduler::accounting::PodFacts;
 use scheduler::config::weights as named_weights;
-use scheduler::index::NodeAsk;
+use scheduler::index::ResourceDemand;
 use serde_json::{Value, json};
 
 use super::allocate::{device, fill, requests};
@@ -90,10 +90,10 @@ fn score_node(case: &Case<'_>) -> Outcome {
     }
     let pod: Pod = read(mutated(&pod, "CREATE").unwrap());
     let facts = PodFacts::of(&pod, world.index.names());
-    let ask = facts.and_then(|facts| world.index.ask("p", &facts).unwrap());
+    let ask = facts.and_then(|facts| world.index.demand("p", &facts).unwrap());
     let fleet = world.index.fleet();
     // A pod that asks for nothing, and a node of which nothing is known, have no points.
-    let points = |(ask, node): (NodeAsk<'_>, NodeId)| {
+    let points = |(ask, node): (ResourceDemand<'_>, NodeId)| {
         fleet.resource_score(node, ask.devices(), leaning(scoring).unwrap(), Hints::Ignore)
     };
     Outcome::equal(

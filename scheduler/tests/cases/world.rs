@@ -142,7 +142,7 @@ impl World {
             uid: "p".to_owned(),
         };
         match self.index.assume(&id, &facts, node, 1, Instant::now()) {
-            Ok(Assumed::Write { order, .. }) => {
+            Ok(Assumed::Write { binding: order, .. }) => {
                 let record = Record::read(&order.annotations).unwrap().unwrap_or_default();
                 let (annotations, labels) = (order.annotations, order.labels);
                 let record = json!(record.allocations);

@@ -593,8 +593,8 @@ fn no_device_object_breaks_an_invariant() {
             for asking in [whole("w", 1), shared("s", 1, 1), monitor("m"), pod("r", &json!({"koordinator.sh/rdma": "1", "example.com/x": "1"})), joined(whole("x", 2)), joined(pod("y", &json!({"koordinator.sh/rdma": "1"})))] {
                 let asking: Pod = serde_json::from_value(asking).unwrap();
                 let facts = scheduler::accounting::PodFacts::of(&asking, index.names()).unwrap();
-                let ask = index.ask(asking.uid(), &facts).unwrap().unwrap();
-                let _ = (index.fit("n1", &ask), index.fleet().node_id("n1").map(|node| index.asking(&ask).evaluate(node, ask.policies)), index.show_node("n1"));
+                let ask = index.demand(asking.uid(), &facts).unwrap().unwrap();
+                let _ = (index.filter().fit("n1", &ask), index.fleet().node_id("n1").map(|node| index.filter().batch(&ask).evaluate(node, ask.policies)), index.show_node("n1"));
             }
         }
         Ok(())

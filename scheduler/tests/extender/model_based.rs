@@ -243,7 +243,12 @@ impl Run {
             uid,
         };
         let now = std::time::Instant::now();
-        let Ok(Assumed::Write { order, stamp, .. }) = self.index.assume(&id, &facts, node, 1, now) else {
+        let Ok(Assumed::Write {
+            binding: order,
+            stamp,
+            ..
+        }) = self.index.assume(&id, &facts, node, 1, now)
+        else {
             return;
         };
         self.open.entry(at).or_insert(Decision {

@@ -149,6 +149,11 @@ impl Inventory {
         })
     }
 
+    /// The GPU that a record identifies.
+    pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
+        self.gpus.get(self.position(gpu)?)
+    }
+
     /// Returns true if the node allocates whole GPUs in the sets of its partition table only.
     pub(crate) fn has_binding_partitions(&self) -> bool {
         self.partitions.as_ref().is_some_and(|table| table.is_binding)

@@ -1,8 +1,7 @@
 //! Facts from watches: they come in any order, may contradict the inventory, and are never refused.
 
 use placement::{
-    Amounts, Fleet, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Reason, RequestedMemory,
-    Violation,
+    Amounts, Fleet, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Reason, RequestedMemory, Violation,
 };
 use rstest::rstest;
 

@@ -12,9 +12,9 @@ use placement::{
 };
 use serde::Serialize;
 
-use crate::accounting::{Ask, PodFacts};
+use crate::accounting::{ParsedRequest, PodFacts};
 use crate::extender::Extender;
-use crate::index::{Index, Leader, NodeAsk, Shared};
+use crate::index::{BestNode, CostTerms, Index, ResourceDemand, Shared};
 
 /// The number of nodes that are evaluated under one lock.
 const NODES: usize = 256;
@@ -66,28 +66,6 @@ struct PodView {
     /// The verdicts of the nodes with devices while it waits.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     verdicts: Option<Verdicts>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct BestNode {
-    node: String,
-    /// From 0 to 10.
-    score: u8,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cost: Option<CostTerms>,
-}
-
-/// The cost of placing the pod on a node, in thousandths of a GPU.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CostTerms {
-    /// The amount that expected pods would fill less, beyond the amount that the pod takes.
-    unfilled: i64,
-    /// The amount of idle capacity that becomes useless to expected pods.
-    useless: i64,
-    /// The loss of value of whole idle GPUs.
-    broken: i64,
 }
 
 /// Expected pods with equal requests.
@@ -172,12 +150,12 @@ impl PodView {
             (assumed, problem.map(str::to_owned))
         };
         let node = facts.bound.as_ref().map(|bound| bound.node.to_string());
-        let rule = index.read().ask(uid.as_str(), facts).err();
+        let rule = index.read().demand(uid.as_str(), facts).err();
         let is_waiting = rule.is_none() && node.is_none() && !assumed;
         let verdicts = is_waiting.then(|| Verdicts::of_nodes(index, uid.as_str(), facts));
         let best = if is_waiting {
             // Of the verdicts that were just worked out: the engine ranks by those that it remembers.
-            index.read().leaders_of(uid.as_str(), facts)
+            index.read().filter().best_nodes(uid.as_str(), facts)
         } else {
             let mut memory = extender.memory();
             memory.best_nodes.get(uid.as_str()).cloned().unwrap_or_default()
@@ -192,32 +170,17 @@ impl PodView {
             namespace: facts.namespace.to_string(),
             name: facts.name.to_string(),
             uid: uid.to_string(),
-            request: match &facts.ask {
-                Ask::Request(request) => request.to_string(),
-                Ask::Invalid(..) => String::new(),
+            request: match &facts.request {
+                ParsedRequest::Valid(request) => request.to_string(),
+                ParsedRequest::Invalid(..) => String::new(),
             },
             invalid: rule.map(|rule| rule.to_string()),
             node,
             assumed,
             problem,
-            best_nodes: best.into_iter().map(BestNode::from).collect(),
+            best_nodes: best,
             expected: expected.into_iter().map(ExpectedPods::from).collect(),
             verdicts,
-        }
-    }
-}
-
-impl From<Leader> for BestNode {
-    fn from(node: Leader) -> Self {
-        let cost = node.cost.map(|[unfilled, useless, broken]| CostTerms {
-            unfilled,
-            useless,
-            broken,
-        });
-        Self {
-            node: node.name.into(),
-            score: node.tenths,
-            cost,
         }
     }
 }
@@ -280,9 +243,11 @@ impl Verdicts {
         for (name, refusal) in fitting.into_iter().chain(others).take(MAX_NODES) {
             // One lock for each node, since details are worked out device by device.
             let index = index.read();
-            if let Ok(Some(ask)) = index.ask(uid, facts) {
-                verdicts.nodes.push(NodeVerdict::new(&index, &ask, name, refusal));
-                verdicts.devices.extend(gpu_verdicts(&index, &ask, name));
+            if let Ok(Some(demand)) = index.demand(uid, facts) {
+                verdicts
+                    .nodes
+                    .push(NodeVerdict::new(&index, &demand, name, refusal));
+                verdicts.devices.extend(gpu_verdicts(&index, &demand, name));
             }
         }
         verdicts
@@ -291,35 +256,35 @@ impl Verdicts {
 
 /// The reason that each of these nodes refuses the pod; `None` if it fits.
 fn refusals(index: &Index, names: &[Box<str>], uid: &str, facts: &PodFacts) -> Vec<Option<Reason>> {
-    let Ok(Some(ask)) = index.ask(uid, facts) else {
+    let Ok(Some(demand)) = index.demand(uid, facts) else {
         return Vec::new();
     };
-    let mut batch = index.asking(&ask);
+    let filter = index.filter();
+    let mut batch = filter.batch(&demand);
     let mut refusals = Vec::with_capacity(names.len());
     for name in names {
-        let node = index.fleet().node_id(name);
-        refusals.push(index.judge(name, node, &ask, &mut batch).err());
+        refusals.push(filter.evaluate(name, &demand, &mut batch).err());
     }
     refusals
 }
 
 impl NodeVerdict {
-    fn new(index: &Index, ask: &NodeAsk<'_>, node: &str, refusal: Option<Reason>) -> Self {
+    fn new(index: &Index, demand: &ResourceDemand<'_>, node: &str, refusal: Option<Reason>) -> Self {
         Self {
             node: node.to_owned(),
             fits: refusal.is_none(),
             reason: refusal.map_or("", Reason::as_str),
-            detail: refusal.and_then(|reason| index.detail(node, ask, reason)),
+            detail: refusal.and_then(|reason| index.filter().detail(node, demand, reason)),
         }
     }
 }
 
-fn gpu_verdicts(index: &Index, ask: &NodeAsk<'_>, name: &str) -> Vec<GpuVerdict> {
+fn gpu_verdicts(index: &Index, demand: &ResourceDemand<'_>, name: &str) -> Vec<GpuVerdict> {
     let fleet = index.fleet();
     let Some(node) = fleet.node_id(name) else {
         return Vec::new();
     };
-    let verdicts = fleet.explain(node, ask.gpus, Hints::RespectOthers(ask.uid));
+    let verdicts = fleet.explain(node, demand.gpus, Hints::RespectOthers(demand.uid));
     let verdicts = verdicts.into_iter().flatten();
     verdicts.map(|verdict| GpuVerdict::new(name, &verdict)).collect()
 }
@@ -399,7 +364,7 @@ impl PodView {
             writeln!(text, "  the best nodes for it {when}:")?;
         }
         for node in &self.best_nodes {
-            writeln!(text, "    {node}")?;
+            write_best_node(text, node)?;
         }
         if !self.expected.is_empty() {
             writeln!(text, "  of a thousand pods to come are expected:")?;
@@ -411,23 +376,20 @@ impl PodView {
     }
 }
 
-impl fmt::Display for BestNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, score, cost } = self;
-        let Some(CostTerms {
-            unfilled,
-            useless,
-            broken,
-        }) = cost
-        else {
-            return write!(f, "{node} scores {score} of 10");
-        };
-        let sum = unfilled + useless + broken;
-        write!(
-            f,
-            "{node} costs {sum} thousandths of a GPU: {unfilled} unfilled, {useless} useless, {broken} of idle GPUs broken up"
-        )
-    }
+fn write_best_node(text: &mut String, BestNode { node, score, cost }: &BestNode) -> fmt::Result {
+    let Some(CostTerms {
+        unfilled,
+        useless,
+        broken,
+    }) = cost
+    else {
+        return writeln!(text, "    {node} scores {score} of 10");
+    };
+    let sum = unfilled + useless + broken;
+    writeln!(
+        text,
+        "    {node} costs {sum} thousandths of a GPU: {unfilled} unfilled, {useless} useless, {broken} of idle GPUs broken up"
+    )
 }
 
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]

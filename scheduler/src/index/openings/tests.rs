@@ -70,7 +70,7 @@ impl World {
     fn hint(&mut self, name: &str) {
         let pod: Pod = of(pod(name, &json!({})));
         let facts = PodFacts::of(&pod, self.index.names()).unwrap();
-        let ask = self.index.ask(name, &facts).unwrap().unwrap();
+        let ask = self.index.demand(name, &facts).unwrap().unwrap();
         let (node, decision) = (self.index.fleet().node_id("n1").unwrap(), Decision::of(&pod));
         self.index.hint(node, &ask, &decision, self.began);
     }
@@ -161,7 +161,7 @@ fn room_opens(#[case] before: Act, #[case] act: Act, #[case] is_silent: bool) {
 #[case::a_list_shows_what_was_there(held, |world: &mut World| list::<Pod>(&mut world.index, vec![on("p", "n1")]))]
 #[case::a_hint_lasts(kept, |world: &mut World| world.index.tick(world.began + HINT / 2))]
 #[case::a_decision_was_written(decided, |world: &mut World| {
-    let annotations = world.index.cluster.pods["p"].assumption.as_ref().unwrap().order.annotations.clone();
+    let annotations = world.index.cluster.pods["p"].assumption.as_ref().unwrap().binding.annotations.clone();
     world.settle("p", &PodLookup::Bound { node: "n1".to_owned(), annotations });
 })]
 fn no_room_opens_silently(#[case] before: Act, #[case] act: Act) {

@@ -1,12 +1,12 @@
-//! The request of a pod for nodes, and the best nodes for it.
+//! The demand of a pod for a node: devices, CPU, memory and constraints.
 
 use std::sync::Arc;
 
 use placement::{Constraints, DeviceKind, DeviceRequest, HostAmounts, NodeRequest, Policies, RequestedGpus};
 
-/// The request of a pod for nodes.
+/// The demand of a pod for a node.
 #[derive(Clone, Debug, Default)]
-pub struct NodeAsk<'a> {
+pub struct ResourceDemand<'a> {
     /// UID of the pod, so that its own hint does not count against it.
     pub uid: &'a str,
     /// The GPUs.
@@ -14,7 +14,7 @@ pub struct NodeAsk<'a> {
     /// Devices of other types.
     pub others: Vec<DeviceRequest>,
     /// The constraints on its devices, if there are any.
-    pub wishes: Option<Arc<Constraints>>,
+    pub constraints: Option<Arc<Constraints>>,
     /// True if it does not depend on the size of a memory unit.
     pub in_units: bool,
     /// The isolation provider that the node must have.
@@ -25,54 +25,45 @@ pub struct NodeAsk<'a> {
     pub host: HostAmounts,
 }
 
-/// One of the best nodes for a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leader {
-    /// The node.
-    pub name: Box<str>,
-    /// What it scores, from 0 to 10.
-    pub tenths: u8,
-    /// The terms of what it costs to place the pod there, in thousandths of a GPU, where the policy is one that looks ahead: less
-    /// that pods to come would fill, more that is useless to them, less that whole idle GPUs are worth.
-    pub cost: Option<[i64; 3]>,
-}
-
-impl NodeAsk<'_> {
+impl ResourceDemand<'_> {
     /// Converts the request to the engine's type.
     #[inline]
     pub fn devices(&self) -> NodeRequest<'_> {
         NodeRequest {
             gpus: self.gpus,
             others: &self.others,
-            constraints: self.wishes.as_deref(),
+            constraints: self.constraints.as_deref(),
             host: self.host,
         }
     }
 
     /// Returns true if it requests devices, and not CPU and memory alone.
-    pub fn asks_for_devices(&self) -> bool {
+    pub fn has_devices(&self) -> bool {
         self.gpus != RequestedGpus::Nothing || !self.others.is_empty()
     }
 
     /// Returns true if only nodes fit that are known to have devices.
     pub(super) fn needs_known_devices(&self) -> bool {
         matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::All { .. })
-            || self.wishes.as_deref().is_some_and(|wishes| self.demands(wishes))
+            || self
+                .constraints
+                .as_deref()
+                .is_some_and(|constraints| self.demands(constraints))
     }
 
     /// Returns true if constraints demand properties of requested devices, and do not only prefer some.
-    fn demands(&self, wishes: &Constraints) -> bool {
-        let is_asked_for = |kind: &DeviceKind| match kind {
+    fn demands(&self, constraints: &Constraints) -> bool {
+        let is_requested = |kind: &DeviceKind| match kind {
             DeviceKind::Gpu => self.gpus != RequestedGpus::Nothing,
             DeviceKind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
         };
-        let joined = wishes
+        let joined = constraints
             .joint
             .iter()
             .filter(|joint| joint.same_switch)
             .flat_map(|joint| &joint.kinds);
-        wishes.by_kind.iter().any(|(kind, _)| is_asked_for(kind))
-            || (wishes.partition.is_some() && is_asked_for(&DeviceKind::Gpu))
-            || joined.filter(|kind| is_asked_for(kind)).count() > 1
+        constraints.by_kind.iter().any(|(kind, _)| is_requested(kind))
+            || (constraints.partition.is_some() && is_requested(&DeviceKind::Gpu))
+            || joined.filter(|kind| is_requested(kind)).count() > 1
     }
 }

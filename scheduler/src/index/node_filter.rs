@@ -1,0 +1,217 @@
+//! The filter's view of a node: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
+
+use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
+use serde::Serialize;
+
+use super::cluster::{Cluster, NodeState};
+use super::plugins::{Plugins, Standing, TRIED_AT_ONCE};
+use super::resource_demand::ResourceDemand;
+use crate::accounting::PodFacts;
+
+/// The number of best nodes that [`NodeFilter::best_nodes`] returns.
+const N_BEST: usize = 3;
+
+/// The nodes of the cluster, as a filter sees them.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeFilter<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) plugins: &'a Plugins,
+}
+
+/// One of the best nodes for a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BestNode {
+    /// Node name.
+    pub node: Box<str>,
+    /// The score, from 0 to 10.
+    pub score: u8,
+    /// The cost of the placement there, if the policy looks ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<CostTerms>,
+}
+
+/// The terms of the cost of a placement, in thousandths of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CostTerms {
+    /// The amount less that pods to come would fill.
+    pub unfilled: i64,
+    /// The amount more that is useless to them.
+    pub useless: i64,
+    /// The amount less that whole idle GPUs are worth.
+    pub broken: i64,
+}
+
+impl<'a> NodeFilter<'a> {
+    /// The batch evaluation of a demand on many nodes, which share results where they are alike.
+    pub fn batch<'q>(self, demand: &'q ResourceDemand<'_>) -> BatchEvaluation<'q>
+    where
+        'a: 'q,
+    {
+        let hints = Hints::RespectOthers(demand.uid);
+        self.cluster.fleet.evaluation(demand.devices(), hints)
+    }
+
+    /// Checks that a node has room; returns its place in the fleet, if its devices are known.
+    ///
+    /// # Errors
+    /// The reason for which it does not fit.
+    pub fn fit(self, name: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
+        let node = self.served_node(name, demand)?;
+        if let Some(node) = node {
+            let hints = Hints::RespectOthers(demand.uid);
+            self.cluster.fleet.fit(node, demand.devices(), hints)?;
+        }
+        Ok(node)
+    }
+
+    /// [`Self::fit`] with the node's score, for one of many nodes that are evaluated together; the batch caches both while
+    /// the node does not change.
+    ///
+    /// # Errors
+    /// The reason for which it does not fit.
+    #[inline]
+    pub fn evaluate(
+        self,
+        name: &str,
+        demand: &ResourceDemand<'_>,
+        batch: &mut BatchEvaluation<'_>,
+    ) -> Result<Option<(NodeId, Score)>, Reason> {
+        let Some(node) = self.served_node(name, demand)? else {
+            return Ok(None);
+        };
+        let score = batch.evaluate(node, demand.policies)?;
+        Ok(Some((node, score)))
+    }
+
+    /// The node if the engine has to evaluate it; `None` for one without devices that fits.
+    #[inline]
+    fn served_node(self, name: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
+        match self.cluster.fleet.node_id(name) {
+            Some(node) => {
+                self.check_unit_and_isolation(name, demand)?;
+                // Pods for which room is kept on the node will be bound before this one.
+                self.check_plugin(name, demand, true)?;
+                Ok(Some(node))
+            }
+            None if demand.needs_known_devices() => Err(Reason::NoDevice),
+            // kube-scheduler compares the other resources with the node's allocatable.
+            None => Ok(None),
+        }
+    }
+
+    /// The three best nodes for a pod among the cached scores, the best first; none if it requests no devices.
+    pub fn best_nodes(self, uid: &str, facts: &PodFacts) -> Vec<BestNode> {
+        let Ok(Some(demand)) = self.cluster.demand(uid, facts) else {
+            return Vec::new();
+        };
+        let mut batch = self.batch(&demand);
+        let mut best = Vec::with_capacity(N_BEST);
+        for (id, score) in batch.best_nodes(N_BEST, demand.policies) {
+            let Some(view) = self.cluster.fleet.view(id) else {
+                continue;
+            };
+            let cost = batch.placement_cost(id, demand.policies).map(|cost| {
+                let [unfilled, useless, broken] = cost.thousandths();
+                CostTerms {
+                    unfilled,
+                    useless,
+                    broken,
+                }
+            });
+            best.push(BestNode {
+                node: view.name().into(),
+                score: score.tenths(),
+                cost,
+            });
+        }
+        best
+    }
+
+    /// Returns true if a pod fits a node of the fleet, without regard to kube-scheduler's own filters.
+    pub fn fits_anywhere(self, demand: &ResourceDemand<'_>) -> bool {
+        let mut batch = self.batch(demand);
+        self.cluster.fleet.nodes().any(|node| {
+            batch.evaluate(node.id(), demand.policies).is_ok()
+                && self.cluster.knows_node(node.name())
+                && self.check_served(node.name(), demand).is_ok()
+        })
+    }
+
+    /// Refuses nodes whose memory unit is unknown, that lack the pod's isolation provider, or whose device plugin is away.
+    pub(super) fn check_served(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
+        self.check_unit_and_isolation(name, demand)?;
+        self.check_plugin(name, demand, false)
+    }
+
+    #[inline]
+    fn check_unit_and_isolation(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
+        // Practically all requests: without the look-up of the node.
+        if (self.cluster.n_opaque == 0 || demand.in_units) && demand.isolation.is_none() {
+            return Ok(());
+        }
+        let state = self.cluster.nodes.get(name);
+        let is_unclear = !demand.in_units && state.is_some_and(NodeState::is_opaque);
+        let provider = state.and_then(NodeState::isolation);
+        if is_unclear || (demand.isolation.is_some() && demand.isolation.as_deref() != provider) {
+            return Err(Reason::NotServed);
+        }
+        Ok(())
+    }
+
+    /// Refuses a node whose plugin is away, or is on trial and has as many pods in flight as may be lost.
+    #[inline]
+    fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
+        if self.plugins.is_calm() || !demand.has_devices() {
+            return Ok(());
+        }
+        let is_refused = match self.plugins.standing(name) {
+            Standing::Offered => false,
+            Standing::Tried => {
+                let view = self.cluster.view(name);
+                view.is_some_and(|view| self.n_in_flight(view, demand.uid, counts_hints) >= TRIED_AT_ONCE)
+            }
+            Standing::Out(_) => true,
+        };
+        if is_refused {
+            Err(Reason::PluginAway)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Number of other pods that are bound, or about to be, and that kubelet has not admitted.
+    fn n_in_flight(self, view: NodeView<'_>, uid: &str, counts_hints: bool) -> usize {
+        let mut n = 0;
+        for held in view.held().filter(|held| held.owner.as_str() != uid) {
+            let entry = self.cluster.pods.get(held.owner);
+            n += usize::from(entry.is_some_and(|entry| !entry.eviction.is_admitted()));
+        }
+        if counts_hints {
+            n += view.hinted().filter(|owner| owner.as_str() != uid).count();
+        }
+        n
+    }
+
+    /// The rule by which a node refuses a request, and how near it comes, if there is more to say than the reason does.
+    pub fn detail(self, name: &str, demand: &ResourceDemand<'_>, reason: Reason) -> Option<String> {
+        if reason == Reason::PluginAway {
+            return self.plugin_problem(name);
+        }
+        let fleet = &self.cluster.fleet;
+        let hints = Hints::RespectOthers(demand.uid);
+        let misfit = fleet.misfit(fleet.node_id(name)?, demand.devices(), hints)?;
+        let detail = misfit.to_string();
+        (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
+    }
+
+    /// The reason for which a node gets no pods, or few, on account of its plugin.
+    pub(super) fn plugin_problem(self, name: &str) -> Option<String> {
+        match self.plugins.standing(name) {
+            Standing::Offered => None,
+            Standing::Tried => Some(format!(
+                "the device plugin has come back: {TRIED_AT_ONCE} pods are tried at a time"
+            )),
+            Standing::Out(away) => Some(format!("no pods are sent here: {away}")),
+        }
+    }
+}
