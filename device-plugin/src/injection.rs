@@ -116,7 +116,7 @@ impl fmt::Display for Injection {
 }
 
 /// The operator's settings for injection, and the paths that it uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct InjectionSettings {
     /// The mode; none to use what is seen to work on this node.
     pub mode: Option<Mode>,

@@ -158,12 +158,12 @@ impl NodeState {
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         let now = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
-        let next = |last: u64| Some(now.max(last.saturating_add(1)));
-        let last = self
-            .last_number
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .unwrap_or_default();
-        now.max(last.saturating_add(1))
+        let last = self.last_number.fetch_max(now, Ordering::Relaxed);
+        if now > last {
+            return now;
+        }
+        // The clock stands still or was set back.
+        self.last_number.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
     /// Counts a call of kubelet's admission until the return value is dropped.

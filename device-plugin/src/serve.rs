@@ -154,9 +154,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (injection_sender, injection) = watch::channel(None);
     let readers = Readers::default();
     let spec_dir = settings.injection.specs.path().to_owned();
-    tasks
-        .watches
-        .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
+    tasks.spawn("readers of CDI specs", readers.clone().watch(spec_dir));
     let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     let (levels, enforcements) = watch::channel(Arc::default());
     let node = node.with_injection(injection.clone(), readers);
@@ -212,6 +210,10 @@ struct Plugin {
 }
 
 impl Plugin {
+    fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(name, task);
+    }
+
     /// Decides on the injection mode, now and whenever the runtime or the driver changes.
     fn decide_injection(&mut self, injection: watch::Sender<Option<Injection>>) {
         let listeners = Listeners {
@@ -220,7 +222,7 @@ impl Plugin {
             metrics: self.metrics.clone(),
         };
         let node = Arc::clone(&self.node);
-        self.tasks.watches.spawn(
+        self.spawn(
             "injection mode",
             follow(node, node_facts(&self.config), listeners),
         );
@@ -240,7 +242,7 @@ impl Plugin {
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
         };
-        self.tasks.watches.spawn(
+        self.spawn(
             "swapped records",
             follow_swaps(
                 self.connection.clone(),
@@ -248,7 +250,7 @@ impl Plugin {
                 Arc::clone(&context.swaps),
             ),
         );
-        self.tasks.watches.spawn(
+        self.spawn(
             "comparison of running pods",
             Reconciler::new(context.clone()).run(),
         );
@@ -265,9 +267,7 @@ impl Plugin {
                 sender,
                 self.config.unrestricted_namespaces.clone(),
             );
-            self.tasks
-                .watches
-                .spawn("runtime hook", serve_runtime(hook, socket));
+            self.spawn("runtime hook", serve_runtime(hook, socket));
         }
         seen
     }
@@ -283,7 +283,7 @@ impl Plugin {
         };
         let node = Arc::clone(&self.node);
         let following = follow_enforcement(node, settings, published.node.clone(), levels);
-        self.tasks.watches.spawn("enforcement of limits", following);
+        self.spawn("enforcement of limits", following);
     }
 
     /// Corrects health by the Device object, and writes events and evicts pods when health changes.
@@ -302,7 +302,7 @@ impl Plugin {
             self.node.fleet.clone(),
             corrections,
         );
-        self.tasks.watches.spawn("corrections of health", correct);
+        self.spawn("corrections of health", correct);
         let reaction = HealthReaction {
             fleet: self.node.fleet.clone(),
             pods: self.node.pods.clone(),
@@ -311,21 +311,17 @@ impl Plugin {
             client: self.connection.client.clone(),
             evicts: self.config.evict_from_sick_devices,
         };
-        self.tasks
-            .watches
-            .spawn("pods on unhealthy devices", reaction.run());
+        self.spawn("pods on unhealthy devices", reaction.run());
     }
 
     /// Keeps this process and kubelet's checkpoint in step, and marks pods as assigned.
     fn follow_kubelet(&mut self) {
-        self.tasks.watches.spawn(
+        self.spawn(
             "pods of an earlier process",
             note_existing_pods(Arc::clone(&self.node)),
         );
-        self.tasks
-            .watches
-            .spawn("pods that have ended", free_ended_pods(Arc::clone(&self.node)));
-        self.tasks.watches.spawn(
+        self.spawn("pods that have ended", free_ended_pods(Arc::clone(&self.node)));
+        self.spawn(
             "marks of assigned pods",
             mark_assigned(self.connection.clone(), Arc::clone(&self.node)),
         );
@@ -344,7 +340,7 @@ impl Plugin {
             self.config.node_name.clone(),
             self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
         );
-        self.tasks.watches.spawn(
+        self.spawn(
             "state of the plugin",
             writer.run(registrations.subscribe(), signal.clone(), sender),
         );
@@ -353,9 +349,7 @@ impl Plugin {
             is_written,
             pods: self.node.pods.clone(),
         };
-        self.tasks
-            .watches
-            .spawn("shutdown", shutdown.run(signal, stop.clone()));
+        self.spawn("shutdown", shutdown.run(signal, stop.clone()));
         stop
     }
 

@@ -73,41 +73,38 @@ pub fn holders(pods: &Pods) -> Vec<String> {
 /// The merge patch that removes annotations and labels from the node, if it has any.
 pub fn metadata_patch(node: &Node, names: &ResourceNames) -> Option<Value> {
     let unit = names.memory_unit_annotation();
-    let annotations = removals(
-        node.metadata.annotations.iter().flat_map(|all| all.keys()),
-        |key| key.starts_with(OWN_PREFIX) || *key == unit,
+    let mut parts = Map::new();
+    let annotations = node.metadata.annotations.iter().flatten().map(|(key, _)| key);
+    let own = annotations.filter(|key| key.starts_with(OWN_PREFIX) || **key == unit);
+    add_removals(&mut parts, "annotations", own);
+    let labels = node.metadata.labels.iter().flatten().map(|(key, _)| key);
+    add_removals(
+        &mut parts,
+        "labels",
+        labels.filter(|key| NODE_LABELS.contains(&key.as_str())),
     );
-    let labels = removals(node.metadata.labels.iter().flat_map(|all| all.keys()), |key| {
-        NODE_LABELS.contains(&key)
-    });
-    let parts = [("annotations", annotations), ("labels", labels)];
-    let parts: Map<String, Value> = parts
-        .into_iter()
-        .filter_map(|(field, part)| Some((field.to_owned(), part?)))
-        .collect();
     (!parts.is_empty()).then(|| json!({"metadata": parts}))
 }
 
 /// The merge patch that removes these resources from the node's status, if it has any.
 pub fn status_patch(node: &Node, resources: &[&str]) -> Option<Value> {
-    let parts = [
+    let mut parts = Map::new();
+    for (field, amounts) in [
         ("capacity", &node.status.capacity),
         ("allocatable", &node.status.allocatable),
-    ]
-    .map(|(field, amounts)| {
-        let part = removals(amounts.keys(), |name| resources.contains(&name));
-        Some((field.to_owned(), part?))
-    });
-    let parts: Map<String, Value> = parts.into_iter().flatten().collect();
+    ] {
+        let own = amounts.keys().filter(|name| resources.contains(&name.as_str()));
+        add_removals(&mut parts, field, own);
+    }
     (!parts.is_empty()).then(|| json!({"status": parts}))
 }
 
-fn removals<'a>(keys: impl Iterator<Item = &'a String>, is_ours: impl Fn(&str) -> bool) -> Option<Value> {
-    let removals: Map<String, Value> = keys
-        .filter(|key| is_ours(key))
-        .map(|key| (key.clone(), Value::Null))
-        .collect();
-    (!removals.is_empty()).then_some(Value::Object(removals))
+/// Adds the removal of these keys of a field to a merge patch.
+fn add_removals<'a>(patch: &mut Map<String, Value>, field: &str, keys: impl Iterator<Item = &'a String>) {
+    let removals: Map<_, _> = keys.map(|key| (key.clone(), Value::Null)).collect();
+    if !removals.is_empty() {
+        patch.insert(field.to_owned(), Value::Object(removals));
+    }
 }
 
 /// Removes everything that a plugin has written on its node.

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::file_version::FileVersion;
 
-use super::spec::{ContainerSpec, Edits, driver_text, text};
+use super::spec::{ContainerSpec, Edits, driver_text, text, variables};
 
 /// Prefix and suffix of the files of answers' specs.
 const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
@@ -90,14 +90,6 @@ pub struct SpecDir {
 
 /// Texts of files, each with the version of the file that it was read from.
 type Contents = HashMap<PathBuf, (FileVersion, Arc<str>)>;
-
-impl PartialEq for SpecDir {
-    fn eq(&self, other: &Self) -> bool {
-        self.dir == other.dir
-    }
-}
-
-impl Eq for SpecDir {}
 
 impl SpecDir {
     /// The specs in this directory, which need not exist.
@@ -193,13 +185,8 @@ impl SpecDir {
     /// The variables that the spec of an answer sets, if it exists and parses.
     pub fn env(&self, name: &str) -> Option<HashMap<String, String>> {
         let spec: Value = serde_json::from_str(&self.content(&self.dir.join(Self::file(name)))?).ok()?;
-        let pairs = spec.pointer("/devices/0/containerEdits/env")?.as_array()?.iter();
-        Some(
-            pairs
-                .filter_map(|pair| pair.as_str()?.split_once('='))
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect(),
-        )
+        let list = spec.pointer("/devices/0/containerEdits/env")?.as_array()?;
+        Some(variables(list).collect())
     }
 
     /// Removes specs of answers that are not among `kept`, and files that interrupted writes left, except those younger than
@@ -213,22 +200,17 @@ impl SpecDir {
         for entry in fs::read_dir(&self.dir)?.chain(staged) {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
-            let is_unused = || {
-                let name = file
-                    .strip_prefix(CONTAINER_FILE.0)
-                    .and_then(|rest| rest.strip_suffix(CONTAINER_FILE.1));
-                name.is_some_and(|name| !kept.contains(name))
-            };
-            let is_left_over = || {
-                let is_temporary = file
-                    .strip_prefix('.')
-                    .is_some_and(|rest| rest.starts_with(OWN_PREFIX));
-                is_temporary || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED))
-            };
-            let is_old = || {
-                changed(&entry.path()).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age > YOUNG))
-            };
-            if (is_unused() || is_left_over()) && is_old() && fs::remove_file(entry.path()).is_ok() {
+            let name = file.strip_prefix(CONTAINER_FILE.0);
+            let name = name.and_then(|rest| rest.strip_suffix(CONTAINER_FILE.1));
+            let is_unused = name.is_some_and(|name| !kept.contains(name));
+            // The name of a temporary file begins with a dot.
+            let is_left_over = file.starts_with(&format!(".{OWN_PREFIX}"))
+                || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED));
+            if !is_unused && !is_left_over {
+                continue;
+            }
+            let age = changed(&entry.path()).and_then(|at| now.duration_since(at).ok());
+            if age.is_some_and(|age| age > YOUNG) && fs::remove_file(entry.path()).is_ok() {
                 self.known().remove(&entry.path());
                 n_removed += 1;
             }

@@ -71,6 +71,12 @@ pub fn driver_text(edits: &Edits) -> String {
     text(kind, name, edits)
 }
 
+/// The variables of a list of CDI, whose items are `NAME=value`.
+pub(super) fn variables(list: &[Value]) -> impl Iterator<Item = (String, String)> {
+    let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
+}
+
 /// The text of a spec with one device. Compact, because the runtime parses all of them at every change.
 pub(super) fn text(kind: &str, name: &str, edits: &Edits) -> String {
     let version = edits.version.as_deref().unwrap_or(VERSION);

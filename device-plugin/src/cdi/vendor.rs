@@ -19,6 +19,7 @@ use crate::file_version::FileVersion;
 use crate::inventory::Gpu;
 
 use super::Edits;
+use super::spec::variables;
 
 /// Longest spec that is read.
 const MAX_BYTES: u64 = 4 << 20;
@@ -175,14 +176,6 @@ pub struct VendorSpecs {
 
 type Read = (FileVersion, Option<Arc<Spec>>);
 
-impl PartialEq for VendorSpecs {
-    fn eq(&self, other: &Self) -> bool {
-        self.dirs == other.dirs
-    }
-}
-
-impl Eq for VendorSpecs {}
-
 impl VendorSpecs {
     /// Those in these directories.
     pub fn of(dirs: Vec<PathBuf>) -> Self {
@@ -199,21 +192,18 @@ impl VendorSpecs {
     /// # Errors
     /// There is no spec, or only one of another driver version.
     pub fn driver(&self, running: Option<&str>) -> Result<DriverEdits, NoDriver> {
-        let specs = self.read();
+        let mut specs = self.read();
+        specs.sort_by_key(|spec| spec.kind);
         let mut stale = None;
-        for spec in VendorKind::ALL
-            .iter()
-            .flat_map(|kind| specs.iter().filter(move |spec| spec.kind == *kind))
-        {
+        for spec in specs {
             let edits = driver_edits(&spec.file);
             match (library_version(&edits), running) {
                 (Some(found), Some(running)) if found != running => {
-                    let no_driver = NoDriver::Stale {
+                    stale.get_or_insert(NoDriver::Stale {
                         path: spec.path.clone(),
                         found,
                         running: running.to_owned(),
-                    };
-                    stale.get_or_insert(no_driver);
+                    });
                 }
                 _ => {
                     return Ok(DriverEdits {
@@ -224,34 +214,22 @@ impl VendorSpecs {
                 }
             }
         }
-        let dirs = || {
-            self.dirs
-                .iter()
-                .map(|dir| dir.display().to_string())
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        Err(stale.unwrap_or_else(|| NoDriver::Missing { dirs: dirs() }))
+        let dirs: Vec<_> = self.dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+        let dirs = dirs.join(", ");
+        Err(stale.unwrap_or(NoDriver::Missing { dirs }))
     }
 
     /// The device nodes of a GPU as a vendor's spec names them: by UUID or index, else its own node among those of all GPUs.
     pub fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
-        let specs = self.read();
-        let of_gpu = |name: &str| {
-            let named = specs
-                .iter()
-                .flat_map(|spec| &spec.file.devices)
-                .find(|device| device.name == name);
-            named.filter(|device| device.is_of(gpu) && device.nodes().next().is_some())
-        };
-        if let Some(device) = of_gpu(gpu.uuid.as_str()).or_else(|| of_gpu(&gpu.index.to_string())) {
-            return Some(device.nodes().cloned().collect());
+        let (specs, index) = (self.read(), gpu.index.to_string());
+        for name in [gpu.uuid.as_str(), &index] {
+            let device = named(&specs, name).next();
+            if let Some(device) = device.filter(|device| device.is_of(gpu) && device.nodes().next().is_some())
+            {
+                return Some(device.nodes().cloned().collect());
+            }
         }
-        let mut of_all = specs
-            .iter()
-            .flat_map(|spec| &spec.file.devices)
-            .filter(|device| device.name == "all")
-            .flat_map(Device::nodes);
+        let mut of_all = named(&specs, "all").flat_map(Device::nodes);
         let own = of_all.find(|node| path_of(node).is_some_and(|path| gpu.device_node == Path::new(path)));
         own.map(|node| vec![node.clone()])
     }
@@ -273,11 +251,10 @@ impl VendorSpecs {
     /// Returns true if a spec of this kind names one of the devices.
     pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let specs = self.read();
-        let of_kind = specs.iter().filter(|spec| spec.kind == kind);
-        let named: HashSet<&str> = of_kind
-            .flat_map(|spec| &spec.file.devices)
-            .map(|device| device.name.as_str())
-            .collect();
+        let mut named = HashSet::new();
+        for spec in specs.iter().filter(|spec| spec.kind == kind) {
+            named.extend(spec.file.devices.iter().map(|device| device.name.as_str()));
+        }
         devices.into_iter().any(|device| named.contains(device))
     }
 
@@ -292,13 +269,11 @@ impl VendorSpecs {
         let mut found = HashMap::new();
         let mut specs = Vec::new();
         for path in self.dirs.iter().rev().flat_map(|dir| files(dir)) {
-            let Some(version) = fs::metadata(&path)
-                .ok()
-                .filter(|file| file.len() <= MAX_BYTES)
-                .map(|file| FileVersion::from(&file))
-            else {
+            let Ok(file) = fs::metadata(&path) else { continue };
+            if file.len() > MAX_BYTES {
                 continue;
-            };
+            }
+            let version = FileVersion::from(&file);
             let before = known.remove(&path).filter(|(of, _)| *of == version);
             let spec = before.map_or_else(|| parse(&path), |(_, spec)| spec);
             specs.extend(spec.clone());
@@ -307,6 +282,12 @@ impl VendorSpecs {
         *known = found;
         specs
     }
+}
+
+/// The devices of this name.
+fn named<'a>(specs: &'a [Arc<Spec>], name: &'a str) -> impl Iterator<Item = &'a Device> {
+    let devices = specs.iter().flat_map(|spec| &spec.file.devices);
+    devices.filter(move |device| device.name == name)
 }
 
 /// Returns the spec's edits for all its devices; of device nodes only the control nodes, also from a device `all`.
@@ -318,14 +299,9 @@ fn driver_edits(file: &SpecFile) -> Edits {
     for (field, value) in &file.container_edits {
         match (field.as_str(), value.as_array()) {
             ("env", Some(list)) => {
-                let pairs = list
-                    .iter()
-                    .filter_map(|pair| pair.as_str()?.split_once('='))
-                    // The plugin gives the variable a value of its own.
-                    .filter(|(name, _)| *name != VISIBLE_DEVICES);
-                edits
-                    .env
-                    .extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+                edits.env.extend(variables(list));
+                // The plugin gives the variable a value of its own.
+                edits.env.remove(VISIBLE_DEVICES);
             }
             ("deviceNodes", _) => {}
             _ => drop(edits.others.insert(field.clone(), value.clone())),
@@ -347,24 +323,23 @@ fn driver_edits(file: &SpecFile) -> Edits {
 
 /// The version of the driver whose libraries the edits mount, if a file name contains it.
 fn library_version(edits: &Edits) -> Option<String> {
-    let mounts = edits.others.get("mounts")?.as_array()?.iter();
-    let files = mounts.filter_map(|mount| {
-        Path::new(mount.get("containerPath")?.as_str()?)
-            .file_name()?
-            .to_str()
-    });
-    // libcuda.so.1 is a link that says nothing.
-    let is_version = |version: &&str| {
-        version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
-    };
-    let mut versions = files
-        .filter_map(|file| {
-            VERSIONED_LIBRARIES
-                .iter()
-                .find_map(|library| file.strip_prefix(library))
-        })
-        .filter(is_version);
-    versions.next().map(str::to_owned)
+    for mount in list(&edits.others, "mounts") {
+        let path = mount
+            .get("containerPath")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let file = path.rsplit('/').next().unwrap_or_default();
+        for library in VERSIONED_LIBRARIES {
+            // libcuda.so.1 is a link that says nothing.
+            if let Some(version) = file.strip_prefix(library)
+                && version.contains('.')
+                && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
+            {
+                return Some(version.to_owned());
+            }
+        }
+    }
+    None
 }
 
 fn nodes(edits: &Map<String, Value>) -> impl Iterator<Item = &Value> {

@@ -87,6 +87,6 @@ pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> an
     tasks.publish(config, connection, sources, Arc::default(), recorder);
     // The publisher needs the sender of the fleet as long as it runs.
     let keep_sender = async move { fleet_sender.closed().await };
-    tasks.watches.spawn("absent devices", keep_sender);
+    tasks.spawn("absent devices", keep_sender);
     Ok(tasks)
 }

@@ -81,6 +81,11 @@ pub(super) struct WatchedDevices {
 }
 
 impl PluginTasks {
+    /// Starts a task that is dropped at the end of the process.
+    pub(super) fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.watches.spawn(name, task);
+    }
+
     /// Watches the devices of an inventory.
     pub(super) fn watch_devices(
         &mut self,
@@ -122,7 +127,7 @@ impl PluginTasks {
         F: Future<Output = ()> + Send + 'static,
     {
         let (sender, receiver) = watch::channel(first);
-        self.watches.spawn(name, task(sender));
+        self.spawn(name, task(sender));
         receiver
     }
 
@@ -141,8 +146,7 @@ impl PluginTasks {
     /// Watches the pods of this node.
     pub(super) fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
         let (node, names) = (config.node_name.clone(), config.resource_names().cluster);
-        self.watches
-            .spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
+        self.spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
     }
 
     /// Publishes this node's state, and watches the objects that hold it.
@@ -195,8 +199,7 @@ impl PluginTasks {
             partition_policy: config.gpu_partition_policy,
             boot_id: boot_id(),
         };
-        self.watches
-            .spawn("publication", Publisher::new(connection, settings, inputs).run());
+        self.spawn("publication", Publisher::new(connection, settings, inputs).run());
         published
     }
 
@@ -226,7 +229,7 @@ impl PluginTasks {
             checkpoints: sender,
             recorder,
         };
-        self.watches.spawn("other plugins' devices", watch.run());
+        self.spawn("other plugins' devices", watch.run());
         checkpoints
     }
 
@@ -237,7 +240,7 @@ impl PluginTasks {
             "gpushare-device-plugin",
             Some(config.node_name.clone()),
         );
-        self.watches.spawn("events", writer.run());
+        self.spawn("events", writer.run());
         recorder
     }
 
@@ -254,7 +257,7 @@ impl PluginTasks {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("--health-listen: cannot listen on {address}"))?;
-        self.watches.spawn(
+        self.spawn(
             "probes and metrics",
             answer_probes(listener, health::router(readiness, registry)),
         );

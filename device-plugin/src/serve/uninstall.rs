@@ -43,7 +43,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<(
         pods: pods_seen,
         node,
     };
-    tasks.watches.spawn("removal", removal.run(removed));
+    tasks.spawn("removal", removal.run(removed));
     tasks.run(stop).await?;
     info!("ended");
     Ok(())
