@@ -1,7 +1,8 @@
 #!/bin/sh
 # Removes gpushare from the cluster, or from some of its nodes, which other pods may go on using.
 #
-#   deploy/uninstall.sh                  everything: CDI specs, node status, annotations and labels, then all objects
+#   deploy/uninstall.sh                  everything: CDI specs, node status, annotations and labels, then all objects, and Helm's
+#                                        release if the chart was installed
 #   deploy/uninstall.sh NODE...          the same of these nodes alone; gpushare stays on the others
 #   deploy/uninstall.sh --force ...      although pods still hold devices: their containers do not start again
 #
@@ -10,7 +11,7 @@
 # TIMEOUT (default 15m) is the time for the nodes.
 set -eu
 
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 namespace=gpushare-system
 label=app.kubernetes.io/part-of=gpushare
@@ -115,3 +116,5 @@ for binding in $(kubectl get clusterrolebindings -o jsonpath="$viewers"); do
 done
 kubectl delete crd -l "$label"
 kubectl delete namespace "$namespace" --ignore-not-found
+# The records of Helm, which would take the next installation for an upgrade.
+kubectl delete secrets --all-namespaces -l owner=helm,name=gpushare

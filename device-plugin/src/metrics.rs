@@ -8,6 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
 use crate::injection::Injection;
@@ -90,6 +91,12 @@ impl Metrics {
         let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
         // From 62.5 us, doubled each time, to 4 s; kubelet admits no other pod of the node meanwhile.
         let fine_bounds = (0..17_u32).map(|n| 0.000_062_5 * f64::from(1_u32 << n));
+        let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+        registry.register(
+            "gpushare_device_plugin_build",
+            "Version of the plugin",
+            Info::new(version),
+        );
         Self {
             mismatches: add(
                 registry,

@@ -2,6 +2,8 @@
 //!
 //! Gauges of state are read from the index at scrape time, so they cannot drift from it.
 
+mod unplaced;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -14,14 +16,21 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::index::{Shared, Snapshot};
+use crate::index::{GpuSnapshot, Shared, Snapshot};
+use unplaced::UnplacedPods;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
 const BUCKETS: [f64; 24] = [
     0.000_02, 0.000_05, 0.000_075, 0.000_1, 0.000_15, 0.000_2, 0.000_3, 0.000_4, 0.000_5, 0.000_7, 0.001,
     0.001_5, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+];
+
+/// Upper bounds of the buckets of the time from a pod's first filter to its binding, in seconds: pods may wait for room for hours.
+const PLACEMENT_BUCKETS: [f64; 16] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0,
 ];
 
 /// A verb of the extender.
@@ -145,6 +154,8 @@ pub struct Metrics {
     preemption_candidates: Family<OutcomeLabels, Counter>,
     tried_again: Family<CauseLabels, Counter>,
     room_announced: Counter,
+    unplaced: UnplacedPods,
+    placement: Histogram,
 }
 
 /// Measures one request; counts it when dropped.
@@ -169,7 +180,17 @@ impl Metrics {
             preemption_candidates: Family::default(),
             tried_again: Family::default(),
             room_announced: Counter::default(),
+            unplaced: UnplacedPods::default(),
+            placement: Histogram::new(PLACEMENT_BUCKETS),
         };
+        let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+        registry.register("build", "Version of the scheduler", Info::new(version));
+        registry.register_with_unit(
+            "placement",
+            "Time from the first filter of a pod to its binding",
+            Unit::Seconds,
+            metrics.placement.clone(),
+        );
         registry.register(
             "requests",
             "Requests by verb and outcome",
@@ -203,7 +224,8 @@ impl Metrics {
         registry.register("refusals_tried_again", help, metrics.tried_again.clone());
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
         registry.register("room_announced", help, metrics.room_announced.clone());
-        registry.register_collector(Box::new(State(index)));
+        let unplaced = metrics.unplaced.clone();
+        registry.register_collector(Box::new(State { index, unplaced }));
         metrics
     }
 
@@ -249,6 +271,18 @@ impl Metrics {
     /// Counts a refusal whose text changes so that the pod is tried again soon.
     pub fn tried_again(&self, cause: &'static str) {
         self.tried_again.get_or_create(&CauseLabels { cause }).inc();
+    }
+
+    /// Notes the result of a pod's filter; `refusal` is the reason for which no node fits.
+    pub fn note_filter(&self, uid: &str, refusal: Option<&'static str>, now: Instant) {
+        self.unplaced.note_filter(uid, refusal, now);
+    }
+
+    /// Counts a pod that was bound.
+    pub fn note_bound(&self, uid: &str, now: Instant) {
+        if let Some(took) = self.unplaced.note_bound(uid, now) {
+            self.placement.observe(took.as_secs_f64());
+        }
     }
 
     /// Counts an announcement that room has opened.
@@ -306,7 +340,10 @@ impl Collector for Watches {
 
 /// Reads gauges from the index.
 #[derive(Debug)]
-struct State(Shared<crate::index::Index>);
+struct State {
+    index: Shared<crate::index::Index>,
+    unplaced: UnplacedPods,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct GpuLabels {
@@ -323,7 +360,15 @@ struct KindLabels {
 impl Collector for State {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Copied out first, so that a slow reader of the metrics holds no lock.
-        let snapshot: Snapshot = self.0.read().snapshot();
+        let (snapshot, unplaced) = {
+            let index = self.index.read();
+            let is_waiting = |uid: &str, age| match index.pod(uid) {
+                Some(_) => index.is_pending(uid),
+                None => UnplacedPods::is_new(age),
+            };
+            let snapshot: Snapshot = index.snapshot();
+            (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
+        };
         let mut gauge = |name: &str, help: &str, value: u64| -> Result<(), fmt::Error> {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
@@ -365,21 +410,73 @@ impl Collector for State {
             snapshot.n_plugin_away,
         )?;
         per_kind(&mut encoder, &snapshot)?;
-        per_gpu(
-            &mut encoder,
-            &snapshot,
-            "gpu_memory_total_bytes",
-            "Memory of a GPU",
-            |gpu| gpu.total,
+        let help = "Pods that kube-scheduler has asked about and that are not bound, by the reason of their last refusal";
+        let mut family = encoder.encode_descriptor("unplaced_pods", help, None, MetricType::Gauge)?;
+        for (reason, n_pods) in &unplaced.by_reason {
+            let labels = ReasonLabels { reason };
+            let gauge = ConstGauge::new(i64::try_from(*n_pods).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(&labels)?)?;
+        }
+        let help =
+            "Time since the first filter of the unbound pod that has waited longest, 0 without such a pod";
+        let oldest = encoder.encode_descriptor(
+            "oldest_unplaced_pod",
+            help,
+            Some(&Unit::Seconds),
+            MetricType::Gauge,
         )?;
-        per_gpu(
-            &mut encoder,
-            &snapshot,
-            "gpu_memory_allocated_bytes",
-            "Memory of a GPU that pods hold",
-            |gpu| gpu.used,
-        )
+        ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)?;
+        for (name, help, value) in GPU_GAUGES {
+            per_gpu(&mut encoder, &snapshot, name, help, value)?;
+        }
+        Ok(())
     }
+}
+
+/// A gauge of each GPU: name, help and value.
+type GpuGauge = (&'static str, &'static str, fn(&GpuSnapshot) -> f64);
+
+const GPU_GAUGES: [GpuGauge; 8] = [
+    ("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
+        bytes(gpu.total)
+    }),
+    (
+        "gpu_memory_allocated_bytes",
+        "Memory of a GPU that pods hold",
+        |gpu| bytes(gpu.used),
+    ),
+    (
+        "gpu_core_total_ratio",
+        "Computing power of a GPU; 1 is a whole GPU",
+        |gpu| f64::from(gpu.core.1) / 100.0,
+    ),
+    (
+        "gpu_core_allocated_ratio",
+        "Computing power of a GPU that pods hold; 1 is a whole GPU",
+        |gpu| f64::from(gpu.core.0) / 100.0,
+    ),
+    (
+        "gpu_sharers_capacity",
+        "Containers that may request a share of a GPU as koordinator.sh/gpu.shared",
+        |gpu| gpu.slots.1.into(),
+    ),
+    (
+        "gpu_sharers_allocated",
+        "Containers that have requested a share of a GPU as koordinator.sh/gpu.shared",
+        |gpu| gpu.slots.0.into(),
+    ),
+    ("gpu_pods", "Pods that hold a part of a GPU", |gpu| {
+        gpu.n_pods.into()
+    }),
+    ("gpu_healthy", "1 while a GPU takes new pods", |gpu| {
+        f64::from(u8::from(gpu.healthy))
+    }),
+];
+
+/// Bytes as Prometheus stores every number.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB")]
+fn bytes(bytes: u64) -> f64 {
+    bytes as f64
 }
 
 fn per_kind(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Result<(), fmt::Error> {
@@ -400,7 +497,7 @@ fn per_gpu(
     snapshot: &Snapshot,
     name: &str,
     help: &str,
-    value: impl Fn(&crate::index::GpuSnapshot) -> u64,
+    value: fn(&GpuSnapshot) -> f64,
 ) -> Result<(), fmt::Error> {
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for gpu in &snapshot.gpus {
@@ -409,8 +506,7 @@ fn per_gpu(
             minor: gpu.minor,
             uuid: gpu.uuid.clone(),
         };
-        let gauge = ConstGauge::new(i64::try_from(value(gpu)).unwrap_or(i64::MAX));
-        gauge.encode(family.encode_family(&labels)?)?;
+        ConstGauge::new(value(gpu)).encode(family.encode_family(&labels)?)?;
     }
     Ok(())
 }

@@ -162,6 +162,7 @@ pub(super) async fn answer(
         Ok(devices) => {
             extender.memory().retries.forget(&uid);
             extender.memory().waiting.forget(&uid);
+            extender.metrics.note_bound(&uid, now());
             info!(pod = pod_shown, node = node_shown, devices, "bound");
             String::new()
         }

@@ -45,6 +45,10 @@ pub struct FilterResult {
     refusal: Option<Refusal>,
     /// True if the text of the refusal differs from the last one, so that kube-scheduler tries the pod again soon.
     is_retried: bool,
+    /// The pod's UID; `None` if the pod requests nothing that this scheduler counts.
+    uid: Option<Box<str>>,
+    /// True if some node fits.
+    fits: bool,
     /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
     n_refused: [u64; Reason::ALL.len()],
 }
@@ -78,7 +82,7 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
         extender.memory().recheck.finish(refusal, is_updated, now());
         extender.metrics.thought_over(refusal.is_none());
     }
-    result.count(&extender.metrics);
+    result.count(&extender.metrics, now());
     Ok(result.json)
 }
 
@@ -136,7 +140,9 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
 
     // The identity in a request is anyone's; state is kept only for pods that can exist.
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
-    if is_pod_identity(uid, namespace.unwrap_or_default(), name.unwrap_or_default()) {
+    let can_exist = is_pod_identity(uid, namespace.unwrap_or_default(), name.unwrap_or_default());
+    let asks = demand.rejection().is_some() || demand.resources().is_some_and(ResourceDemand::has_devices);
+    if can_exist {
         if let Some(facts) = facts.filter(|_| is_new) {
             extender.memory().facts.insert(uid, facts);
         }
@@ -153,13 +159,18 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
         json,
         refusal,
         is_retried: texts.suffix.is_some(),
+        uid: (can_exist && asks).then(|| uid.into()),
+        fits: evaluation.n_fitting > 0,
         n_refused: count_reasons(&demand, &evaluation),
     })
 }
 
 impl FilterResult {
-    /// Counts the refusals in metrics.
-    fn count(&self, metrics: &Metrics) {
+    /// Counts the refusals in metrics, and notes the pod's result.
+    fn count(&self, metrics: &Metrics, now: Instant) {
+        if let Some(uid) = &self.uid {
+            metrics.note_filter(uid, self.refusal_label(), now);
+        }
         if self.is_retried {
             metrics.tried_again(RETRY_CAUSE);
         }
@@ -168,6 +179,23 @@ impl FilterResult {
                 metrics.refused(reason, n_nodes);
             }
         }
+    }
+}
+
+impl FilterResult {
+    /// The metrics label of the reason that most nodes have, if no node fits. Nodes without GPUs say nothing about the pod, so
+    /// their reason counts only if there is no other.
+    fn refusal_label(&self) -> Option<&'static str> {
+        if self.fits {
+            return None;
+        }
+        let counted = Reason::ALL.into_iter().zip(self.n_refused);
+        let most = counted.max_by_key(|(reason, n_nodes)| match reason {
+            Reason::NoDevice => u64::from(*n_nodes > 0),
+            _ => n_nodes.saturating_mul(2),
+        });
+        let most = most.filter(|(_, n_nodes)| *n_nodes > 0);
+        Some(most.map_or(Reason::InvalidRequest, |(reason, _)| reason).label())
     }
 }
 

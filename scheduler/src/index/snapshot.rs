@@ -52,6 +52,14 @@ pub struct GpuSnapshot {
     pub total: u64,
     /// Bytes that pods hold, or may hold.
     pub used: u64,
+    /// Core percent that is held, and in all.
+    pub core: (u32, u32),
+    /// Slots that are held, and in all.
+    pub slots: (u32, u32),
+    /// Pods that hold a part of it.
+    pub n_pods: u32,
+    /// True if it takes new pods.
+    pub healthy: bool,
 }
 
 /// One node for people.
@@ -280,14 +288,22 @@ fn show_device(node: NodeView<'_>, view: &OtherDeviceView<'_>) -> DeviceShow {
 }
 
 fn count_gpus(node: NodeView<'_>) -> Vec<GpuSnapshot> {
-    let gpu = |gpu: placement::GpuView<'_>| GpuSnapshot {
-        node: node.name().to_owned(),
-        minor: gpu.gpu.minor,
-        uuid: record_id(gpu.gpu.uuid.as_str()).to_owned(),
-        total: gpu.gpu.memory_bytes,
-        used: gpu.used.plus(gpu.suspect).memory.bytes_ceil(),
-    };
-    node.gpus().into_iter().map(gpu).collect()
+    let mut gpus = Vec::new();
+    for view in node.gpus() {
+        let used = view.used.plus(view.suspect);
+        gpus.push(GpuSnapshot {
+            node: node.name().to_owned(),
+            minor: view.gpu.minor,
+            uuid: record_id(view.gpu.uuid.as_str()).to_owned(),
+            total: view.gpu.memory_bytes,
+            used: used.memory.bytes_ceil(),
+            core: (used.core, view.gpu.core),
+            slots: (used.slots, view.gpu.slots),
+            n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
+            healthy: view.gpu.healthy,
+        });
+    }
+    gpus
 }
 
 fn unit_name(state: &NodeState, unit_bytes: u64) -> String {

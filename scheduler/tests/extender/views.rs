@@ -239,12 +239,19 @@ async fn metrics_count_requests_and_their_outcomes() {
     lines.sort_unstable();
     assert_snapshot!(lines.join("\n"), @r#"
     gpushare_scheduler_assumed_pods 0
+    gpushare_scheduler_build_info{version="0.1.0"} 1
     gpushare_scheduler_conservative_pods 1
     gpushare_scheduler_contradicting_pods 0
     gpushare_scheduler_failing_nodes 0
-    gpushare_scheduler_gpu_memory_allocated_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 63963136
-    gpushare_scheduler_gpu_memory_total_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 104857600
+    gpushare_scheduler_gpu_core_allocated_ratio{node="n1",minor="0",uuid="GPU-n1-0"} 0.0
+    gpushare_scheduler_gpu_core_total_ratio{node="n1",minor="0",uuid="GPU-n1-0"} 1.0
+    gpushare_scheduler_gpu_healthy{node="n1",minor="0",uuid="GPU-n1-0"} 1.0
+    gpushare_scheduler_gpu_memory_allocated_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 63963136.0
+    gpushare_scheduler_gpu_memory_total_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 104857600.0
     gpushare_scheduler_gpu_nodes 1
+    gpushare_scheduler_gpu_pods{node="n1",minor="0",uuid="GPU-n1-0"} 2.0
+    gpushare_scheduler_gpu_sharers_allocated{node="n1",minor="0",uuid="GPU-n1-0"} 0.0
+    gpushare_scheduler_gpu_sharers_capacity{node="n1",minor="0",uuid="GPU-n1-0"} 100.0
     gpushare_scheduler_hints 0
     gpushare_scheduler_nodes 1
     gpushare_scheduler_pending_pods 0
@@ -258,6 +265,7 @@ async fn metrics_count_requests_and_their_outcomes() {
     gpushare_scheduler_synced{kind="devices"} 1
     gpushare_scheduler_synced{kind="nodes"} 1
     gpushare_scheduler_synced{kind="pods"} 1
+    gpushare_scheduler_unplaced_pods{reason="memory"} 1
     "#);
     assert!(
         text.contains(r#"gpushare_scheduler_request_seconds_count{verb="filter"} 1"#),

@@ -1,0 +1,116 @@
+//! Pods that kube-scheduler has asked about and that are not bound yet: since when, and why.
+//!
+//! Only the leader answers kube-scheduler, so the other replicas show none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+/// A pod that the index does not know is kept for this long, since its filter may come before its watch event.
+const GRACE: Duration = Duration::from_secs(60);
+/// The most pods that are remembered.
+const MOST: usize = 100_000;
+/// The reason of pods that fit and are being bound.
+const FITS: &str = "fits";
+
+/// One pod.
+#[derive(Clone, Copy, Debug)]
+struct UnplacedPod {
+    first_asked: Instant,
+    reason: &'static str,
+}
+
+/// The pods. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UnplacedPods(Arc<Mutex<FxHashMap<Box<str>, UnplacedPod>>>);
+
+/// The pods in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct UnplacedSummary {
+    /// The number of pods by the reason of their last refusal.
+    pub(super) by_reason: BTreeMap<&'static str, u64>,
+    /// Time since the first filter of the pod that has waited longest.
+    pub(super) oldest: Duration,
+}
+
+impl UnplacedPods {
+    /// Notes the result of a pod's filter; `refusal` is the label of the reason for which no node fits.
+    pub(super) fn note_filter(&self, uid: &str, refusal: Option<&'static str>, now: Instant) {
+        let reason = refusal.unwrap_or(FITS);
+        let mut pods = self.lock();
+        if let Some(pod) = pods.get_mut(uid) {
+            pod.reason = reason;
+        } else if pods.len() < MOST {
+            let first_asked = now;
+            pods.insert(uid.into(), UnplacedPod { first_asked, reason });
+        }
+    }
+
+    /// Forgets a bound pod; returns the time since its first filter.
+    pub(super) fn note_bound(&self, uid: &str, now: Instant) -> Option<Duration> {
+        let pod = self.lock().remove(uid)?;
+        Some(now.duration_since(pod.first_asked))
+    }
+
+    /// Counts the pods, and forgets those that `is_waiting` denies; it gets the time since the pod's first filter.
+    pub(super) fn summarize(
+        &self,
+        now: Instant,
+        is_waiting: impl Fn(&str, Duration) -> bool,
+    ) -> UnplacedSummary {
+        let mut summary = UnplacedSummary::default();
+        self.lock().retain(|uid, pod| {
+            let age = now.duration_since(pod.first_asked);
+            let is_kept = is_waiting(uid, age);
+            if is_kept {
+                *summary.by_reason.entry(pod.reason).or_default() += 1;
+                summary.oldest = summary.oldest.max(age);
+            }
+            is_kept
+        });
+        summary
+    }
+
+    /// Returns true if a pod that the index does not know may still be on its way there.
+    pub(super) fn is_new(age: Duration) -> bool {
+        age < GRACE
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<Box<str>, UnplacedPod>> {
+        // No code panics with the lock held; the entries are independent of each other in any case.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_counts_from_the_first_filter_and_the_last_reason_is_shown() {
+        let pods = UnplacedPods::default();
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        pods.note_filter("a", Some("memory"), at(0));
+        pods.note_filter("a", Some("core"), at(10));
+        pods.note_filter("b", Some("memory"), at(20));
+        pods.note_filter("c", None, at(25));
+        let summary = pods.summarize(at(30), |_, _| true);
+        assert_eq!(
+            summary.by_reason,
+            [("core", 1), ("fits", 1), ("memory", 1)].into()
+        );
+        assert_eq!(summary.oldest, Duration::from_secs(30));
+        assert_eq!(pods.note_bound("a", at(40)), Some(Duration::from_secs(40)));
+        assert_eq!(
+            pods.note_bound("a", at(41)),
+            None,
+            "a repeated bind is not a second placement"
+        );
+        let summary = pods.summarize(at(41), |uid, _| uid == "c");
+        assert_eq!(summary.by_reason, [("fits", 1)].into());
+        assert_eq!(summary.oldest, Duration::from_secs(16));
+    }
+}
