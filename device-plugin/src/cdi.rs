@@ -21,7 +21,7 @@ pub mod vendor;
 use crate::extended_resource::ExtendedResource;
 
 pub use dir::{SpecDir, SpecError};
-pub use spec::{ContainerSpec, Edits};
+pub use spec::Edits;
 
 /// Vendor and class of the devices that stand for answers to Allocate.
 pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -51,36 +50,23 @@ pub enum HookOutcome {
     Refused,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: String,
-}
+/// Names of labels with their values.
+type Labels<const N: usize> = [(&'static str, String); N];
 
-impl OutcomeLabel {
-    /// The label of an outcome: its name in lower case.
-    fn of(outcome: impl fmt::Debug) -> Self {
-        Self {
-            outcome: format!("{outcome:?}").to_lowercase(),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InjectionLabels {
-    mode: &'static str,
-    certainty: &'static str,
-    reason: &'static str,
+/// The label of an outcome: its name in lower case.
+fn label_of(outcome: impl fmt::Debug) -> Labels<1> {
+    [("outcome", format!("{outcome:?}").to_lowercase())]
 }
 
 /// The metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    mismatches: Family<OutcomeLabel, Counter>,
+    mismatches: Family<Labels<1>, Counter>,
     pre_start: Histogram,
     allocate: Histogram,
-    hooked: Family<OutcomeLabel, Counter>,
+    hooked: Family<Labels<1>, Counter>,
     hook_connected: Gauge,
-    injection: Family<InjectionLabels, Gauge>,
+    injection: Family<Labels<3>, Gauge>,
     is_exposed: Gauge,
 }
 
@@ -145,31 +131,24 @@ impl Metrics {
 
     /// Sets the injection mode.
     pub fn set_injection(&self, injection: &Injection) {
-        let Injection {
-            mode,
-            certainty,
-            reason,
-            ..
-        } = injection;
         self.injection.clear();
-        self.injection
-            .get_or_create(&InjectionLabels {
-                mode: mode.as_str(),
-                certainty: certainty.as_str(),
-                reason,
-            })
-            .set(1);
+        let labels = [
+            ("mode", injection.mode.as_str().to_owned()),
+            ("certainty", injection.certainty.as_str().to_owned()),
+            ("reason", injection.reason.to_owned()),
+        ];
+        self.injection.get_or_create(&labels).set(1);
         self.is_exposed.set(i64::from(injection.exposure.is_some()));
     }
 
     /// Counts a start.
     pub fn count(&self, outcome: Outcome) {
-        self.mismatches.get_or_create(&OutcomeLabel::of(outcome)).inc();
+        self.mismatches.get_or_create(&label_of(outcome)).inc();
     }
 
     /// Counts a container that the runtime was about to create.
     pub fn count_hook(&self, outcome: HookOutcome) {
-        self.hooked.get_or_create(&OutcomeLabel::of(outcome)).inc();
+        self.hooked.get_or_create(&label_of(outcome)).inc();
     }
 
     /// Sets whether the runtime is connected; returns the value before.

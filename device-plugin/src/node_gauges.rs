@@ -5,16 +5,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use proto::device::TYPE_GPU;
 use tokio::sync::watch;
 
-use crate::enforcement::Enforcements;
 use crate::extended_resource::Registrations;
-use crate::fleet::Fleet;
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
 
@@ -53,132 +50,72 @@ impl NodeGauges {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DeviceLabels {
-    r#type: String,
-    device: String,
-    minor: u32,
-    reason: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EnforcementLabels {
-    device: String,
-    minor: u32,
-    level: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResourceLabels {
-    resource: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
-
 impl Collector for NodeGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(GaugeSources {
-            node,
-            registered,
-            blocked,
-        }) = self.0.get()
-        else {
+        let Some(sources) = self.0.get() else {
             return Ok(());
         };
+        let node = &sources.node;
         let fleet = node.fleet.borrow().clone();
-        encode_devices(&mut encoder, &fleet)?;
-        encode_enforcement(&mut encoder, &fleet, &node.enforcements.borrow())?;
-        let help = "1 while kubelet has the resource registered";
-        let mut family =
-            encoder.encode_descriptor("gpushare_device_plugin_registered", help, None, MetricType::Gauge)?;
-        for (resource, is_registered) in registered.borrow().iter() {
-            if !fleet.advertises(*resource, &node.settings.names) {
-                continue;
+        let mut devices = Vec::new();
+        for entry in fleet.all_entries() {
+            let reason = entry.reason.map(|reason| reason.to_string()).unwrap_or_default();
+            let labels = [
+                ("type", entry.device_type.to_owned()),
+                ("device", entry.key.id.to_string()),
+                ("minor", entry.key.minor.to_string()),
+                ("reason", reason),
+            ];
+            devices.push((labels, i64::from(entry.is_healthy)));
+        }
+        let help = "1 while pods may be placed on the device; the reason is that of its condition in the Device object";
+        write(&mut encoder, "device_healthy", help, devices)?;
+        let (enforcements, mut levels) = (node.enforcements.borrow().clone(), Vec::new());
+        for entry in &fleet.gpus {
+            if let Some(found) = enforcements.of(&entry.gpu.uuid) {
+                let labels = [
+                    ("device", entry.gpu.uuid.to_string()),
+                    ("minor", entry.gpu.minor.to_string()),
+                    ("level", found.level.as_str().to_owned()),
+                    ("reason", found.reason.to_owned()),
+                ];
+                levels.push((labels, 1));
             }
-            let labels = ResourceLabels {
-                resource: node.settings.names.of(*resource).unwrap_or_default().to_owned(),
-            };
-            ConstGauge::new(i64::from(*is_registered)).encode(family.encode_family(&labels)?)?;
+        }
+        let help = "1 for the present enforcement level of memory limits on the GPU (driver, hami-core, none), with the reason that \
+                    it is no better";
+        write(&mut encoder, "enforcement", help, levels)?;
+        let mut registered = Vec::new();
+        for (resource, is_registered) in sources.registered.borrow().iter() {
+            if let Some(name) = node.settings.names.of(*resource)
+                && fleet.advertises(*resource, &node.settings.names)
+            {
+                registered.push(([("resource", name.to_owned())], i64::from(*is_registered)));
+            }
+        }
+        let help = "1 while kubelet has the resource registered";
+        write(&mut encoder, "registered", help, registered)?;
+        let mut blocked = Vec::new();
+        for (reason, n_blocked) in sources.blocked.count() {
+            let n_blocked = i64::try_from(n_blocked).unwrap_or(i64::MAX);
+            blocked.push(([("reason", reason.to_owned())], n_blocked));
         }
         let help = "Containers whose start the plugin holds at present, by the reason";
-        let mut family = encoder.encode_descriptor(
-            "gpushare_device_plugin_held_containers",
-            help,
-            None,
-            MetricType::Gauge,
-        )?;
-        for (reason, n_blocked) in blocked.count() {
-            let gauge = ConstGauge::new(i64::try_from(n_blocked).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&ReasonLabels { reason })?)?;
-        }
-        Ok(())
+        write(&mut encoder, "held_containers", help, blocked)
     }
 }
 
-fn encode_devices(encoder: &mut DescriptorEncoder<'_>, fleet: &Fleet) -> Result<(), fmt::Error> {
-    let help =
-        "1 while pods may be placed on the device; the reason is that of its condition in the Device object";
-    let mut family = encoder.encode_descriptor(
-        "gpushare_device_plugin_device_healthy",
-        help,
-        None,
-        MetricType::Gauge,
-    )?;
-    let gpus = fleet.gpus.iter().map(|entry| {
-        (
-            TYPE_GPU,
-            &entry.gpu.uuid,
-            entry.gpu.minor,
-            entry.is_healthy,
-            entry.reason,
-        )
-    });
-    let others = fleet.others.iter().map(|entry| {
-        let device = &entry.device;
-        (
-            device.device_type.as_str(),
-            &device.id,
-            device.minor,
-            entry.is_healthy,
-            entry.reason,
-        )
-    });
-    for (device_type, id, minor, is_healthy, reason) in gpus.chain(others) {
-        let reason = reason.map(|reason| reason.to_string()).unwrap_or_default();
-        let labels = DeviceLabels {
-            r#type: device_type.to_owned(),
-            device: id.to_string(),
-            minor,
-            reason,
-        };
-        ConstGauge::new(i64::from(is_healthy)).encode(family.encode_family(&labels)?)?;
-    }
-    Ok(())
-}
-
-fn encode_enforcement(
+/// Writes a gauge, whose name begins with that of the plugin, with a value for each set of labels.
+fn write<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
-    fleet: &Fleet,
-    enforcements: &Enforcements,
+    name: &str,
+    help: &str,
+    values: Vec<([(&'static str, String); N], i64)>,
 ) -> Result<(), fmt::Error> {
-    let help = "1 for the present enforcement level of memory limits on the GPU (driver, hami-core, none), with the reason that it is \
-                no better";
-    let name = "gpushare_device_plugin_enforcement";
-    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for entry in &fleet.gpus {
-        if let Some(found) = enforcements.of(&entry.gpu.uuid) {
-            let labels = EnforcementLabels {
-                device: entry.gpu.uuid.to_string(),
-                minor: entry.gpu.minor,
-                level: found.level.as_str(),
-                reason: found.reason,
-            };
-            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
-        }
+    let name = format!("gpushare_device_plugin_{name}");
+    let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+    for (labels, value) in values {
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
     }
     Ok(())
 }
@@ -193,7 +130,7 @@ mod tests {
 
     use super::*;
     use crate::builders;
-    use crate::enforcement::Level;
+    use crate::enforcement::{Enforcements, Level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
     use crate::pods::Pods;

@@ -58,7 +58,6 @@ use crate::start::reconcile::Reconciler;
 
 use advertise::{Published, keeps_memory_units};
 use devices::find_devices;
-use readiness::Readiness;
 use shutdown::Shutdown;
 use tasks::{PluginTasks, PublishedSources, WatchedDevices, boot_id};
 
@@ -129,11 +128,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
-    let readiness = Readiness {
-        pods: pods.subscribe(),
-        registered: registrations.subscribe(),
-    };
-    let readiness = move || readiness.check();
+    let (known, registered) = (pods.subscribe(), registrations.subscribe());
+    let readiness = move || readiness::check(&known, &registered);
     tasks.serve_health(&config, readiness, Arc::new(registry)).await?;
     let inventory = tokio::select! {
         () = signal.cancelled() => return Ok(()),

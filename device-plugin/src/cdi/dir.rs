@@ -21,7 +21,8 @@ use serde_json::Value;
 
 use crate::file_version::FileVersion;
 
-use super::spec::{ContainerSpec, Edits, driver_text, text, variables};
+use super::CONTAINER_KIND;
+use super::spec::{Edits, driver_text, text, variables};
 
 /// Prefix and suffix of the files of answers' specs.
 const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
@@ -47,15 +48,6 @@ const RETIREMENT: Duration = Duration::from_secs(5);
 
 /// Specs younger than this are not cleaned up: kubelet may not have written its checkpoint yet.
 const YOUNG: Duration = Duration::from_secs(60);
-
-/// The outcome of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// The file was there with this text.
-    Unchanged,
-    /// The file is new.
-    New,
-}
 
 /// A spec is not in place.
 #[derive(Debug, thiserror::Error)]
@@ -112,39 +104,39 @@ impl SpecDir {
 
     /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::prompt_read`].
     ///
-    /// The same text is left alone. Other content is retired, which is an error until 5 s have passed.
+    /// The same text is left alone. Other content is retired, which is an error until 5 s have passed. Returns true if the file is new.
     ///
     /// # Errors
     /// The old content of the name may still be resolved, or the directory cannot be written.
-    pub fn write(&self, spec: &ContainerSpec, now: SystemTime) -> Result<Written, SpecError> {
-        let path = self.dir.join(Self::file(&spec.name));
+    pub fn write(&self, name: &str, edits: &Edits, now: SystemTime) -> Result<bool, SpecError> {
+        let path = self.dir.join(Self::file(name));
         let retired = path.with_extension(RETIRED);
-        let (wanted, io_error) = (spec.text(), |source| SpecError::Io {
+        let (wanted, io_error) = (text(CONTAINER_KIND, name, edits), |source| SpecError::Io {
             path: path.clone(),
             source,
         });
         match self.content(&path) {
-            Some(found) if *found == *wanted => return Ok(Written::Unchanged),
+            Some(found) if *found == *wanted => return Ok(false),
             // No runtime resolves a spec that does not parse, so none has to forget it.
             Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
                 // The rename sets the time of its last change.
                 fs::rename(&path, &retired).map_err(io_error)?;
                 return Err(SpecError::Retired {
-                    name: spec.name.clone(),
+                    name: name.to_owned(),
                 });
             }
             _ => {}
         }
         if changed(&retired).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age < RETIREMENT)) {
             return Err(SpecError::Retired {
-                name: spec.name.clone(),
+                name: name.to_owned(),
             });
         }
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
         // It is there only after a retirement; cleaning up removes it as well.
         let _ = fs::remove_file(retired);
-        Ok(Written::New)
+        Ok(true)
     }
 
     /// Replaces the driver's spec if it has other content, and returns true if it had.
@@ -304,14 +296,10 @@ fn changed(path: &Path) -> Option<SystemTime> {
 mod tests {
     use super::*;
 
-    fn spec(name: &str, value: &str) -> ContainerSpec {
-        let edits = Edits {
+    fn edits(value: &str) -> Edits {
+        Edits {
             env: [("V".to_owned(), value.to_owned())].into(),
             ..Edits::default()
-        };
-        ContainerSpec {
-            name: name.to_owned(),
-            edits,
         }
     }
 
@@ -330,21 +318,18 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().join("made/on/the/way"));
         let now = SystemTime::now();
-        assert_eq!(dir.write(&spec("one", "a"), now).unwrap(), Written::New);
-        assert_eq!(dir.write(&spec("one", "a"), now).unwrap(), Written::Unchanged);
+        assert!(dir.write("one", &edits("a"), now).unwrap());
+        assert!(!dir.write("one", &edits("a"), now).unwrap());
         assert_eq!(dir.env("one").unwrap()["V"], "a");
-        let error = dir.write(&spec("one", "b"), now).unwrap_err();
+        let error = dir.write("one", &edits("b"), now).unwrap_err();
         assert!(matches!(error, SpecError::Retired { .. }), "{error}");
         assert!(!dir.has("one"), "no runtime resolves it any more");
         assert!(
-            dir.write(&spec("one", "b"), now + Duration::from_secs(1))
+            dir.write("one", &edits("b"), now + Duration::from_secs(1))
                 .is_err(),
             "the runtime may still know the old one"
         );
-        assert_eq!(
-            dir.write(&spec("one", "b"), now + 2 * RETIREMENT).unwrap(),
-            Written::New
-        );
+        assert!(dir.write("one", &edits("b"), now + 2 * RETIREMENT).unwrap());
         assert_eq!(files(&dir), ["gpushare.dev-gpu_one.json"]);
     }
 
@@ -353,7 +338,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().join("cdi"));
         assert_eq!(dir.remove_all().unwrap(), 0, "the directory is not there");
-        dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
+        dir.write("one", &edits("a"), SystemTime::now()).unwrap();
         dir.write_driver(&Edits::default()).unwrap();
         dir.prompt_read().unwrap();
         fs::write(root.path().join("cdi/nvidia.yaml"), "").unwrap();
@@ -371,30 +356,28 @@ mod tests {
     fn the_removal_of_a_spec_is_known_to_the_next_process() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
-        dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
-        dir.write(&spec("one", "b"), SystemTime::now()).unwrap_err();
+        dir.write("one", &edits("a"), SystemTime::now()).unwrap();
+        dir.write("one", &edits("b"), SystemTime::now()).unwrap_err();
         let after_restart = SpecDir::new(root.path().to_owned());
-        assert!(after_restart.write(&spec("one", "b"), SystemTime::now()).is_err());
+        assert!(
+            after_restart
+                .write("one", &edits("b"), SystemTime::now())
+                .is_err()
+        );
     }
 
     #[test]
     fn an_incomplete_file_counts_as_missing() {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
-        dir.write(&spec("one", "a"), SystemTime::now()).unwrap();
+        dir.write("one", &edits("a"), SystemTime::now()).unwrap();
         let path = root.path().join(SpecDir::file("one"));
         let whole = fs::read_to_string(&path).unwrap();
         for left in ["", &whole[..whole.len() / 2]] {
             fs::write(&path, left).unwrap();
-            assert_eq!(
-                dir.write(&spec("one", "b"), SystemTime::now()).unwrap(),
-                Written::New
-            );
+            assert!(dir.write("one", &edits("b"), SystemTime::now()).unwrap());
             fs::write(&path, left).unwrap();
-            assert_eq!(
-                dir.write(&spec("one", "a"), SystemTime::now()).unwrap(),
-                Written::New
-            );
+            assert!(dir.write("one", &edits("a"), SystemTime::now()).unwrap());
             assert_eq!(fs::read_to_string(&path).unwrap(), whole);
         }
     }
@@ -404,10 +387,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = SpecDir::new(root.path().to_owned());
         for name in ["kept", "gone"] {
-            dir.write(&spec(name, "a"), SystemTime::now()).unwrap();
+            dir.write(name, &edits("a"), SystemTime::now()).unwrap();
         }
-        dir.write(&spec("retired", "a"), SystemTime::now()).unwrap();
-        dir.write(&spec("retired", "b"), SystemTime::now()).unwrap_err();
+        dir.write("retired", &edits("a"), SystemTime::now()).unwrap();
+        dir.write("retired", &edits("b"), SystemTime::now()).unwrap_err();
         assert!(
             dir.write_driver(&Edits::default()).unwrap() && !dir.write_driver(&Edits::default()).unwrap()
         );

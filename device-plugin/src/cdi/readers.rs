@@ -231,7 +231,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::cdi::{ContainerSpec, SpecDir};
+    use crate::cdi::{Edits, SpecDir};
 
     #[rstest]
     #[case::read("to open", Some(true), 1)]
@@ -334,18 +334,15 @@ mod tests {
         let readers = Readers::default();
         let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
         let dir = SpecDir::new(root.path().to_owned());
-        let spec = ContainerSpec {
-            name: "one".to_owned(),
-            edits: crate::cdi::Edits::default(),
-        };
+        let edits = Edits::default();
         let file = SpecDir::file("one");
         // The watch may begin after the first write.
         while readers.was_read(PROMPT_FILE).is_none() {
             dir.prompt_read().unwrap();
             tokio::task::yield_now().await;
         }
-        dir.write(&spec, std::time::SystemTime::now()).unwrap();
-        dir.write(&spec, std::time::SystemTime::now()).unwrap();
+        dir.write("one", &edits, std::time::SystemTime::now()).unwrap();
+        dir.write("one", &edits, std::time::SystemTime::now()).unwrap();
         dir.env("one");
         while readers.was_read(&file).is_none() {
             tokio::task::yield_now().await;
@@ -421,13 +418,11 @@ mod tests {
         let starts = (0..30).map(|number| {
             let (dir, readers) = (dir.clone(), readers.clone());
             async move {
-                let spec = ContainerSpec {
-                    name: format!("s{number}"),
-                    edits: crate::cdi::Edits::default(),
-                };
-                let file = SpecDir::file(&spec.name);
+                let name = format!("s{number}");
+                let file = SpecDir::file(&name);
                 readers.expect(&file);
-                dir.write(&spec, std::time::SystemTime::now()).unwrap();
+                dir.write(&name, &Edits::default(), std::time::SystemTime::now())
+                    .unwrap();
                 readers.until_read(&dir, &[file], Duration::from_secs(30)).await
             }
         });

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{CONTAINER_KIND, DRIVER_DEVICE};
+use super::DRIVER_DEVICE;
 
 /// The version of specs that say no more than device nodes and variables.
 const VERSION: &str = "0.5.0";
@@ -49,22 +49,6 @@ impl Edits {
     }
 }
 
-/// The spec of one answer: the name of its device, and its edits.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ContainerSpec {
-    /// The name of the device, without its kind.
-    pub name: String,
-    /// Its container edits.
-    pub edits: Edits,
-}
-
-impl ContainerSpec {
-    /// The text of the file.
-    pub fn text(&self) -> String {
-        text(CONTAINER_KIND, &self.name, &self.edits)
-    }
-}
-
 /// The text of the driver's spec.
 pub fn driver_text(edits: &Edits) -> String {
     let (kind, name) = DRIVER_DEVICE.split_once('=').unwrap_or((DRIVER_DEVICE, ""));
@@ -99,11 +83,8 @@ mod tests {
         };
         edits.add_node(Path::new("/dev/nvidia0"));
         edits.add_node(Path::new("/dev/nvidia0"));
-        let spec = ContainerSpec {
-            name: "0123-1".to_owned(),
-            edits,
-        };
-        let text: Value = serde_json::from_str(&spec.text()).unwrap();
+        let text = text(crate::cdi::CONTAINER_KIND, "0123-1", &edits);
+        let text: Value = serde_json::from_str(&text).unwrap();
         insta::assert_snapshot!(format!("{text:#}"), @r#"
         {
           "cdiVersion": "0.5.0",

@@ -5,30 +5,18 @@ use tokio::sync::watch;
 use crate::extended_resource::Registrations;
 use crate::pods::Pods;
 
-/// The conditions.
-#[derive(Clone, Debug)]
-pub(super) struct Readiness {
-    /// The registrations with kubelet.
-    pub(super) registered: watch::Receiver<Registrations>,
-    /// The pods of this node.
-    pub(super) pods: watch::Receiver<Pods>,
-}
-
-impl Readiness {
-    pub(super) fn check(&self) -> Result<(), String> {
-        if !self.pods.borrow().is_synced() {
-            return Err("the pods of this node are not known yet".to_owned());
-        }
-        if self
-            .registered
-            .borrow()
-            .values()
-            .any(|is_registered| !is_registered)
-        {
-            return Err("not registered with kubelet".to_owned());
-        }
-        Ok(())
+/// The reason that the daemon is not ready, if it is not.
+pub(super) fn check(
+    pods: &watch::Receiver<Pods>,
+    registered: &watch::Receiver<Registrations>,
+) -> Result<(), String> {
+    if !pods.borrow().is_synced() {
+        return Err("the pods of this node are not known yet".to_owned());
     }
+    if registered.borrow().values().any(|is_registered| !is_registered) {
+        return Err("not registered with kubelet".to_owned());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -57,7 +45,6 @@ mod tests {
             .into_iter()
             .zip(registered);
         let (_registered, registered) = watch::channel(registered.collect());
-        let readiness = Readiness { registered, pods };
-        assert_eq!(readiness.check().is_ok(), expected);
+        assert_eq!(check(&pods, &registered).is_ok(), expected);
     }
 }

@@ -9,8 +9,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
 use tracing::{info, warn};
 
-use crate::cdi::dir::Written;
-use crate::cdi::{ContainerSpec, Edits, SpecDir, SpecError, name_of};
+use crate::cdi::{Edits, SpecDir, SpecError, name_of};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
 use crate::injection::content::{AssignedDevices, Recipient, cdi_edits, speaks};
@@ -111,11 +110,7 @@ fn write_spec(
     if !specs.has(name) {
         node.readers.expect(&file);
     }
-    let spec = ContainerSpec {
-        name: name.to_owned(),
-        edits,
-    };
-    if specs.write(&spec, SystemTime::now())? == Written::New {
+    if specs.write(name, &edits, SystemTime::now())? {
         return Ok(Some(file));
     }
     match node.readers.was_read(&file) {

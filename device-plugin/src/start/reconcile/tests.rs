@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::builders::{fleet, gpu, pod, pods, units};
-use crate::cdi::{ContainerSpec, Edits, SpecDir};
+use crate::cdi::{Edits, SpecDir};
 use crate::extended_resource::ExtendedResource;
 use crate::injection::content::cdi_answer;
 use crate::settings::Settings;
@@ -111,11 +111,10 @@ fn the_spec_of_a_running_container_decides_before_its_record() {
             ..Edits::default()
         };
         let entry = allocated.iter().find(|entry| entry.pod.as_str() == name).unwrap();
-        let spec = ContainerSpec {
-            name: device_of(&entry.answer).unwrap().to_owned(),
-            edits,
-        };
-        std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
+        let specs = SpecDir::new(dir.path().to_owned());
+        let name = device_of(&entry.answer).unwrap();
+        let _ = std::fs::remove_file(dir.path().join(SpecDir::file(name)));
+        specs.write(name, &edits, std::time::SystemTime::now()).unwrap();
     };
     assert_eq!(
         verification(&node, &allocated, "a"),
@@ -289,11 +288,9 @@ fn a_removed_record_is_restored_from_the_spec() {
         env: env.map(|(name, value)| (name.to_owned(), value)).into(),
         ..Edits::default()
     };
-    let spec = ContainerSpec {
-        name: device_of(&allocated[0].answer).unwrap().to_owned(),
-        edits,
-    };
-    std::fs::write(dir.path().join(SpecDir::file(&spec.name)), spec.text()).unwrap();
+    let specs = SpecDir::new(dir.path().to_owned());
+    let name = device_of(&allocated[0].answer).unwrap();
+    specs.write(name, &edits, std::time::SystemTime::now()).unwrap();
     assert_eq!(removed(&node, &allocated, "a"), Some((2, 2)));
 }
 
