@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// What became of a case.
+/// The outcome of a case.
 enum Outcome {
     Passed,
     Skipped(&'static str),
@@ -30,7 +30,7 @@ enum Outcome {
 }
 
 impl Outcome {
-    /// Whether what was found is what was expected.
+    /// `Passed` if the found value is the expected one.
     fn of<T: PartialEq + std::fmt::Debug>(found: &T, expected: &T) -> Self {
         if found == expected {
             Self::Passed
@@ -49,7 +49,7 @@ impl Outcome {
     }
 }
 
-/// How a file's cases are run.
+/// The function that runs the cases of a file.
 type Run = fn(&Value) -> Outcome;
 
 const FILES: [(&str, Run); 2] = [

@@ -28,7 +28,7 @@ use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
 use tokio::sync::mpsc;
 
-/// How long a test waits for what must happen.
+/// Longest wait of a test for an expected event.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// An interval at which a watch looks again and again during a test.

@@ -2,7 +2,7 @@
 //!
 //! Turns every input into calls of this project's code and compares what comes out; knows no rule itself. Reads the
 //! directory that the variable `GPUSHARE_CASES` names, or the copy in `proto/cases/koordinator`, prints the totals with the
-//! reason of every skip, and fails if a case fails. The shape of the files is told by the README beside them.
+//! reason of every skip, and fails if a case fails. The README beside the files describes their form.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,12 +12,12 @@
     reason = "a case that is no case should end the run of it"
 )]
 
+#[path = "cases/accounting.rs"]
+mod accounting;
 #[path = "cases/allocate.rs"]
 mod allocate;
 #[path = "cases/annotations.rs"]
 mod annotations;
-#[path = "cases/books.rs"]
-mod books;
 #[path = "cases/case.rs"]
 mod case;
 #[path = "cases/numa.rs"]
@@ -41,7 +41,7 @@ use std::process::ExitCode;
 use case::{Case, Outcome};
 use report::Report;
 
-/// What runs the cases of a file.
+/// The function that runs the cases of a file.
 type Runner = fn(&Case<'_>) -> Outcome;
 
 /// Files and what runs their cases.
@@ -49,7 +49,7 @@ const RUNNERS: &[(&str, Runner)] = &[
     ("allocate.json", allocate::run),
     ("annotations.json", annotations::run),
     ("desired_count.json", allocate::count),
-    ("device_cache.json", books::run),
+    ("device_cache.json", accounting::run),
     ("device_plugin_adapter.json", annotations::adapt),
     ("request_validation.json", requests::run),
     ("scoring.json", scoring::run),
@@ -65,7 +65,7 @@ const ELSEWHERE: &[&str] = &["node_resource.json", "node_agent.json"];
 fn main() -> ExitCode {
     let given = std::env::var_os("GPUSHARE_CASES")
         .map_or_else(|| PathBuf::from("proto/cases/koordinator"), PathBuf::from);
-    // cargo runs tests in the crate's folder; whoever names a directory stands in the repository's.
+    // cargo runs tests in the crate's folder, but a given directory is relative to the repository.
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .unwrap()

@@ -546,7 +546,7 @@ impl Scene {
         Ok(bare)
     }
 
-    /// Where the first pod shows that no container gets a GPU, another one comes after that.
+    /// If the first pod shows that no container gets a GPU, a second pod follows.
     async fn create_seconds(&self, cases: &[Case]) -> Result<()> {
         for case in cases {
             let Some(second) = case.second() else { continue };

@@ -156,7 +156,7 @@ fn pods_with_different_allocation_hints_do_not_swap() {
     assert!(of(&function, Some(exclusive)).asks_like(&of(&function, Some(exclusive))));
 }
 
-/// Whatever is removed, or made unreadable, is known until it is there again.
+/// The plugin remembers a removed or unreadable record until it is written again.
 #[rstest]
 #[case::everything(&["DEVICE", "BIND", "IDX", "TIME"], true)]
 #[case::one_dialect(&["DEVICE", "BIND"], true)]

@@ -366,8 +366,8 @@ async fn allocations_are_read_from_the_pod_resources_api() {
     until(&mut seen, &[]).await;
 }
 
-/// Where this plugin has taken the resource over, its own answers add nothing to the records. The devices of the vendor's plugin come
-/// from its answer, also where kubelet has another name for them, and whatever the record names.
+/// Once this plugin serves the resource, its own answers add nothing to the records. The devices of the vendor's plugin are those
+/// of its answer, even if kubelet's ID or the record names others.
 #[tokio::test]
 async fn devices_of_the_vendors_plugin_count_after_it_was_replaced() {
     use crate::injection::content::cdi_answer;

@@ -54,7 +54,7 @@ pub(super) fn run(case: &Value) -> Outcome {
     resources().and(removed).and(labels)
 }
 
-/// What node status says, and what the plugin advertises of the resources that it serves.
+/// Amounts in the node status, and those that the plugin advertises of the resources that it serves.
 fn resources(input: &Value, spec: &DeviceSpec) -> Amounts {
     if input["plugin"] == "rdma" {
         return advertised_rdma(spec);
@@ -127,7 +127,7 @@ fn advertised_rdma(spec: &DeviceSpec) -> Amounts {
         .collect()
 }
 
-/// What is taken out of a node that has everything, of the resources that are written there.
+/// The resources that the patch removes from a node that has all of them.
 fn removed(spec: &DeviceSpec) -> BTreeSet<String> {
     let all: BTreeMap<&str, &str> = IN_NODE_STATUS.into_iter().map(|name| (name, "1")).collect();
     let node: Node =

@@ -1,4 +1,4 @@
-//! What a node's Device object says of its GPUs.
+//! GPUs in the Device object of a node.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -159,7 +159,7 @@ impl Plugin {
         &self.devices
     }
 
-    /// What the plugin prefers, completed to the size from what is free.
+    /// The plugin's preferred devices, completed to the size from free ones.
     pub(crate) async fn preferred(&mut self, count: usize, must: &[String]) -> Vec<String> {
         let healthy = self.devices.iter().filter(|device| device.health == HEALTHY);
         let available: Vec<String> = healthy

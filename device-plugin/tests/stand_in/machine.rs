@@ -1,4 +1,4 @@
-//! A machine with NVIDIA GPUs, as far as NVML can tell: a directory with the stand-in library and the
+//! A machine with NVIDIA GPUs, as NVML reports it: a directory with the stand-in library and the
 //! files that it lives on. `nvml.c` says what they hold.
 
 use std::{
@@ -21,7 +21,7 @@ pub(crate) const NEVER: Duration = Duration::from_secs(3600);
 /// The XID bit of an event's type.
 const XID_CRITICAL: u64 = 8;
 
-/// What every call about a lost device answers.
+/// The NVML return code of every call about a lost device.
 pub(crate) const LOST: u32 = 15;
 
 /// One GPU.
@@ -35,7 +35,7 @@ pub(crate) struct Card {
     pub(crate) mig: bool,
     /// 0: no events, 1: XIDs, 2: XIDs are promised and registration fails.
     pub(crate) events: u32,
-    /// What calls about it answer; 0 is success.
+    /// The NVML return code of calls about it; 0 is success.
     pub(crate) code: u32,
     pub(crate) bus_id: String,
     pub(crate) model: String,
@@ -108,7 +108,7 @@ impl Machine {
         self.put(&name, &format!("{handle} {XID_CRITICAL} {xid}"));
     }
 
-    /// What was called so far, a line each.
+    /// The calls so far, a line each.
     pub(crate) fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.path("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()

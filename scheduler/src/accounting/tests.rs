@@ -1,4 +1,4 @@
-//! What pods hold by spec and record, and what is said about those whose record is missing, bad or contradicted.
+//! Devices that pods hold by spec and record, and the problems reported for missing, malformed and contradictory records.
 
 use placement::{
     DevicePolicy, Gpu, GpuRef, GpuUuid, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, Memory,

@@ -1,4 +1,4 @@
-//! What webhooks decide, pod by pod.
+//! Decisions of the webhooks on pods and bindings.
 
 mod bindings;
 mod filter;
@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 use super::{Bindings, Refusal, Rules, Verdict};
 
 /// Pods that ask for our resources, by namespace and name.
-struct Asking(&'static [(&'static str, &'static str)]);
+struct PodsWithDevices(&'static [(&'static str, &'static str)]);
 
-impl Bindings for Asking {
+impl Bindings for PodsWithDevices {
     fn asks(&self, namespace: &str, name: &str, _node: &str) -> bool {
         self.0.contains(&(namespace, name))
     }
 }
 
-const NOBODY: Asking = Asking(&[]);
+const NO_DEVICES: PodsWithDevices = PodsWithDevices(&[]);
 
 fn request(
     operation: &str,
@@ -79,5 +79,5 @@ fn refusal(verdict: Verdict) -> String {
 }
 
 fn validated(rules: &Rules, request: &AdmissionRequest) -> Verdict {
-    rules.validate(request, &NOBODY).unwrap()
+    rules.validate(request, &NO_DEVICES).unwrap()
 }

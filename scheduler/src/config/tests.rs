@@ -236,7 +236,7 @@ fn the_help_text_is_current() {
 }
 
 proptest! {
-    /// Whatever a flag is given, it is taken within its bounds or refused.
+    /// Every value of a flag is accepted within its bounds or refused.
     #[test]
     fn no_value_panics(flag in 0..7_usize, value in "([a-z0-9.=/,_ {}-]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)") {
         let flags = ["prefix", "memory-resource", "score-weights", "bind-timeout", "hint-ttl", "bind-concurrency", "log-level"];

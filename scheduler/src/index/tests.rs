@@ -43,7 +43,7 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
     }
 }
 
-/// How far the decision of this stamp has come.
+/// The phase of the decision with this assume time.
 fn phase(index: &Index, stamp: u64) -> Option<Phase> {
     index
         .moment("p")
@@ -110,7 +110,7 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
     }
 }
 
-/// What a look found is old news if the bind has been repeated since the look began.
+/// The pod was read before the bind was repeated, so the result does not count.
 #[test]
 fn a_decision_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());

@@ -1,4 +1,4 @@
-//! What a replica may do as time passes and as it begins, ceases and ends to lead.
+//! The rights of a replica before, during and after its terms.
 
 use std::time::{Duration, Instant};
 

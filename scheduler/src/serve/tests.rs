@@ -1,4 +1,4 @@
-//! How long a connection lives, in paused time: between requests long, in the middle of a head not.
+//! Timeouts of connections, in paused time: long between requests, short within the head of one.
 
 use std::time::Duration;
 

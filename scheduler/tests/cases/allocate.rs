@@ -1,4 +1,4 @@
-//! Which devices a pod gets, or that it gets none.
+//! Devices that a pod gets, or the refusal.
 //!
 //! A refusal must be for want of room; whether preemption could help is not compared: kube-scheduler would choose victims by
 //! node and not by device, so that every such refusal says that it cannot.
@@ -77,7 +77,7 @@ fn out_of_scope(case: &Case<'_>) -> Option<Outcome> {
     }
     if case.device().is_none() && input["gpu_shared"].is_null() && case.is_ok() {
         return Some(Outcome::skipped(
-            "a node without a Device object: here nobody gets a share of devices that nobody has reported",
+            "a node without a Device object: here no pod gets a share of unreported devices",
         ));
     }
     let unknown = input
@@ -141,7 +141,7 @@ fn less(amounts: &Amounts, taken: &Amounts) -> Amounts {
     amounts.iter().map(left).collect()
 }
 
-/// What the pod's container asks for. Normalised requests may state memory both ways; a pod says it in one.
+/// The requests of the pod's container. Normalised requests may state memory both ways; a pod says it in one.
 pub(crate) fn requests(pod: &Value) -> Value {
     let by_type = pod["normalized_requests"].as_object().into_iter().flatten();
     let mut all: Map<String, Value> = by_type

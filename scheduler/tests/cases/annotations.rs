@@ -42,7 +42,7 @@ pub(crate) fn adapt(case: &Case<'_>) -> Outcome {
     }
 }
 
-/// What one adapter adds to a pod of these GPUs, bound or not.
+/// The adapter that a pod with these GPUs gets, bound or not.
 fn alone(case: &Case<'_>) -> Outcome {
     let gpus = &case.input["allocation"];
     let gpus = if gpus.as_array().is_some_and(Vec::is_empty) {
@@ -175,7 +175,7 @@ fn absent_node(case: &Case<'_>) -> Outcome {
     }
 }
 
-/// What a pod asks for that gets all this: whole GPUs in the vendor's name where they are whole.
+/// The requests of a pod that gets all this: whole GPUs by the vendor's resource name.
 fn asked(allocations: &Value) -> Value {
     let mut asked: BTreeMap<String, u64> = BTreeMap::new();
     for (kind, list) in allocations.as_object().into_iter().flatten() {

@@ -10,21 +10,21 @@ pub(crate) struct File(Value);
 
 /// One case.
 pub(crate) struct Case<'a> {
-    /// What identifies it.
+    /// Its identifier.
     pub(crate) id: &'a str,
-    /// What it is about, for people.
+    /// A description for people.
     pub(crate) name: &'a str,
-    /// What is done, where a file has several kinds.
+    /// The operation, where a file has several kinds.
     pub(crate) kind: &'a str,
-    /// What it is given.
+    /// The input.
     pub(crate) input: &'a Value,
-    /// What must come out.
+    /// The expected output.
     pub(crate) expected: &'a Value,
     fixtures: &'a Value,
     tags: Vec<&'a str>,
 }
 
-/// What becomes of a case.
+/// The outcome of a case.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// As expected.
@@ -112,12 +112,12 @@ impl Case<'_> {
         })
     }
 
-    /// Whether success is expected.
+    /// True if success is expected.
     pub(crate) fn is_ok(&self) -> bool {
         self.expected["ok"].as_bool().expect("expected.ok is missing")
     }
 
-    /// Whether the case bears a tag.
+    /// True if the case has a tag.
     pub(crate) fn has_tag(&self, tag: &str) -> bool {
         self.tags.contains(&tag)
     }

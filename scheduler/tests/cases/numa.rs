@@ -1,6 +1,6 @@
 //! On which sets of NUMA nodes a pod can be placed.
 //!
-//! Koordinator says so to its scheduler as hints, with scores of its own, which nobody asks for here and which are not
+//! Koordinator says so to its scheduler as hints, with scores of its own, which nothing here requests and which are not
 //! compared. A set counts where the pod is placed although all other devices are sick; the smallest ones are preferred.
 
 use std::collections::BTreeSet;

@@ -35,7 +35,7 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
     }
 }
 
-/// What a node with eight GPUs, these labels and this table is taken for.
+/// The report of a node with eight GPUs, these labels and this table.
 fn report(node_labels: &Value, annotations: &Value) -> NodeReport {
     let gpu = |minor: u32| json!({"type": "gpu", "minor": minor, "health": true, "resources": {"koordinator.sh/gpu-memory": "16Gi"}});
     let device = DeviceReport::of(

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::case::{Case, Outcome};
 
-/// What has become of all cases.
+/// The outcomes of all cases.
 #[derive(Default)]
 pub(crate) struct Report {
     n_passed: usize,
@@ -33,7 +33,7 @@ impl Report {
         }
     }
 
-    /// Something to be told that is no failure.
+    /// A remark that is no failure.
     pub(crate) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
@@ -43,7 +43,7 @@ impl Report {
         self.problems.push(problem);
     }
 
-    /// Whether nothing failed and something was run.
+    /// True if some case ran and none failed.
     pub(crate) fn is_good(&self) -> bool {
         self.failures.is_empty() && self.problems.is_empty() && self.n_passed > 0
     }

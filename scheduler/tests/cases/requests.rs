@@ -1,4 +1,4 @@
-//! What a pod asks for: read, refused, normalised, divided over devices.
+//! Requests of pods: read, refused, normalised, divided over devices.
 
 use std::collections::BTreeMap;
 
@@ -173,7 +173,7 @@ fn types(by_type: &Value) -> BTreeMap<String, Amounts> {
         .collect()
 }
 
-/// What a pod with these annotations asks for, and how its GPUs are to be chosen.
+/// The request of a pod with these annotations, and the constraints on its GPUs.
 fn gpu_requirements(case: &Case<'_>) -> Outcome {
     let input = case.input;
     let mut annotations = input["annotations"].clone();
@@ -310,7 +310,7 @@ fn untouched(case: &Case<'_>) -> Outcome {
     )
 }
 
-/// Whether a container says `koordinator.sh/gpu` and `gpu.shared`, and nothing besides.
+/// True if a container requests `koordinator.sh/gpu` and `gpu.shared`, and nothing else.
 pub(crate) fn says_all_and_shared(requests: &Value) -> bool {
     amounts(requests).into_keys().eq([GPU, GPU_SHARED])
 }

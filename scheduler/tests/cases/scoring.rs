@@ -1,4 +1,4 @@
-//! How nodes and devices score, and in which order devices are taken.
+//! Scores of nodes and devices, and the order in which devices are taken.
 
 use placement::{
     DevicePolicy, Hints, NodeId, NodePolicy, Policies, ResourceUsage, ResourceWeights, ScoringStrategy,
@@ -15,7 +15,7 @@ use super::requests::amounts;
 use super::webhooks::mutated;
 use super::world::{NODE, Refused, World, annotated, pod, read};
 
-/// Memory of a made-up device, in bytes; a score is so many hundredths of it.
+/// Memory of a made-up device, in bytes; a score of n is n hundredths of it.
 const MEMORY: u64 = 1000;
 
 /// Runs a case of scores.
@@ -138,7 +138,7 @@ fn order(case: &Case<'_>) -> Outcome {
         .any(|device| preferred(device) && best_other.is_some_and(|other| score(device) <= other))
     {
         return Outcome::skipped(
-            "devices that are preferred whatever they score are those of reservations, which nobody makes here",
+            "devices preferred regardless of their score are those of reservations, which are not supported here",
         );
     }
     let policies = Policies {
@@ -184,8 +184,8 @@ fn order(case: &Case<'_>) -> Outcome {
     Outcome::equal(&json!(order), &case.expected["order"])
 }
 
-/// GPUs on the preferred switches, and a pod that gets them all and so many of the devices, which belong with them: of more
-/// devices the one more each time is next. The fewest are one for each switch.
+/// GPUs on the preferred switches, and a pod that gets them all with a growing number of the devices that belong with them; the
+/// additional device of each step is the next in order. The fewest are one for each switch.
 fn switches(case: &Case<'_>) -> Outcome {
     let devices = case.input["devices"].as_array().unwrap();
     if devices

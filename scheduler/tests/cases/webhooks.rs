@@ -1,4 +1,4 @@
-//! What the admission webhooks make of one container.
+//! Decisions of the admission webhooks on one container.
 //!
 //! Reasons are this project's own words: they must name the resource and the value that Koordinator's words are about.
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::case::{Case, Outcome};
 use super::requests::{amounts, says_all_and_shared};
 
-/// Nobody asks about bindings here.
-struct Nobody;
+/// No binding is reviewed here.
+struct NoBindings;
 
-impl Bindings for Nobody {
+impl Bindings for NoBindings {
     fn asks(&self, _namespace: &str, _name: &str, _node: &str) -> bool {
         false
     }
@@ -57,7 +57,7 @@ pub(crate) fn mutate(case: &Case<'_>) -> Outcome {
     })
 }
 
-/// Webhooks that nobody switches on are not served, so that every pod goes on as it is.
+/// Webhooks that are not enabled are not served, so pods are not changed.
 fn without_webhooks(case: &Case<'_>) -> Outcome {
     let config = Config::try_from(Args::try_parse_from(["gpushare-scheduler"]).unwrap()).unwrap();
     let is_as_it_was = case.expected["container_resources"].is_null()
@@ -93,7 +93,7 @@ pub(crate) fn validate(case: &Case<'_>) -> Outcome {
     }
 }
 
-/// Whether a reason names every resource and value that Koordinator's names.
+/// True if a reason names every resource and value that Koordinator's names.
 fn names_the_same(theirs: &str, ours: &str) -> Outcome {
     let value = theirs
         .split_once("Invalid value: \"")
@@ -117,7 +117,7 @@ fn names_the_same(theirs: &str, ours: &str) -> Outcome {
 
 fn pod(resources: &Value) -> Value {
     let mut resources = resources.clone();
-    // The API server writes requests where there are limits only, before it asks anybody.
+    // The API server fills in requests from limits before it calls webhooks.
     if resources["requests"].is_null() {
         resources["requests"] = resources["limits"].clone();
     }
@@ -148,7 +148,7 @@ pub(crate) fn mutated(pod: &Value, operation: &str) -> Result<Value, String> {
 
 fn validated(pod: &Value, old: &Value, operation: &str) -> Result<(), String> {
     match Rules::default()
-        .validate(&request(operation, pod, old), &Nobody)
+        .validate(&request(operation, pod, old), &NoBindings)
         .unwrap()
     {
         Verdict::Refused(refusal) => Err(words(refusal)),

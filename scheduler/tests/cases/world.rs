@@ -33,7 +33,7 @@ pub(crate) struct World {
     pub(crate) index: Index,
 }
 
-/// What a bind writes.
+/// The annotations that a bind writes.
 pub(crate) struct Placed {
     /// The pod's new annotations.
     pub(crate) annotations: BTreeMap<String, String>,
@@ -167,7 +167,7 @@ pub(crate) fn pod(amounts: &Value, labels: &Value) -> Value {
     json!({"metadata": {"name": "p", "namespace": "default", "uid": "p", "labels": labels}, "spec": {"containers": [container]}})
 }
 
-/// Allocations of a case or of a record; of a device that is named twice, the sum is not what anybody means.
+/// Allocations of a case or of a record; amounts of a device that is named twice are not summed.
 pub(crate) fn allocations_of(allocations: &Value) -> Allocations {
     let by_type = allocations.as_object().into_iter().flatten();
     let devices = |devices: &Value| {

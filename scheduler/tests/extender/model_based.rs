@@ -33,9 +33,9 @@ enum Step {
     Create(usize, usize),
     /// This scheduler decides a pod's devices, if there is room.
     Assume(usize, usize),
-    /// What was decided is written.
+    /// The decision is written.
     Write(usize),
-    /// What was decided is refused.
+    /// The API server refuses the decision.
     Lose(usize),
     /// The watch shows the pod.
     See(usize),
@@ -123,7 +123,7 @@ fn bound_by_others(pod: Value, node: &str, form: usize) -> Value {
     }
 }
 
-/// What the API server holds, and a scheduler that follows it.
+/// The objects of the API server, and a scheduler that watches them.
 struct Run {
     nodes: BTreeMap<usize, Value>,
     devices: BTreeMap<usize, Value>,
@@ -134,7 +134,7 @@ struct Run {
     index: Index,
 }
 
-/// What was decided for a pod.
+/// The decision for a pod.
 struct Decision {
     order: PodBinding,
     stamp: u64,

@@ -33,7 +33,7 @@ pub(crate) fn gpu(node: &str, minor: usize, mib: u64) -> Value {
     })
 }
 
-/// The Device object of a node with GPUs of so many MiB.
+/// The Device object of a node whose GPUs have these sizes in MiB.
 pub(crate) fn device(node: &str, mibs: &[u64]) -> Value {
     let gpus: Vec<Value> = mibs
         .iter()
@@ -57,7 +57,7 @@ pub(crate) fn units(name: &str, units: u64) -> Value {
     pod(name, &json!({"aliyun.com/gpu-mem": units.to_string()}))
 }
 
-/// A pending Koordinator pod: so many devices, bytes over all of them.
+/// A pending Koordinator pod: the number of devices, and the bytes over all of them.
 pub(crate) fn shared(name: &str, devices: u64, mib: u64) -> Value {
     pod(
         name,

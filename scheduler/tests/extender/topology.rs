@@ -93,7 +93,7 @@ fn minors(world: &World, pod: &Value, kind: &str) -> Vec<u64> {
         .collect()
 }
 
-/// Whether the filter lets the node through; room is not kept for the pod.
+/// True if the node passes the filter; no room is kept for the pod.
 async fn fits(world: &World, pod: &Value) -> bool {
     let fits = !world.fitting(pod, &["n1"]).await.is_empty();
     world
@@ -662,7 +662,7 @@ async fn a_hint_keeps_virtual_functions_too() {
     );
 }
 
-/// What a pod asks for, and how.
+/// The requests and the annotations of a pod.
 fn wishing() -> impl Strategy<
     Value = (
         u64,
@@ -696,7 +696,7 @@ fn wishing() -> impl Strategy<
     )
 }
 
-/// What a filter admits a bind can place; and a restarted scheduler counts the same devices without doubt.
+/// A bind succeeds where the filter passed, and a restarted scheduler counts the same devices without doubt.
 #[test]
 fn filter_bind_and_restart_agree() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -167,7 +167,7 @@ fn the_webhooks_match_every_pod_that_requests_devices() {
     }
 }
 
-/// Where pods may see every GPU the API server does not ask, and both daemons report the same setting.
+/// The API server does not call the webhook in namespaces whose pods may see every GPU, and both daemons report the same list.
 #[test]
 fn unrestricted_namespaces_are_the_same_everywhere() {
     let webhooks = webhooks(&render_base_with(OWN_CERTIFICATES));

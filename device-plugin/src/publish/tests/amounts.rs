@@ -179,8 +179,8 @@ fn asking(name: &str, core: u64, memory_bytes: u64, stage: Stage) -> NodePod {
 }
 
 proptest::proptest! {
-    /// Whatever is sick when kubelet restarts, with or without its checkpoint: no pod that runs is turned away, and once those that
-    /// run have ended nothing is offered but what is healthy.
+    /// kubelet restarts with or without its checkpoint while some GPUs are unhealthy: it rejects no running pod, and once these
+    /// have ended only healthy GPUs are advertised.
     #[test]
     fn no_running_pod_is_rejected_after_a_restart_of_kubelet_with_unhealthy_gpus(
         are_healthy in proptest::collection::vec(proptest::bool::ANY, 1..5),

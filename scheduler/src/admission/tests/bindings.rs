@@ -1,14 +1,14 @@
-//! Who may bind what.
+//! Reviews of bindings.
 
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Asking, refusal, request};
+use super::{PodsWithDevices, refusal, request};
 use crate::admission::{Bindings, Rules, Verdict};
 use crate::index::Shared;
 use crate::offline;
 
-const ASKING: Asking = Asking(&[("default", "p")]);
+const WITH_DEVICES: PodsWithDevices = PodsWithDevices(&[("default", "p")]);
 
 fn rules() -> Rules {
     Rules {
@@ -37,7 +37,7 @@ fn the_own_scheduler_and_pods_without_devices_may_be_bound(
 ) {
     assert_eq!(
         rules()
-            .validate(&binding(user, pod, &annotations), &ASKING)
+            .validate(&binding(user, pod, &annotations), &WITH_DEVICES)
             .unwrap(),
         Verdict::ALLOWED
     );
@@ -49,7 +49,7 @@ fn the_own_scheduler_and_pods_without_devices_may_be_bound(
 fn another_user_may_not_bind_a_pod_with_devices(#[case] pod: &str, #[case] annotations: Value) {
     let message = refusal(
         rules()
-            .validate(&binding("other", pod, &annotations), &ASKING)
+            .validate(&binding("other", pod, &annotations), &WITH_DEVICES)
             .unwrap(),
     );
     assert_eq!(
@@ -61,12 +61,12 @@ fn another_user_may_not_bind_a_pod_with_devices(#[case] pod: &str, #[case] annot
     legacy.sub_resource.clear();
     legacy.name.clear();
     assert_eq!(
-        refusal(rules().validate(&legacy, &ASKING).unwrap()),
+        refusal(rules().validate(&legacy, &WITH_DEVICES).unwrap()),
         message,
         "by the other way to bind"
     );
     let off = Rules::default()
-        .validate(&binding("other", pod, &annotations), &ASKING)
+        .validate(&binding("other", pod, &annotations), &WITH_DEVICES)
         .unwrap();
     assert_eq!(off, Verdict::ALLOWED, "the guard is off");
 }

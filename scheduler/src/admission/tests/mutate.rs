@@ -1,4 +1,4 @@
-//! What the mutating webhook makes of a pod.
+//! Changes of pods by the mutating webhook.
 
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Which pods, and which changes of pods, the validating webhook refuses, and why.
+//! Pods and changes of pods that the validating webhook refuses, and the reasons.
 
 use proto::pod::Pod;
 use proto::request;

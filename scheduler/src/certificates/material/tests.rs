@@ -1,4 +1,4 @@
-//! What is due when, over the years.
+//! Renewal of the authority and of certificates over years.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -34,7 +34,7 @@ fn read(material: &Material) -> Material {
     Material::read(&material.data()).unwrap().unwrap()
 }
 
-/// Whether a client that knows these authorities only accepts what is shown.
+/// True if a client that trusts only these authorities accepts the server's certificate.
 fn accepts(authorities: &Material, shown: &Material, now: SystemTime) -> bool {
     let leaf = shown.leaf.as_ref().unwrap();
     let known = authorities.trusted().map(|certificate| certificate.der.clone());

@@ -29,7 +29,7 @@ fn read(node: &Value, metadata: &Value, devices: &Value) -> NodeReport {
     .unwrap()
 }
 
-/// Whether the table binds, and its sets.
+/// True if the table binds, and its sets.
 fn shown(inventory: &Inventory) -> Option<(bool, Vec<&[u32]>)> {
     let table = inventory.partitions.as_ref()?;
     Some((
@@ -139,7 +139,7 @@ fn a_known_gpu_model_has_its_table(
     );
 }
 
-/// Where a GPU is missing, minors say nothing about places.
+/// If a GPU is missing, the minor numbers do not show the slots of the others.
 #[test]
 fn the_table_of_a_model_is_for_whole_boards() {
     let mut seven = eight();

@@ -14,7 +14,7 @@ use super::*;
 /// The parts of an API server that matter here.
 #[derive(Debug, Default)]
 struct Server {
-    /// Whom the Lease names.
+    /// The holder in the Lease.
     lease: String,
     /// Version and holder of the object.
     object: Option<(u64, String)>,

@@ -76,7 +76,7 @@ impl Mount {
     }
 }
 
-/// Whether a new connection is shown this certificate.
+/// True if a new connection gets this certificate.
 async fn shows(current: &CurrentTls, expected: &Pair) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(expected.cert.der().clone()).unwrap();

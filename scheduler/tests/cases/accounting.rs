@@ -1,4 +1,4 @@
-//! The books that watches keep: what devices have, what pods hold of them, what is free.
+//! Accounting of devices from watched objects: total, used and free amounts.
 
 use placement::{Amounts as EngineAmounts, NamedAmounts};
 use proto::pod::Pod;
@@ -11,15 +11,15 @@ use super::case::{Case, Outcome};
 use super::requests::Amounts;
 use super::world::{Allocations, NODE, World, allocations_of, read};
 
-/// What devices have, what is held and what is free, by type and minor.
+/// Total, held and free amounts of devices, by type and minor.
 #[derive(Debug, Default, PartialEq)]
-struct Books {
+struct DeviceTotals {
     total: Allocations,
     used: Allocations,
     free: Allocations,
 }
 
-/// Runs a case of books.
+/// Runs a case of accounting.
 pub(crate) fn run(case: &Case<'_>) -> Outcome {
     if let Some(skip) = case.of_other_vendor() {
         return skip;
@@ -37,8 +37,8 @@ pub(crate) fn run(case: &Case<'_>) -> Outcome {
         "pod_update" => return update(case),
         kind => return Outcome::skipped(format!("kind {kind:?} is not understood")),
     }
-    let expected = Books::of_case(&case.expected["after"]);
-    Outcome::equal(&Books::of(&world), &expected)
+    let expected = DeviceTotals::of_case(&case.expected["after"]);
+    Outcome::equal(&DeviceTotals::of(&world), &expected)
 }
 
 /// The state before; without what is used if that is what the pod holds that goes.
@@ -67,23 +67,23 @@ fn update(case: &Case<'_>) -> Outcome {
         .is_some();
     Outcome::equal(&json!(held && !is_held), &case.expected["old_pod_released"]).and(|| {
         match case.expected.get("after") {
-            Some(after) => Outcome::equal(&Books::of(&world), &Books::of_case(after)),
+            Some(after) => Outcome::equal(&DeviceTotals::of(&world), &DeviceTotals::of_case(after)),
             None => Outcome::Passed,
         }
     })
 }
 
 /// A node as it was: devices with these totals, and a pod for everything that is used.
-fn before(books: &Value) -> World {
+fn before(totals: &Value) -> World {
     let mut world = World::plain();
-    let devices = each(&books["total"]).map(|(kind, minor, resources)| {
+    let devices = each(&totals["total"]).map(|(kind, minor, resources)| {
         json!({"type": kind, "minor": minor, "id": format!("{kind}-{minor}"), "health": true, "resources": resources})
     });
     let devices: Vec<Value> = devices.collect();
     if !devices.is_empty() {
         world.set_device(&json!({"devices": devices}));
     }
-    for (kind, minor, resources) in each(&books["used"]) {
+    for (kind, minor, resources) in each(&totals["used"]) {
         world.hold(&format!("used-{kind}-{minor}"), kind, minor, resources);
     }
     world
@@ -114,15 +114,15 @@ fn pod(given: &Value) -> Pod {
         "spec": {"nodeName": node, "containers": []}, "status": {"phase": given["phase"]}}))
 }
 
-impl Books {
-    fn of_case(books: &Value) -> Self {
-        let by_minor = |books: &Value| {
+impl DeviceTotals {
+    fn of_case(totals: &Value) -> Self {
+        let by_minor = |totals: &Value| {
             let list = |kind: &Value| {
                 let devices = kind.as_object().into_iter().flatten();
                 let entry = |(minor, resources): (&String, &Value)| json!({"minor": minor.parse::<i64>().unwrap(), "resources": resources});
                 devices.map(entry).collect::<Value>()
             };
-            let kinds = books.as_object().into_iter().flatten();
+            let kinds = totals.as_object().into_iter().flatten();
             trimmed(allocations_of(
                 &kinds
                     .map(|(kind, devices)| (kind.clone(), list(devices)))
@@ -130,17 +130,17 @@ impl Books {
             ))
         };
         Self {
-            total: by_minor(&books["total"]),
-            used: by_minor(&books["used"]),
-            free: by_minor(&books["free"]),
+            total: by_minor(&totals["total"]),
+            used: by_minor(&totals["used"]),
+            free: by_minor(&totals["free"]),
         }
     }
 
     fn of(world: &World) -> Self {
-        let mut books = Self::default();
+        let mut totals = Self::default();
         let fleet = world.index.fleet();
         let Some(view) = fleet.node_id(NODE).and_then(|id| fleet.view(id)) else {
-            return books;
+            return totals;
         };
         for gpu in view.gpus() {
             let total = gpu.gpu.total();
@@ -149,11 +149,11 @@ impl Books {
                     .or_default()
                     .insert(gpu.gpu.minor.into(), resources(amounts, total));
             };
-            put(&mut books.used, gpu.used.plus(gpu.suspect));
-            // A sick device has nothing for anybody.
+            put(&mut totals.used, gpu.used.plus(gpu.suspect));
+            // An unhealthy device has nothing free.
             if gpu.gpu.healthy {
-                put(&mut books.total, total);
-                put(&mut books.free, gpu.free);
+                put(&mut totals.total, total);
+                put(&mut totals.free, gpu.free);
             }
         }
         for device in view.other_devices() {
@@ -167,16 +167,16 @@ impl Books {
                 .resources
                 .iter()
                 .map(|(name, all)| (name.clone(), all - device.free.get(name).unwrap_or(&0)));
-            put(&mut books.used, &used.collect());
+            put(&mut totals.used, &used.collect());
             if device.device.healthy {
-                put(&mut books.total, &device.device.resources);
-                put(&mut books.free, &device.free);
+                put(&mut totals.total, &device.device.resources);
+                put(&mut totals.free, &device.free);
             }
         }
         Self {
-            total: trimmed(books.total),
-            used: trimmed(books.used),
-            free: trimmed(books.free),
+            total: trimmed(totals.total),
+            used: trimmed(totals.used),
+            free: trimmed(totals.free),
         }
     }
 }
