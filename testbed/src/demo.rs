@@ -18,7 +18,8 @@ use crate::daemons::Binaries;
 use crate::invariants::{self, Accounts, ContainerView, GpuUse};
 use crate::kube_scheduler::{Attempt, Outcome};
 use crate::manifests;
-use crate::observer::{Snapshot, is_running, node_of};
+use crate::observer::Snapshot;
+use crate::pod_fields::{is_running, node_of};
 use crate::pods::{PodSpec, Pods};
 
 /// Longest wait for one step.

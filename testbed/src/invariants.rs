@@ -17,7 +17,10 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_
 
 use crate::kube_scheduler::Amounts;
 use crate::kubelet::{self, DEVICE_NODES};
-use crate::observer::{Snapshot, node_of, phase};
+use crate::observer::Snapshot;
+use crate::pod_fields::{
+    container_statuses, containers, device_record, has_ended, init_container_statuses, node_of, phase,
+};
 use crate::pods;
 
 use others::Others;
@@ -83,7 +86,7 @@ enum GpuUseKind {
 /// A pod's request of each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
-    manner: GpuUseKind,
+    use_kind: GpuUseKind,
     n_devices: u64,
     units: u64,
     bytes: u64,
@@ -99,7 +102,7 @@ impl Share {
         if n_whole > 0 {
             let (units, bytes) = (0, 0);
             return Some(Self {
-                manner: GpuUseKind::Whole,
+                use_kind: GpuUseKind::Whole,
                 n_devices: n_whole,
                 units,
                 bytes,
@@ -110,11 +113,8 @@ impl Share {
         let both = whole(GPU);
         let units = whole(GPU_MEM);
         let n_devices = if units > 0 { 1 } else { whole(GPU_SHARED) };
-        let manner = if pod
-            .annotations()
-            .get(ALL_DEVICES)
-            .is_some_and(|mark| mark == "true")
-        {
+        let is_marked = pod.annotations().get(ALL_DEVICES).map(String::as_str) == Some("true");
+        let use_kind = if is_marked {
             GpuUseKind::All
         } else {
             GpuUseKind::Shares
@@ -125,7 +125,7 @@ impl Share {
             whole(GPU_CORE) + both,
         );
         (n_devices > 0).then_some(Self {
-            manner,
+            use_kind,
             n_devices,
             units,
             bytes,
@@ -145,20 +145,22 @@ impl Share {
 
 /// A pod's devices as its annotations name them: minor and, if the writer knew it, UUID.
 pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
-    let annotation = |key: &str| pod.annotations().get(key);
-    if let Some(text) = annotation(DEVICE_ALLOCATED) {
-        let record: DeviceAllocations = serde_json::from_str(text)
-            .map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
-        let gpus = record.get(TYPE_GPU).into_iter().flatten();
-        return Ok(gpus.map(|one| (one.minor, one.id.clone())).collect());
+    if pod.annotations().contains_key(DEVICE_ALLOCATED) {
+        let record =
+            device_record(pod).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
+        return Ok(gpus_in(&record));
     }
-    match annotation(MEM_IDX) {
-        Some(text) => text
-            .parse()
-            .map(|minor| vec![(minor, String::new())])
-            .map_err(|_| format!("{MEM_IDX} is {text:?}")),
-        None => Err("there is no record of its devices".to_owned()),
-    }
+    let Some(text) = pod.annotations().get(MEM_IDX) else {
+        return Err("there is no record of its devices".to_owned());
+    };
+    let minor = text.parse().map_err(|_| format!("{MEM_IDX} is {text:?}"))?;
+    Ok(vec![(minor, String::new())])
+}
+
+/// Minors and UUIDs of the GPUs in a record.
+fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
+    let gpus = record.get(TYPE_GPU).into_iter().flatten();
+    gpus.map(|one| (one.minor, one.id.clone())).collect()
 }
 
 /// The record that counts for a pod.
@@ -181,48 +183,34 @@ fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
             exchanged: None,
         });
     };
-    let devices = other
-        .get(TYPE_GPU)
-        .into_iter()
-        .flatten()
-        .map(|one| (one.minor, one.id.clone()))
-        .collect();
     Ok(Effective {
-        devices,
+        devices: gpus_in(other),
         exchanged: Some(other.clone()),
     })
 }
 
 /// UUIDs that a container should see, sorted, as the record that counts for its pod names them; none if it asks for none.
 pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<String> {
-    let spec = pod.spec.as_ref();
-    let mut containers = spec
-        .into_iter()
-        .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-    if !containers.any(|one| one.name == container && asks(one)) {
+    if !containers(pod).any(|one| one.name == container && asks(one)) {
         return Vec::new();
     }
-    let known = |minor: i32| {
-        device
-            .into_iter()
-            .flat_map(|device| &device.spec.devices)
-            .find(|info| is_gpu(info) && info.minor == Some(minor))
-    };
-    let uuid = |(minor, uuid): (i32, String)| {
+    let mut uuids = Vec::new();
+    for (minor, uuid) in effective(pod, device).unwrap_or_default().devices {
         if uuid.is_empty() {
-            known(minor).map(|info| info.id.clone()).unwrap_or_default()
+            // The old extender's record names the minor number alone.
+            let known = device.and_then(|device| gpu_of_minor(device, minor));
+            uuids.push(known.map(|info| info.id.clone()).unwrap_or_default());
         } else {
-            uuid
+            uuids.push(uuid);
         }
-    };
-    let mut uuids: Vec<String> = effective(pod, device)
-        .unwrap_or_default()
-        .devices
-        .into_iter()
-        .map(uuid)
-        .collect();
+    }
     uuids.sort();
     uuids
+}
+
+fn gpu_of_minor(device: &Device, minor: i32) -> Option<&DeviceInfo> {
+    let mut devices = device.spec.devices.iter();
+    devices.find(|info| is_gpu(info) && info.minor == Some(minor))
 }
 
 fn is_gpu(info: &DeviceInfo) -> bool {
@@ -246,11 +234,7 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
         }
         accounts.others.add_node(node, device);
     }
-    for (name, pod) in snapshot
-        .pods
-        .iter()
-        .filter(|(_, pod)| !matches!(phase(pod), "Succeeded" | "Failed"))
-    {
+    for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
         let Some(node) = node_of(pod) else { continue };
         let added = Share::of(pod).map_or(Ok(()), |share| accounts.add_pod(snapshot, name, pod, node, share));
         let added = added.and_then(|()| accounts.others.add_pod(node, name, pod));
@@ -269,24 +253,18 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
 
 /// A sentence for each demand of a pod's annotations that is not met, and for each pod that another one should have kept off.
 fn disregarded(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Vec<String> {
-    let live = || {
-        snapshot
-            .pods
-            .iter()
-            .filter(|(name, pod)| !excused.contains(*name) && !matches!(phase(pod), "Succeeded" | "Failed"))
-    };
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
-        let here: Vec<(&str, &Pod)> = live()
-            .filter(|(_, pod)| node_of(pod) == Some(node))
-            .map(|(name, pod)| (name.as_str(), pod))
-            .collect();
+        let mut here: Vec<(&str, &Pod)> = Vec::new();
+        for (name, pod) in &snapshot.pods {
+            if node_of(pod) == Some(node) && !has_ended(pod) && !excused.contains(name) {
+                here.push((name, pod));
+            }
+        }
         for (name, pod) in &here {
-            sentences.extend(
-                constraints::unmet(pod, device)
-                    .into_iter()
-                    .map(|what| format!("pod {name} on {node}: {what}")),
-            );
+            for what in constraints::unmet(pod, device) {
+                sentences.push(format!("pod {name} on {node}: {what}"));
+            }
         }
         sentences.extend(constraints::clashes(device, &here));
     }
@@ -324,7 +302,7 @@ impl Accounts {
         share: Share,
     ) -> Result<(), String> {
         let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-        if share.manner == GpuUseKind::Whole
+        if share.use_kind == GpuUseKind::Whole
             && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
         {
             // Only its containers show which devices the pod has: see `clashes`.
@@ -332,13 +310,9 @@ impl Accounts {
         }
         let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
-        if share.manner == GpuUseKind::All {
-            let all: BTreeSet<i32> = self
-                .gpus
-                .keys()
-                .filter(|(on, _)| on == node)
-                .map(|(_, minor)| *minor)
-                .collect();
+        if share.use_kind == GpuUseKind::All {
+            let on_node = self.gpus.values().filter(|gpu| gpu.node == node);
+            let all: BTreeSet<i32> = on_node.map(|gpu| gpu.minor).collect();
             return if distinct == all {
                 Ok(())
             } else {
@@ -406,11 +380,7 @@ fn check_recorded_amounts(
     share: Share,
     hundredths: u128,
 ) -> Result<(), String> {
-    let text = pod
-        .annotations()
-        .get(DEVICE_ALLOCATED)
-        .map_or("{}", String::as_str);
-    let own: DeviceAllocations = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let own = device_record(pod).map_err(|error| error.to_string())?;
     let record = exchanged.unwrap_or(&own);
     let Some(entry) = record
         .get(TYPE_GPU)
@@ -537,121 +507,107 @@ pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
 
 /// A sentence for each container that sees other devices than it should.
 pub fn misfits(views: &[ContainerView]) -> Vec<String> {
-    let wrong = views.iter().filter(|view| view.sees != view.should_see);
-    wrong
-        .map(|s| {
-            format!(
-                "container {} of {} sees {:?} and should see {:?}",
-                s.container, s.pod, s.sees, s.should_see
-            )
-        })
-        .collect()
+    let mut sentences = Vec::new();
+    for view in views.iter().filter(|view| view.sees != view.should_see) {
+        sentences.push(format!(
+            "container {} of {} sees {:?} and should see {:?}",
+            view.container, view.pod, view.sees, view.should_see
+        ));
+    }
+    sentences
 }
 
 /// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
 pub fn clashes(snapshot: &Snapshot, views: &[ContainerView]) -> Vec<String> {
-    let manner = |view: &ContainerView| {
-        let pod = snapshot
-            .pods
-            .get(&view.pod)
-            .filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed"))?;
-        Share::of(pod).map(|share| share.manner)
-    };
+    let mut whole = Vec::new();
+    let mut others = Vec::new();
+    for view in views {
+        let Some(pod) = snapshot.pods.get(&view.pod) else {
+            continue;
+        };
+        match Share::of(pod).map(|share| share.use_kind) {
+            _ if has_ended(pod) => {}
+            Some(GpuUseKind::Whole) => {
+                whole.push(view);
+                others.push(view);
+            }
+            Some(GpuUseKind::Shares) => others.push(view),
+            // A pod that sees all GPUs takes none away.
+            Some(GpuUseKind::All) | None => {}
+        }
+    }
     let mut clashes = Vec::new();
-    for one in views
-        .iter()
-        .filter(|view| manner(view) == Some(GpuUseKind::Whole))
-    {
-        let others = views.iter().filter(|view| {
-            view.pod != one.pod && manner(view).is_some_and(|manner| manner != GpuUseKind::All)
-        });
-        for other in others {
-            let both = one.sees.iter().filter(|uuid| other.sees.contains(uuid));
-            clashes.extend(
-                both.map(|uuid| format!("{} has GPU {uuid} whole, and {} sees it too", one.pod, other.pod)),
-            );
+    for one in whole {
+        for other in others.iter().filter(|other| other.pod != one.pod) {
+            for uuid in one.sees.iter().filter(|uuid| other.sees.contains(uuid)) {
+                clashes.push(format!(
+                    "{} has GPU {uuid} whole, and {} sees it too",
+                    one.pod, other.pod
+                ));
+            }
         }
     }
     clashes
 }
 
 fn asks(container: &Container) -> bool {
-    let limits = container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.limits.as_ref());
-    limits.is_some_and(|limits| SERVED.iter().any(|name| limits.contains_key(*name))) || asks_whole(container)
+    is_limited(container, &SERVED) || asks_whole(container)
 }
 
 fn asks_whole(container: &Container) -> bool {
-    let limits = container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.limits.as_ref());
-    limits.is_some_and(|limits| VENDOR_GPUS.iter().any(|name| limits.contains_key(*name)))
+    is_limited(container, &VENDOR_GPUS)
+}
+
+/// True if the container's limits have one of these resources.
+fn is_limited(container: &Container, resources: &[&str]) -> bool {
+    let Some(limits) = container.resources.as_ref().and_then(|all| all.limits.as_ref()) else {
+        return false;
+    };
+    resources.iter().any(|name| limits.contains_key(*name))
 }
 
 fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let status = pod.status.as_ref();
-    let init = status
-        .iter()
-        .filter_map(|status| status.init_container_statuses.as_ref())
-        .flatten();
-    let apps = status
-        .iter()
-        .filter_map(|status| status.container_statuses.as_ref())
-        .flatten();
-    let has_run = |state: Option<&k8s_openapi::api::core::v1::ContainerState>| {
-        state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
-    };
-    let started: BTreeSet<&str> = init
-        .chain(apps)
-        .filter(|one| has_run(one.state.as_ref()))
-        .map(|one| one.name.as_str())
-        .collect();
-    let spec = pod.spec.as_ref();
-    let all = spec
-        .into_iter()
-        .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-    all.filter(move |container| started.contains(container.name.as_str()))
+    let mut started = BTreeSet::new();
+    for status in init_container_statuses(pod).chain(container_statuses(pod)) {
+        if let Some(state) = &status.state
+            && (state.running.is_some() || state.terminated.is_some())
+        {
+            started.insert(status.name.as_str());
+        }
+    }
+    containers(pod).filter(move |container| started.contains(container.name.as_str()))
 }
 
 /// The GPUs that a container sees by its output, sorted: those of its device nodes if it prints them, else, of
 /// simulated GPUs without nodes, those that its variables name. Of a line that is there several times the last one counts,
 /// as the container may have started more than once.
 pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
-    let last = |name: &str| {
-        log.lines()
-            .rev()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
-    };
-    let Some(nodes) = last(DEVICE_NODES) else {
-        let by_vendor = devices_of(last(VISIBLE_DEVICES).unwrap_or_default());
-        let is_void = last(VISIBLE_DEVICES).is_none_or(|value| value == "void");
-        return if is_void {
-            devices_of(last(GPU_DEVICES).unwrap_or_default())
-        } else {
-            by_vendor
+    let Some(nodes) = last_value(log, DEVICE_NODES) else {
+        return match last_value(log, VISIBLE_DEVICES) {
+            // With CDI the plugin hides all GPUs from NVIDIA's runtime and names them in a variable of its own.
+            None | Some("void") => devices_of(last_value(log, GPU_DEVICES).unwrap_or_default()),
+            Some(value) => devices_of(value),
         };
     };
-    let minors = nodes
-        .split(',')
-        .filter_map(|node| node.strip_prefix("/dev/nvidia")?.parse::<i32>().ok());
-    let gpus = || {
-        device
-            .into_iter()
-            .flat_map(|device| &device.spec.devices)
-            .filter(|info| info.device_type == TYPE_GPU)
-    };
-    let uuid = |minor: i32| {
-        gpus()
-            .find(|info| info.minor == Some(minor))
-            .map_or_else(|| format!("minor {minor}"), |info| info.id.clone())
-    };
-    let mut uuids: Vec<String> = minors.map(uuid).collect();
+    let mut uuids = Vec::new();
+    for node in nodes.split(',') {
+        // /dev/nvidiactl and its like have no number and show no GPU.
+        let minor = node.strip_prefix("/dev/nvidia").map(str::parse::<i32>);
+        let Some(Ok(minor)) = minor else { continue };
+        uuids.push(match device.and_then(|device| gpu_of_minor(device, minor)) {
+            Some(info) => info.id.clone(),
+            None => format!("minor {minor}"),
+        });
+    }
     uuids.sort();
     uuids.dedup();
     uuids
+}
+
+/// The value in the last line `name=value` of a log.
+fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = log.lines().rev();
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// The devices that a value of the variable names, sorted.

@@ -26,6 +26,8 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
+use crate::pod_fields::{has_ended, node_of};
+
 use binding::{Binder, VolumeClaims};
 use cache::{Cache, NodeView};
 use cycle::{Cycle, Failure, Sampling};
@@ -346,17 +348,12 @@ impl Loop {
     fn put_pod(&mut self, pod: Pod, arrived: Instant) {
         let Some(uid) = pod.uid() else { return };
         let pod = Arc::new(pod);
-        let spec = pod.spec.as_ref();
-        let node = spec
-            .and_then(|spec| spec.node_name.clone())
-            .filter(|name| !name.is_empty());
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) {
+        if has_ended(&pod) {
             self.forget(&uid);
-        } else if let Some(node) = node {
+        } else if let Some(node) = node_of(&pod) {
             self.queue.remove(&uid);
             self.nominated.remove(&uid);
-            let new = self.cache.bind(&uid, &node, &pod);
+            let new = self.cache.bind(&uid, node, &pod);
             self.wake_if(new);
         } else if pod.metadata.deletion_timestamp.is_some() {
             if !self.cache.is_assumed(&uid) {

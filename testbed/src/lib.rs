@@ -25,6 +25,7 @@ pub mod kubelet;
 pub mod manifests;
 pub mod observer;
 pub mod parts;
+pub mod pod_fields;
 pub mod pods;
 pub mod ports;
 pub mod rbac;

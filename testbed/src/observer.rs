@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::apiserver::ApiObjects;
+use crate::pod_fields::{container_statuses, is_running, node_of, phase, unscheduled_because};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -193,59 +194,17 @@ impl Snapshot {
     }
 }
 
-/// A pod's phase.
-pub fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or("Unknown")
-}
-
-/// True if all containers of a pod have started.
-pub fn is_running(pod: &Pod) -> bool {
-    let started = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.container_statuses.as_ref());
-    phase(pod) == "Running"
-        && started.is_some_and(|all| all.iter().all(|one| one.started == Some(true) || one.ready))
-}
-
-/// The node that a pod is bound to.
-pub fn node_of(pod: &Pod) -> Option<&str> {
-    pod.spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .filter(|name| !name.is_empty())
-}
-
-/// The message of a pod's `PodScheduled` condition while it is false.
-pub fn unscheduled_because(pod: &Pod) -> Option<&str> {
-    let conditions = pod
-        .status
-        .iter()
-        .filter_map(|status| status.conditions.as_ref())
-        .flatten();
-    let mut unscheduled =
-        conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    unscheduled.find_map(|condition| condition.message.as_deref())
-}
-
 fn reason(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let of_pod = status.and_then(|status| status.message.clone());
-    let waiting = status
-        .iter()
-        .filter_map(|status| status.container_statuses.as_ref())
-        .flatten()
-        .find_map(|container| {
-            let waiting = container.state.as_ref()?.waiting.as_ref()?;
-            Some(format!(
-                "{}: {}",
-                waiting.reason.as_deref().unwrap_or("waiting"),
-                waiting.message.as_deref().unwrap_or_default()
-            ))
-        });
+    let waiting = container_statuses(pod).find_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        Some(format!(
+            "{}: {}",
+            waiting.reason.as_deref().unwrap_or("waiting"),
+            waiting.message.as_deref().unwrap_or_default()
+        ))
+    });
     let node = node_of(pod).map(|node| format!("on {node}"));
     unscheduled_because(pod)
         .map(str::to_owned)

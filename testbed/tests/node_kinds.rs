@@ -16,7 +16,8 @@ use proto::resource::GPU_MEM;
 use testbed::cluster::{Cluster, ClusterSpec, NodeKind, NodeSpec, RUNTIME_CLASS, RuntimeSpec};
 use testbed::invariants;
 use testbed::kubelet::{Container, ContainerStart, RunState, StartHook};
-use testbed::observer::{Snapshot, is_running, unscheduled_because};
+use testbed::observer::Snapshot;
+use testbed::pod_fields::{is_running, unscheduled_because};
 use testbed::pods::{PodSpec, Pods};
 
 const DEADLINE: Duration = Duration::from_secs(120);

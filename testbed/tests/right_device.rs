@@ -17,7 +17,7 @@ use testbed::apiserver::{Fault, Matching};
 use testbed::cluster::{Cluster, ClusterSpec, Health, NodeSpec};
 use testbed::invariants;
 use testbed::kubelet::RunState;
-use testbed::observer::is_running;
+use testbed::pod_fields::is_running;
 use testbed::pods::{PodSpec, Pods};
 
 const DEADLINE: Duration = Duration::from_secs(60);

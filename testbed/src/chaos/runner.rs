@@ -19,7 +19,8 @@ use crate::daemons::Crashes;
 use crate::http_client::HttpClient;
 use crate::invariants::{self, ContainerView};
 use crate::kubelet::{Container, ContainerKind, Delays, Kubelet, RunState, StartHook};
-use crate::observer::{Snapshot, is_running, node_of, phase};
+use crate::observer::Snapshot;
+use crate::pod_fields::{is_running, node_of, phase};
 use crate::pods::Pods;
 
 mod batch;

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::ResourceExt;
 use proto::device::{Device, DeviceInfo, TYPE_GPU};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations};
 use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+
+use crate::pod_fields::device_record;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -89,124 +91,94 @@ impl Constraints {
 
 /// A sentence for each demand of a bound pod that its record does not meet.
 pub(super) fn unmet(pod: &Pod, device: &Device) -> Vec<String> {
-    let Some(record) = pod
-        .annotations()
-        .get(DEVICE_ALLOCATED)
-        .and_then(|text| serde_json::from_str(text).ok())
-    else {
+    let Some(case) = Case::of(pod, device) else {
         return Vec::new();
     };
-    let case = Case {
-        device,
-        record,
-        constraints: Constraints::of(pod),
-    };
-    let by_kind = case
-        .constraints
-        .hints
-        .iter()
-        .filter_map(|(kind, hint)| Some((kind, hint, case.record.get(kind)?)));
-    let mut unmet: Vec<String> = by_kind
-        .flat_map(|(kind, hint, held)| case.unmet(kind, hint, held))
-        .collect();
+    let mut unmet = Vec::new();
+    for (kind, hint) in &case.constraints.hints {
+        if let Some(held) = case.record.get(kind) {
+            unmet.extend(case.unmet(kind, hint, held));
+        }
+    }
     if case.constraints.joint.required_scope == "SamePCIe" {
-        let kinds = case
-            .constraints
-            .joint
-            .device_types
-            .iter()
-            .filter(|kind| case.record.contains_key(*kind));
-        let switches: BTreeSet<Vec<String>> = kinds.map(|kind| case.switches(kind)).collect();
-        unmet.extend(
-            (switches.len() > 1).then(|| format!("its devices are on the switches {switches:?} by type")),
-        );
+        let mut switches: BTreeSet<Vec<String>> = BTreeSet::new();
+        for kind in &case.constraints.joint.device_types {
+            if case.record.contains_key(kind) {
+                switches.insert(case.switches(kind));
+            }
+        }
+        if switches.len() > 1 {
+            unmet.push(format!("its devices are on the switches {switches:?} by type"));
+        }
     }
     unmet
 }
 
-impl Case<'_> {
-    fn info(&self, kind: &str, minor: i32) -> Option<&DeviceInfo> {
-        self.device
-            .spec
-            .devices
-            .iter()
-            .find(|info| info.device_type == kind && info.minor == Some(minor))
+impl<'a> Case<'a> {
+    /// `None` for a pod without a record, or with one that does not parse.
+    fn of(pod: &Pod, device: &'a Device) -> Option<Self> {
+        pod.annotations().get(DEVICE_ALLOCATED)?;
+        Some(Self {
+            device,
+            record: device_record(pod).ok()?,
+            constraints: Constraints::of(pod),
+        })
     }
 
-    /// The places of the devices of a type, each once.
+    /// The node's devices of a type.
+    fn devices(&self, kind: &str) -> impl Iterator<Item = &'a DeviceInfo> {
+        let devices = self.device.spec.devices.iter();
+        devices.filter(move |info| info.device_type == kind)
+    }
+
+    /// The minors of the pod's devices of a type.
+    fn minors(&self, kind: &str) -> BTreeSet<i32> {
+        let held = self.record.get(kind).into_iter().flatten();
+        held.map(|one| one.minor).collect()
+    }
+
+    /// The places of the pod's devices of a type, each once.
     fn places(&self, kind: &str) -> BTreeSet<(i32, String)> {
-        let infos = self
-            .record
-            .get(kind)
-            .into_iter()
-            .flatten()
-            .filter_map(|held| self.info(kind, held.minor));
-        infos
-            .filter_map(|info| info.topology.as_ref())
-            .map(|place| (place.node_id, place.pcie_id.clone()))
-            .collect()
+        let minors = self.minors(kind);
+        let mut places = BTreeSet::new();
+        for info in self.devices(kind) {
+            if let (Some(minor), Some(place)) = (info.minor, &info.topology)
+                && minors.contains(&minor)
+            {
+                places.insert((place.node_id, place.pcie_id.clone()));
+            }
+        }
+        places
     }
 
     fn switches(&self, kind: &str) -> Vec<String> {
-        self.places(kind)
-            .into_iter()
-            .map(|(numa, switch)| format!("{numa}/{switch}"))
-            .collect()
+        let places = self.places(kind).into_iter();
+        places.map(|(numa, switch)| format!("{numa}/{switch}")).collect()
     }
 
     fn unmet(&self, kind: &str, hint: &Hint, held: &[DeviceAllocation]) -> Vec<String> {
         let mut unmet = Vec::new();
         for one in held {
-            let Some(info) = self.info(kind, one.minor) else {
+            let mut of_kind = self.devices(kind);
+            let Some(info) = of_kind.find(|info| info.minor == Some(one.minor)) else {
                 continue;
             };
-            if hint
-                .selector
-                .as_ref()
-                .is_some_and(|selector| !selects(selector, &info.labels))
-            {
+            if !is_selected(hint, info) {
                 unmet.push(format!(
                     "{kind} {} has not the labels that are demanded",
                     one.minor
                 ));
             }
             if let Some(selector) = &hint.vf_selector {
-                let groups = info
-                    .vf_groups
-                    .iter()
-                    .filter(|group| selects(selector, &group.labels));
-                let fitting: Vec<&str> = groups
-                    .flat_map(|group| &group.vfs)
-                    .map(|vf| vf.bus_id.as_str())
-                    .collect();
-                let given = functions(one);
-                let fits = matches!(&*given, [one] if fitting.contains(&one.as_str()));
-                unmet.extend((!fits).then(|| {
-                    format!(
-                        "{kind} {} comes with the functions {given:?}, not one of {fitting:?}",
-                        one.minor
-                    )
-                }));
+                unmet.extend(wrong_function(kind, selector, one, info));
             }
         }
         if hint.allocate_strategy == "ApplyForAll" {
-            let all = self
-                .device
-                .spec
-                .devices
-                .iter()
-                .filter(|info| info.device_type == kind);
-            let n_selected = all
-                .filter(|info| {
-                    hint.selector
-                        .as_ref()
-                        .is_none_or(|selector| selects(selector, &info.labels))
-                })
-                .count();
-            unmet.extend(
-                (held.len() != n_selected)
-                    .then(|| format!("it has {} of {n_selected} {kind} devices", held.len())),
-            );
+            let selected = self.devices(kind).filter(|info| is_selected(hint, info));
+            let n_selected = selected.count();
+            if held.len() != n_selected {
+                unmet.push(format!("it has {} of {n_selected} {kind} devices", held.len()));
+            }
         }
         unmet.extend(self.scope(kind, hint));
         unmet
@@ -219,27 +191,58 @@ impl Case<'_> {
             "NUMANode" => places.iter().map(|(numa, _)| numa).collect::<BTreeSet<_>>().len(),
             _ => return None,
         };
+        // Koordinator reads the scope of GPUs alone.
         (kind == TYPE_GPU && n_places > 1).then(|| format!("its {kind} devices are at {places:?}"))
+    }
+
+    /// True if the other pod has a device that the hint of this one excludes.
+    fn excludes(&self, kind: &str, hint: &Hint, other: &Self) -> bool {
+        match hint.exclusive_policy.as_str() {
+            "DeviceLevel" => !other.minors(kind).is_disjoint(&self.minors(kind)),
+            "PCIeLevel" => !other.places(kind).is_disjoint(&self.places(kind)),
+            _ => false,
+        }
+    }
+}
+
+fn is_selected(hint: &Hint, info: &DeviceInfo) -> bool {
+    match &hint.selector {
+        Some(selector) => selects(selector, &info.labels),
+        None => true,
+    }
+}
+
+/// A sentence if a device does not come with exactly one virtual function that the selector selects.
+fn wrong_function(
+    kind: &str,
+    selector: &LabelSelector,
+    held: &DeviceAllocation,
+    info: &DeviceInfo,
+) -> Option<String> {
+    let mut fitting: Vec<&str> = Vec::new();
+    for group in &info.vf_groups {
+        if selects(selector, &group.labels) {
+            fitting.extend(group.vfs.iter().map(|vf| vf.bus_id.as_str()));
+        }
+    }
+    let given = functions(held);
+    match &*given {
+        [one] if fitting.contains(&one.as_str()) => None,
+        _ => Some(format!(
+            "{kind} {} comes with the functions {given:?}, not one of {fitting:?}",
+            held.minor
+        )),
     }
 }
 
 /// A sentence for each function that two pods of a node hold, and for each device that one pod keeps and another one holds.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
-    let record =
-        |pod: &Pod| serde_json::from_str::<DeviceAllocations>(pod.annotations().get(DEVICE_ALLOCATED)?).ok();
-    let cases: Vec<(&str, Case<'_>)> = pods
-        .iter()
-        .filter_map(|(name, pod)| {
-            Some((
-                *name,
-                Case {
-                    device,
-                    record: record(pod)?,
-                    constraints: Constraints::of(pod),
-                },
-            ))
-        })
-        .collect();
+    let mut cases: Vec<(&str, Case<'_>)> = Vec::new();
+    for (name, pod) in pods {
+        if let Some(case) = Case::of(pod, device) {
+            cases.push((name, case));
+        }
+    }
     let mut clashes = Vec::new();
     let mut holders: BTreeMap<String, &str> = BTreeMap::new();
     for (name, case) in &cases {
@@ -249,25 +252,11 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
             }
         }
         for (kind, hint) in &case.constraints.hints {
-            let others = || cases.iter().filter(|(other, _)| other != name);
-            let minors = |case: &Case<'_>| {
-                case.record
-                    .get(kind)
-                    .into_iter()
-                    .flatten()
-                    .map(|one| one.minor)
-                    .collect::<BTreeSet<_>>()
-            };
-            let is_broken = |other: &Case<'_>| match hint.exclusive_policy.as_str() {
-                "DeviceLevel" => !minors(other).is_disjoint(&minors(case)),
-                "PCIeLevel" => !other.places(kind).is_disjoint(&case.places(kind)),
-                _ => false,
-            };
-            clashes.extend(
-                others()
-                    .filter(|(_, other)| is_broken(other))
-                    .map(|(other, _)| format!("{name} keeps {kind} devices that {other} has")),
-            );
+            for (other_name, other) in &cases {
+                if other_name != name && case.excludes(kind, hint, other) {
+                    clashes.push(format!("{name} keeps {kind} devices that {other_name} has"));
+                }
+            }
         }
     }
     clashes
@@ -293,20 +282,25 @@ fn read<T: Default + DeserializeOwned>(pod: &Pod, key: &str) -> T {
 }
 
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let mut pairs = selector.match_labels.iter().flatten();
+    for (key, value) in selector.match_labels.iter().flatten() {
+        if labels.get(key) != Some(value) {
+            return false;
+        }
+    }
     let mut expressions = selector.match_expressions.iter().flatten();
-    pairs.all(|(key, value)| labels.get(key) == Some(value))
-        && expressions.all(|expression| {
-            let is_one_of = labels
-                .get(&expression.key)
-                .map(|value| expression.values.iter().flatten().any(|one| one == value));
-            match expression.operator.as_str() {
-                "In" => is_one_of == Some(true),
-                "NotIn" => is_one_of != Some(true),
-                "Exists" => is_one_of.is_some(),
-                _ => is_one_of.is_none(),
-            }
-        })
+    expressions.all(|expression| holds(expression, labels))
+}
+
+fn holds(expression: &LabelSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
+    let value = labels.get(&expression.key);
+    let mut values = expression.values.iter().flatten();
+    match expression.operator.as_str() {
+        "In" => values.any(|one| Some(one) == value),
+        // As in Kubernetes, an absent label is in no set of values.
+        "NotIn" => !values.any(|one| Some(one) == value),
+        "Exists" => value.is_some(),
+        _ => value.is_none(),
+    }
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use proto::device::{Device, TYPE_GPU};
-use proto::record::{DEVICE_ALLOCATED, DeviceAllocations};
+use proto::record::DEVICE_ALLOCATED;
 use proto::resource::canonical;
 
 use super::constraints::Constraints;
 use crate::kube_scheduler::Amounts;
+use crate::pod_fields::device_record;
 
 /// Node, type, minor, resource.
 type AmountKey = (String, String, i32, String);
@@ -49,12 +49,8 @@ impl Others {
             .filter(|(on, ..)| on == node)
             .map(|(.., resource)| resource.clone())
             .collect();
-        let text = pod
-            .annotations()
-            .get(DEVICE_ALLOCATED)
-            .map_or("{}", String::as_str);
-        let record: DeviceAllocations = serde_json::from_str(text)
-            .map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
+        let record =
+            device_record(pod).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
         let mut held: BTreeMap<(&str, &str), Vec<u64>> = BTreeMap::new();
         for (kind, devices) in record.iter().filter(|(kind, _)| *kind != TYPE_GPU) {
             for (device, (resource, amount)) in devices

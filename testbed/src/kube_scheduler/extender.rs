@@ -19,6 +19,7 @@ use serde_json::json;
 
 use super::configuration::{ConfigurationError, ExtenderConfiguration};
 use crate::connector::Connector;
+use crate::pod_fields::containers;
 
 /// Factor from an extender's 0..10 to the 0..100 of plugins.
 const SCORE_FACTOR: i64 = 10;
@@ -197,11 +198,7 @@ impl Extender {
             named(resources.and_then(|r| r.requests.as_ref()))
                 || named(resources.and_then(|r| r.limits.as_ref()))
         };
-        let spec = pod.spec.as_ref();
-        let containers = spec
-            .into_iter()
-            .flat_map(|s| s.containers.iter().chain(s.init_containers.iter().flatten()));
-        managed.is_empty() || containers.into_iter().any(names)
+        managed.is_empty() || containers(pod).any(names)
     }
 
     /// Asks which of the nodes fit.

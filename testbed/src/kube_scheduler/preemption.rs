@@ -25,6 +25,7 @@ use super::diagnosis::Diagnosis;
 use super::extender::{Extender, Victims};
 use super::fit;
 use super::report::{Nomination, namespace, nominated_node};
+use crate::pod_fields::condition;
 
 /// The condition of a pod that is evicted, and the reason in it.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
@@ -341,17 +342,11 @@ fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
 
 /// Returns true if a pod is being deleted because kube-scheduler evicted it.
 fn is_evicted(pod: &Pod) -> bool {
-    let conditions = pod
-        .status
-        .iter()
-        .filter_map(|status| status.conditions.as_ref())
-        .flatten();
-    let target = conditions
-        .into_iter()
-        .find(|condition| condition.type_ == DISRUPTION_TARGET);
-    let by_us = target
-        .is_some_and(|target| target.status == "True" && target.reason.as_deref() == Some(BY_SCHEDULER));
-    pod.metadata.deletion_timestamp.is_some() && by_us
+    let Some(target) = condition(pod, DISRUPTION_TARGET) else {
+        return false;
+    };
+    let is_by_scheduler = target.status == "True" && target.reason.as_deref() == Some(BY_SCHEDULER);
+    pod.metadata.deletion_timestamp.is_some() && is_by_scheduler
 }
 
 pub(super) fn priority(pod: &Pod) -> i64 {

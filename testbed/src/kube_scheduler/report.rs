@@ -14,6 +14,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tracing::warn;
 
+use crate::pod_fields::condition;
+
 /// Longest message of an Event.
 const MAX_MESSAGE: usize = 1024;
 
@@ -134,15 +136,12 @@ pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Re
 }
 
 fn is_said_already(pod: &Pod, reason: &str, message: &str) -> bool {
-    let conditions = pod
-        .status
-        .iter()
-        .filter_map(|status| status.conditions.as_ref())
-        .flatten();
-    let mut scheduled = conditions.filter(|condition| condition.type_ == "PodScheduled");
-    scheduled.any(|c| {
-        c.status == "False" && c.reason.as_deref() == Some(reason) && c.message.as_deref() == Some(message)
-    })
+    let Some(scheduled) = condition(pod, "PodScheduled") else {
+        return false;
+    };
+    scheduled.status == "False"
+        && scheduled.reason.as_deref() == Some(reason)
+        && scheduled.message.as_deref() == Some(message)
 }
 
 async fn write_event(

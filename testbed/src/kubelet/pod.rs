@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use proto::quantity::Quantity;
 
 use super::fit::WholeAmounts;
+use crate::pod_fields::has_ended;
 
 /// The annotation that makes a pod's app containers finish at once, with any value.
 ///
@@ -96,7 +97,6 @@ impl KubeletPod {
         let claims = spec.resource_claims.iter().flatten();
         let containers: Vec<ContainerSpec> = init.chain(app).collect();
         let overhead = WholeAmounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         Some(Self {
             uid,
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
@@ -111,7 +111,7 @@ impl KubeletPod {
             containers,
             restarts,
             deleting: pod.metadata.deletion_timestamp.is_some(),
-            terminal: matches!(phase, Some("Succeeded" | "Failed")),
+            terminal: has_ended(pod),
         })
     }
 

@@ -12,8 +12,9 @@ use kube::api::{Api, LogParams};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 
 use super::{DEADLINE, World};
-use crate::observer::{Snapshot, node_of};
+use crate::observer::Snapshot;
 use crate::parts::{ClusterPart, Commands, NodeFile};
+use crate::pod_fields::{container_statuses, node_of};
 
 /// The label of the pods of both daemons in `deploy/`.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
@@ -74,8 +75,8 @@ fn containers<'a>(
         ClusterPart::Plugin => is_named(pod, PLUGIN) && node_of(pod) == Some(node),
         _ => is_named(pod, SCHEDULER),
     });
-    let statuses = pods.filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref());
-    statuses.flatten().filter(move |status| status.name == container)
+    pods.flat_map(container_statuses)
+        .filter(move |status| status.name == container)
 }
 
 fn is_named(pod: &Pod, name: &str) -> bool {

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{Body, World};
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

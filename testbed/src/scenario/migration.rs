@@ -15,7 +15,8 @@ use serde_json::json;
 use super::vendors::{share, until_offered, whole};
 use super::{Body, DEADLINE, World};
 use crate::invariants;
-use crate::observer::{Snapshot, node_of};
+use crate::observer::Snapshot;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Body, World};
 use crate::apiserver::{Fault, Matching};
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

@@ -15,7 +15,7 @@ use proto::resource::{GPU_COUNT, GPU_MEM};
 use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 const OLD: &str = "old-node";

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 
 use super::{Body, DEADLINE, World};
 use crate::cluster::SCHEDULER_USER;
-use crate::observer::{Snapshot, node_of};
+use crate::observer::Snapshot;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

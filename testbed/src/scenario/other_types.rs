@@ -6,12 +6,12 @@ use anyhow::{Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
-use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, FPGA_DEVICES, RDMA_DEVICES};
+use proto::record::{FPGA_DEVICES, RDMA_DEVICES};
 use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
+use crate::pod_fields::device_record;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.
@@ -47,11 +47,7 @@ pub(super) fn others() -> Vec<Value> {
 
 /// Minors and amounts of one type that a pod's record names.
 fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
-    let text = pod
-        .annotations()
-        .get(DEVICE_ALLOCATED)
-        .map_or("{}", String::as_str);
-    let record: DeviceAllocations = serde_json::from_str(text).unwrap_or_default();
+    let record = device_record(pod).unwrap_or_default();
     let devices = record.get(kind).into_iter().flatten();
     devices
         .map(|one| {
@@ -97,11 +93,7 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
 /// The container must see the devices that its pod's record names, and no others.
 async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
     let pod = world.pod(name)?;
-    let text = pod
-        .annotations()
-        .get(DEVICE_ALLOCATED)
-        .map_or("{}", String::as_str);
-    let record: DeviceAllocations = serde_json::from_str(text).unwrap_or_default();
+    let record = device_record(&pod).unwrap_or_default();
     let recorded: Vec<&str> = record
         .get(kind)
         .into_iter()

@@ -17,7 +17,8 @@ use super::{Body, DEADLINE, World};
 use crate::apiserver::{Fault, Matching};
 use crate::cluster::{CdiDir, Health, SimulatedNode};
 use crate::kubelet::Kubelet;
-use crate::observer::{Snapshot, phase};
+use crate::observer::Snapshot;
+use crate::pod_fields::phase;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

@@ -14,7 +14,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{Body, DEADLINE, World};
 use crate::apiserver::{Fault, Matching};
-use crate::observer::{Snapshot, is_running, phase};
+use crate::observer::Snapshot;
+use crate::pod_fields::{is_running, phase};
 use crate::pods::PodSpec;
 
 /// The node, and its label, by which all pods are sent there.

@@ -22,7 +22,8 @@ use super::breaking::until_registered;
 use super::{Body, World};
 use crate::cluster::user_client;
 use crate::manifests;
-use crate::observer::{Snapshot, node_of};
+use crate::observer::Snapshot;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

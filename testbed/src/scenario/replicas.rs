@@ -17,7 +17,7 @@ use super::{Body, DEADLINE, World};
 use crate::apiserver::{self, Fault, Matching};
 use crate::cluster::SCHEDULER_USER;
 use crate::manifests;
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 use crate::replicas::{NAMESPACE, Replicas};
 

@@ -12,7 +12,7 @@ use super::old_nodes::until_extender_shows;
 use super::{Body, World};
 use crate::apiserver::ApiObjects;
 use crate::kube_scheduler::Outcome;
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

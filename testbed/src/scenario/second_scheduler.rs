@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{Body, DEADLINE, World};
 use crate::http_client::HttpClient;
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 use crate::second_scheduler::{Container, PROFILE, SecondScheduler};
 

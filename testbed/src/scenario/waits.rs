@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{Body, DEADLINE, World};
 use crate::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
-use crate::observer::node_of;
+use crate::pod_fields::node_of;
 use crate::pods::PodSpec;
 
 /// Name, promise, body.

@@ -10,8 +10,9 @@ use serde::Serialize;
 
 use super::{DEADLINE, World, breaking};
 use crate::invariants;
-use crate::observer::{Snapshot, is_running, phase};
+use crate::observer::Snapshot;
 use crate::parts::ClusterPart;
+use crate::pod_fields::{is_running, phase};
 
 /// The longest wait for the pods of a wave, and for a part that was killed.
 const LIMIT: Duration = Duration::from_secs(240);

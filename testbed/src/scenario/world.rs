@@ -14,8 +14,9 @@ use tracing::warn;
 use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
 use crate::cluster::Cluster;
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
-use crate::observer::{Condition, Observer, Snapshot, is_running, node_of, phase, unscheduled_because};
+use crate::observer::{Condition, Observer, Snapshot};
 use crate::parts::{ClusterPart, Commands, Need};
+use crate::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
 use crate::pods::{PodSpec, Pods};
 use crate::{invariants, pods};
 
@@ -250,13 +251,8 @@ impl World {
     pub(super) async fn restart_container(&mut self, node: &str, name: &str) -> Result<()> {
         let (namespace, key) = (self.namespace.clone(), self.key(name));
         let starts = |snapshot: &Snapshot| {
-            let status = snapshot.pods.get(&key)?.status.as_ref()?;
-            status
-                .container_statuses
-                .iter()
-                .flatten()
-                .find(|container| container.name == "main")
-                .map(|main| main.restart_count)
+            let mut statuses = container_statuses(snapshot.pods.get(&key)?);
+            Some(statuses.find(|container| container.name == "main")?.restart_count)
         };
         let before = starts(&self.observer.now()).with_context(|| format!("{name} does not run"))?;
         self.cluster()?
@@ -315,12 +311,8 @@ impl World {
 
     /// The output of a container.
     pub(super) async fn log(&self, pod: &str, container: &str) -> Result<String> {
-        let spec = self.pod(pod)?.spec.unwrap_or_default();
-        let mut containers = spec
-            .containers
-            .iter()
-            .chain(spec.init_containers.iter().flatten());
-        let described = containers
+        let object = self.pod(pod)?;
+        let described = containers(&object)
             .find(|described| described.name == container)
             .with_context(|| format!("{pod} has no container {container}"))?;
         pods::read_log(self.pods.api(), pod, described)

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, ensure};
 use testbed::cluster::Cluster;
 use testbed::invariants;
 use testbed::kubelet::Kubelet;
-use testbed::observer::{Snapshot, is_running};
+use testbed::observer::Snapshot;
+use testbed::pod_fields::is_running;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The time for which a container that must not start is watched.

@@ -8,7 +8,8 @@ use serde_json::Value;
 use testbed::cluster::{CdiDir, Cluster, ClusterSpec, GpuSpec, NodeSpec};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, RunState};
-use testbed::observer::{Snapshot, phase, unscheduled_because};
+use testbed::observer::Snapshot;
+use testbed::pod_fields::{phase, unscheduled_because};
 use testbed::pods::{PodSpec, Pods};
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};

@@ -17,7 +17,8 @@ use testbed::cluster::{Cluster, ClusterSpec, NodeSpec};
 use testbed::console::{Console, table};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, OrderRule, StartHook};
-use testbed::observer::{Snapshot, is_running, node_of, phase};
+use testbed::observer::Snapshot;
+use testbed::pod_fields::{is_running, node_of, phase};
 use testbed::pods::{PodSpec, Pods};
 
 /// Longest wait for one thing.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::fill::{LABEL, NAMESPACE, WAITING};
-use testbed::observer::{node_of, unscheduled_because};
+use testbed::pod_fields::{node_of, unscheduled_because};
 
 /// The longest time without any event.
 const PATIENCE: Duration = Duration::from_secs(60);
