@@ -50,6 +50,7 @@ impl Binder {
         {
             match extender.bind(namespace(pod), &pod.name_any(), uid, node).await {
                 Err(error) if extender.is_ignorable() => warn!(%error, "an ignorable extender does not bind"),
+                // extendersBinding: there is no second try by the default binder after an error.
                 result => return result.map_err(|error| error.to_string()),
             }
         }
@@ -106,6 +107,7 @@ impl VolumeClaims {
                 .and_then(|text| text.parse().ok())
                 .map(Duration::from_millis)
         };
+        // VolumeBinding waits in PreBind only for claims that no earlier pod has had bound.
         let is_unbound = claims(pod).any(|claim| !self.0.contains_key(&claim));
         let volumes = annotated(VOLUME_WAIT).filter(|_| is_unbound).unwrap_or_default();
         let total = annotated(PERMIT_WAIT).unwrap_or_default() + volumes;

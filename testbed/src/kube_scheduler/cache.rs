@@ -141,6 +141,8 @@ impl Cache {
 }
 
 fn is_changed(old: &Node, new: &Node) -> bool {
+    // A heartbeat every few seconds must not wake pods, so only fields count that a filter reads
+    // (NodeSchedulingPropertiesChange).
     let allocatable = |node: &Node| node.status.as_ref().and_then(|status| status.allocatable.clone());
     let (before, after) = (&old.metadata, &new.metadata);
     old.spec != new.spec

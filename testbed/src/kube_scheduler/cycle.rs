@@ -57,6 +57,8 @@ impl Cycle {
         {
             return Ok(name.clone());
         }
+        // findNodesThatPassFilters starts behind the last node that the previous cycle looked at
+        // (nextStartNodeIndex), so that all nodes get pods although each cycle looks at some only.
         let all: Vec<_> = nodes.iter().collect();
         let n_to_find = self.sampling.n_to_find(all.len());
         let order: Vec<_> = self
@@ -160,6 +162,7 @@ impl Cycle {
             {
                 diagnosis.refuse(node, reason, false);
             }
+            // The next extender gets only the nodes that this one let through.
             feasible.retain(|name, _| answer.passed.contains(*name));
         }
         Ok(())
@@ -201,6 +204,7 @@ impl Cycle {
             .filter(|(_, score)| Some(*score) == best)
             .map(|(name, _)| name)
             .collect();
+        // selectHost chooses at random among the best.
         let winner = match &mut self.ties {
             Some(rng) => tied.choose(rng),
             None => tied.first(),
@@ -236,6 +240,7 @@ impl Sampling {
         if n_nodes < LEAST {
             return n_nodes;
         }
+        // numFeasibleNodesToFind.
         let percent = match self.percent {
             0 => 50_usize.saturating_sub(n_nodes / 125).max(LEAST_PERCENT),
             percent => percent,

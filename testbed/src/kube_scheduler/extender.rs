@@ -226,6 +226,7 @@ impl Extender {
                 .collect(),
             _ => Vec::new(),
         };
+        // kube-scheduler fails the attempt: an extender that invents nodes cannot be trusted with the rest.
         if let Some(unknown) = names.iter().find(|name| !nodes.contains_key(name.as_str())) {
             return Err(ExtenderError::UnknownNode {
                 url: self.configuration.url_prefix.clone(),
@@ -314,6 +315,7 @@ impl Extender {
     }
 
     fn args<'a>(&self, pod: &'a Pod, nodes: &BTreeMap<&'a str, &'a Node>) -> Args<'a> {
+        // nodeCacheCapable: the extender watches nodes itself, so names suffice.
         if self.configuration.node_cache_capable {
             Args {
                 pod,

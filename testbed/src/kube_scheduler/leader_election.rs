@@ -123,6 +123,7 @@ impl Elector {
         self.observe(found.clone());
         let before = found.spec.clone().unwrap_or_default();
         let holder = before.holder_identity.as_deref().unwrap_or_default();
+        // isLeaseValid takes the duration that the holder wrote, which may have another configuration.
         let seconds = u64::try_from(before.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
         let is_valid = self
             .observed
@@ -148,6 +149,8 @@ impl Elector {
             .observed
             .as_ref()
             .is_some_and(|(seen, _)| seen.spec == lease.spec);
+        // Only the own clock counts: a record is old when this process has not seen it change for long
+        // (observedTime).
         if !is_same {
             self.observed = Some((lease, Instant::now()));
         }

@@ -148,6 +148,8 @@ impl Loop {
             .collect();
         let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
         let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
+        // PreEnqueue of GangScheduling keeps members out of the active queue until as many exist as the group
+        // needs.
         self.queue.gate(popped, Instant::now());
         let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else {
             return;
@@ -156,6 +158,7 @@ impl Loop {
         for (uid, pod) in self.queue.take(&unbound) {
             let member = self.look_at_member(uid, pod).await;
             let is_error = matches!(member.found, Placement::Error(_));
+            // Assumed for the rest of the cycle, so that the next member does not get the same room.
             if let Some(node) = member.found.node() {
                 self.cache
                     .assume(&member.uid, node, &member.pod, member.request.clone());

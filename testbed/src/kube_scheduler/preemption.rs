@@ -142,6 +142,8 @@ impl PreemptionContext<'_> {
             .filter(|other| priority(other) < priority(pod))
             .cloned()
             .collect();
+        // DryRunPreemption offers a node only if a less important pod is there: equal priority evicts
+        // nothing.
         if potential.is_empty() {
             return None;
         }
@@ -153,6 +155,8 @@ impl PreemptionContext<'_> {
         if fit::refusal(pod, request, &view, self.ignored).is_some() {
             return None;
         }
+        // Pods whose budget would be violated are put back first, so that they are victims only if nothing
+        // else helps.
         let (violating, others): (Vec<_>, Vec<_>) = with_violations(&potential, self.budgets)
             .into_iter()
             .partition(|(_, violates)| *violates);
@@ -188,6 +192,7 @@ impl PreemptionContext<'_> {
                 Ok(answer) => self.convert(&answer),
                 Err(error) => Err(error.to_string()),
             };
+            // An ignorable extender that fails leaves the candidates as they were.
             candidates = match answered {
                 Err(_) if extender.is_ignorable() => continue,
                 answered => answered?,
@@ -261,6 +266,7 @@ pub(super) async fn evict(client: &Client, victims: &Victims) {
             .patch_status(&name, &PatchParams::default(), &patch)
             .await
             .map(drop);
+        // The condition comes first: controllers and users see it on the terminating pod.
         let evicted = match patched {
             Ok(()) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
             Err(error) => Err(error),

@@ -108,7 +108,8 @@ impl Queue {
             .any(|entry| entry.place == QueuePosition::Active);
         let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
             QueuePosition::Active => true,
-            // Since 1.33 an idle kube-scheduler does not wait out the back-off of pods that found no node.
+            // Since 1.33 (SchedulerPopFromBackoffQ) an idle kube-scheduler does not wait out the back-off of pods that found
+            // no node. After an error it does, to spare the API server.
             QueuePosition::Backoff { is_error, .. } => !is_any_active && !is_error,
             QueuePosition::Unschedulable { .. } | QueuePosition::InFlight => false,
         });
@@ -158,6 +159,8 @@ impl Queue {
     pub(super) fn park(&mut self, uid: &str, is_by_extender: bool, now: Instant) {
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
+            // AddUnschedulableIfNotPresent renews the timestamp: the pod goes behind others of its priority
+            // that arrived meanwhile.
             entry.is_by_extender = is_by_extender;
             entry.place = QueuePosition::Unschedulable { since: now };
             entry.turn = turn;
@@ -226,12 +229,16 @@ impl Queue {
 
 impl QueuedPod {
     fn backoff(&self, (initial, max): (Duration, Duration)) -> Duration {
+        // calculateBackoffDuration: podInitialBackoffSeconds, doubled with each further attempt up to
+        // podMaxBackoffSeconds.
         let doublings = self.attempts.saturating_sub(1).min(16);
         initial.saturating_mul(1 << doublings).min(max)
     }
 
     fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
         if let QueuePosition::Unschedulable { since } = self.place {
+            // The backoff counts from the failed attempt, so an event that comes late activates the pod at
+            // once.
             let until = since + self.backoff(backoff);
             self.place = if until <= now {
                 QueuePosition::Active

@@ -106,6 +106,7 @@ async fn write_failure(
         Nomination::Clear => Some(None),
         Nomination::Node(node) => Some(Some(node.as_str())),
     };
+    // A patch without a change would be an event of its own.
     let nominated = nominated.filter(|nominated| *nominated != nominated_node(pod));
     if is_said_already(pod, reason, message) && nominated.is_none() {
         return Ok(());

@@ -125,6 +125,8 @@ fn resolve(devices: &CdiDevices, names: &[String]) -> Result<Edits, Unresolvable
     let mut edits = Edits::default();
     let mut seen: Vec<&Arc<CdiSpec>> = Vec::new();
     for (spec, at) in names.iter().filter_map(|name| devices.get(name)) {
+        // InjectDevices of the CDI package: the edits of a spec apply once, however many of its devices a
+        // container gets.
         if !seen.iter().any(|known| Arc::ptr_eq(known, spec)) {
             seen.push(spec);
             edits.append(&spec.container_edits);
@@ -171,6 +173,8 @@ fn read(dirs: &[PathBuf]) -> CdiDevices {
             };
             for (at, device) in spec.devices.iter().enumerate() {
                 let name = format!("{}={}", spec.kind, device.name);
+                // Two specs of one directory that define a device make it unresolvable; a directory of higher
+                // priority overrides one of lower (resolveConflicts).
                 if in_dir.insert(name.clone(), (Arc::clone(&spec), at)).is_some() {
                     conflicts.insert(name);
                 }
@@ -275,6 +279,8 @@ impl CdiCache {
     /// Everything as far as is known at an injection.
     fn known(&self) -> CdiDevices {
         let mut state = self.shared.lock();
+        // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it
+        // trusts the watch.
         if state.track_new(&self.shared.dirs) {
             state.devices = read(&self.shared.dirs);
         }
@@ -335,6 +341,7 @@ async fn watch(shared: Arc<Shared>, inotify: Inotify, delay: RefreshDelay, mut d
     };
     while let Some(Ok(event)) = events.next().await {
         let is_spec = event.name.as_deref().is_some_and(is_spec_name);
+        // A plugin writes a temporary file first, whose writes must not cost a read of all specs.
         if event.mask.contains(EventMask::MODIFY) && !is_spec {
             continue;
         }

@@ -65,6 +65,8 @@ impl StartError {
     /// The reason in container status.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
+            // kuberuntime names the step that failed: generating the configuration, CreateContainer or
+            // StartContainer of CRI.
             Self::Cdi(_) | Self::CdiDisabled | Self::Nri(_) => "CreateContainerError",
             Self::Nvidia(_) => "RunContainerError",
             _ => "CreateContainerConfigError",
@@ -115,6 +117,8 @@ impl ContainerStarter {
             .devices
             .in_random_order(pod, container, self.next_start(pod, container));
         let mut unallocated = false;
+        // GetDeviceRunContainerOptions runs before each creation of the container, so a crashed one gets
+        // another PreStartContainer call but no other devices.
         for (resource, amount) in &limits {
             if *amount == 0 || !self.devices.lock().serves(resource) {
                 continue;
@@ -125,6 +129,8 @@ impl ContainerStarter {
             done?;
             unallocated |= self.devices.lock().held().grant(&holder, resource).is_none();
         }
+        // needsReAllocate: without the checkpoint kubelet does not know the devices of a pod that it admitted
+        // before, and allocates again.
         if unallocated {
             let reusable = Reusable::new();
             let allocated = self.devices.allocate_container(pod, container, &reusable);

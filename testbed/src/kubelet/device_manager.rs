@@ -199,6 +199,8 @@ impl DeviceManager {
         loop {
             match stream.message().await {
                 Ok(Some(response)) => {
+                    // genericDeviceUpdateCallback: a list replaces the one before as a whole, and each one is
+                    // written to the checkpoint.
                     self.lock().update(resource, response.devices);
                     self.write_checkpoint();
                     self.devices_changed();
@@ -221,6 +223,9 @@ impl DeviceManager {
             for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
                 let ids = grant.devices();
                 let offered = reusable.entry(resource.clone()).or_default();
+                // devicesToReuse: a sidecar goes on beside the app containers, so only ordinary init
+                // containers hand devices on; an app container keeps those that it takes from the containers
+                // after it.
                 if container.kind == ContainerKind::Init {
                     offered.extend(ids);
                 } else {
@@ -243,9 +248,11 @@ impl DeviceManager {
         let mut has_freed_ended = false;
         let mut has_granted = false;
         for (resource, amount) in self.in_random_order(pod, container, 0) {
+            // isDevicePluginResource: also one whose plugin is gone, as long as a pod holds its devices.
             if !self.lock().serves(resource) {
                 continue;
             }
+            // UpdateAllocatedDevices runs when a container needs devices, not when a pod ends.
             if !std::mem::replace(&mut has_freed_ended, true) {
                 self.free_ended();
             }
@@ -317,6 +324,7 @@ impl DeviceManager {
             return Ok(false);
         };
         let mut ids: Vec<String> = chosen.iter().map(ToString::to_string).collect();
+        // The IDs come from a Go set, so their order in the request means nothing to a plugin.
         ids.shuffle(&mut rng);
         let endpoint = self.lock().endpoint(request.resource).cloned();
         let Some(endpoint) = endpoint else {

@@ -120,6 +120,8 @@ impl DeviceState {
             held,
             ..Self::default()
         };
+        // readCheckpoint: a stopped endpoint keeps the capacity of a resource at zero until its plugin
+        // registers again.
         for resource in registered {
             devices
                 .endpoints
@@ -188,6 +190,8 @@ impl DeviceState {
         let Some(endpoint) = self.endpoints.get(resource) else {
             return;
         };
+        // PluginDisconnected: the stop time starts the grace of GetCapacity, and markResourceUnhealthy keeps
+        // the devices in the capacity but not in the allocatable.
         endpoint.stop();
         if let Some(offer) = self.offers.get_mut(resource) {
             let mut lost = std::mem::take(offer);
@@ -198,6 +202,8 @@ impl DeviceState {
 
     /// Counts devices, after removing the resources whose plugin is gone for longer than `grace`.
     pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
+        // GetCapacity removes a resource whose endpoint has been stopped for longer than
+        // endpointStopGracePeriod.
         let gone =
             |endpoint: Option<&Arc<Endpoint>>| endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace));
         let removed: Vec<String> = self
@@ -263,6 +269,7 @@ impl DeviceState {
             .grant(request.holder, resource)
             .map(Grant::devices)
             .unwrap_or_default();
+        // devicesToAllocate: devices are chosen once, so a changed limit of an admitted pod is an error.
         if !held.is_empty() && held.len() != request.required {
             let Holder { pod, container } = request.holder.clone();
             let resource = resource.to_owned();
@@ -278,6 +285,8 @@ impl DeviceState {
         if request.untouchable {
             return Ok(Choice::Nothing);
         }
+        // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does
+        // not wait.
         let offer = self
             .offers
             .get(resource)
@@ -293,6 +302,8 @@ impl DeviceState {
         if !held.is_empty() || request.required == 0 {
             return Ok(Choice::Nothing);
         }
+        // Devices of earlier init containers come first: the container runs after them, and nothing else may
+        // have them.
         self.take(resource, reusable, request.required, &mut taken, rng);
         if taken.len() == request.required {
             return Ok(Choice::Done(taken));
@@ -327,6 +338,8 @@ impl DeviceState {
             available,
             required,
         } = choice;
+        // callGetPreferredAllocationIfAvailable: the answer may name any devices, and kubelet uses those that
+        // are available.
         let preferred = preferred
             .iter()
             .filter_map(|id| available.get(id.as_str()).cloned())
@@ -345,6 +358,8 @@ impl DeviceState {
     ) {
         let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in chosen {
+            // A device with two NUMA nodes is in both lists of the checkpoint, one without in that of
+            // nodeWithoutTopology.
             let nodes = self
                 .topology(request.resource, id)
                 .map(|topology| topology.nodes.iter().map(|node| node.id).collect());
@@ -385,6 +400,7 @@ impl DeviceState {
     ) {
         let missing = required.saturating_sub(taken.len());
         let mut candidates: Vec<DeviceId> = from.difference(taken).cloned().collect();
+        // kubelet walks a Go set here, so each of these devices may be taken, whatever its name.
         let (picked, _) = candidates.partial_shuffle(rng, missing);
         let in_use = self.allocated.entry(resource.to_owned()).or_default();
         for id in picked {

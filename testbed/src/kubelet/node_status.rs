@@ -75,9 +75,12 @@ impl NodeStatus {
             api.create(&PostParams::default(), &node).await?
         };
         let params = PatchParams::default();
+        // updateDefaultLabels: kubelet sets its own labels and leaves the others of an existing Node alone.
         let labelled = Patch::Merge(json!({"metadata": {"labels": labels(config)}}));
         api.patch(name, &params, &labelled).await?;
         let mut wanted = config.capacity.clone();
+        // initialNode without a checkpoint (ShouldResetExtendedResourceCapacity): what an extended resource
+        // was on the old machine says nothing about this one.
         if is_new_node {
             let (capacity, allocatable) = resources(&existing);
             let extended = capacity.into_keys().chain(allocatable.into_keys());
@@ -163,6 +166,7 @@ fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacit
         .iter()
         .filter(|name| !plugins.counts.contains_key(*name));
     wanted.extend(left.map(|name| (name.clone(), "0".to_owned())));
+    // Capacity counts all devices of a resource, allocatable the healthy ones.
     let mut free = wanted.clone();
     free.extend(
         plugins
@@ -171,6 +175,8 @@ fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacit
             .map(|(name, (_, healthy))| (name.clone(), healthy.to_string())),
     );
     let mut changed_free = changes(allocatable, &free);
+    // A merge patch adds and changes only, so a resource that is gone from capacity has to be removed by
+    // name.
     let stale = allocatable
         .keys()
         .filter(|name| is_extended(name) && !wanted.contains_key(*name));

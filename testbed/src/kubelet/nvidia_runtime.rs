@@ -99,6 +99,8 @@ impl NvidiaRuntime {
         let with_annotations = self.devices(created, true);
         let is_cdi = match self.mode {
             RuntimeMode::Cdi => true,
+            // resolveAutoMode: CDI only if every device has a fully qualified name, as such names mean
+            // nothing to the legacy hook.
             RuntimeMode::Auto => {
                 !with_annotations.is_empty() && with_annotations.iter().all(|device| is_qualified(device))
             }
@@ -153,6 +155,7 @@ impl NvidiaRuntime {
             .flat_map(|(_, value)| value.split(','))
             .map(str::to_owned)
             .collect();
+        // Annotations come before variables: a plugin sets the former, an image the latter.
         if !annotated.is_empty() {
             return annotated;
         }
@@ -172,6 +175,7 @@ fn is_qualified(device: &str) -> bool {
 fn by_variable(env: &BTreeMap<String, String>) -> Vec<String> {
     let Some(value) = env.get(VISIBLE_DEVICES) else {
         let has = |name: &str| env.get(name).is_some_and(|value| !value.is_empty());
+        // IsLegacy: images from before NVIDIA_REQUIRE_* expect all GPUs without asking for them.
         let is_legacy_image = has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA");
         return if is_legacy_image {
             vec!["all".to_owned()]
@@ -202,6 +206,7 @@ pub fn find_gpus(names: &[String], uuids: &[String]) -> Result<Vec<usize>, Strin
     if names.iter().any(|name| name == "all") {
         return Ok((0..uuids.len()).collect());
     }
+    // nvidia-container-cli takes UUIDs and indices alike.
     let place = |name: &String| {
         let by_index = || name.parse().ok().filter(|index| *index < uuids.len());
         uuids

@@ -57,6 +57,7 @@ impl PodResourcesLister for PodResourcesService {
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         KubeletCounts::add(&self.machine.counts.lists);
         self.admit_call()?;
+        // List frees the devices of ended pods first (UpdateAllocatedDevices), so a caller never sees them.
         let active: Vec<Arc<KubeletPod>> = self.pods.lock().active().cloned().collect();
         self.devices.free_ended();
         let devices = self.devices.lock();
@@ -106,6 +107,7 @@ fn of_pod(devices: &DeviceState, claims: &PreparedClaims, pod: &KubeletPod) -> P
     let listed = pod
         .containers
         .iter()
+        // kubelet leaves ordinary init containers out, as they do not run while the pod runs.
         .filter(|container| container.kind != ContainerKind::Init);
     let containers = listed.map(|container| {
         let mut listed = Vec::new();

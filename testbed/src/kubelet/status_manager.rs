@@ -78,6 +78,8 @@ impl StatusManager {
             .iter()
             .map(|(name, holds)| {
                 let last = record.conditions.entry(name).or_insert((*holds, now));
+                // A condition keeps its lastTransitionTime until its status changes, whatever else is
+                // written.
                 if last.0 != *holds {
                     *last = (*holds, now);
                 }
@@ -110,6 +112,7 @@ impl StatusManager {
     /// Reports a pod as refused, for good.
     pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &KubeletPod, reason: &str, message: &str) {
         let started = text(Timestamp::now());
+        // rejectPod. The phase Failed is final: no kubelet admits the pod again.
         let message = format!("Pod was rejected: {message}");
         let status = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": started});
         self.submit(pod, |pending| pending.status = Some(status));
@@ -163,6 +166,7 @@ impl StatusManager {
             "name": container.name,
             "image": container.image,
             "imageID": format!("testbed://{}", container.image),
+            // An init container is ready once it has completed; a sidecar while it runs.
             "ready": running || (completed && container.kind == ContainerKind::Init),
             "started": running,
             "restartCount": starts.saturating_sub(1),
@@ -223,6 +227,7 @@ impl StatusManager {
                 None => delete(&api, &name, uid).await,
             };
             drop(permit);
+            // Writes of one pod follow each other, so that an older status never replaces a newer one.
             let Err(error) = outcome else { continue };
             if is_final(&error) {
                 tracing::debug!(namespace, name, %error, "the API server refuses a write");
@@ -291,6 +296,8 @@ fn is_final(error: &kube::Error) -> bool {
 fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&Container>) -> Value {
     match runs.map(|runs| &runs.state) {
         None => {
+            // App containers wait as PodInitializing while the pod has init containers at all, also after
+            // these have ended.
             let initializing = container.kind == ContainerKind::App
                 && pod
                     .containers

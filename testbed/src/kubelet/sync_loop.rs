@@ -80,6 +80,7 @@ impl SyncLoop {
 
     async fn watch(&self, queue: &UnboundedSender<PodUpdate>) {
         let api: Api<Pod> = Api::all(self.machine.config.client.clone());
+        // NewSourceApiserver: a field selector, so that kubelet gets its own pods only.
         let config =
             watcher::Config::default().fields(&format!("spec.nodeName={}", self.machine.config.node));
         let mut events = watcher(api, config).default_backoff().boxed();
@@ -114,6 +115,8 @@ impl SyncLoop {
         let mut n_batches = 0_u64;
         while let Some(arrival) = arrivals.recv().await {
             let mut batch = Vec::new();
+            // After a start all pods of the node come as one batch; HandlePodAdditions sorts them by creation
+            // time.
             let is_list = matches!(arrival, PodUpdate::List(_));
             self.collect(arrival, &mut batch);
             if !is_list {
@@ -136,6 +139,8 @@ impl SyncLoop {
             for pod in in_order(batch, rule, &mut rng) {
                 self.admit(pod).await;
             }
+            // sourcesReady is true once the first list has been handled. Before that a pod that is not known
+            // may still come, so kubelet frees no devices and removes no containers.
             if is_list {
                 self.pods.set_sources_ready();
                 self.machine.notify();
@@ -290,6 +295,8 @@ impl SyncLoop {
     }
 
     async fn check(&self, pod: &KubeletPod) -> Result<(), Rejection> {
+        // The handler that allocates devices comes before predicateAdmitHandler, which checks the fit: a pod
+        // that does not fit has called the plugins first.
         self.devices
             .allocate_pod(pod)
             .await

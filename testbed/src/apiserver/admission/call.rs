@@ -94,6 +94,7 @@ fn locate(services: &Services, hook: &Webhook) -> Result<WebhookAddress, CallErr
         let address = services.get(&service.namespace, &service.name, port);
         let address =
             address.ok_or_else(|| CallError::Address(format!("service \"{}\" not found", service.name)))?;
+        // The certificate is for the Service's name, whatever the address behind it.
         let server_name = format!("{}.{}.svc", service.name, service.namespace);
         let path = service
             .path
@@ -133,6 +134,7 @@ async fn exchange(
         Address::Named(host, port) => TcpStream::connect((host.as_str(), *port)).await,
     };
     let stream = connected.map_err(|error| io::Error::new(error.kind(), format!("dial tcp: {error}")))?;
+    // A review is one small write, and Nagle's algorithm would hold it back.
     stream.set_nodelay(true)?;
     let connector = TlsConnector::from(Arc::new(client_config(hook)?));
     let stream = connector
@@ -221,6 +223,7 @@ pub(super) fn read(uid: &str, hook: &Webhook, answer: &Value) -> Result<WebhookV
     let Some(response) = answer.get("response").filter(|response| response.is_object()) else {
         return Err(bad("webhook response is absent".to_owned()));
     };
+    // The UID proves that the answer belongs to this request.
     let found = object::text(response, "/uid");
     if found != uid {
         return Err(bad(format!("expected response.uid=\"{uid}\", got \"{found}\"")));

@@ -73,6 +73,8 @@ impl Webhook {
     pub(crate) fn selects(&self, request: &Request<'_>, objects: &ReviewObjects, namespace: &Value) -> bool {
         let resource = &request.target.resource;
         let labelled = |of: &Value| !of.is_null() && self.objects.matches(of);
+        // The namespaceSelector of a webhook looks at a Namespace's own labels, and at those of its namespace
+        // for any other object.
         let in_namespace = if resource.is("", "namespaces") {
             self.namespaces.matches(if objects.new.is_null() {
                 &objects.old
@@ -82,6 +84,8 @@ impl Webhook {
         } else {
             !resource.namespaced || self.namespaces.matches(namespace)
         };
+        // Either version suffices: else a write could take an object out of reach of the webhook by removing
+        // the label.
         in_namespace && (labelled(&objects.new) || labelled(&objects.old))
     }
 }

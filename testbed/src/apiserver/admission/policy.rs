@@ -145,6 +145,7 @@ pub(super) fn rules(state: &ApiState, params: &Params, request: &Request<'_>) ->
         .iter()
         .filter_map(|(policy, _)| policy.spec.as_ref()?.param_kind.as_ref().and_then(kind_of));
     params.refresh(state, &kinds.collect());
+    // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
     if request.target.resource.group == ADMISSION {
         return Vec::new();
     }
@@ -227,6 +228,7 @@ fn param(
         reference.name.as_deref().unwrap_or_default(),
     ) {
         Some(found) => Some(Ok(found)),
+        // Without `Deny` a binding whose parameter is missing does not apply at all.
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
             let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
             Some(Err(format!("failed to configure binding: {why}")))
@@ -285,6 +287,7 @@ impl PolicyRule {
     fn denied(&self, request: &Request<'_>, reason: &str, message: &str) -> ApiError {
         let (resource, name) = (request.target.resource.qualified(), &request.target.name);
         let (policy, binding) = (self.name(), &self.binding);
+        // The API allows these four reasons; each has its HTTP status, and Invalid is the default.
         let code = match reason {
             "Unauthorized" => 401,
             "Forbidden" => 403,

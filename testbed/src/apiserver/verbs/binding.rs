@@ -97,6 +97,7 @@ fn check_bindable(pod: &Value, binding: &Value, name: &str) -> Result<(), String
             ));
         }
     }
+    // assignPod: each of these is a 409, so that kube-scheduler fails the attempt and looks at the pod again.
     let node = object::text(pod, "/spec/nodeName");
     if object::is_deleting(pod) {
         Err(format!(

@@ -162,6 +162,7 @@ fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     ] {
         meta.remove(field);
     }
+    // FillObjectMetaSystemFields: a client that sends these fields does not choose them.
     meta.insert("uid".to_owned(), Value::from(name::uid()));
     meta.insert("creationTimestamp".to_owned(), object::timestamp(options.now));
     if resource.counts_generations() {

@@ -62,6 +62,8 @@ pub(crate) fn delete(
     if target.resource.is("", "namespaces") {
         return delete_namespace(state, target, &current, options);
     }
+    // CheckGracefulDelete: a pod without a node or with a final phase has nothing to end, so its grace is
+    // zero.
     let grace = if target.resource.is_pod() {
         pod::grace(&current.value, options.grace)
     } else {

@@ -49,6 +49,7 @@ pub(crate) fn draft_update(state: &ApiState, target: &Target, mut body: Value) -
     }
     let resource = &target.resource;
     state.current(target)?;
+    // AllowUnconditionalUpdate is false for custom resources.
     if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
         let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
         refuse(resource, &target.name, &[missing])?;
@@ -91,6 +92,7 @@ pub(crate) fn settle(
         let writer = target.writer(options, &resource.storage_version);
         managers::track_update(old, &mut new, writer, &Schema::of(resource));
     }
+    // GuaranteedUpdate does not write an unchanged object, so its resourceVersion stays and no watch sees it.
     if *old == new {
         return Ok(Settled {
             before: current,
@@ -189,6 +191,8 @@ fn isolate(target: &Target, old: &Value, new: &mut Value) {
         let written = status(new);
         let managed = new.pointer("/metadata/managedFields").cloned();
         let mut result = old.clone();
+        // The status strategies of built-in kinds reset the spec alone, that of custom resources everything
+        // but status.
         if !resource.custom {
             for field in ["labels", "annotations"] {
                 let value = new.pointer(&format!("/metadata/{field}")).cloned();
