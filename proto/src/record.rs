@@ -46,6 +46,12 @@ pub const FPGA_DEVICES: &str = "GPUSHARE_FPGA_DEVICES";
 /// PCI addresses of the container's virtual functions of cards, if it has no cards themselves.
 pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
 
+/// Memory that NVIDIA's hook has the driver reserve for a container on each of its GPUs, MiB; in its environment only.
+pub const DRIVER_MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
+/// Memory that NVIDIA's hook has the driver limit a container to on each of its GPUs, MiB; in its environment only. The hook does
+/// nothing without both variables.
+pub const DRIVER_MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
+
 /// Longest record that is read, in bytes; the API server allows 256 KiB of annotations in all.
 const MAX_RECORD_BYTES: usize = 256 * 1024;
 

@@ -16,7 +16,7 @@ use proto::device::TYPE_GPU;
 use proto::pod::{Pod, QuantityText};
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
-use proto::request::hints;
+use proto::request::hints::{self, DemandedEnforcement};
 use proto::request::{Dialect, GpuRequest, Memory, PodRequest, RequestError};
 use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HAMI_CORE, HAMI_NODE, ISOLATION_PROVIDER,
@@ -59,6 +59,7 @@ pub struct PodFacts {
 pub struct Preference {
     node: Option<NodePolicy>,
     device: Option<DevicePolicy>,
+    enforcement: Option<DemandedEnforcement>,
 }
 
 /// The request of a pod for devices.
@@ -266,7 +267,13 @@ impl Preference {
         Self {
             node: hints::node_policy(pod).and_then(parsed),
             device: hints::device_policy(pod).and_then(|name| name.parse().ok()),
+            enforcement: hints::enforcement(pod),
         }
+    }
+
+    /// The enforcement of memory limits that the pod demands, or else that of the cluster.
+    pub fn enforcement_or(self, cluster: DemandedEnforcement) -> DemandedEnforcement {
+        self.enforcement.unwrap_or(cluster)
     }
 
     /// These policies, or else those of the cluster.

@@ -12,6 +12,7 @@ use anyhow::bail;
 use clap::Parser;
 use daemon::logging::{LogFilter, LogFormat};
 use placement::{Policies, ResourceWeights};
+use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 
 use crate::index::HintTimes;
@@ -160,6 +161,8 @@ pub struct Scheduling {
     pub names: ResourceNames,
     /// Order of nodes, and of a node's devices.
     pub policies: Policies,
+    /// The enforcement of memory limits for pods that do not say which they demand.
+    pub enforcement: DemandedEnforcement,
     /// The weights of resources, for the policies that use them.
     pub weights: ResourceWeights,
     /// The number of fitting nodes in an answer.
@@ -286,6 +289,7 @@ impl TryFrom<Args> for Config {
             scheduling: Scheduling {
                 names,
                 policies: args.policies.policies(),
+                enforcement: args.policies.enforcement(),
                 weights: args.policies.weights(),
                 answer_nodes: args.answer_nodes,
                 misfit_nodes: args.misfit_nodes,

@@ -39,6 +39,7 @@ use proto::plugin_reports::PluginState;
 use proto::pod::{Pod, Taint};
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
+use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use proto::totals::HostResources;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -157,6 +158,13 @@ impl Index {
     #[must_use]
     pub fn allowing_all_devices(mut self, allows_all_devices: bool) -> Self {
         self.cluster.allows_all_devices = allows_all_devices;
+        self
+    }
+
+    /// The same index for a cluster in which pods demand this enforcement of memory limits, unless they say otherwise.
+    #[must_use]
+    pub fn demanding(mut self, enforcement: DemandedEnforcement) -> Self {
+        self.cluster.enforcement = enforcement;
         self
     }
 

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{
     Device, DeviceAttributes, DeviceId, DeviceLocation, DeviceType, DevicesOfType, Function, FunctionGroup,
-    FunctionId, GpuUuid, Inventory, Labels, LinkGroup, ResourceName, SwitchId,
+    FunctionId, GpuUuid, Inventory, Labels, LimitLevel, LinkGroup, ResourceName, SwitchId,
 };
 use proto::device::{
-    DeviceInfo, DeviceTopology, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL,
-    TYPE_GPU,
+    DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL, GPU_VENDOR_LABEL,
+    SERVES_VENDOR_LABEL, SHARING_LABEL, TYPE_GPU,
 };
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -369,6 +369,11 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
             .as_ref()
             .and_then(|topology| place(topology, is_numa_known(info))),
         functions: groups.filter(|group| !group.functions.is_empty()).collect(),
+        limits: match info.labels.get(ENFORCEMENT).map(String::as_str) {
+            Some(ENFORCED_BY_DRIVER) => LimitLevel::Driver,
+            Some("hami-core") => LimitLevel::Library,
+            _ => LimitLevel::None,
+        },
     }
 }
 

@@ -269,6 +269,7 @@ fn index(config: &Config) -> Index {
         scheduling.hints.plain,
     )
     .holding(scheduling.hints)
-    .weighing(scheduling.weights.clone());
+    .weighing(scheduling.weights.clone())
+    .demanding(scheduling.enforcement);
     index.allowing_all_devices(config.admission.rules.allow_all_devices)
 }

@@ -6,16 +6,11 @@
 use std::collections::BTreeMap;
 
 use proto::memory_unit::MemoryUnit;
+use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
 
 use crate::injection::content::Recipient;
 use crate::inventory::Gpu;
 use crate::pods::{Held, Placement};
-
-/// The memory that NVIDIA's hook reserves for a container on each of its GPUs, MiB. Without it the hook does nothing.
-pub const MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
-
-/// The memory of each GPU that the driver lets a container use, MiB.
-pub const MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// A reservation of a removed container stays with the cgroups above it, and the scheduler counts memory already.
 const NO_RESERVATION: &str = "0";
@@ -38,7 +33,7 @@ pub fn is_of_hami_core(name: &str) -> bool {
 
 /// True if NVIDIA's hook reads the variable.
 pub fn is_of_driver(name: &str) -> bool {
-    name == MEMORY_REQUEST || name == MEMORY_LIMIT
+    name == DRIVER_MEMORY_REQUEST || name == DRIVER_MEMORY_LIMIT
 }
 
 /// The limits of a container on these GPUs: the driver's where it enforces them, and HAMi-core's if the pod asks for them.
@@ -55,8 +50,8 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
         // The hook knows one limit for all GPUs of a container: the smallest is beyond none of its parts.
         && let Some(mib) = memory.iter().flatten().min()
     {
-        env.insert(MEMORY_REQUEST.to_owned(), NO_RESERVATION.to_owned());
-        env.insert(MEMORY_LIMIT.to_owned(), mib.to_string());
+        env.insert(DRIVER_MEMORY_REQUEST.to_owned(), NO_RESERVATION.to_owned());
+        env.insert(DRIVER_MEMORY_LIMIT.to_owned(), mib.to_string());
     }
     if recipient.pod.is_limited {
         for (at, mib) in memory.iter().enumerate() {

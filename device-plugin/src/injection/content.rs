@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 use proto::record::{
-    FPGA_DEVICES, FPGA_FUNCTIONS, GPU_DEVICES, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD, RDMA_DEVICES,
-    RDMA_FUNCTIONS, VISIBLE_DEVICES,
+    DRIVER_MEMORY_LIMIT, FPGA_DEVICES, FPGA_FUNCTIONS, GPU_DEVICES, MEM_CONTAINER, MEM_DEV, MEM_IDX, MEM_POD,
+    RDMA_DEVICES, RDMA_FUNCTIONS, VISIBLE_DEVICES,
 };
 use proto::request::ContainerRequest;
 use serde_json::{Value, json};
 
 use crate::cdi::{self, Edits};
-use crate::enforcement::limits::{MEMORY_LIMIT, is_of_hami_core, limits};
+use crate::enforcement::limits::{is_of_hami_core, limits};
 use crate::enforcement::{Enforcements, HamiCore};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
@@ -250,7 +250,7 @@ fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
 
 /// Adds what acts on the limits among the variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and HAMi-core's files.
 fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
-    if edits.env.contains_key(MEMORY_LIMIT) {
+    if edits.env.contains_key(DRIVER_MEMORY_LIMIT) {
         let mut hooks = Vec::new();
         for gpu in gpus {
             if let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) {

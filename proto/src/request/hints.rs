@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{PodRequest, RequestError, excerpt};
-use crate::device::TYPE_GPU;
+use crate::device::{ENFORCED_BY_DRIVER, ENFORCEMENT, TYPE_GPU};
 use crate::pod::Pod;
 use crate::quantity::Quantity;
 use crate::topology;
@@ -37,6 +37,9 @@ pub const DEVICE_POLICIES: [&str; 6] = [
     "least-allocated",
     "most-allocated",
 ];
+
+/// Values of [`ENFORCEMENT`] on a pod.
+pub const DEMANDED_ENFORCEMENTS: [&str; 2] = [ENFORCED_BY_DRIVER, "any"];
 
 /// Longest annotation that is read, in bytes: the scheduler evaluates its contents for every node.
 const MAX_BYTES: usize = 8 * 1024;
@@ -239,11 +242,30 @@ pub fn device_policy(pod: &Pod) -> Option<&str> {
     annotation(pod, DEVICE_POLICY)
 }
 
-/// Refuses policies that do not exist.
+/// The enforcement of memory limits that a pod demands on the GPUs that it shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DemandedEnforcement {
+    /// None: any level will do.
+    Any,
+    /// That of the driver.
+    Driver,
+}
+
+/// The value of the annotation [`ENFORCEMENT`]; `None` without it, or if it is not one of [`DEMANDED_ENFORCEMENTS`].
+pub fn enforcement(pod: &Pod) -> Option<DemandedEnforcement> {
+    match annotation(pod, ENFORCEMENT)? {
+        "any" => Some(DemandedEnforcement::Any),
+        ENFORCED_BY_DRIVER => Some(DemandedEnforcement::Driver),
+        _ => None,
+    }
+}
+
+/// Refuses policies and enforcement levels that do not exist.
 pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
     let known = [
         (NODE_POLICY, &NODE_POLICIES[..]),
         (DEVICE_POLICY, &DEVICE_POLICIES[..]),
+        (ENFORCEMENT, &DEMANDED_ENFORCEMENTS[..]),
     ];
     for (key, choice) in known {
         if let Some(value) = annotation(pod, key).filter(|value| !choice.contains(value)) {

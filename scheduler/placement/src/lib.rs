@@ -33,6 +33,7 @@ pub use data::constraints::{
 };
 pub use data::device::{
     Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, Function, FunctionGroup, Gpu, Labels,
+    LimitLevel,
 };
 pub use data::holding::{
     DeviceShare, GpuRef, HeldDevice, HeldGpus, HeldMemory, HeldShare, Hints, Holdings, Origin, Placement,

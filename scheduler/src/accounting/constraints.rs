@@ -52,6 +52,7 @@ fn constraints(hints: Hints) -> Constraints {
         joint,
         partition,
         by_kind,
+        ..Constraints::default()
     }
 }
 
@@ -158,6 +159,7 @@ mod tests {
                 bandwidth: Some(1024),
             }),
             by_kind: vec![(DeviceKind::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
+            ..Constraints::default()
         };
         assert_eq!(read(&json!({})), Ok(None));
         assert_eq!(constraints, Ok(Some(Arc::new(expected))));

@@ -509,3 +509,15 @@ fn annotations_of_a_pod_override_the_policies_of_the_cluster() {
         @r#"annotation gpushare/node-policy is "tetris": choose one of fill, binpack, spread, least-allocated, most-allocated"#
     );
 }
+
+#[test]
+fn an_enforcement_level_that_no_pod_may_demand_is_refused() {
+    let pod = json!({"metadata": {"annotations": {"gpushare/enforcement": "hami-core"}},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]}});
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    let error = proto::request::validate(&pod, &ResourceNames::default()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        r#"annotation gpushare/enforcement is "hami-core": choose one of driver, any"#
+    );
+}

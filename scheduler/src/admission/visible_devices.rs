@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use proto::pod::Pod;
 use proto::record::VISIBLE_DEVICES;
+use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
 use proto::resource::{GPU_MEMORY, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 use serde::Deserialize;
 use serde_json::Value;
@@ -26,6 +27,9 @@ const CDI_PREFIX: &str = "cdi.k8s.io/";
 const MOST_SHOWN: usize = 64;
 /// Variables that CUDA's multi-process service reads its limits from.
 const MPS_PREFIX: &str = "CUDA_MPS_";
+
+/// Variables that NVIDIA's hook reads the driver's limits from.
+const LIMIT_VARIABLES: [&str; 2] = [DRIVER_MEMORY_REQUEST, DRIVER_MEMORY_LIMIT];
 
 /// Values that select no device; an empty one counts as set.
 const NONE: [&str; 3] = ["", "none", "void"];
@@ -283,7 +287,8 @@ fn truncate(value: &str) -> String {
     value.chars().take(MOST_SHOWN).collect()
 }
 
-/// Refuses a pod that shares devices and has a privileged container, or one that sets variables of NVIDIA's runtime or of MPS.
+/// Refuses a pod that shares devices and has a privileged container, or one that sets variables of NVIDIA's runtime, of its hook for
+/// memory limits, or of MPS.
 ///
 /// Holds for containers that request no device too: they run on the same node.
 pub(super) fn check_overrides(pod: &DeviceFields, names: &ResourceNames) -> Result<(), Refusal> {
@@ -309,8 +314,9 @@ fn check_container_overrides(container: &Container, asks: bool) -> Result<(), Re
     }
     // A container that requests no device may select none.
     let shows = |variable: &Variable| variable.name == VISIBLE_DEVICES && (!variable.selects_none() || asks);
+    let limits = |name: &str| name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
     let variable = container
         .variables()
-        .find(|variable| variable.name.starts_with(MPS_PREFIX) || shows(variable));
+        .find(|variable| limits(&variable.name) || shows(variable));
     variable.map_or(Ok(()), |variable| refuse(format!("sets {}", variable.name)))
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, ResourceWeights};
+use proto::request::hints::DemandedEnforcement;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::resource_name;
@@ -25,6 +26,10 @@ pub(super) struct PolicyArgs {
     /// Policy that chooses among the fitting devices of a node.
     #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "fill")]
     device_policy: DevicePolicyName,
+    /// Enforcement of memory limits on the GPUs of pods that share them, unless a pod says which it demands (annotation
+    /// gpushare/enforcement).
+    #[arg(long, env = "GPUSHARE_ENFORCEMENT", value_enum, default_value = "any")]
+    enforcement: EnforcementName,
     /// Weight of each resource in the policies least-allocated and most-allocated; others weigh nothing.
     #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
     score_weights: Vec<(String, u32)>,
@@ -60,7 +65,22 @@ enum DevicePolicyName {
     MostAllocated,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EnforcementName {
+    /// Any, also none.
+    Any,
+    /// By the GPU driver.
+    Driver,
+}
+
 impl PolicyArgs {
+    pub(super) fn enforcement(&self) -> DemandedEnforcement {
+        match self.enforcement {
+            EnforcementName::Any => DemandedEnforcement::Any,
+            EnforcementName::Driver => DemandedEnforcement::Driver,
+        }
+    }
+
     pub(super) fn policies(&self) -> Policies {
         let node = match self.node_policy {
             NodePolicyName::Fill => NodePolicy::Fill,

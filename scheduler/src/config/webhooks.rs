@@ -40,7 +40,7 @@ pub(super) struct WebhookArgs {
         requires = "webhook_listen"
     )]
     webhook_scheduler_name: Option<String>,
-    /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES` or `CUDA_MPS_*`, or runs privileged.
+    /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES`, `NVIDIA_GPU_MEMORY_*` or `CUDA_MPS_*`, or runs privileged.
     #[arg(long, env = "GPUSHARE_DENY_OVERRIDES")]
     deny_overrides: bool,
     /// Refuse bindings of pods asking for our resources that come from other users than these (comma between them).

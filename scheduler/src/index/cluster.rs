@@ -4,13 +4,15 @@
 //! one of these changes, the holdings of the pods that it concerns are worked out again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Fleet, NodeView, OwnerId, PodProfile, Policies};
+use placement::{Fleet, LimitLevel, NodeView, OwnerId, PodProfile, Policies};
 use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
 use proto::plugin_reports::{self, PodUids};
-use proto::request::{Dialect, Memory, RequestError};
+use proto::request::hints::DemandedEnforcement;
+use proto::request::{Dialect, GpuRequest, Memory, RequestError};
 use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rustc_hash::FxHashMap;
 use tracing::warn;
@@ -38,6 +40,8 @@ pub(super) struct Cluster {
     pub(super) ended: FxHashMap<OwnerId, u32>,
     /// True if pods may see all devices of their node without holding any.
     pub(super) allows_all_devices: bool,
+    /// The enforcement of memory limits for pods that do not say which they demand.
+    pub(super) enforcement: DemandedEnforcement,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
     /// Pods that request device resources and are not terminal, by UID.
@@ -82,6 +86,7 @@ impl Cluster {
             given_on: FxHashMap::default(),
             ended: FxHashMap::default(),
             allows_all_devices: false,
+            enforcement: DemandedEnforcement::Any,
             n_opaque: 0,
             pods: Pods::default(),
             n_silent_openings: 0,
@@ -109,7 +114,14 @@ impl Cluster {
         if gpus.is_none() && others.is_empty() {
             return Ok(None);
         }
-        let constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
+        let mut constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
+        // A pod with whole GPUs needs no limit, as it shares them with no other.
+        let demanded = facts.preference.enforcement_or(self.enforcement);
+        if demanded == DemandedEnforcement::Driver && gpus.is_some_and(GpuRequest::is_shared) {
+            let mut demanding = constraints.as_deref().cloned().unwrap_or_default();
+            demanding.limits = LimitLevel::Driver;
+            constraints = Some(Arc::new(demanding));
+        }
         let counts_bytes = gpus.is_some_and(|gpus| {
             gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
         });

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use placement::{DeviceLocation, Function, NodeView, OtherDeviceView};
+use proto::device::ENFORCEMENT;
 use proto::memory_unit::MemoryUnit;
 
 use super::cluster::{Cluster, NodeState};
@@ -121,6 +122,8 @@ pub struct GpuShow {
     pub holders: Vec<HolderShow>,
     /// Its location in the machine.
     pub place: DeviceLocation,
+    /// The enforcement level of memory limits, if its node reports one.
+    pub enforcement: Option<String>,
 }
 
 /// One pod on one GPU.
@@ -221,6 +224,12 @@ impl GpuShow {
             slots: (used.slots, view.gpu.slots),
             holders,
             place: view.gpu.attributes.location.clone().unwrap_or_default(),
+            enforcement: view
+                .gpu
+                .attributes
+                .labels
+                .get(ENFORCEMENT)
+                .map(ToString::to_string),
         }
     }
 }

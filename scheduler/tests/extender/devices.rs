@@ -7,7 +7,7 @@ use scheduler::offline;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
-use crate::objects::{annotated, device, gpu, node, on, phase, pod, shared, uuid};
+use crate::objects::{annotated, device, gpu, node, on, phase, pod, shared, units, uuid};
 use crate::world::World;
 
 const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
@@ -504,6 +504,70 @@ async fn a_pod_with_an_isolation_provider_goes_to_nodes_that_have_it() {
     );
     world.place(&shared("t", 1, 10), "n2").await;
     assert_eq!(labels(1), Value::Null);
+}
+
+/// A node whose only GPU has this enforcement level.
+fn with_level(world: World, name: &str, level: &str) -> World {
+    let world = world.with_node(name, &[100]);
+    let mut device = device(name, &[100]);
+    device["spec"]["devices"][0]["labels"] = json!({"gpushare/enforcement": level});
+    world.apply_device(&device);
+    world
+}
+
+/// Pods of both dialects; whole GPUs, which the pod shares with no other, go anywhere.
+#[tokio::test]
+async fn a_pod_that_demands_the_drivers_limits_goes_where_they_are_enforced() {
+    let all = ["n1", "n2", "n3", "n4"];
+    let whole = json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "100"});
+    let whole = pod("whole", &whole);
+    let table = [
+        (whole, "driver", &all[..]),
+        (shared("share", 1, 10), "", &all),
+        (shared("any-share", 1, 10), "any", &all),
+        (shared("limited-share", 1, 10), "driver", &["n3"]),
+        (units("unit", 1), "", &all),
+        (units("any-unit", 1), "any", &all),
+        (units("limited-unit", 1), "driver", &["n3"]),
+    ];
+    for (pod, demand, expected) in table {
+        let pod = match demand {
+            "" => pod,
+            demand => annotated(pod, "gpushare/enforcement", demand),
+        };
+        // A new world for each pod: the answer for another one keeps its room.
+        let world = with_level(World::new(), "n1", "none");
+        let world = with_level(with_level(world, "n2", "hami-core"), "n3", "driver");
+        let world = world.with_node("n4", &[100]);
+        for node in all {
+            let fits = !world.fitting(&pod, &[node]).await.is_empty();
+            assert_eq!(fits, expected.contains(&node), "{pod} on {node}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_refusal_names_the_level_of_the_node() {
+    let world = with_level(World::new(), "n1", "none");
+    let world = with_level(world, "n2", "hami-core");
+    let demanding = annotated(shared("s", 1, 10), "gpushare/enforcement", "driver");
+    world.api.put(&demanding);
+    world.apply_pod(&demanding);
+    for (node, level) in [("n1", "none"), ("n2", "hami-core")] {
+        let refused = world.bind(&demanding, node).await;
+        assert!(
+            refused.contains(&format!("the node has level {level}")),
+            "{refused}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_may_demand_the_drivers_limits_of_every_pod() {
+    let world = with_level(World::demanding_limits(), "n1", "none");
+    assert_eq!(world.fitting(&shared("s", 1, 10), &["n1"]).await, [""; 0]);
+    let any = annotated(shared("s", 1, 10), "gpushare/enforcement", "any");
+    assert_eq!(world.fitting(&any, &["n1"]).await, ["n1"]);
 }
 
 /// The pod with every wish that there is.

@@ -11,6 +11,7 @@ use placement::Policies;
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use proto::pod::Pod;
+use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
 use scheduler::config::{MisfitNodes, Serving};
@@ -100,6 +101,14 @@ impl World {
         let world = Self::unsynced(&offline::serving());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
         *world.index.write() = empty.allowing_all_devices(true);
+        world.listed()
+    }
+
+    /// An empty cluster, all listed, in which pods demand limits that the driver enforces.
+    pub(crate) fn demanding_limits() -> Self {
+        let world = Self::unsynced(&offline::serving());
+        let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
+        *world.index.write() = empty.demanding(DemandedEnforcement::Driver);
         world.listed()
     }
 

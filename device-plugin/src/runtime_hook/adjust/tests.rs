@@ -2,13 +2,13 @@
 
 use proto::memory_unit::MemoryUnit;
 use proto::nri::api::LinuxContainer;
+use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
 use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
 use crate::builders::{fleet, gpu, pod, pods, shares, units, whole};
 use crate::enforcement::Level;
-use crate::enforcement::limits::{MEMORY_LIMIT, MEMORY_REQUEST};
 use crate::pods::{NodePod, Unplaced};
 
 /// Spells out the GPUs of a text.
@@ -157,8 +157,8 @@ fn by_cdi(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
 )]
 fn limits_are_those_of_the_container_s_part(#[case] env: &[&str], #[case] expected: &str) {
     let long = |text: &str| {
-        text.replace("LIMIT", MEMORY_LIMIT)
-            .replace("REQUEST", MEMORY_REQUEST)
+        text.replace("LIMIT", DRIVER_MEMORY_LIMIT)
+            .replace("REQUEST", DRIVER_MEMORY_REQUEST)
     };
     let given = ["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"];
     let env: Vec<String> = given.iter().chain(env).map(|pair| long(pair)).collect();

@@ -27,6 +27,7 @@ use crate::choice::topology::groups::{GpuSet, Links, Partitions};
 use crate::choice::topology::problem::{Follower, FollowerRank, Problem, Rank};
 use crate::choice::topology::search::search;
 use crate::data::constraints::{Constraints, DeviceKind, JointAllocation, Scope};
+use crate::data::device::LimitLevel;
 use crate::data::holding::{DeviceShare, Hints};
 use crate::data::ident::SwitchId;
 use crate::data::misfit::Misfit;
@@ -54,6 +55,7 @@ pub(crate) fn decide(
     order: DeviceOrder<'_>,
     hints: Hints<'_>,
 ) -> Result<Decision, Misfit> {
+    refuse_weak_limits(node, request)?;
     fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
     let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
     if vendor_chooses && request.constraints.is_some_and(Constraints::narrow_gpus) {
@@ -76,6 +78,29 @@ pub(crate) fn decide(
         return Err(Misfit::SeesExclusive);
     }
     decide_types(&context, request)
+}
+
+/// Refuses a node with fewer GPUs than the request shares on which memory limits are enforced as strongly as it demands.
+fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfit> {
+    let (RequestedGpus::Share(share), Some(constraints), Some(inventory)) =
+        (request.gpus, request.constraints, &node.inventory)
+    else {
+        return Ok(());
+    };
+    let needed = usize::try_from(share.devices).unwrap_or(usize::MAX);
+    let (mut found, mut best) = (0, LimitLevel::None);
+    for gpu in &inventory.gpus {
+        let limits = gpu.attributes.limits;
+        if limits >= constraints.limits {
+            found += 1;
+        } else {
+            best = best.max(limits);
+        }
+    }
+    if found < needed && constraints.limits > LimitLevel::None {
+        return Err(Misfit::WeakLimits { needed, found, best });
+    }
+    Ok(())
 }
 
 /// Chooses devices of all types: those of a joint allocation together, the others one by one.

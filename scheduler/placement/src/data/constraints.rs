@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::data::device::Labels;
+use crate::data::device::{Labels, LimitLevel};
 use crate::data::ident::DeviceType;
 
 /// A type of devices, GPUs included.
@@ -107,6 +107,8 @@ pub struct Constraints {
     /// Demands on the partition, a set of GPUs that the node's partition table lists; if given, the pod's GPUs must be such a
     /// set.
     pub partition: Option<PartitionConstraint>,
+    /// The weakest enforcement of memory limits on GPUs that the pod shares.
+    pub limits: LimitLevel,
     /// Constraints by type, each type once.
     pub by_kind: Vec<(DeviceKind, DeviceConstraint)>,
 }

@@ -142,6 +142,18 @@ pub struct FunctionGroup {
     pub functions: Vec<Function>,
 }
 
+/// What keeps containers within their memory limits on a GPU, as its node reports it; a later level is stronger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LimitLevel {
+    /// Nothing that is known.
+    #[default]
+    None,
+    /// A library in containers that load it.
+    Library,
+    /// The GPU's driver.
+    Driver,
+}
+
 /// Distinguishes a device from others of its type, besides its amounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceAttributes {
@@ -151,6 +163,8 @@ pub struct DeviceAttributes {
     pub location: Option<DeviceLocation>,
     /// Its virtual functions; empty if it has none.
     pub functions: Vec<FunctionGroup>,
+    /// The enforcement of memory limits on it.
+    pub limits: LimitLevel,
 }
 
 impl DeviceAttributes {

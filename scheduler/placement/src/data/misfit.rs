@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::data::constraints::{DeviceKind, Scope, Selector};
+use crate::data::device::LimitLevel;
 use crate::data::ident::SwitchId;
 use crate::data::reason::Reason;
 
@@ -53,6 +54,15 @@ pub enum Misfit {
         lacking: DeviceKind,
         /// The switch without a device of that type, if it is one switch.
         switch: Option<SwitchId>,
+    },
+    /// Too few GPUs enforce memory limits as strongly as the request demands.
+    WeakLimits {
+        /// Number of GPUs that the request needs.
+        needed: usize,
+        /// Number of GPUs with the demanded enforcement.
+        found: usize,
+        /// The strongest enforcement of the other GPUs.
+        best: LimitLevel,
     },
     /// The vendor's plugin chooses the GPUs, so the node cannot meet constraints on them.
     NotChosenHere,
@@ -112,6 +122,7 @@ impl Misfit {
             Self::TooFew { .. } | Self::NotAll { .. } => Reason::OtherDevices,
             Self::Partition { .. } => Reason::Partition,
             Self::Scope { .. } | Self::Together { .. } => Reason::Together,
+            Self::WeakLimits { best, .. } => Reason::weak_limits(*best),
             Self::NotChosenHere => Reason::Vendor,
         }
     }
@@ -150,6 +161,12 @@ impl fmt::Display for Misfit {
                     None => write!(f, "{lead} fit, too few {lacking} left on their switches"),
                 }
             }
+            Self::WeakLimits { needed, found, .. } => write!(
+                f,
+                "{found} of the node's GPUs limit memory as the pod demands, {needed} {} needed: {}",
+                if *needed == 1 { "is" } else { "are" },
+                self.reason()
+            ),
             Self::NotChosenHere => f.write_str(
                 "the vendor's plugin chooses GPUs on this node and cannot meet constraints on them",
             ),

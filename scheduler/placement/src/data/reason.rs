@@ -1,11 +1,12 @@
 //! Reasons for refusing a request.
 //!
-//! Each distinct text reaches the pod's condition, so there are few: eleven for all reasons, and the text of the broken rule
+//! Each distinct text reaches the pod's condition, so there are few: thirteen for all reasons, and the text of the broken rule
 //! for an invalid request.
 
 use std::fmt;
 
 use crate::data::amounts::Dimension;
+use crate::data::device::LimitLevel;
 
 /// Why a node, or a device, cannot take a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,6 +37,10 @@ pub enum Reason {
     Together,
     /// Exclusive use, or labels, leave too few GPUs.
     Selected,
+    /// Nothing enforces memory limits on the node's GPUs, and the pod demands that the driver does.
+    Unlimited,
+    /// A library enforces memory limits on the node's GPUs, and the pod demands that the driver does.
+    LimitedByLibrary,
     /// The device plugin of the node does not serve kubelet, or has returned so recently that few pods are tried there.
     PluginAway,
     /// The request breaks a rule on every node; the pod's condition names the rule instead of a text of this list.
@@ -44,7 +49,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -58,9 +63,19 @@ impl Reason {
         Self::Partition,
         Self::Together,
         Self::Selected,
+        Self::Unlimited,
+        Self::LimitedByLibrary,
         Self::PluginAway,
         Self::InvalidRequest,
     ];
+
+    /// The reason if GPUs that enforce memory limits no better than this would have to.
+    pub(crate) const fn weak_limits(best: LimitLevel) -> Self {
+        match best {
+            LimitLevel::None => Self::Unlimited,
+            LimitLevel::Library | LimitLevel::Driver => Self::LimitedByLibrary,
+        }
+    }
 
     /// The text for users. It names no node, device or amount, so that kube-scheduler can count equal refusals.
     pub const fn as_str(self) -> &'static str {
@@ -85,6 +100,12 @@ impl Reason {
             Self::Partition | Self::Together => {
                 "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
             }
+            Self::Unlimited => {
+                "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and the node has level none"
+            }
+            Self::LimitedByLibrary => {
+                "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and the node has level hami-core"
+            }
             Self::PluginAway => {
                 "node's device plugin does not serve kubelet now, or is tried again with few pods at a time"
             }
@@ -108,6 +129,8 @@ impl Reason {
             | Self::Unhealthy
             | Self::TooLarge
             | Self::NotServed
+            | Self::Unlimited
+            | Self::LimitedByLibrary
             | Self::PluginAway
             | Self::InvalidRequest => false,
         }
@@ -129,6 +152,8 @@ impl Reason {
             Self::Partition => "partition",
             Self::Together => "together",
             Self::Selected => "selected",
+            Self::Unlimited => "unlimited",
+            Self::LimitedByLibrary => "limited_by_library",
             Self::PluginAway => "plugin_away",
             Self::InvalidRequest => "invalid_request",
         }

@@ -3,8 +3,8 @@
 use placement::{
     Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceKind, DeviceLocation, DevicePolicy,
     DeviceRequest, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Gpu, Hints, Inventory,
-    JointAllocation, LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement,
-    Reason, RequestedGpus, Scope, Selector, Strategy,
+    JointAllocation, LimitLevel, LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable,
+    Placement, Reason, RequestedGpus, Scope, Selector, Strategy,
 };
 use rstest::rstest;
 
@@ -860,6 +860,46 @@ fn a_nic_of_the_nearest_numa_node_is_taken(#[case] more: &[u32], #[case] expecte
         .map(|(gpus, _)| gpus),
         Ok(expected)
     );
+}
+
+/// Four GPUs, of which the first `n_driver` enforce memory limits by the driver and the others as `rest` says.
+#[rstest]
+#[case::all(4, LimitLevel::None, Ok(vec![0, 1]))]
+#[case::two(2, LimitLevel::Library, Ok(vec![0, 1]))]
+#[case::one_of_two(1, LimitLevel::Library, Err(Reason::LimitedByLibrary))]
+#[case::none(0, LimitLevel::None, Err(Reason::Unlimited))]
+fn a_share_goes_where_memory_limits_are_enforced(
+    #[case] n_driver: u32,
+    #[case] rest: LimitLevel,
+    #[case] expected: Result<Vec<u32>, Reason>,
+) {
+    let gpu = |minor| {
+        let mut gpu = gpu_at(minor, 0, minor);
+        gpu.attributes.limits = if minor < n_driver {
+            LimitLevel::Driver
+        } else {
+            rest
+        };
+        gpu
+    };
+    let fleet = fleet_of(Inventory {
+        gpus: (0..4).map(gpu).collect(),
+        ..Inventory::default()
+    });
+    let demanding = Constraints {
+        limits: LimitLevel::Driver,
+        ..Constraints::default()
+    };
+    let two = RequestedGpus::from(&ask(2, placement::RequestedMemory::Ratio(30)));
+    let choice = chosen(try_choose(&fleet, two, &[], Some(&demanding)));
+    assert_eq!(choice.map(|(gpus, _)| gpus), expected);
+    let whole = chosen(try_choose(&fleet, RequestedGpus::Whole(4), &[], Some(&demanding)));
+    assert!(whole.is_ok(), "nobody shares them");
+    if let Err(reason) = expected {
+        assert!(!reason.is_lack_of_room(), "no eviction helps");
+        let text = why(&fleet, two, &[], &demanding);
+        assert!(text.ends_with(reason.as_str()), "{text}");
+    }
 }
 
 #[test]

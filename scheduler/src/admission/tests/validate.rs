@@ -272,6 +272,8 @@ fn requests_other_than_writes_of_pods_are_allowed(
 #[case::visible(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), "sets NVIDIA_VISIBLE_DEVICES")]
 #[case::from_elsewhere(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}), "sets NVIDIA_VISIBLE_DEVICES")]
 #[case::mps(json!({"env": [{"name": "A"}, {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}]}), "sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")]
+#[case::limit(json!({"env": [{"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "99999"}]}), "sets NVIDIA_GPU_MEMORY_LIMIT")]
+#[case::reservation(json!({"env": [{"name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "1"}]}), "sets NVIDIA_GPU_MEMORY_REQUEST")]
 #[case::privileged(json!({"securityContext": {"privileged": true}}), "is privileged and would see every device of the node")]
 fn overrides_are_refused_if_the_policy_says_so(#[case] what: Value, #[case] expected: &str) {
     let rules = Rules {

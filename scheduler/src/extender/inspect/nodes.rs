@@ -96,6 +96,9 @@ struct InspectedGpu {
     used_slots: u32,
     #[serde(flatten)]
     place: InspectedPlace,
+    /// The enforcement level of memory limits: `driver`, `hami-core` or `none`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enforcement: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -299,6 +302,7 @@ impl InspectedGpu {
             total_slots: gpu.slots.1,
             used_slots: gpu.slots.0,
             place: gpu.place.into(),
+            enforcement: gpu.enforcement,
         }
     }
 }

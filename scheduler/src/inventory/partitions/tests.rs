@@ -230,6 +230,7 @@ fn labels_and_virtual_functions_are_read() {
         labels,
         location: place,
         functions,
+        ..
     } = &inventory.other_devices.as_ref().unwrap()[0].devices[0].attributes;
     assert_eq!(
         (labels.get("type").map(|label| &**label), place),

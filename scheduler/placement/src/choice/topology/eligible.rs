@@ -34,6 +34,13 @@ impl<'a> DecisionContext<'a> {
         self.constraints.and_then(|constraints| constraints.of(kind))
     }
 
+    /// Returns true if memory limits are enforced on a GPU as strongly as the request demands.
+    fn has_limits(&self, at: usize) -> bool {
+        let demanded = self.constraints.map(|constraints| constraints.limits);
+        let gpu = self.inventory.gpus.get(at);
+        gpu.is_some_and(|gpu| gpu.attributes.limits >= demanded.unwrap_or_default())
+    }
+
     fn gpu_location(&self, at: usize) -> Location {
         self.hardware.locations.gpus.get(at).copied().unwrap_or_default()
     }
@@ -119,7 +126,7 @@ fn gpus_with_room(
     let mut keyed = Vec::new();
     for (at, row) in node.rows_with(hints).enumerate() {
         let taken = need.on(row.total);
-        if gpu_passes(context, check, at, taken.within(row.free)) {
+        if context.has_limits(at) && gpu_passes(context, check, at, taken.within(row.free)) {
             let cost = basis
                 .as_ref()
                 .map(|basis| basis.cost_of([(at, taken_part(taken, row.total))]).rank());

@@ -3,9 +3,9 @@
 use placement::{
     Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceKind, DeviceLocation, DeviceRef,
     DeviceRequest, DeviceShare, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuRef,
-    HeldDevice, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, JointAllocation, Labels, LinkGroup,
-    NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, RequestedGpus, RequestedMemory,
-    Requirement, Scope, Selector, Share, Strategy as Count, Test,
+    HeldDevice, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, JointAllocation, Labels, LimitLevel,
+    LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, RequestedGpus,
+    RequestedMemory, Requirement, Scope, Selector, Share, Strategy as Count, Test,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -21,6 +21,7 @@ pub(super) struct Part {
     pub(super) label: bool,
     pub(super) healthy: bool,
     pub(super) n_functions: u32,
+    pub(super) limits: LimitLevel,
 }
 
 /// A holding: percent of GPUs by minor, percent and perhaps a function of NICs by minor, and exclusive use.
@@ -47,6 +48,15 @@ pub(super) struct Asked {
     pub(super) keeps: [Option<Exclusion>; 2],
     pub(super) strategy: Option<Count>,
     pub(super) functions: bool,
+    limits: LimitLevel,
+}
+
+impl Asked {
+    /// The weakest enforcement of memory limits on a GPU; whole ones in the vendor's name need none.
+    pub(super) fn limits(&self) -> LimitLevel {
+        let is_share = self.gpus.is_some_and(|(_, percent)| percent <= 100);
+        if is_share { self.limits } else { LimitLevel::None }
+    }
 }
 
 /// A partition: minors, bandwidth, score.
@@ -71,12 +81,14 @@ fn part() -> impl Strategy<Value = Part> {
         1 => (0_u32..2).prop_map(|numa| (Some(numa), None)),
         1 => Just((None, None)),
     ];
-    (place, any::<bool>(), prop::bool::weighted(0.9), 0_u32..3).prop_map(
-        |(place, label, healthy, n_functions)| Part {
+    let limits = prop::sample::select(vec![LimitLevel::None, LimitLevel::Library, LimitLevel::Driver]);
+    (place, any::<bool>(), prop::bool::weighted(0.9), 0_u32..3, limits).prop_map(
+        |(place, label, healthy, n_functions, limits)| Part {
             place,
             label,
             healthy,
             n_functions,
+            limits,
         },
     )
 }
@@ -131,10 +143,11 @@ fn asked() -> impl Strategy<Value = Asked> {
         [exclusion(), exclusion()],
         strategy,
         prop::bool::weighted(0.2),
+        prop_oneof![6 => Just(LimitLevel::None), 1 => Just(LimitLevel::Driver)],
     );
     (gpus, nics, joint, how).prop_map(|(gpus, nics, joint, how)| {
         let nics = if gpus.is_none() { nics.or(Some(1)) } else { nics };
-        let (partition, gpu_label, nic_label, scope, keeps, strategy, functions) = how;
+        let (partition, gpu_label, nic_label, scope, keeps, strategy, functions, limits) = how;
         Asked {
             gpus,
             nics,
@@ -146,6 +159,7 @@ fn asked() -> impl Strategy<Value = Asked> {
             keeps,
             strategy,
             functions,
+            limits,
         }
     })
 }
@@ -230,6 +244,7 @@ fn constraints(asked: &Asked) -> Option<Constraints> {
     let constraints = Constraints {
         joint,
         partition,
+        limits: asked.limits,
         by_kind: vec![(DeviceKind::Gpu, gpu), (nic(), nics)],
     };
     let nothing = Constraints {
@@ -261,6 +276,7 @@ fn attributes(part: &Part, minor: u32) -> DeviceAttributes {
             labels: Labels::new(),
             functions,
         }],
+        limits: part.limits,
     }
 }
 

@@ -99,7 +99,7 @@ pub(super) fn best(query: &Query, policy: DevicePolicy) -> Option<super::Choice>
     let gpu_candidates: Vec<u32> = gpus
         .minors()
         .filter(|at| gpus.has_room(*at) && gpu_label.is_none_or(|label| gpus.part(*at).label == label))
-        .filter(|at| gpus.is_permitted(*at, asked.keeps[0]))
+        .filter(|at| gpus.is_permitted(*at, asked.keeps[0]) && gpus.part(*at).limits >= asked.limits())
         .collect();
     let selected: Vec<u32> = nics
         .minors()
@@ -462,6 +462,7 @@ impl Machine<'_> {
                     .gpu_label
                     .is_none_or(|label| devices.part(*at).label == label)
                 && devices.is_permitted(*at, asked.keeps[0])
+                && devices.part(*at).limits >= asked.limits()
         };
         devices.minors().filter(usable).collect()
     }
