@@ -8,17 +8,17 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::api_request::{RequestError, within};
+use daemon::api_server::one_line;
+use tracing::{info, warn};
+
+use crate::api_request::within;
 use crate::pods::NodePod;
 
 /// Longest duration of an eviction.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Evicts exactly this pod, not another one of its name.
-///
-/// # Errors
-/// It was not done, or it is not known whether it was.
-pub async fn evict(client: &Client, pod: &NodePod) -> Result<(), RequestError> {
+/// Evicts exactly this pod, not another one of its name. Returns true if it is gone or will go.
+pub async fn evict(client: &Client, pod: &NodePod, why: &str) -> bool {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     // kube's own call for this writes the options under a name that the API server does not know.
     let eviction = json!({
@@ -28,8 +28,20 @@ pub async fn evict(client: &Client, pod: &NodePod) -> Result<(), RequestError> {
     });
     let params = PostParams::default();
     let posted = api.create_subresource::<_, Value>("eviction", &pod.name, &params, &eviction);
-    match within(LIMIT, format!("evict pod {}", pod.display_name()), posted).await {
-        Err(error) if error.status() != Some(404) => Err(error),
-        _ => Ok(()),
+    let evicted = within(LIMIT, "evict the pod", posted).await;
+    match &evicted {
+        Err(error) if error.status() != Some(404) => {
+            warn!(
+                pod = pod.display_name(),
+                why,
+                error = one_line(error),
+                "cannot evict a pod, trying again later"
+            );
+            false
+        }
+        _ => {
+            info!(pod = pod.display_name(), why, "evicted a pod");
+            true
+        }
     }
 }

@@ -28,7 +28,7 @@ mod xids;
 
 use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
 
-pub use xids::{InvalidXidList, XidClass, Xids};
+pub use xids::{InvalidXidList, Xids};
 
 use crate::inventory::{Observation, ObservationKind, PhysicalId};
 
@@ -131,15 +131,14 @@ impl Default for HealthPolicy {
 }
 
 impl HealthPolicy {
-    /// The class of an XID. One that is both ignored and caused by applications is ignored.
-    pub fn class_of(&self, xid: u64) -> XidClass {
-        if self.ignored_xids.contains(xid) {
-            XidClass::Ignored
-        } else if self.application_xids.contains(xid) {
-            XidClass::Application
-        } else {
-            XidClass::Device
-        }
+    /// Returns true if an application causes this XID. One that is also ignored has no effect.
+    fn is_application_fault(&self, xid: u64) -> bool {
+        self.application_xids.contains(xid) && !self.ignored_xids.contains(xid)
+    }
+
+    /// Returns true if the XID makes a device unhealthy.
+    fn makes_unhealthy(&self, xid: u64) -> bool {
+        !self.application_xids.contains(xid) && !self.ignored_xids.contains(xid)
     }
 
     /// Returns true if time does not heal a device with this trouble.
@@ -298,7 +297,7 @@ impl Health {
             return None;
         };
         let uuid = observation.device.clone()?;
-        let is_fault = self.devices.contains_key(&uuid) && self.policy.class_of(xid) == XidClass::Application;
+        let is_fault = self.devices.contains_key(&uuid) && self.policy.is_application_fault(xid);
         is_fault.then_some(ApplicationFault { uuid, xid })
     }
 
@@ -318,7 +317,7 @@ impl Health {
                 }
                 return state.record_answer(&self.policy, device, now);
             }
-            ObservationKind::Xid(xid) if self.policy.class_of(*xid) != XidClass::Device => return None,
+            ObservationKind::Xid(xid) if !self.policy.makes_unhealthy(*xid) => return None,
             ObservationKind::Xid(xid) => (
                 HealthReason::Xid(*xid),
                 format!("the driver reported critical error XID {xid}"),

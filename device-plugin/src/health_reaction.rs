@@ -7,13 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
 use daemon::events::{EventType, Recorder};
 use kube::Client;
 use proto::device::TYPE_GPU;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
-use tracing::{info, warn};
 
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
@@ -288,22 +286,10 @@ impl HealthReaction {
                 HealthAction::Evict(uid) => {
                     let pod = self.pods.borrow().get(&uid).cloned();
                     if let Some(pod) = pod {
-                        self.evict(&pod).await;
+                        evict(&self.client, &pod, "it holds an unhealthy device").await;
                     }
                 }
             }
-        }
-    }
-
-    async fn evict(&self, pod: &NodePod) {
-        let name = pod.display_name();
-        match evict(&self.client, pod).await {
-            Ok(()) => info!(pod = name, "evicted a pod from an unhealthy device"),
-            Err(error) => warn!(
-                pod = name,
-                error = one_line(&error),
-                "cannot evict a pod from an unhealthy device"
-            ),
         }
     }
 }

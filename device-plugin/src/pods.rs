@@ -9,7 +9,6 @@ mod requests;
 pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use daemon::events::Subject;
@@ -25,7 +24,7 @@ pub use placement::{DeviceName, Held, Others, Placement, Portion, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
 
 /// UID of a pod. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(Arc<str>);
 
 impl PodUid {
@@ -38,12 +37,6 @@ impl PodUid {
 impl From<&str> for PodUid {
     fn from(uid: &str) -> Self {
         Self(uid.into())
-    }
-}
-
-impl fmt::Debug for PodUid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
     }
 }
 

@@ -11,13 +11,11 @@ pub mod check;
 pub mod reconcile;
 mod specs;
 
-use std::fmt;
 use std::sync::Arc;
 
 use kube::Client;
 use proto::request::ContainerRequest;
 use tokio::sync::Mutex;
-use tracing::{info, warn};
 
 use crate::envvar::partners::{Remedy, remedy};
 use crate::envvar::swap::RecordSwaps;
@@ -30,11 +28,11 @@ use crate::pods::{NodePod, PodUid};
 use crate::settings::StartPolicy;
 use crate::verify::visible::VisibleByType;
 use crate::verify::{Evidence, Refusal};
-use daemon::api_server::one_line;
 use daemon::events::Recorder;
 
 /// The state and the clients that the check and the reconciliation share.
 #[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct StartContext {
     /// The state of this node.
     pub node: Arc<NodeState>,
@@ -50,30 +48,11 @@ pub struct StartContext {
     pub metrics: Metrics,
 }
 
-impl fmt::Debug for StartContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StartContext")
-            .field("policy", &self.policy)
-            .finish_non_exhaustive()
-    }
-}
-
 impl StartContext {
     /// Evicts a pod that sees devices which are not counted for it.
     async fn evict(&self, pod: &NodePod) {
-        match evict(&self.client, pod).await {
-            Ok(()) => {
-                self.metrics.count(Outcome::Evicted);
-                info!(
-                    pod = pod.display_name(),
-                    "evicted a pod that sees devices which are not counted for it"
-                );
-            }
-            Err(error) => warn!(
-                pod = pod.display_name(),
-                error = one_line(&error),
-                "cannot evict the pod, trying again at its next start"
-            ),
+        if evict(&self.client, pod, "it sees devices that are not counted for it").await {
+            self.metrics.count(Outcome::Evicted);
         }
     }
 }

@@ -309,9 +309,7 @@ fn model(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Opti
 /// after the quiet time. Answers count from the moment at which no reset is needed.
 fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Option<HealthReason> {
     let reason = |kind: &ObservationKind| match kind {
-        ObservationKind::Xid(xid) if policy.class_of(*xid) == XidClass::Device => {
-            Some(HealthReason::Xid(*xid))
-        }
+        ObservationKind::Xid(xid) if policy.makes_unhealthy(*xid) => Some(HealthReason::Xid(*xid)),
         ObservationKind::Lost => Some(HealthReason::Lost),
         ObservationKind::Failed(_) => Some(HealthReason::ProbeFailed),
         ObservationKind::NeedsReset(_) => Some(HealthReason::NeedsReset),

@@ -1,17 +1,6 @@
-//! Sets of XIDs, and the classes that they put an XID into.
+//! Sets of XIDs.
 
 use std::{collections::BTreeSet, fmt, num::ParseIntError, str::FromStr};
-
-/// The meaning of a critical XID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XidClass {
-    /// It has no effect.
-    Ignored,
-    /// An application caused it; the device is in order.
-    Application,
-    /// The device is unhealthy.
-    Device,
-}
 
 /// Some critical XIDs: a list, or all of them.
 ///

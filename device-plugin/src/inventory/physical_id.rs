@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, sync::Arc};
 ///
 /// Not empty, at most 40 visible ASCII characters, because it is part of kubelet's device IDs and of environment variables. Cheap
 /// to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PhysicalId(Arc<str>);
 
 /// The text does not identify a device.
@@ -51,12 +51,6 @@ impl FromStr for PhysicalId {
 impl fmt::Display for PhysicalId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for PhysicalId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
     }
 }
 

@@ -60,7 +60,8 @@ impl KubeletDir {
 }
 
 /// A resource that the plugin serves, and everything that its service needs.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Registration {
     /// kubelet's directory.
     pub dir: KubeletDir,

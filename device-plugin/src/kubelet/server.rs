@@ -40,7 +40,8 @@ pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
 };
 
 /// Serves one resource until it is stopped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct DeviceService {
     /// The resource.
     pub resource: ExtendedResource,

@@ -39,7 +39,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_SWAPS: usize = 16;
 
 /// Checks each container before it starts.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct StartChecker {
     context: StartContext,
     snapshots: Snapshots,

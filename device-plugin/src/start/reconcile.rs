@@ -7,6 +7,7 @@
 //! change of a container, and reports the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::time::Duration;
 
 use proto::device::TYPE_GPU;
@@ -42,7 +43,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// Compares running pods with their records, and remembers the differences, so that each is reported and counted once.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Reconciler {
     context: StartContext,
     /// The last report about a pod.
@@ -94,10 +95,7 @@ impl Reconciler {
                 warn!("the Device object had lost the swapped records of pods; wrote them again");
             }
             // CDI specs are files of this node. Records are compared when the API server is back.
-            Err(error) => debug!(
-                error = one_line(&error),
-                "cannot compare the swapped records, trying later"
-            ),
+            Err(error) => try_later(&error),
         }
         let mut running = Vec::new();
         {
@@ -151,11 +149,7 @@ impl Reconciler {
                             "a running pod has the devices of another: swapped their records"
                         );
                     }
-                    Err(error) => debug!(
-                        pod = pod.display_name(),
-                        error = one_line(&error),
-                        "cannot swap records, trying later"
-                    ),
+                    Err(error) => try_later(&error),
                 }
             }
             Verification::Refused(Refusal::Unplaced(_)) if context.policy.unplaced == Unplaced::Adopt => {
@@ -212,11 +206,7 @@ impl Reconciler {
                 );
             }
             Ok(false) => {}
-            Err(error) => debug!(
-                pod = pod.display_name(),
-                error = one_line(&error),
-                "cannot correct a record, trying later"
-            ),
+            Err(error) => try_later(&error),
         }
     }
 
@@ -251,16 +241,15 @@ impl Reconciler {
                         "kubelet has not allocated devices to the pod: it is not marked assigned any more"
                     );
                 }
-                Err(error) => {
-                    debug!(
-                        error = one_line(&error),
-                        "cannot clear an assigned mark, trying later"
-                    );
-                }
+                Err(error) => try_later(&error),
             }
         }
         self.suspects = stale.into_iter().map(|pod| pod.uid).collect();
     }
+}
+
+fn try_later(error: &(dyn Error + 'static)) {
+    debug!(error = one_line(error), "cannot correct records, trying later");
 }
 
 fn has_started(pod: &NodePod, log: &AllocateLog) -> bool {
