@@ -35,6 +35,21 @@ pub enum Outcome {
     Reported,
 }
 
+impl Outcome {
+    /// All outcomes.
+    const ALL: [Self; 9] = [
+        Self::Exchanged,
+        Self::Adopted,
+        Self::Refused,
+        Self::Impossible,
+        Self::Evicted,
+        Self::Recorded,
+        Self::Restored,
+        Self::Unflagged,
+        Self::Reported,
+    ];
+}
+
 /// The outcome of the runtime hook for a new container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookOutcome {
@@ -83,7 +98,7 @@ impl Metrics {
             "Version of the plugin",
             Info::new(version),
         );
-        Self {
+        let metrics = Self {
             mismatches: add(
                 registry,
                 "identity_mismatch",
@@ -126,7 +141,12 @@ impl Metrics {
                 "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable",
                 Gauge::default(),
             ),
+        };
+        // From the start, so that a rate shows the first of them.
+        for outcome in Outcome::ALL {
+            drop(metrics.mismatches.get_or_create(&label_of(outcome)));
         }
+        metrics
     }
 
     /// Sets the injection mode.

@@ -53,7 +53,7 @@ pub use node_filter::{BestNode, CostTerms, NodeFilter};
 pub use objects::RawDevice;
 pub use openings::Openings;
 pub use resource_demand::ResourceDemand;
-pub use snapshot::{DeviceShow, GpuShow, GpuSnapshot, HolderShow, NodeShow, Snapshot};
+pub use snapshot::{DeviceShow, GpuShow, GpuSnapshot, HolderShow, NamespaceSnapshot, NodeShow, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
 

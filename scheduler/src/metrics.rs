@@ -19,7 +19,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::index::{GpuSnapshot, Shared, Snapshot};
+use crate::index::{GpuSnapshot, NamespaceSnapshot, Shared, Snapshot};
 use unplaced::UnplacedPods;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
@@ -353,6 +353,11 @@ struct GpuLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NamespaceLabels {
+    namespace: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: &'static str,
 }
@@ -426,6 +431,15 @@ impl Collector for State {
             MetricType::Gauge,
         )?;
         ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)?;
+        for (name, help, value) in NAMESPACE_GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (namespace, sum) in &snapshot.namespaces {
+                let labels = NamespaceLabels {
+                    namespace: namespace.clone(),
+                };
+                ConstGauge::new(value(sum)).encode(family.encode_family(&labels)?)?;
+            }
+        }
         for (name, help, value) in GPU_GAUGES {
             per_gpu(&mut encoder, &snapshot, name, help, value)?;
         }
@@ -433,17 +447,38 @@ impl Collector for State {
     }
 }
 
+/// A gauge of each namespace: name, help and value.
+type NamespaceGauge = (&'static str, &'static str, fn(&NamespaceSnapshot) -> f64);
+
+const NAMESPACE_GAUGES: [NamespaceGauge; 3] = [
+    (
+        "namespace_gpu_memory_allocated_bytes",
+        "Memory of GPUs that the pods of a namespace hold",
+        |sum| number(sum.bytes),
+    ),
+    (
+        "namespace_gpu_core_allocated_ratio",
+        "Computing power that the pods of a namespace hold; 1 is a whole GPU",
+        |sum| number(sum.core) / 100.0,
+    ),
+    (
+        "namespace_gpu_parts",
+        "Parts of GPUs that the pods of a namespace hold",
+        |sum| number(sum.n_parts),
+    ),
+];
+
 /// A gauge of each GPU: name, help and value.
 type GpuGauge = (&'static str, &'static str, fn(&GpuSnapshot) -> f64);
 
 const GPU_GAUGES: [GpuGauge; 8] = [
     ("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
-        bytes(gpu.total)
+        number(gpu.total)
     }),
     (
         "gpu_memory_allocated_bytes",
         "Memory of a GPU that pods hold",
-        |gpu| bytes(gpu.used),
+        |gpu| number(gpu.used),
     ),
     (
         "gpu_core_total_ratio",
@@ -473,10 +508,10 @@ const GPU_GAUGES: [GpuGauge; 8] = [
     }),
 ];
 
-/// Bytes as Prometheus stores every number.
-#[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB")]
-fn bytes(bytes: u64) -> f64 {
-    bytes as f64
+/// A number as Prometheus stores it.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB of bytes")]
+fn number(number: u64) -> f64 {
+    number as f64
 }
 
 fn per_kind(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Result<(), fmt::Error> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -334,6 +334,25 @@ impl Cluster {
         door.kubeconfig(&path, ADMIN)
             .with_context(|| format!("cannot write {}", path.display()))?;
         self.open_door = Some(door);
+        Ok(path)
+    }
+
+    /// Writes a file of Prometheus' `file_sd_configs` with the daemons that serve metrics.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_metrics_targets(&self) -> Result<PathBuf> {
+        let target = |address: SocketAddr, job: &str, node: &str| {
+            let labels = json!({"job": job, "node": node, "namespace": "gpushare-system"});
+            json!({"targets": [address.to_string()], "labels": labels})
+        };
+        let mut targets = vec![target(self.health_address, "gpushare-scheduler", "")];
+        for (name, node) in &self.nodes {
+            targets.push(target(node.metrics_address(), "gpushare-device-plugin", name));
+        }
+        let path = self.dir.path().join("metrics-targets.json");
+        std::fs::write(&path, Value::from(targets).to_string())
+            .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
 

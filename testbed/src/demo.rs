@@ -12,7 +12,7 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, ClusterSpec, NodeSpec, default_deploy};
+use crate::cluster::{Cluster, ClusterSpec, NodeSpec, WebhookSpec, default_deploy};
 use crate::console::{Check, Console, table};
 use crate::daemons::Binaries;
 use crate::invariants::{self, Accounts, ContainerView, GpuUse};
@@ -35,6 +35,9 @@ pub struct DemoArgs {
     /// Leave everything running until Ctrl-C, with a kubeconfig for kubectl.
     #[arg(long)]
     keep: bool,
+    /// Install the admission webhooks, and TLS between kube-scheduler and the extender.
+    #[arg(long)]
+    webhooks: bool,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -69,6 +72,7 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     });
     let cluster = Cluster::start(ClusterSpec {
         deploy: args.deploy,
+        webhooks: args.webhooks.then_some(WebhookSpec { lifetime: "90d" }),
         ..ClusterSpec::of(nodes.to_vec())
     })
     .await?;
@@ -93,9 +97,11 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     let is_ok = show(&cluster, &console, checks).await?;
     if args.keep {
         let kubeconfig = cluster.kubeconfig().await?;
+        let targets = cluster.write_metrics_targets()?;
         console.say(&format!(
-            "\nkubectl --kubeconfig {} get pods,nodes -o wide\nCtrl-C ends it.",
-            kubeconfig.display()
+            "\nkubectl --kubeconfig {} get pods,nodes -o wide\nMetrics, as targets of Prometheus: {}\nCtrl-C ends it.",
+            kubeconfig.display(),
+            targets.display()
         ));
         std::future::pending::<()>().await;
     }

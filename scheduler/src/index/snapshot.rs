@@ -38,6 +38,19 @@ pub struct Snapshot {
     pub synced: [(&'static str, bool); 3],
     /// Every GPU.
     pub gpus: Vec<GpuSnapshot>,
+    /// The pods that hold parts of GPUs, by namespace.
+    pub namespaces: BTreeMap<String, NamespaceSnapshot>,
+}
+
+/// The pods of one namespace in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceSnapshot {
+    /// Pods that hold parts of GPUs, once for each GPU.
+    pub n_parts: u64,
+    /// Bytes that they hold, or may hold.
+    pub bytes: u64,
+    /// Core percent that they hold.
+    pub core: u64,
 }
 
 /// One GPU in numbers.
@@ -174,6 +187,7 @@ impl Snapshot {
             n_plugin_away: count(plugins.n_out()),
             synced,
             gpus: gpu_snapshots(cluster),
+            namespaces: namespace_snapshots(cluster),
         }
     }
 }
@@ -252,6 +266,30 @@ impl HolderShow {
                 .map(str::to_owned),
         }
     }
+}
+
+/// Sums by namespace. Names are copied once per namespace, since the caller holds the lock of the index.
+fn namespace_snapshots(cluster: &Cluster) -> BTreeMap<String, NamespaceSnapshot> {
+    let mut namespaces: BTreeMap<String, NamespaceSnapshot> = BTreeMap::new();
+    for node in cluster.fleet.nodes() {
+        for view in node.gpus() {
+            for holder in &view.holders {
+                let Some(entry) = cluster.pods.get(holder.owner) else {
+                    continue;
+                };
+                let name: &str = &entry.facts.namespace;
+                if !namespaces.contains_key(name) {
+                    namespaces.insert(name.to_owned(), NamespaceSnapshot::default());
+                }
+                if let Some(sum) = namespaces.get_mut(name) {
+                    sum.n_parts += 1;
+                    sum.bytes = sum.bytes.saturating_add(holder.amounts.memory.bytes_ceil());
+                    sum.core += u64::from(holder.amounts.core);
+                }
+            }
+        }
+    }
+    namespaces
 }
 
 fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {

@@ -61,6 +61,8 @@ impl UnplacedPods {
         is_waiting: impl Fn(&str, Duration) -> bool,
     ) -> UnplacedSummary {
         let mut summary = UnplacedSummary::default();
+        // There is always a series, so that a graph shows 0 and not a gap.
+        summary.by_reason.insert(FITS, 0);
         self.lock().retain(|uid, pod| {
             let age = now.duration_since(pod.first_asked);
             let is_kept = is_waiting(uid, age);

@@ -253,6 +253,9 @@ async fn metrics_count_requests_and_their_outcomes() {
     gpushare_scheduler_gpu_sharers_allocated{node="n1",minor="0",uuid="GPU-n1-0"} 0.0
     gpushare_scheduler_gpu_sharers_capacity{node="n1",minor="0",uuid="GPU-n1-0"} 100.0
     gpushare_scheduler_hints 0
+    gpushare_scheduler_namespace_gpu_core_allocated_ratio{namespace="default"} 0.0
+    gpushare_scheduler_namespace_gpu_memory_allocated_bytes{namespace="default"} 63963136.0
+    gpushare_scheduler_namespace_gpu_parts{namespace="default"} 2.0
     gpushare_scheduler_nodes 1
     gpushare_scheduler_pending_pods 0
     gpushare_scheduler_plugin_away_nodes 0
@@ -265,6 +268,7 @@ async fn metrics_count_requests_and_their_outcomes() {
     gpushare_scheduler_synced{kind="devices"} 1
     gpushare_scheduler_synced{kind="nodes"} 1
     gpushare_scheduler_synced{kind="pods"} 1
+    gpushare_scheduler_unplaced_pods{reason="fits"} 0
     gpushare_scheduler_unplaced_pods{reason="memory"} 1
     "#);
     assert!(

@@ -183,6 +183,11 @@ impl SimulatedNode {
         self.plugin.as_ref()
     }
 
+    /// The address at which its plugin serves metrics.
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.metrics
+    }
+
     /// The metrics of its plugin.
     pub async fn plugin_metrics(&self) -> Result<String> {
         let (_, text) = HttpClient::new()
