@@ -22,7 +22,7 @@ use crate::fleet::Fleet;
 use crate::injection::Mode;
 use crate::injection::content::{AssignedDevices, Recipient, VOID, variable_answer};
 use crate::inventory::{Gpu, PhysicalId};
-use crate::pods::{DeviceName, PodUid, Pods};
+use crate::pods::{PodUid, Pods};
 use crate::settings::Settings;
 use crate::verify::visible::named_devices;
 
@@ -81,17 +81,22 @@ impl DeviceAdjustment {
 
     /// The adjustment in the runtime's form.
     pub(super) fn into_adjustment(self) -> ContainerAdjustment {
-        let removed = self.removed_nodes.into_iter().map(|path| LinuxDevice {
-            path: format!("-{path}"),
-            ..LinuxDevice::default()
-        });
-        let devices: Vec<LinuxDevice> = removed.chain(self.added_nodes).collect();
+        let mut devices = self.added_nodes;
+        for path in self.removed_nodes {
+            // NRI removes what has a minus before its name.
+            let path = format!("-{path}");
+            devices.push(LinuxDevice {
+                path,
+                ..LinuxDevice::default()
+            });
+        }
+        let env = self
+            .env
+            .into_iter()
+            .map(|(key, value)| KeyValue { key, value })
+            .collect();
         ContainerAdjustment {
-            env: self
-                .env
-                .into_iter()
-                .map(|(key, value)| KeyValue { key, value })
-                .collect(),
+            env,
             linux: (!devices.is_empty()).then_some(LinuxContainerAdjustment { devices }),
         }
     }
@@ -136,21 +141,23 @@ impl HookInputs<'_> {
                     .to_owned(),
             );
         }
-        match placement.gpus.iter().map(|name| self.gpu(name)).collect() {
-            Some(gpus) => self.adjust(
-                &Recipient {
-                    pod,
-                    container: request,
-                    placement: Some(placement),
-                    enforcements: self.enforcements,
-                },
-                container,
-                &gpus,
-            ),
-            None => HookDecision::Refuse(format!(
-                "its record names {placement}, which this node does not have"
-            )),
+        let mut gpus = Vec::with_capacity(placement.gpus.len());
+        for name in &placement.gpus {
+            // Also an unhealthy one: the check before the start decides about those.
+            let Some(gpu) = self.fleet.gpu_named(name) else {
+                return HookDecision::Refuse(format!(
+                    "its record names {placement}, which this node does not have"
+                ));
+            };
+            gpus.push(gpu);
         }
+        let recipient = Recipient {
+            pod,
+            container: request,
+            placement: Some(placement),
+            enforcements: self.enforcements,
+        };
+        self.adjust(&recipient, container, &gpus)
     }
 
     /// Removes the variable from a container that requests no GPU, if it would show any GPU of this node.
@@ -184,16 +191,7 @@ impl HookInputs<'_> {
         }))
     }
 
-    /// The GPU of this name, healthy or not: the check before the start decides about unhealthy ones.
-    fn gpu(&self, name: &DeviceName) -> Option<&Gpu> {
-        self.fleet
-            .gpus
-            .iter()
-            .map(|entry| &entry.gpu)
-            .find(|gpu| name.names(gpu))
-    }
-
-    fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &Vec<&Gpu>) -> HookDecision {
+    fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
         let before = seen::value_of(container, VISIBLE_DEVICES);
         let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::gpus_by_nodes(container, self.fleet);
@@ -245,15 +243,14 @@ impl HookInputs<'_> {
 
     /// Removes device nodes of other GPUs and adds those of the record. The driver's libraries came with the former.
     fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
-        let others = self
-            .fleet
-            .gpus
-            .iter()
-            .map(|entry| &entry.gpu)
-            .filter(|gpu| present.contains(&gpu.uuid) && !change.gpus.contains(&gpu.uuid));
-        change.removed_nodes = others
-            .map(|gpu| gpu.device_node.to_string_lossy().into_owned())
-            .collect();
+        for gpu in present
+            .difference(&change.gpus)
+            .filter_map(|uuid| self.fleet.gpu(uuid))
+        {
+            change
+                .removed_nodes
+                .push(gpu.device_node.to_string_lossy().into_owned());
+        }
         let root = &self.settings.injection.host_root;
         let missing = gpus.iter().filter(|gpu| !present.contains(&gpu.uuid));
         change.added_nodes = missing.filter_map(|gpu| device(root, &gpu.device_node)).collect();
@@ -261,13 +258,14 @@ impl HookInputs<'_> {
 
     /// The variables that the container must have.
     fn variables(&self, known: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
-        let asked = GPU_RESOURCES
-            .into_iter()
-            .filter(|resource| resource.count(known.container) > 0);
         let assigned = AssignedDevices::Gpus(gpus.to_vec());
-        asked
-            .flat_map(|resource| variable_answer(self.settings, Some(known), resource, &assigned).envs)
-            .collect()
+        let mut variables = BTreeMap::new();
+        for resource in GPU_RESOURCES {
+            if resource.count(known.container) > 0 {
+                variables.extend(variable_answer(self.settings, Some(known), resource, &assigned).envs);
+            }
+        }
+        variables
     }
 }
 
