@@ -114,6 +114,7 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         sees_all: false,
         hints: BTreeMap::new(),
         variables: [].into(),
+        created: Vec::new(),
     }
 }
 

@@ -204,6 +204,10 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_DRIVER_LIMITS")]
     pub driver_limits: bool,
 
+    /// Measure the GPU memory that each container uses, for /metrics; needs the PID namespace of the node (hostPID)
+    #[arg(long, env = "GPUSHARE_MEASURE_MEMORY")]
+    pub measure_memory: bool,
+
     /// Directory of your own HAMi-core library (libvgpu.so), the same on the node and in this container: pods with the label
     /// koordinator.sh/gpu-isolation-provider: HAMi-core get it, and ld.so.preload of the directory as /etc/ld.so.preload
     #[arg(long, env = "GPUSHARE_HAMI_CORE", value_name = "DIR")]

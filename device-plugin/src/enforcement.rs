@@ -8,6 +8,7 @@ mod decide;
 pub mod follow;
 mod hami_core;
 pub mod limits;
+pub mod memory_use;
 
 use std::collections::BTreeMap;
 use std::fmt;

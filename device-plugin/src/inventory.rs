@@ -208,6 +208,17 @@ fn no_gpu(path: &Path) -> InventoryError {
     ))
 }
 
+/// The memory of one GPU that one process uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// The GPU.
+    pub gpu: PhysicalId,
+    /// The process, by its number in this process's PID namespace.
+    pub pid: u32,
+    /// Bytes.
+    pub bytes: u64,
+}
+
 /// The source of a node's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -234,6 +245,17 @@ impl Source {
         match self {
             Self::Machine(machine) => machine.discover(),
             Self::File(file) => file.discover(),
+        }
+    }
+
+    /// The memory that each process uses on each GPU, as far as the source shows it. Blocks.
+    ///
+    /// # Errors
+    /// The driver cannot be asked, or does not know.
+    pub fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
+        match self {
+            Self::Machine(MachineSource { gpus: Some(gpus), .. }) => gpus.memory_use(),
+            Self::Machine(_) | Self::File(_) => Ok(Vec::new()),
         }
     }
 

@@ -11,8 +11,12 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::enforcement::limits::given_memory;
+use crate::enforcement::memory_use::{ContainerGpu, MemoryUse};
 use crate::extended_resource::Registrations;
+use crate::fleet::Fleet;
 use crate::node_state::NodeState;
+use crate::pods::Stage;
 use crate::start::blocked::BlockedStarts;
 
 /// The gauges; there are none before the devices of the node are found. Clones share them.
@@ -25,6 +29,7 @@ struct GaugeSources {
     node: Arc<NodeState>,
     registered: watch::Receiver<Registrations>,
     blocked: BlockedStarts,
+    memory_use: watch::Receiver<Option<Arc<MemoryUse>>>,
 }
 
 impl NodeGauges {
@@ -35,17 +40,20 @@ impl NodeGauges {
         gauges
     }
 
-    /// Shows this node from now on, the resources that kubelet has registered, and the containers that do not start.
+    /// Shows this node from now on, the resources that kubelet has registered, the containers that do not start, and the
+    /// memory in use.
     pub fn show(
         &self,
         node: Arc<NodeState>,
         registered: watch::Receiver<Registrations>,
         blocked: BlockedStarts,
+        memory_use: watch::Receiver<Option<Arc<MemoryUse>>>,
     ) {
         self.0.get_or_init(|| GaugeSources {
             node,
             registered,
             blocked,
+            memory_use,
         });
     }
 }
@@ -85,6 +93,9 @@ impl Collector for NodeGauges {
         let help = "1 for the present enforcement level of memory limits on the GPU (driver, hami-core, none), with the reason that \
                     it is no better";
         write(&mut encoder, "enforcement", help, levels)?;
+        if let Some(measured) = sources.memory_use.borrow().clone() {
+            write_memory_use(&mut encoder, node, &fleet, &measured)?;
+        }
         let mut registered = Vec::new();
         for (resource, is_registered) in sources.registered.borrow().iter() {
             if let Some(name) = node.settings.names.of(*resource)
@@ -103,6 +114,57 @@ impl Collector for NodeGauges {
         let help = "Containers whose start the plugin holds at present, by the reason";
         write(&mut encoder, "held_containers", help, blocked)
     }
+}
+
+/// Writes the memory that containers use beside what they were given, and the memory that no known container uses.
+fn write_memory_use(
+    encoder: &mut DescriptorEncoder<'_>,
+    node: &NodeState,
+    fleet: &Fleet,
+    measured: &MemoryUse,
+) -> Result<(), fmt::Error> {
+    let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let (mut used, mut given) = (Vec::new(), Vec::new());
+    let pods = node.pods.borrow();
+    for pod in pods.iter().filter(|pod| pod.stage != Stage::Terminal) {
+        let Ok(placement) = &pod.placement else { continue };
+        for container in &pod.containers {
+            for entry in &fleet.gpus {
+                let gpu = &entry.gpu;
+                if !placement.gpus.iter().any(|name| name.names(gpu)) {
+                    continue;
+                }
+                let of = ContainerGpu {
+                    pod: pod.uid.clone(),
+                    container: container.name.clone(),
+                    gpu: gpu.uuid.clone(),
+                };
+                let labels = [
+                    ("namespace", pod.namespace.clone()),
+                    ("pod", pod.name.clone()),
+                    ("container", container.name.clone()),
+                    ("device", gpu.uuid.to_string()),
+                ];
+                let (unit, n_gpus) = (node.settings.memory_unit, placement.gpus.len());
+                let part = given_memory(unit, container, placement, gpu, n_gpus);
+                given.extend(part.map(|bytes| (labels.clone(), gauge(bytes))));
+                let bytes = measured.by_container.get(&of).copied().unwrap_or_default();
+                used.push((labels, gauge(bytes)));
+            }
+        }
+    }
+    let help = "GPU memory that the container's processes use";
+    write(encoder, "container_memory_used_bytes", help, used)?;
+    let help = "GPU memory that the container was given";
+    write(encoder, "container_memory_given_bytes", help, given)?;
+    let mut unattributed = Vec::new();
+    for entry in &fleet.gpus {
+        let bytes = measured.unattributed.get(&entry.gpu.uuid).copied();
+        let labels = [("device", entry.gpu.uuid.to_string())];
+        unattributed.push((labels, gauge(bytes.unwrap_or_default())));
+    }
+    let help = "GPU memory of processes in no container of a pod that requests devices";
+    write(encoder, "unattributed_memory_used_bytes", help, unattributed)
 }
 
 /// Writes a gauge, whose name begins with that of the plugin, with a value for each set of labels.
@@ -133,7 +195,7 @@ mod tests {
     use crate::enforcement::{Enforcements, Level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
-    use crate::pods::Pods;
+    use crate::pods::PodUid;
     use crate::settings::Settings;
 
     fn text(registry: &Registry) -> String {
@@ -155,7 +217,7 @@ mod tests {
         fleet.gpus[1].is_healthy = false;
         fleet.gpus[1].reason = Some(HealthReason::Xid(79));
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
-        let (_pods, pods) = watch::channel(Pods::default());
+        let (_pods, pods) = watch::channel(builders::pods([builders::pod("a", 1, [builders::units(3)])]));
         let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
         let levels = Enforcements::all(Level::Driver, [builders::gpu(1)]);
         let (_levels, levels) = watch::channel(Arc::new(levels));
@@ -167,7 +229,17 @@ mod tests {
             (ExtendedResource::Rdma, true),
         ];
         let (_registered, registered) = watch::channel(registrations.into());
-        gauges.show(node, registered, BlockedStarts::default());
+        let of = ContainerGpu {
+            pod: PodUid::from("a"),
+            container: "u3".to_owned(),
+            gpu: builders::gpu(0).uuid,
+        };
+        let measured = MemoryUse {
+            by_container: [(of, 7)].into(),
+            unattributed: [(builders::gpu(1).uuid, 5)].into(),
+        };
+        let (_measured, measured) = watch::channel(Some(Arc::new(measured)));
+        gauges.show(node, registered, BlockedStarts::default(), measured);
         insta::assert_snapshot!(text(&registry));
     }
 }

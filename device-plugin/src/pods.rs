@@ -97,6 +97,8 @@ pub struct NodePod {
     pub hints: BTreeMap<&'static str, String>,
     /// The variables that its containers set themselves.
     pub variables: Arc<[OwnVariable]>,
+    /// The containers that the runtime has created: ID and name of each.
+    pub created: Vec<(String, String)>,
 }
 
 impl From<&NodePod> for Subject {
@@ -153,6 +155,7 @@ impl NodePod {
             sees_all: annotations.get(ALL_DEVICES).is_some_and(|mark| mark == "true"),
             hints,
             variables: variables(&pod.spec),
+            created: created(&pod.status),
         })
     }
 
@@ -249,6 +252,21 @@ fn namespace(pod: &Pod) -> String {
 /// True if the annotations have a record, in either dialect.
 pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
     annotations.contains_key(DEVICE_ALLOCATED) || annotations.contains_key(MEM_IDX)
+}
+
+/// The IDs and names of the containers that the runtime has created.
+fn created(status: &PodStatus) -> Vec<(String, String)> {
+    let mut created = Vec::new();
+    for container in status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+    {
+        if let Some((_, id)) = container.container_id.split_once("://") {
+            created.push((id.to_owned(), container.name.clone()));
+        }
+    }
+    created
 }
 
 fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {

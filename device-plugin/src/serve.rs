@@ -30,6 +30,7 @@ use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
 use crate::enforcement::Enforcements;
 use crate::enforcement::follow::{EnforcementSettings, follow_enforcement};
+use crate::enforcement::memory_use::follow_memory_use;
 use crate::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::corrections::{Correction, correct_health};
@@ -156,7 +157,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let node = node.with_injection(injection.clone(), readers);
     let node = Arc::new(node.with_enforcements(enforcements));
     let blocked = BlockedStarts::default();
-    gauges.show(Arc::clone(&node), registrations.subscribe(), blocked.clone());
+    let (measured_sender, measured) = watch::channel(None);
+    gauges.show(
+        Arc::clone(&node),
+        registrations.subscribe(),
+        blocked.clone(),
+        measured,
+    );
     let recorder = tasks.write_events(&config, &connection);
     for gpu in &excluded {
         recorder.node(EventType::Warning, "GPUNotShared", gpu.to_string());
@@ -186,6 +193,11 @@ async fn run(config: Config) -> anyhow::Result<()> {
         .tasks
         .publish(&plugin.config, &plugin.connection, sources, overrides, recorder);
     plugin.decide_enforcement(&published, levels);
+    if plugin.config.measure_memory {
+        let (node, source) = (Arc::clone(&plugin.node), plugin.config.source());
+        let measuring = follow_memory_use(node, source, "/proc".into(), measured_sender);
+        plugin.tasks.watches.spawn("memory in use", measuring);
+    }
     plugin.react_to_health(&published, faults, corrections);
     plugin.follow_kubelet();
     let stop = plugin.publish_state(&registrations, signal);

@@ -268,6 +268,38 @@ fn a_file_that_is_no_nvml_library_is_refused() {
     }
 }
 
+/// A card that is lost does not hide the processes on the others, and memory that the driver does not know is left out.
+#[test]
+fn memory_of_processes_on_each_gpu() {
+    let machine = Machine::new(&[card(0), card(1)]);
+    assert_eq!(machine.source().memory_use().unwrap(), []);
+    machine.run_processes(&[(0, 7, 4096), (1, 7, 1), (1, 8, u64::MAX), (0, 9, 5)]);
+    let found = machine.source().memory_use().unwrap();
+    let found: Vec<_> = found
+        .iter()
+        .map(|one| (one.gpu.as_str(), one.pid, one.bytes))
+        .collect();
+    assert_eq!(found, [("GPU-0", 7, 4096), ("GPU-0", 9, 5), ("GPU-1", 7, 1)]);
+    let calls = machine.calls();
+    assert!(
+        calls.iter().all(|call| !call.contains("memory limits")),
+        "{calls:?}"
+    );
+}
+
+/// The devices of an older driver are served all the same.
+#[test]
+fn a_driver_without_the_list_of_processes() {
+    let machine = Machine::new(&[card(0)]);
+    machine.downgrade();
+    assert_eq!(machine.source().discover().unwrap().gpus.len(), 1);
+    let error = machine.source().memory_use().unwrap_err();
+    assert!(
+        error.to_string().contains("list the processes on a GPU"),
+        "{error}"
+    );
+}
+
 #[test]
 fn zero_gpus_means_that_there_is_no_gpu() {
     let error = Machine::new(&[]).source().discover().unwrap_err();

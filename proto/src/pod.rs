@@ -187,12 +187,20 @@ pub struct PodStatus {
     /// The states of its app containers, written by kubelet.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub container_statuses: Vec<ContainerStatus>,
+    /// The states of its init containers, sidecars included.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub init_container_statuses: Vec<ContainerStatus>,
 }
 
 /// The status of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ContainerStatus {
+    /// Its name.
+    pub name: String,
+    /// The container runtime's name and the container's ID there, such as `containerd://0123…`; empty before it was created.
+    #[serde(rename = "containerID", deserialize_with = "null_as_default")]
+    pub container_id: String,
     /// True if it runs and its readiness probe succeeds.
     pub ready: bool,
     /// Empty until kubelet has reported a state.

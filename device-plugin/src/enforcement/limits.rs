@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use proto::memory_unit::MemoryUnit;
 use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
+use proto::request::ContainerRequest;
 
 use crate::injection::content::Recipient;
 use crate::inventory::Gpu;
@@ -65,6 +66,25 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
     env
 }
 
+/// The bytes of a GPU's memory that a container is given; `None` if that is not known.
+///
+/// `n_gpus` is the number of the pod's GPUs.
+pub fn given_memory(
+    unit: MemoryUnit,
+    container: &ContainerRequest,
+    placement: &Placement,
+    gpu: &Gpu,
+    n_gpus: usize,
+) -> Option<u64> {
+    let own = container.memory_share(n_gpus as u64, gpu.memory_bytes, unit);
+    let recorded = held(placement, gpu).and_then(|held| held.bytes_of(gpu.memory_bytes));
+    // A record of another scheduler may say less than the container requests. One that requests no amounts has the record's.
+    match (own, recorded) {
+        (Some(own), Some(recorded)) => Some(own.min(recorded)),
+        (own, recorded) => own.or(recorded),
+    }
+}
+
 /// The container's part of a GPU's memory, in whole MiB; `None` if it is the whole GPU, or not known.
 fn memory_limit(
     unit: MemoryUnit,
@@ -73,15 +93,7 @@ fn memory_limit(
     gpu: &Gpu,
     n_gpus: usize,
 ) -> Option<u64> {
-    let own = recipient
-        .container
-        .memory_share(n_gpus as u64, gpu.memory_bytes, unit);
-    let recorded = held(placement, gpu).and_then(|held| held.bytes_of(gpu.memory_bytes));
-    // A record of another scheduler may say less than the container requests. One that requests no amounts has the record's.
-    let bytes = match (own, recorded) {
-        (Some(own), Some(recorded)) => own.min(recorded),
-        (own, recorded) => own.or(recorded)?,
-    };
+    let bytes = given_memory(unit, recipient.container, placement, gpu, n_gpus)?;
     let is_unlimited = recipient.pod.sees_all || bytes >= gpu.memory_bytes;
     if is_unlimited || (bytes == 0 && !recipient.container.requests_memory()) {
         return None;
@@ -114,7 +126,6 @@ fn held<'a>(placement: &'a Placement, gpu: &Gpu) -> Option<&'a Held> {
 #[cfg(test)]
 mod tests {
     use proto::pod::Pod;
-    use proto::request::ContainerRequest;
     use proto::resource::ResourceNames;
     use rstest::rstest;
     use serde_json::{Value, json};

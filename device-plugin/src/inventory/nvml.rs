@@ -13,12 +13,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use proto::topology::GpuLinks;
 use tracing::warn;
 
 use super::{
     ExcludedGpu, Exclusion, Gpu, InvalidPhysicalId, Inventory, InventoryError, PciLocation, PhysicalId,
+    ProcessMemory,
     feed::Watcher,
     no_gpu,
     pci::{self, Bus},
@@ -107,6 +109,41 @@ impl NvmlSource {
         }
         inventory.links = links(&nvml, &Bus::read(&self.sysfs), &inventory.gpus);
         Ok(inventory)
+    }
+
+    /// The memory that processes use on each GPU. A process whose memory the driver does not know is left out.
+    pub(super) fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
+        let nvml = self.open()?;
+        let count = nvml
+            .device_count()
+            .map_err(|error| failed("count the devices", error))?;
+        let mut uses = Vec::new();
+        for index in 0..count {
+            // A GPU that cannot be read does not hide the others.
+            let Ok(device) = nvml.device_by_index(index) else {
+                continue;
+            };
+            let Some(gpu) = device
+                .uuid()
+                .ok()
+                .and_then(|uuid| uuid.parse::<PhysicalId>().ok())
+            else {
+                continue;
+            };
+            let processes = device
+                .running_compute_processes()
+                .map_err(|error| failed("list the processes on a GPU", error))?;
+            for process in processes {
+                if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+                    uses.push(ProcessMemory {
+                        gpu: gpu.clone(),
+                        pid: process.pid,
+                        bytes,
+                    });
+                }
+            }
+        }
+        Ok(uses)
     }
 
     /// A watcher of the GPUs of `inventory`.

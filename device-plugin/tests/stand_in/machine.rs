@@ -74,6 +74,17 @@ impl Machine {
         machine
     }
 
+    /// Replaces the library by one that lacks functions of newer drivers.
+    pub(crate) fn downgrade(&self) {
+        fs::write(self.library(), old_library()).unwrap();
+    }
+
+    /// Processes on the cards: handle, number, bytes.
+    pub(crate) fn run_processes(&self, processes: &[(u32, u32, u64)]) {
+        let line = |(handle, pid, bytes): &(u32, u32, u64)| format!("{handle} {pid} {bytes}\n");
+        self.put("processes", &processes.iter().map(line).collect::<String>());
+    }
+
     /// Replaces the cards at once.
     pub(crate) fn insert(&self, cards: &[Card]) {
         let line = |card: &Card| {
@@ -185,17 +196,27 @@ impl Machine {
 /// The stand-in, compiled once per test run.
 fn library() -> &'static [u8] {
     static LIBRARY: OnceLock<Vec<u8>> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let object = folder.path().join("nvml.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/nvml.c");
-        let status = Command::new("cc")
-            .args(["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"])
-            .args([&object, &source])
-            .arg("-ldl")
-            .status()
-            .expect("the tests need a C compiler named `cc`");
-        assert!(status.success(), "{} does not compile", source.display());
-        fs::read(object).unwrap()
-    })
+    LIBRARY.get_or_init(|| compile(&[]))
+}
+
+/// The library of a driver that lacks functions of newer ones.
+fn old_library() -> &'static [u8] {
+    static LIBRARY: OnceLock<Vec<u8>> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile(&["-DWITHOUT_NEW_SYMBOLS"]))
+}
+
+fn compile(options: &[&str]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let object = folder.path().join("nvml.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/nvml.c");
+    let status = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
+        .args(options)
+        .arg("-o")
+        .args([&object, &source])
+        .arg("-ldl")
+        .status()
+        .expect("the tests need a C compiler named `cc`");
+    assert!(status.success(), "{} does not compile", source.display());
+    fs::read(object).unwrap()
 }

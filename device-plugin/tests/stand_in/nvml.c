@@ -1,6 +1,7 @@
 /*
  * A stand-in for libnvidia-ml: just enough of NVML for the inventory's tests, loaded through the same
- * dynamic path as the real library. It drives no hardware and knows no unit, clock or process call.
+ * dynamic path as the real library. It drives no hardware and knows no unit or clock call. Compiled with WITHOUT_NEW_SYMBOLS
+ * it lacks the functions that drivers gained later: the list of processes, and the limits of memory.
  *
  * It lives on files in its own directory, so that every test has its own machine:
  *
@@ -17,6 +18,7 @@
  *   events-queue/  one event per file, in name order: "<handle> <type> <data>"; removed when delivered.
  *                  Handle -1 is an event without a device, 100 and above one nobody registered.
  *   links          one NVLink per line: "<handle> <link> <active 0|1> <bus id of the far end>".
+ *   processes      one process per line: "<handle> <pid> <bytes>"; the number that stands for unknown memory is 18446744073709551615.
  *   calls          what was called, appended by the library.
  *
  * Like NVML it lists the devices that exist when a session begins, and a device that was lost in a
@@ -473,3 +475,45 @@ int nvmlEventSetFree(event_set_t *set) {
     record("set free");
     return SUCCESS;
 }
+
+#ifndef WITHOUT_NEW_SYMBOLS
+/* What nvml.h calls nvmlProcessInfo_t. */
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} process_t;
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, process_t *processes) {
+    char path[4096], line[512];
+    unsigned n = 0, room = *count;
+    device_t found;
+    int code = look_up(device, &found);
+    if (code) return code;
+    in_own_folder(path, sizeof path, "processes");
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file)) {
+        int handle;
+        process_t process = {.gpu_instance = -1, .compute_instance = -1};
+        if (sscanf(line, "%d %u %llu", &handle, &process.pid, &process.used) != 3 || handle != found.handle) continue;
+        if (n < room && processes) processes[n] = process;
+        n++;
+    }
+    if (file) fclose(file);
+    *count = n;
+    return n > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* The plugin must not call these: setting needs privilege, and reading is not part of the wrapper that it uses. */
+int nvmlDeviceSetMemoryLimits_v1(void *device, void *limits) {
+    (void)device, (void)limits;
+    record("set memory limits");
+    return NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMemoryLimits_v1(void *device, void *limits) {
+    (void)device, (void)limits;
+    record("get memory limits");
+    return NOT_SUPPORTED;
+}
+#endif

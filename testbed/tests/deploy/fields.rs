@@ -69,6 +69,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::runtime_hook(render_base_with("components/nri"))]
 #[case::record_writers(render_base_with("components/record-writers"))]
 #[case::all_devices(render_base_with("components/all-devices"))]
+#[case::enforcement(render_with("base", &["components/driver-limits", "components/hami-core", "components/measure-memory"]))]
 #[case::device_labels(render_base_with("components/device-labels"))]
 fn every_field_is_known(#[case] objects: Vec<Value>) {
     for object in objects {

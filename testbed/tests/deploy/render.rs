@@ -270,10 +270,13 @@ fn every_kustomization_is_tested() {
     components/all-devices/kustomization.yaml
     components/certificate-files/kustomization.yaml
     components/device-labels/kustomization.yaml
+    components/driver-limits/kustomization.yaml
     components/driver-root/kustomization.yaml
     components/evict-pods/kustomization.yaml
     components/gpu-operator/kustomization.yaml
     components/guard-bindings/kustomization.yaml
+    components/hami-core/kustomization.yaml
+    components/measure-memory/kustomization.yaml
     components/nri/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml
     components/read-only-etc/kustomization.yaml

@@ -595,6 +595,9 @@ fn components_change_both_daemon_sets() {
         "components/gpu-operator",
         "components/simulated",
         "components/device-labels",
+        "components/driver-limits",
+        "components/hami-core",
+        "components/measure-memory",
     ] {
         let (plain, whole) = (
             render("base"),
