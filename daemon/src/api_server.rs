@@ -4,7 +4,6 @@
 //! the pauses of all.
 
 use std::error::Error;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::iter;
 use std::path::Path;
@@ -41,20 +40,13 @@ const SPREAD: Duration = Duration::from_secs(1);
 const JITTER: f64 = 0.25;
 
 /// A client of the API server, with a record of its contact. Cheap to clone.
+#[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Connection {
     /// The client.
     pub client: Client,
     /// The contact.
     pub contact: Contact,
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection")
-            .field("contact", &self.contact)
-            .finish_non_exhaustive()
-    }
 }
 
 /// A client whose answers end no pauses.

@@ -3,7 +3,7 @@
 //! A watch that breaks or hangs begins again after a pause, with a list. [`WatchLag`] measures the age of a watch's last
 //! message.
 
-use std::fmt::{Debug, Formatter, Result as FmtResult};
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -46,6 +46,7 @@ pub enum Update<K> {
 }
 
 /// A watch of one kind.
+#[expect(missing_debug_implementations, reason = "a stream of events has none")]
 pub struct ObjectWatch<K: 'static> {
     name: &'static str,
     api: Api<K>,
@@ -63,14 +64,6 @@ pub struct ObjectWatch<K: 'static> {
 enum Next {
     Restored,
     Pause,
-}
-
-impl<K> Debug for ObjectWatch<K> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
-        f.debug_struct("ObjectWatch")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
 }
 
 impl<K> ObjectWatch<K>

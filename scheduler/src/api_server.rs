@@ -11,9 +11,12 @@ use kube::Client;
 use kube::client::Body;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::time::timeout;
 
 /// Most characters of another program's message that are passed on.
 const MAX_MESSAGE: usize = 500;
+/// Time that the API server has to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// The name under which the API server keeps the fields that this daemon applies.
 const FIELD_MANAGER: &str = "gpushare-scheduler";
 
@@ -50,7 +53,7 @@ impl Answer {
     }
 }
 
-/// Sends a request with a JSON body, which may be empty.
+/// Sends a request with a JSON body, if there is one, and waits for its answer for [`ANSWER_TIMEOUT`].
 ///
 /// # Errors
 /// The reason for which there is no whole answer, for people. The request may have been carried out.
@@ -58,9 +61,9 @@ pub(crate) async fn send(
     client: &Client,
     method: Method,
     path: &str,
-    body: Vec<u8>,
+    body: Option<&Value>,
 ) -> Result<Answer, String> {
-    send_as(client, method, path, "application/json", body).await
+    in_time(send_as(client, method, path, "application/json", body)).await
 }
 
 /// Writes an object by server-side apply: creates it if there is none, and takes over fields that others have set.
@@ -69,23 +72,38 @@ pub(crate) async fn send(
 /// The reason for which there is no whole answer, for people. The object may have been written.
 pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result<Answer, String> {
     let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
-    send_as(
-        client,
-        Method::PATCH,
-        &path,
-        "application/apply-patch+yaml",
-        object.to_string().into_bytes(),
-    )
-    .await
+    let apply = "application/apply-patch+yaml";
+    in_time(send_as(client, Method::PATCH, &path, apply, Some(object))).await
 }
 
-async fn send_as(
+/// Changes an object by a JSON merge patch.
+///
+/// # Errors
+/// The reason for which there is no whole answer, for people. The object may have been changed.
+pub(crate) async fn merge(client: &Client, path: &str, patch: &Value) -> Result<Answer, String> {
+    let merge = "application/merge-patch+json";
+    in_time(send_as(client, Method::PATCH, path, merge, Some(patch))).await
+}
+
+async fn in_time(answer: impl Future<Output = Result<Answer, String>>) -> Result<Answer, String> {
+    match timeout(ANSWER_TIMEOUT, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(format!("no answer from the API server within {ANSWER_TIMEOUT:?}")),
+    }
+}
+
+/// Sends a request, for as long as the caller waits.
+///
+/// # Errors
+/// The reason for which there is no whole answer, for people. The request may have been carried out.
+pub(crate) async fn send_as(
     client: &Client,
     method: Method,
     path: &str,
     content_type: &str,
-    body: Vec<u8>,
+    body: Option<&Value>,
 ) -> Result<Answer, String> {
+    let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
     let request = Request::builder()
         .method(method)
         .uri(path)

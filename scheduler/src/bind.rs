@@ -3,21 +3,18 @@
 //! Knows nothing of devices: the annotations come ready. A write whose outcome is unknown is not repeated here.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
 use kube::Client;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::error;
 
-use crate::api_server::{Answer, send, shorten};
+use crate::api_server::{Answer, send, send_as, shorten};
 use crate::leader::{Leadership, is_refusal};
 
 /// Pause before a binding is sent again to a busy API server, unless its answer names another.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
-/// The longest time that one read of a pod may take.
-const READ_TIMEOUT: Duration = Duration::from_secs(4);
 /// The lengths of the longest valid names and UIDs, in bytes.
 const MAX_NAMESPACE: usize = 63;
 const MAX_NAME: usize = 253;
@@ -77,19 +74,12 @@ pub enum PodLookup {
 }
 
 /// Writes bindings and reads pods.
+#[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Binder {
     client: Client,
     timeout: Duration,
     leadership: Leadership,
-}
-
-impl fmt::Debug for Binder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Binder")
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
-    }
 }
 
 /// A write that got no answer.
@@ -228,7 +218,7 @@ impl Binder {
         // The API server gives up in time too, so that a write whose answer is lost does not happen much later.
         let seconds = self.timeout.as_millis().div_ceil(1000);
         let path = format!("{}/binding?timeout={seconds}s", pod_path(&binding.pod));
-        send(&self.client, Method::POST, &path, body.to_string().into_bytes()).await
+        send_as(&self.client, Method::POST, &path, "application/json", Some(&body)).await
     }
 
     /// Reads the state of a pod.
@@ -256,9 +246,7 @@ impl Binder {
     /// The reason that it cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
-        let answer = timeout(READ_TIMEOUT, send(&self.client, Method::GET, &path, Vec::new())).await;
-        let answer =
-            answer.map_err(|_| format!("no answer from the API server within {READ_TIMEOUT:?}"))??;
+        let answer = send(&self.client, Method::GET, &path, None).await?;
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }

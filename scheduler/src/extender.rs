@@ -53,7 +53,7 @@ use recheck::Recheck;
 use requeue::{SampleRetries, WaitingPods};
 
 /// The state and configuration of all verbs and views.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Extender {
     index: Shared<Index>,
     /// Locked after the index where both are.

@@ -13,6 +13,7 @@ mod eviction;
 mod failing;
 mod gangs;
 mod hints;
+mod inspected;
 mod node_filter;
 mod objects;
 mod openings;
@@ -49,11 +50,12 @@ use tracing::warn;
 pub use assumption::{AssumeError, Assumed, Assumption, Moment, Phase};
 
 pub use hints::{Decision, HintQueue, HintTimes};
+pub use inspected::InspectedNode;
 pub use node_filter::{BestNode, CostTerms, NodeFilter};
 pub use objects::RawDevice;
 pub use openings::Openings;
 pub use resource_demand::ResourceDemand;
-pub use snapshot::{DeviceShow, GpuShow, GpuSnapshot, HolderShow, NamespaceSnapshot, NodeShow, Snapshot};
+pub use snapshot::{GpuSnapshot, NamespaceSnapshot, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
 
@@ -381,8 +383,8 @@ impl Index {
     }
 
     /// One node for people; `None` if there is no such node.
-    pub fn show_node(&self, name: &str) -> Option<NodeShow> {
-        NodeShow::of(self.filter(), name)
+    pub fn show_node(&self, name: &str) -> Option<InspectedNode> {
+        InspectedNode::of(self.filter(), name)
     }
 
     /// The pod's UID, as the text that is kept already if there is one.

@@ -312,8 +312,7 @@ impl Leadership {
         );
         let help = "Bindings that the API server answered when the lease they were sent under had ended";
         registry.register("overdue_bindings", help, self.0.overdue.clone());
-        registry.register_collector(Box::new(IsLeader(self.clone())));
-        registry.register_collector(Box::new(IsRefused(self.clone())));
+        registry.register_collector(Box::new(Gauges(self.clone())));
     }
 }
 
@@ -334,37 +333,29 @@ impl Drop for Binding {
     }
 }
 
-/// 1 while this replica decides, read at scrape time.
+/// Reads the gauges of a replica.
 #[derive(Debug)]
-struct IsLeader(Leadership);
+struct Gauges(Leadership);
 
-impl Collector for IsLeader {
+impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let is_leader = self.0.check(tokio::time::Instant::now().into_std()).is_ok();
-        let help = "Whether this replica decides: 1 for the leader, and for a replica without others";
-        ConstGauge::new(i64::from(is_leader)).encode(encoder.encode_descriptor(
-            "is_leader",
-            help,
-            None,
-            MetricType::Gauge,
-        )?)
-    }
-}
-
-/// 1 while the API server refuses the bindings of the leader, read at scrape time.
-#[derive(Debug)]
-struct IsRefused(Leadership);
-
-impl Collector for IsRefused {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let is_refused = self.0.refused().is_some();
-        let help = "Whether the API server refuses the bindings of this replica although it holds the Lease";
-        ConstGauge::new(i64::from(is_refused)).encode(encoder.encode_descriptor(
-            "leader_refused",
-            help,
-            None,
-            MetricType::Gauge,
-        )?)
+        let gauges = [
+            (
+                "is_leader",
+                "Whether this replica decides: 1 for the leader, and for a replica without others",
+                self.0.check(now()).is_ok(),
+            ),
+            (
+                "leader_refused",
+                "Whether the API server refuses the bindings of this replica although it holds the Lease",
+                self.0.refused().is_some(),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::from(value)).encode(metric)?;
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use daemon::watch::WatchLag;
 use placement::Reason;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -117,42 +117,22 @@ impl Ending {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    verb: &'static str,
-    outcome: &'static str,
-}
+/// Names and values of the labels of a metric.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VerbLabels {
-    verb: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CauseLabels {
-    cause: &'static str,
-}
+/// Counters with one label.
+type Counters = Family<Labels<1>, Counter>;
 
 /// Counts and times of requests.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    requests: Family<RequestLabels, Counter>,
-    seconds: Family<VerbLabels, Histogram, fn() -> Histogram>,
-    refusals: Family<ReasonLabels, Counter>,
-    bind_refusals: Family<ReasonLabels, Counter>,
-    thought_over: Family<OutcomeLabels, Counter>,
-    preemption_candidates: Family<OutcomeLabels, Counter>,
-    tried_again: Family<CauseLabels, Counter>,
+    requests: Family<Labels<2>, Counter>,
+    seconds: Family<Labels<1>, Histogram, fn() -> Histogram>,
+    refusals: Counters,
+    bind_refusals: Counters,
+    rechecked: Counters,
+    preemption_candidates: Counters,
+    retried: Counters,
     room_announced: Counter,
     unplaced: UnplacedPods,
     placement: Histogram,
@@ -176,44 +156,27 @@ impl Metrics {
             seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             refusals: Family::default(),
             bind_refusals: Family::default(),
-            thought_over: Family::default(),
+            rechecked: Family::default(),
             preemption_candidates: Family::default(),
-            tried_again: Family::default(),
+            retried: Family::default(),
             room_announced: Counter::default(),
             unplaced: UnplacedPods::default(),
             placement: Histogram::new(PLACEMENT_BUCKETS),
         };
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the scheduler", Info::new(version));
-        registry.register_with_unit(
-            "placement",
-            "Time from the first filter of a pod to its binding",
-            Unit::Seconds,
-            metrics.placement.clone(),
-        );
-        registry.register(
-            "requests",
-            "Requests by verb and outcome",
-            metrics.requests.clone(),
-        );
-        registry.register_with_unit(
-            "request",
-            "Time from the whole request to its answer",
-            Unit::Seconds,
-            metrics.seconds.clone(),
-        );
-        registry.register(
-            "refused_nodes",
-            "Nodes refused by filters, by reason",
-            metrics.refusals.clone(),
-        );
-        registry.register(
-            "refused_binds",
-            "Binds that came to nothing, by reason",
-            metrics.bind_refusals.clone(),
-        );
+        let help = "Time from the first filter of a pod to its binding";
+        registry.register_with_unit("placement", help, Unit::Seconds, metrics.placement.clone());
+        let help = "Requests by verb and outcome";
+        registry.register("requests", help, metrics.requests.clone());
+        let help = "Time from the whole request to its answer";
+        registry.register_with_unit("request", help, Unit::Seconds, metrics.seconds.clone());
+        let help = "Nodes refused by filters, by reason";
+        registry.register("refused_nodes", help, metrics.refusals.clone());
+        let help = "Binds that came to nothing, by reason";
+        registry.register("refused_binds", help, metrics.bind_refusals.clone());
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
-        registry.register("refusals_thought_over", help, metrics.thought_over.clone());
+        registry.register("refusals_thought_over", help, metrics.rechecked.clone());
         let help = "Nodes on which kube-scheduler would evict pods, by what became of them";
         registry.register(
             "preemption_candidates",
@@ -221,7 +184,7 @@ impl Metrics {
             metrics.preemption_candidates.clone(),
         );
         let help = "Refusals whose text changes so that kube-scheduler tries the pod again soon, by cause";
-        registry.register("refusals_tried_again", help, metrics.tried_again.clone());
+        registry.register("refusals_tried_again", help, metrics.retried.clone());
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
         registry.register("room_announced", help, metrics.room_announced.clone());
         let unplaced = metrics.unplaced.clone();
@@ -229,7 +192,7 @@ impl Metrics {
         metrics
     }
 
-    /// Starts to measure a request.
+    /// Starts the time of a request.
     pub fn time(&self, verb: Verb) -> Timer<'_> {
         Timer {
             metrics: self,
@@ -239,38 +202,30 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that has ended, and how long it took.
+    /// Counts a request that took `elapsed`.
     pub fn record(&self, verb: Verb, ending: Ending, elapsed: Duration) {
+        let verb = ("verb", verb.label());
         self.requests
-            .get_or_create(&RequestLabels {
-                verb: verb.label(),
-                outcome: ending.label(),
-            })
+            .get_or_create(&[verb, ("outcome", ending.label())])
             .inc();
-        self.seconds
-            .get_or_create(&VerbLabels { verb: verb.label() })
-            .observe(elapsed.as_secs_f64());
+        self.seconds.get_or_create(&[verb]).observe(elapsed.as_secs_f64());
     }
 
     /// Counts nodes that a filter refused.
     pub fn refused(&self, reason: Reason, n_nodes: u64) {
         self.refusals
-            .get_or_create(&ReasonLabels {
-                reason: reason.label(),
-            })
+            .get_or_create(&[("reason", reason.label())])
             .inc_by(n_nodes);
     }
-}
 
-impl Metrics {
     /// Counts a bind that came to nothing.
     pub fn bind_refused(&self, reason: &'static str) {
-        self.bind_refusals.get_or_create(&ReasonLabels { reason }).inc();
+        self.bind_refusals.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts a refusal whose text changes so that the pod is tried again soon.
-    pub fn tried_again(&self, cause: &'static str) {
-        self.tried_again.get_or_create(&CauseLabels { cause }).inc();
+    /// Counts a refusal that kube-scheduler retries soon, as its request named a sample of the nodes.
+    pub fn sample_retried(&self) {
+        self.retried.get_or_create(&[("cause", "sample")]).inc();
     }
 
     /// Notes the result of a pod's filter; `refusal` is the reason for which no node fits.
@@ -285,27 +240,22 @@ impl Metrics {
         }
     }
 
-    /// Counts an announcement that room has opened.
+    /// Counts an announcement of room.
     pub fn room_announced(&self) {
         self.room_announced.inc();
     }
 
-    /// Counts a refusal that was held back; whether the pod was let through in the end.
-    pub fn thought_over(&self, fits: bool) {
+    /// Counts a refusal that was rechecked after a watch had caught up.
+    pub fn rechecked(&self, fits: bool) {
         let outcome = if fits { "fits" } else { "refused" };
-        self.thought_over.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.rechecked.get_or_create(&[("outcome", outcome)]).inc();
     }
-}
 
-impl Metrics {
     /// Counts nodes on which kube-scheduler would evict pods.
     pub fn preempted(&self, candidate: Candidate, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
-        self.preemption_candidates
-            .get_or_create(&OutcomeLabels {
-                outcome: candidate.label(),
-            })
-            .inc_by(n_nodes);
+        let labels = [("outcome", candidate.label())];
+        self.preemption_candidates.get_or_create(&labels).inc_by(n_nodes);
     }
 }
 
@@ -332,7 +282,7 @@ impl Collector for Watches {
             encoder.encode_descriptor("watch_age", help, Some(&Unit::Seconds), MetricType::Gauge)?;
         for lag in &self.0 {
             let gauge = ConstGauge::new(lag.age().as_secs_f64());
-            gauge.encode(family.encode_family(&KindLabels { kind: lag.kind() })?)?;
+            gauge.encode(family.encode_family(&[("kind", lag.kind())])?)?;
         }
         Ok(())
     }
@@ -343,23 +293,6 @@ impl Collector for Watches {
 struct State {
     index: Shared<crate::index::Index>,
     unplaced: UnplacedPods,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GpuLabels {
-    node: String,
-    minor: u32,
-    uuid: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NamespaceLabels {
-    namespace: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabels {
-    kind: &'static str,
 }
 
 impl Collector for State {
@@ -374,74 +307,78 @@ impl Collector for State {
             let snapshot: Snapshot = index.snapshot();
             (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
         };
-        let mut gauge = |name: &str, help: &str, value: u64| -> Result<(), fmt::Error> {
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric)
-        };
-        gauge("nodes", "Nodes that the scheduler knows", snapshot.n_nodes)?;
-        gauge("gpu_nodes", "Nodes with GPUs to share", snapshot.n_gpu_nodes)?;
-        gauge("pods", "Pods that hold a share", snapshot.n_pods)?;
-        gauge(
-            "pending_pods",
-            "Unbound pods that ask for a share",
-            snapshot.n_pending,
-        )?;
-        gauge(
-            "assumed_pods",
-            "Pods that were chosen devices for and are not yet seen bound",
-            snapshot.n_assumed,
-        )?;
-        let help = "Pods whose record says more than they ask for or were given, and does not count for that";
-        gauge("contradicting_pods", help, snapshot.n_contradicting)?;
-        gauge(
-            "conservative_pods",
-            "Pods whose devices are not known for sure",
-            snapshot.n_conservative,
-        )?;
-        gauge(
-            "hints",
-            "Pods that room is kept for until they are bound",
-            snapshot.n_hints,
-        )?;
-        gauge(
-            "failing_nodes",
-            "Nodes that rank behind all others because kubelet refused several pods there",
-            snapshot.n_failing,
-        )?;
-        gauge(
-            "plugin_away_nodes",
-            "Nodes that no pod is sent to because their device plugin does not serve kubelet",
-            snapshot.n_plugin_away,
-        )?;
-        per_kind(&mut encoder, &snapshot)?;
+        let gauges = [
+            ("nodes", "Nodes that the scheduler knows", snapshot.n_nodes),
+            ("gpu_nodes", "Nodes with GPUs to share", snapshot.n_gpu_nodes),
+            ("pods", "Pods that hold a share", snapshot.n_pods),
+            (
+                "pending_pods",
+                "Unbound pods that ask for a share",
+                snapshot.n_pending,
+            ),
+            (
+                "assumed_pods",
+                "Pods that were chosen devices for and are not yet seen bound",
+                snapshot.n_assumed,
+            ),
+            (
+                "contradicting_pods",
+                "Pods whose record says more than they ask for or were given, and does not count for that",
+                snapshot.n_contradicting,
+            ),
+            (
+                "conservative_pods",
+                "Pods whose devices are not known for sure",
+                snapshot.n_conservative,
+            ),
+            (
+                "hints",
+                "Pods that room is kept for until they are bound",
+                snapshot.n_hints,
+            ),
+            (
+                "failing_nodes",
+                "Nodes that rank behind all others because kubelet refused several pods there",
+                snapshot.n_failing,
+            ),
+            (
+                "plugin_away_nodes",
+                "Nodes that no pod is sent to because their device plugin does not serve kubelet",
+                snapshot.n_plugin_away,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            gauge(value).encode(metric)?;
+        }
+        let help = "Whether a kind of object has been seen whole";
+        let mut family = encoder.encode_descriptor("synced", help, None, MetricType::Gauge)?;
+        for (kind, synced) in snapshot.synced {
+            gauge(synced.into()).encode(family.encode_family(&[("kind", kind)])?)?;
+        }
         let help = "Pods that kube-scheduler has asked about and that are not bound, by the reason of their last refusal";
         let mut family = encoder.encode_descriptor("unplaced_pods", help, None, MetricType::Gauge)?;
         for (reason, n_pods) in &unplaced.by_reason {
-            let labels = ReasonLabels { reason };
-            let gauge = ConstGauge::new(i64::try_from(*n_pods).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&labels)?)?;
+            gauge(*n_pods).encode(family.encode_family(&[("reason", *reason)])?)?;
         }
         let help =
             "Time since the first filter of the unbound pod that has waited longest, 0 without such a pod";
-        let oldest = encoder.encode_descriptor(
-            "oldest_unplaced_pod",
-            help,
-            Some(&Unit::Seconds),
-            MetricType::Gauge,
-        )?;
+        let unit = Some(&Unit::Seconds);
+        let oldest = encoder.encode_descriptor("oldest_unplaced_pod", help, unit, MetricType::Gauge)?;
         ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)?;
         for (name, help, value) in NAMESPACE_GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (namespace, sum) in &snapshot.namespaces {
-                let labels = NamespaceLabels {
-                    namespace: namespace.clone(),
-                };
-                ConstGauge::new(value(sum)).encode(family.encode_family(&labels)?)?;
+                ConstGauge::new(value(sum)).encode(family.encode_family(&[("namespace", namespace)])?)?;
             }
         }
         for (name, help, value) in GPU_GAUGES {
-            per_gpu(&mut encoder, &snapshot, name, help, value)?;
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for gpu in &snapshot.gpus {
+                let minor = gpu.minor.to_string();
+                let labels = [("node", &gpu.node), ("minor", &minor), ("uuid", &gpu.uuid)];
+                ConstGauge::new(value(gpu)).encode(family.encode_family(&labels)?)?;
+            }
         }
         Ok(())
     }
@@ -514,34 +451,6 @@ fn number(number: u64) -> f64 {
     number as f64
 }
 
-fn per_kind(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Result<(), fmt::Error> {
-    let mut family = encoder.encode_descriptor(
-        "synced",
-        "Whether a kind of object has been seen whole",
-        None,
-        MetricType::Gauge,
-    )?;
-    for (kind, synced) in snapshot.synced {
-        ConstGauge::new(i64::from(synced)).encode(family.encode_family(&KindLabels { kind })?)?;
-    }
-    Ok(())
-}
-
-fn per_gpu(
-    encoder: &mut DescriptorEncoder<'_>,
-    snapshot: &Snapshot,
-    name: &str,
-    help: &str,
-    value: fn(&GpuSnapshot) -> f64,
-) -> Result<(), fmt::Error> {
-    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for gpu in &snapshot.gpus {
-        let labels = GpuLabels {
-            node: gpu.node.clone(),
-            minor: gpu.minor,
-            uuid: gpu.uuid.clone(),
-        };
-        ConstGauge::new(value(gpu)).encode(family.encode_family(&labels)?)?;
-    }
-    Ok(())
+fn gauge(value: u64) -> ConstGauge<i64> {
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::StatusCode;
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::api_server;
 
@@ -18,26 +17,17 @@ use crate::api_server;
 pub const NAME: &str = "gpushare-room";
 /// Annotation of the object: the time of the last announcement, in nanoseconds since 1970.
 const OPENED: &str = "gpushare/room-opened";
-/// Longest time that one write may take.
-const TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a write that the API server refuses until something is configured: a right is missing, or the kind.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// The object in one namespace.
+#[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Room {
     client: Client,
     namespace: String,
-}
-
-impl std::fmt::Debug for Room {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Room")
-            .field("namespace", &self.namespace)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The reason for which an announcement was not written.
@@ -90,10 +80,8 @@ impl Room {
             namespace: namespace.clone(),
             message,
         };
-        let answer = timeout(TIMEOUT, api_server::apply(&self.client, &path, &self.object())).await;
-        let answer = answer
-            .map_err(|_| failed("no answer in time".to_owned()))?
-            .map_err(failed)?;
+        let answer = api_server::apply(&self.client, &path, &self.object()).await;
+        let answer = answer.map_err(failed)?;
         match answer.status {
             status if status.is_success() => Ok(()),
             StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::UNPROCESSABLE_ENTITY => {

@@ -147,10 +147,17 @@ fn cube() -> Vec<LinkGroup> {
         .collect()
 }
 
-/// What it is, what there is, which GPUs are used, and what is asked.
-type Case<'a> = (&'a str, Inventory, &'a [u32], RequestedGpus, u64, Constraints);
+/// Its name, the inventory, the minors of used GPUs, and the requested GPUs, RDMA percent and constraints.
+type Case = (
+    &'static str,
+    Inventory,
+    &'static [u32],
+    RequestedGpus,
+    u64,
+    Constraints,
+);
 
-fn decide_one_node(criterion: &mut Criterion) {
+fn cases() -> [Case; 9] {
     let common = || machine(0, 8, 16, 4);
     // All NICs on switches of their own: no solution, and no rule that excludes one early.
     let apart = || {
@@ -167,12 +174,12 @@ fn decide_one_node(criterion: &mut Criterion) {
         inventory
     };
     let large = || machine(0, 16, 32, 16);
-    let wished = |partition| Constraints {
+    let constrained = |partition| Constraints {
         partition: Some(partition),
         ..Constraints::default()
     };
-    let partition = || wished(PartitionConstraint::default());
-    let cases: [Case<'_>; 9] = [
+    let partition = || constrained(PartitionConstraint::default());
+    [
         (
             "8 GPUs, 16 NICs: 4 and 1 on the same switches",
             common(),
@@ -251,9 +258,12 @@ fn decide_one_node(criterion: &mut Criterion) {
             1600,
             joint(true, false),
         ),
-    ];
+    ]
+}
+
+fn decide_one_node(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decide");
-    for (what, inventory, used, gpus, nics, constraints) in &cases {
+    for (what, inventory, used, gpus, nics, constraints) in &cases() {
         let (fleet, id) = one(inventory.clone(), used);
         let others = [rdma(*nics)];
         let ask = NodeRequest {
@@ -299,7 +309,7 @@ fn filter(criterion: &mut Criterion) {
         criterion.benchmark_group("5000 nodes x 8 GPUs, 16 NICs, with places and links, in 64 states");
     group.throughput(Throughput::Elements(n_nodes.into()));
     for (what, constraints) in [
-        ("no wishes", None),
+        ("no constraints", None),
         ("4 and 1 on the same switches", Some(joint(true, true))),
         ("4 and 1", Some(joint(true, false))),
     ] {
@@ -309,22 +319,15 @@ fn filter(criterion: &mut Criterion) {
             constraints: constraints.as_ref(),
             ..NodeRequest::default()
         };
-        group.bench_function(format!("fit, {what}"), |b| {
+        group.bench_function(format!("evaluate, {what}"), |b| {
             b.iter(|| {
                 let mut evaluation = fleet.evaluation(ask, Hints::Respect);
-                let fits = |name: &&String| fleet.node_id(name).is_some_and(|id| evaluation.fit(id).is_ok());
-                black_box(&names).iter().filter(fits).count()
-            });
-        });
-        group.bench_function(format!("fit_of_gpu, {what}"), |b| {
-            b.iter(|| {
-                let mut evaluation = fleet.evaluation(ask, Hints::Respect);
-                let fit_of_gpu = |name: &String| {
+                let evaluate = |name: &String| {
                     fleet
                         .node_id(name)
                         .map(|id| evaluation.evaluate(id, Policies::default()))
                 };
-                black_box(&names).iter().map(fit_of_gpu).max()
+                black_box(&names).iter().map(evaluate).max()
             });
         });
     }

@@ -8,8 +8,8 @@ use crate::batch::evaluation::BatchEvaluation;
 use crate::batch::prewarm::Prewarm;
 use crate::check::{Violation, check};
 use crate::choice::admit::{ReserveError, admit, is_placement};
-use crate::choice::choose::{choose, fit, misfit, score};
-use crate::choice::cost::{LookAhead, WorkloadModel};
+use crate::choice::choose::{ChoiceContext, choose, fit, misfit, score};
+use crate::choice::cost::WorkloadModel;
 use crate::choice::order::resource_scores;
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::{HostAmounts, HostLoad};
@@ -255,14 +255,7 @@ impl Fleet {
     ) -> Result<Placement, Reason> {
         let request = request.into();
         let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
-        choose(
-            node,
-            request,
-            policy,
-            &self.weights,
-            self.look_ahead(request),
-            hints,
-        )
+        choose(node, request, policy, self.context(hints))
     }
 
     /// The score of a node for a request after the best choice of its devices; 0 if there is no room.
@@ -279,15 +272,7 @@ impl Fleet {
         let Some(node) = self.nodes.get(node) else {
             return Score::default();
         };
-        score(
-            node,
-            request,
-            policies,
-            &self.weights,
-            self.look_ahead(request),
-            hints,
-        )
-        .unwrap_or_default()
+        score(node, request, policies, self.context(hints)).unwrap_or_default()
     }
 
     /// The score of a node by weighted resources: for each type of device that is requested 0 to 100, and 0 in all if there
@@ -344,21 +329,14 @@ impl Fleet {
         request: impl Into<NodeRequest<'a>>,
         hints: Hints<'a>,
     ) -> BatchEvaluation<'a> {
-        let request = request.into();
-        BatchEvaluation::new(
-            &self.nodes,
-            &self.weights,
-            &self.model,
-            &self.cache,
-            request,
-            hints,
-        )
+        BatchEvaluation::new(&self.nodes, self.context(hints), &self.cache, request.into())
     }
 
-    fn look_ahead(&self, request: NodeRequest<'_>) -> LookAhead<'_> {
-        LookAhead {
+    fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
+        ChoiceContext {
+            weights: &self.weights,
             model: &self.model,
-            host: request.host,
+            hints,
         }
     }
 }
@@ -418,8 +396,14 @@ impl Fleet {
     ///
     /// The fleet may change between two steps.
     pub fn prewarm_step(&self, prewarm: &mut Prewarm) -> bool {
-        let next = self.next_model.as_ref();
-        next.is_some_and(|next| prewarm.step(&self.nodes, &self.weights, next, &self.cache))
+        let Some(model) = &self.next_model else {
+            return false;
+        };
+        let context = ChoiceContext {
+            model,
+            ..self.context(Hints::Respect)
+        };
+        prewarm.step(&self.nodes, context, &self.cache)
     }
 
     /// The pods that the model in effect expects: each kind, and its number in a thousand pods, the commonest first. Empty

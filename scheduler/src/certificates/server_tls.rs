@@ -14,15 +14,13 @@ use prometheus_client::registry::{Registry, Unit};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
+use rustls::server::ResolvesServerCertUsingSni;
+use rustls::sign::SingleCertAndKey;
 use tokio::sync::watch;
 
 use super::material::Material;
 use super::validity::not_after;
-use crate::serve::H2;
-use crate::serve::tls::{Bytes, CurrentTls, client_verifier, read, verifier_of};
+use crate::serve::tls::{Bytes, CurrentTls, client_verifier, read, server_settings, verifier_of};
 
 /// The label value for the authorities of the webhooks' clients in metrics.
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
@@ -118,7 +116,7 @@ impl ServerTls {
         if let Clients::SignedBy(path) = &clients {
             client_verifier(&read(path), path)?;
         }
-        let settings = settings(Arc::new(NoCertificate), None)?;
+        let settings = server_settings(Arc::new(ResolvesServerCertUsingSni::new()), None)?;
         Ok(Self {
             clients,
             authorities: None,
@@ -131,7 +129,7 @@ impl ServerTls {
     }
 
     pub(super) fn use_material(&mut self, material: &Material) -> anyhow::Result<()> {
-        let key = Arc::new(OneCertificate(Arc::new(material.certified_key()?)));
+        let key = Arc::new(SingleCertAndKey::from(material.certified_key()?));
         let authorities = self.read_authorities();
         let verifier = match (&self.clients, &authorities) {
             (Clients::SignedBy(path), Some(authorities)) => Some(client_verifier(authorities, path)?),
@@ -140,7 +138,7 @@ impl ServerTls {
             }
             _ => None,
         };
-        self.settings.send_replace(settings(key, verifier)?);
+        self.settings.send_replace(server_settings(key, verifier)?);
         self.authorities = authorities;
         Ok(())
     }
@@ -168,39 +166,6 @@ impl ServerTls {
             return None;
         };
         Some(read(path))
-    }
-}
-
-fn settings(
-    key: Arc<dyn ResolvesServerCert>,
-    clients: Option<Arc<dyn ClientCertVerifier>>,
-) -> anyhow::Result<Arc<ServerConfig>> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let builder = match clients {
-        None => builder.with_no_client_auth(),
-        Some(verifier) => builder.with_client_cert_verifier(verifier),
-    };
-    let mut settings = builder.with_cert_resolver(key);
-    settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
-    Ok(Arc::new(settings))
-}
-
-#[derive(Debug)]
-struct NoCertificate;
-
-impl ResolvesServerCert for NoCertificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        None
-    }
-}
-
-#[derive(Debug)]
-struct OneCertificate(Arc<CertifiedKey>);
-
-impl ResolvesServerCert for OneCertificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
     }
 }
 

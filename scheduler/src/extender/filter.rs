@@ -33,9 +33,6 @@ const GANG_RESTS: &str =
 /// kube-scheduler would write the pod's condition, and so try the pod again, for each.
 const NO_NODE: &str = "none of the nodes that were asked about has devices for the pod now; the scheduler's view of the pod says why";
 
-/// The metrics label of refusals with alternating texts.
-const RETRY_CAUSE: &str = "sample";
-
 /// The result of a request.
 #[derive(Debug)]
 pub struct FilterResult {
@@ -80,7 +77,7 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
         result = answer(extender, body, now())?;
         let refusal = result.refusal.as_ref();
         extender.memory().recheck.finish(refusal, is_updated, now());
-        extender.metrics.thought_over(refusal.is_none());
+        extender.metrics.rechecked(refusal.is_none());
     }
     result.count(&extender.metrics, now());
     Ok(result.json)
@@ -172,7 +169,7 @@ impl FilterResult {
             metrics.note_filter(uid, self.refusal_label(), now);
         }
         if self.is_retried {
-            metrics.tried_again(RETRY_CAUSE);
+            metrics.sample_retried();
         }
         for (reason, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {
             if n_nodes > 0 {

@@ -22,11 +22,7 @@ pub(super) fn record(
 ) -> Record {
     let state = cluster.nodes.get(node);
     let opaque = state.is_some_and(NodeState::is_opaque);
-    let view = cluster
-        .fleet
-        .node_id(node)
-        .and_then(|node| cluster.fleet.view(node));
-    let inventory = view.and_then(placement::NodeView::inventory);
+    let inventory = cluster.view(node).and_then(placement::NodeView::inventory);
     let mut allocations = DeviceAllocations::new();
     for share in &placement.shares {
         allocations

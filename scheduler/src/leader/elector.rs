@@ -44,6 +44,7 @@ pub struct Settings {
 }
 
 /// One replica of several.
+#[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Elector {
     settings: Settings,
     leadership: Leadership,
@@ -59,15 +60,6 @@ pub struct Elector {
     term: Option<Term>,
     /// The task that prepares the term's binds.
     takeover: Option<JoinHandle<()>>,
-}
-
-impl std::fmt::Debug for Elector {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Elector")
-            .field("settings", &self.settings)
-            .field("source", &self.source)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The Lease by which a replica leads.

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use daemon::events::Recorder;
 use http::{Method, StatusCode};
 use kube::Client;
@@ -21,8 +21,6 @@ use crate::api_server::{self, Answer};
 const API_VERSION: &str = "gpushare.io/v1alpha1";
 /// Its kind, and its name in paths.
 const KIND: (&str, &str) = ("SchedulerLeader", "schedulerleaders");
-/// Longest time that one request may take.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause between two probes, while the API server accepts bindings and while it does not.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(200));
 /// The time for which a refusal may last before it is reported: the API server takes a moment to see a new holder.
@@ -209,15 +207,8 @@ impl Fence {
     }
 
     async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
-        let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
-        let answer = timeout(
-            REQUEST_TIMEOUT,
-            api_server::send(&self.client, method, path, body),
-        )
-        .await;
-        answer
-            .context("no answer in time")?
-            .map_err(|reason| anyhow!(reason))
+        let answer = api_server::send(&self.client, method, path, body).await;
+        answer.map_err(anyhow::Error::msg)
     }
 }
 

@@ -2,23 +2,21 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use daemon::panics::named;
-use http::{Method, Request, header};
+use http::StatusCode;
 use kube::Client;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{Leadership, PodName};
+use crate::api_server;
 
 /// Label of the leader's pod: `"true"`.
 pub const LABEL: &str = "gpushare/leader";
 /// Annotation of the leader's pod: the time at which its takeover began. The watch of pods shows it after every earlier write.
 pub(super) const SINCE: &str = "gpushare/leader-since";
 
-/// Longest time that one write may take.
-const TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -124,19 +122,17 @@ async fn patch(client: &Client, pod: &PodName, label: &PodLabel) -> anyhow::Resu
         PodLabel::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {SINCE: since}}),
     };
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-    let request = Request::builder()
-        .method(Method::PATCH)
-        .uri(path)
-        .header(header::CONTENT_TYPE, "application/merge-patch+json");
-    let request = request.body(serde_json::to_vec(&json!({"metadata": metadata}))?)?;
-    let answer = tokio::time::timeout(TIMEOUT, client.request::<Value>(request))
-        .await
-        .context("no answer in time")?;
-    match answer {
-        // A pod that is gone has no label.
-        Err(kube::Error::Api(status)) if status.code == 404 && *label == PodLabel::Absent => Ok(()),
-        answer => answer
-            .map(drop)
-            .with_context(|| format!("pod {}/{}", pod.namespace, pod.name)),
-    }
+    let answer = api_server::merge(client, &path, &json!({"metadata": metadata})).await;
+    let answer = answer.map_err(anyhow::Error::msg)?;
+    // A pod that is gone has no label.
+    let is_gone = answer.status == StatusCode::NOT_FOUND && *label == PodLabel::Absent;
+    let is_written = answer.status.is_success() || is_gone;
+    anyhow::ensure!(
+        is_written,
+        "pod {}/{}: {}",
+        pod.namespace,
+        pod.name,
+        answer.message()
+    );
+    Ok(())
 }

@@ -2,7 +2,6 @@
 //!
 //! Files that cannot be used change nothing: the last good content stays in use. Open connections keep their certificates.
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +10,9 @@ use std::time::Duration;
 use anyhow::Context;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +25,7 @@ use crate::config::TlsFiles;
 const INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads the files again and again. Names and times of mounted Secrets are not reliable, so the contents are compared.
+#[expect(missing_debug_implementations, reason = "a function has none")]
 pub struct CertificateFiles {
     files: TlsFiles,
     /// The last content, good or not.
@@ -32,14 +33,6 @@ pub struct CertificateFiles {
     current: watch::Sender<Arc<ServerConfig>>,
     /// Called with the certificates in use whenever they change.
     on_change: Option<Listener>,
-}
-
-impl fmt::Debug for CertificateFiles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CertificateFiles")
-            .field("files", &self.files)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Receives the certificates in use.
@@ -147,13 +140,6 @@ pub(crate) fn read(path: &Path) -> Bytes {
     std::fs::read(path).map_err(|error| error.kind())
 }
 
-impl fmt::Debug for Contents {
-    /// Shows nothing: a private key must not appear in a log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Contents").finish_non_exhaustive()
-    }
-}
-
 impl Contents {
     fn read(files: &TlsFiles) -> Self {
         Self {
@@ -180,24 +166,37 @@ impl Contents {
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
         let chain = certificates(&self.cert, &files.cert)?;
         let key = private_key(&self.key, &files.key)?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let builder = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
-            None => builder.with_no_client_auth(),
-            Some((authorities, path)) => {
-                builder.with_client_cert_verifier(client_verifier(authorities, path)?)
-            }
-        };
-        let mut settings = builder.with_single_cert(chain, key).with_context(|| {
+        let at = || {
             format!(
                 "certificate {} with key {}",
                 files.cert.display(),
                 files.key.display()
             )
-        })?;
-        settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
-        Ok(Arc::new(settings))
+        };
+        let provider = rustls::crypto::ring::default_provider();
+        let key = CertifiedKey::from_der(chain, key, &provider).with_context(at)?;
+        let clients = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
+            None => None,
+            Some((authorities, path)) => Some(client_verifier(authorities, path)?),
+        };
+        server_settings(Arc::new(SingleCertAndKey::from(key)), clients)
     }
+}
+
+/// The TLS settings of a server that shows `key` and, with a verifier, checks the certificates of clients.
+pub(crate) fn server_settings(
+    key: Arc<dyn ResolvesServerCert>,
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+) -> anyhow::Result<Arc<ServerConfig>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = match clients {
+        None => builder.with_no_client_auth(),
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
+    };
+    let mut settings = builder.with_cert_resolver(key);
+    settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(settings))
 }
 
 /// Checks the certificates of clients against the authorities that were read from a file; lets in clients without one.

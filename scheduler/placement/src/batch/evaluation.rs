@@ -8,11 +8,11 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::batch::cache::{CachedScores, ScoreCache};
-use crate::choice::choose::{cost, fit, gpus_by_rules, score};
-use crate::choice::cost::{LookAhead, PlacementCost, WorkloadModel, cost_decides, cost_of_gpus};
+use crate::choice::choose::{ChoiceContext, cost, gpus_by_rules, score};
+use crate::choice::cost::{PlacementCost, cost_decides, cost_of_gpus};
 use crate::data::holding::Hints;
 use crate::data::ident::NodeId;
-use crate::data::policy::{NodePolicy, Policies, ResourceWeights, Score};
+use crate::data::policy::{NodePolicy, Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::NodeRequest;
 use crate::state::equivalence::{EquivalenceClassId, EquivalenceKey, has_class, key_with};
@@ -22,12 +22,10 @@ use crate::state::nodes::{NodeSummary, Nodes};
 #[derive(Debug)]
 pub struct BatchEvaluation<'a> {
     nodes: &'a Nodes,
-    weights: &'a ResourceWeights,
-    model: &'a WorkloadModel,
+    context: ChoiceContext<'a>,
     cache: &'a ScoreCache,
     request: NodeRequest<'a>,
-    hints: Hints<'a>,
-    by_class: FxHashMap<ClassKey, ClassResults>,
+    by_class: FxHashMap<ClassKey, Option<(Policies, Evaluated)>>,
     /// The cached results of equal requests, and the policies that they are for.
     cached: Option<(Policies, Arc<CachedScores>)>,
     /// Index of the node with the requesting owner's own hint.
@@ -43,14 +41,6 @@ enum ClassKey {
     WithHints(EquivalenceKey),
 }
 
-/// The results on all nodes of a class.
-#[derive(Debug, Default)]
-struct ClassResults {
-    fit: Option<Result<(), Reason>>,
-    /// By these policies.
-    evaluated: Option<(Policies, Evaluated)>,
-}
-
 /// The result of evaluating one node of a class.
 #[derive(Debug)]
 enum Evaluated {
@@ -63,23 +53,19 @@ enum Evaluated {
 impl<'a> BatchEvaluation<'a> {
     pub(crate) fn new(
         nodes: &'a Nodes,
-        weights: &'a ResourceWeights,
-        model: &'a WorkloadModel,
+        context: ChoiceContext<'a>,
         cache: &'a ScoreCache,
         request: NodeRequest<'a>,
-        hints: Hints<'a>,
     ) -> Self {
-        let own = match hints {
+        let own = match context.hints {
             Hints::RespectOthers(own) => nodes.hinted.get(own).copied(),
             Hints::Ignore | Hints::Respect => None,
         };
         Self {
             nodes,
-            weights,
-            model,
+            context,
             cache,
             request,
-            hints,
             by_class: FxHashMap::default(),
             cached: None,
             own,
@@ -115,7 +101,7 @@ impl<'a> BatchEvaluation<'a> {
     /// Returns true if the result may hold for the requesting owner alone: it has a hint there, or ignores those of others.
     #[inline]
     fn may_differ_by_owner(&self, index: u32) -> bool {
-        self.own == Some(index) || self.hints == Hints::Ignore
+        self.own == Some(index) || self.context.hints == Hints::Ignore
     }
 
     #[inline(never)]
@@ -146,16 +132,15 @@ impl<'a> BatchEvaluation<'a> {
         let n_nodes = self.nodes.slots.len();
         let scores = self
             .cache
-            .scores(&self.request, policies, self.model.number(), n_nodes);
+            .scores(&self.request, policies, self.context.model.number(), n_nodes);
         self.cached = Some((policies, Arc::clone(&scores)));
         scores
     }
 
     fn compute(&mut self, id: NodeId, summary: &NodeSummary, policies: Policies) -> Result<Score, Reason> {
-        let (request, hints, weights, look_ahead) =
-            (self.request, self.hints, self.weights, self.look_ahead());
+        let (request, context) = (self.request, self.context);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
-        let compute = || score(node, request, policies, weights, look_ahead, hints);
+        let compute = || score(node, request, policies, context);
         // Where the cost decides which GPU is taken, a class has no GPUs in common.
         if cost_decides(node, request) {
             return compute();
@@ -163,12 +148,10 @@ impl<'a> BatchEvaluation<'a> {
         let Some(results) = self.class_results(id, summary) else {
             return compute();
         };
-        results.evaluated.take_if(|(of, _)| *of != policies);
-        let (_, evaluated) = results.evaluated.get_or_insert_with(|| {
+        results.take_if(|(of, _)| *of != policies);
+        let (_, evaluated) = results.get_or_insert_with(|| {
             let evaluated = match policies.node {
-                NodePolicy::Fill => {
-                    Evaluated::Gpus(gpus_by_rules(node, request, policies.device, weights, hints))
-                }
+                NodePolicy::Fill => Evaluated::Gpus(gpus_by_rules(node, request, policies.device, context)),
                 _ => Evaluated::Score(compute()),
             };
             (policies, evaluated)
@@ -177,38 +160,15 @@ impl<'a> BatchEvaluation<'a> {
             Evaluated::Score(result) => *result,
             Evaluated::Gpus(Err(reason)) => Err(*reason),
             Evaluated::Gpus(Ok(gpus)) => {
-                let cost = cost_of_gpus(node, request, gpus.iter().copied(), look_ahead, hints);
+                let cost = cost_of_gpus(
+                    node,
+                    request,
+                    gpus.iter().copied(),
+                    context.look_ahead(request),
+                    context.hints,
+                );
                 Ok(Score::of_cost(cost.rank()))
             }
-        }
-    }
-
-    fn look_ahead(&self) -> LookAhead<'a> {
-        LookAhead {
-            model: self.model,
-            host: self.request.host,
-        }
-    }
-
-    /// The result of [`Fleet::fit`](crate::Fleet::fit) on a node.
-    ///
-    /// # Errors
-    /// The reason for which there is no room.
-    #[inline]
-    pub fn fit(&mut self, node: NodeId) -> Result<(), Reason> {
-        let (nodes, request, hints) = (self.nodes, self.request, self.hints);
-        let summary = nodes.summary(node).ok_or(Reason::NoDevice)?;
-        let compute = || fit(nodes.get(node).ok_or(Reason::NoDevice)?, request, hints);
-        // Everything else takes a few comparisons, less than finding the class.
-        let takes_work = request.constraints.is_some() || summary.has_rules || !request.others.is_empty();
-        let results = if takes_work {
-            self.class_results(node, summary)
-        } else {
-            None
-        };
-        match results {
-            Some(results) => *results.fit.get_or_insert_with(compute),
-            None => compute(),
         }
     }
 
@@ -248,16 +208,7 @@ impl<'a> BatchEvaluation<'a> {
             return None;
         }
         let node = self.nodes.get(node)?;
-        let policy = policies.device;
-        cost(
-            node,
-            self.request,
-            policy,
-            self.weights,
-            self.look_ahead(),
-            self.hints,
-        )
-        .ok()
+        cost(node, self.request, policies.device, self.context).ok()
     }
 
     /// Number of equivalence classes with results.
@@ -266,8 +217,12 @@ impl<'a> BatchEvaluation<'a> {
     }
 
     /// The results on the class of a node; `None` if it has none.
-    fn class_results(&mut self, node: NodeId, summary: &NodeSummary) -> Option<&mut ClassResults> {
-        let hints = self.hints;
+    fn class_results(
+        &mut self,
+        node: NodeId,
+        summary: &NodeSummary,
+    ) -> Option<&mut Option<(Policies, Evaluated)>> {
+        let hints = self.context.hints;
         let node = self.nodes.get(node).filter(|_| summary.has_hints);
         let key = match node.filter(|node| node.any_hint_counts(hints)) {
             Some(node) if has_class(node) => ClassKey::WithHints(key_with(node, hints)),

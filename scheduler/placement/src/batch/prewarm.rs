@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use crate::batch::cache::{RequestKey, ScoreCache};
 use crate::batch::evaluation::BatchEvaluation;
+use crate::choice::choose::ChoiceContext;
 use crate::choice::cost::WorkloadModel;
-use crate::data::holding::Hints;
 use crate::data::ident::NodeId;
-use crate::data::policy::ResourceWeights;
 use crate::state::nodes::Nodes;
 
 /// Nodes that are evaluated in one step.
@@ -36,18 +35,15 @@ impl Prewarm {
     }
 
     /// Evaluates some nodes for one request; returns false when all is done, or another model has taken its place.
-    pub(crate) fn step(
-        &mut self,
-        nodes: &Nodes,
-        weights: &ResourceWeights,
-        model: &WorkloadModel,
-        cache: &ScoreCache,
-    ) -> bool {
-        let Some(key) = self.requests.last().filter(|_| model.number() == self.model) else {
+    pub(crate) fn step(&mut self, nodes: &Nodes, context: ChoiceContext<'_>, cache: &ScoreCache) -> bool {
+        let Some(key) = self
+            .requests
+            .last()
+            .filter(|_| context.model.number() == self.model)
+        else {
             return false;
         };
-        let mut evaluation =
-            BatchEvaluation::new(nodes, weights, model, cache, key.request(), Hints::Respect);
+        let mut evaluation = BatchEvaluation::new(nodes, context, cache, key.request());
         let slots = nodes.slots.iter().zip(0..).skip(self.from).take(N_NODES_PER_STEP);
         for (slot, index) in slots.filter(|(slot, _)| slot.node.is_some()) {
             let generation = slot.generation;

@@ -1,6 +1,8 @@
 //! Decisions on one node: whether a request fits, which devices it takes, and how good the node is once it has them.
 
-use crate::choice::cost::{CostBasis, LookAhead, PlacementCost, cheapest, cost_decides, cost_of_gpus};
+use crate::choice::cost::{
+    CostBasis, LookAhead, PlacementCost, WorkloadModel, cheapest, cost_decides, cost_of_gpus,
+};
 use crate::choice::fit::{choose_all, eligible_devices, fit_devices, fit_gpus, free_whole, need};
 use crate::choice::order::{DeviceOrder, chosen_rows, resource_scores};
 use crate::choice::topology::decide;
@@ -13,6 +15,31 @@ use crate::data::policy::{
 use crate::data::reason::Reason;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
 use crate::state::node::Node;
+
+/// The settings of a choice that no request changes, and the hints that count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChoiceContext<'a> {
+    pub(crate) weights: &'a ResourceWeights,
+    pub(crate) model: &'a WorkloadModel,
+    pub(crate) hints: Hints<'a>,
+}
+
+impl<'a> ChoiceContext<'a> {
+    pub(crate) fn look_ahead(&self, request: NodeRequest<'_>) -> LookAhead<'a> {
+        LookAhead {
+            model: self.model,
+            host: request.host,
+        }
+    }
+
+    fn order(&self, policy: DevicePolicy, look_ahead: Option<LookAhead<'a>>) -> DeviceOrder<'a> {
+        DeviceOrder {
+            policy,
+            weights: self.weights,
+            look_ahead,
+        }
+    }
+}
 
 /// Checks that there is room for everything, by all rules.
 #[inline]
@@ -49,15 +76,13 @@ pub(crate) fn choose(
     node: &Node,
     request: NodeRequest<'_>,
     policy: DevicePolicy,
-    weights: &ResourceWeights,
-    look_ahead: LookAhead<'_>,
-    hints: Hints<'_>,
+    context: ChoiceContext<'_>,
 ) -> Result<Placement, Reason> {
-    let order = DeviceOrder {
+    let hints = context.hints;
+    let order = context.order(
         policy,
-        weights,
-        look_ahead: cost_decides(node, request).then_some(look_ahead),
-    };
+        cost_decides(node, request).then(|| context.look_ahead(request)),
+    );
     let mut placement = Placement {
         is_vendor: matches!(request.gpus, RequestedGpus::Whole(_)),
         ..Placement::default()
@@ -169,19 +194,23 @@ pub(crate) fn score(
     node: &Node,
     request: NodeRequest<'_>,
     policies: Policies,
-    weights: &ResourceWeights,
-    look_ahead: LookAhead<'_>,
-    hints: Hints<'_>,
+    context: ChoiceContext<'_>,
 ) -> Result<Score, Reason> {
     if policies.node == NodePolicy::Fill {
-        let cost = cost(node, request, policies.device, weights, look_ahead, hints)?;
+        let cost = cost(node, request, policies.device, context)?;
         return Ok(Score::of_cost(cost.rank()));
     }
+    let hints = context.hints;
     fit(node, request, hints)?;
-    let order = DeviceOrder {
-        policy: policies.device,
-        weights,
-        look_ahead: cost_decides(node, request).then_some(look_ahead),
+    let order = context.order(
+        policies.device,
+        cost_decides(node, request).then(|| context.look_ahead(request)),
+    );
+    let share_of_best = |strategy| {
+        let scores = resource_scores(node, request, context.weights, strategy, hints);
+        scores.fold((0, 0), |(sum, best), score| {
+            (sum + u128::from(score), best + u128::from(BEST))
+        })
     };
     let (part, total) = match policies.node {
         // Returned above.
@@ -191,29 +220,10 @@ pub(crate) fn score(
             (total.saturating_sub(left), total)
         }
         NodePolicy::Spread => memory_left(node, request.gpus, &order, hints),
-        NodePolicy::LeastAllocated => share_of_best(resource_scores(
-            node,
-            request,
-            weights,
-            ScoringStrategy::LeastAllocated,
-            hints,
-        )),
-        NodePolicy::MostAllocated => share_of_best(resource_scores(
-            node,
-            request,
-            weights,
-            ScoringStrategy::MostAllocated,
-            hints,
-        )),
+        NodePolicy::LeastAllocated => share_of_best(ScoringStrategy::LeastAllocated),
+        NodePolicy::MostAllocated => share_of_best(ScoringStrategy::MostAllocated),
     };
     Ok(Score::of_share(part, total))
-}
-
-/// The sum of scores, and the highest that it could be.
-fn share_of_best(scores: impl Iterator<Item = u32>) -> (u128, u128) {
-    scores.fold((0, 0), |(sum, best), score| {
-        (sum + u128::from(score), best + u128::from(BEST))
-    })
 }
 
 /// The cost of the best choice of GPUs, or the reason for which there is no room.
@@ -221,15 +231,16 @@ pub(crate) fn cost(
     node: &Node,
     request: NodeRequest<'_>,
     policy: DevicePolicy,
-    weights: &ResourceWeights,
-    look_ahead: LookAhead<'_>,
-    hints: Hints<'_>,
+    context: ChoiceContext<'_>,
 ) -> Result<PlacementCost, Reason> {
+    let (hints, look_ahead) = (context.hints, context.look_ahead(request));
     let cost_decides = cost_decides(node, request);
+    let cost_of =
+        |gpus: &mut dyn Iterator<Item = usize>| cost_of_gpus(node, request, gpus, look_ahead, hints);
     // Where the cost decides, it also decides between GPUs of different locations.
     if has_rules_or_topology(node, request) && !cost_decides {
-        let gpus = gpus_by_rules(node, request, policy, weights, hints)?;
-        return Ok(cost_of_gpus(node, request, gpus.into_iter(), look_ahead, hints));
+        let gpus = gpus_by_rules(node, request, policy, context)?;
+        return Ok(cost_of(&mut gpus.into_iter()));
     }
     fit(node, request, hints)?;
     match request.gpus {
@@ -240,22 +251,16 @@ pub(crate) fn cost(
                 let cheapest = cheapest(node, need, &basis, hints);
                 return cheapest.map(|(.., cost)| cost).ok_or(Reason::TooFew);
             }
-            let order = DeviceOrder {
-                policy,
-                weights,
-                look_ahead: None,
-            };
-            let gpus = chosen_rows(node, need, &order, hints).map(|(at, _)| at);
-            Ok(cost_of_gpus(node, request, gpus, look_ahead, hints))
+            let order = context.order(policy, None);
+            Ok(cost_of(
+                &mut chosen_rows(node, need, &order, hints).map(|(at, _)| at),
+            ))
         }
         RequestedGpus::Whole(n) => {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
-            let gpus = free_whole(node, hints).map(|(at, _)| at).take(n);
-            Ok(cost_of_gpus(node, request, gpus, look_ahead, hints))
+            Ok(cost_of(&mut free_whole(node, hints).map(|(at, _)| at).take(n)))
         }
-        RequestedGpus::All { .. } | RequestedGpus::Nothing => {
-            Ok(cost_of_gpus(node, request, std::iter::empty(), look_ahead, hints))
-        }
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => Ok(cost_of(&mut std::iter::empty())),
     }
 }
 
@@ -264,15 +269,10 @@ pub(crate) fn gpus_by_rules(
     node: &Node,
     request: NodeRequest<'_>,
     policy: DevicePolicy,
-    weights: &ResourceWeights,
-    hints: Hints<'_>,
+    context: ChoiceContext<'_>,
 ) -> Result<Vec<usize>, Reason> {
-    let order = DeviceOrder {
-        policy,
-        weights,
-        look_ahead: None,
-    };
-    let decision = decide(node, request, order, hints).map_err(|misfit| misfit.reason())?;
+    let order = context.order(policy, None);
+    let decision = decide(node, request, order, context.hints).map_err(|misfit| misfit.reason())?;
     Ok(decision.gpus)
 }
 

@@ -6,7 +6,7 @@
 mod machine;
 mod rules;
 
-use placement::{DevicePolicy, Hints, Reason};
+use placement::{DevicePolicy, Hints, Policies, Reason};
 use proptest::prelude::*;
 
 use machine::{Query, query};
@@ -24,7 +24,10 @@ fn chosen(query: &Query, policy: DevicePolicy) -> (Result<Choice, Reason>, Resul
     let choice = fleet.choose(id, ask, policy, Hints::Respect);
     let fit = fleet.fit(id, ask, Hints::Respect);
     let misfit = fleet.misfit(id, ask, Hints::Respect);
-    let batch_fit = fleet.evaluation(ask, Hints::Respect).fit(id);
+    let batch_fit = fleet
+        .evaluation(ask, Hints::Respect)
+        .evaluate(id, Policies::default())
+        .map(drop);
     let mut agree = Ok(());
     if choice.as_ref().map(drop).map_err(|reason| *reason) != fit
         || batch_fit != fit

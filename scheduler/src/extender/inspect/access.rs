@@ -5,7 +5,6 @@
 //! answers is cached for a few seconds.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -101,15 +100,6 @@ impl IntoResponse for Denied {
             );
         }
         response
-    }
-}
-
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access")
-            .field("is_required", &self.is_required)
-            .field("path", &self.path)
-            .finish_non_exhaustive()
     }
 }
 

@@ -152,13 +152,6 @@ async fn unchanged_files_do_not_replace_the_certificates_in_use() {
     assert!(current.0.has_changed().unwrap(), "other authorities for clients");
 }
 
-#[test]
-fn debug_output_holds_no_key() {
-    let mount = Mount::new(&pair());
-    let certificates = CertificateFiles::load(mount.files()).unwrap();
-    assert!(format!("{:?}", certificates.seen).len() < 20);
-}
-
 /// The listener receives the certificates in use, and none of files that cannot be used.
 #[tokio::test(start_paused = true)]
 async fn the_listener_receives_the_certificates_in_use() {

@@ -29,7 +29,6 @@ use super::trace::PERCENT;
 use super::world::{ReplayInput, ReplayPod};
 
 /// The scheduler, and the pod that it is busy with.
-#[derive(Debug)]
 pub struct Engine<'w> {
     world: &'w ReplayInput,
     extender: Extender,
