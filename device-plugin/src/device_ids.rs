@@ -49,6 +49,7 @@ impl NumberedIds {
     /// Parts of a device, such as shares of a GPU.
     fn parts(device: PhysicalId, count: u64) -> Self {
         Self {
+            // dcgm-exporter finds the GPU of a share by this form.
             prefix: format!("{device}::"),
             device,
             count: Some(count),
@@ -150,6 +151,7 @@ impl IdScheme {
         };
         let stems = stems(gpus);
         let memory = memory_ids(gpus, &stems, unit);
+        // kubelet drops the stream of a longer list, and then knows no device of the resource.
         let bytes = scheme.list_bytes(&memory);
         if bytes > LIMIT {
             let fits = |mib| {
@@ -190,6 +192,7 @@ impl IdScheme {
         for gpu in &inventory.gpus {
             let ids = NumberedIds {
                 device: gpu.uuid.clone(),
+                // The form of NVIDIA's own plugin, which tools take for the GPU.
                 prefix: gpu.uuid.to_string(),
                 count: None,
             };

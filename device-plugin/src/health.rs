@@ -9,7 +9,7 @@
 //!   own fault say nothing about the device and only lead to events on its pods; ignored ones have no effect.
 //! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
 //! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch answers it by probing
-//!   every device: those that fail are unhealthy, the others stay as they are. One strange event does not take a whole node down.
+//!   every device: those that fail are unhealthy, the others stay as they are.
 //! * A device without event support (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make it
 //!   unhealthy.
 //! * An unhealthy device is healthy again when it has answered a number of probes in a row, and a time has passed, since its last
@@ -19,8 +19,7 @@
 //!   or the rows that waited for a reset are remapped), or once an operator clears it ([`Health::clear`]). A boot resets devices too;
 //!   XIDs of an earlier boot are not loaded.
 //! * A device that is unhealthy again within a day of its recovery has a relapse. Each one doubles the time that it must be without
-//!   trouble, up to an hour; after a healthy day the count starts at zero. So an error that comes back every few minutes does not
-//!   return the device to pods each time.
+//!   trouble, up to an hour; after a healthy day the count starts at zero.
 //! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if that XID had
 //!   just come ([`Health::load`]); probes find all other trouble again.
 
@@ -151,6 +150,7 @@ impl HealthPolicy {
 
     /// The time that a device must be without trouble after this number of relapses.
     fn quiet_after(&self, relapses: u32) -> Duration {
+        // An error that comes back every few minutes must not return the device to pods each time.
         let doubled = self.quiet.saturating_mul(2_u32.saturating_pow(relapses));
         doubled.min(LONGEST_QUIET.max(self.quiet))
     }
@@ -305,6 +305,7 @@ impl Health {
     ///
     /// Observations of unknown devices, or of no device, change nothing.
     pub fn observe(&mut self, now: Duration, observation: &Observation) -> Option<HealthChange> {
+        // One strange event must not take a whole node down.
         let device = observation.device.as_ref()?;
         let state = self.devices.get_mut(device)?;
         let (reason, message) = match &observation.kind {

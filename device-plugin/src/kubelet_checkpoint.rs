@@ -105,6 +105,7 @@ impl Checkpoint {
     pub fn read_up_to(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
+        // kubelet writes another file and renames it, so a version has one content.
         let version = FileVersion::from(&found);
         match &*read {
             Some((known, allocated)) if *known == version => allocated.clone(),

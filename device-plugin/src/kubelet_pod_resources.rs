@@ -77,12 +77,14 @@ impl PodResources {
                 Ok(Err(status)) => status,
                 Err(_) => Status::deadline_exceeded(format!("no answer within {LIMIT:?}")),
             };
+            // kubelet takes a hundred calls a second, and ten at once, from all programs of the node together.
             if is_rate_limited(&status)
                 && let Some(pause) = pauses.next()
             {
                 sleep(*pause).await;
                 continue;
             }
+            // The connection may be to a kubelet that has ended.
             self.set_client(None);
             return Err(PodResourcesError {
                 socket: self.socket.clone(),

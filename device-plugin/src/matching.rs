@@ -30,8 +30,7 @@
 //! passed the deleted pod over: then it is matched only on the last attempt, if no other pod fits.
 //!
 //! A pod without a usable record has no assume time, and its place is that of its arrival. If it came before the pod that would
-//! be matched, the call is its own: with the other's answer it would use devices that are counted for that one. It can be
-//! passed over as well.
+//! be matched, the call is its own. It can be passed over as well.
 //!
 //! Where two pods are due for the same call, the match can turn out wrong at a later call that the matched pod cannot make. If
 //! another pod explains all of the admission's calls and has the same GPUs, nothing has gone wrong and the calls move to it.
@@ -122,6 +121,7 @@ pub fn match_call(
     let choice = first_due(pods, log, call);
     // An admission that kubelet's checkpoint names is certain.
     let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
+    // The pod under way cannot make this call: kubelet gave it up, or an earlier call was another pod's.
     if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| correct(pods, log, pod, call)) {
         return match choice {
             // Nothing has gone wrong if the devices are the same, so that is believed first.
@@ -200,6 +200,7 @@ fn candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
 
 /// True if kubelet has gone on to later pods without this one, though nothing kept it from admitting it.
 fn is_passed_over(pods: &Pods, pod: &NodePod, log: &AllocateLog) -> bool {
+    // kubelet comes to every pod in its turn, unless it was deleted before.
     if pod.assumed_at().is_some() && !pod.deleting {
         return false;
     }
@@ -320,6 +321,7 @@ fn earlier_unplaced(pods: &Pods, log: &AllocateLog, call: &Call<'_>, choice: &Ma
     let earlier = pods.iter().filter(|pod| {
         pod.placement.is_err() && place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log)
     });
+    // With the answer for `choice` that pod would use devices that are counted for the other.
     first_unplaced(pods, earlier, log, call)
 }
 

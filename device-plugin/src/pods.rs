@@ -63,6 +63,7 @@ impl Stage {
     fn of(status: &PodStatus) -> Self {
         match status.phase.as_deref() {
             Some("Succeeded" | "Failed") => Self::Terminal,
+            // A node that has not reported for long makes the phase unknown; its containers may go on.
             Some("Running" | "Unknown") => Self::Running,
             _ if status.start_time.is_some() => Self::Admitted,
             _ => Self::Bound,
@@ -203,13 +204,13 @@ impl NodePod {
             .any(|container| resource.count(container) > 0)
     }
 
-    /// The largest amount of a resource that the pod's containers hold at once: an ordinary init container runs beside the sidecars
-    /// before it.
+    /// The largest amount of a resource that the pod's containers hold at once.
     pub fn peak(&self, resource: ExtendedResource) -> u64 {
         let (mut lasting, mut peak) = (0_u64, 0);
         for container in &self.containers {
             let now = lasting.saturating_add(resource.count(container));
             peak = now.max(peak);
+            // An ordinary init container has ended when the next container starts; sidecars go on.
             if container.kind != ContainerKind::Init {
                 lasting = now;
             }

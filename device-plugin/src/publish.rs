@@ -196,6 +196,7 @@ impl Publisher {
         let revision = self.publish_revision(&wanted, &stored, &node).await;
         let device = self.publish_device(wanted, &stored).await;
         let status = match requested {
+            // kubelet admits running pods again when it restarts, and must not refuse them because a device is unhealthy.
             Some(requested) => self.publish_status(offered.max(requested), &node).await,
             None => Ok(()),
         };
@@ -297,6 +298,7 @@ impl Publisher {
             if is_right {
                 return Ok(());
             }
+            // The watch may show the object of before this plugin's own write.
             if at.elapsed() < UNDO_DELAY {
                 self.undo_at = Some(*at + UNDO_DELAY);
                 return Ok(());

@@ -209,6 +209,7 @@ pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut logged = LoggedError::default();
     loop {
         let ended = connect(&hook, &socket).await;
+        // The runtime had accepted the hook, so earlier failures are over.
         if hook.metrics.set_hook_connected(false) {
             pause = PAUSES.0;
             logged.clear();

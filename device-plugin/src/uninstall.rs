@@ -1,8 +1,7 @@
 //! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels and amounts of the Node
 //! object. A process with `--uninstall` does this instead of serving devices.
 //!
-//! kubelet remembers a plugin for five minutes after its end, and writes the amounts of its resources into node status again until
-//! then, so they are removed last. The Device object and the label by which the operator selected the node stay: the plugin may
+//! The Device object and the label by which the operator selected the node stay: the plugin may
 //! remove neither.
 
 use std::collections::BTreeMap;
@@ -178,6 +177,7 @@ impl Removal {
             .into_iter()
             .filter_map(|resource| self.names.of(resource))
             .collect();
+        // kubelet writes the amounts of a plugin's resources into node status again for as long as it remembers the plugin.
         let registered = self.registered()?;
         let mut remembered = own.clone();
         remembered.retain(|name| registered.contains_key(*name));

@@ -209,7 +209,7 @@ fn by_answers(
 }
 
 /// Corrects kubelet's allocations by the GPUs that containers see, and adds those of containers whose pods have no record, which kubelet
-/// does not report. A claim holds its devices whichever of them a container sees.
+/// does not report.
 fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet: &Fleet) -> Vec<Allocation> {
     let mut corrected = BTreeSet::new();
     for allocation in &mut allocations {
@@ -220,6 +220,7 @@ fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet
             continue;
         };
         corrected.insert((uid.clone(), allocation.container.clone()));
+        // A claim holds its devices whichever of them a container sees.
         if allocation.claim.is_none() {
             allocation.device_ids = gpus.iter().map(PhysicalId::to_string).collect();
             allocation.is_by_record = false;
@@ -245,11 +246,11 @@ fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet
     allocations
 }
 
-/// The resource in which the container requests whole GPUs; none if it does not. The scheduler counts shares without a record on every
-/// GPU where they may be.
+/// The resource in which the container requests whole GPUs; none if it does not.
 fn whole_resource(pods: &Pods, uid: &PodUid, container: &str, fleet: &Fleet) -> Option<String> {
     let mut requests = pods.get(uid)?.containers.iter();
     let request = requests.find(|request| request.name == container)?;
+    // The scheduler counts shares without a record on every GPU where they may be.
     if request.whole == 0 {
         return None;
     }

@@ -119,6 +119,7 @@ impl SpecDir {
             Some(found) if *found == *wanted => return Ok(false),
             // No runtime resolves a spec that does not parse, so none has to forget it.
             Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
+                // A runtime refreshes its cache some time after the change, and would give this container the old content until then.
                 // The rename sets the time of its last change.
                 fs::rename(&path, &retired).map_err(io_error)?;
                 return Err(SpecError::Retired {
@@ -132,6 +133,7 @@ impl SpecDir {
                 name: name.to_owned(),
             });
         }
+        // Moved in from another directory, so that no runtime reads all specs for each container that starts.
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
         // It is there only after a retirement; cleaning up removes it as well.
@@ -149,6 +151,7 @@ impl SpecDir {
         if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
             return Ok(false);
         }
+        // A rename within the directory, which runtimes notice.
         replace(&path, &self.dir, &wanted).map(|()| true)
     }
 
@@ -271,6 +274,7 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
         .as_ref()
         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     {
+        // /var/run/cdi is in memory, and another program may clear it.
         fs::create_dir_all(staging)?;
         written = fs::write(&temporary, text);
     }

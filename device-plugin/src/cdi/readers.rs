@@ -151,8 +151,7 @@ impl Readers {
         });
     }
 
-    /// Makes the runtime read all specs, and waits until it has read these since they were written. Returns false at the limit. Of
-    /// starts that wait together one prompts for all: the runtime reads every spec for each prompt, and injects none meanwhile.
+    /// Makes the runtime read all specs, and waits until it has read these since they were written. Returns false at the limit.
     pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
@@ -166,6 +165,7 @@ impl Readers {
 
     async fn prompt_until_read(&self, specs: &SpecDir, files: &[String]) {
         loop {
+            // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
             let _turn = self.turn.lock().await;
             let are_read = |state: &State| {
                 files

@@ -270,6 +270,7 @@ impl RecordSwaps {
 
     /// Writes the annotation over this version of the object; returns false if there is another one by now.
     async fn patch(&mut self, version: &str, text: &str) -> Result<bool, SwapError> {
+        // With the version the API server refuses the write if another writer came first.
         let patch =
             json!({"metadata": {"resourceVersion": version, "annotations": {EXCHANGED_RECORDS: text}}});
         let params = PatchParams {
@@ -319,9 +320,6 @@ impl RecordSwaps {
 
 /// The swapped records after these swaps, and the number of swaps that there is room for: at least one is tried. None if the
 /// record of one of the pods is not known.
-///
-/// Entries outlive their pods for a while, but not where they leave no room for others: a pod that is gone uses no device,
-/// whichever of two records it is still counted by.
 fn swapped(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Option<(Records, usize)> {
     let record = |uid: &PodUid| Some(pods.get(uid)?.placement.as_ref().ok()?.to_allocations(unit));
     let mut pairs = Vec::new();
@@ -332,6 +330,8 @@ fn swapped(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Optio
         let mut wanted = pods.swapped().cloned().unwrap_or_default();
         wanted.extend(pairs.iter().flatten().cloned());
         if pods.is_current() && text_of(&wanted).is_err() {
+            // Entries outlive their pods only where there is room: a pod that is gone uses no device, whichever of two records it is still
+            // counted by.
             wanted.retain(|uid, _| pods.get(uid).is_some());
         }
         if pairs.len() <= 1 || text_of(&wanted).is_ok() {

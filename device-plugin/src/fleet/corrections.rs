@@ -4,8 +4,7 @@
 //! probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
 //!
 //! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
-//! separated by commas, or `all`. The plugin removes the annotation when it has acted on it, so that later trouble makes the device
-//! unhealthy again.
+//! separated by commas, or `all`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,6 +148,7 @@ async fn clear_devices(
                 return;
             }
         }
+        // Later trouble must make the device unhealthy again.
         let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
         if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
             warn!(

@@ -119,9 +119,6 @@ impl FleetWatch {
     }
 
     /// Reads one feed until it ends or other devices have been adopted.
-    ///
-    /// A feed without an observation of a device for `limit` is waiting for its driver. It is kept: another one would wait too, and its
-    /// thread could not be ended either.
     async fn follow(
         &mut self,
         mut observations: mpsc::Receiver<Observation>,
@@ -144,6 +141,7 @@ impl FleetWatch {
                 },
                 () = sleep_until_some(discover_at) => true,
                 () = sleep_until_some(silence_ends) => {
+                    // The feed waits for its driver. Another one would wait too, and the thread of this one could not be ended.
                     self.fail(&silence.take_silent(), limit);
                     false
                 }
@@ -247,6 +245,7 @@ impl FleetWatch {
     /// Lists the devices again and adopts them. Returns false if that is not possible.
     async fn discover_again(&mut self) -> bool {
         match self.discovery.run().await {
+            // So it is while the driver is replaced.
             Ok(found) if found.gpus.is_empty() && !self.inventory.gpus.is_empty() => {
                 warn!("no GPU answers now, keeping the known devices");
                 false

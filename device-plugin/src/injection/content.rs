@@ -3,9 +3,7 @@
 //! Pure except that it checks which device nodes and vendor's specs exist. The callers choose the container and the devices of
 //! its pod.
 //!
-//! With CDI the answer names a spec that no answer named before, and sets the vendor's variable to `void`: where the runtime does
-//! not act on CDI devices, the container gets no GPU rather than those that the variable of its image names. The UUIDs are in a
-//! variable of this project.
+//! With CDI the answer names a spec that no answer named before. The UUIDs are in a variable of this project.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -122,6 +120,7 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
         };
     }
     ContainerAllocateResponse {
+        // Where the runtime ignores CDI devices, the container gets no GPU rather than those that its image names.
         envs: [(VISIBLE_DEVICES.to_owned(), VOID.to_owned())].into(),
         cdi_devices: vec![
             CdiDevice {
@@ -234,6 +233,7 @@ pub fn cdi_edits(
         .env
         .insert(own_variable(resource).to_owned(), assigned.ids());
     if let AssignedDevices::Gpus(_) = assigned {
+        // Of all values of the variable this one counts, also where the pod sets its own.
         edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
     }
     edits
@@ -254,6 +254,7 @@ fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
         let mut hooks = Vec::new();
         for gpu in gpus {
             if let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) {
+                // A runtime refuses a spec with fields that are newer than the version it names.
                 edits.version = edits.version.take().max(Some(hook.cdi_version));
                 hooks.push(hook.hook);
             }

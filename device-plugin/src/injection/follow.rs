@@ -202,9 +202,9 @@ impl Follower {
         }
     }
 
-    /// Writes the driver's spec. That of a driver that is gone stays: no container starts meanwhile, and the next driver's
-    /// replaces it.
+    /// Writes the driver's spec.
     fn write_driver(&mut self, edits: Option<Edits>) -> io::Result<()> {
+        // The spec of a driver that is gone stays: no container starts meanwhile, and the next driver's replaces it.
         let Some(edits) = edits else { return Ok(()) };
         let is_there = self.specs().path().join(DRIVER_FILE).exists();
         if is_there && self.driver.as_ref() == Some(&edits) {

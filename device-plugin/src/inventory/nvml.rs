@@ -201,6 +201,7 @@ impl NvmlSource {
         for root in &self.driver_roots {
             for directory in LIBRARY_DIRECTORIES {
                 let path = root.join(directory).join(name);
+                // A root may be there before its driver, as the empty mount point of a driver container.
                 if path.exists() {
                     return Ok(path);
                 }
@@ -266,6 +267,7 @@ impl NvmlSource {
             .map_err(|error| without_uuid(unreadable("UUID", &error)))?
             .parse()
             .map_err(|error: InvalidPhysicalId| without_uuid(error.to_string()))?;
+        // Its instances have UUIDs and memory of their own, which the records of this scheduler do not name.
         let exclusion = if is_mig(&device) {
             Exclusion::Mig
         } else {
@@ -330,9 +332,11 @@ impl NvmlSource {
     fn memory(&self, device: &Device<'_>) -> Result<(u64, u64), String> {
         let (total, reserved) = match device.memory_info() {
             Ok(memory) => (memory.total, memory.reserved),
+            // This is the second version of the call, which older libraries do not have.
             Err(NvmlError::FailedToLoadSymbol(_)) => {
                 return Err("the driver is too old to report its memory: it must be 510 or newer".to_owned());
             }
+            // GPUs that share the memory of their processor, such as GB10.
             Err(NvmlError::NotSupported) => (0, 0),
             Err(error) => return Err(unreadable("memory", &error)),
         };

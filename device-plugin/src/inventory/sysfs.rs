@@ -223,6 +223,7 @@ impl SysfsSource {
     fn report(&self, known: &Inventory, is_announced: &mut bool, reporter: &Reporter) -> Result<(), Stopped> {
         let found = self.read();
         let has_new = found.iter().any(|(device, _)| !known.others.contains(device));
+        // Once: the caller then lists the devices itself, and starts another watch.
         if has_new && !*is_announced {
             *is_announced = true;
             reporter.send(None, ObservationKind::InventoryChanged)?;
@@ -271,6 +272,7 @@ fn port_problem(devices: &[PathBuf]) -> Option<String> {
 fn collect_device_names(folder: &Path, depth: usize, names: &mut BTreeSet<String>) {
     let uevent = fs::read_to_string(folder.join("uevent")).unwrap_or_default();
     for name in uevent.lines().filter_map(|line| line.strip_prefix("DEVNAME=")) {
+        // The names become paths below /dev that containers get.
         if !name.is_empty() && !name.starts_with('/') && !name.split('/').any(|part| part == "..") {
             names.insert(name.to_owned());
         }

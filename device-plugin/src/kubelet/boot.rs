@@ -151,6 +151,7 @@ pub async fn until_ended(dir: &Path) {
 
 async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> bool {
     for resource in ExtendedResource::ALL {
+        // The file alone says nothing: a process that was killed leaves it behind.
         if UnixStream::connect(dir.join(name(resource))).await.is_ok() {
             return true;
         }
@@ -194,6 +195,7 @@ impl DevicePlugin for Devices {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let device = |id: &String| Device {
             id: id.clone(),
+            // kubelet does not admit a pod again whose devices are unhealthy, and it is not known here which are.
             health: HEALTHY.to_owned(),
             ..Device::default()
         };

@@ -102,8 +102,7 @@ fn is_spread(resource: ExtendedResource) -> bool {
 
 /// Completes the IDs that must be included to the requested size: first from the wanted devices (one ID of each in turn, but
 /// memory units of one GPU after the other), then from as few others as possible. IDs that are `in_use` come last of their
-/// device: kubelet forgets an allocation under way if its pod-resources API is called at that moment while a pod has just
-/// ended, and would allocate the same IDs twice.
+/// device.
 fn choose(
     fleet: &Fleet,
     resource: ExtendedResource,
@@ -188,6 +187,8 @@ impl<'a> Choice<'a> {
             return 0;
         };
         if !std::mem::replace(is_sorted, true) {
+            // kubelet forgets an allocation under way if its pod-resources API is called at that moment while a pod has just ended,
+            // and would allocate the same IDs twice.
             ids.sort_by_cached_key(|id| Reverse((self.in_use.contains(id), id.len(), *id)));
         }
         let taken = ids.split_off(ids.len() - ids.len().min(missing));

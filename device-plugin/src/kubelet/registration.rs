@@ -4,8 +4,7 @@
 //! device list has ended. So three things are watched: the file of kubelet's socket, the file of the plugin's own, and the open
 //! stream. Everything is closed when the stream has ended, or when one of the files is gone or another and kubelet takes
 //! connections, and only then begun again: kubelet finds plugins by resource name, and the late end of an old stream would
-//! disconnect a new one. As long as no kubelet takes connections the open stream stays: a kubelet whose socket file was removed
-//! goes on with it, and would lose all devices without it.
+//! disconnect a new one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,6 +102,7 @@ impl Registration {
         let mut fleet = self.node.fleet.clone();
         let is_there = |fleet: &Arc<Fleet>| fleet.advertises(self.resource, &self.node.settings.names);
         loop {
+            // A resource that this node has nothing of must not keep the plugin from being ready.
             self.set_registered(!is_there(&fleet.borrow()));
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -115,6 +115,7 @@ impl Registration {
                 () = stop.cancelled() => {}
                 _ = fleet.wait_for(|fleet| !is_there(fleet)) => {}
             }
+            // kubelet finds plugins by name: the end of this stream must not come after the next registration.
             serving_stop.cancel();
             serving.await;
             if stop.is_cancelled() {
@@ -205,7 +206,9 @@ impl Registration {
     ) -> Result<End, RegistrationError> {
         let kubelet = self.dir.path.join(KUBELET_SOCKET);
         let kubelet_id = wait_for_kubelet(&kubelet, self.dir.interval).await;
+        // The late end of the stream of the host's service would end this registration.
         boot::until_ended(&self.dir.path).await;
+        // A kubelet that starts removes all sockets of plugins, also one that was made a moment ago.
         if !serving.is_in_place() {
             return Ok(End::SocketRemoved);
         }
@@ -214,6 +217,7 @@ impl Registration {
             timeout(limit, register(&kubelet, self.resource.socket(), name))
                 .await
                 .map_err(|_| RegistrationError::NoAnswer(limit))??;
+            // kubelet answers before it asks for the device list, and without a list it knows no device.
             let opened = streams.wait_for(|streams| streams.n_ever > 0);
             if !matches!(timeout(limit, opened).await, Ok(Ok(_))) {
                 return Ok(End::StreamNeverOpened);
@@ -249,6 +253,7 @@ async fn until_moved(
             Some(id) if id == kubelet_id => End::SocketRemoved,
             Some(_) | None => End::KubeletRestarted,
         };
+        // Until then the open stream is all that the kubelet before has, which may go on without its file.
         if UnixStream::connect(kubelet).await.is_ok() {
             return end;
         }

@@ -117,6 +117,7 @@ impl Listing {
                 .as_ref()
                 .is_none_or(|injection| injection.is_possible_for(device_type));
             let entries = entries(&self.fleet.borrow_and_update(), self.resource, is_injectable);
+            // kubelet writes its whole checkpoint again for every list that it gets.
             if self.sent.as_ref() != Some(&entries) {
                 let list = list_of(&entries);
                 self.sent = Some(entries);
@@ -158,6 +159,7 @@ fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Ve
         let (is_healthy, numa_node) = states.get(&numbered.device).copied().unwrap_or_default();
         entries.push(Entry {
             ids: numbered.clone(),
+            // kubelet allocates no unhealthy device, and leaves the containers that hold one alone.
             is_healthy: is_healthy && is_injectable,
             numa_node: numa_node.filter(|node| fleet.ids.lists_numa_nodes() && NUMA_NODES.contains(node)),
         });
@@ -196,6 +198,7 @@ impl DevicePlugin for DeviceService {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
+        // kubelet goes by this answer, and does not use the options of the registration.
         Ok(Response::new(OPTIONS))
     }
 
@@ -232,6 +235,7 @@ impl DevicePlugin for DeviceService {
         let (_call, began) = (self.node.begin_call(), Instant::now());
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
+            // kubelet asks for one container at a time; its API allows for more.
             container_responses.push(allocate(&self.node, self.resource, request).await);
         }
         self.starts.metrics().allocated(began.elapsed());
@@ -245,6 +249,7 @@ impl DevicePlugin for DeviceService {
         let ids = request.into_inner().device_ids;
         match self.starts.check_start(self.resource, ids).await {
             Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
+            // kubelet tries again after some 10 s, and shows the text with the pod until then.
             Err(blocked) => Err(Status::failed_precondition(one_line(&blocked))),
         }
     }

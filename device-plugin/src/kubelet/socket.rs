@@ -95,6 +95,7 @@ impl OwnSocket {
     /// Listens at `path`; a socket that an earlier process left there is replaced.
     fn bind(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::symlink_metadata(&path) {
+            // The system binds no path that exists, whether anything listens there or not.
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&path)?,
             Ok(_) => {
                 return Err(io::Error::new(
@@ -118,6 +119,7 @@ impl OwnSocket {
 
 impl Drop for OwnSocket {
     fn drop(&mut self) {
+        // The next process may listen at this path already.
         if self.is_in_place() {
             // If that fails the next process replaces it.
             let _ = fs::remove_file(&self.path);
@@ -164,6 +166,7 @@ impl Serving {
 
     /// Ends the streams, then the connections.
     pub(super) async fn close(mut self) {
+        // A graceful end waits for open streams, and kubelet never ends its own.
         drop(self.stop);
         if timeout(CLOSE_LIMIT, &mut self.task).await.is_err() {
             self.task.abort();
@@ -171,15 +174,15 @@ impl Serving {
     }
 }
 
-/// Returns the identity of kubelet's socket when kubelet takes connections: a kubelet that has ended leaves the file behind.
-///
-/// kubelet fails running pods whose init containers hold devices of a resource that is not registered when it looks at
-/// the pods, less than a second after it takes connections, so this looks often.
+/// Returns the identity of kubelet's socket when kubelet takes connections.
 pub(super) async fn wait_for_kubelet(kubelet: &Path, interval: Duration) -> FileId {
+    // Often: less than a second after it takes connections, kubelet fails the running pods whose init containers hold devices of a
+    // resource that is not registered.
     let interval = interval.min(Duration::from_millis(100));
     let mut is_logged = false;
     loop {
         if let Some(id) = FileId::of(kubelet)
+            // A kubelet that has ended leaves the file behind.
             && UnixStream::connect(kubelet).await.is_ok()
         {
             return id;

@@ -213,10 +213,10 @@ impl AllocateLog {
         Some(calls)
     }
 
-    /// Prepares for another registration. kubelet may have restarted, and then it remembers of the admission under way only what
-    /// its checkpoint names.
+    /// Prepares for another registration.
     pub fn resume(&mut self, allocated: &[Allocated], pods: &Pods) {
         self.preferred = None;
+        // A kubelet that has restarted remembers of the admission under way only what its checkpoint names.
         if let Some(uid) = self.admitting.take() {
             self.calls.remove(&uid);
             if let Some(existing) = &mut self.existing {

@@ -84,6 +84,7 @@ impl DeviceObjectInputs {
         let (labels, annotations) = self.metadata(fleet);
         device.metadata.labels = Some(labels);
         device.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
+        // The garbage collector removes the object with its node.
         device.metadata.owner_references = node.metadata.uid.clone().map(|uid| {
             vec![OwnerReference {
                 api_version: "v1".to_owned(),
@@ -224,14 +225,14 @@ pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
         && wanted_owners.all(|owner| stored_owners.iter().any(|stored| stored.uid == owner.uid))
 }
 
-/// The location in the form of the object. Koordinator's scheduler needs a NUMA node: where it is not known, as on machines with only
-/// one, it is 0, and a label marks it as unknown. Unknown parts of the PCIe tree are empty.
+/// The location in the form of the object. Unknown parts of the PCIe tree are empty.
 fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopology> {
     if location.is_unknown() {
         return None;
     }
     Some(DeviceTopology {
         socket_id: -1,
+        // Koordinator's scheduler needs one. Machines with only one do not report it, and a label marks it as unknown.
         node_id: location.numa_node.unwrap_or(0),
         pcie_id: location.pcie_id().unwrap_or_default().to_owned(),
         bus_id: bus_id.unwrap_or_default().to_owned(),

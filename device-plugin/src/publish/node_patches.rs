@@ -41,10 +41,9 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
 }
 
 /// The annotation that changes with the Device object.
-///
-/// kube-scheduler does not watch Device objects: it tries a pod that our scheduler refused because of the object again only when a
-/// node or a pod changes.
 pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
+    // kube-scheduler does not watch Device objects: it tries a pod that our scheduler refused because of the object again only
+    // when a node or a pod changes.
     let mut hasher = DefaultHasher::new();
     // The generation changes with every change of the devices, undone ones included.
     let annotations = [DEVICES_CHECKPOINTS, PODS_WITHOUT_DEVICES].map(|key| device.annotations().get(key));
@@ -56,9 +55,8 @@ pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
 
 /// The amounts of resources in node status that no device plugin advertises.
 ///
-/// Each amount is that of the healthy devices ([`offered`]), or what the pods there request ([`requested`]) if that is more: kubelet
-/// admits running pods again when it restarts, and must not refuse them because a device is unhealthy. Capacity and allocatable are
-/// the same. A resource is removed rather than set to zero, which would make every pod that requests it fail instead of wait.
+/// Each amount is that of the healthy devices ([`offered`]), or what the pods there request ([`requested`]) if that is more. Capacity and
+/// allocatable are the same.
 pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
     let mut fields = Map::new();
     for (field, present) in [
@@ -81,6 +79,7 @@ pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
 /// The value that replaces `present`; none if that is right.
 fn amount_change(present: Option<&QuantityText>, amount: u64) -> Option<Value> {
     if amount == 0 {
+        // Zero would make every pod that requests the resource fail instead of wait.
         return present.map(|_| Value::Null);
     }
     let wanted = Quantity::from_unsigned(amount);

@@ -129,6 +129,7 @@ impl HookInputs<'_> {
         let Ok(placement) = &pod.placement else {
             return HookDecision::Ignore;
         };
+        // Whole GPUs may be served by the vendor's plugin, which goes by no record.
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
         if is_served && self.pods.swapped().is_none() {
             return HookDecision::Unknown(
@@ -160,10 +161,8 @@ impl HookInputs<'_> {
         self.adjust(&recipient, container, &gpus)
     }
 
-    /// Removes the variable from a container that requests no GPU, if it would show any GPU of this node.
-    ///
-    /// While the pod is not known (`is_known`), kubelet may have set a value that names single GPUs for a vendor's plugin, but never
-    /// `all`.
+    /// Removes the variable from a container that requests no GPU, if it would show any GPU of this node. `is_known` says that the
+    /// pod is known to request none.
     fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
         if self.unrestricted.contains(&sandbox.namespace) {
             return HookDecision::Ignore;
@@ -173,6 +172,7 @@ impl HookInputs<'_> {
         let names_one = |name: &str| named_devices(ExtendedResource::Shared, name, self.fleet).is_some();
         let shows_some = match value {
             // NVIDIA's runtime resolves fully qualified CDI names too.
+            // For a pod that is not known kubelet may have set single GPUs of the vendor's plugin, but never `all`.
             Some(value) => value
                 .split(',')
                 .map(str::trim)

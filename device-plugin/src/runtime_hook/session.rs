@@ -142,6 +142,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     }
                 };
                 if request.service == PLUGIN_SERVICE && request.method == "CreateContainer" {
+                    // It may wait for the pod; other calls are answered meanwhile.
                     let hook = self.hook;
                     return Ok(Some(async move { (call, create(hook, &request).await) }));
                 }

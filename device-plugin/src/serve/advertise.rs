@@ -34,10 +34,6 @@ pub(super) struct Published {
 }
 
 /// Advertises and serves a resource until the end is requested.
-///
-/// kubelet fails every pod that it admits while a resource is not registered, so a resource waits for the API server only if the
-/// scheduler would count it wrongly: memory waits until the node has the size of a unit, unless kubelet has the same units already, and
-/// whole GPUs wait until the Device object says that this plugin serves them and which ones other pods hold.
 pub(super) async fn serve(registration: Registration, published: Published, stop: CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => return,
@@ -47,6 +43,8 @@ pub(super) async fn serve(registration: Registration, published: Published, stop
 }
 
 async fn prepare(resource: ExtendedResource, node: &NodeState, published: Published) {
+    // kubelet fails every pod that it admits while a resource is not registered, so a resource waits for the API server only where
+    // the scheduler would count it wrongly.
     match resource {
         ExtendedResource::Memory if published.keeps_units => {}
         ExtendedResource::Memory => unit_published(published.node, &node.settings).await,
@@ -58,7 +56,7 @@ async fn prepare(resource: ExtendedResource, node: &NodeState, published: Publis
 /// Returns true if kubelet has memory units from an earlier process, which published their size, and these devices have the same.
 ///
 /// A unit of another size passes for the same if every GPU has the same number of units; the difference is less than one unit for each
-/// GPU, and the size is published as soon as the API server answers. A GPU without units in kubelet's checkpoint was unhealthy.
+/// GPU, and the size is published as soon as the API server answers.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;
@@ -71,6 +69,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet)
     for device in fleet.ids.numbered(ExtendedResource::Memory) {
         let ids: Vec<String> = device.iter().collect();
         let n_found = ids.iter().filter(|id| registered.remove(*id)).count();
+        // A GPU of which the checkpoint names none was unhealthy.
         if n_found != 0 && n_found != ids.len() {
             return false;
         }

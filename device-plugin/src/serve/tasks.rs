@@ -94,6 +94,7 @@ impl PluginTasks {
     ) -> anyhow::Result<WatchedDevices> {
         let sharing = config.sharing();
         let fleet = Fleet {
+            // No container starts before the XIDs that an earlier process saw are known.
             is_health_loaded: false,
             ..Fleet::new(inventory.clone(), sharing.id_scheme(&inventory)?)
         };

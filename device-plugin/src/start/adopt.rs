@@ -49,6 +49,7 @@ pub(super) async fn adopt(
     annotate(&context.client, pod, &record.annotations())
         .await
         .map_err(|error| blocked(one_line(&error)))?;
+    // The verification after this goes by the record that the watch shows.
     let mut pods = context.node.pods.clone();
     let is_shown = |pods: &Pods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
         Some(Ok(placement)) => placement.allocations == record.allocations,
@@ -91,6 +92,7 @@ fn adopted_record(
     let record = record(node, pod, &gpus)?;
     // The last assume time puts the pod behind all others in the capacity check.
     let placement = Placement::of_record(record.clone(), u64::MAX).map_err(|error| error.to_string())?;
+    // In a copy: other starts must not count on a record that is not written yet.
     let mut pods = node.pods.borrow().clone();
     pods.apply(NodePod {
         placement: Ok(placement),

@@ -107,11 +107,13 @@ impl StartChecker {
     ) -> Result<(), StartBlocked> {
         let node = &*self.context.node;
         let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
+        // An XID that an earlier process saw is in the Device object alone: no probe finds it again.
         let recalled = fleet.wait_for(|fleet| fleet.is_health_loaded);
         if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
             return Err(StartBlocked::HealthUnknown);
         }
         loop {
+            // kubelet names neither pod nor container in its call, only device IDs.
             let snapshot = self.snapshots.take(node).await;
             let found = find_owner(&snapshot, &pods.borrow_and_update(), resource, ids);
             let uid = match found {
@@ -152,6 +154,7 @@ impl StartChecker {
             .await
             .map_err(StartBlocked::SwapsUnknown)?;
         let allocated = snapshot.allocated.clone().unwrap_or_default();
+        // Each swap gives the pod another record, by which the next verification goes.
         for _ in 0..MAX_SWAPS {
             let CheckedStart {
                 pod,
@@ -272,12 +275,12 @@ impl StartChecker {
     }
 }
 
-/// True if a container that another plugin gave its devices goes on with them: it is charged for no less than it holds. A pod
-/// without record is charged on every device that it may be on, and one that the vendor's plugin served on the GPUs of kubelet's
-/// checkpoint.
+/// True if a container that another plugin gave its devices goes on with them: it is charged for no less than it holds.
 fn survives(resource: ExtendedResource, refusal: &Refusal) -> bool {
     match refusal {
+        // A pod without record is charged on every device that it may be on.
         Refusal::Unplaced(_) | Refusal::Unknown => true,
+        // A pod that the vendor's plugin served is charged on the GPUs of kubelet's checkpoint.
         Refusal::Mismatch { .. } => resource == ExtendedResource::Whole,
         Refusal::Unavailable(_)
         | Refusal::NoCapacity(_)

@@ -115,6 +115,7 @@ impl Reconciler {
             }
         }
         for uid in running {
+            // Each takes the lock for itself, so that no start waits for all of them.
             self.reconcile_pod(allocated, &uid).await;
         }
         self.clear_stale_marks(allocated).await;

@@ -30,8 +30,7 @@ const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 /// The file names of specs that were written for a start, and that the runtime has to read.
 pub(super) type SpecFiles = Vec<String>;
 
-/// Writes the specs that the container's answer may name. Of an init and an app container with the same device IDs it is not
-/// known which one starts: both have answers, with names of their own.
+/// Writes the specs that the container's answer may name.
 pub(super) fn write_specs(
     node: &NodeState,
     pod: &NodePod,
@@ -43,6 +42,8 @@ pub(super) fn write_specs(
         source,
     };
     let mut wanted: Vec<(&ContainerRequest, ContainerAllocateResponse)> = Vec::new();
+    // Of an init and an app container with the same device IDs it is not known which one starts: both have answers, with names of
+    // their own.
     for entry in allocated.iter().filter(|entry| start.is_in(entry)) {
         if let Some(container) = container(pod, &entry.container) {
             wanted.push((container, entry.answer.clone()));
@@ -168,8 +169,7 @@ pub(super) fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
     answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
 }
 
-/// Writes missing specs of kubelet's checkpoint, and removes those that it does not name. An existing spec stays: a running
-/// container saw its content, and the next start compares it.
+/// Writes missing specs of kubelet's checkpoint, and removes those that it does not name.
 pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
     let specs = &node.settings.injection.specs;
     let (mut kept, mut is_new) = (BTreeSet::new(), false);
@@ -180,6 +180,7 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
         kept.insert(name.to_owned());
         // kubelet removes the entries of pods that have ended late.
         let pod = pods.get(&entry.pod).filter(|pod| pod.stage != Stage::Terminal);
+        // An existing spec stays: a running container saw its content, and the next start compares it.
         let Some(pod) = pod.filter(|_| !specs.has(name)) else {
             continue;
         };
@@ -188,6 +189,7 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
         };
         match write_spec(node, pod, container, entry.resource, &entry.answer) {
             Ok(file) => is_new |= file.is_some(),
+            // The next comparison writes it.
             Err(SpecError::Retired { .. }) => {}
             Err(error) => warn!(
                 pod = pod.display_name(),

@@ -42,9 +42,11 @@ impl From<Entry> for Allocation {
 }
 
 impl Allocation {
-    /// Returns true if its pod has ended. The pod-resources API lists only pods that exist, known to this plugin or not.
+    /// Returns true if its pod has ended.
     pub(super) fn has_ended(&self, pods: &Pods) -> bool {
         let Some(uid) = self.pod.uid(pods) else {
+            // kubelet removes entries of ended pods from its checkpoint only when it allocates again; its pod-resources API lists only pods
+            // that exist.
             return matches!(self.pod, PodName::Uid(_));
         };
         let stage = match pods.get(uid) {
@@ -186,9 +188,6 @@ pub struct Claim {
 }
 
 /// The devices of those `allocations` that no record of gpushare's scheduler names.
-///
-/// A pod that has ended holds nothing. Of the checkpoint's entries only those of known pods count, because kubelet removes the entries
-/// of ended pods only when it allocates again; the pod-resources API lists only pods that exist.
 pub fn unrecorded(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> KubeletAllocations {
     let mut entries = BTreeSet::new();
     for allocation in allocations {

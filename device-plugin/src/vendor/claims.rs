@@ -94,6 +94,7 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Alloca
     };
     let mut device_ids = Vec::new();
     device_ids.extend(gpu.map(|entry| entry.gpu.uuid.to_string()));
+    // It may be any of them, and no other pod must get the one that it is.
     if !is_mapped {
         device_ids.extend(fleet.gpus.iter().map(|entry| entry.gpu.uuid.to_string()));
     }

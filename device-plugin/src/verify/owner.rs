@@ -62,6 +62,7 @@ pub fn find_owner(
     };
     let mut names = BTreeSet::new();
     for devices in listed.iter() {
+        // One common ID is enough: an app container has those of the init containers before it, and others beside them.
         if devices.resource == resource && devices.ids.iter().any(|id| ids.binary_search(id).is_ok()) {
             names.insert((devices.namespace.as_str(), devices.pod.as_str()));
         }
@@ -126,6 +127,7 @@ fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, Owner
 
 fn live<'a>(pods: &'a Pods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
     let known = uids.iter().filter_map(|uid| pods.get(uid));
+    // The checkpoint names pods that have ended until kubelet allocates again.
     known.filter(|pod| is_live(pod)).collect()
 }
 

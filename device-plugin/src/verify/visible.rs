@@ -78,6 +78,7 @@ fn named_device(resource: ExtendedResource, name: &str, fleet: &Fleet) -> Option
     if device_type != TYPE_GPU {
         return None;
     }
+    // NVIDIA's runtime takes indices too.
     let index: u32 = name.parse().ok()?;
     let entry = fleet.gpus.iter().find(|entry| entry.gpu.index == index)?;
     Some(entry.gpu.uuid.clone())

@@ -90,18 +90,18 @@ impl NvmlWatch {
             reporter.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
         }
         if matches!(error, InventoryError::DriverReplaced { .. }) {
+            // The process ends on that: only another container gets the other library.
             reporter.send(None, ObservationKind::DriverReplaced(problem))?;
         }
         reporter.pause(self.source.probe_interval)
     }
 
     /// Watches until it is time for another session because this one misses a device.
-    ///
-    /// The watch misses an XID that is reported between two sessions; its probes see the effect on the device.
     fn run_session(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         self.complaint = None;
         self.compare(nvml, reporter)?;
         let events = self.register_events(nvml);
+        // Events come from now on; trouble of before shows in a probe alone.
         let mut is_missing = self.probe_all(nvml, reporter)?;
         let opened = Instant::now();
         let (mut probed, mut compared) = (opened, opened);
@@ -115,6 +115,7 @@ impl NvmlWatch {
                 probed = Instant::now();
             }
             if compared.elapsed() >= self.source.reopen_interval {
+                // An XID that is reported between two sessions is missed; the probes see its effect on the device.
                 if self.needs_other_session(is_missing, opened.elapsed()) {
                     return Ok(());
                 }
@@ -124,8 +125,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Returns true if it is time to look for a missing device in another session. The interval grows while that does not help: the
-    /// watch can miss events meanwhile, and a dead device makes opening a session slow.
+    /// Returns true if it is time to look for a missing device in another session.
     fn needs_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
         let is_unreadable = |excluded: &ExcludedGpu| matches!(excluded.exclusion, Exclusion::Unreadable(_));
         if !is_missing && !self.known.excluded.iter().any(is_unreadable) {
@@ -134,6 +134,7 @@ impl NvmlWatch {
         }
         let is_time = age >= self.source.reopen_interval.saturating_mul(self.reopen_factor);
         if is_time {
+            // It has not helped so far: events are missed meanwhile, and a dead device makes opening a session slow.
             self.reopen_factor = (self.reopen_factor * 2).min(MAX_REOPEN_FACTOR);
         }
         is_time
@@ -189,6 +190,7 @@ impl NvmlWatch {
                 let uuid = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
                 let known = uuid.filter(|uuid| self.known.gpu(uuid).is_some());
                 reporter.send(known.as_ref(), ObservationKind::Xid(xid))?;
+                // An XID of no known device may concern any of them.
                 Ok(known.is_none())
             }
             Ok(_) | Err(NvmlError::Timeout) => Ok(false),
@@ -213,6 +215,7 @@ impl NvmlWatch {
                 mut kind,
                 has_pending_rows,
             } = probe(nvml, &gpu.uuid);
+            // It waited for a reset, or was lost, and is not so any more: it has been reset.
             if kind == ObservationKind::Answered && !has_pending_rows && self.awaiting_reset.remove(&gpu.uuid)
             {
                 kind = ObservationKind::AnsweredWithoutFault;
@@ -307,8 +310,7 @@ fn failure(error: &NvmlError) -> ObservationKind {
     }
 }
 
-/// Asks the driver whether the device must be reset. Drivers before 565 name no recovery action; with those, only rows of memory
-/// that could not be remapped show it.
+/// Asks the driver whether the device must be reset.
 fn reset_state(device: &Device<'_>) -> ProbeResult {
     let fields = [
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
@@ -321,6 +323,7 @@ fn reset_state(device: &Device<'_>) -> ProbeResult {
         (Some(action), _) if action > 0 => {
             ObservationKind::NeedsReset(recovery_action_name(action).to_owned())
         }
+        // The only sign of drivers before 565, which name no recovery action.
         (_, Some(failed)) if failed > 0 => {
             ObservationKind::NeedsReset("a row of its memory could not be remapped".to_owned())
         }
