@@ -10,6 +10,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use proto::pod::Pod;
+use proto::request::PodRequest;
+use proto::resource::ResourceNames;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -189,4 +195,166 @@ fn every_link_has_a_target() {
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// The blocks of code in a language, with what they are indented by taken away.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut open: Option<(usize, Vec<&str>)> = None;
+    for line in text.lines() {
+        let indent = line.len() - line.trim_start().len();
+        match &mut open {
+            Some((_, lines)) if line.trim() == "```" => {
+                found.push(lines.join("\n"));
+                open = None;
+            }
+            Some((indent, lines)) => lines.push(line.get(*indent..).unwrap_or_default()),
+            None if line.trim() == format!("```{language}") => open = Some((indent, Vec::new())),
+            None => {}
+        }
+    }
+    found
+}
+
+fn documents_for_readers() -> Vec<PathBuf> {
+    let mut documents = files(&root().join("docs"), "md");
+    documents.push(root().join("README.md"));
+    documents
+}
+
+#[test]
+fn every_block_of_yaml_is_yaml() {
+    let mut n_blocks = 0;
+    for document in documents_for_readers() {
+        for block in blocks(&read(&document), "yaml") {
+            n_blocks += 1;
+            for part in serde_yaml_ng::Deserializer::from_str(&block) {
+                let parsed = Value::deserialize(part);
+                assert!(parsed.is_ok(), "{}: {parsed:?}\n{block}", document.display());
+            }
+        }
+    }
+    assert!(n_blocks > 20, "{n_blocks} blocks");
+}
+
+/// Scripts and folders that commands name exist.
+#[test]
+fn commands_name_files_that_exist() {
+    let mut missing = Vec::new();
+    let mut n_named = 0;
+    for document in documents_for_readers() {
+        for block in blocks(&read(&document), "sh") {
+            for word in block.split_whitespace() {
+                let path = word.trim_start_matches("../gpushare/");
+                if path.starts_with("deploy/") || path.starts_with(".ci/") {
+                    n_named += 1;
+                    if !root().join(path).exists() {
+                        missing.push(format!("{}: {word}", document.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(n_named > 10, "{n_named} files");
+}
+
+/// Each example is the limits of a container that asks for something.
+#[test]
+fn the_cookbook_s_pods_are_understood() {
+    let blocks = blocks(&read(&root().join("docs/cookbook.md")), "yaml");
+    assert!(blocks.len() > 5);
+    for block in blocks {
+        let limits: Value = serde_yaml_ng::from_str(&block).unwrap();
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}});
+        let request = PodRequest::read_new(&Pod::deserialize(pod).unwrap(), &ResourceNames::default());
+        assert!(matches!(request, Ok(Some(_))), "{request:?}\n{block}");
+    }
+}
+
+/// The book has every page once.
+#[test]
+fn the_summary_lists_every_page() {
+    let summary = read(&root().join("docs/SUMMARY.md"));
+    let mut listed: Vec<&str> = summary
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+        .collect();
+    listed.sort_unstable();
+    let pages = files(&root().join("docs"), "md");
+    let names = pages
+        .iter()
+        .map(|page| page.file_name().unwrap().to_str().unwrap());
+    let mut pages: Vec<&str> = names.filter(|name| *name != "SUMMARY.md").collect();
+    pages.sort_unstable();
+    assert_eq!(listed, pages);
+}
+
+/// Every alert has its section in the runbook, and a test.
+#[test]
+fn every_alert_is_explained_and_tested() {
+    let monitoring = root().join("deploy/monitoring");
+    let rules: Value = serde_yaml_ng::from_str(&read(&monitoring.join("alerts.yaml"))).unwrap();
+    let (runbook, tests) = (
+        read(&root().join("docs/monitoring.md")),
+        read(&monitoring.join("alerts.test.yaml")),
+    );
+    let rules = rules.pointer("/groups/0/rules").unwrap().as_array().unwrap();
+    assert!(rules.len() > 10);
+    for rule in rules {
+        let name = rule.get("alert").unwrap().as_str().unwrap();
+        assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
+        assert!(tests.contains(&format!("alertname: {name}\n")), "{name}");
+        let link = rule.pointer("/annotations/runbook_url").unwrap();
+        assert_eq!(link, &format!("docs/monitoring.md#{}", name.to_lowercase()));
+    }
+}
+
+/// Alerts, dashboards and documents name metrics that the daemons serve.
+#[test]
+fn metrics_exist() {
+    let mut sources = String::new();
+    for folder in ["scheduler/src", "device-plugin/src", "daemon/src"] {
+        for path in files(&root().join(folder), "rs") {
+            sources += &read(&path);
+        }
+    }
+    let mut texts = documents_for_readers();
+    texts.extend(files(&root().join("deploy/monitoring"), "json"));
+    texts.push(root().join("deploy/monitoring/alerts.yaml"));
+    let mut missing = Vec::new();
+    for path in texts {
+        let text = read(&path);
+        for prefix in ["gpushare_scheduler_", "gpushare_device_plugin_"] {
+            for rest in text.split(prefix).skip(1) {
+                let length = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+                let name = rest.get(..length.unwrap_or(rest.len())).unwrap_or_default();
+                // A family of metrics is written with an asterisk, and ends with an underscore.
+                if !name.ends_with('_') && !is_metric(name, prefix, &sources) {
+                    missing.push(format!("{}: {prefix}{name}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The registry adds the endings.
+fn is_metric(name: &str, prefix: &str, sources: &str) -> bool {
+    let mut names = vec![name];
+    for ending in [
+        "_total",
+        "_seconds",
+        "_info",
+        "_bucket",
+        "_count",
+        "_sum",
+        "_seconds_bucket",
+    ] {
+        names.extend(name.strip_suffix(ending));
+    }
+    names.iter().any(|name| {
+        sources.contains(&format!("\"{name}\"")) || sources.contains(&format!("\"{prefix}{name}\""))
+    })
 }
