@@ -80,9 +80,9 @@ pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result
 ///
 /// # Errors
 /// The reason for which there is no whole answer, for people. The object may have been changed.
-pub(crate) async fn merge(client: &Client, path: &str, patch: &Value) -> Result<Answer, String> {
+pub(crate) async fn merge(client: &Client, path: &str, changes: &Value) -> Result<Answer, String> {
     let merge = "application/merge-patch+json";
-    in_time(send_as(client, Method::PATCH, path, merge, Some(patch))).await
+    in_time(send_as(client, Method::PATCH, path, merge, Some(changes))).await
 }
 
 async fn in_time(answer: impl Future<Output = Result<Answer, String>>) -> Result<Answer, String> {

@@ -5,6 +5,7 @@
 //! the moment at which it *received* what it read, which is always later. No replica writes over a version of the Lease that it
 //! has not read.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// The times of a Lease, as in client-go's leader election; each replica uses its own.
@@ -107,6 +108,36 @@ pub struct Election {
     is_resigning: bool,
 }
 
+/// The Lease by which a replica leads: one that the replicas contend for, or that of the kube-scheduler in the same pod.
+pub trait TermSource: fmt::Debug + Send {
+    /// Returns true if the replica writes the Lease itself, and can release it.
+    fn is_own(&self) -> bool;
+
+    /// The term of this replica, if it leads now.
+    fn term(&self, now: Instant) -> Option<Term>;
+
+    /// The holder of the Lease when it was last read or written; empty if it had none.
+    fn holder(&self) -> &str;
+
+    /// The reason for which this replica cannot lead although it could by the holder of the Lease.
+    fn problem(&self) -> Option<String>;
+
+    /// The next step. After each step but [`LeaseAction::Wait`] its outcome comes first.
+    fn next(&mut self, now: Instant) -> LeaseAction;
+
+    /// Takes the answer to a read that was sent at `sent` and answered at `received`: version and record, if there is a Lease.
+    fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>);
+
+    /// Takes a read that failed at `received`.
+    fn unread(&mut self, received: Instant);
+
+    /// Takes the outcome of a write that was sent at `sent`, known at `received`.
+    fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome);
+
+    /// Takes no further part; a Lease of its own that this replica holds is released. All binds must have ended.
+    fn resign(&mut self, now: Instant);
+}
+
 impl Election {
     /// A replica that has read nothing yet. No other process may ever have had its identity.
     pub fn new(identity: String, times: LeaseTimes, now: Instant) -> Self {
@@ -121,102 +152,6 @@ impl Election {
             term: None,
             n_terms: 0,
             is_resigning: false,
-        }
-    }
-
-    /// The term of this replica, if it leads now.
-    pub fn term(&self, now: Instant) -> Option<Term> {
-        self.term.filter(|term| now < term.renewed + self.times.renew)
-    }
-
-    /// The holder at the last read or write; empty if there was none.
-    pub fn holder(&self) -> &str {
-        &self.record.holder
-    }
-
-    /// The next step. After each step but [`LeaseAction::Wait`] its outcome comes first.
-    pub fn next(&mut self, now: Instant) -> LeaseAction {
-        self.term = self.term(now);
-        if now < self.due {
-            return LeaseAction::Wait(self.due);
-        }
-        match self.known {
-            Known::Absent if self.is_resigning => LeaseAction::End,
-            // Without a holder, every replica waits for the Lease's duration, as for one that is held. A replica that led by a
-            // Lease that was deleted stops within that time.
-            Known::Absent => LeaseAction::Create(LeaseRecord {
-                seconds: self.seconds(),
-                ..LeaseRecord::default()
-            }),
-            Known::There if self.is_resigning && self.is_holder() => self.write(LeaseRecord {
-                holder: String::new(),
-                seconds: 1,
-                transitions: self.record.transitions,
-            }),
-            Known::There if self.is_resigning => LeaseAction::End,
-            Known::There if self.is_holder() || now >= self.free_at() => self.write(self.own_record()),
-            Known::Nothing | Known::There => LeaseAction::Read,
-        }
-    }
-
-    /// Releases the Lease, if this replica holds it, and takes no further part. All binds must have ended.
-    pub fn resign(&mut self, now: Instant) {
-        self.is_resigning = true;
-        self.term = None;
-        self.due = now;
-    }
-
-    /// Takes the answer to a read, which came at `received`: version and record, if there is a Lease.
-    pub fn read(&mut self, received: Instant, found: Option<(String, LeaseRecord)>) {
-        self.term = self.term(received);
-        let Some((version, record)) = found else {
-            self.term = None;
-            self.known = Known::Absent;
-            self.due = received;
-            return;
-        };
-        if version != self.version {
-            self.since = received;
-        }
-        (self.version, self.record, self.known) = (version, record, Known::There);
-        if self.is_holder() || self.is_resigning {
-            self.due = received;
-        } else {
-            self.term = None;
-            self.due = self.free_at().min(received + self.times.retry).max(received);
-        }
-    }
-
-    /// Takes a read that failed at `received`.
-    pub fn unread(&mut self, received: Instant) {
-        self.term = self.term(received);
-        self.known = Known::Nothing;
-        self.due = received + self.times.retry / 2;
-    }
-
-    /// Takes the outcome of a write that was sent at `sent`, known at `received`.
-    pub fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome) {
-        self.term = self.term(received);
-        match outcome {
-            WriteOutcome::Done(version) => {
-                let is_handed_over = self.record.is_released();
-                (self.version, self.record, self.since, self.known) =
-                    (version, record, received, Known::There);
-                if self.is_holder() {
-                    self.renew(sent, is_handed_over);
-                    self.due = sent + self.times.retry;
-                } else {
-                    self.due = received + self.times.retry;
-                }
-            }
-            WriteOutcome::Overtaken => {
-                self.known = Known::Nothing;
-                self.due = received;
-            }
-            WriteOutcome::Unknown => self.unread(received),
-        }
-        if self.is_resigning {
-            self.due = self.due.min(received + self.times.retry / 2);
         }
     }
 
@@ -275,6 +210,105 @@ impl Election {
             .try_into()
             .unwrap_or(u64::MAX)
             .max(2)
+    }
+}
+
+impl TermSource for Election {
+    fn is_own(&self) -> bool {
+        true
+    }
+
+    fn problem(&self) -> Option<String> {
+        None
+    }
+
+    fn term(&self, now: Instant) -> Option<Term> {
+        self.term.filter(|term| now < term.renewed + self.times.renew)
+    }
+
+    fn holder(&self) -> &str {
+        &self.record.holder
+    }
+
+    fn next(&mut self, now: Instant) -> LeaseAction {
+        self.term = self.term(now);
+        if now < self.due {
+            return LeaseAction::Wait(self.due);
+        }
+        match self.known {
+            Known::Absent if self.is_resigning => LeaseAction::End,
+            // Without a holder, every replica waits for the Lease's duration, as for one that is held. A replica that led by a
+            // Lease that was deleted stops within that time.
+            Known::Absent => LeaseAction::Create(LeaseRecord {
+                seconds: self.seconds(),
+                ..LeaseRecord::default()
+            }),
+            Known::There if self.is_resigning && self.is_holder() => self.write(LeaseRecord {
+                holder: String::new(),
+                seconds: 1,
+                transitions: self.record.transitions,
+            }),
+            Known::There if self.is_resigning => LeaseAction::End,
+            Known::There if self.is_holder() || now >= self.free_at() => self.write(self.own_record()),
+            Known::Nothing | Known::There => LeaseAction::Read,
+        }
+    }
+
+    fn resign(&mut self, now: Instant) {
+        self.is_resigning = true;
+        self.term = None;
+        self.due = now;
+    }
+
+    fn read(&mut self, _sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
+        self.term = self.term(received);
+        let Some((version, record)) = found else {
+            self.term = None;
+            self.known = Known::Absent;
+            self.due = received;
+            return;
+        };
+        if version != self.version {
+            self.since = received;
+        }
+        (self.version, self.record, self.known) = (version, record, Known::There);
+        if self.is_holder() || self.is_resigning {
+            self.due = received;
+        } else {
+            self.term = None;
+            self.due = self.free_at().min(received + self.times.retry).max(received);
+        }
+    }
+
+    fn unread(&mut self, received: Instant) {
+        self.term = self.term(received);
+        self.known = Known::Nothing;
+        self.due = received + self.times.retry / 2;
+    }
+
+    fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome) {
+        self.term = self.term(received);
+        match outcome {
+            WriteOutcome::Done(version) => {
+                let is_handed_over = self.record.is_released();
+                (self.version, self.record, self.since, self.known) =
+                    (version, record, received, Known::There);
+                if self.is_holder() {
+                    self.renew(sent, is_handed_over);
+                    self.due = sent + self.times.retry;
+                } else {
+                    self.due = received + self.times.retry;
+                }
+            }
+            WriteOutcome::Overtaken => {
+                self.known = Known::Nothing;
+                self.due = received;
+            }
+            WriteOutcome::Unknown => self.unread(received),
+        }
+        if self.is_resigning {
+            self.due = self.due.min(received + self.times.retry / 2);
+        }
     }
 }
 

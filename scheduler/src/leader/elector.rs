@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
-use super::election::{Election, LeaseAction, LeaseRecord, LeaseTimes, Term, WriteOutcome};
+use super::election::{Election, LeaseAction, LeaseTimes, Term, TermSource, WriteOutcome};
 use super::fence::{self, Fence};
 use super::kube_scheduler_lease::{self, KubeSchedulerLease};
 use super::label::{LabelKeeper, PodLabel};
@@ -53,85 +53,13 @@ pub struct Elector {
     lease: LeaseObject,
     label: LabelKeeper,
     fence: Option<Fence>,
-    source: TermSource,
+    source: Box<dyn TermSource>,
     /// The problem of the Lease that was logged last.
     problem: Option<String>,
     /// The term that `leadership` has.
     term: Option<Term>,
     /// The task that prepares the term's binds.
     takeover: Option<JoinHandle<()>>,
-}
-
-/// The Lease by which a replica leads.
-#[derive(Clone, Debug)]
-enum TermSource {
-    /// The Lease that the replicas contend for.
-    Election(Election),
-    /// The Lease of the kube-scheduler in this pod.
-    KubeScheduler(KubeSchedulerLease),
-}
-
-impl TermSource {
-    fn term(&self, now: Instant) -> Option<Term> {
-        match self {
-            Self::Election(election) => election.term(now),
-            Self::KubeScheduler(lease) => lease.term(now),
-        }
-    }
-
-    fn holder(&self) -> &str {
-        match self {
-            Self::Election(election) => election.holder(),
-            Self::KubeScheduler(lease) => lease.holder(),
-        }
-    }
-
-    fn next(&mut self, now: Instant) -> LeaseAction {
-        match self {
-            Self::Election(election) => election.next(now),
-            Self::KubeScheduler(lease) => lease.next(now),
-        }
-    }
-
-    fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
-        match self {
-            Self::Election(election) => election.read(received, found),
-            Self::KubeScheduler(lease) => lease.read(sent, received, found),
-        }
-    }
-
-    fn unread(&mut self, received: Instant) {
-        match self {
-            Self::Election(election) => election.unread(received),
-            Self::KubeScheduler(lease) => lease.unread(received),
-        }
-    }
-
-    fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome) {
-        match self {
-            Self::Election(election) => election.written(record, sent, received, outcome),
-            Self::KubeScheduler(_) => {}
-        }
-    }
-
-    fn resign(&mut self, now: Instant) {
-        match self {
-            Self::Election(election) => election.resign(now),
-            Self::KubeScheduler(lease) => lease.resign(),
-        }
-    }
-
-    /// Returns true if this replica writes the Lease, and can release it.
-    const fn is_own(&self) -> bool {
-        matches!(self, Self::Election(_))
-    }
-
-    fn problem(&self) -> Option<String> {
-        match self {
-            Self::Election(_) => None,
-            Self::KubeScheduler(lease) => lease.problem(),
-        }
-    }
 }
 
 /// Prepares the binds of a replica without others. A previous scheduler may still be binding pods that were pending at the
@@ -176,11 +104,15 @@ impl Elector {
             (
                 lease,
                 kube_scheduler_lease::holder_prefix(&settings.pod.name),
-                TermSource::KubeScheduler(found),
+                Box::new(found) as Box<dyn TermSource>,
             )
         } else {
             let election = Election::new(identity.clone(), settings.times, now());
-            (&settings.lease, identity.clone(), TermSource::Election(election))
+            (
+                &settings.lease,
+                identity.clone(),
+                Box::new(election) as Box<dyn TermSource>,
+            )
         };
         let lease = LeaseObject::new(client.clone(), &settings.namespace, lease_name);
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::election::{LeaseAction, LeaseRecord, LeaseTimes, Term};
+use super::election::{LeaseAction, LeaseRecord, LeaseTimes, Term, TermSource, WriteOutcome};
 
 /// Longest host name of a pod.
 const MAX_HOST_NAME: usize = 63;
@@ -51,18 +51,34 @@ impl KubeSchedulerLease {
         }
     }
 
-    /// The term of this extender, if it leads now.
-    pub fn term(&self, now: Instant) -> Option<Term> {
+    /// Half of the period in which kube-scheduler renews by default, so that a term is renewed in time.
+    fn pause(&self) -> Duration {
+        self.times.retry / 2
+    }
+
+    fn is_own(&self, record: &LeaseRecord) -> bool {
+        record.holder.starts_with(&self.prefix)
+    }
+
+    fn is_short(&self, record: &LeaseRecord) -> bool {
+        Duration::from_secs(record.seconds) < self.times.lease
+    }
+}
+
+impl TermSource for KubeSchedulerLease {
+    fn is_own(&self) -> bool {
+        false
+    }
+
+    fn term(&self, now: Instant) -> Option<Term> {
         self.term.filter(|term| now < term.renewed + self.times.renew)
     }
 
-    /// The holder of the Lease when it was read last; empty if it had none.
-    pub fn holder(&self) -> &str {
+    fn holder(&self) -> &str {
         self.seen.as_ref().map_or("", |seen| seen.record.holder.as_str())
     }
 
-    /// The reason for which this extender cannot lead although the kube-scheduler in its pod holds the Lease.
-    pub fn problem(&self) -> Option<String> {
+    fn problem(&self) -> Option<String> {
         let record = &self.seen.as_ref()?.record;
         (self.is_own(record) && self.is_short(record)).then(|| {
             format!(
@@ -74,8 +90,7 @@ impl KubeSchedulerLease {
         })
     }
 
-    /// The next step: a read or a wait; the end after [`Self::resign`].
-    pub fn next(&mut self, now: Instant) -> LeaseAction {
+    fn next(&mut self, now: Instant) -> LeaseAction {
         self.term = self.term(now);
         match self.has_ended {
             true => LeaseAction::End,
@@ -84,14 +99,12 @@ impl KubeSchedulerLease {
         }
     }
 
-    /// Ends the term. The Lease is not read again.
-    pub fn resign(&mut self) {
+    fn resign(&mut self, _now: Instant) {
         self.term = None;
         self.has_ended = true;
     }
 
-    /// Takes the answer to a read that was sent at `sent` and answered at `received`: version and record, if there is a Lease.
-    pub fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
+    fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
         self.term = self.term(received);
         self.due = received + self.pause();
         let Some((version, record)) = found else {
@@ -126,23 +139,13 @@ impl KubeSchedulerLease {
         }
     }
 
-    /// Takes a read that failed at `received`.
-    pub fn unread(&mut self, received: Instant) {
+    fn unread(&mut self, received: Instant) {
         self.term = self.term(received);
         self.due = received + self.pause();
     }
 
-    /// Half of the period in which kube-scheduler renews by default, so that a term is renewed in time.
-    fn pause(&self) -> Duration {
-        self.times.retry / 2
-    }
-
-    fn is_own(&self, record: &LeaseRecord) -> bool {
-        record.holder.starts_with(&self.prefix)
-    }
-
-    fn is_short(&self, record: &LeaseRecord) -> bool {
-        Duration::from_secs(record.seconds) < self.times.lease
+    fn written(&mut self, _: LeaseRecord, _: Instant, _: Instant, _: WriteOutcome) {
+        // kube-scheduler writes this Lease; `next` asks for no write.
     }
 }
 
@@ -305,7 +308,7 @@ mod tests {
         assert_eq!((lease.term(after(start, 23)), lease.holder()), (None, ""));
         read(&mut lease, start, 33, "9", record("a_1"));
         assert_eq!(lease.term(after(start, 34)), None, "the new Lease may be old");
-        lease.resign();
+        lease.resign(after(start, 23));
         assert_eq!(lease.next(after(start, 60)), LeaseAction::End);
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, WriteOutcome};
+use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, TermSource, WriteOutcome};
 
 const TIMES: LeaseTimes = LeaseTimes {
     lease: Duration::from_secs(15),
@@ -309,7 +309,7 @@ impl World {
         let replica = &mut self.replicas[request.replica];
         replica.is_busy = false;
         match (request.action, request.answer) {
-            (_, Some(Answer::Read(found))) => replica.election.read(received, found),
+            (_, Some(Answer::Read(found))) => replica.election.read(received, received, found),
             (
                 LeaseAction::Create(record) | LeaseAction::Write { record, .. },
                 Some(Answer::WriteOutcome(outcome)),

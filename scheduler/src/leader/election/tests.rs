@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 
-use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, WriteOutcome};
+use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, TermSource, WriteOutcome};
 
 const TIMES: LeaseTimes = LeaseTimes {
     lease: secs(15),
@@ -48,7 +48,7 @@ fn begin() -> (Election, Instant) {
 /// A replica that leads since version 2, by a write that was sent at the moment.
 fn leading() -> (Election, Instant) {
     let (mut election, now) = begin();
-    election.read(now, found("1", record("", 1, 6)));
+    election.read(now, now, found("1", record("", 1, 6)));
     election.written(record("a", 15, 7), now, now, WriteOutcome::Done("2".to_owned()));
     assert!(election.term(now).is_some());
     (election, now)
@@ -58,12 +58,12 @@ fn leading() -> (Election, Instant) {
 fn a_missing_lease_is_created_without_a_holder() {
     let (mut a, now) = begin();
     assert_eq!(a.next(now), LeaseAction::Read);
-    a.read(now, None);
+    a.read(now, now, None);
     assert_eq!(a.next(now), LeaseAction::Create(record("", 15, 0)));
     a.written(record("", 15, 0), now, now, WriteOutcome::Done("1".to_owned()));
     assert_eq!(a.next(now), LeaseAction::Wait(now + secs(2)));
     assert_eq!(a.next(now + secs(2)), LeaseAction::Read);
-    a.read(now + secs(14), found("1", record("", 15, 0)));
+    a.read(now + secs(14), now + secs(14), found("1", record("", 15, 0)));
     assert_eq!(a.next(now + secs(14)), LeaseAction::Wait(now + secs(15)));
     assert_eq!(a.next(now + secs(15)), write("1", record("a", 15, 1)));
 }
@@ -81,7 +81,7 @@ fn a_lease_is_acquired_when_it_is_free_or_has_expired(
     #[case] is_handed_over: bool,
 ) {
     let (mut a, now) = begin();
-    a.read(now, found("1", there));
+    a.read(now, now, found("1", there));
     let free = now + secs(after);
     if after > 0 {
         assert_eq!(a.next(now), LeaseAction::Wait(now + secs(2)));
@@ -108,7 +108,7 @@ fn a_lease_is_acquired_when_it_is_free_or_has_expired(
 fn a_lease_that_is_renewed_is_not_acquired() {
     let (mut a, mut now) = begin();
     for version in 0..20 {
-        a.read(now, found(&version.to_string(), record("b", 15, 3)));
+        a.read(now, now, found(&version.to_string(), record("b", 15, 3)));
         now += secs(14);
         assert_eq!(a.next(now), LeaseAction::Read);
     }
@@ -118,10 +118,10 @@ fn a_lease_that_is_renewed_is_not_acquired() {
 #[test]
 fn a_lease_expires_by_the_time_since_its_version_was_first_read() {
     let (mut a, now) = begin();
-    a.read(now, found("1", record("b", 15, 3)));
-    a.read(now + secs(10), found("1", record("b", 15, 3)));
+    a.read(now, now, found("1", record("b", 15, 3)));
+    a.read(now + secs(10), now + secs(10), found("1", record("b", 15, 3)));
     assert_eq!(a.next(now + secs(15)), write("1", record("a", 15, 4)));
-    a.read(now + secs(15), found("2", record("b", 15, 3)));
+    a.read(now + secs(15), now + secs(15), found("2", record("b", 15, 3)));
     assert_eq!(a.next(now + secs(29)), LeaseAction::Read);
     assert_eq!(a.next(now + secs(30)), write("2", record("a", 15, 4)));
 }
@@ -155,7 +155,7 @@ fn after_an_unknown_write_the_leader_reads_the_lease_and_continues() {
     a.written(record("a", 15, 7), sent, sent + secs(3), WriteOutcome::Unknown);
     assert_eq!(a.next(sent + secs(3)), LeaseAction::Wait(sent + secs(4)));
     assert_eq!(a.next(sent + secs(4)), LeaseAction::Read);
-    a.read(sent + secs(4), found("3", record("a", 15, 7)));
+    a.read(sent + secs(4), sent + secs(4), found("3", record("a", 15, 7)));
     assert_eq!(a.next(sent + secs(4)), write("3", record("a", 15, 7)));
     assert_eq!(
         a.term(sent + secs(4)).unwrap().renewed,
@@ -173,7 +173,7 @@ fn a_leader_that_was_replaced_does_not_lead(#[case] there: Found) {
     let later = now + secs(2);
     a.written(record("a", 15, 7), later, later, WriteOutcome::Overtaken);
     assert_eq!(a.next(later), LeaseAction::Read);
-    a.read(later, there);
+    a.read(later, later, there);
     assert!(a.term(later).is_none());
 }
 
@@ -197,7 +197,7 @@ fn a_leader_whose_lease_expired_begins_a_new_term() {
 #[test]
 fn a_late_reply_to_an_acquisition_starts_no_term() {
     let (mut a, now) = begin();
-    a.read(now, found("1", record("", 1, 6)));
+    a.read(now, now, found("1", record("", 1, 6)));
     assert_eq!(a.next(now), write("1", record("a", 15, 7)));
     a.written(
         record("a", 15, 7),
@@ -217,7 +217,7 @@ fn a_lease_is_released_and_the_release_is_repeated_until_it_is_written() {
     assert_eq!(a.next(later), write("2", record("", 1, 7)));
     a.written(record("", 1, 7), later, later, WriteOutcome::Unknown);
     assert_eq!(a.next(later + secs(1)), LeaseAction::Read);
-    a.read(later + secs(1), found("2", record("a", 15, 7)));
+    a.read(later + secs(1), later + secs(1), found("2", record("a", 15, 7)));
     assert_eq!(a.next(later + secs(1)), write("2", record("", 1, 7)));
     a.written(
         record("", 1, 7),
@@ -236,6 +236,6 @@ fn a_replica_that_does_not_hold_the_lease_ends_without_a_write(#[case] there: Fo
     let (mut a, now) = begin();
     a.resign(now);
     assert_eq!(a.next(now), LeaseAction::Read);
-    a.read(now, there);
+    a.read(now, now, there);
     assert_eq!(a.next(now + secs(60)), LeaseAction::End);
 }
