@@ -355,6 +355,7 @@ impl Index {
             }
         }
         if most < names.len() {
+            // A page of a large cluster needs no sort of all names.
             names.select_nth_unstable(most);
             names.truncate(most);
         }
@@ -772,7 +773,9 @@ impl Index {
         let entry = self.cluster.pods.entry(owner.clone());
         let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(assumption));
+        // The hint has served its purpose; on another node its room is free again.
         self.hints.end(&mut self.cluster, &pod.uid, Some(node));
+        // Policies that look ahead count the CPU of the pod now, not only when a watch shows the pod bound.
         self.cluster.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {
             binding,

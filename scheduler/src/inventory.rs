@@ -285,6 +285,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
         Ok(unit) => (unit, Vec::new()),
         Err(problem) => (None, vec![problem]),
     };
+    // Any unit serves to compare units with units; requests in bytes are refused on such a node.
     let unit_bytes = unit.unwrap_or(MemoryUnit::MIB).bytes();
     let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
     // Zero units is what kubelet shows while a plugin has not registered again; nothing can be said until it has.

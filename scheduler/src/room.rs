@@ -96,6 +96,7 @@ impl Room {
 
     /// The object as it is written, different each time.
     fn object(&self) -> Value {
+        // A write that changes nothing causes no watch event, and kube-scheduler would retry no pod.
         let nanos = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()

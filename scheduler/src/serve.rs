@@ -92,6 +92,7 @@ pub async fn serve_with_resets(
             }
             Err(error) => {
                 warn!(%error, "cannot accept a connection");
+                // With all file descriptors in use, accept fails at once: the pause keeps the loop from spinning.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

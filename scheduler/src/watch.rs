@@ -94,6 +94,7 @@ pub fn apply<K, S: ObjectStore<K>>(update: Update<K>, store: &Shared<S>) {
             store.write().end_list();
             info!(kind = S::KIND, "list complete");
         }
+        // A cluster without the CRD has no objects of it, and must not wait for a list of them.
         Update::UnknownKind if S::MAY_BE_ABSENT => {
             let mut store = store.write();
             store.begin_list();

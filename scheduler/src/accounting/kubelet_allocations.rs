@@ -42,6 +42,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
             let physical = physical_id(id);
             AllocatedDevice {
                 id: physical.into(),
+                // Replicas of time-slicing share a device, so that several pods may hold it whole.
                 is_replica: physical.len() != id.len(),
                 is_gpu,
             }

@@ -375,6 +375,7 @@ impl Authority {
         params
             .distinguished_name
             .push(DnType::CommonName, format!("gpushare authority {id:012x}"));
+        // It signs certificates of servers and clients, and no further authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params
@@ -471,6 +472,7 @@ fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
 fn set_period(params: &mut CertificateParams, now: SystemTime, end: SystemTime) {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let since_epoch = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // The clocks of clients may be slow.
     params.not_before = epoch + since_epoch(now).saturating_sub(SKEW);
     params.not_after = epoch + since_epoch(end);
 }

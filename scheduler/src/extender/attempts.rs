@@ -37,6 +37,7 @@ impl Attempts {
         let Some(attempt) = self.0.get_mut(uid) else {
             return Vec::new();
         };
+        // kube-scheduler may place the members of a gang several times before it binds any of them.
         if let Some((node, n_returns)) = attempt.open.as_mut().filter(|_| !is_gang_member) {
             // kube-scheduler would not ask again if it had bound the pod.
             *n_returns += 1;

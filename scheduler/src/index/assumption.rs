@@ -110,6 +110,7 @@ impl Assumption {
                 node: self.binding.node.clone(),
             });
         }
+        // Another leader may have given the room away since.
         if self.outlived {
             return Err(AssumeError::Outlived);
         }

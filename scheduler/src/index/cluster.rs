@@ -178,6 +178,7 @@ impl Cluster {
             .iter()
             .filter(|(_, entry)| entry.facts.request.others().iter().any(asks));
         let affected: Vec<_> = affected.map(|(owner, _)| owner.clone()).collect();
+        // Pods on any node may request the resource whose device type has changed.
         for owner in affected {
             self.account(&owner);
         }

@@ -66,6 +66,7 @@ impl FailingNodes {
     /// Counts a failed pod.
     pub(super) fn fail(&mut self, node: &str, uid: &str, now: Instant) {
         let failing = self.nodes.entry(node.into()).or_default();
+        // The watch shows a failed pod once more with each change of its object.
         if failing.failures.iter().any(|(failed, _)| **failed == *uid) {
             return;
         }

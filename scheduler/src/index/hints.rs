@@ -341,6 +341,7 @@ impl HintQueue {
     /// Takes out the first hint if it has ended by `now`, or there are too many.
     fn pop(&mut self, now: Instant) -> Option<OwnerId> {
         let (end, _) = self.ends.first()?;
+        // Beyond the limit the hint that ends first gives way, so that memory stays bounded.
         if *end > now && self.ends.len() < MAX_HINTS {
             return None;
         }
@@ -436,6 +437,7 @@ impl HintQueue {
     /// Keeps room for pods on the nodes that they are nominated to, as soon as there is any.
     pub(super) fn keep_for_nominees(&mut self, cluster: &mut Cluster) {
         let n_openings = cluster.fleet.n_openings();
+        // Without new room every further try would fail like the last one.
         if self.nominees.is_empty() || self.n_tried == n_openings {
             return;
         }

@@ -235,6 +235,7 @@ impl Plugins {
 
     /// kubelet has failed a pod on a node, at this time by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
+        // Nothing would show that a plugin without a pod and without a report is back.
         let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else {
             return;
         };

@@ -176,6 +176,7 @@ impl VictimSearch<'_> {
                 priority: rank.priority,
                 started: rank.started,
                 is_leaving: *is_leaving,
+                // A proposed pod may be in the way by more than amounts: anti-affinity, ports or volumes.
                 is_forced: is_proposed.contains(owner.as_str())
                     && (*repels || preemptor.depends_on_other_pods),
                 budgets: (0..budgets.len()).filter(is_counted).collect(),
@@ -337,6 +338,7 @@ impl VictimSearch<'_> {
             .saturating_sub(i64::try_from(by_ours).unwrap_or(i64::MAX))
             .max(0);
         let n_violations = i64::try_from(victims.n_violations).unwrap_or(i64::MAX);
+        // Budgets are counted here for pods that the index knows; of others only the proposal has a count.
         let has_others = victims
             .owners
             .iter()

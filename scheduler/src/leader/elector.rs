@@ -249,6 +249,7 @@ impl Elector {
     }
 
     fn end_term(&mut self) {
+        // A takeover that goes on would allow binds in a term that is over.
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }

@@ -142,6 +142,7 @@ impl Fence {
             StatusCode::NOT_FOUND => None,
             _ => return Err(refusal("read", name, &answer)),
         };
+        // A replica that was paused since it read the object must not take it from the next leader.
         self.check_lease().await?;
         self.leadership.check(now())?;
         let mut metadata = json!({"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "gpushare"}});

@@ -93,6 +93,7 @@ async fn keep(
             // A write without an answer may have been carried out.
             leadership.set_stale_label(true);
         }
+        // Until the patch is answered, the label on the pod is unknown.
         report.send_replace(None);
         match patch(&client, &pod, &label).await {
             Ok(()) => {

@@ -132,6 +132,7 @@ fn record(lease: &Lease) -> LeaseRecord {
 fn spec(record: &LeaseRecord, before: Option<&LeaseSpec>) -> LeaseSpec {
     let now = MicroTime(jiff::Timestamp::now());
     let number = |number: u64| Some(i32::try_from(number).unwrap_or(i32::MAX));
+    // kube-scheduler and client-go keep the acquire time while the holder stays the same.
     let same = before.filter(|before| before.holder_identity.as_deref() == Some(record.holder.as_str()));
     LeaseSpec {
         holder_identity: Some(record.holder.clone()),

@@ -184,6 +184,7 @@ impl Access {
             .status
             .filter(|status| status.authenticated == Some(true))
             .and_then(|status| status.user);
+        // An authenticator may accept a token without naming a user, to whom RBAC could give no right.
         let Some(user) = user else {
             return Ok(TokenVerdict::Unauthenticated);
         };

@@ -84,6 +84,7 @@ impl PluginPod {
             return false;
         };
         let is_of_this_pod = |state: &PluginState| state.pod.as_deref().is_none_or(|uid| *uid == *self.uid);
+        // A report from before the start of the container was written by its predecessor.
         match state.filter(|state| state.since >= started && is_of_this_pod(state)) {
             Some(state) => state.serving && !self.is_silent,
             None => self.is_ready,
